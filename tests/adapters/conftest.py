@@ -66,16 +66,16 @@ def server(flaky: FlakyServer) -> Iterator[FlakyServerView]:
 @pytest.fixture
 def unreachable_url() -> Iterator[str]:
     """Return a URL whose port is reserved but not listening."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield f"http://127.0.0.1:{taken.getsockname()[1]}/thing"
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{reserved.getsockname()[1]}/thing"
 
 
 @pytest.fixture(params=CLIENT_LIBRARIES, ids=str)
 def client(request: pytest.FixtureRequest) -> ClientLibrary:
     """Return each client library in turn."""
-    found: ClientLibrary = request.param
-    return found
+    param: ClientLibrary = request.param
+    return param
 
 
 @pytest.fixture(autouse=True)

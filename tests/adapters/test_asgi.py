@@ -236,15 +236,15 @@ def test_client_deadline_is_shared(
     headers: list[tuple[bytes, bytes]], expected: float | None
 ) -> None:
     """Calls of the handler have the deadline of the client; invalid headers are ignored."""
-    left: list[float | None] = []
+    remaining: list[float | None] = []
 
     async def app(_scope: Any, _receive: Any, _send: Any) -> None:
-        left.append(tarry.remaining())
+        remaining.append(tarry.remaining())
 
     handle_request(app, *headers)
 
-    assert (expected is None) == (left[0] is None)
-    assert (expected or 0.0) >= (left[0] or 0.0)
+    assert (expected is None) == (remaining[0] is None)
+    assert (expected or 0.0) >= (remaining[0] or 0.0)
 
 
 DEADLINE = (b"x-deadline-ms", b"60000")
@@ -275,31 +275,31 @@ def test_deadline_ends_with_the_request(fails: bool) -> None:
 @pytest.mark.parametrize("in_task", [False, True])
 def test_deadline_ends_with_the_response(in_task: bool, last: str) -> None:
     """Work after the last byte has no deadline, in whichever task the byte was sent."""
-    left: list[float | None] = []
+    remaining: list[float | None] = []
 
     async def later(answered: asyncio.Event) -> None:
-        left.append(tarry.remaining())
+        remaining.append(tarry.remaining())
         await answered.wait()
-        left.append(tarry.remaining())
+        remaining.append(tarry.remaining())
 
     async def app(_scope: Any, _receive: Any, send: Any) -> None:
         async def respond() -> None:
             await send({"type": "http.response.start", "status": 200, "headers": []})
             await send({"type": "http.response.body", "body": b"1", "more_body": True})
-            left.append(tarry.remaining())
+            remaining.append(tarry.remaining())
             await send({"type": last})
 
         answered = asyncio.Event()
         task = asyncio.create_task(later(answered))
         await asyncio.sleep(0)
         await (asyncio.create_task(respond()) if in_task else respond())
-        left.append(tarry.remaining())
+        remaining.append(tarry.remaining())
         answered.set()
         await task
 
     handle_request(app, DEADLINE)
 
-    assert [True, True, False, False] == [moment is not None for moment in left]
+    assert [True, True, False, False] == [seconds is not None for seconds in remaining]
 
 
 def test_calls_after_the_response_are_not_cut_off(server: FlakyServerView) -> None:

@@ -33,8 +33,8 @@ def get_with_requests(url: str) -> int:
 @pytest.fixture(params=[get_with_httpx, get_with_requests])
 def get(request: pytest.FixtureRequest) -> Get:
     """Return each sync client in turn."""
-    found: Get = request.param
-    return found
+    param: Get = request.param
+    return param
 
 
 def run_in_event_loop(get: Get, url: str) -> int:

@@ -68,8 +68,8 @@ def send_with_aiohttp(proxy: str, method: str, url: str, body: Any) -> object:
 )
 def send(request: pytest.FixtureRequest) -> Send:
     """Return each client's send function in turn."""
-    found: Send = request.param
-    return found
+    param: Send = request.param
+    return param
 
 
 def call_record(error: BaseException) -> tuple[Reason, int]:

@@ -10,5 +10,5 @@ from tests.frameworks.integrations import INTEGRATIONS, Integration
 @pytest.fixture(params=INTEGRATIONS, ids=str)
 def integration(request: pytest.FixtureRequest) -> Integration:
     """Return each integration in turn."""
-    found: Integration = request.param
-    return found
+    param: Integration = request.param
+    return param

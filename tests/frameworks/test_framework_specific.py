@@ -81,15 +81,15 @@ def test_starlette_beside_other_middleware(outside: bool) -> None:
 
 def test_litestar_creates_a_middleware_for_each_route() -> None:
     """Each route has its own store, unless one is passed."""
-    made: list[IdempotencyMiddleware] = []
+    middlewares: list[IdempotencyMiddleware] = []
 
     def counted(app: App) -> IdempotencyMiddleware:
-        made.append(IdempotencyMiddleware(app))
-        return made[-1]
+        middlewares.append(IdempotencyMiddleware(app))
+        return middlewares[-1]
 
     litestar_app.make_app_with_middleware(Shop(), counted)
 
-    assert len(made) == len({id(one._store) for one in made}) > 1
+    assert len(middlewares) == len({id(middleware._store) for middleware in middlewares}) > 1
 
 
 def test_django_csrf_check_runs_inside() -> None:
@@ -126,11 +126,11 @@ def test_django_sync_view_completes_after_a_disconnect() -> None:
             return HttpResponse(status=201)
 
         app = IdempotencyMiddleware(django_app.make_app(shop, plain=pay))
-        lost = asyncio.create_task(send_and_disconnect(app, "/plain", shop))
+        disconnected = asyncio.create_task(send_and_disconnect(app, "/plain", shop))
         await shop.running.wait()
         await run_pending_callbacks()
         go_on.set()
-        await lost
+        await disconnected
         async with open_asgi_client(app) as client:
             again = await client.post("/plain", content=b"{}")
         assert "true" == again.headers["idempotent-replayed"]

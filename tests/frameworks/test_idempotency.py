@@ -185,11 +185,11 @@ def test_retry_after_a_disconnect(integration: Integration) -> None:
 
     async def main() -> None:
         app = integration.build(shop, IdempotencyMiddleware)
-        lost = asyncio.create_task(send_and_disconnect(app, "/wait", shop))
+        disconnected = asyncio.create_task(send_and_disconnect(app, "/wait", shop))
         await shop.running.wait()
         await run_pending_callbacks()
         shop.go_on.set()
-        await lost
+        await disconnected
         async with open_asgi_client(app) as client:
             again = await client.post("/wait", content=b"{}")
 
@@ -205,11 +205,11 @@ def test_stream_of_a_disconnected_client_is_stored(integration: Integration) -> 
 
     async def main() -> None:
         app = integration.build(shop, IdempotencyMiddleware)
-        lost = asyncio.create_task(send_and_disconnect(app, "/stream", shop))
+        disconnected = asyncio.create_task(send_and_disconnect(app, "/stream", shop))
         await shop.running.wait()
         await run_pending_callbacks()
         shop.go_on.set()
-        await lost
+        await disconnected
         async with open_asgi_client(app) as client:
             again = await client.post("/stream", content=b"{}")
 

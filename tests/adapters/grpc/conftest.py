@@ -20,8 +20,8 @@ def service() -> Iterator[FakeService]:
 @pytest.fixture(params=CALL_STYLES, ids=lambda call_style: call_style.__name__)
 def call_style(request: pytest.FixtureRequest) -> CallStyle:
     """Return each call style in turn."""
-    found: CallStyle = request.param
-    return found
+    param: CallStyle = request.param
+    return param
 
 
 @pytest.fixture(autouse=True)

@@ -179,12 +179,12 @@ def delays(events: list[tarry.Event]) -> list[float]:
     return [event.delay for event in events if isinstance(event, tarry.WillWait)]
 
 
-def cancel_on_event(kind: type[tarry.Event], calls: list[Any]) -> Any:
+def cancel_on_event(event_type: type[tarry.Event], calls: list[Any]) -> Any:
     """Cancel a call when it waits for its second attempt, or begins it."""
     call_made = threading.Event()
 
     def listener(event: tarry.Event) -> None:
-        if isinstance(event, kind) and getattr(event, "attempt", 2) == 2:
+        if isinstance(event, event_type) and getattr(event, "attempt", 2) == 2:
             call_made.wait()
             calls[0].cancel()
 

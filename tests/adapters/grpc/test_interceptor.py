@@ -77,19 +77,19 @@ def test_call_options_reach_each_attempt(service: FakeService, call_style: CallS
     """Credentials and wait_for_ready are kept, and on sync channels the compression."""
     service.steps = ["UNAVAILABLE"]
     seen: list[Any] = []
-    asked = {
+    options = {
         "credentials": grpc.access_token_call_credentials("secret"),
         "wait_for_ready": True,
         "compression": grpc.Compression.Gzip,
     }
     is_async = call_style in (coroutine, async_stream)
     if is_async:
-        del asked["compression"]  # no interceptor of grpc.aio sees it
+        del options["compression"]  # no interceptor of grpc.aio sees it
 
     class Plain:
         def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
             seen.append(details)
-            # What has no encryption refuses credentials.
+            # An insecure channel rejects call credentials.
             return continuation(details._replace(credentials=None), request)
 
         intercept_unary_stream = intercept_unary_unary
@@ -109,9 +109,9 @@ def test_call_options_reach_each_attempt(service: FakeService, call_style: CallS
     grpc.aio.UnaryUnaryClientInterceptor.register(Unary)
     grpc.aio.UnaryStreamClientInterceptor.register(Stream)
     behind = (Unary(), Stream()) if is_async else (Plain(),)
-    call_style(service, asked, {"behind": behind})
+    call_style(service, options, {"behind": behind})
 
-    assert [asked] * 2 == [{name: getattr(one, name) for name in asked} for one in seen]
+    assert [options] * 2 == [{name: getattr(details, name) for name in options} for details in seen]
 
 
 @pytest.mark.parametrize("code", ["INVALID_ARGUMENT", "INTERNAL", "CANCELLED", "DEADLINE_EXCEEDED"])

@@ -112,12 +112,12 @@ def test_failed_stream_calls_its_callbacks(service: FakeService) -> None:
     assert [4] == notified
 
 
-@pytest.mark.parametrize("moment", [tarry.WillWait, tarry.AttemptStarted])
-def test_waiting_stream_is_cancelled(service: FakeService, moment: type[tarry.Event]) -> None:
+@pytest.mark.parametrize("event_type", [tarry.WillWait, tarry.AttemptStarted])
+def test_waiting_stream_is_cancelled(service: FakeService, event_type: type[tarry.Event]) -> None:
     """The reader gets the code of a cancelled stream."""
     service.steps = ["UNAVAILABLE", *["hold"] * 9]
     calls: list[Any] = []
-    call_made, remove = cancel_on_event(moment, calls)
+    call_made, remove = cancel_on_event(event_type, calls)
 
     with open_channel(service.target) as opened:
         calls.append(opened.unary_stream(WATCH)(b""))

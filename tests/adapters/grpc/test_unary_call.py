@@ -107,9 +107,9 @@ def test_future_that_cannot_connect() -> None:
     unreachable = tarry.Downstream("unreachable")
     reasons: set[Reason | None] = set()
 
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        target = f"127.0.0.1:{taken.getsockname()[1]}"
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        target = f"127.0.0.1:{reserved.getsockname()[1]}"
         with open_channel(target, policy=Policy(max_attempts=2), downstream=unreachable) as opened:
             for _ in range(50):
                 error = opened.unary_unary(CHARGE).future(b"").exception()
@@ -146,12 +146,12 @@ def test_running_future_is_cancelled(service: FakeService) -> None:
     assert [tarry.AttemptStarted] == [type(event) for event in events]
 
 
-@pytest.mark.parametrize("moment", [tarry.WillWait, tarry.AttemptStarted])
-def test_waiting_future_is_cancelled(service: FakeService, moment: type[tarry.Event]) -> None:
+@pytest.mark.parametrize("event_type", [tarry.WillWait, tarry.AttemptStarted])
+def test_waiting_future_is_cancelled(service: FakeService, event_type: type[tarry.Event]) -> None:
     """The wait ends, and no further attempt runs."""
     service.steps = ["UNAVAILABLE", *["hold"] * 9]
     calls: list[Any] = []
-    call_made, remove = cancel_on_event(moment, calls)
+    call_made, remove = cancel_on_event(event_type, calls)
 
     with open_channel(service.target) as opened:
         calls.append(opened.unary_unary(CHARGE).future(b""))

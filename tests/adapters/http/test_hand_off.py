@@ -132,7 +132,9 @@ REASONS: list[tuple[Reason, str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(
-    ("reason", "plan", "options"), REASONS, ids=[f"{one[0]}-{one[1][:4]}" for one in REASONS]
+    ("reason", "plan", "options"),
+    REASONS,
+    ids=[f"{reason}-{plan[:4]}" for reason, plan, _ in REASONS],
 )
 def test_each_reason_is_delivered(
     running: Service,
@@ -282,7 +284,7 @@ def test_responses_that_are_not_handed_off(
 
     assert ClientResponse(int(plan[:3]), "answer 1") == response
     assert [] == tasks_for(running, server)
-    lines = [one.message for one in caplog.records if "not handed off" in one.message]
+    lines = [record.message for record in caplog.records if "not handed off" in record.message]
     assert (why is not None) == bool(lines)
     assert why is None or why in lines[0]
 
@@ -329,20 +331,20 @@ def test_unreachable_service(
             session.send("PUT", server.url("drop", run="-2"), BODY)
 
     assert ClientResponse(503, "answer 1") == response
-    said = "not handed off to the retry service: ServiceUnreachable: POST /retry-tasks got no "
-    said += f"response from {url}"
-    assert said in caught.value.__notes__[-1]
-    assert 2 == len([one for one in caplog.records if said in one.message])
+    expected = "not handed off to the retry service: ServiceUnreachable: POST /retry-tasks got no "
+    expected += f"response from {url}"
+    assert expected in caught.value.__notes__[-1]
+    assert 2 == len([record for record in caplog.records if expected in record.message])
 
 
 # --- other failures -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("hedger", HEDGING_LIBRARIES, ids=str)
-def test_hedged_requests(running: Service, server: FlakyServerView, hedger: ClientLibrary) -> None:
+@pytest.mark.parametrize("library", HEDGING_LIBRARIES, ids=str)
+def test_hedged_requests(running: Service, server: FlakyServerView, library: ClientLibrary) -> None:
     """A request whose copies all failed is handed off."""
     hedging = tarry.Hedging(after=30.0)
-    with open_with_running_service(hedger, running, hedging=hedging, connections=2) as session:
+    with open_with_running_service(library, running, hedging=hedging, connections=2) as session:
         error = call_and_hand_off(session, "POST", server.url("503,503,200"), BODY)
 
     assert "SUCCEEDED" == wait_for_status(running, error)
@@ -377,12 +379,12 @@ class FakeTaskClient:
     """A client that records the enqueued tasks."""
 
     def __init__(self, error: BaseException | None = None) -> None:
-        self.orders: list[dict[str, Any]] = []
+        self.tasks: list[dict[str, Any]] = []
         self._error = error
 
     def enqueue(self, url: str, body: bytes | None, **options: Any) -> Any:
         """Record a task, or raise."""
-        self.orders.append({"url": url, "body": body} | options)
+        self.tasks.append({"url": url, "body": body} | options)
         if self._error is not None:
             raise self._error
         return "task-7"
@@ -415,12 +417,12 @@ def test_enqueued_task(server: FlakyServerView, client: ClientLibrary) -> None:
     with client.open(hand_off=service.for_library(client), policy=policy) as session:
         error = call_and_hand_off(session, "DELETE", url, None, Cookie="a=1; b=2")
 
-    (order,) = service.orders
+    (task,) = service.tasks
     assert "task-7" == error.task
-    assert (server.url("503"), None, "DELETE") == (order["url"], order["body"], order["method"])
-    assert order["headers"]["authorization"].startswith("Basic ")
-    assert "a=1; b=2" == order["headers"]["cookie"]
-    assert (None, 32) == (order["delay"], len(order["key"]))
+    assert (server.url("503"), None, "DELETE") == (task["url"], task["body"], task["method"])
+    assert task["headers"]["authorization"].startswith("Basic ")
+    assert "a=1; b=2" == task["headers"]["cookie"]
+    assert (None, 32) == (task["delay"], len(task["key"]))
 
 
 def test_repeated_header_is_joined(server: FlakyServerView) -> None:
@@ -430,7 +432,7 @@ def test_repeated_header_is_joined(server: FlakyServerView) -> None:
     with httpx.Client(transport=transport) as client, pytest.raises(tarry.HandedOff):
         client.put(server.url("503"), headers=[("X-Tag", "a"), ("X-Tag", "b")])
 
-    assert "a, b" == service.orders[0]["headers"]["x-tag"]
+    assert "a, b" == service.tasks[0]["headers"]["x-tag"]
 
 
 def test_cancelled_hand_off_releases_the_connection(
@@ -449,18 +451,18 @@ def test_cancelled_hand_off_releases_the_connection(
 
 def test_hand_off_has_its_own_deadline(server: FlakyServerView, client: ClientLibrary) -> None:
     """The hand-off ignores the caller's deadline, which is restored afterwards."""
-    left: list[float | None] = []
+    remaining: list[float | None] = []
 
     class Watching(FakeTaskClient):
         def enqueue(self, url: str, body: bytes | None, **options: Any) -> Any:
-            left.append(tarry.remaining())
+            remaining.append(tarry.remaining())
             return super().enqueue(url, body, **options)
 
     with client.open(hand_off=Watching().for_library(client)) as session, tarry.deadline(0.0):
         call_and_hand_off(session, "PUT", server.url("200"), BODY)
         assert 0.0 == tarry.remaining()
 
-    (seconds,) = left
+    (seconds,) = remaining
     assert seconds is not None
     assert 0.0 < seconds <= HAND_OFF_TIMEOUT_S
 
@@ -477,7 +479,7 @@ def test_successful_calls_are_not_handed_off(
         responses = [session.send("PUT", server.url("503,drop,200"), BODY) for _ in range(2)]
 
     assert [ClientResponse(200, "answer 3"), ClientResponse(200, "answer 4")] == responses
-    assert [] == service.orders
+    assert [] == service.tasks
 
 
 @pytest.mark.parametrize("given", [tarry.Client, 7, "http://127.0.0.1:8080", "other"])
