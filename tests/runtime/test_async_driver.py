@@ -21,7 +21,7 @@ def test_abandoned_generator_at_shutdown(held: bool, options: dict[str, Any]) ->
     """A generator that is left open ends once with the loop, and nothing is reported."""
     ended: list[str] = []
     reported: list[dict[str, Any]] = []
-    kept: list[object] = []
+    generators: list[object] = []
 
     @tarry.retry(on=OSError, **options)
     async def stream() -> AsyncGenerator[int]:
@@ -38,7 +38,7 @@ def test_abandoned_generator_at_shutdown(held: bool, options: dict[str, Any]) ->
             items = stream()
             total += await anext(items)
             if held:
-                kept.append(items)
+                generators.append(items)
         return total
 
     with asyncio.Runner() as runner:

@@ -81,12 +81,12 @@ def test_base_exception_during_an_attempt(
     """A BaseException is raised: not classified, not counted, its permit released."""
     payments = fragile()
     dependency = Dependency(clock, Step(raises=kind), OK)
-    asked: list[BaseException] = []
+    classified: list[BaseException] = []
 
     with captured_events() if watched else no_listener(), pytest.raises(kind) as caught:
-        driver.run(clock, dependency, on=asked.append, downstream=payments)
+        driver.run(clock, dependency, on=classified.append, downstream=payments)
 
-    assert [] == asked
+    assert [] == classified
     assert [0] == dependency.starts
     assert not hasattr(caught.value, "__notes__")
     assert (tarry.BreakerState.CLOSED, 500) == (payments.state, payments.balance)

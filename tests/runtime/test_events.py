@@ -25,44 +25,44 @@ def operations(events: list[tarry.Event]) -> list[str]:
 
 def test_listener_gets_events_until_it_is_removed() -> None:
     """A listener gets the events from `listen` to `remove`."""
-    heard: list[tarry.Event] = []
+    received: list[tarry.Event] = []
 
     tarry.call(succeed, on=ConnectionError, name="before")
-    remove = tarry.listen(heard.append)
+    remove = tarry.listen(received.append)
     tarry.call(succeed, on=ConnectionError, name="during")
     remove()
     tarry.call(succeed, on=ConnectionError, name="after")
 
-    assert ["during"] == operations(heard)
+    assert ["during"] == operations(received)
 
 
 def test_remove_twice() -> None:
     """Removing a listener again does nothing."""
-    heard: list[tarry.Event] = []
-    remove = tarry.listen(heard.append)
+    received: list[tarry.Event] = []
+    remove = tarry.listen(received.append)
 
     remove()
     remove()
 
     tarry.call(succeed, on=ConnectionError)
-    assert [] == heard
+    assert [] == received
 
 
 def test_listener_that_was_added_twice() -> None:
     """A listener that was added twice gets each event twice, and is removed separately."""
-    heard: list[tarry.Event] = []
-    listener = heard.append
+    received: list[tarry.Event] = []
+    listener = received.append
     remove_first = tarry.listen(listener)
     remove_second = tarry.listen(listener)
 
     try:
         tarry.call(succeed, on=ConnectionError, name="twice")
-        assert ["twice", "twice"] == operations(heard)
+        assert ["twice", "twice"] == operations(received)
         remove_first()
         remove_first()  # again: still only its own
-        heard.clear()
+        received.clear()
         tarry.call(succeed, on=ConnectionError, name="once")
-        assert ["once"] == operations(heard)
+        assert ["once"] == operations(received)
     finally:
         remove_first()
         remove_second()
@@ -70,17 +70,17 @@ def test_listener_that_was_added_twice() -> None:
 
 def test_listeners_are_called_in_order() -> None:
     """Listeners are called in the order in which they were added."""
-    heard: list[str] = []
+    received: list[str] = []
     removers = [
-        tarry.listen(lambda _: heard.append("first")),
-        tarry.listen(lambda _: heard.append("second")),
+        tarry.listen(lambda _: received.append("first")),
+        tarry.listen(lambda _: received.append("second")),
     ]
 
     tarry.call(succeed, on=ConnectionError)
 
     for remove in removers:
         remove()
-    assert ["first", "second"] * 2 == heard
+    assert ["first", "second"] * 2 == received
 
 
 def test_decorated_before_the_listener_was_added() -> None:
@@ -173,16 +173,16 @@ def test_listener_may_make_calls_itself(clock: VirtualClock) -> None:
 
 def test_listener_may_remove_itself() -> None:
     """A listener that removes itself gets no more events."""
-    heard: list[tarry.Event] = []
+    received: list[tarry.Event] = []
 
     def once(event: tarry.Event) -> None:
-        heard.append(event)
+        received.append(event)
         remove()
 
     remove = tarry.listen(once)
     tarry.call(succeed, on=ConnectionError)
 
-    assert 1 == len(heard)
+    assert 1 == len(received)
 
 
 def test_events_are_values() -> None:

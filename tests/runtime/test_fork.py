@@ -27,16 +27,16 @@ ALARM = 5
 @contextmanager
 def held_by_another_thread(lock: Any) -> Iterator[None]:
     """Hold a lock in another thread during the block."""
-    taken, release = threading.Event(), threading.Event()
+    acquired, release = threading.Event(), threading.Event()
 
     def hold_lock() -> None:
         with lock:
-            taken.set()
+            acquired.set()
             release.wait(30)
 
     thread = threading.Thread(target=hold_lock)
     thread.start()
-    taken.wait(30)
+    acquired.wait(30)
     try:
         yield
     finally:

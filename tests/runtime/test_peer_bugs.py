@@ -63,10 +63,10 @@ failures = st.builds(
     st.booleans(),
     st.just(0.0) | delays,
 )
-dice = st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=20)
+random_numbers = st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=20)
 
 
-@given(policies, st.lists(failures, min_size=1, max_size=20), dice, delays)
+@given(policies, st.lists(failures, min_size=1, max_size=20), random_numbers, delays)
 def test_deadline_is_not_overslept_by_plain_code(
     policy: Policy, steps: list[Step], numbers: list[float], deadline: float
 ) -> None:
@@ -83,7 +83,7 @@ def test_deadline_is_not_overslept_by_plain_code(
         assert clock.elapsed <= max(deadline, ended) + 1e-5
 
 
-@given(policies, st.lists(failures, min_size=1, max_size=20), dice, delays)
+@given(policies, st.lists(failures, min_size=1, max_size=20), random_numbers, delays)
 def test_deadline_is_not_overslept_by_coroutines(
     policy: Policy, steps: list[Step], numbers: list[float], deadline: float
 ) -> None:

@@ -93,7 +93,7 @@ def test_time_slept(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hint", "told"),
+    ("hint", "expected"),
     [
         (Hint(3.0, source="retry-after"), "3.5 s (ceiling 1 s, the server asked for 3 s"),
         (Hint(0.0, source="retry-after"), "500 ms (ceiling 1 s, the server asked for 0 ms"),
@@ -103,13 +103,13 @@ def test_time_slept(caplog: pytest.LogCaptureFixture) -> None:
         ),
     ],
 )
-def test_hint(caplog: pytest.LogCaptureFixture, hint: Hint, told: str) -> None:
+def test_hint(caplog: pytest.LogCaptureFixture, hint: Hint, expected: str) -> None:
     """The server's hint and the actual wait are logged separately."""
     outcome = Outcome(Kind.THROTTLED, hint)
 
     fail_then(ConnectionError("busy"), "done", on=lambda _: outcome)
 
-    assert (f"load: ConnectionError: busy; retry 1 of 3 in {told} (retry-after))") == warnings(
+    assert (f"load: ConnectionError: busy; retry 1 of 3 in {expected} (retry-after))") == warnings(
         caplog
     )[0].getMessage()
     assert hint._asdict() == fields(warnings(caplog)[0])["hint"]
@@ -124,8 +124,8 @@ def test_status(caplog: pytest.LogCaptureFixture) -> None:
     wait, end = warnings(caplog)
     assert wait.getMessage().startswith("load: 503: busy; retry 1 of 1 in ")
     assert end.getMessage().endswith(": no attempts left (503: busy)")
-    told = [fields(record) for record in caplog.records if "error" in fields(record)]
-    assert [("ConnectionError", "503")] * 5 == [(each["error"], each["detail"]) for each in told]
+    logged = [fields(record) for record in caplog.records if "error" in fields(record)]
+    assert [("ConnectionError", "503")] * 5 == [(each["error"], each["detail"]) for each in logged]
 
 
 def test_every_field_of_an_attempt(caplog: pytest.LogCaptureFixture) -> None:

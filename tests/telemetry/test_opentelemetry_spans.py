@@ -103,25 +103,25 @@ def test_sample_calls(
 @every_driver
 def test_wait_is_in_no_span(driver: Driver, clock: VirtualClock, traces: Traces) -> None:
     """A span ends before the wait, and the next one begins after it."""
-    told: list[str] = []
+    order: list[str] = []
 
     class Recorder(SpanProcessor):
         def on_start(self, span: Any, parent_context: Any = None) -> None:
-            told.append("span begins")
+            order.append("span begins")
 
         def on_end(self, span: Any) -> None:
-            told.append("span ends")
+            order.append("span ends")
 
     def waits(event: tarry.Event) -> None:
         if isinstance(event, tarry.WillWait | tarry.Waited):
-            told.append(type(event).__name__)
+            order.append(type(event).__name__)
 
     traces.provider.add_span_processor(Recorder())
     with listening(waits), listening(traces.listener):
         driver.run(clock, Dependency(clock, FAIL, OK))
 
     attempt = ["span begins", "span ends"]
-    assert [*attempt, "WillWait", "Waited", *attempt] == told
+    assert [*attempt, "WillWait", "Waited", *attempt] == order
 
 
 @side_by_side

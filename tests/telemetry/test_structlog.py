@@ -135,11 +135,11 @@ def test_concurrent_calls(many: Callable[[Any], None], lines: list[Any]) -> None
     many(lambda _: nullcontext())
 
     for number in range(MANY):
-        told = [line["event"] for line in lines if line["operation"] == f"op{number}"]
+        names = [line["event"] for line in lines if line["operation"] == f"op{number}"]
         failed = ["tarry.attempt_failed", "tarry.will_wait", "tarry.waited"]
         end = ["tarry.succeeded"] if number % 3 else []
         retries = [*failed, "tarry.attempt_started"] * (number % 3)
-        assert ["tarry.attempt_started", *retries, *end] == told
+        assert ["tarry.attempt_started", *retries, *end] == names
 
 
 def test_given_logger(clock: VirtualClock) -> None:
@@ -154,10 +154,10 @@ def test_given_logger(clock: VirtualClock) -> None:
 
 def test_configured_later(clock: VirtualClock) -> None:
     """The program may configure structlog after the listener was created."""
-    heard: list[Any] = []
+    received: list[Any] = []
 
     def drop(_logger: Any, _method: str, line: Any) -> Any:
-        heard.append(line["event"])
+        received.append(line["event"])
         raise structlog.DropEvent
 
     with listening(StructlogListener()):
@@ -167,7 +167,7 @@ def test_configured_later(clock: VirtualClock) -> None:
         finally:
             structlog.reset_defaults()
 
-    assert ["tarry.attempt_started"] == heard
+    assert ["tarry.attempt_started"] == received
 
 
 @every_driver
