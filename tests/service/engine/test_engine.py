@@ -102,7 +102,7 @@ def test_lane_resumed_by_an_operator_is_open_here_too() -> None:
         await asyncio.sleep(20)
         assert {Status.SUCCEEDED} == {(await harness.task(task)).status for task in tasks}
         await harness.engine.reset(tasks[0].lane)
-        assert harness.engine.local_stats("default/http:nobody.example:80") is None
+        assert harness.engine.local_stats("default/http:unknown.example:80") is None
         await harness.engine.stop(1)
 
     run(main)
