@@ -9,7 +9,7 @@ import pytest
 
 from tarry.cli.files import check_output_path, read_documents, write_text
 from tarry.errors import ConfigurationError
-from tests.simulator.files.file_builders import written
+from tests.simulator.files.file_builders import write_file
 
 
 def test_text_is_written_as_utf8(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_name_must_have_a_format(tmp_path: Path) -> None:
 )
 def test_documents_are_read(tmp_path: Path, name: str, text: str, expected: list[object]) -> None:
     """YAML may hold several; what is empty is none; JSON is YAML too."""
-    assert expected == read_documents(written(tmp_path, name, text))
+    assert expected == read_documents(write_file(tmp_path, name, text))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_documents_are_read(tmp_path: Path, name: str, text: str, expected: list
 )
 def test_mistake_names_its_line(tmp_path: Path, name: str, text: str, expected: str) -> None:
     """As in a scenario file, in whichever document of the file it is."""
-    path = written(tmp_path, name, text)
+    path = write_file(tmp_path, name, text)
 
     with pytest.raises(ConfigurationError) as caught:
         read_documents(path)

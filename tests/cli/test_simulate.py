@@ -13,7 +13,7 @@ from tarry.simulator.files import read_study
 from tarry.simulator.scenarios import STUDIES
 from tests.cli.harness import run_process
 from tests.cli.harness import run_simulate as run
-from tests.simulator.files.file_builders import CHECKOUT, SMALL, written
+from tests.simulator.files.file_builders import CHECKOUT, SMALL, write_file
 from tests.test_docs import DOCS, blocks_of
 
 SHORT = ("--set", "duration=20", "--jobs", "1")
@@ -57,7 +57,7 @@ def test_page_shows_the_mistake_that_a_user_gets(
     """The line that is named on the page is the right one."""
     command = "$ tarry simulate checkout.toml\nerror: "
     (shown,) = (block.text for block in blocks_of(PAGE) if block.text.startswith(command))
-    written(
+    write_file(
         tmp_path, "checkout.toml", CHECKOUT.read_text("utf-8").replace("instances", "instanses")
     )
     monkeypatch.chdir(tmp_path)
@@ -193,8 +193,8 @@ def test_reports_are_written(tmp_path: Path) -> None:
 
 def test_scenario_files_are_compared(tmp_path: Path) -> None:
     """One table with a row for each."""
-    before = written(tmp_path, "before.toml", SMALL)
-    after = written(tmp_path, "after.toml", SMALL.replace("0.01", "0.02"))
+    before = write_file(tmp_path, "before.toml", SMALL)
+    after = write_file(tmp_path, "after.toml", SMALL.replace("0.01", "0.02"))
 
     result = run("--compare", before, after)
 
@@ -204,8 +204,8 @@ def test_scenario_files_are_compared(tmp_path: Path) -> None:
 @pytest.mark.parametrize("scenario", ["storm", CHECKOUT])
 def test_policy_files_are_compared_in_a_scenario(tmp_path: Path, scenario: object) -> None:
     """They take the place of its variants."""
-    once = written(tmp_path, "once.toml", "max_attempts = 1")
-    twice = written(tmp_path, "twice.toml", "max_attempts = 2")
+    once = write_file(tmp_path, "once.toml", "max_attempts = 1")
+    twice = write_file(tmp_path, "twice.toml", "max_attempts = 2")
     less = ("--set", "clients=50") if scenario == "storm" else SHORT
 
     result = run(scenario, "--compare", once, twice, *less)
@@ -216,7 +216,7 @@ def test_policy_files_are_compared_in_a_scenario(tmp_path: Path, scenario: objec
 
 def test_presets_are_compared_too(tmp_path: Path) -> None:
     """By their names, beside files; the lesson is about other policies."""
-    once = written(tmp_path, "once.toml", "max_attempts = 1")
+    once = write_file(tmp_path, "once.toml", "max_attempts = 1")
 
     result = run("storm", "--compare", once, "interactive", "--set", "clients=50")
 
@@ -273,7 +273,7 @@ def test_text_of_a_file_is_shown_as_text(tmp_path: Path) -> None:
     """Neither markup nor control characters of a file do anything in the terminal."""
     text = 'question = "[red]why[/red]\\u001b[2J"\n' + SMALL + '[variants."[b]x\\u009b"]\n'
 
-    result = run(written(tmp_path, "s.toml", text), "--set", "duration=1")
+    result = run(write_file(tmp_path, "s.toml", text), "--set", "duration=1")
 
     assert "[red]why[/red]\\x1b[2J" in result.stdout
     assert "[b]x\\x9b" in result.stdout

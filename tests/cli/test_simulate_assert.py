@@ -11,7 +11,7 @@ import pytest
 from tarry.errors import ConfigurationError
 from tarry.simulator.metrics import METRICS
 from tests.cli.harness import run_simulate as run
-from tests.simulator.files.file_builders import CHECKOUT, SMALL, written
+from tests.simulator.files.file_builders import CHECKOUT, SMALL, write_file
 from tests.test_docs import DOCS, table_of
 
 
@@ -29,7 +29,7 @@ def test_claim_that_fails_ends_with_1_and_names_the_row() -> None:
 
 def test_claim_about_a_number_without_value_fails(tmp_path: Path) -> None:
     """Where no call succeeded none was quick; in JSON the number is null, in the table a dash."""
-    dead = written(tmp_path, "dead.toml", SMALL + "failure_rate = 1\n")
+    dead = write_file(tmp_path, "dead.toml", SMALL + "failure_rate = 1\n")
 
     told = run(dead, "--assert", "p99 < 1s")
     result = run(dead, "--json", "--assert", "p99 < 1s")

@@ -23,12 +23,12 @@ from tarry.simulator.files import read_defence
 from tarry.tuning.comparison import compare_policies
 from tarry.tuning.evidence import analyze_log
 from tarry.tuning.proposal import propose, to_json
-from tests.tuning.builders import Truth, write_csv, write_jsonl
+from tests.tuning.builders import LogModel, write_csv, write_jsonl
 
 if TYPE_CHECKING:
     from typer.testing import Result
 
-TRUTH = Truth(
+TRUTH = LogModel(
     calls=8_000,
     rate=30.0,
     sigma=0.8,
@@ -44,7 +44,7 @@ FIELDS = [
     "hedging.after",
 ]
 
-PAYMENTS = Truth(
+PAYMENTS = LogModel(
     calls=30_000,
     rate=20.0,
     sigma=0.8,
@@ -67,7 +67,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     """Return a log that is too small for anything."""
-    return write_jsonl(tmp_path / "small.jsonl", Truth(calls=37, odds=(1.0,)).attempts())
+    return write_jsonl(tmp_path / "small.jsonl", LogModel(calls=37, odds=(1.0,)).attempts())
 
 
 def run(*arguments: object, width: int = 140) -> Result:

@@ -14,7 +14,13 @@ from tarry.simulator.report import write_html
 from tarry.simulator.report.theme import DARK, LIGHT
 from tarry.simulator.scenarios import STUDIES
 from tarry.simulator.study import Plot, StudyResults, run_study
-from tests.simulator.report.sample_results import BARS, LINES, VARIANTS, findings, swept
+from tests.simulator.report.sample_results import (
+    BARS,
+    LINES,
+    VARIANTS,
+    sample_results,
+    swept_results,
+)
 
 Scheme = Literal["light", "dark"]
 
@@ -37,9 +43,9 @@ def reported() -> dict[str, StudyResults]:
     sweep = (LINES, Plot("lines", "recovered_after", "Recovery", log=True), BARS)
     return {
         "storm": run_study(STUDIES["storm"], parameters={"clients": 100}),
-        "made up": findings(),
-        "sweep": swept({"clients": (10, 100, 1000)}, plots=sweep),
-        "grid": swept({"clients": (10, 100), "rate": (1, 5)}, plots=(LINES,)),
+        "made up": sample_results(),
+        "sweep": swept_results({"clients": (10, 100, 1000)}, plots=sweep),
+        "grid": swept_results({"clients": (10, 100), "rate": (1, 5)}, plots=(LINES,)),
     }
 
 

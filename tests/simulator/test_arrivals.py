@@ -1,4 +1,4 @@
-"""When calls begin: at once, by chance, one after the other, or from a backlog."""
+"""Arrivals: all at once, Poisson, closed, and as a backlog."""
 
 from __future__ import annotations
 
@@ -27,54 +27,54 @@ from tests.simulator.harness import CallStartRecorder
 SPAN = 200.0
 
 
-class Takes:
-    """Begins calls that end after a while, and knows how many run at a time."""
+class TimedCalls:
+    """Starts calls that end after a fixed time, and counts how many run at the same time."""
 
-    def __init__(self, loop: EventLoop, seconds: float, *, room: int | None = None) -> None:
+    def __init__(self, loop: EventLoop, seconds: float, *, max_calls: int | None = None) -> None:
         self.loop = loop
         self.seconds = seconds
-        self.room = room
+        self.max_calls = max_calls
         self.running = 0
-        self.most = 0
-        self.begun: list[tuple[float, int]] = []
+        self.max_running = 0
+        self.started: list[tuple[float, int]] = []
         self.refusals = 0
 
     def __call__(self, now: float, client: int, on_end: OnCallEnd) -> Stop | None:
-        """Begin a call, or refuse it."""
-        if self.room is not None and self.running >= self.room:
+        """Start a call, or refuse it."""
+        if self.max_calls is not None and self.running >= self.max_calls:
             self.refusals += 1
             stop = Stop(Reason.LIMIT)
             on_end(now, now, stop, 0)
             return stop
         self.running += 1
-        self.most = max(self.most, self.running)
-        self.begun.append((now, client))
+        self.max_running = max(self.max_running, self.running)
+        self.started.append((now, client))
         self.loop.schedule(now + self.seconds, lambda later, _: self.end(now, later, on_end))
         return None
 
-    def end(self, begun: float, now: float, on_end: OnCallEnd) -> None:
-        """End a call well."""
+    def end(self, started: float, now: float, on_end: OnCallEnd) -> None:
+        """End a call with success."""
         self.running -= 1
-        on_end(begun, now, None, 1)
+        on_end(started, now, None, 1)
 
 
-def began(clients: Clients, seed: int = 0, span: float = SPAN) -> list[tuple[float, int]]:
-    """Return when calls begin, and of which client, if none of them ever ends."""
+def start_times(clients: Clients, seed: int = 0, span: float = SPAN) -> list[tuple[float, int]]:
+    """Return when calls start, and of which client, if no call ever ends."""
     loop, starts = EventLoop(seed), CallStartRecorder()
     recorder = MetricsRecorder(span, 1.0)
     ArrivalSource(clients, loop, recorder, starts).start()
     loop.run(span)
     assert len(starts.calls) == sum(recorder._calls)
-    return [(begun.now, begun.client) for begun in starts.calls]
+    return [(started.now, started.client) for started in starts.calls]
 
 
-def in_window(times: list[float], start: float, end: float) -> int:
-    """Count what lies within."""
+def count_between(times: list[float], start: float, end: float) -> int:
+    """Return how many of the times lie between start and end."""
     return sum(start <= now < end for now in times)
 
 
-def about(expected: float) -> object:
-    """Allow for five standard deviations of chance."""
+def approx_count(expected: float) -> object:
+    """Return an expected count with a tolerance of five standard deviations."""
     return pytest.approx(expected, abs=5 * sqrt(expected))
 
 
@@ -82,13 +82,15 @@ def about(expected: float) -> object:
 
 
 def test_at_once_is_one_call_of_each_at_the_start() -> None:
-    """Every client makes one call, and no other."""
-    assert [(0.0, client) for client in range(5)] == began(Clients(arrivals="at-once", count=5))
+    """Each client makes exactly one call, at the start."""
+    assert [(0.0, client) for client in range(5)] == start_times(
+        Clients(arrivals="at-once", count=5)
+    )
 
 
 @pytest.mark.parametrize("stop", [None, Stop(Reason.ATTEMPTS), Stop(Reason.LIMIT)])
-def test_an_end_is_counted_with_its_reason(stop: Stop | None) -> None:
-    """A call that ends well has its time, one that fails its reason."""
+def test_end_of_a_call_is_recorded(stop: Stop | None) -> None:
+    """A successful call is recorded with its duration, a failed one with its reason."""
     loop, starts, recorder = EventLoop(0), CallStartRecorder(), MetricsRecorder(10.0, 1.0)
     ArrivalSource(Clients(arrivals="at-once"), loop, recorder, starts).start()
     loop.run(1.0)
@@ -113,17 +115,17 @@ def test_an_end_is_counted_with_its_reason(stop: Stop | None) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_poisson_comes_at_its_rate(seed: int) -> None:
-    """Calls come as often as the rate says, by clients one after the other."""
-    calls = began(Clients(rate=50.0), seed)
+def test_poisson_arrivals_have_the_rate(seed: int) -> None:
+    """Calls arrive at the rate, by clients with consecutive numbers."""
+    calls = start_times(Clients(rate=50.0), seed)
 
-    assert about(50 * SPAN) == len(calls)
+    assert approx_count(50 * SPAN) == len(calls)
     assert list(range(len(calls))) == [client for _, client in calls]
 
 
-def test_poisson_has_no_memory() -> None:
-    """The pauses vary as much as they last, and their counts in a second as their mean."""
-    times = [now for now, _ in began(Clients(rate=50.0))]
+def test_poisson_pauses_are_exponential() -> None:
+    """Pauses have their mean as standard deviation, and counts have their mean as variance."""
+    times = [now for now, _ in start_times(Clients(rate=50.0))]
     pauses = [after - before for before, after in pairwise(times)]
     counts = Counter(int(now) for now in times)
     seconds = [counts[second] for second in range(int(SPAN))]
@@ -134,10 +136,10 @@ def test_poisson_has_no_memory() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_a_surge_is_another_rate_for_a_while(seed: int) -> None:
-    """Before and after it, all is as usual."""
+def test_surge_changes_the_rate_for_its_period(seed: int) -> None:
+    """The rate is normal before and after a surge."""
     surges = (Surge(start=20.0, end=40.0, rate=200.0), Surge(start=100.0, end=150.0, rate=5.0))
-    times = [now for now, _ in began(Clients(rate=50.0, surges=surges), seed)]
+    times = [now for now, _ in start_times(Clients(rate=50.0, surges=surges), seed)]
 
     for start, end, rate in [
         (0, 20, 50),
@@ -146,37 +148,37 @@ def test_a_surge_is_another_rate_for_a_while(seed: int) -> None:
         (100, 150, 5),
         (150, 200, 50),
     ]:
-        assert about(rate * (end - start)) == in_window(times, start, end)
+        assert approx_count(rate * (end - start)) == count_between(times, start, end)
 
 
-def test_a_surge_of_nothing_is_silence() -> None:
-    """A rate of 0 lets nobody call until it is over."""
+def test_surge_with_rate_0_stops_calls() -> None:
+    """With a rate of 0 no call starts before the surge ends."""
     surges = (Surge(start=50.0, end=150.0, rate=0.0),)
-    times = [now for now, _ in began(Clients(rate=50.0, surges=surges))]
+    times = [now for now, _ in start_times(Clients(rate=50.0, surges=surges))]
 
-    assert 0 == in_window(times, 50, 150)
-    assert about(50 * 50) == in_window(times, 150, 200)
+    assert 0 == count_between(times, 50, 150)
+    assert approx_count(50 * 50) == count_between(times, 150, 200)
 
 
-def test_a_surge_from_the_start() -> None:
-    """A surge may hold from the first moment, and another follow at once."""
+def test_surge_at_the_start() -> None:
+    """A surge may start at 0, and another one may follow immediately."""
     surges = (Surge(start=0.0, end=50.0, rate=0.0), Surge(start=50.0, end=100.0, rate=100.0))
-    times = [now for now, _ in began(Clients(rate=10.0, surges=surges))]
+    times = [now for now, _ in start_times(Clients(rate=10.0, surges=surges))]
 
-    assert 0 == in_window(times, 0, 50)
-    assert about(5_000) == in_window(times, 50, 100)
-    assert about(1_000) == in_window(times, 100, 200)
+    assert 0 == count_between(times, 0, 50)
+    assert approx_count(5_000) == count_between(times, 50, 100)
+    assert approx_count(1_000) == count_between(times, 100, 200)
 
 
-def test_poisson_does_not_wait_for_answers() -> None:
-    """Calls come whatever becomes of those before."""
+def test_poisson_does_not_wait_for_responses() -> None:
+    """Calls arrive independently of how earlier calls end."""
     loop = EventLoop(0)
-    takes = Takes(loop, 1_000.0)
-    ArrivalSource(Clients(rate=10.0), loop, MetricsRecorder(SPAN, 1.0), takes).start()
+    calls = TimedCalls(loop, 1_000.0)
+    ArrivalSource(Clients(rate=10.0), loop, MetricsRecorder(SPAN, 1.0), calls).start()
     loop.run(SPAN)
 
-    assert takes.running == takes.most
-    assert about(10 * SPAN) == takes.running
+    assert calls.running == calls.max_running
+    assert approx_count(10 * SPAN) == calls.running
 
 
 # --- closed --------------------------------------------------------------------------------------
@@ -186,80 +188,80 @@ def test_poisson_does_not_wait_for_answers() -> None:
     count=st.integers(1, 6),
     think=st.integers(0, 8).map(lambda number: number / 4),
     seconds=st.integers(0, 8).map(lambda number: number / 4),
-    room=st.none() | st.integers(1, 4),
+    max_calls=st.none() | st.integers(1, 4),
     seed=st.integers(0, 99),
 )
 def test_closed_never_has_more_calls_than_clients(
-    count: int, think: float, seconds: float, room: int | None, seed: int
+    count: int, think: float, seconds: float, max_calls: int | None, seed: int
 ) -> None:
-    """Each client makes one call at a time, thinks, and makes the next, refused or not."""
+    """Each client makes one call at a time and thinks before the next, even if it is refused."""
     loop, recorder = EventLoop(seed), MetricsRecorder(20.0, 1.0)
-    takes = Takes(loop, seconds, room=room)
+    calls = TimedCalls(loop, seconds, max_calls=max_calls)
     clients = Clients(arrivals="closed", count=count, think=Fixed(think))
-    ArrivalSource(clients, loop, recorder, takes).start()
+    ArrivalSource(clients, loop, recorder, calls).start()
     loop.run(20.0)
 
-    assert takes.most <= count
-    assert len(takes.begun) + takes.refusals == sum(recorder._calls)
-    assert sum(recorder._succeeded) == len(takes.begun) - takes.running
-    assert takes.refusals == sum(recorder._failed)
+    assert calls.max_running <= count
+    assert len(calls.started) + calls.refusals == sum(recorder._calls)
+    assert sum(recorder._succeeded) == len(calls.started) - calls.running
+    assert calls.refusals == sum(recorder._failed)
     for client in range(count):
-        mine = [now for now, who in takes.begun if who == client]
+        mine = [now for now, who in calls.started if who == client]
         assert all(later >= now + seconds + think for now, later in pairwise(mine))
 
 
-def test_closed_makes_as_many_calls_as_its_pauses_allow() -> None:
-    """Each client makes a call in the time of one call and one thought."""
+def test_closed_rate_follows_from_think_time() -> None:
+    """Each client makes one call per call duration plus think time."""
     loop, recorder = EventLoop(0), MetricsRecorder(SPAN, 1.0)
-    takes = Takes(loop, 0.5)
+    calls = TimedCalls(loop, 0.5)
     ArrivalSource(
-        Clients(arrivals="closed", count=10, think=Fixed(1.5)), loop, recorder, takes
+        Clients(arrivals="closed", count=10, think=Fixed(1.5)), loop, recorder, calls
     ).start()
     loop.run(SPAN)
 
-    assert 10 * SPAN / 2 == len(takes.begun)
-    assert dict.fromkeys(range(10), 100) == Counter(who for _, who in takes.begun)
+    assert 10 * SPAN / 2 == len(calls.started)
+    assert dict.fromkeys(range(10), 100) == Counter(who for _, who in calls.started)
 
 
 @pytest.mark.parametrize("think", [Uniform(0.0, 2.0), Exponential(1.0)])
-def test_thoughts_may_vary(think: Uniform | Exponential) -> None:
-    """The mean of the pause is what counts."""
+def test_think_time_may_vary(think: Uniform | Exponential) -> None:
+    """The rate depends on the mean of the think time."""
     loop, recorder = EventLoop(0), MetricsRecorder(SPAN, 1.0)
-    takes = Takes(loop, 1.0)
-    ArrivalSource(Clients(arrivals="closed", count=20, think=think), loop, recorder, takes).start()
+    calls = TimedCalls(loop, 1.0)
+    ArrivalSource(Clients(arrivals="closed", count=20, think=think), loop, recorder, calls).start()
     loop.run(SPAN)
 
-    assert pytest.approx(20 * SPAN / 2, rel=0.1) == len(takes.begun)
+    assert pytest.approx(20 * SPAN / 2, rel=0.1) == len(calls.started)
 
 
-def test_closed_begins_anywhere_in_its_pause() -> None:
-    """Clients do not start in step."""
-    first = began(Clients(arrivals="closed", count=1_000, think=Fixed(10.0)))
+def test_closed_clients_start_at_different_times() -> None:
+    """Closed clients are not synchronised at the start."""
+    first = start_times(Clients(arrivals="closed", count=1_000, think=Fixed(10.0)))
 
-    assert pytest.approx(500, abs=80) == in_window([now for now, _ in first], 0, 5)
-    assert 1_000 == in_window([now for now, _ in first], 0, 10)
+    assert pytest.approx(500, abs=80) == count_between([now for now, _ in first], 0, 5)
+    assert 1_000 == count_between([now for now, _ in first], 0, 10)
 
 
-def test_closed_begins_soon_where_hardly_any_pause_is_long() -> None:
-    """A mean far above what is usual does not keep the clients from their first call."""
+def test_closed_clients_start_early_with_skewed_think_times() -> None:
+    """A mean far above the median does not delay the first calls."""
     think = Empirical((0.001,) * 9_999 + (1e9,))
-    first = began(Clients(arrivals="closed", count=20, think=think))
+    first = start_times(Clients(arrivals="closed", count=20, think=think))
 
-    assert 10 < in_window([now for now, _ in first], 0, 0.001)
+    assert 10 < count_between([now for now, _ in first], 0, 0.001)
 
 
-def test_who_never_thinks_goes_on_at_once() -> None:
-    """Without a pause the next call begins with the end of the last."""
+def test_client_without_think_time_continues_at_once() -> None:
+    """Without think time the next call starts when the last one ends."""
     loop, recorder = EventLoop(0), MetricsRecorder(10.0, 1.0)
-    takes = Takes(loop, 0.5)
-    ArrivalSource(Clients(arrivals="closed", think=Fixed(0.0)), loop, recorder, takes).start()
+    calls = TimedCalls(loop, 0.5)
+    ArrivalSource(Clients(arrivals="closed", think=Fixed(0.0)), loop, recorder, calls).start()
     loop.run(10.0)
 
-    assert [number / 2 for number in range(20)] == [now for now, _ in takes.begun]
+    assert [number / 2 for number in range(20)] == [now for now, _ in calls.started]
 
 
-def test_who_is_refused_and_never_thinks_does_not_stop_the_time() -> None:
-    """Somebody who asks again and again for nothing asks ten times a second."""
+def test_refused_client_without_think_time_polls() -> None:
+    """A client without think time that is refused at once tries ten times per second."""
     loop, recorder = EventLoop(0), MetricsRecorder(10.0, 1.0)
     starts = CallStartRecorder(lambda _: Stop(Reason.BREAKER_OPEN, 5.0))
     ArrivalSource(Clients(arrivals="closed", think=Fixed(0.0)), loop, recorder, starts).start()
@@ -272,26 +274,26 @@ def test_who_is_refused_and_never_thinks_does_not_stop_the_time() -> None:
 # --- backlog -------------------------------------------------------------------------------------
 
 
-def test_a_backlog_begins_all_it_may() -> None:
-    """Where nothing holds it back, all calls begin at the start."""
-    calls = began(Clients(arrivals="backlog", count=5))
+def test_backlog_starts_all_calls_at_once() -> None:
+    """Without a limit, all calls of a backlog start at the beginning."""
+    calls = start_times(Clients(arrivals="backlog", count=5))
 
     assert [(0.0, client) for client in range(1, 6)] == calls
 
 
-def test_a_backlog_refills_as_calls_end() -> None:
-    """Each end makes room for the next, in the same moment."""
+def test_backlog_starts_a_call_when_another_ends() -> None:
+    """When a call ends, the next one starts at the same time."""
     loop, recorder = EventLoop(0), MetricsRecorder(100.0, 1.0)
-    takes = Takes(loop, 1.0, room=2)
-    ArrivalSource(Clients(arrivals="backlog", count=6), loop, recorder, takes).start()
+    calls = TimedCalls(loop, 1.0, max_calls=2)
+    ArrivalSource(Clients(arrivals="backlog", count=6), loop, recorder, calls).start()
     loop.run(100.0)
 
-    assert [0.0, 0.0, 1.0, 1.0, 2.0, 2.0] == [now for now, _ in takes.begun]
+    assert [0.0, 0.0, 1.0, 1.0, 2.0, 2.0] == [now for now, _ in calls.started]
     assert [1.0, 1.0, 2.0, 2.0, 3.0, 3.0] == list(recorder._durations)
 
 
-def test_the_time_of_a_call_in_a_backlog_counts_from_the_start() -> None:
-    """What waits in a backlog has begun: its wait is part of its time."""
+def test_duration_of_a_backlog_call_includes_its_wait() -> None:
+    """The duration of a call counts from the start of the run."""
     loop, recorder, starts = EventLoop(0), MetricsRecorder(100.0, 1.0), CallStartRecorder()
     ArrivalSource(Clients(arrivals="backlog", count=3), loop, recorder, starts).start()
     assert [3, 0] == recorder._calls[:2]
@@ -306,10 +308,10 @@ def test_the_time_of_a_call_in_a_backlog_counts_from_the_start() -> None:
     ("retry_after", "expected"),
     [(None, 0.1), (0.05, 0.1), (3.0, 3.0)],
 )
-def test_a_backlog_looks_again_when_it_is_told_to(
+def test_backlog_polls_after_the_retry_after_time(
     retry_after: float | None, expected: float
 ) -> None:
-    """It asks again after the time that it was told, else ten times a second."""
+    """A backlog polls after the time in the refusal, or else ten times per second."""
     loop, asked = EventLoop(0), []
 
     def refuse(now: float) -> Stop | None:
@@ -325,8 +327,8 @@ def test_a_backlog_looks_again_when_it_is_told_to(
     assert [0.0, expected, expected] == asked
 
 
-def test_a_backlog_asks_every_instance_and_comes_back_for_the_first_that_may() -> None:
-    """One process that is held back does not hold back the others."""
+def test_backlog_tries_every_instance() -> None:
+    """A refusal by one process does not stop the others, and the earliest retry time counts."""
     loop, asked = EventLoop(0), []
     waits = {0: 5.0, 1: 2.0, 2: 3.0}
 
@@ -345,27 +347,27 @@ def test_a_backlog_asks_every_instance_and_comes_back_for_the_first_that_may() -
 
 
 @pytest.mark.parametrize("reason", [Reason.BREAKER_OPEN, Reason.LIMIT, Reason.BUDGET_EMPTY])
-def test_a_call_that_is_held_back_on_its_way_goes_back_into_the_backlog(reason: Reason) -> None:
-    """It has not failed: it is begun again, also when no other call runs that would wake it."""
+def test_deferred_call_returns_to_the_backlog(reason: Reason) -> None:
+    """A call stopped by breaker, limit or budget is started again, even if no other call runs."""
     loop, recorder, starts = EventLoop(0), MetricsRecorder(100.0, 1.0), CallStartRecorder()
     ArrivalSource(Clients(arrivals="backlog", count=2), loop, recorder, starts).start()
     loop.run(1.0)
-    for begun in tuple(starts.calls):
-        begun.on_end(0.0, 2.0, Stop(reason, 3.0), 1)
+    for started in tuple(starts.calls):
+        started.on_end(0.0, 2.0, Stop(reason, 3.0), 1)
     loop.run(50.0)
 
-    assert [0.0, 0.0, 5.0, 5.0] == [begun.now for begun in starts.calls]
+    assert [0.0, 0.0, 5.0, 5.0] == [started.now for started in starts.calls]
     assert (0, 0) == (sum(recorder._failed), sum(recorder._succeeded))
 
 
 @pytest.mark.parametrize("reason", [Reason.ATTEMPTS, Reason.TOTAL_BUDGET, Reason.PERMANENT])
-def test_a_call_that_fails_leaves_the_backlog(reason: Reason) -> None:
-    """What was tried and failed is over, and makes room."""
+def test_failed_call_leaves_the_backlog(reason: Reason) -> None:
+    """A failed call is not started again, and the next one starts."""
     loop, recorder, starts = EventLoop(0), MetricsRecorder(100.0, 1.0), CallStartRecorder()
     ArrivalSource(Clients(arrivals="backlog", count=2), loop, recorder, starts).start()
     loop.run(1.0)
-    for begun in tuple(starts.calls):
-        begun.on_end(0.0, 2.0, Stop(reason), 1)
+    for started in tuple(starts.calls):
+        started.on_end(0.0, 2.0, Stop(reason), 1)
     loop.run(50.0)
 
     assert 2 == len(starts.calls)
@@ -373,21 +375,19 @@ def test_a_call_that_fails_leaves_the_backlog(reason: Reason) -> None:
 
 
 @given(
-    room=st.integers(1, 5),
+    max_calls=st.integers(1, 5),
     count=st.integers(1, 20),
     fates=st.lists(st.sampled_from(["ok", "failed", "held"]), max_size=40),
 )
-def test_no_call_of_a_backlog_is_lost_or_made_twice(
-    room: int, count: int, fates: list[str]
-) -> None:
-    """Whatever becomes of its calls, each is counted once when all is done."""
+def test_each_backlog_call_is_counted_once(max_calls: int, count: int, fates: list[str]) -> None:
+    """However its calls end, each call of a backlog is counted exactly once."""
     loop, recorder = EventLoop(0), MetricsRecorder(1_000.0, 1.0)
     running, ends = 0, iter(fates)
     tally: Counter[str] = Counter()
 
     def begin(now: float, client: int, on_end: OnCallEnd) -> Stop | None:
         nonlocal running
-        if running >= room:
+        if running >= max_calls:
             stop = Stop(Reason.LIMIT)
             on_end(now, now, stop, 0)
             return stop
@@ -412,7 +412,7 @@ def test_no_call_of_a_backlog_is_lost_or_made_twice(
 
 
 def test_instances_share_a_backlog() -> None:
-    """Ten processes that each have room for one drain it as one does that has room for ten."""
+    """Ten processes with a limit of one drain a backlog like one process with a limit of ten."""
 
     def drained(instances: int, limit: int) -> Summary:
         defence = Defence(Policy(), limiter={"kind": "in-flight", "limit": limit})
@@ -429,23 +429,23 @@ def test_instances_share_a_backlog() -> None:
     assert 200 == many.succeeded
 
 
-def test_one_full_instance_does_not_hold_a_backlog_back() -> None:
-    """Calls begin at every instance that has room, also while another has none."""
-    loop, begun = EventLoop(0), []
+def test_full_instance_does_not_block_the_backlog() -> None:
+    """Calls start in each instance with free capacity while another one is full."""
+    loop, started = EventLoop(0), []
 
     def begin(now: float, client: int, on_end: OnCallEnd) -> Stop | None:
         if client % 3 == 0:
             stop = Stop(Reason.LIMIT)
             on_end(now, now, stop, 0)
             return stop
-        begun.append((now, client % 3))
+        started.append((now, client % 3))
         return None
 
     clients = Clients(arrivals="backlog", count=6, instances=3)
     ArrivalSource(clients, loop, MetricsRecorder(9.0, 1.0), begin).start()
     loop.run(9.0)
 
-    assert [(0.0, 1), (0.0, 2)] * 3 == begun
+    assert [(0.0, 1), (0.0, 2)] * 3 == started
 
 
 DEFENCES = {
@@ -468,8 +468,8 @@ DEFENCES = {
 
 @pytest.mark.parametrize("instances", [1, 3])
 @pytest.mark.parametrize("defence", DEFENCES.values(), ids=DEFENCES.keys())
-def test_a_backlog_drains_behind_a_defence(defence: Defence, instances: int) -> None:
-    """After an outage every call of the backlog is made, however it was held back."""
+def test_backlog_drains_after_an_outage(defence: Defence, instances: int) -> None:
+    """After an outage every call of the backlog is made, whatever deferred it."""
     scenario = Scenario(
         duration=600.0,
         clients=Clients(arrivals="backlog", count=100, instances=instances, defence=defence),

@@ -1,4 +1,4 @@
-"""Claims: how they are read, and what they say about findings."""
+"""Assertions: how they are parsed, and how they are checked against results."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from tarry.simulator.study import Column, Study, StudyResults, StudyRow
 UNITS = metric_units([Column("time", "time", "ms")])
 
 
-class Numbers:
-    """A trial that has these numbers."""
+class FixedTrial:
+    """A trial with these metrics."""
 
     def __init__(self, **numbers: float) -> None:
         self._numbers = numbers
 
     def metrics(self) -> dict[str, float]:
-        """Return them."""
+        """Return the metrics."""
         return self._numbers
 
 
-def findings(*rows: tuple[str, dict[str, float]]) -> StudyResults:
-    """What a study with one trial for each row found."""
+def make_results(*rows: tuple[str, dict[str, float]]) -> StudyResults:
+    """Return results with one trial for each row."""
     study = Study(
         name="s",
         question="",
@@ -38,7 +38,7 @@ def findings(*rows: tuple[str, dict[str, float]]) -> StudyResults:
         plots=(),
     )
     return StudyResults(
-        study, 0, 1, [StudyRow(name, {}, [Numbers(**numbers)]) for name, numbers in rows]
+        study, 0, 1, [StudyRow(name, {}, [FixedTrial(**numbers)]) for name, numbers in rows]
     )
 
 
@@ -60,8 +60,8 @@ def findings(*rows: tuple[str, dict[str, float]]) -> StudyResults:
         ("of_its_own < 3ms", (None, "of_its_own", "<", 0.003, "ms")),
     ],
 )
-def test_claim_is_read(text: str, expected: tuple[object, ...]) -> None:
-    """A name, a sign and a bound with its unit; a variant before a colon."""
+def test_assertion_is_parsed(text: str, expected: tuple[object, ...]) -> None:
+    """An assertion has a metric, an operator, a bound with its unit, and an optional variant."""
     claim = parse_assertion(text, ["full", "full+budget", "a: b"], UNITS)
 
     assert (text, *expected) == claim
@@ -70,16 +70,16 @@ def test_claim_is_read(text: str, expected: tuple[object, ...]) -> None:
 @pytest.mark.parametrize(
     "text", ["", "p99", "p99 <", "p99 = 3", "p99 != 3", "< 3", "p99 < x", "p99 < nan", "p99 < 3 kg"]
 )
-def test_what_is_no_claim_is_refused(text: str) -> None:
-    """The message shows how one is written."""
+def test_invalid_assertion_is_rejected(text: str) -> None:
+    """The error shows how an assertion is written."""
     with pytest.raises(
         ConfigurationError, match=r'cannot parse the assertion .* "amplification < 1.2"'
     ):
         parse_assertion(text, [], UNITS)
 
 
-def test_claim_about_unknown_variant_is_refused() -> None:
-    """A claim about nothing would hold for ever."""
+def test_unknown_variant_is_rejected() -> None:
+    """An assertion about an unknown variant would always hold."""
     with pytest.raises(
         ConfigurationError, match="variant 'fall' is not run; the variants are full, none"
     ):
@@ -97,17 +97,17 @@ def test_claim_about_unknown_variant_is_refused() -> None:
         ("succeeded > 90%", "succeeded is not measured in '%'; write 90"),
     ],
 )
-def test_unit_that_does_not_fit_is_refused(text: str, expected: str) -> None:
-    """A build that means milliseconds does not pass because nothing takes as many seconds."""
+def test_wrong_or_missing_unit_is_rejected(text: str, expected: str) -> None:
+    """A build that means milliseconds must not pass because a bound was read as seconds."""
     with pytest.raises(ConfigurationError) as caught:
         parse_assertion(text, [], UNITS)
 
     assert f"assertion {text!r}: {expected}" == str(caught.value)
 
 
-def test_claim_about_unknown_number_is_refused() -> None:
-    """The message lists the numbers that there are, with the titles of those in the table."""
-    of = findings(("a", {"p50": 1.0, "p99": 2.0, "calls": 3.0}))
+def test_unknown_metric_is_rejected() -> None:
+    """The error lists the known metrics, with the titles of those in the table."""
+    of = make_results(("a", {"p50": 1.0, "p99": 2.0, "calls": 3.0}))
     columns = (Column("p99", "p99 of those"), Column("calls", "calls"))
 
     with pytest.raises(ConfigurationError) as caught:
@@ -118,9 +118,9 @@ def test_claim_about_unknown_number_is_refused() -> None:
     )
 
 
-def test_every_row_is_held_against_a_claim() -> None:
-    """Without a variant, a claim is about all of them."""
-    found = findings(("a", {"load": 1.0}), ("b", {"load": 3.0}))
+def test_every_row_is_checked() -> None:
+    """An assertion without a variant applies to all rows."""
+    found = make_results(("a", {"load": 1.0}), ("b", {"load": 3.0}))
 
     verdicts = check_assertions(found, ["load < 2", "b: load == 3"])
 
@@ -143,9 +143,9 @@ def test_every_row_is_held_against_a_claim() -> None:
         ("x >= 2", nan, False),
     ],
 )
-def test_signs(claim: str, value: float, holds: bool) -> None:
-    """A number that is not known meets no claim."""
-    (verdict,) = check_assertions(findings(("a", {"x": value})), [claim])
+def test_operators(claim: str, value: float, holds: bool) -> None:
+    """An assertion about a missing value does not hold."""
+    (verdict,) = check_assertions(make_results(("a", {"x": value})), [claim])
 
     assert holds == verdict.holds
 
@@ -159,20 +159,22 @@ def test_signs(claim: str, value: float, holds: bool) -> None:
         ("x", "x has no value"),
     ],
 )
-def test_number_without_value_fails_and_says_why(metric: str, seen: str) -> None:
-    """A build does not pass because there was nothing to measure."""
+def test_missing_value_fails_with_its_cause(metric: str, seen: str) -> None:
+    """A build must not pass because there was nothing to measure."""
     unit = UNITS.get(metric, "")
     claims = [f"{metric} < 1{unit}", f"{metric} >= 1{unit}"]
 
-    verdicts = check_assertions(findings(("a", {metric: nan})), claims)
+    verdicts = check_assertions(make_results(("a", {metric: nan})), claims)
 
     assert [(False, seen)] * 2 == [(one.holds, one.describe_value()) for one in verdicts]
 
 
-def test_trial_without_value_fails_though_the_others_are_well() -> None:
-    """A mean over the trials that went well says nothing about the one that did not."""
-    found = findings(("a", {"p99": 0.1}))
-    row = found.rows[0]._replace(trials=[Numbers(p99=0.1), Numbers(p99=nan), Numbers(p99=0.3)])
+def test_one_trial_without_value_fails() -> None:
+    """A mean over the other trials says nothing about the trial without a value."""
+    found = make_results(("a", {"p99": 0.1}))
+    row = found.rows[0]._replace(
+        trials=[FixedTrial(p99=0.1), FixedTrial(p99=nan), FixedTrial(p99=0.3)]
+    )
 
     (verdict,) = check_assertions(found._replace(rows=[row]), ["p99 < 1s"])
 
@@ -191,8 +193,8 @@ def test_trial_without_value_fails_though_the_others_are_well() -> None:
         ("amplification < 1.2x", 4.22, "amplification is 4.22x"),
     ],
 )
-def test_value_that_was_seen_is_said(claim: str, value: float, expected: str) -> None:
-    """In the unit of the bound, and with as many digits as anybody needs."""
-    (verdict,) = check_assertions(findings(("a", {claim.partition(" ")[0]: value})), [claim])
+def test_actual_value_is_described(claim: str, value: float, expected: str) -> None:
+    """The actual value is shown in the unit of the bound, with up to six digits."""
+    (verdict,) = check_assertions(make_results(("a", {claim.partition(" ")[0]: value})), [claim])
 
     assert expected == verdict.describe_value()

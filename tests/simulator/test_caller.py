@@ -1,4 +1,4 @@
-"""Calls at work: attempts, timeouts, answers that come too late, and what the core refuses."""
+"""Retried calls: attempts, timeouts, late responses, and calls that the core stops."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from tarry.simulator.metrics import MetricsRecorder
 from tarry.simulator.node import DROPPED, REFUSED
 from tests.simulator.harness import CallEnd, CallEndRecorder, ScriptedLimiter, ScriptedNode
 
-HOP = 0.25
-TWO_HOPS = 2 * HOP
+NETWORK_DELAY = 0.25
+ROUND_TRIP = 2 * NETWORK_DELAY
 FAILS = (0.0, REFUSED)
 WORKS = (0.0, SUCCESS)
 
 
-def steady(timeout: float | None = None, most: int = 3) -> Policy:
+def steady_policy(timeout: float | None = None, max_attempts: int = 3) -> Policy:
     """Return a policy that waits one second before each retry."""
     return Policy(
-        max_attempts=most,
+        max_attempts=max_attempts,
         initial_delay=1.0,
         backoff="fixed",
         jitter="none",
@@ -37,11 +37,11 @@ def steady(timeout: float | None = None, most: int = 3) -> Policy:
     )
 
 
-STEADY = steady()
+STEADY = steady_policy()
 
 
-class Call(NamedTuple):
-    """A call on its way, and all who have to do with it."""
+class CallHarness(NamedTuple):
+    """A call with its event loop, node and recorders."""
 
     loop: EventLoop
     node: ScriptedNode
@@ -50,204 +50,218 @@ class Call(NamedTuple):
     caller: RetryingCaller
 
     def run(self, until: float = 1_000.0) -> list[CallEnd]:
-        """Let the world go on; return how the call ended."""
+        """Run the event loop; return how the call ended."""
         self.loop.run(until)
         return self.ends.ends
 
     @property
     def reason(self) -> Reason | None:
-        """Why the call failed, if it did."""
+        """The reason why the call failed, or None."""
         (end,) = self.ends.ends
         return None if end.stop is None else end.stop.reason
 
 
-def call(
+def start_call(
     *replies: tuple[float, Outcome] | None,
     policy: Policy = STEADY,
     downstream: Downstream | None = None,
-    hop: Callable[[], float] = lambda: HOP,
+    network_delay: Callable[[], float] = lambda: NETWORK_DELAY,
     start: float = 0.0,
-) -> Call:
-    """Make a call to a server that replies like this."""
+) -> CallHarness:
+    """Start a call to a node with these replies."""
     loop, ends, recorder = EventLoop(0), CallEndRecorder(), MetricsRecorder(2_000.0, 1.0)
     node = ScriptedNode(loop, *replies)
-    caller = RetryingCaller(Route(loop, node, hop, recorder), policy, downstream, start, ends)
+    caller = RetryingCaller(
+        Route(loop, node, network_delay, recorder), policy, downstream, start, ends
+    )
     loop.schedule(start, caller.start)
-    return Call(loop, node, recorder, ends, caller)
+    return CallHarness(loop, node, recorder, ends, caller)
 
 
 # --- without a timeout ---------------------------------------------------------------------------
 
 
-def test_a_call_takes_its_ways_and_its_work() -> None:
-    """The answer is there after the way to the server, its work, and the way back."""
-    made = call((1.0, SUCCESS), start=3.0)
+def test_duration_is_network_and_work() -> None:
+    """A call takes the network delay, the work of the server, and the network delay back."""
+    harness = start_call((1.0, SUCCESS), start=3.0)
 
-    assert [(3.0, 3.0 + TWO_HOPS + 1.0, None)] == made.run()
-    assert [(3.0 + HOP, 1)] == made.node.seen
-    assert (1, 0) == (made.recorder.attempts, sum(made.recorder._failed_attempts))
-
-
-def test_a_failure_is_retried_after_the_wait_that_the_core_orders() -> None:
-    """The next attempt leaves when the wait is over, and the call ends with the first success."""
-    made = call((0.5, TRANSIENT), FAILS, WORKS)
-
-    assert [(0.0, 0.5 + 3 * TWO_HOPS + 2.0, None)] == made.run()
-    assert [(HOP, 1), (0.5 + 1.0 + 3 * HOP, 2), (0.5 + 2.0 + 5 * HOP, 3)] == made.node.seen
-    assert (3, 2) == (made.recorder.attempts, sum(made.recorder._failed_attempts))
+    assert [(3.0, 3.0 + ROUND_TRIP + 1.0, None)] == harness.run()
+    assert [(3.0 + NETWORK_DELAY, 1)] == harness.node.seen
+    assert (1, 0) == (harness.recorder.attempts, sum(harness.recorder._failed_attempts))
 
 
-def test_a_call_ends_when_the_core_says_so() -> None:
-    """After the last attempt the call has failed, with the reason."""
-    made = call(FAILS, FAILS, FAILS, WORKS)
+def test_failure_is_retried_after_the_wait() -> None:
+    """The next attempt is sent when the wait ends, and the first success ends the call."""
+    harness = start_call((0.5, TRANSIENT), FAILS, WORKS)
 
-    ((begun, now, _),) = made.run()
-
-    assert (0.0, 3 * TWO_HOPS + 2.0, Reason.ATTEMPTS) == (begun, now, made.reason)
-    assert (3, 3) == (made.recorder.attempts, sum(made.recorder._failed_attempts))
-
-
-def test_what_cannot_be_retried_ends_the_call_at_once() -> None:
-    """A permanent failure is the last attempt."""
-    made = call((0.0, PERMANENT), WORKS)
-
-    assert 1 == len(made.run())
-    assert (Reason.PERMANENT, 1) == (made.reason, len(made.node.seen))
+    assert [(0.0, 0.5 + 3 * ROUND_TRIP + 2.0, None)] == harness.run()
+    assert [
+        (NETWORK_DELAY, 1),
+        (0.5 + 1.0 + 3 * NETWORK_DELAY, 2),
+        (0.5 + 2.0 + 5 * NETWORK_DELAY, 3),
+    ] == harness.node.seen
+    assert (3, 2) == (harness.recorder.attempts, sum(harness.recorder._failed_attempts))
 
 
-def test_a_hint_of_the_server_is_heeded() -> None:
-    """A Retry-After moves the next attempt, as everywhere in tarry."""
-    made = call((0.0, outcome_of_status(503, {"retry-after": "7"}, now=0.0)), WORKS)
-    made.run()
+def test_call_fails_after_its_last_attempt() -> None:
+    """After the last attempt the call fails, with the reason of the core."""
+    harness = start_call(FAILS, FAILS, FAILS, WORKS)
 
-    assert [(HOP, 1), (7.0 + 3 * HOP, 2)] == made.node.seen
+    ((begun, now, _),) = harness.run()
 
-
-def test_a_server_that_never_answers_is_waited_for_without_a_timeout() -> None:
-    """Nobody ends a call that may wait for ever."""
-    made = call(None)
-
-    assert [] == made.run()
+    assert (0.0, 3 * ROUND_TRIP + 2.0, Reason.ATTEMPTS) == (begun, now, harness.reason)
+    assert (3, 3) == (harness.recorder.attempts, sum(harness.recorder._failed_attempts))
 
 
-def test_an_answer_may_come_later() -> None:
-    """A server that did not know the answer gives it when it does."""
-    made = call(None)
-    made.loop.schedule(4.0, lambda now, _: made.caller.respond(now, 1, SUCCESS))
+def test_permanent_failure_ends_the_call() -> None:
+    """A permanent failure is not retried."""
+    harness = start_call((0.0, PERMANENT), WORKS)
 
-    assert [(0.0, 4.0 + HOP, None)] == made.run()
-
-
-def test_a_dropped_request_is_not_answered_again() -> None:
-    """When a server dies, the answer that it had planned never counts."""
-    made = call((3.0, SUCCESS), (9.0, SUCCESS))
-    made.loop.schedule(1.0, lambda now, _: made.caller.respond(now, 1, DROPPED))
-
-    assert [(0.0, 1.0 + HOP + 1.0 + 9.0 + TWO_HOPS, None)] == made.run()
-    assert (2, 1) == (made.recorder.attempts, sum(made.recorder._failed_attempts))
+    assert 1 == len(harness.run())
+    assert (Reason.PERMANENT, 1) == (harness.reason, len(harness.node.seen))
 
 
-def test_a_drop_counts_also_when_it_is_slower_than_the_planned_answer() -> None:
-    """A server that is dead has not answered, whatever the ways of the network take."""
+def test_retry_after_delays_the_next_attempt() -> None:
+    """A Retry-After hint of the server delays the next attempt."""
+    harness = start_call((0.0, outcome_of_status(503, {"retry-after": "7"}, now=0.0)), WORKS)
+    harness.run()
+
+    assert [(NETWORK_DELAY, 1), (7.0 + 3 * NETWORK_DELAY, 2)] == harness.node.seen
+
+
+def test_call_without_timeout_waits_forever() -> None:
+    """Without a timeout, a call to a server that never responds does not end."""
+    harness = start_call(None)
+
+    assert [] == harness.run()
+
+
+def test_response_may_come_later() -> None:
+    """A node that did not know its response at once can respond later."""
+    harness = start_call(None)
+    harness.loop.schedule(4.0, lambda now, _: harness.caller.respond(now, 1, SUCCESS))
+
+    assert [(0.0, 4.0 + NETWORK_DELAY, None)] == harness.run()
+
+
+def test_dropped_request_gets_no_second_response() -> None:
+    """After a crash of the server, the response that was scheduled before is ignored."""
+    harness = start_call((3.0, SUCCESS), (9.0, SUCCESS))
+    harness.loop.schedule(1.0, lambda now, _: harness.caller.respond(now, 1, DROPPED))
+
+    assert [(0.0, 1.0 + NETWORK_DELAY + 1.0 + 9.0 + ROUND_TRIP, None)] == harness.run()
+    assert (2, 1) == (harness.recorder.attempts, sum(harness.recorder._failed_attempts))
+
+
+def test_drop_replaces_an_earlier_response() -> None:
+    """A drop counts even if it takes longer through the network than the scheduled response."""
     ways = iter([0.0, 0.0, 5.0, 0.0, 0.0])
-    made = call((3.0, SUCCESS), WORKS, hop=lambda: next(ways))
-    made.loop.schedule(2.5, lambda now, _: made.caller.respond(now, 1, DROPPED))
+    harness = start_call((3.0, SUCCESS), WORKS, network_delay=lambda: next(ways))
+    harness.loop.schedule(2.5, lambda now, _: harness.caller.respond(now, 1, DROPPED))
 
-    assert [(0.0, 2.5 + 5.0 + 1.0, None)] == made.run()
+    assert [(0.0, 2.5 + 5.0 + 1.0, None)] == harness.run()
 
 
-def test_an_answer_that_is_held_is_waited_for() -> None:
-    """The planned one never comes; the other has a number of its own."""
-    made = call((3.0, SUCCESS))
+def test_discarded_response_is_replaced() -> None:
+    """A discarded response never arrives; the later one has its own number."""
+    harness = start_call((3.0, SUCCESS))
     numbers: list[int] = []
-    made.loop.schedule(2.0, lambda _now, _about: numbers.append(made.caller.discard_response(1)))
-    assert [] == made.run(100.0)
+    harness.loop.schedule(
+        2.0, lambda _now, _about: numbers.append(harness.caller.discard_response(1))
+    )
+    assert [] == harness.run(100.0)
 
-    made.loop.schedule(100.0, lambda now, _: made.caller.respond(now, 1, DROPPED))
-    made.loop.schedule(101.0, lambda now, _: made.caller.respond(now, numbers[0], SUCCESS))
+    harness.loop.schedule(100.0, lambda now, _: harness.caller.respond(now, 1, DROPPED))
+    harness.loop.schedule(101.0, lambda now, _: harness.caller.respond(now, numbers[0], SUCCESS))
 
-    assert [(0.0, 101.0 + HOP, None)] == made.run()
+    assert [(0.0, 101.0 + NETWORK_DELAY, None)] == harness.run()
 
 
-def test_what_is_held_may_time_out() -> None:
-    """A server that holds its answer back does not move the deadline, nor the next attempt."""
-    made = call((0.25, SUCCESS), WORKS, policy=steady(timeout=1.0))
+def test_discarded_response_may_time_out() -> None:
+    """Discarding a response changes neither the deadline nor the next attempt."""
+    harness = start_call((0.25, SUCCESS), WORKS, policy=steady_policy(timeout=1.0))
     numbers: list[int] = []
-    made.loop.schedule(0.375, lambda _now, _about: numbers.append(made.caller.discard_response(1)))
-    made.loop.schedule(2.0, lambda now, _: made.caller.respond(now, numbers[0], DROPPED))
+    harness.loop.schedule(
+        0.375, lambda _now, _about: numbers.append(harness.caller.discard_response(1))
+    )
+    harness.loop.schedule(2.0, lambda now, _: harness.caller.respond(now, numbers[0], DROPPED))
 
-    assert [(0.0, 1.0 + 1.0 + TWO_HOPS, None)] == made.run()
-    assert (2, 1) == (made.recorder.attempts, sum(made.recorder._failed_attempts))
+    assert [(0.0, 1.0 + 1.0 + ROUND_TRIP, None)] == harness.run()
+    assert (2, 1) == (harness.recorder.attempts, sum(harness.recorder._failed_attempts))
 
 
-def test_nobody_waits_for_an_attempt_that_is_over() -> None:
-    """To hold back what is not waited for changes nothing."""
-    made = call((3.0, SUCCESS), (0.5, SUCCESS), policy=steady(timeout=1.0))
-    made.loop.schedule(2.5, lambda _now, _about: made.caller.discard_response(1))
+def test_response_of_an_ended_attempt_cannot_be_discarded() -> None:
+    """Discarding the response of an ended attempt has no effect."""
+    harness = start_call((3.0, SUCCESS), (0.5, SUCCESS), policy=steady_policy(timeout=1.0))
+    harness.loop.schedule(2.5, lambda _now, _about: harness.caller.discard_response(1))
 
-    assert [(0.0, 2.0 + 0.5 + TWO_HOPS, None)] == made.run()
-    assert 1 == made.caller.discard_response(1)
+    assert [(0.0, 2.0 + 0.5 + ROUND_TRIP, None)] == harness.run()
+    assert 1 == harness.caller.discard_response(1)
 
 
 @pytest.mark.parametrize(
     ("replies", "expected"),
     [([WORKS], 1), ([FAILS, WORKS], 2), ([FAILS, FAILS, FAILS], 3), ([(0.0, PERMANENT)], 1)],
 )
-def test_the_end_tells_how_many_attempts_were_made(
+def test_end_has_the_number_of_attempts(
     replies: list[tuple[float, Outcome]], expected: int
 ) -> None:
-    """Whoever began the call learns its attempts, whether it ended well or not."""
-    made = call(*replies)
-    made.run()
+    """The callback at the end gets the number of attempts, of successes and failures."""
+    harness = start_call(*replies)
+    harness.run()
 
-    assert [expected] == made.ends.attempts
+    assert [expected] == harness.ends.attempts
 
 
 # --- timeouts ------------------------------------------------------------------------------------
 
 
-def test_a_timeout_on_the_way_to_the_server() -> None:
-    """The attempt ends in time, and the request still reaches the server, which works on it."""
+def test_timeout_before_the_request_arrives() -> None:
+    """The attempt times out, and the request still reaches the server."""
     ways = iter([5.0, 0.0, 0.0, 0.0])
-    made = call(WORKS, WORKS, policy=steady(timeout=1.0), hop=lambda: next(ways))
+    harness = start_call(
+        WORKS, WORKS, policy=steady_policy(timeout=1.0), network_delay=lambda: next(ways)
+    )
 
-    assert [(0.0, 2.0, None)] == made.run()
-    assert [(2.0, 2), (5.0, 1)] == made.node.seen
-    assert (2, 1) == (made.recorder.attempts, sum(made.recorder._failed_attempts))
-
-
-def test_a_timeout_during_the_work() -> None:
-    """The client leaves at its deadline, and what the server answers then is not heard."""
-    made = call((9.0, SUCCESS), WORKS, policy=steady(timeout=1.0))
-
-    assert [(0.0, 1.0 + 1.0 + TWO_HOPS, None)] == made.run()
-    assert 1 == made.recorder._failed_attempts[1]
+    assert [(0.0, 2.0, None)] == harness.run()
+    assert [(2.0, 2), (5.0, 1)] == harness.node.seen
+    assert (2, 1) == (harness.recorder.attempts, sum(harness.recorder._failed_attempts))
 
 
-def test_a_timeout_of_a_server_that_hangs() -> None:
-    """No answer at all is a timeout too."""
-    made = call(policy=steady(timeout=1.0))
+def test_timeout_during_the_work() -> None:
+    """The attempt ends at its deadline, and the later response is ignored."""
+    harness = start_call((9.0, SUCCESS), WORKS, policy=steady_policy(timeout=1.0))
 
-    assert [5.0] == [end.now for end in made.run()]
-    assert (Reason.ATTEMPTS, 3) == (made.reason, len(made.node.seen))
+    assert [(0.0, 1.0 + 1.0 + ROUND_TRIP, None)] == harness.run()
+    assert 1 == harness.recorder._failed_attempts[1]
+
+
+def test_timeout_without_a_response() -> None:
+    """An attempt without any response times out."""
+    harness = start_call(policy=steady_policy(timeout=1.0))
+
+    assert [5.0] == [end.now for end in harness.run()]
+    assert (Reason.ATTEMPTS, 3) == (harness.reason, len(harness.node.seen))
 
 
 @pytest.mark.parametrize(("takes", "attempts"), [(0.5, 1), (0.5625, 2)])
-def test_an_answer_at_the_deadline_is_in_time(takes: float, attempts: int) -> None:
-    """The way back counts: what arrives at the deadline is heard, and nothing after it."""
-    made = call((takes, SUCCESS), WORKS, policy=steady(timeout=1.0))
-    made.run()
+def test_response_at_the_deadline_is_in_time(takes: float, attempts: int) -> None:
+    """A response that arrives at the deadline counts, and one after it does not."""
+    harness = start_call((takes, SUCCESS), WORKS, policy=steady_policy(timeout=1.0))
+    harness.run()
 
-    assert attempts == made.recorder.attempts
+    assert attempts == harness.recorder.attempts
 
 
 @pytest.mark.parametrize(("takes", "expected"), [(0.5, "connection refused"), (0.5625, "timeout")])
-def test_a_failure_at_the_deadline_is_in_time_too(takes: float, expected: str) -> None:
-    """It counts as what it is, and one after the deadline as a timeout."""
+def test_failure_at_the_deadline_is_in_time(takes: float, expected: str) -> None:
+    """A failure at the deadline keeps its outcome; one after it is a timeout."""
     limits = ScriptedLimiter(0.0)
     downstream = Downstream("there", limiter=limits)
-    made = call((takes, REFUSED), policy=steady(timeout=1.0, most=1), downstream=downstream)
-    made.run()
+    harness = start_call(
+        (takes, REFUSED), policy=steady_policy(timeout=1.0, max_attempts=1), downstream=downstream
+    )
+    harness.run()
 
     assert [expected] == limits.released
 
@@ -261,148 +275,150 @@ def test_a_failure_at_the_deadline_is_in_time_too(takes: float, expected: str) -
         pytest.param(9.0, id="after the call"),
     ],
 )
-def test_an_answer_that_comes_too_late_is_nobodys(late: float, outcome: Outcome) -> None:
-    """Whatever the first attempt comes to after its timeout, the second is not touched by it."""
-    made = call(None, (0.5, SUCCESS), policy=steady(timeout=1.0))
-    made.loop.schedule(late, lambda now, _: made.caller.respond(now, 1, outcome))
+def test_late_response_is_ignored(late: float, outcome: Outcome) -> None:
+    """A response to a timed-out attempt does not affect the next attempt."""
+    harness = start_call(None, (0.5, SUCCESS), policy=steady_policy(timeout=1.0))
+    harness.loop.schedule(late, lambda now, _: harness.caller.respond(now, 1, outcome))
 
-    assert [(0.0, 2.0 + 0.5 + TWO_HOPS, None)] == made.run()
-    assert (2, 1) == (made.recorder.attempts, sum(made.recorder._failed_attempts))
+    assert [(0.0, 2.0 + 0.5 + ROUND_TRIP, None)] == harness.run()
+    assert (2, 1) == (harness.recorder.attempts, sum(harness.recorder._failed_attempts))
 
 
 @pytest.mark.parametrize("outcome", [SUCCESS, TRANSIENT])
-def test_a_planned_answer_that_comes_too_late_is_nobodys(outcome: Outcome) -> None:
-    """The same holds where the server knew from the beginning when it would answer."""
-    made = call((2.0, outcome), (0.5, SUCCESS), policy=steady(timeout=1.0))
+def test_late_scheduled_response_is_ignored(outcome: Outcome) -> None:
+    """The same holds if the node knew its response at once."""
+    harness = start_call((2.0, outcome), (0.5, SUCCESS), policy=steady_policy(timeout=1.0))
 
-    assert [(0.0, 2.0 + 0.5 + TWO_HOPS, None)] == made.run()
-
-
-def test_an_answer_given_before_but_due_after_the_deadline_is_a_timeout() -> None:
-    """An answer that is still on its way when time is up does not count, and counts once."""
-    made = call(None, WORKS, policy=steady(timeout=1.0))
-    made.loop.schedule(0.875, lambda now, _: made.caller.respond(now, 1, SUCCESS))
-
-    assert [(0.0, 2.0 + TWO_HOPS, None)] == made.run()
-    assert (2, 1) == (made.recorder.attempts, sum(made.recorder._failed_attempts))
+    assert [(0.0, 2.0 + 0.5 + ROUND_TRIP, None)] == harness.run()
 
 
-def test_each_attempt_has_a_deadline_of_its_own() -> None:
-    """A second attempt is not measured by the clock of the first."""
-    made = call((0.25, TRANSIENT), (0.25, SUCCESS), policy=steady(timeout=1.0))
+def test_response_in_transit_at_the_deadline_is_a_timeout() -> None:
+    """A response that is still in the network at the deadline does not count."""
+    harness = start_call(None, WORKS, policy=steady_policy(timeout=1.0))
+    harness.loop.schedule(0.875, lambda now, _: harness.caller.respond(now, 1, SUCCESS))
 
-    assert [(0.0, 0.5 + 1.0 + TWO_HOPS * 2, None)] == made.run()
+    assert [(0.0, 2.0 + ROUND_TRIP, None)] == harness.run()
+    assert (2, 1) == (harness.recorder.attempts, sum(harness.recorder._failed_attempts))
+
+
+def test_each_attempt_has_its_own_deadline() -> None:
+    """The deadline of a second attempt counts from its own start."""
+    harness = start_call((0.25, TRANSIENT), (0.25, SUCCESS), policy=steady_policy(timeout=1.0))
+
+    assert [(0.0, 0.5 + 1.0 + ROUND_TRIP * 2, None)] == harness.run()
 
 
 # --- what stands around a call -------------------------------------------------------------------
 
 
-def opened() -> Downstream:
-    """Return a dependency whose breaker stands open."""
+def open_downstream() -> Downstream:
+    """Return a downstream with an open breaker."""
     downstream = Downstream("there", breaker=Breaker())
     downstream.force("open")
     return downstream
 
 
-def test_an_open_breaker_ends_the_call_before_it_is_sent() -> None:
-    """Nothing reaches the server, and whoever began the call is told why."""
-    made = call(WORKS, downstream=opened())
+def test_open_breaker_ends_the_call_before_it_is_sent() -> None:
+    """No request reaches the server, and `start` returns the reason."""
+    harness = start_call(WORKS, downstream=open_downstream())
 
-    stop = made.caller.start(0.0)
+    stop = harness.caller.start(0.0)
 
     assert stop is not None
     assert Reason.BREAKER_OPEN is stop.reason
-    assert [(0.0, 0.0, stop)] == made.ends.ends
-    assert (0, []) == (made.recorder.attempts, made.node.seen)
+    assert [(0.0, 0.0, stop)] == harness.ends.ends
+    assert (0, []) == (harness.recorder.attempts, harness.node.seen)
 
 
-def test_a_call_that_was_not_let_through_made_no_attempt() -> None:
-    """An open breaker ends a call after none, and one that opens later after those it made."""
-    refused = call(WORKS, downstream=opened())
+def test_refused_call_makes_no_attempt() -> None:
+    """A call refused by an open breaker made no attempt; one stopped later made some."""
+    refused = start_call(WORKS, downstream=open_downstream())
     refused.run()
     downstream = Downstream("there", breaker=Breaker())
-    tried = call(FAILS, WORKS, downstream=downstream)
-    tried.loop.schedule(1.0, lambda _now, _about: downstream.force("open"))
-    tried.run()
+    harness = start_call(FAILS, WORKS, downstream=downstream)
+    harness.loop.schedule(1.0, lambda _now, _about: downstream.force("open"))
+    harness.run()
 
-    assert ([0], [1]) == (refused.ends.attempts, tried.ends.attempts)
+    assert ([0], [1]) == (refused.ends.attempts, harness.ends.attempts)
 
 
-def test_a_call_that_is_let_through_has_nothing_to_tell_at_once() -> None:
-    """`start` answers None when an attempt is on its way."""
-    made = call(WORKS)
+def test_start_returns_none_for_a_running_call() -> None:
+    """`start` returns None when an attempt was sent."""
+    harness = start_call(WORKS)
 
-    assert made.caller.start(0.0) is None
+    assert harness.caller.start(0.0) is None
 
 
 def test_a_breaker_that_opens_ends_the_call() -> None:
-    """The failure that opens the breaker is the call's last."""
+    """The failure that opens the breaker is the last of the call."""
     downstream = Downstream("there", breaker=Breaker(consecutive=2))
-    made = call(FAILS, FAILS, WORKS, downstream=downstream)
-    made.run()
+    harness = start_call(FAILS, FAILS, WORKS, downstream=downstream)
+    harness.run()
 
-    assert (Reason.BREAKER_OPEN, 2) == (made.reason, made.recorder.attempts)
+    assert (Reason.BREAKER_OPEN, 2) == (harness.reason, harness.recorder.attempts)
 
 
 def test_a_breaker_that_opens_during_the_wait_ends_the_call() -> None:
-    """Others may open it while a call waits."""
+    """A breaker that another call opens during a wait ends the call."""
     downstream = Downstream("there", breaker=Breaker())
-    made = call(FAILS, WORKS, downstream=downstream)
-    made.loop.schedule(1.0, lambda _now, _about: downstream.force("open"))
+    harness = start_call(FAILS, WORKS, downstream=downstream)
+    harness.loop.schedule(1.0, lambda _now, _about: downstream.force("open"))
 
-    assert [TWO_HOPS + 1.0] == [end.now for end in made.run()]
-    assert (Reason.BREAKER_OPEN, 1) == (made.reason, made.recorder.attempts)
+    assert [ROUND_TRIP + 1.0] == [end.now for end in harness.run()]
+    assert (Reason.BREAKER_OPEN, 1) == (harness.reason, harness.recorder.attempts)
 
 
-def test_a_limiter_moves_the_attempt() -> None:
-    """An attempt that has to wait for its turn leaves then, and its time counts from there."""
+def test_limiter_delays_the_attempt() -> None:
+    """A delayed attempt is sent later, and its duration counts from then."""
     downstream = Downstream("there", limiter=ScriptedLimiter(4.0))
-    made = call((0.25, SUCCESS), downstream=downstream, policy=steady(timeout=1.0))
+    harness = start_call((0.25, SUCCESS), downstream=downstream, policy=steady_policy(timeout=1.0))
 
-    assert [(0.0, 4.0 + 0.25 + TWO_HOPS, None)] == made.run()
-    assert [(4.0 + HOP, 1)] == made.node.seen
+    assert [(0.0, 4.0 + 0.25 + ROUND_TRIP, None)] == harness.run()
+    assert [(4.0 + NETWORK_DELAY, 1)] == harness.node.seen
 
 
-def test_a_limiter_moves_the_deadline_too() -> None:
-    """A timeout is the time from the moment at which the attempt leaves."""
+def test_limiter_delays_the_deadline() -> None:
+    """A timeout counts from the moment the attempt is sent."""
     downstream = Downstream("there", limiter=ScriptedLimiter(4.0, 0.0))
-    made = call(None, WORKS, downstream=downstream, policy=steady(timeout=1.0))
+    harness = start_call(None, WORKS, downstream=downstream, policy=steady_policy(timeout=1.0))
 
-    assert [(0.0, 4.0 + 1.0 + 1.0 + TWO_HOPS, None)] == made.run()
+    assert [(0.0, 4.0 + 1.0 + 1.0 + ROUND_TRIP, None)] == harness.run()
 
 
 def test_a_full_limiter_ends_the_call() -> None:
-    """Who is not let through at all has failed."""
-    made = call(WORKS, downstream=Downstream("there", limiter=ScriptedLimiter(None)))
-    made.run()
+    """A call that the limiter refuses fails."""
+    harness = start_call(WORKS, downstream=Downstream("there", limiter=ScriptedLimiter(None)))
+    harness.run()
 
-    assert (Reason.LIMIT, 0) == (made.reason, made.recorder.attempts)
+    assert (Reason.LIMIT, 0) == (harness.reason, harness.recorder.attempts)
 
 
-def test_each_end_is_told_to_the_limiter_once() -> None:
-    """Timeouts, failures and successes all give their place back."""
+def test_limiter_is_released_once_per_attempt() -> None:
+    """Timeouts, failures and successes each release the limiter."""
     limits = ScriptedLimiter(0.0)
-    made = call(
+    harness = start_call(
         None,
         FAILS,
         WORKS,
         downstream=Downstream("there", limiter=limits),
-        policy=steady(timeout=1.0),
+        policy=steady_policy(timeout=1.0),
     )
-    made.loop.schedule(1.5, lambda now, _: made.caller.respond(now, 1, SUCCESS))
-    made.run()
+    harness.loop.schedule(1.5, lambda now, _: harness.caller.respond(now, 1, SUCCESS))
+    harness.run()
 
     assert ["timeout", "connection refused", ""] == limits.released
 
 
-def test_a_caller_without_a_meter_is_not_counted() -> None:
-    """The calls of a relay are no calls of the clients."""
+def test_caller_without_metrics_is_not_counted() -> None:
+    """The calls of a relay are not counted as calls of clients."""
     loop, ends = EventLoop(0), CallEndRecorder()
     node = ScriptedNode(loop, FAILS, WORKS)
-    RetryingCaller(Route(loop, node, lambda: HOP, None), STEADY, None, 0.0, ends).start(0.0)
+    RetryingCaller(Route(loop, node, lambda: NETWORK_DELAY, None), STEADY, None, 0.0, ends).start(
+        0.0
+    )
     loop.run(9.0)
 
-    assert [(0.0, 1.0 + 2 * TWO_HOPS, None)] == ends.ends
+    assert [(0.0, 1.0 + 2 * ROUND_TRIP, None)] == ends.ends
 
 
 # --- whatever happens ----------------------------------------------------------------------------
@@ -417,44 +433,44 @@ replies = st.lists(st.none() | st.tuples(eighths, outcomes), max_size=6)
     ways=st.lists(eighths, min_size=16, max_size=16),
     timeout=st.none() | eighths.filter(bool),
     late=st.lists(st.tuples(eighths, st.integers(1, 4), outcomes), max_size=6),
-    most=st.integers(1, 4),
+    max_attempts=st.integers(1, 4),
 )
-def test_a_call_ends_at_most_once_and_makes_no_more_attempts_than_it_may(
+def test_call_ends_at_most_once_within_its_attempts(
     replies: list[tuple[float, Outcome] | None],
     ways: list[float],
     timeout: float | None,
     late: list[tuple[float, int, Outcome]],
-    most: int,
+    max_attempts: int,
 ) -> None:
-    """Whatever the server and the network do, attempts are counted, numbered, and ended once."""
+    """For all servers and networks, attempts are counted, numbered and ended once."""
     limits = ScriptedLimiter(0.0)
     left = iter(ways * 2)
-    made = call(
+    harness = start_call(
         *replies,
-        policy=steady(timeout, most),
+        policy=steady_policy(timeout, max_attempts),
         downstream=Downstream("there", limiter=limits),
-        hop=lambda: next(left),
+        network_delay=lambda: next(left),
     )
-    for when, number, outcome in late:  # only to requests that have arrived, as servers do
-        made.loop.schedule(
+    for when, number, outcome in late:  # like servers, only for requests that have arrived
+        harness.loop.schedule(
             when,
             lambda now, about: (
-                made.caller.respond(now, *about)
-                if about[0] in [seen for _, seen in made.node.seen]
+                harness.caller.respond(now, *about)
+                if about[0] in [seen for _, seen in harness.node.seen]
                 else None
             ),
             (number, outcome),
         )
-    told = made.run()
+    told = harness.run()
 
-    attempts = made.recorder.attempts
+    attempts = harness.recorder.attempts
     assert len(told) <= 1
-    assert 1 <= attempts <= most
-    assert sorted(number for _, number in made.node.seen) == list(range(1, attempts + 1))
+    assert 1 <= attempts <= max_attempts
+    assert sorted(number for _, number in harness.node.seen) == list(range(1, attempts + 1))
     succeeded = bool(told) and told[0].stop is None
     running = not told
-    assert attempts == sum(made.recorder._failed_attempts) + succeeded + running
+    assert attempts == sum(harness.recorder._failed_attempts) + succeeded + running
     assert attempts - running == len(limits.released)
     if timeout is not None:
         assert told
-        assert told[0].now <= most * timeout + (most - 1)
+        assert told[0].now <= max_attempts * timeout + (max_attempts - 1)

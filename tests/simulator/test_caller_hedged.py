@@ -1,4 +1,4 @@
-"""Hedged calls at work: winners, losers, failures, and copies that were never sent."""
+"""Hedged calls: winners, losers, failures, and copies that are never sent."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tarry.simulator.metrics import MetricsRecorder
 from tarry.simulator.node import DROPPED, REFUSED, RETRIES_EXHAUSTED
 from tests.simulator.harness import CallEnd, CallEndRecorder, ScriptedLimiter, ScriptedNode
 
-HOP = 0.25
-TWO_HOPS = 2 * HOP
+NETWORK_DELAY = 0.25
+ROUND_TRIP = 2 * NETWORK_DELAY
 AFTER_1 = Hedging(after=1.0)
 FAILS = (0.0, REFUSED)
 WORKS = (0.0, SUCCESS)
 
 
-class Call(NamedTuple):
-    """A hedged call on its way, and all who have to do with it."""
+class CallHarness(NamedTuple):
+    """A hedged call with its event loop, node and recorders."""
 
     loop: EventLoop
     node: ScriptedNode
@@ -37,110 +37,114 @@ class Call(NamedTuple):
     caller: HedgingCaller
 
     def run(self) -> list[CallEnd]:
-        """Let the world go on; return how the call ended."""
+        """Run the event loop; return how the call ended."""
         self.loop.run(1_000.0)
         return self.ends.ends
 
     @property
     def reason(self) -> Reason | None:
-        """Why the call failed, if it did."""
+        """The reason why the call failed, or None."""
         (end,) = self.ends.ends
         return None if end.stop is None else end.stop.reason
 
 
-def call(
+def start_call(
     *replies: tuple[float, Outcome] | None,
     hedging: Hedging = AFTER_1,
     downstream: Downstream | None = None,
-    hop: Callable[[], float] = lambda: HOP,
-) -> Call:
-    """Make a hedged call to a server that replies like this."""
+    network_delay: Callable[[], float] = lambda: NETWORK_DELAY,
+) -> CallHarness:
+    """Start a hedged call to a node with these replies."""
     loop, ends, recorder = EventLoop(0), CallEndRecorder(), MetricsRecorder(2_000.0, 1.0)
     node = ScriptedNode(loop, *replies)
     core = HedgedCall(hedging, downstream or Downstream("there"))
-    caller = HedgingCaller(Route(loop, node, hop, recorder), core, 0.0, ends)
+    caller = HedgingCaller(Route(loop, node, network_delay, recorder), core, 0.0, ends)
     loop.schedule(0.0, caller.start)
-    return Call(loop, node, recorder, ends, caller)
+    return CallHarness(loop, node, recorder, ends, caller)
 
 
-def test_a_fast_answer_needs_no_copy() -> None:
-    """What is answered before its time is sent once."""
-    made = call((0.25, SUCCESS), WORKS)
+def test_fast_response_needs_no_copy() -> None:
+    """A call that gets a response before the delay sends one copy."""
+    harness = start_call((0.25, SUCCESS), WORKS)
 
-    assert [(0.0, 0.25 + TWO_HOPS, None)] == made.run()
-    assert [(HOP, 1)] == made.node.seen
-    assert (1, 0) == (made.recorder.attempts, sum(made.recorder._failed_attempts))
-
-
-def test_the_first_answer_wins() -> None:
-    """A copy that overtakes ends the call; the server works on the first one to no end."""
-    made = call((9.0, SUCCESS), (0.5, SUCCESS))
-
-    assert [(0.0, 1.0 + 0.5 + TWO_HOPS, None)] == made.run()
-    assert [(HOP, 1), (1.0 + HOP, 2)] == made.node.seen
-    assert (2, 0) == (made.recorder.attempts, sum(made.recorder._failed_attempts))
+    assert [(0.0, 0.25 + ROUND_TRIP, None)] == harness.run()
+    assert [(NETWORK_DELAY, 1)] == harness.node.seen
+    assert (1, 0) == (harness.recorder.attempts, sum(harness.recorder._failed_attempts))
 
 
-def test_the_first_copy_may_win_after_all() -> None:
-    """A copy that was sent in vain is ignored."""
-    made = call((1.0, SUCCESS), (9.0, SUCCESS))
+def test_first_response_wins() -> None:
+    """A second copy that is faster ends the call, while the server still works on the first."""
+    harness = start_call((9.0, SUCCESS), (0.5, SUCCESS))
 
-    assert [(0.0, 1.0 + TWO_HOPS, None)] == made.run()
-
-
-def test_a_copy_goes_after_each_delay() -> None:
-    """As many as there may be leave, one delay after the other."""
-    made = call(None, None, WORKS, WORKS, hedging=Hedging(after=1.0, max_attempts=3))
-
-    assert [(0.0, 2.0 + TWO_HOPS, None)] == made.run()
-    assert [(HOP, 1), (1.0 + HOP, 2), (2.0 + HOP, 3)] == made.node.seen
+    assert [(0.0, 1.0 + 0.5 + ROUND_TRIP, None)] == harness.run()
+    assert [(NETWORK_DELAY, 1), (1.0 + NETWORK_DELAY, 2)] == harness.node.seen
+    assert (2, 0) == (harness.recorder.attempts, sum(harness.recorder._failed_attempts))
 
 
-def test_copies_may_go_together() -> None:
-    """A delay of 0 sends them all at the start."""
-    made = call(
+def test_first_copy_may_win() -> None:
+    """The response of a later copy is ignored once the first copy succeeded."""
+    harness = start_call((1.0, SUCCESS), (9.0, SUCCESS))
+
+    assert [(0.0, 1.0 + ROUND_TRIP, None)] == harness.run()
+
+
+def test_a_copy_is_sent_after_each_delay() -> None:
+    """All allowed copies are sent, one delay after the other."""
+    harness = start_call(None, None, WORKS, WORKS, hedging=Hedging(after=1.0, max_attempts=3))
+
+    assert [(0.0, 2.0 + ROUND_TRIP, None)] == harness.run()
+    assert [
+        (NETWORK_DELAY, 1),
+        (1.0 + NETWORK_DELAY, 2),
+        (2.0 + NETWORK_DELAY, 3),
+    ] == harness.node.seen
+
+
+def test_copies_may_be_sent_together() -> None:
+    """A delay of 0 sends all copies at the start."""
+    harness = start_call(
         (3.0, SUCCESS), (1.0, SUCCESS), (2.0, SUCCESS), hedging=Hedging(after=0.0, max_attempts=3)
     )
 
-    assert [(0.0, 1.0 + TWO_HOPS, None)] == made.run()
-    assert [(HOP, number) for number in (1, 2, 3)] == made.node.seen
+    assert [(0.0, 1.0 + ROUND_TRIP, None)] == harness.run()
+    assert [(NETWORK_DELAY, number) for number in (1, 2, 3)] == harness.node.seen
 
 
 def test_a_failure_sends_the_next_copy_at_once() -> None:
-    """There is no reason to wait for a copy that has failed."""
-    made = call((0.25, REFUSED), WORKS, WORKS)
+    """After a failed copy the next one is sent without waiting."""
+    harness = start_call((0.25, REFUSED), WORKS, WORKS)
 
-    assert [(0.0, 0.25 + 2 * TWO_HOPS, None)] == made.run()
-    assert [(HOP, 1), (0.25 + TWO_HOPS + HOP, 2)] == made.node.seen
-    assert (2, 1) == (made.recorder.attempts, sum(made.recorder._failed_attempts))
+    assert [(0.0, 0.25 + 2 * ROUND_TRIP, None)] == harness.run()
+    assert [(NETWORK_DELAY, 1), (0.25 + ROUND_TRIP + NETWORK_DELAY, 2)] == harness.node.seen
+    assert (2, 1) == (harness.recorder.attempts, sum(harness.recorder._failed_attempts))
 
 
 def test_a_failure_of_one_leaves_the_others_running() -> None:
-    """While a copy runs, the call has not failed."""
-    made = call((2.0, SUCCESS), FAILS)
+    """The call does not fail while another copy runs."""
+    harness = start_call((2.0, SUCCESS), FAILS)
 
-    assert [(0.0, 2.0 + TWO_HOPS, None)] == made.run()
-    assert 1 == sum(made.recorder._failed_attempts)
+    assert [(0.0, 2.0 + ROUND_TRIP, None)] == harness.run()
+    assert 1 == sum(harness.recorder._failed_attempts)
 
 
 def test_a_call_fails_with_its_last_copy() -> None:
-    """When all that may be sent have failed, the call has."""
-    made = call(FAILS, FAILS, WORKS)
+    """The call fails when all allowed copies have failed."""
+    harness = start_call(FAILS, FAILS, WORKS)
 
-    assert [2 * TWO_HOPS] == [end.now for end in made.run()]
+    assert [2 * ROUND_TRIP] == [end.now for end in harness.run()]
     assert (Reason.ATTEMPTS, 2, 2) == (
-        made.reason,
-        made.recorder.attempts,
-        sum(made.recorder._failed_attempts),
+        harness.reason,
+        harness.recorder.attempts,
+        sum(harness.recorder._failed_attempts),
     )
 
 
-def test_a_hint_moves_the_next_copy() -> None:
-    """A server that names a time gets no copy before it."""
-    made = call((0.0, outcome_of_status(503, {"retry-after": "7"}, now=0.0)), WORKS)
+def test_hint_delays_the_next_copy() -> None:
+    """No copy is sent before the time in a hint of the server."""
+    harness = start_call((0.0, outcome_of_status(503, {"retry-after": "7"}, now=0.0)), WORKS)
 
-    assert [(0.0, 7.0 + 2 * TWO_HOPS, None)] == made.run()
-    assert [(HOP, 1), (7.0 + 3 * HOP, 2)] == made.node.seen
+    assert [(0.0, 7.0 + 2 * ROUND_TRIP, None)] == harness.run()
+    assert [(NETWORK_DELAY, 1), (7.0 + 3 * NETWORK_DELAY, 2)] == harness.node.seen
 
 
 @pytest.mark.parametrize(
@@ -152,161 +156,161 @@ def test_a_hint_moves_the_next_copy() -> None:
     ],
     ids=["retried below", "permanent", "hint too long"],
 )
-def test_a_call_that_is_over_sends_no_copy(outcome: Outcome, reason: Reason) -> None:
-    """What may not be repeated ends the call, and the copy that was planned never leaves."""
-    made = call((0.0, outcome), WORKS)
+def test_ended_call_sends_no_copy(outcome: Outcome, reason: Reason) -> None:
+    """A failure that must not be repeated ends the call, and the scheduled copy is not sent."""
+    harness = start_call((0.0, outcome), WORKS)
 
-    assert [TWO_HOPS] == [end.now for end in made.run()]
-    assert (reason, 1, 1) == (made.reason, made.recorder.attempts, len(made.node.seen))
-
-
-def test_what_ends_the_call_ends_the_other_copies_too() -> None:
-    """An answer that must not be repeated is the call's, also while another copy runs."""
-    made = call((3.0, SUCCESS), (0.0, PERMANENT))
-
-    assert [1.0 + TWO_HOPS] == [end.now for end in made.run()]
-    assert Reason.PERMANENT is made.reason
+    assert [ROUND_TRIP] == [end.now for end in harness.run()]
+    assert (reason, 1, 1) == (harness.reason, harness.recorder.attempts, len(harness.node.seen))
 
 
-def test_copies_that_never_come_back_never_end_the_call() -> None:
-    """A hedged call has no timeout of its own."""
-    made = call(None, None)
+def test_permanent_failure_ends_the_other_copies() -> None:
+    """A failure that must not be repeated ends the call while another copy runs."""
+    harness = start_call((3.0, SUCCESS), (0.0, PERMANENT))
 
-    assert [] == made.run()
-    assert 2 == made.recorder.attempts
-
-
-def test_answers_may_come_later() -> None:
-    """A server that did not know the answer gives it when it does, and only the first counts."""
-    made = call(None, None)
-    made.loop.schedule(5.0, lambda now, _: made.caller.respond(now, 1, SUCCESS))
-    made.loop.schedule(5.0, lambda now, _: made.caller.respond(now, 2, TRANSIENT))
-
-    assert [(0.0, 5.0 + HOP, None)] == made.run()
-    assert 0 == sum(made.recorder._failed_attempts)
+    assert [1.0 + ROUND_TRIP] == [end.now for end in harness.run()]
+    assert Reason.PERMANENT is harness.reason
 
 
-def test_a_dropped_copy_is_not_answered_again() -> None:
-    """When a server dies, the answer that it had planned never counts."""
-    made = call((3.0, SUCCESS), (9.0, SUCCESS))
-    made.loop.schedule(0.5, lambda now, _: made.caller.respond(now, 1, DROPPED))
+def test_hedged_call_has_no_timeout() -> None:
+    """A hedged call without any response does not end."""
+    harness = start_call(None, None)
 
-    assert [(0.0, 0.5 + HOP + 9.0 + TWO_HOPS, None)] == made.run()
+    assert [] == harness.run()
+    assert 2 == harness.recorder.attempts
 
 
-def test_a_drop_counts_also_when_it_is_slower_than_the_planned_answer() -> None:
-    """A server that is dead has not answered, whatever the ways of the network take."""
+def test_responses_may_come_later() -> None:
+    """A node can respond later, and only the first response counts."""
+    harness = start_call(None, None)
+    harness.loop.schedule(5.0, lambda now, _: harness.caller.respond(now, 1, SUCCESS))
+    harness.loop.schedule(5.0, lambda now, _: harness.caller.respond(now, 2, TRANSIENT))
+
+    assert [(0.0, 5.0 + NETWORK_DELAY, None)] == harness.run()
+    assert 0 == sum(harness.recorder._failed_attempts)
+
+
+def test_dropped_copy_gets_no_second_response() -> None:
+    """After a crash of the server, the response that was scheduled before is ignored."""
+    harness = start_call((3.0, SUCCESS), (9.0, SUCCESS))
+    harness.loop.schedule(0.5, lambda now, _: harness.caller.respond(now, 1, DROPPED))
+
+    assert [(0.0, 0.5 + NETWORK_DELAY + 9.0 + ROUND_TRIP, None)] == harness.run()
+
+
+def test_drop_replaces_an_earlier_response() -> None:
+    """A drop counts even if it takes longer through the network than the scheduled response."""
     ways = iter([0.0, 0.0, 5.0, 0.0, 0.0])
-    made = call((0.75, SUCCESS), (9.0, SUCCESS), hop=lambda: next(ways))
-    made.loop.schedule(0.5, lambda now, _: made.caller.respond(now, 1, DROPPED))
+    harness = start_call((0.75, SUCCESS), (9.0, SUCCESS), network_delay=lambda: next(ways))
+    harness.loop.schedule(0.5, lambda now, _: harness.caller.respond(now, 1, DROPPED))
 
-    assert [(0.0, 1.0 + 9.0, None)] == made.run()
-
-
-def test_an_answer_that_is_held_is_waited_for() -> None:
-    """The planned one never comes, and a copy that is over is not held."""
-    made = call((0.25, SUCCESS), (2.0, SUCCESS))
-    made.loop.schedule(0.375, lambda _now, _about: made.caller.discard_response(1))
-
-    assert [(0.0, 1.0 + 2.0 + TWO_HOPS, None)] == made.run()
-    assert 1 == made.caller.discard_response(1)
+    assert [(0.0, 1.0 + 9.0, None)] == harness.run()
 
 
-def test_a_held_answer_may_win() -> None:
-    """What a server says at last counts as any answer does."""
-    made = call((0.25, SUCCESS), None)
-    made.loop.schedule(0.375, lambda _now, _about: made.caller.discard_response(1))
-    made.loop.schedule(5.0, lambda now, _: made.caller.respond(now, 1, SUCCESS))
-    made.loop.schedule(6.0, lambda now, _: made.caller.respond(now, 2, SUCCESS))
+def test_discarded_response_does_not_arrive() -> None:
+    """A discarded response never arrives, and that of an ended copy cannot be discarded."""
+    harness = start_call((0.25, SUCCESS), (2.0, SUCCESS))
+    harness.loop.schedule(0.375, lambda _now, _about: harness.caller.discard_response(1))
 
-    assert [(0.0, 5.0 + HOP, None)] == made.run()
+    assert [(0.0, 1.0 + 2.0 + ROUND_TRIP, None)] == harness.run()
+    assert 1 == harness.caller.discard_response(1)
+
+
+def test_later_response_may_win() -> None:
+    """A response that replaces a discarded one counts like any other."""
+    harness = start_call((0.25, SUCCESS), None)
+    harness.loop.schedule(0.375, lambda _now, _about: harness.caller.discard_response(1))
+    harness.loop.schedule(5.0, lambda now, _: harness.caller.respond(now, 1, SUCCESS))
+    harness.loop.schedule(6.0, lambda now, _: harness.caller.respond(now, 2, SUCCESS))
+
+    assert [(0.0, 5.0 + NETWORK_DELAY, None)] == harness.run()
 
 
 @pytest.mark.parametrize(
     ("replies", "expected"),
     [([WORKS], 1), ([(9.0, SUCCESS), WORKS], 2), ([FAILS, FAILS], 2), ([(0.0, PERMANENT)], 1)],
 )
-def test_the_end_tells_how_many_copies_were_sent(
-    replies: list[tuple[float, Outcome]], expected: int
-) -> None:
-    """Whoever began the call learns its copies, whether it ended well or not."""
-    made = call(*replies)
-    made.run()
+def test_end_has_the_number_of_copies(replies: list[tuple[float, Outcome]], expected: int) -> None:
+    """The callback at the end gets the number of copies, of successes and failures."""
+    harness = start_call(*replies)
+    harness.run()
 
-    assert [expected] == made.ends.attempts
+    assert [expected] == harness.ends.attempts
 
 
 # --- what stands around a call -------------------------------------------------------------------
 
 
-def test_an_open_breaker_ends_the_call_before_it_is_sent() -> None:
-    """Nothing reaches the server, and whoever began the call is told why."""
+def test_open_breaker_ends_the_call_before_it_is_sent() -> None:
+    """No request reaches the server, and `start` returns the reason."""
     downstream = Downstream("there", breaker=Breaker())
     downstream.force("open")
-    made = call(WORKS, downstream=downstream)
+    harness = start_call(WORKS, downstream=downstream)
 
-    stop = made.caller.start(0.0)
+    stop = harness.caller.start(0.0)
 
     assert stop is not None
     assert Reason.BREAKER_OPEN is stop.reason
-    assert [(0.0, 0.0, stop)] == made.ends.ends
-    assert (0, []) == (made.recorder.attempts, made.node.seen)
+    assert [(0.0, 0.0, stop)] == harness.ends.ends
+    assert (0, []) == (harness.recorder.attempts, harness.node.seen)
 
 
-def test_a_call_that_was_not_let_through_sent_no_copy() -> None:
-    """An open breaker ends a hedged call after none."""
+def test_refused_call_sends_no_copy() -> None:
+    """A hedged call refused by an open breaker sent no copy."""
     downstream = Downstream("there", breaker=Breaker())
     downstream.force("open")
-    made = call(WORKS, downstream=downstream)
-    made.run()
+    harness = start_call(WORKS, downstream=downstream)
+    harness.run()
 
-    assert [0] == made.ends.attempts
+    assert [0] == harness.ends.attempts
 
 
-def test_a_call_that_is_let_through_has_nothing_to_tell_at_once() -> None:
-    """`start` answers None when a copy is on its way."""
-    made = call(WORKS)
+def test_start_returns_none_for_a_running_call() -> None:
+    """`start` returns None when a copy was sent."""
+    harness = start_call(WORKS)
 
-    assert made.caller.start(0.0) is None
+    assert harness.caller.start(0.0) is None
 
 
 def test_an_open_breaker_sends_no_copy() -> None:
-    """The copy that runs is waited for."""
+    """With an open breaker no further copy is sent, and the running one continues."""
     downstream = Downstream("there", breaker=Breaker())
-    made = call((3.0, SUCCESS), WORKS, downstream=downstream)
-    made.loop.schedule(0.5, lambda _now, _about: downstream.force("open"))
+    harness = start_call((3.0, SUCCESS), WORKS, downstream=downstream)
+    harness.loop.schedule(0.5, lambda _now, _about: downstream.force("open"))
 
-    assert [(0.0, 3.0 + TWO_HOPS, None)] == made.run()
-    assert 1 == made.recorder.attempts
-
-
-def test_a_limiter_moves_the_first_copy_and_the_hedge_after_it() -> None:
-    """A copy that has to wait for its turn leaves then, and the delay counts from there."""
-    made = call(None, WORKS, downstream=Downstream("there", limiter=ScriptedLimiter(4.0, 0.0)))
-
-    assert [(0.0, 5.0 + TWO_HOPS, None)] == made.run()
-    assert [(4.0 + HOP, 1), (5.0 + HOP, 2)] == made.node.seen
+    assert [(0.0, 3.0 + ROUND_TRIP, None)] == harness.run()
+    assert 1 == harness.recorder.attempts
 
 
-def test_a_copy_that_waits_for_its_turn_when_the_call_ends_is_never_sent() -> None:
-    """A token that was given back was not used: the server never sees that copy."""
+def test_limiter_delays_the_first_copy_and_the_hedge() -> None:
+    """A delayed copy is sent later, and the hedging delay counts from then."""
+    harness = start_call(
+        None, WORKS, downstream=Downstream("there", limiter=ScriptedLimiter(4.0, 0.0))
+    )
+
+    assert [(0.0, 5.0 + ROUND_TRIP, None)] == harness.run()
+    assert [(4.0 + NETWORK_DELAY, 1), (5.0 + NETWORK_DELAY, 2)] == harness.node.seen
+
+
+def test_delayed_copy_is_not_sent_after_the_end() -> None:
+    """A copy that the limiter delays past the end of the call never reaches the server."""
     limits = ScriptedLimiter(0.0, 5.0)
-    made = call((2.0, SUCCESS), WORKS, downstream=Downstream("there", limiter=limits))
+    harness = start_call((2.0, SUCCESS), WORKS, downstream=Downstream("there", limiter=limits))
 
-    assert [(0.0, 2.0 + TWO_HOPS, None)] == made.run()
-    assert [(HOP, 1)] == made.node.seen
-    assert (1, ["", None]) == (made.recorder.attempts, limits.released)
+    assert [(0.0, 2.0 + ROUND_TRIP, None)] == harness.run()
+    assert [(NETWORK_DELAY, 1)] == harness.node.seen
+    assert (1, ["", None]) == (harness.recorder.attempts, limits.released)
 
 
-def test_a_caller_without_a_meter_is_not_counted() -> None:
-    """The calls of a relay are no calls of the clients."""
+def test_caller_without_metrics_is_not_counted() -> None:
+    """The calls of a relay are not counted as calls of clients."""
     loop, ends = EventLoop(0), CallEndRecorder()
     node = ScriptedNode(loop, FAILS, WORKS)
     core = HedgedCall(AFTER_1, Downstream("next"))
-    HedgingCaller(Route(loop, node, lambda: HOP, None), core, 0.0, ends).start(0.0)
+    HedgingCaller(Route(loop, node, lambda: NETWORK_DELAY, None), core, 0.0, ends).start(0.0)
     loop.run(9.0)
 
-    assert [(0.0, 2 * TWO_HOPS, None)] == ends.ends
+    assert [(0.0, 2 * ROUND_TRIP, None)] == ends.ends
 
 
 # --- whatever happens ----------------------------------------------------------------------------
@@ -320,32 +324,32 @@ outcomes = st.sampled_from([SUCCESS, SUCCESS, TRANSIENT, DROPPED, RETRIES_EXHAUS
     ways=st.lists(eighths, min_size=16, max_size=16),
     after=eighths,
     waits=st.lists(st.none() | eighths, min_size=1, max_size=4),
-    most=st.integers(2, 4),
+    max_attempts=st.integers(2, 4),
 )
-def test_a_call_ends_at_most_once_and_sends_no_more_copies_than_it_may(
+def test_call_ends_at_most_once_within_its_copies(
     replies: list[tuple[float, Outcome] | None],
     ways: list[float],
     after: float,
     waits: list[float | None],
-    most: int,
+    max_attempts: int,
 ) -> None:
-    """Whatever happens, copies are numbered, places are given back, and no copy comes after."""
+    """In all cases copies are numbered, permits are released, and no copy follows the end."""
     limits = ScriptedLimiter(*waits)
     left = iter(ways)
-    made = call(
+    harness = start_call(
         *replies,
-        hedging=Hedging(after=after, max_attempts=most),
+        hedging=Hedging(after=after, max_attempts=max_attempts),
         downstream=Downstream("there", limiter=limits),
-        hop=lambda: next(left),
+        network_delay=lambda: next(left),
     )
-    told = made.run()
+    told = harness.run()
 
-    attempts = made.recorder.attempts
+    attempts = harness.recorder.attempts
     assert len(told) <= 1
-    assert attempts == len(made.node.seen) <= most
-    assert len(set(made.node.seen)) == attempts
+    assert attempts == len(harness.node.seen) <= max_attempts
+    assert len(set(harness.node.seen)) == attempts
     if told:
-        core = made.caller._call
+        core = harness.caller._call
         assert core.attempts == len(limits.released)
         assert attempts <= core.attempts
         assert core.next_hedge_at is None

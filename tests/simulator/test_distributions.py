@@ -1,4 +1,4 @@
-"""Distributions: held against their closed forms, from a seed."""
+"""Distributions, compared with their closed forms."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ from tests.core.invalid_values import invalid_values, keyword
 
 DRAWS = 20_000
 SIGMAS = 5
-"""So many standard errors a share may be off; from a fixed seed it always is or never."""
+"""The tolerance of a share, in standard errors; with a fixed seed the test is deterministic."""
 
 
-def draws_of(distribution: Distribution, count: int = DRAWS, seed: int = 1) -> list[float]:
-    """Draw from a seed."""
+def draw_many(distribution: Distribution, count: int = DRAWS, seed: int = 1) -> list[float]:
+    """Return values drawn from a distribution."""
     draw = distribution.sampler(Random(seed))
     return [draw() for _ in range(count)]
 
 
-class Extreme:
-    """Dice that always show the same."""
+class ConstantSource:
+    """A random source that always returns the same number."""
 
     def __init__(self, u: float) -> None:
         self.u = u
 
     def random(self) -> float:
-        """Show it."""
+        """Return the number."""
         return self.u
 
     def gauss(self, mu: float, sigma: float) -> float:
-        """Show as many standard deviations, 9 at most."""
+        """Return a value of up to 9 standard deviations."""
         return mu + sigma * (18 * self.u - 9)
 
 
-LEAST, MOST = Extreme(0.0), Extreme(1 - 2**-53)
+LEAST, MOST = ConstantSource(0.0), ConstantSource(1 - 2**-53)
 
 
-class Form(NamedTuple):
-    """A distribution with its closed forms."""
+class ClosedForm(NamedTuple):
+    """A distribution with its mean and quantiles."""
 
     distribution: Distribution
     mean: float
@@ -64,20 +64,22 @@ class Form(NamedTuple):
 
 
 FORMS = [
-    Form(Uniform(2.0, 6.0), 4.0, lambda q: 2 + 4 * q),
-    Form(Exponential(0.25), 0.25, lambda q: -0.25 * log(1 - q)),
-    Form(Normal(10.0, 2.0), 10.0, NormalDist(10, 2).inv_cdf),
-    Form(Normal(0.0, 3.0), 3 * sqrt(2 / pi), lambda q: 3 * NormalDist().inv_cdf((1 + q) / 2)),
-    Form(Lognormal(0.1), 0.1 * exp(0.125), lambda q: 0.1 * exp(0.5 * NormalDist().inv_cdf(q))),
-    Form(Lognormal(3.0, 1.0), 3 * exp(0.5), lambda q: 3 * exp(NormalDist().inv_cdf(q))),
-    Form(HeavyTail(0.5, 3.0), 0.75, lambda q: 0.5 * (1 - q) ** (-1 / 3)),
+    ClosedForm(Uniform(2.0, 6.0), 4.0, lambda q: 2 + 4 * q),
+    ClosedForm(Exponential(0.25), 0.25, lambda q: -0.25 * log(1 - q)),
+    ClosedForm(Normal(10.0, 2.0), 10.0, NormalDist(10, 2).inv_cdf),
+    ClosedForm(Normal(0.0, 3.0), 3 * sqrt(2 / pi), lambda q: 3 * NormalDist().inv_cdf((1 + q) / 2)),
+    ClosedForm(
+        Lognormal(0.1), 0.1 * exp(0.125), lambda q: 0.1 * exp(0.5 * NormalDist().inv_cdf(q))
+    ),
+    ClosedForm(Lognormal(3.0, 1.0), 3 * exp(0.5), lambda q: 3 * exp(NormalDist().inv_cdf(q))),
+    ClosedForm(HeavyTail(0.5, 3.0), 0.75, lambda q: 0.5 * (1 - q) ** (-1 / 3)),
 ]
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: repr(form.distribution))
-def test_quantiles_are_those_of_the_closed_form(form: Form) -> None:
-    """The share of draws below the true quantile is that quantile's share."""
-    drawn = draws_of(form.distribution)
+def test_quantiles_are_those_of_the_closed_form(form: ClosedForm) -> None:
+    """The share of draws below the true quantile is the share of that quantile."""
+    drawn = draw_many(form.distribution)
 
     for q in (0.01, 0.25, 0.5, 0.9, 0.99):
         below = sum(value <= form.quantile(q) for value in drawn) / DRAWS
@@ -85,9 +87,9 @@ def test_quantiles_are_those_of_the_closed_form(form: Form) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: repr(form.distribution))
-def test_the_average_is_that_of_the_closed_form(form: Form) -> None:
-    """Many draws come to the mean."""
-    assert pytest.approx(form.mean, rel=0.05) == fmean(draws_of(form.distribution))
+def test_the_average_is_that_of_the_closed_form(form: ClosedForm) -> None:
+    """The average of many draws is the mean."""
+    assert pytest.approx(form.mean, rel=0.05) == fmean(draw_many(form.distribution))
 
 
 @pytest.mark.parametrize(
@@ -107,12 +109,12 @@ def test_the_average_is_that_of_the_closed_form(form: Form) -> None:
     ids=repr,
 )
 def test_every_distribution_knows_its_mean(distribution: Distribution, expected: float) -> None:
-    """`mean` is the expected value, without a draw."""
+    """`mean` is the expected value."""
     assert pytest.approx(expected) == distribution.mean
 
 
-def test_fixed_rolls_no_dice() -> None:
-    """What is always the same leaves the dice to others."""
+def test_fixed_does_not_use_the_random_source() -> None:
+    """Drawing a fixed value leaves the random source unchanged."""
     source = Random(1)
     draw = Fixed(0.125).sampler(source)
 
@@ -122,21 +124,21 @@ def test_fixed_rolls_no_dice() -> None:
 
 @pytest.mark.parametrize("distribution", [Lognormal(0.5, 0.0), Normal(0.5, 0.0), Uniform(0.5, 0.5)])
 def test_without_spread_all_draws_are_the_same(distribution: Distribution) -> None:
-    """A spread of 0 leaves one value."""
-    assert {0.5} == set(draws_of(distribution, 10))
+    """A distribution without spread has one value."""
+    assert {0.5} == set(draw_many(distribution, 10))
 
 
 @given(st.lists(st.floats(0, 1e9), min_size=1, max_size=4), st.integers())
-def test_what_was_measured_is_what_comes(values: list[float], seed: int) -> None:
-    """Draws from measurements are measurements, and each of them comes."""
-    drawn = draws_of(Empirical(tuple(values)), 150, seed)
+def test_empirical_draws_are_measured_values(values: list[float], seed: int) -> None:
+    """All draws are measured values, and every measured value is drawn."""
+    drawn = draw_many(Empirical(tuple(values)), 150, seed)
 
     assert set(values) == set(drawn)
 
 
 def test_each_measurement_is_as_likely_as_any_other() -> None:
-    """A value that was measured twice comes twice as often."""
-    drawn = draws_of(Empirical((1.0, 2.0, 2.0, 3.0)))
+    """A value that was measured twice is drawn twice as often."""
+    drawn = draw_many(Empirical((1.0, 2.0, 2.0, 3.0)))
 
     assert pytest.approx(0.5, abs=SIGMAS * 0.5 / sqrt(DRAWS)) == drawn.count(2.0) / DRAWS
     assert pytest.approx(0.25, abs=SIGMAS * 0.44 / sqrt(DRAWS)) == drawn.count(3.0) / DRAWS
@@ -156,14 +158,14 @@ distributions = st.one_of(
 
 
 @given(distributions, st.integers())
-def test_no_draw_is_ever_below_0(distribution: Distribution, seed: int) -> None:
-    """Whatever the distribution and the seed, a draw is a length of time."""
-    assert all(0 <= value < inf for value in draws_of(distribution, 20, seed))
+def test_no_draw_is_below_0(distribution: Distribution, seed: int) -> None:
+    """For all distributions and seeds, a draw is at least 0."""
+    assert all(0 <= value < inf for value in draw_many(distribution, 20, seed))
 
 
 @given(distributions)
-def test_the_ends_of_the_dice_are_lengths_of_time_too(distribution: Distribution) -> None:
-    """The least and the greatest that dice can show give finite values, none below 0."""
+def test_extreme_random_numbers_give_valid_durations(distribution: Distribution) -> None:
+    """The lowest and highest random numbers give finite values of at least 0."""
     least, most = (distribution.sampler(source)() for source in (LEAST, MOST))
 
     assert 0 <= least
@@ -174,11 +176,11 @@ def test_the_ends_of_the_dice_are_lengths_of_time_too(distribution: Distribution
 
 @given(st.tuples(sizes, sizes).map(sorted), st.integers())
 def test_uniform_stays_within_its_bounds(ends: list[float], seed: int) -> None:
-    """No draw lies outside; rounding may only touch the bound itself."""
+    """No draw lies outside the bounds, whatever the rounding."""
     low, high = ends
     slack = 1e-9 * (1 + high)
 
-    drawn = [*draws_of(Uniform(low, high), 20, seed), Uniform(low, high).sampler(MOST)()]
+    drawn = [*draw_many(Uniform(low, high), 20, seed), Uniform(low, high).sampler(MOST)()]
 
     assert low <= min(drawn)
     assert max(drawn) <= high + slack
@@ -186,17 +188,17 @@ def test_uniform_stays_within_its_bounds(ends: list[float], seed: int) -> None:
 
 
 @given(positives, st.floats(1.01, 10), st.integers())
-def test_a_heavy_tail_has_a_least_value(minimum: float, shape: float, seed: int) -> None:
-    """No draw lies below the minimum, which the least dice give."""
+def test_heavy_tail_has_a_minimum(minimum: float, shape: float, seed: int) -> None:
+    """No draw is below the minimum, which the lowest random number gives."""
     tail = HeavyTail(minimum, shape)
 
-    assert minimum <= min(draws_of(tail, 20, seed))
+    assert minimum <= min(draw_many(tail, 20, seed))
     assert minimum == tail.sampler(LEAST)()
 
 
 @given(st.lists(sizes, min_size=1, max_size=60))
-def test_the_ends_of_the_dice_are_the_ends_of_the_measurements(values: list[float]) -> None:
-    """The least dice give the first, the greatest the last, and never one beyond."""
+def test_extreme_random_numbers_give_first_and_last_measurement(values: list[float]) -> None:
+    """The lowest random number gives the first value, and the highest one gives the last."""
     empirical = Empirical(tuple(values))
 
     assert (values[0], values[-1]) == tuple(empirical.sampler(source)() for source in (LEAST, MOST))
@@ -205,7 +207,7 @@ def test_the_ends_of_the_dice_are_the_ends_of_the_measurements(values: list[floa
 @given(distributions, st.integers())
 def test_the_same_seed_draws_the_same(distribution: Distribution, seed: int) -> None:
     """A distribution keeps no state between samplers."""
-    assert draws_of(distribution, 10, seed) == draws_of(distribution, 10, seed)
+    assert draw_many(distribution, 10, seed) == draw_many(distribution, 10, seed)
 
 
 # --- invalid values -------------------------------------------------------------------------------
@@ -229,10 +231,10 @@ def test_the_same_seed_draws_the_same(distribution: Distribution, seed: int) -> 
         for case in invalid_values(**rules)
     ],
 )
-def test_a_bad_value_is_refused_by_the_name_of_its_field(
+def test_invalid_value_is_rejected_with_its_field(
     make: Callable[..., Distribution], field: str, value: object, words: str
 ) -> None:
-    """Each distribution refuses what is no length of time, and says which field it was."""
+    """Each distribution rejects an invalid duration and names the field."""
     with pytest.raises(ConfigurationError, match=words):
         make(**keyword(field, value))
 
@@ -251,20 +253,20 @@ def test_a_bad_value_is_refused_by_the_name_of_its_field(
         (lambda: Empirical((1.0, nan)), "^values must be finite"),
     ],
 )
-def test_a_bad_whole_is_refused(make: Callable[[], Distribution], words: str) -> None:
-    """Values that are wrong together, or in a row, are refused by the name of their field."""
+def test_invalid_combination_is_rejected(make: Callable[[], Distribution], words: str) -> None:
+    """Values that are invalid together are rejected with the name of a field."""
     with pytest.raises(ConfigurationError, match=words):
         make()
 
 
-def test_a_shape_that_is_no_number_is_refused() -> None:
-    """A text is no shape."""
+def test_shape_must_be_a_number() -> None:
+    """A string is not a shape."""
     with pytest.raises(ConfigurationTypeError, match=r"^shape must be a number, got '2'$"):
         HeavyTail(1.0, **keyword("shape", "2"))
 
 
-def test_every_name_of_a_file_is_a_distribution() -> None:
-    """The table of names holds each distribution once."""
+def test_every_kind_is_a_distribution() -> None:
+    """The table of kinds has each distribution once."""
     expected = {Fixed, Uniform, Exponential, Normal, Lognormal, HeavyTail, Empirical}
     assert expected == set(DISTRIBUTIONS.values())
     assert 7 == len(DISTRIBUTIONS)
@@ -272,7 +274,7 @@ def test_every_name_of_a_file_is_a_distribution() -> None:
 
 @given(distributions)
 def test_distributions_are_values(distribution: Distribution) -> None:
-    """A distribution can be shown, compared and used as a key."""
+    """Distributions can be compared, printed and used as keys."""
     again = eval(repr(distribution))  # noqa: S307 - of our own text
 
     assert distribution == again

@@ -1,4 +1,4 @@
-"""Virtual time: order, ties, boundaries and dice."""
+"""The event loop: order, ties, boundaries and random sources."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from tarry.simulator.event_loop import EventLoop, trial_seed
 moments = st.integers(0, 6).map(lambda quarters: quarters / 4)
 
 
-class Diary:
-    """Writes down what happens, and when."""
+class EventRecorder:
+    """Records events and their times."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[float, object]] = []
 
-    def note(self, now: float, about: object) -> None:
-        """Write a line."""
+    def record(self, now: float, about: object) -> None:
+        """Record an event."""
         self.lines.append((now, about))
 
 
 @given(st.lists(moments))
-def test_events_come_by_their_time_and_ties_in_the_order_of_making(times: list[float]) -> None:
-    """In whatever order they are made, events happen by time, those of a moment as made."""
-    loop, diary = EventLoop(0), Diary()
+def test_events_run_by_time_and_then_by_scheduling_order(times: list[float]) -> None:
+    """Events run in the order of their time; at the same time, in the order of scheduling."""
+    loop, diary = EventLoop(0), EventRecorder()
     for number, when in enumerate(times):
-        loop.schedule(when, diary.note, number)
+        loop.schedule(when, diary.record, number)
 
     loop.run(inf)
 
@@ -42,15 +42,15 @@ def test_events_come_by_their_time_and_ties_in_the_order_of_making(times: list[f
 
 
 @given(st.lists(st.tuples(moments, st.lists(moments, max_size=3)), max_size=6))
-def test_events_that_make_events(plan: list[tuple[float, list[float]]]) -> None:
-    """What is made while the world runs takes its place by time, and after its elders in a tie."""
-    loop, diary, made = EventLoop(0), Diary(), 0
+def test_events_can_schedule_events(plan: list[tuple[float, list[float]]]) -> None:
+    """An event that is scheduled during the run is ordered by its time."""
+    loop, diary, made = EventLoop(0), EventRecorder(), 0
     expected: list[tuple[float, int]] = []
 
     def make(now: float, delays: list[float]) -> None:
         nonlocal made
         for delay in delays:
-            loop.schedule(now + delay, diary.note, made)
+            loop.schedule(now + delay, diary.record, made)
             expected.append((now + delay, made))
             made += 1
 
@@ -61,28 +61,28 @@ def test_events_that_make_events(plan: list[tuple[float, list[float]]]) -> None:
     assert sorted(expected) == diary.lines
 
 
-def test_an_event_of_the_present_moment_comes_after_all_that_were_there() -> None:
-    """An event made for now happens in this run, when those of the moment are through."""
-    loop, diary = EventLoop(0), Diary()
+def test_event_for_the_current_time_runs_last() -> None:
+    """An event scheduled for the current time runs after the other events of that time."""
+    loop, diary = EventLoop(0), EventRecorder()
 
     def make(now: float, about: object) -> None:
-        diary.note(now, about)
-        loop.schedule(now, diary.note, "made in the moment")
+        diary.record(now, about)
+        loop.schedule(now, diary.record, "made in the moment")
 
     loop.schedule(1.0, make, "first")
-    loop.schedule(2.0, diary.note, "later")
-    loop.schedule(1.0, diary.note, "second")
+    loop.schedule(2.0, diary.record, "later")
+    loop.schedule(1.0, diary.record, "second")
     loop.run(5.0)
 
     expected = [(1.0, "first"), (1.0, "second"), (1.0, "made in the moment"), (2.0, "later")]
     assert expected == diary.lines
 
 
-def test_run_stops_before_its_end_and_can_go_on() -> None:
-    """What is due at the end itself has not happened, and happens when the world runs further."""
-    loop, diary = EventLoop(0), Diary()
+def test_run_stops_before_its_end_and_can_continue() -> None:
+    """An event at the end itself does not run, but runs when the loop continues."""
+    loop, diary = EventLoop(0), EventRecorder()
     for when in (0.0, 1.0, 2.0):
-        loop.schedule(when, diary.note)
+        loop.schedule(when, diary.record)
 
     loop.run(0.0)
     assert [] == diary.lines
@@ -94,8 +94,8 @@ def test_run_stops_before_its_end_and_can_go_on() -> None:
     assert [(0.0, None), (1.0, None), (2.0, None)] == diary.lines
 
 
-def test_a_world_without_events_is_over_at_once() -> None:
-    """Nothing to do is no reason to wait for the end."""
+def test_run_without_events_returns_at_once() -> None:
+    """A loop without events returns at once."""
     loop = EventLoop(0)
 
     loop.run(inf)
@@ -104,8 +104,8 @@ def test_a_world_without_events_is_over_at_once() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 7, -1, "", "7", trial_seed(0, 0)], ids=repr)
-def test_one_seed_is_one_run(seed: int | str) -> None:
-    """Two worlds of one seed draw the same numbers, by dice and by sampler."""
+def test_same_seed_gives_same_draws(seed: int | str) -> None:
+    """Two loops with the same seed draw the same numbers."""
     draws = []
     for loop in (EventLoop(seed), EventLoop(seed)):
         draw, source = loop.sampler(Uniform(1.0, 2.0), "these"), loop.random_source("those")
@@ -115,16 +115,16 @@ def test_one_seed_is_one_run(seed: int | str) -> None:
     assert first == second
 
 
-def test_trials_have_nothing_in_common() -> None:
-    """No two of many seeds and trials begin with the same draw."""
+def test_trials_draw_different_numbers() -> None:
+    """No two pairs of seed and trial start with the same draw."""
     seeds = [trial_seed(seed, trial) for seed, trial in product(range(30), range(30))]
 
     assert 900 == len(set(seeds))
     assert 900 == len({EventLoop(seed).random_source("them").random() for seed in seeds})
 
 
-def test_each_source_of_chance_has_dice_of_its_own() -> None:
-    """What one source draws says nothing about another, and does not change what it draws."""
+def test_random_sources_are_independent() -> None:
+    """Draws from one source do not affect another source."""
     loop = EventLoop(0)
     one, other, again = (
         loop.random_source("one"),
@@ -139,8 +139,8 @@ def test_each_source_of_chance_has_dice_of_its_own() -> None:
 
 @pytest.mark.parametrize("collecting", [True, False])
 @pytest.mark.parametrize("breaks", [True, False])
-def test_a_run_leaves_the_garbage_collector_as_it_was(collecting: bool, breaks: bool) -> None:
-    """It rests while a world runs, and goes on afterwards if it was on, error or not."""
+def test_run_restores_the_garbage_collector(collecting: bool, breaks: bool) -> None:
+    """Garbage collection is off during a run and restored afterwards, also after an error."""
     loop, during = EventLoop(0), []
 
     def look(_now: float, _about: object) -> None:
@@ -160,6 +160,6 @@ def test_a_run_leaves_the_garbage_collector_as_it_was(collecting: bool, breaks: 
 
 
 @given(st.tuples(st.integers(), st.integers(0)), st.tuples(st.integers(), st.integers(0)))
-def test_every_trial_has_a_seed_of_its_own(one: tuple[int, int], other: tuple[int, int]) -> None:
-    """Only the same trial of the same seed has the same name."""
+def test_every_trial_has_its_own_seed(one: tuple[int, int], other: tuple[int, int]) -> None:
+    """Only the same trial of the same seed has the same seed text."""
     assert (one == other) == (trial_seed(*one) == trial_seed(*other))

@@ -1,4 +1,4 @@
-"""Counting: totals, series, quantiles, recovery and the peak."""
+"""Metrics: totals, time series, quantiles, recovery and peak load."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from tarry.simulator.metrics import METRICS, MetricsRecorder, Summary, quantile
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server, Surge
 
 HUNDRED = Server(latency=Fixed(0.01), concurrency=1)
-"""It can answer a hundred requests a second."""
+"""A server with a capacity of a hundred requests per second."""
 
 
-def scenario(
+def make_scenario(
     *, trouble: float | None = None, duration: float = 10.0, bucket: float = 1.0, **server: Any
 ) -> Scenario:
-    """Return a scenario whose trouble ends then."""
+    """Return a scenario whose disruption ends at this time."""
     failures = () if trouble is None else (Failure(end=trouble),)
     servers = {"server": Server(failures=failures, **server)}
     return Scenario(servers=servers, duration=duration, bucket=bucket)
 
 
-def summary_of(recorder: MetricsRecorder, of: Scenario | None = None, crashes: int = 0) -> Summary:
-    """Sum up."""
-    return recorder.summarize(scenario() if of is None else of, crashes)
+def summarize(recorder: MetricsRecorder, of: Scenario | None = None, crashes: int = 0) -> Summary:
+    """Return the summary of a run."""
+    return recorder.summarize(make_scenario() if of is None else of, crashes)
 
 
 # --- totals and series ---------------------------------------------------------------------------
 
 
-def test_nothing_comes_to_nothing() -> None:
-    """A run without calls has counts of 0; what would be a share or a time is not known."""
-    summary = summary_of(MetricsRecorder(10.0, 1.0))
+def test_run_without_calls() -> None:
+    """A run without calls has counts of 0, and no value for shares and times."""
+    summary = summarize(MetricsRecorder(10.0, 1.0))
 
     unknown = {name for name, value in summary.metrics().items() if isnan(value)}
     shares = {"success_rate", "attempts_per_call", "amplification", "peak_load"}
@@ -48,7 +48,7 @@ def test_nothing_comes_to_nothing() -> None:
 
 
 def test_each_event_is_counted_in_its_bucket() -> None:
-    """Buckets begin with their moment and end before the next."""
+    """A bucket includes its start and excludes its end."""
     recorder = MetricsRecorder(3.0, 1.0)
     recorder.record_call(0.0)
     recorder.record_call(0.999)
@@ -65,7 +65,7 @@ def test_each_event_is_counted_in_its_bucket() -> None:
         "failed": [0.0, 0.0, 1.0],
         "in_progress": [0.0, 7.0, 0.0],
     }
-    assert expected == summary_of(recorder).series
+    assert expected == summarize(recorder).series
 
 
 @pytest.mark.parametrize(
@@ -80,28 +80,28 @@ def test_each_event_is_counted_in_its_bucket() -> None:
         (60.0, 0.1, 600),
     ],
 )
-def test_the_run_is_cut_into_buckets(duration: float, bucket: float, expected: int) -> None:
-    """There are as many as begin before the end, and rounding makes none more."""
+def test_number_of_buckets(duration: float, bucket: float, expected: int) -> None:
+    """A run has as many buckets as start before its end, whatever the rounding."""
     recorder = MetricsRecorder(duration, bucket)
-    summary = summary_of(recorder)
+    summary = summarize(recorder)
 
     assert expected == recorder.bucket_count
     assert {expected} == {len(values) for values in summary.series.values()}
     assert bucket == summary.bucket
 
 
-def test_what_rounding_puts_beyond_the_end_belongs_to_the_last_bucket() -> None:
-    """No event is lost from the series because a sum of floats falls on the end."""
+def test_event_at_the_end_is_in_the_last_bucket() -> None:
+    """An event that rounding puts at the end of the run is counted in the last bucket."""
     recorder = MetricsRecorder(3.0 + 1e-10, 1.0)
     recorder.record_call(3.0 + 5e-11)
 
-    summary = summary_of(recorder)
+    summary = summarize(recorder)
 
     assert (1, [0.0, 0.0, 1.0]) == (summary.calls, summary.series["calls"])
 
 
-def test_the_numbers_of_a_run() -> None:
-    """Every total and share follows from what was counted."""
+def test_summary_of_a_run() -> None:
+    """All totals and shares follow from the recorded events."""
     recorder = MetricsRecorder(10.0, 1.0)
     for now in (0.0, 1.0, 2.0, 3.0):
         recorder.record_call(now)
@@ -114,8 +114,8 @@ def test_the_numbers_of_a_run() -> None:
     recorder.record_success(9.5, 1.0)
     recorder.record_failed_call(6.0, Reason.LIMIT, 0)
 
-    of = scenario(trouble=1.0, latency=Fixed(0.01), concurrency=1)
-    summary = summary_of(recorder, of, crashes=3)
+    of = make_scenario(trouble=1.0, latency=Fixed(0.01), concurrency=1)
+    summary = summarize(recorder, of, crashes=3)
 
     expected = {
         "calls": 4,
@@ -141,12 +141,12 @@ def test_the_numbers_of_a_run() -> None:
 
 
 def test_reasons_are_counted_and_sorted() -> None:
-    """A summary says how often a call failed for which reason."""
+    """A summary has the number of failed calls by reason."""
     recorder = MetricsRecorder(10.0, 1.0)
     for reason in (Reason.LIMIT, Reason.ATTEMPTS, Reason.LIMIT):
         recorder.record_failed_call(1.0, reason, 1)
 
-    assert [("attempts", 1), ("limit", 2)] == list(summary_of(recorder).reasons.items())
+    assert [("attempts", 1), ("limit", 2)] == list(summarize(recorder).reasons.items())
 
 
 @given(
@@ -162,7 +162,7 @@ def test_reasons_are_counted_and_sorted() -> None:
     bucket=st.sampled_from([0.1, 0.3, 1.0, 2.5, 7.0, 20.0]),
 )
 def test_series_sum_to_totals(events: list[tuple[str, float]], bucket: float) -> None:
-    """What is counted in all is what is counted bucket by bucket."""
+    """The sum of each time series is the total."""
     recorder = MetricsRecorder(10.0, bucket)
     more: dict[str, tuple[Any, ...]] = {
         "record_success": (1.0,),
@@ -170,7 +170,7 @@ def test_series_sum_to_totals(events: list[tuple[str, float]], bucket: float) ->
     }
     for name, now in events:
         getattr(recorder, name)(now, *more.get(name, ()))
-    summary = summary_of(recorder, scenario(bucket=bucket))
+    summary = summarize(recorder, make_scenario(bucket=bucket))
 
     totals = {name: float(getattr(summary, name)) for name in summary.series if name in METRICS}
     assert totals == {name: sum(summary.series[name]) for name in totals}
@@ -195,18 +195,18 @@ def test_series_sum_to_totals(events: list[tuple[str, float]], bucket: float) ->
     ],
 )
 def test_a_quantile_is_one_of_the_values(values: list[float], q: float, expected: float) -> None:
-    """It stands at its share of the way through them."""
+    """A quantile is the value at its share of the sorted values."""
     assert expected == quantile(values, q)
 
 
-def test_of_nothing_there_is_no_quantile() -> None:
-    """Where no call ended well, nobody knows how long one takes."""
+def test_quantile_of_no_values_is_nan() -> None:
+    """Without successful calls the quantiles have no value."""
     assert isnan(quantile([], 0.5))
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1).map(sorted), st.floats(0, 1))
-def test_so_many_do_not_exceed_a_quantile(values: list[float], q: float) -> None:
-    """At least the share q of the values is at most the quantile, and fewer lie strictly below."""
+def test_share_of_values_up_to_a_quantile(values: list[float], q: float) -> None:
+    """At least the share q of the values is at most the quantile, and less is below it."""
     value = quantile(values, q)
 
     assert value in values
@@ -217,8 +217,8 @@ def test_so_many_do_not_exceed_a_quantile(values: list[float], q: float) -> None
 # --- recovery ------------------------------------------------------------------------------------
 
 
-def measured(bad: Iterable[int], failures: int = 50, calls: int = 100) -> MetricsRecorder:
-    """Return a meter of ten seconds in which attempts failed in the bad ones."""
+def record_bad_buckets(bad: Iterable[int], failures: int = 50, calls: int = 100) -> MetricsRecorder:
+    """Return the metrics of ten seconds in which attempts failed in the bad buckets."""
     recorder = MetricsRecorder(10.0, 1.0)
     for index in range(10):
         for _ in range(calls):
@@ -234,7 +234,7 @@ def measured(bad: Iterable[int], failures: int = 50, calls: int = 100) -> Metric
     [
         pytest.param([], None, nan, id="no trouble"),
         pytest.param([4], None, nan, id="no trouble that the scenario asks for"),
-        pytest.param([], 3.0, 0.0, id="trouble that nobody feels"),
+        pytest.param([], 3.0, 0.0, id="disruption without effect"),
         pytest.param([0, 1, 2], 3.0, 0.0, id="over with the trouble"),
         pytest.param([0, 1], 3.0, 0.0, id="over before the trouble is"),
         pytest.param([0, 1, 2, 3, 4], 3.0, 2.0, id="two seconds later"),
@@ -251,20 +251,20 @@ def measured(bad: Iterable[int], failures: int = 50, calls: int = 100) -> Metric
 def test_recovery_is_the_end_of_the_last_bad_bucket(
     bad: Iterable[int], trouble: float | None, expected: float
 ) -> None:
-    """It counts from the end of the trouble, and bad at the end means never."""
-    summary = summary_of(measured(bad), scenario(trouble=trouble))
+    """Recovery counts from the end of the disruption; a bad last bucket means never."""
+    summary = summarize(record_bad_buckets(bad), make_scenario(trouble=trouble))
 
     recovered = nan if isnan(expected) else float(expected < inf)
     assert pytest.approx(expected, nan_ok=True) == summary.recovered_after
     assert pytest.approx(recovered, nan_ok=True) == summary.recovered
 
 
-def test_trouble_is_that_of_surges_too() -> None:
-    """A surge is over when it ends."""
+def test_surge_is_a_disruption() -> None:
+    """A disruption by a surge ends with the surge."""
     surge = Surge(start=1.0, end=4.0, rate=1.0)
     of = Scenario(servers={"server": Server()}, duration=10.0, clients=Clients(surges=(surge,)))
 
-    assert 2.0 == summary_of(measured([2, 5]), of).recovered_after
+    assert 2.0 == summarize(record_bad_buckets([2, 5]), of).recovered_after
 
 
 @pytest.mark.parametrize(
@@ -277,34 +277,34 @@ def test_trouble_is_that_of_surges_too() -> None:
     ],
 )
 def test_a_few_failures_are_tolerated(failures: int, rate: float, expected: float) -> None:
-    """Five in a hundred are no trouble, nor what may be chance, nor what the scenario asks for."""
-    of = scenario(trouble=1.0, failure_rate=rate)
+    """Five percent, chance and the configured failure rate are tolerated."""
+    of = make_scenario(trouble=1.0, failure_rate=rate)
 
-    assert expected == summary_of(measured([5], failures), of).recovered_after
+    assert expected == summarize(record_bad_buckets([5], failures), of).recovered_after
 
 
-def test_calls_that_were_not_let_through_are_trouble() -> None:
-    """A breaker that stands open is no recovery."""
-    recorder = measured([])
+def test_refused_calls_are_unhealthy() -> None:
+    """A run with an open breaker has not recovered."""
+    recorder = record_bad_buckets([])
     for _ in range(100):
         recorder.record_call(5.5)
         recorder.record_failed_call(5.5, Reason.BREAKER_OPEN, 0)
 
-    assert 5.0 == summary_of(recorder, scenario(trouble=1.0)).recovered_after
+    assert 5.0 == summarize(recorder, make_scenario(trouble=1.0)).recovered_after
 
 
-def test_a_call_that_failed_is_not_trouble_on_top_of_its_attempts() -> None:
-    """What its attempts came to is counted already."""
-    recorder = measured([])
+def test_failed_call_is_not_counted_in_addition_to_its_attempts() -> None:
+    """A failed call does not count in addition to its failed attempts."""
+    recorder = record_bad_buckets([])
     for _ in range(100):
         recorder.record_call(5.5)
         recorder.record_failed_call(5.5, Reason.ATTEMPTS, 1)
 
-    assert 0.0 == summary_of(recorder, scenario(trouble=1.0)).recovered_after
+    assert 0.0 == summarize(recorder, make_scenario(trouble=1.0)).recovered_after
 
 
-def test_failures_of_all_servers_on_the_path_are_usual() -> None:
-    """What the servers on the way are made to fail adds up; those aside do not count."""
+def test_failure_rates_of_the_path_are_tolerated() -> None:
+    """The failure rates of all servers on the path are tolerated, and no others."""
     trouble = (Failure(start=0.0, end=1.0),)
 
     def recovered_after(above: float, leaf: float) -> float:
@@ -314,7 +314,7 @@ def test_failures_of_all_servers_on_the_path_are_usual() -> None:
             "aside": Server(failure_rate=0.9),
         }
         of = Scenario(servers=servers, duration=10.0)
-        return summary_of(measured([5], failures=55), of).recovered_after
+        return summarize(record_bad_buckets([5], failures=55), of).recovered_after
 
     assert [5.0, 5.0, 0.0] == [
         recovered_after(0.0, 0.0),
@@ -324,8 +324,8 @@ def test_failures_of_all_servers_on_the_path_are_usual() -> None:
 
 
 @pytest.mark.parametrize(("failures", "expected"), [(84, 0.0), (85, 5.0)])
-def test_three_layers_fail_as_often_as_one_of_them_does(failures: int, expected: float) -> None:
-    """Three times 10 % are 1 - 0.9 ** 3, neither 10 % nor 30 %."""
+def test_failure_rates_combine_as_independent(failures: int, expected: float) -> None:
+    """Three failure rates of 10 % are 1 - 0.9 ** 3 together."""
     servers = {
         "server": Server(calls="b", failure_rate=0.1, failures=(Failure(end=1.0),)),
         "b": Server(calls="c", failure_rate=0.1),
@@ -333,34 +333,34 @@ def test_three_layers_fail_as_often_as_one_of_them_does(failures: int, expected:
     }
     of = Scenario(servers=servers, duration=10.0)
 
-    # What is tolerated lies 5 % and 4 standard deviations above 27.1 %.
-    assert expected == summary_of(measured([5], failures), of).recovered_after
+    # Tolerated are 27.1 %, plus 5 %, plus 4 standard deviations.
+    assert expected == summarize(record_bad_buckets([5], failures), of).recovered_after
 
 
 @pytest.mark.parametrize(("failures", "expected"), [(1, 0.0), (2, 5.0)])
-def test_a_small_bucket_may_have_bad_luck(failures: int, expected: float) -> None:
-    """One failure beside two successes may be chance, two are not."""
-    of = scenario(trouble=1.0)
+def test_small_bucket_tolerates_chance(failures: int, expected: float) -> None:
+    """One failure and two successes may be chance; two failures are not."""
+    of = make_scenario(trouble=1.0)
 
-    assert expected == summary_of(measured([5], failures, calls=2), of).recovered_after
+    assert expected == summarize(record_bad_buckets([5], failures, calls=2), of).recovered_after
 
 
 @pytest.mark.parametrize(("more", "expected"), [(10, 0.0), (11, inf)])
-def test_calls_that_pile_up_are_trouble(more: int, expected: float) -> None:
-    """Who neither fails nor answers has not recovered; a few may wait."""
-    recorder = measured([])
+def test_waiting_calls_are_unhealthy(more: int, expected: float) -> None:
+    """A run in which many calls wait has not recovered; a few may wait."""
+    recorder = record_bad_buckets([])
     for _ in range(more):
         recorder.record_call(4.5)
     trouble = (Failure(start=3.0, end=4.0),)
     of = Scenario(servers={"server": Server(failures=trouble)}, duration=10.0)
 
-    assert expected == summary_of(recorder, of).recovered_after
+    assert expected == summarize(recorder, of).recovered_after
 
 
 @pytest.mark.parametrize(("late", "expected"), [(20, 6.0), (21, 7.0)])
-def test_trouble_from_the_start_is_held_against_the_end(late: int, expected: float) -> None:
-    """Where there was no time before it, what waits at the end is what usually does."""
-    recorder = measured([])
+def test_disruption_from_the_start_is_compared_with_the_end(late: int, expected: float) -> None:
+    """Without a time before the disruption, the end of the run shows the usual waiting calls."""
+    recorder = record_bad_buckets([])
     for _ in range(10 + late):
         recorder.record_call(0.0)
     for _ in range(late):
@@ -369,23 +369,23 @@ def test_trouble_from_the_start_is_held_against_the_end(late: int, expected: flo
         recorder.record_call(0.0)
         recorder.record_success(7.5, 7.0)
 
-    assert expected == summary_of(recorder, scenario(trouble=1.0)).recovered_after
+    assert expected == summarize(recorder, make_scenario(trouble=1.0)).recovered_after
 
 
-def test_where_calls_wait_and_none_ends_well_nothing_has_recovered() -> None:
-    """A system that hangs has no failures either."""
+def test_waiting_calls_without_success_are_not_recovered() -> None:
+    """A system that hangs has no failures, but has not recovered."""
     recorder = MetricsRecorder(10.0, 1.0)
     recorder.record_call(0.5)
 
-    assert inf == summary_of(recorder, scenario(trouble=1.0)).recovered_after
+    assert inf == summarize(recorder, make_scenario(trouble=1.0)).recovered_after
     recorder.record_success(8.5, 8.0)
-    assert 0.0 == summary_of(recorder, scenario(trouble=1.0)).recovered_after
+    assert 0.0 == summarize(recorder, make_scenario(trouble=1.0)).recovered_after
 
 
 @pytest.mark.parametrize(("more", "expected"), [(90, 0.0), (91, 2.0)])
-def test_as_many_may_wait_as_did_before(more: int, expected: float) -> None:
-    """Twice what waited before the trouble, and a few, is as usual; all have come back later."""
-    recorder = measured([])
+def test_usual_number_of_waiting_calls_is_healthy(more: int, expected: float) -> None:
+    """Twice the number of calls that waited before, plus a few, is healthy."""
+    recorder = record_bad_buckets([])
     for _ in range(40):
         recorder.record_call(0.0)
     for _ in range(more - 40):
@@ -395,14 +395,14 @@ def test_as_many_may_wait_as_did_before(more: int, expected: float) -> None:
     trouble = (Failure(start=3.0, end=4.0),)
     of = Scenario(servers={"server": Server(failures=trouble)}, duration=10.0)
 
-    assert expected == summary_of(recorder, of).recovered_after
+    assert expected == summarize(recorder, of).recovered_after
 
 
 # --- the peak ------------------------------------------------------------------------------------
 
 
-def requests(*counts: int, bucket: float = 1.0) -> MetricsRecorder:
-    """Return a meter of a run with so many requests in each bucket."""
+def record_requests(*counts: int, bucket: float = 1.0) -> MetricsRecorder:
+    """Return the metrics of a run with these requests in each bucket."""
     recorder = MetricsRecorder(len(counts) * bucket, bucket)
     for index, count in enumerate(counts):
         for _ in range(count):
@@ -410,8 +410,8 @@ def requests(*counts: int, bucket: float = 1.0) -> MetricsRecorder:
     return recorder
 
 
-def peak(recorder: MetricsRecorder, *failures: Failure, server: Server = HUNDRED) -> float:
-    """Return the peak of that run over what the server can answer."""
+def peak_load(recorder: MetricsRecorder, *failures: Failure, server: Server = HUNDRED) -> float:
+    """Return the peak load of that run."""
     hurt = Server(
         latency=server.latency,
         concurrency=server.concurrency,
@@ -424,33 +424,33 @@ def peak(recorder: MetricsRecorder, *failures: Failure, server: Server = HUNDRED
 
 
 def test_the_peak_is_the_busiest_bucket_over_the_capacity() -> None:
-    """A load of 1 is all that the last server can do."""
-    assert 2.0 == peak(requests(100, 200, 50))
+    """A peak load of 1 is the capacity of the last server."""
+    assert 2.0 == peak_load(record_requests(100, 200, 50))
 
 
-def test_the_peak_counts_from_the_end_of_the_trouble() -> None:
-    """What a dead server was asked for is no load; what it meets when it is back is."""
-    assert 0.5 == peak(requests(900, 900, 50, 20), Failure(end=2.0))
+def test_peak_counts_from_the_end_of_the_disruption() -> None:
+    """Requests during the disruption do not count."""
+    assert 0.5 == peak_load(record_requests(900, 900, 50, 20), Failure(end=2.0))
 
 
-def test_of_trouble_without_an_end_all_counts() -> None:
-    """Where nothing comes after the trouble, the peak is that of the run."""
-    assert 9.0 == peak(requests(900, 300), Failure(end=2.0))
-    assert 9.0 == peak(requests(900, 300), Failure(end=50.0))
+def test_peak_of_an_endless_disruption_is_that_of_the_run() -> None:
+    """If the disruption lasts until the end, the peak is that of the whole run."""
+    assert 9.0 == peak_load(record_requests(900, 300), Failure(end=2.0))
+    assert 9.0 == peak_load(record_requests(900, 300), Failure(end=50.0))
 
 
 def test_the_peak_is_a_rate() -> None:
-    """The width of a bucket changes nothing."""
-    wide, narrow = requests(400, 100, bucket=2.0), requests(100, 25, bucket=0.5)
+    """The peak does not depend on the width of a bucket."""
+    wide, narrow = record_requests(400, 100, bucket=2.0), record_requests(100, 25, bucket=0.5)
 
-    assert [2.0, 2.0] == [peak(wide), peak(narrow)]
+    assert [2.0, 2.0] == [peak_load(wide), peak_load(narrow)]
 
 
-def test_a_server_without_a_bound_has_no_peak() -> None:
-    """There is nothing that a load could be compared to."""
-    assert isnan(peak(requests(900), server=Server()))
+def test_unlimited_server_has_no_peak_load() -> None:
+    """Without a capacity there is no peak load."""
+    assert isnan(peak_load(record_requests(900), server=Server()))
 
 
 def test_a_server_that_slows_down_has_a_capacity() -> None:
-    """It lies where each request adds as much work as it brings."""
-    assert isclose(2.0, peak(requests(200), server=Server(slowdown=0.01)))
+    """A slowdown limits the capacity to its inverse."""
+    assert isclose(2.0, peak_load(record_requests(200), server=Server(slowdown=0.01)))

@@ -1,4 +1,4 @@
-"""Servers that answer by a call of their own."""
+"""Relay nodes: servers that call another server."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ ONCE = Defence(Policy(max_attempts=1))
 TWICE = Defence(Policy(max_attempts=2))
 
 
-def relay_of(server: Server) -> tuple[EventLoop, RelayNode, CallStartRecorder]:
-    """Return a relay at work, its world, and the calls that it makes."""
+def make_relay(server: Server) -> tuple[EventLoop, RelayNode, CallStartRecorder]:
+    """Return an event loop, a relay on it, and a recorder of its calls."""
     loop, starts = EventLoop(0), CallStartRecorder()
     return loop, RelayNode("relay", server, loop, starts), starts
 
 
-def test_a_relay_works_a_little_and_then_calls() -> None:
-    """The call begins after the relay's own latency, and its end is the answer."""
-    loop, relay, starts = relay_of(Server(calls="next", latency=Fixed(0.5)))
+def test_relay_calls_after_its_latency() -> None:
+    """The call starts after the relay's own latency, and its end is the response."""
+    loop, relay, starts = make_relay(Server(calls="next", latency=Fixed(0.5)))
     requester = RecordingRequester()
     assert relay.handle(1.0, requester, 7) is None
     assert [] == starts.calls
@@ -59,11 +59,11 @@ def test_a_relay_works_a_little_and_then_calls() -> None:
         (Defence(hedging=Hedging(after=1.0)), Reason.ATTEMPTS, 2, RETRIES_EXHAUSTED),
     ],
 )
-def test_a_relay_whose_call_failed_says_so(
+def test_relay_marks_exhausted_retries(
     defence: Defence | None, reason: Reason, attempts: int, expected: Outcome
 ) -> None:
-    """It answers that it gave up; only one that tried once leaves the retry to those above."""
-    loop, relay, starts = relay_of(Server(calls="next", defence=defence))
+    """After retries the response is marked; after a single attempt the caller may retry."""
+    loop, relay, starts = make_relay(Server(calls="next", defence=defence))
     requester = RecordingRequester()
     relay.handle(0.0, requester, 1)
     loop.run(1.0)
@@ -74,9 +74,9 @@ def test_a_relay_whose_call_failed_says_so(
     assert (False, True) == (UNAVAILABLE.retried, RETRIES_EXHAUSTED.retried)
 
 
-def test_concurrency_bounds_the_calls_that_run() -> None:
-    """One more than a relay may have waits for its turn, and takes its time from then on."""
-    loop, relay, starts = relay_of(Server(calls="next", latency=Fixed(0.5), concurrency=2))
+def test_concurrency_limits_running_calls() -> None:
+    """A further request waits, and its latency counts from its start."""
+    loop, relay, starts = make_relay(Server(calls="next", latency=Fixed(0.5), concurrency=2))
     requester = RecordingRequester()
     for number in (1, 2, 3, 4):
         assert relay.handle(0.0, requester, number) is None
@@ -90,9 +90,9 @@ def test_concurrency_bounds_the_calls_that_run() -> None:
     assert ([0.5, 0.5, 1.5], 3) == ([begun.now for begun in starts.calls], relay.load(2.0))
 
 
-def test_a_relay_rejects_what_finds_its_queue_full() -> None:
-    """One more than may wait is turned away at once, with the hint."""
-    loop, relay, starts = relay_of(Server(calls="next", concurrency=1, queue=1, retry_after=3.0))
+def test_relay_with_a_full_queue_rejects() -> None:
+    """A request that finds the queue full is rejected at once, with the hint."""
+    loop, relay, starts = make_relay(Server(calls="next", concurrency=1, queue=1, retry_after=3.0))
     requester = RecordingRequester()
     assert [None, None] == [relay.handle(0.0, requester, number) for number in (1, 2)]
 
@@ -109,10 +109,10 @@ def test_a_relay_rejects_what_finds_its_queue_full() -> None:
     assert 2 == relay.load(1.0)
 
 
-def test_a_relay_that_freezes_holds_what_waits_for_it() -> None:
-    """Its calls go on, but nobody hears of them; at the end of the freeze all are dropped."""
+def test_frozen_relay_drops_requests_at_the_end() -> None:
+    """Its calls continue, but all requests are dropped at the end of the freeze."""
     frozen = Failure(start=2.0, end=4.0, kind="freeze")
-    loop, relay, starts = relay_of(Server(calls="next", concurrency=1, failures=(frozen,)))
+    loop, relay, starts = make_relay(Server(calls="next", concurrency=1, failures=(frozen,)))
     requester = RecordingRequester()
     relay.handle(1.0, requester, 1)
     relay.handle(1.0, requester, 2)
@@ -128,8 +128,8 @@ def test_a_relay_that_freezes_holds_what_waits_for_it() -> None:
 
 
 def test_a_share_of_its_requests_fails_before_the_call() -> None:
-    """A relay that fails by itself makes no call for that request."""
-    loop, relay, starts = relay_of(Server(calls="next", latency=Fixed(0.5), failure_rate=0.25))
+    """A request that fails in the relay itself makes no call."""
+    loop, relay, starts = make_relay(Server(calls="next", latency=Fixed(0.5), failure_rate=0.25))
     requester = RecordingRequester()
     for number in range(2_000):
         relay.handle(0.0, requester, number)
@@ -143,9 +143,9 @@ def test_a_share_of_its_requests_fails_before_the_call() -> None:
     assert len(starts.calls) == relay.load(1.0)
 
 
-def test_a_request_that_fails_makes_room_for_the_next() -> None:
-    """A relay that fails by itself goes on with its queue, in the order of arrival."""
-    loop, relay, starts = relay_of(
+def test_failed_request_starts_the_next_one() -> None:
+    """After a failure in the relay itself, the queue continues in the order of arrival."""
+    loop, relay, starts = make_relay(
         Server(calls="next", latency=Fixed(0.5), concurrency=1, failure_rate=1.0)
     )
     requester = RecordingRequester()
@@ -161,9 +161,9 @@ def test_a_request_that_fails_makes_room_for_the_next() -> None:
     assert (expected, []) == (requester.responses, starts.calls)
 
 
-def test_a_relay_without_a_queue_lets_nobody_wait() -> None:
-    """A queue of 0 leaves as many as it works on."""
-    _, relay, _ = relay_of(Server(calls="next", concurrency=1, queue=0))
+def test_relay_without_a_queue_rejects_at_once() -> None:
+    """With a queue of 0, requests above the concurrency are rejected."""
+    _, relay, _ = make_relay(Server(calls="next", concurrency=1, queue=0))
     requester = RecordingRequester()
     assert relay.handle(0.0, requester, 1) is None
 
@@ -173,9 +173,9 @@ def test_a_relay_without_a_queue_lets_nobody_wait() -> None:
     assert ("503", 1) == (rejected[1].detail, relay.load(0.0))
 
 
-def test_a_relay_that_dies_drops_its_queue_too() -> None:
-    """Those whose call runs and those who wait are lost, and the next finds a free worker."""
-    loop, relay, starts = relay_of(
+def test_crash_of_a_relay_drops_its_queue() -> None:
+    """Running and queued requests are dropped, and the next one finds a free worker."""
+    loop, relay, starts = make_relay(
         Server(calls="next", concurrency=1, crash_above=2, restart_after=2.0)
     )
     requester = RecordingRequester()
@@ -194,10 +194,10 @@ def test_a_relay_that_dies_drops_its_queue_too() -> None:
     assert [0.0, 3.0] == [begun.now for begun in starts.calls]
 
 
-def test_a_relay_that_goes_away_drops_its_requests() -> None:
-    """Those that wait for a call and those that have not made theirs are lost, in order."""
+def test_outage_of_a_relay_drops_its_requests() -> None:
+    """Requests with and without a call are dropped in the order of arrival."""
     away = Failure(start=2.0, end=4.0)
-    loop, relay, starts = relay_of(Server(calls="next", latency=Fixed(1.0), failures=(away,)))
+    loop, relay, starts = make_relay(Server(calls="next", latency=Fixed(1.0), failures=(away,)))
     requester = RecordingRequester()
     relay.handle(0.0, requester, 1)
     loop.run(1.5)
@@ -215,8 +215,8 @@ def test_a_relay_that_goes_away_drops_its_requests() -> None:
 
 
 def test_a_relay_may_crash_under_load() -> None:
-    """One request too many kills it; what its calls come to is nobody's matter."""
-    loop, relay, starts = relay_of(Server(calls="next", crash_above=1, restart_after=2.0))
+    """One request too many crashes the relay, and the results of its calls are ignored."""
+    loop, relay, starts = make_relay(Server(calls="next", crash_above=1, restart_after=2.0))
     requester = RecordingRequester()
     relay.handle(0.0, requester, 1)
     loop.run(1.0)
@@ -232,8 +232,8 @@ def test_a_relay_may_crash_under_load() -> None:
     assert relay.handle(3.0, requester, 4) is None
 
 
-def test_a_call_that_is_refused_at_once_is_answered_at_once() -> None:
-    """A breaker that stands open before the next server makes no request there."""
+def test_refused_call_gives_an_immediate_response() -> None:
+    """An open breaker of the relay gives a response without a request to the next server."""
     loop = EventLoop(0)
     requester = RecordingRequester()
     relay = RelayNode(

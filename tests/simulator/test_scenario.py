@@ -1,4 +1,4 @@
-"""Scenarios: what is refused, and what follows from what they say."""
+"""Scenarios: invalid values, and values derived from others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tarry.simulator.scenario import (
 from tests.core.invalid_values import invalid_values, keyword
 
 
-def one(**server: Any) -> Scenario:
+def single_server(**server: Any) -> Scenario:
     """Return a scenario with one server."""
     return Scenario(servers={"server": Server(**server)})
 
@@ -72,10 +72,10 @@ FIELDS: list[tuple[type, dict[str, Any], dict[str, str]]] = [
         for case in invalid_values(**rules)
     ],
 )
-def test_a_bad_value_is_refused_by_the_name_of_its_field(
+def test_invalid_value_is_rejected_with_its_field(
     make: Callable[..., object], rest: dict[str, Any], field: str, value: object, words: str
 ) -> None:
-    """Every number is checked where it is given, and the message names it."""
+    """Each invalid value is rejected with the name of its field."""
     with pytest.raises(ConfigurationError, match=words):
         make(**rest | keyword(field, value))
 
@@ -163,26 +163,32 @@ def test_a_bad_value_is_refused_by_the_name_of_its_field(
             lambda: Scenario(servers={"api": Server(), "db": Server()}),
             "^clients.calls must be one of api, db, got 'server'$",
         ),
-        (lambda: one(calls="db"), "^servers.server.calls must be one of server, got 'db'$"),
-        (lambda: one(calls="server"), "^servers must not call in a circle: server -> server$"),
+        (
+            lambda: single_server(calls="db"),
+            "^servers.server.calls must be one of server, got 'db'$",
+        ),
+        (
+            lambda: single_server(calls="server"),
+            "^servers must not call in a circle: server -> server$",
+        ),
     ],
 )
-def test_what_does_not_fit_together_is_refused(make: Callable[[], object], words: str) -> None:
-    """A scenario that could not run does not exist, and the message says what to change."""
+def test_invalid_combination_is_rejected(make: Callable[[], object], words: str) -> None:
+    """A scenario that cannot run is rejected, and the message says what to change."""
     with pytest.raises(ConfigurationError, match=words):
         make()
 
 
 @pytest.mark.parametrize("value", [1.5, "3", True])
 def test_a_queue_is_a_whole_number(value: object) -> None:
-    """Half a place in a queue is refused."""
+    """A queue of a fraction is rejected."""
     with pytest.raises(ConfigurationTypeError, match=r"^queue must be a whole number"):
         Server(concurrency=1, **keyword("queue", value))
 
 
 @pytest.mark.parametrize("value", [True, "0.5", float("nan")])
 def test_a_failure_rate_is_a_number(value: object) -> None:
-    """A share is a finite number."""
+    """A failure rate must be a finite number."""
     with pytest.raises(ConfigurationError, match=r"^failure_rate must be"):
         Server(**keyword("failure_rate", value))
 
@@ -195,14 +201,14 @@ def test_a_failure_rate_is_a_number(value: object) -> None:
         ({"a": Server(calls="b"), "b": Server(calls="b")}, "a -> b -> b"),
     ],
 )
-def test_a_circle_is_refused_with_its_way(servers: dict[str, Server], circle: str) -> None:
-    """Servers that would call each other for ever are shown in their order."""
+def test_circle_is_rejected_with_its_path(servers: dict[str, Server], circle: str) -> None:
+    """Servers that call each other in a circle are listed in their order."""
     with pytest.raises(ConfigurationError, match=f"^servers must not call in a circle: {circle}$"):
         Scenario(servers=servers, clients=Clients(calls="a"))
 
 
-def test_the_server_that_calls_nobody_known_is_named() -> None:
-    """Of several servers, the message names the one whose `calls` is wrong."""
+def test_server_with_an_unknown_target_is_named() -> None:
+    """The message names the server whose `calls` is wrong."""
     servers = chain("a", "b") | {"b": Server(calls="c")}
 
     with pytest.raises(
@@ -212,8 +218,8 @@ def test_the_server_that_calls_nobody_known_is_named() -> None:
 
 
 def test_only_a_known_server_can_be_called() -> None:
-    """Also a server that clients cannot reach must call one that exists."""
-    servers = {"server": Server(), "other": Server(calls="nobody")}
+    """A server that clients do not reach must call an existing server too."""
+    servers = {"server": Server(), "other": Server(calls="unknown")}
 
     with pytest.raises(ConfigurationError, match=r"^servers\.other\.calls must be one of"):
         Scenario(servers=servers)
@@ -222,33 +228,33 @@ def test_only_a_known_server_can_be_called() -> None:
 # --- what is allowed -----------------------------------------------------------------------------
 
 
-def test_the_edges_are_allowed() -> None:
-    """The least values that make sense are accepted."""
+def test_smallest_values_are_accepted() -> None:
+    """The smallest valid values are accepted."""
     Surge(start=0, end=1e-9, rate=0)
     Failure(end=1e-9, rate=1, retry_after=0)
     Server(concurrency=1, queue=0, slowdown=0, failure_rate=1, warmup=0, cold_factor=1)
     Server(concurrency=1, queue=1, crash_above=1)
     Server(calls="next", concurrency=1, queue=0)
     Clients(surges=(Surge(start=1, end=2, rate=1), Surge(start=0, end=1, rate=1)))
-    one(failure_rate=0.0)
+    single_server(failure_rate=0.0)
 
 
 @pytest.mark.parametrize("arrivals", ARRIVAL_KINDS)
-def test_every_kind_of_arrivals_is_allowed(arrivals: str) -> None:
-    """Each name in the table makes clients."""
+def test_every_kind_of_arrivals_is_accepted(arrivals: str) -> None:
+    """Each kind of arrivals is accepted."""
     assert arrivals == Clients(arrivals=arrivals).arrivals
 
 
 @pytest.mark.parametrize("kind", FAILURE_KINDS)
-def test_every_kind_of_failure_is_allowed(kind: str) -> None:
-    """Each name in the table makes a failure, of all requests and from the start."""
+def test_every_kind_of_failure_is_accepted(kind: str) -> None:
+    """Each kind of failure is accepted, and applies to all requests from the start by default."""
     failure = Failure(kind=kind, end=1.0)
 
     assert (kind, 1.0, 0.0) == (failure.kind, failure.rate, failure.start)
 
 
 def test_a_relay_may_have_a_defence() -> None:
-    """A defence stands around the calls that a server makes."""
+    """A server that calls another may have a defence."""
     defence = Defence(Policy(max_attempts=2))
 
     assert defence == Server(calls="next", defence=defence).defence
@@ -258,27 +264,27 @@ def test_a_relay_may_have_a_defence() -> None:
 
 
 @given(st.permutations(["a", "b", "c", "d", "e"]), st.integers(0, 4))
-def test_the_path_is_the_way_from_the_clients_to_the_leaf(names: list[str], first: int) -> None:
-    """It begins where the clients call, follows `calls`, and leaves out who is not on the way."""
+def test_path_leads_from_the_clients_to_the_last_server(names: list[str], first: int) -> None:
+    """The path follows `calls` and leaves out other servers."""
     scenario = Scenario(servers=chain(*names), clients=Clients(calls=names[first]))
 
     assert names[first:] == scenario.path()
 
 
-def test_a_circle_that_nobody_enters_is_no_matter() -> None:
-    """Servers off the path never run, so that their circle is harmless."""
+def test_circle_off_the_path_is_accepted() -> None:
+    """Servers that no call reaches may call each other in a circle."""
     servers = {"server": Server(), "a": Server(calls="b"), "b": Server(calls="a")}
 
     assert ["server"] == Scenario(servers=servers).path()
 
 
-def test_without_failures_and_surges_there_is_no_trouble() -> None:
-    """A scenario that asks for none has nothing to recover from."""
-    assert one().disruption() is None
+def test_no_disruption_without_failures_and_surges() -> None:
+    """A scenario without failures and surges has no disruption."""
+    assert single_server().disruption() is None
 
 
-def test_trouble_goes_from_the_first_failure_or_surge_to_the_last() -> None:
-    """Failures of all servers on the path count, and surges too; those of others do not."""
+def test_disruption_lasts_from_the_first_to_the_last_failure_or_surge() -> None:
+    """Surges and failures of servers on the path count, and no others."""
     servers = {
         "server": Server(calls="leaf", failures=(Failure(start=2.0, end=3.0),)),
         "leaf": Server(failures=(Failure(start=4.0, end=7.0), Failure(start=3.0, end=5.0))),
@@ -290,8 +296,8 @@ def test_trouble_goes_from_the_first_failure_or_surge_to_the_last() -> None:
     assert (1.0, 9.0) == Scenario(servers=servers, clients=Clients(surges=surges)).disruption()
 
 
-def test_trouble_that_the_run_never_meets_is_none() -> None:
-    """What begins after the end does not count; what only ends after it does."""
+def test_disruption_after_the_run_is_ignored() -> None:
+    """A failure that starts after the run is ignored; one that ends after it is not."""
     late = Server(failures=(Failure(start=60.0, end=70.0),))
     long = Server(failures=(Failure(start=50.0, end=70.0),))
 
@@ -313,14 +319,12 @@ def test_trouble_that_the_run_never_meets_is_none() -> None:
         (Server(latency=Fixed(0.1), concurrency=5, slowdown=0.025), 25.0),
     ],
 )
-def test_capacity_is_what_a_server_can_answer_in_a_second(
-    server: Server, expected: float | None
-) -> None:
-    """It follows from workers and latency, else from the slowdown, else there is no bound."""
+def test_capacity_of_a_server(server: Server, expected: float | None) -> None:
+    """It follows from workers and latency, or from the slowdown, or is unlimited."""
     assert (None if expected is None else pytest.approx(expected)) == server.capacity
 
 
 def test_scenarios_are_values() -> None:
-    """Two that say the same are equal."""
-    assert one(latency=Fixed(1.0)) == one(latency=Fixed(1.0))
-    assert one(latency=Fixed(1.0)) != one(latency=Fixed(2.0))
+    """Two scenarios with the same values are equal."""
+    assert single_server(latency=Fixed(1.0)) == single_server(latency=Fixed(1.0))
+    assert single_server(latency=Fixed(1.0)) != single_server(latency=Fixed(2.0))

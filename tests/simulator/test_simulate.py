@@ -1,4 +1,4 @@
-"""Whole runs: seeds, worlds put together, and the package."""
+"""Whole runs: seeds, chains of servers, and the package."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ ONCE = Defence(Policy(max_attempts=1))
 
 
 @given(st.integers(0, 2**32), st.sampled_from([Fixed(0.1), Exponential(0.1), Lognormal(0.1)]))
-def test_in_a_calm_world_every_call_succeeds_at_once(seed: int, latency: Distribution) -> None:
-    """Where nothing fails and nothing is full, each call is one request."""
+def test_without_failures_every_call_succeeds_at_once(seed: int, latency: Distribution) -> None:
+    """Without failures and limits each call is one request."""
     scenario = Scenario(
         duration=20.0,
         servers={"server": Server(latency=latency)},
@@ -65,27 +65,27 @@ BUSY = Scenario(
 
 
 @pytest.mark.parametrize("seed", [0, 1, "a text"])
-def test_the_same_seed_is_the_same_run(seed: int | str) -> None:
-    """Two runs of a seed are equal in every number and every point."""
+def test_same_seed_gives_the_same_run(seed: int | str) -> None:
+    """Two runs with the same seed are equal in all metrics and series."""
     assert simulate(BUSY, seed=seed) == simulate(BUSY, seed=seed)
 
 
-def test_other_seeds_are_other_runs() -> None:
+def test_different_seeds_give_different_runs() -> None:
     """No two of many seeds give the same run."""
     latencies = {simulate(BUSY, seed=seed).p99 for seed in range(20)}
 
     assert 20 == len(latencies)
 
 
-def test_another_policy_meets_the_same_calls() -> None:
-    """Each source of chance has its own dice, so that variants differ in what they do alone."""
+def test_other_policy_gets_the_same_arrivals() -> None:
+    """Random sources are separate, so that variants get the same arrivals and latencies."""
     other = replace(BUSY, clients=Clients(rate=50.0, defence=ONCE))
 
     assert simulate(BUSY).series["calls"] == simulate(other).series["calls"]
 
 
-def test_servers_in_a_row_take_times_of_their_own() -> None:
-    """Two exponential times add up to a gamma; if they were the same, the median would be 1.39."""
+def test_servers_of_a_chain_draw_separate_latencies() -> None:
+    """The sum of two exponential latencies has a gamma distribution."""
     servers = {
         "server": Server(latency=Exponential(1.0), calls="leaf"),
         "leaf": Server(latency=Exponential(1.0)),
@@ -96,8 +96,8 @@ def test_servers_in_a_row_take_times_of_their_own() -> None:
     assert pytest.approx(1.678, abs=0.1) == simulate(scenario).p50
 
 
-def test_servers_in_a_row_jitter_each_for_itself() -> None:
-    """What a client draws for its wait is not what the server behind it draws for its own."""
+def test_servers_of_a_chain_draw_separate_jitter() -> None:
+    """The jitter of a client is independent of that of the server."""
     policy = Policy(max_attempts=2, initial_delay=1.0, retry_marked=True)
     defence = Defence(policy)
     servers = {"server": Server(calls="leaf", defence=defence), "leaf": Server(failure_rate=1.0)}
@@ -115,8 +115,8 @@ def test_servers_in_a_row_jitter_each_for_itself() -> None:
     assert abs(second - (third - second)) > 2
 
 
-def test_a_run_leaves_nothing_behind() -> None:
-    """The breaker of one run is not that of the next."""
+def test_runs_share_no_state() -> None:
+    """The breaker of one run does not affect the next run."""
     defence = Defence(Policy(), breaker={"min_calls": 2, "open_for": 100.0})
     dead = Server(failures=(Failure(end=10.0),))
     broken = replace(BUSY, servers={"server": dead}, clients=Clients(rate=50.0, defence=defence))
@@ -127,22 +127,22 @@ def test_a_run_leaves_nothing_behind() -> None:
     assert {"breaker-open"} == first.reasons.keys()
 
 
-def test_trials_are_runs_with_seeds_of_their_own() -> None:
-    """Each trial can be run again alone."""
+def test_trials_have_separate_seeds() -> None:
+    """Each trial can be repeated by itself."""
     expected = [simulate(BUSY, seed=trial_seed(7, trial)) for trial in range(3)]
 
     assert expected == run_trials(BUSY, 3, 7)
 
 
-def test_only_a_scenario_can_be_run() -> None:
-    """A mistake is named before anything runs."""
+def test_simulate_rejects_other_types() -> None:
+    """An argument that is not a scenario is rejected."""
     with pytest.raises(ConfigurationTypeError, match=r"^simulate takes a Scenario, got 'storm'$"):
         simulate(cast("Scenario", "storm"))
 
 
 @pytest.mark.parametrize("trials", [0, -1])
-def test_no_trials_are_refused(trials: int) -> None:
-    """There is nothing to sum up in no run."""
+def test_zero_trials_are_rejected(trials: int) -> None:
+    """The number of trials must be at least 1."""
     with pytest.raises(ConfigurationError, match=r"^trials must be at least 1"):
         run_trials(BUSY, trials, 0)
 
@@ -150,8 +150,8 @@ def test_no_trials_are_refused(trials: int) -> None:
 # --- worlds put together -------------------------------------------------------------------------
 
 
-def test_a_call_goes_down_the_path_and_back() -> None:
-    """Each server adds its own time and two ways to the next."""
+def test_call_passes_all_servers_of_the_path() -> None:
+    """Each server adds its latency and two network delays."""
     servers = {
         "server": Server(latency=Fixed(1.0), calls="b"),
         "b": Server(latency=Fixed(2.0), calls="c"),
@@ -165,8 +165,8 @@ def test_a_call_goes_down_the_path_and_back() -> None:
     assert (3, 3, 7.75) == (summary.succeeded, summary.requests, summary.p999)
 
 
-def test_a_chain_multiplies_attempts_where_every_layer_retries() -> None:
-    """With three attempts in each of three layers, a dead leaf sees 27 requests a call."""
+def test_chain_multiplies_attempts_if_every_layer_retries() -> None:
+    """With three attempts in each of three layers, a dead server gets 27 requests per call."""
     eager = Defence(Policy(max_attempts=3, initial_delay=0.01, jitter="none", retry_marked=True))
     servers = {
         "server": Server(calls="b", defence=eager),
@@ -184,11 +184,11 @@ def test_a_chain_multiplies_attempts_where_every_layer_retries() -> None:
         pytest.param(3, 3, 3, "retried-below", id="the layer below"),
         pytest.param(3, 1, 3, "attempts", id="the layer above"),
         pytest.param(1, 3, 3, "attempts", id="only the layer below"),
-        pytest.param(1, 1, 1, "attempts", id="nobody"),
+        pytest.param(1, 1, 1, "attempts", id="no layer"),
     ],
 )
-def test_one_layer_retries(above: int, below: int, requests: int, reason: str) -> None:
-    """A layer that has retried is heeded above; one that made one attempt leaves it to others."""
+def test_only_one_layer_retries(above: int, below: int, requests: int, reason: str) -> None:
+    """A layer does not retry what a layer below has retried."""
     servers = {
         "server": Server(calls="leaf", defence=Defence(Policy(max_attempts=below))),
         "leaf": Server(failure_rate=1.0),
@@ -203,7 +203,7 @@ def test_one_layer_retries(above: int, below: int, requests: int, reason: str) -
 
 
 def test_a_mark_passes_through_a_layer_that_makes_one_attempt() -> None:
-    """Who retried stays known to all above, also where a layer between has nothing to add."""
+    """The mark of a retried failure is passed on by a layer that makes one attempt."""
     servers = {
         "server": Server(calls="b", defence=ONCE),
         "b": Server(calls="leaf", defence=Defence(Policy(max_attempts=3))),
@@ -216,7 +216,7 @@ def test_a_mark_passes_through_a_layer_that_makes_one_attempt() -> None:
 
 
 def test_hedged_clients_of_a_relay_end_each_call_once() -> None:
-    """A relay that gave up ends a hedged call, and no copy comes after it."""
+    """A marked failure ends a hedged call, and no further copy is sent."""
     servers = {"server": Server(calls="leaf"), "leaf": Server(failures=(Failure(end=30.0),))}
     clients = Clients(rate=5.0, defence=Defence(hedging=Hedging(after=5.0)))
     summary = simulate(Scenario(servers=servers, clients=clients))
@@ -228,8 +228,8 @@ def test_hedged_clients_of_a_relay_end_each_call_once() -> None:
 @pytest.mark.parametrize(
     "defence", [ONCE, Defence(hedging=Hedging(after=1e6))], ids=["retried", "hedged"]
 )
-def test_what_is_lost_in_a_crash_does_not_succeed(defence: Defence) -> None:
-    """Only what arrived half a second before the crash was answered: 1 - exp(-0.5) of all."""
+def test_requests_dropped_in_a_crash_fail(defence: Defence) -> None:
+    """Only requests that arrived half a second before the crash succeed: 1 - exp(-0.5)."""
     scenario = Scenario(
         servers={"server": Server(latency=Fixed(0.5), failures=(Failure(start=1.0, end=60.0),))},
         clients=Clients(arrivals="at-once", count=20_000, defence=defence),
@@ -245,8 +245,8 @@ def test_what_is_lost_in_a_crash_does_not_succeed(defence: Defence) -> None:
 # --- recovery ------------------------------------------------------------------------------------
 
 
-def test_clients_that_hang_for_ever_never_recover() -> None:
-    """Without a timeout, who asked during the hang waits for good, and asks no more."""
+def test_clients_without_timeout_never_recover_from_a_hang() -> None:
+    """Without a timeout, clients that called during a hang wait forever."""
     hung = Failure(start=10.0, end=20.0, kind="hang")
     scenario = Scenario(
         servers={"server": Server(latency=Fixed(0.1), failures=(hung,))},
@@ -258,8 +258,8 @@ def test_clients_that_hang_for_ever_never_recover() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_failures_that_were_always_there_do_not_stand_in_the_way(seed: int) -> None:
-    """After a short outage all is well again, although a tenth fails as it did before."""
+def test_configured_failures_do_not_prevent_recovery(seed: int) -> None:
+    """After a short outage a run recovers although a tenth of the requests always fails."""
     server = Server(failure_rate=0.1, failures=(Failure(start=20.0, end=22.0),))
     scenario = Scenario(servers={"server": server}, clients=Clients(rate=10.0))
 
@@ -267,8 +267,8 @@ def test_failures_that_were_always_there_do_not_stand_in_the_way(seed: int) -> N
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_leaf_that_stays_dead_never_recovers(rule: str) -> None:
-    """Silence at the end of a run is no recovery from trouble that lasts until then."""
+def test_server_that_stays_down_never_recovers(rule: str) -> None:
+    """A run without calls at the end has not recovered if the failure lasts until then."""
     (summary,) = amplification(rule=rule, attempts=2)
 
     assert (inf, 0.0) == (summary.recovered_after, summary.recovered)
@@ -277,8 +277,8 @@ def test_a_leaf_that_stays_dead_never_recovers(rule: str) -> None:
 # --- instances, load and crashes -----------------------------------------------------------------
 
 
-def test_instances_have_breakers_of_their_own() -> None:
-    """Each process has to find out by itself that a dependency is dead."""
+def test_instances_have_separate_breakers() -> None:
+    """The breaker of each process opens separately."""
     defence = Defence(
         Policy(max_attempts=1), breaker={"consecutive": 2, "min_calls": 1_000, "open_for": 100.0}
     )
@@ -291,8 +291,8 @@ def test_instances_have_breakers_of_their_own() -> None:
     assert [2, 8] == [requests(1), requests(4)]
 
 
-def test_the_load_of_the_last_server_is_looked_at_in_every_bucket() -> None:
-    """The series has the requests in progress at the beginning of each bucket."""
+def test_series_of_requests_in_progress() -> None:
+    """The series has the requests in progress at the start of each bucket."""
     scenario = Scenario(
         servers={"server": Server(calls="leaf"), "leaf": Server(latency=Fixed(2.5), concurrency=1)},
         clients=Clients(arrivals="at-once", count=2),
@@ -302,8 +302,8 @@ def test_the_load_of_the_last_server_is_looked_at_in_every_bucket() -> None:
     assert [0, 2, 2, 1, 1, 1, 0] == simulate(scenario).series["in_progress"]
 
 
-def test_requests_that_a_frozen_server_holds_are_in_progress() -> None:
-    """Who waits for a server that is frozen waits, until it drops them."""
+def test_frozen_requests_are_in_progress() -> None:
+    """Requests of a frozen server are in progress until they are dropped."""
     frozen = Failure(start=1.0, end=3.0, kind="freeze")
     scenario = Scenario(
         servers={"server": Server(latency=Fixed(1.5), failures=(frozen,))},
@@ -315,7 +315,7 @@ def test_requests_that_a_frozen_server_holds_are_in_progress() -> None:
 
 
 def test_crashes_of_all_servers_count() -> None:
-    """A relay may die of its load as well as a leaf."""
+    """Crashes of relays and of the last server are counted."""
     servers = {
         "server": Server(calls="leaf", latency=Fixed(1.0), crash_above=1),
         "leaf": Server(latency=Fixed(1.0), crash_above=1),
@@ -326,7 +326,7 @@ def test_crashes_of_all_servers_count() -> None:
 
 
 def test_abandoned_requests_keep_the_server_busy() -> None:
-    """A client that gave up has not freed the worker that works for it."""
+    """A request whose client has timed out still occupies a worker."""
     scenario = Scenario(
         servers={"server": Server(latency=Fixed(4.0), concurrency=1)},
         clients=Clients(
@@ -347,18 +347,18 @@ def test_abandoned_requests_keep_the_server_busy() -> None:
 
 
 @pytest.mark.parametrize("name", tarry.simulator.__all__)
-def test_every_name_of_the_package_is_there(name: str) -> None:
+def test_every_public_name_exists(name: str) -> None:
     """Each name in `__all__` is an attribute of the package."""
     assert hasattr(tarry.simulator, name)
 
 
 def test_all_is_sorted() -> None:
-    """`__all__` names nothing twice, in order."""
+    """`__all__` is sorted and has no duplicates."""
     assert sorted(set(tarry.simulator.__all__)) == tarry.simulator.__all__
 
 
-def test_a_simulation_needs_the_standard_library_alone() -> None:
-    """Every name loads and a scenario runs without any third party, in a fresh interpreter."""
+def test_simulation_needs_only_the_standard_library() -> None:
+    """A fresh interpreter without third-party packages can run a scenario."""
     program = """
 import sys
 before = set(sys.modules)

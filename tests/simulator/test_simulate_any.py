@@ -1,4 +1,4 @@
-"""What holds of every run, whatever its scenario."""
+"""Properties of every run, for random scenarios."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ hedgings = st.builds(
 
 @st.composite
 def defences(draw: st.DrawFn) -> Defence:
-    """Draw a policy or a hedging, and what stands around it."""
+    """Draw a policy or hedging with a breaker, budget and limiter."""
     hedged = draw(st.integers(0, 3)) == 0
     return Defence(
         None if hedged else draw(policies),
@@ -86,7 +86,7 @@ def failures(draw: st.DrawFn) -> Failure:
 
 @st.composite
 def servers(draw: st.DrawFn, calls: str | None) -> Server:
-    """Draw a server that calls the next, or works."""
+    """Draw a server that calls the next one or does the work itself."""
     concurrency = draw(st.none() | st.integers(1, 6))
     queue = None if concurrency is None else draw(st.none() | st.integers(0, 10))
     room = 20 if concurrency is None or queue is None else concurrency + queue - 1
@@ -109,7 +109,7 @@ def servers(draw: st.DrawFn, calls: str | None) -> Server:
 
 @st.composite
 def scenarios(draw: st.DrawFn) -> Scenario:
-    """Draw a small world of one to three servers in a row."""
+    """Draw a scenario with a chain of one to three servers."""
     names = ["a", "b", "c"][: draw(st.integers(1, 3))]
     arrivals = draw(st.sampled_from(["at-once", "poisson", "closed", "backlog"]))
     surge = Surge(start=2.0, end=4.0, rate=draw(st.sampled_from([0.0, 20.0])))
@@ -135,29 +135,29 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     )
 
 
-def most_attempts(defence: Defence | None) -> int:
-    """Return how many attempts a call may make behind this defence."""
+def max_attempts_of(defence: Defence | None) -> int:
+    """Return how many attempts a call with this defence may make."""
     defence = Defence() if defence is None else defence
     return (defence.policy if defence.hedging is None else defence.hedging).max_attempts
 
 
 @given(scenarios(), st.integers(0, 2**32))
-def test_what_holds_of_every_run(scenario: Scenario, seed: int) -> None:
-    """Nothing is lost, nothing is counted twice, and no more is sent than may be."""
+def test_properties_of_every_run(scenario: Scenario, seed: int) -> None:
+    """No call is lost or counted twice, and no limit is exceeded."""
     summary = simulate(scenario, seed=seed)
 
     check_totals(summary)
-    keeps_to_its_bounds(scenario, summary)
+    check_limits(scenario, summary)
     assert summary == simulate(scenario, seed=seed)
 
 
-def keeps_to_its_bounds(scenario: Scenario, summary: Summary) -> None:
-    """Check what the policies, the clients and the servers bound."""
+def check_limits(scenario: Scenario, summary: Summary) -> None:
+    """Check the limits of policies, clients and servers."""
     clients, path = scenario.clients, [scenario.servers[name] for name in scenario.path()]
-    below = prod(most_attempts(server.defence) for server in path[:-1])
+    below = prod(max_attempts_of(server.defence) for server in path[:-1])
     assert summary.requests <= summary.attempts * below
-    if clients.arrivals != "backlog":  # which begins a call anew that was held back
-        most = most_attempts(clients.defence)
+    if clients.arrivals != "backlog":  # a deferred call of a backlog is started again
+        most = max_attempts_of(clients.defence)
         assert summary.attempts <= summary.calls * most
         assert not summary.amplification > most * below
     if clients.arrivals in {"at-once", "backlog"}:
@@ -167,7 +167,9 @@ def keeps_to_its_bounds(scenario: Scenario, summary: Summary) -> None:
     if all(server.crash_above is None for server in path):
         assert 0 == summary.crashes
     leaf = path[-1]
-    if any(failure.kind == "freeze" for failure in leaf.failures):  # what it holds comes on top
+    if any(
+        failure.kind == "freeze" for failure in leaf.failures
+    ):  # frozen requests are in progress too
         return
     if leaf.concurrency is not None and leaf.queue is not None:
         assert max(summary.series["in_progress"]) <= leaf.concurrency + leaf.queue

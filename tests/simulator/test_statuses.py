@@ -1,4 +1,4 @@
-"""What servers answer with, and what the policy of a caller makes of it."""
+"""Statuses of servers, and how policies classify them."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def _run(policy: Policy, status: int, **limiter: object) -> Summary:
     ("status", "statuses", "expected"),
     [(503, {503}, 4), (503, {429}, 1), (429, {429}, 4), (404, {503}, 1), (404, {404}, 4)],
 )
-def test_the_policy_says_which_statuses_are_retried(
+def test_policy_decides_which_statuses_are_retried(
     status: int, statuses: set[int], expected: int
 ) -> None:
-    """A status that it does not list ends the call at once."""
+    """A status that the policy does not list ends the call."""
     assert expected == _run(Policy(retryable_statuses=statuses), status).attempts_per_call
 
 
 def test_throttling_waits_longer() -> None:
-    """After a 429 the first retry comes from a window of a second, not of a tenth."""
+    """After a 429 the first retry waits up to a second instead of a tenth."""
     last = {
         status: max(
             index for index, seen in enumerate(_run(Policy(), status).series["requests"]) if seen
@@ -45,7 +45,7 @@ def test_throttling_waits_longer() -> None:
 
 
 def test_an_adaptive_limiter_slows_down_when_it_is_throttled() -> None:
-    """It is off until the first 429, and then lets requests through one after the other."""
+    """The limiter is off until the first 429, and then limits the rate."""
     throttling = Server(latency=Fixed(0.1), concurrency=1, queue=0, reject_status=429)
     bare, adaptive = (
         simulate(
@@ -65,8 +65,8 @@ def test_an_adaptive_limiter_slows_down_when_it_is_throttled() -> None:
 
 
 @pytest.mark.parametrize("status", [200, 399, 600, 0])
-def test_a_failure_has_the_status_of_one(status: int) -> None:
-    """Anything but 400 to 599 is refused by its name."""
+def test_status_must_be_an_error_status(status: int) -> None:
+    """Only statuses from 400 to 599 are accepted."""
     with pytest.raises(ConfigurationError, match="status"):
         Failure(end=1.0, status=status)
     with pytest.raises(ConfigurationError, match="reject_status"):

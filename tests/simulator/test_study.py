@@ -1,4 +1,4 @@
-"""Conducting a study: what is run, in which order, and what is refused before anything runs."""
+"""Running a study: variants, sweeps, processes, and invalid arguments."""
 
 from __future__ import annotations
 
@@ -15,29 +15,30 @@ import pytest
 
 from tarry.errors import ConfigurationError, TarryError
 from tarry.simulator.study import Study, StudyRow, _restore_sigint, run_study
-from tests.simulator.report import sample_results
+from tests.simulator.report.sample_results import sample_results
 
 
-class Trial:
-    """A run that tells its arguments."""
+class FixedTrial:
+    """A trial with these metrics."""
 
     def __init__(self, **numbers: float) -> None:
         self._numbers = numbers
 
     def metrics(self) -> dict[str, float]:
-        """Return them."""
+        """Return the metrics."""
         return self._numbers
 
 
-def run(*, size: str, trials: int, seed: int, width: int = 1, depth: int = 1) -> list[Trial]:
+def run(*, size: str, trials: int, seed: int, width: int = 1, depth: int = 1) -> list[FixedTrial]:
     """Stand in for a simulation."""
     return [
-        Trial(size=len(size), seed=seed, trial=trial, area=width * depth) for trial in range(trials)
+        FixedTrial(size=len(size), seed=seed, trial=trial, area=width * depth)
+        for trial in range(trials)
     ]
 
 
-def dies(**_: object) -> list[Trial]:
-    """Stand in for a simulation that takes all memory."""
+def exit_process(**_: object) -> list[FixedTrial]:
+    """Exit like a process that runs out of memory."""
     os._exit(1)
 
 
@@ -56,13 +57,13 @@ STUDY = Study(
 )
 
 
-def points(**arguments: Any) -> list[tuple[str, dict[str, Any]]]:
-    """The rows of a study, without their numbers."""
+def row_keys(**arguments: Any) -> list[tuple[str, dict[str, Any]]]:
+    """Return the variant and parameters of each row."""
     return [(row.variant, row.parameters) for row in run_study(STUDY, **arguments).rows]
 
 
-def test_default_is_what_the_study_says() -> None:
-    """Every variant at every point of its own sweep, with its own trials."""
+def test_defaults_of_the_study() -> None:
+    """Without arguments, each variant runs at each point of the study's own sweep."""
     findings = run_study(STUDY)
 
     assert 2 == findings.trials
@@ -76,21 +77,21 @@ def test_default_is_what_the_study_says() -> None:
 
 
 def test_two_parameters_are_swept_over_all_pairs() -> None:
-    """The last one changes fastest."""
+    """The last parameter changes fastest."""
     sweep = {"width": [1, 2], "depth": [3, 4]}
 
     assert [(1, 3), (1, 4), (2, 3), (2, 4)] == [
-        (at["width"], at["depth"]) for _, at in points(sweep=sweep, variants=["s"])
+        (at["width"], at["depth"]) for _, at in row_keys(sweep=sweep, variants=["s"])
     ]
 
 
 def test_parameter_that_is_set_is_not_swept() -> None:
-    """A user who says one value wants that one."""
-    assert [("s", {}), ("xxl", {})] == points(parameters={"width": 5})
+    """A parameter with a given value is not swept."""
+    assert [("s", {}), ("xxl", {})] == row_keys(parameters={"width": 5})
 
 
-def test_processes_change_nothing() -> None:
-    """The rows come in the same order with the same numbers."""
+def test_result_does_not_depend_on_processes() -> None:
+    """Rows have the same order and values with several processes."""
     told: list[tuple[int, int]] = []
 
     alone = run_study(STUDY, seed=7)
@@ -100,8 +101,8 @@ def test_processes_change_nothing() -> None:
     assert [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)] == told
 
 
-def test_findings_say_which_parameters_were_in_force() -> None:
-    """What the user has set is recorded, beside what the study says; the study is as it was."""
+def test_results_have_the_parameters() -> None:
+    """The results have the parameters that were set, and the study is unchanged."""
     findings = run_study(STUDY, parameters={"width": 5})
 
     assert {"width": 5, "depth": 1} == findings.study.parameters
@@ -120,35 +121,35 @@ def test_findings_say_which_parameters_were_in_force() -> None:
         pytest.param([nan, 1.0, 7.0, inf], 7.0, id="the median of those that are known"),
     ],
 )
-def test_a_row_sums_up_its_trials(values: list[float], expected: float) -> None:
-    """A number that a trial does not have is left out, unless none has it."""
-    row = StudyRow("s", {}, [Trial(number=value) for value in values])
+def test_row_averages_its_trials(values: list[float], expected: float) -> None:
+    """A missing value is ignored unless all trials miss it."""
+    row = StudyRow("s", {}, [FixedTrial(number=value) for value in values])
 
     assert pytest.approx({"number": expected}, nan_ok=True) == row.metrics
 
 
-def test_a_process_that_dies_is_told() -> None:
-    """Whoever waits for its numbers learns what happened, and what to try."""
+def test_dead_process_is_reported() -> None:
+    """The error says that a process died and what to try."""
     with pytest.raises(TarryError, match=r"^a simulation process died, .* try jobs = 1$"):
-        run_study(replace(STUDY, run=dies), jobs=2)
+        run_study(replace(STUDY, run=exit_process), jobs=2)
 
 
-def test_an_error_on_the_way_ends_the_processes() -> None:
-    """It comes out as it is, and no process is left that would finish its run first."""
+def test_error_ends_the_processes() -> None:
+    """The error is raised unchanged, and no process is left."""
     before = active_children()
 
-    def told(done: int, _of: int) -> None:
+    def on_progress(done: int, _of: int) -> None:
         if done:
             raise LookupError
 
     with pytest.raises(LookupError):
-        run_study(STUDY, jobs=2, progress=told)
+        run_study(STUDY, jobs=2, progress=on_progress)
 
     assert before == active_children()
 
 
-def test_an_interrupt_ends_a_process_at_once() -> None:
-    """A worker leaves Ctrl-C to its parent, and does not show where it was."""
+def test_interrupt_ends_a_process_at_once() -> None:
+    """A worker process ends on Ctrl-C without a traceback."""
     before = signal.getsignal(signal.SIGINT)
     try:
         _restore_sigint()
@@ -159,7 +160,7 @@ def test_an_interrupt_ends_a_process_at_once() -> None:
 
 def test_results_as_plain_data() -> None:
     """The data is complete, and null where a number would not be valid JSON."""
-    data = sample_results.findings().to_dict()
+    data = sample_results().to_dict()
     assert json.loads(json.dumps(data, allow_nan=False)) == data
     first = data["rows"][0]
     assert ("storm", 7, 1, "none") == (
@@ -174,9 +175,7 @@ def test_results_as_plain_data() -> None:
 
 def test_parameters_that_json_cannot_represent_become_text() -> None:
     """A path is written as text, a tuple as a list, and infinity as null."""
-    results = sample_results.findings(
-        parameters={"path": Path("a"), "waits": (1.0, inf), "more": {1: None}}
-    )
+    results = sample_results(parameters={"path": Path("a"), "waits": (1.0, inf), "more": {1: None}})
     parameters = results.to_dict()["parameters"]
     assert {"path": "a", "waits": [1.0, None], "more": {"1": None}} == parameters
 
@@ -196,7 +195,7 @@ def test_parameters_that_json_cannot_represent_become_text() -> None:
         ({"jobs": 0}, "^jobs must be at least 1, got 0"),
     ],
 )
-def test_mistakes_are_refused(arguments: dict[str, Any], words: str) -> None:
-    """Each names the argument."""
+def test_invalid_arguments_are_rejected(arguments: dict[str, Any], words: str) -> None:
+    """The error names the argument."""
     with pytest.raises(ConfigurationError, match=words):
         run_study(STUDY, **arguments)

@@ -1,4 +1,4 @@
-"""The simulator held against formulas that have nothing to do with it."""
+"""The simulator, compared with analytical results."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def _at_once(_k: int) -> float:
 
 
 @pytest.mark.parametrize(("clients", "slots"), [(50, 100), (200, 100), (200, 400)])
-def test_full_jitter_collides_as_often_as_chance_does(clients: int, slots: int) -> None:
-    """Of N clients that draw from W slots, C(N, 2) / W pairs share one."""
+def test_full_jitter_collides_by_chance(clients: int, slots: int) -> None:
+    """Of N clients that draw from W slots, C(N, 2) / W pairs collide."""
     # First attempts arrive together at 0.5 s and fail; retries come from 1.5 s on, within 1 s.
     scenario = Scenario(
         servers={"server": Server(failures=(Failure(end=1.0, kind="error"),))},
@@ -52,8 +52,8 @@ def test_full_jitter_collides_as_often_as_chance_does(clients: int, slots: int) 
     assert expected == pytest.approx(fmean(pairs), rel=0.06)
 
 
-def test_retries_come_when_half_the_ceilings_have_passed() -> None:
-    """With full jitter, attempt m comes on average after the sum of c(k) / 2 for all k < m."""
+def test_mean_time_of_retries() -> None:
+    """With full jitter, attempt m starts on average after the sum of c(k) / 2 for k < m."""
     policy = Policy(max_attempts=6, initial_delay=1.0, max_delay=8.0)
     bucket = 0.05
     scenario = Scenario(
@@ -72,8 +72,8 @@ def test_retries_come_when_half_the_ceilings_have_passed() -> None:
 
 
 @pytest.mark.parametrize("load", [0.5, 0.8])
-def test_a_single_server_queue_is_as_long_as_m_m_1_says(load: float) -> None:
-    """Poisson arrivals, exponential work: load / (1 - load) requests are there on average."""
+def test_queue_length_of_m_m_1(load: float) -> None:
+    """An M/M/1 queue has load / (1 - load) requests on average."""
     scenario = Scenario(
         servers={"server": Server(latency=Exponential(load), concurrency=1)},
         clients=Clients(rate=1.0, defence=Defence(Policy(max_attempts=1))),
@@ -91,8 +91,8 @@ def test_a_single_server_queue_is_as_long_as_m_m_1_says(load: float) -> None:
 
 
 @pytest.mark.parametrize("delay", [0.5, 1.0, 2.0])
-def test_two_copies_cut_the_tail_as_two_draws_do(delay: float) -> None:
-    """Both copies of a hedged call must be slow: P(T > t) = P(X > t) * P(X > t - delay)."""
+def test_tail_of_a_hedged_call(delay: float) -> None:
+    """A hedged call has P(T > t) = P(X > t) * P(X > t - delay)."""
     scenario = Scenario(
         servers={"server": Server(latency=Exponential(1.0))},
         clients=Clients(rate=1000.0, defence=Defence(hedging=Hedging(after=delay))),
@@ -109,8 +109,8 @@ def test_two_copies_cut_the_tail_as_two_draws_do(delay: float) -> None:
 
 
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9, 1.0])
-def test_independent_failures_cost_what_the_geometric_sum_says(p: float) -> None:
-    """Three retries succeed with 1 - p**4 and load with (1 - p**4) / (1 - p); 4 at p = 1."""
+def test_load_of_independent_failures(p: float) -> None:
+    """Four attempts succeed with 1 - p**4 and make (1 - p**4) / (1 - p) requests."""
     scenario = Scenario(
         servers={"server": Server(failure_rate=p)},
         clients=Clients(
@@ -129,8 +129,8 @@ def test_independent_failures_cost_what_the_geometric_sum_says(p: float) -> None
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 1.0])
-def test_without_retries_the_load_is_one(p: float) -> None:
-    """One attempt succeeds with 1 - p and loads with 1."""
+def test_load_without_retries(p: float) -> None:
+    """One attempt succeeds with 1 - p and makes 1 request."""
     scenario = Scenario(
         servers={"server": Server(failure_rate=p)},
         clients=Clients(arrivals="at-once", count=20_000, defence=Defence(Policy(max_attempts=1))),
@@ -144,8 +144,8 @@ def test_without_retries_the_load_is_one(p: float) -> None:
     assert 1 - p == pytest.approx(summary.success_rate, abs=0.01)
 
 
-def test_a_trigger_outlives_itself_and_a_budget_ends_it() -> None:
-    """Over many seeds, bare retries mostly never recover, and behind a budget all do."""
+def test_budget_ends_a_metastable_failure() -> None:
+    """Over many seeds, retries without a budget mostly never recover, and with a budget all do."""
     collapsed = [not run.recovered for run in metastable(defence="retries", trials=20, seed=11)]
     defended = [run.recovered for run in metastable(defence="budget", trials=20, seed=11)]
 
@@ -153,8 +153,8 @@ def test_a_trigger_outlives_itself_and_a_budget_ends_it() -> None:
     assert all(defended)
 
 
-def test_a_collapse_is_kept_up_by_its_retries() -> None:
-    """Long after the surge every call is tried three times, and hardly one succeeds."""
+def test_retries_sustain_a_metastable_failure() -> None:
+    """Long after the surge each call makes three attempts, and hardly any succeeds."""
     run = next(r for r in metastable(defence="retries", trials=20, seed=2) if not r.recovered)
 
     requests, succeeded = run.series["requests"][90:], run.series["succeeded"][90:]

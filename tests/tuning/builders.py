@@ -1,4 +1,4 @@
-"""Logs whose truth is known, because they are made here, from a seed."""
+"""Attempt logs with known properties, generated from a seed."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ HEADER = "taskId,attemptNumber,startedAt,durationMs,outcome"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Truth:
-    """A dependency and its clients. Outages are pairs of seconds from the beginning."""
+class LogModel:
+    """A dependency and its clients. Outages are pairs of seconds from the start of the log."""
 
     calls: int = 3_000
     rate: float = 50.0
@@ -41,28 +41,28 @@ class Truth:
     pause: float = 0.2
 
     def quantile(self, normal: float) -> float:
-        """Return a quantile of the latency by that of the normal distribution."""
+        """Return a quantile of the latency, given that of the normal distribution."""
         return self.median * exp(self.sigma * normal)
 
     def attempts(self, seed: int = 7) -> Iterator[LoggedAttempt]:
-        """Make the attempts of one call after the other; they are not in the order of time."""
-        dice = Random(seed)
+        """Yield the attempts of one call after the other; they are not sorted by time."""
+        random_source = Random(seed)
         now = 0.0
         for task in range(self.calls):
-            now += dice.expovariate(self.rate)
+            now += random_source.expovariate(self.rate)
             start = now
             for number, odds in enumerate(self.odds, 1):
-                duration = self.median * exp(self.sigma * dice.gauss())
+                duration = self.median * exp(self.sigma * random_source.gauss())
                 down = any(begin <= start < end for begin, end in self.outages)
                 late = self.timeout is not None and duration > self.timeout
-                well = dice.random() < odds and not down and not late
+                well = random_source.random() < odds and not down and not late
                 if late and not down:
                     duration = self.timeout or 0.0
                 kind = Kind.SUCCESS if well else Kind.TRANSIENT
                 yield LoggedAttempt(f"task {task}", number, EPOCH + start, duration, kind)
                 if well:
                     break
-                start += duration + self.pause * dice.random()
+                start += duration + self.pause * random_source.random()
 
     def log(self, seed: int = 7) -> AttemptLog:
         """Return the attempts as a log."""
@@ -70,7 +70,7 @@ class Truth:
 
 
 def write_csv(path: Path, attempts: Iterator[LoggedAttempt]) -> Path:
-    """Write attempts as the service would export them."""
+    """Write attempts as CSV, as the service exports them."""
     lines = [
         f"{one.task},{one.number},{one.start * 1000:.3f},{one.duration * 1000:.6f},{one.kind}"
         for one in attempts
@@ -80,7 +80,7 @@ def write_csv(path: Path, attempts: Iterator[LoggedAttempt]) -> Path:
 
 
 def write_jsonl(path: Path, attempts: Iterator[LoggedAttempt]) -> Path:
-    """Write the same in JSONL, with a status for the outcome."""
+    """Write attempts as JSONL, with statuses instead of outcomes."""
     status = {Kind.SUCCESS: 200, Kind.TRANSIENT: 503}
     rows = [
         {
@@ -96,23 +96,23 @@ def write_jsonl(path: Path, attempts: Iterator[LoggedAttempt]) -> Path:
     return path
 
 
-TRUTH = Truth(
+LOG_MODEL = LogModel(
     calls=20_000,
     median=0.05,
     odds=(0.97, 0.9, 0.5, 0.001),
     outages=((50, 90), (150, 190), (300, 340)),
 )
 P995 = 2.5758
-"""Of the normal distribution."""
+"""The 99.5th percentile of the normal distribution."""
 
 
 @cache
-def evidence_of(truth: Truth) -> Evidence:
-    """Gather once what many tests look at."""
-    return analyze_log(truth.log())
+def analyze_model(model: LogModel) -> Evidence:
+    """Return the evidence of a generated log; the result is cached."""
+    return analyze_log(model.log())
 
 
-def line_of(truth: Truth, field: str, *arguments: Any) -> Suggestion:
-    """Return one line of the proposal for a log."""
-    lines = propose(evidence_of(truth), *arguments).suggestions
-    return next(line for line in lines if line.field == field)
+def suggestion_for(model: LogModel, field: str, *arguments: Any) -> Suggestion:
+    """Return the suggestion for one field."""
+    suggestions = propose(analyze_model(model), *arguments).suggestions
+    return next(suggestion for suggestion in suggestions if suggestion.field == field)

@@ -1,4 +1,4 @@
-"""Attempt logs: both formats, and a table of what is refused with its file and its line."""
+"""Attempt logs: both formats, and errors that name the file and the line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tarry.tuning.attempt_log import (
     LoggedAttempt,
     read_attempt_log,
 )
-from tests.tuning.builders import EPOCH, HEADER, Truth, write_csv, write_jsonl
+from tests.tuning.builders import EPOCH, HEADER, LogModel, write_csv, write_jsonl
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,23 +30,23 @@ OBJECT = (
 )
 
 
-def log_of(tmp_path: Path, text: str | bytes, name: str = "log.csv") -> AttemptLog:
-    """Read a log that has this text."""
+def read_text(tmp_path: Path, text: str | bytes, name: str = "log.csv") -> AttemptLog:
+    """Read a log with this content."""
     path = tmp_path / name
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     return read_attempt_log(path)
 
 
-def kinds_of(log: AttemptLog) -> list[Kind]:
-    """Return the outcomes by their names."""
+def kind_names(log: AttemptLog) -> list[Kind]:
+    """Return the names of the outcomes."""
     return [OUTCOME_KINDS[kind] for kind in log.kinds]
 
 
-def test_both_formats_say_the_same(tmp_path: Path) -> None:
-    """A log in CSV with outcomes and in JSONL with statuses is the same log."""
-    truth = Truth(calls=50)
-    first = read_attempt_log(write_csv(tmp_path / "log.csv", truth.attempts()))
-    second = read_attempt_log(write_jsonl(tmp_path / "log.jsonl", truth.attempts()))
+def test_csv_and_jsonl_give_the_same_log(tmp_path: Path) -> None:
+    """CSV with outcomes and JSONL with statuses give the same log."""
+    model = LogModel(calls=50)
+    first = read_attempt_log(write_csv(tmp_path / "log.csv", model.attempts()))
+    second = read_attempt_log(write_jsonl(tmp_path / "log.jsonl", model.attempts()))
 
     for name in AttemptLog.__slots__:
         assert getattr(first, name) == getattr(second, name)
@@ -68,11 +68,11 @@ def test_both_formats_say_the_same(tmp_path: Path) -> None:
         ("floats.csv", f"{HEADER}\na,1.0,{NOW}.25,1.25e1,SUCCESS\n"),
     ],
 )
-def test_what_is_read(tmp_path: Path, name: str, text: str) -> None:
-    """A mark at the beginning, other line ends, other spellings and further columns are fine."""
-    log = log_of(tmp_path, text, name)
+def test_accepted_variations(tmp_path: Path, name: str, text: str) -> None:
+    """A byte order mark, other line ends, other spellings and other columns are accepted."""
+    log = read_text(tmp_path, text, name)
 
-    assert (1, 0.0125, Kind.SUCCESS) == (log.numbers[0], log.durations[0], kinds_of(log)[0])
+    assert (1, 0.0125, Kind.SUCCESS) == (log.numbers[0], log.durations[0], kind_names(log)[0])
     assert EPOCH == int(log.starts[0])
 
 
@@ -87,24 +87,26 @@ def test_what_is_read(tmp_path: Path, name: str, text: str) -> None:
         ("", Kind.TRANSIENT),
     ],
 )
-def test_an_outcome_follows_from_the_status(tmp_path: Path, status: str, kind: Kind) -> None:
-    """Without an outcome the tables of the core decide; no answer at all is transient."""
+def test_outcome_follows_from_the_status(tmp_path: Path, status: str, kind: Kind) -> None:
+    """Without an outcome the status is classified; no status is transient."""
     header = HEADER.replace("outcome", "responseStatus")
 
-    assert [kind] == kinds_of(log_of(tmp_path, f"{header}\na,1,{NOW},1,{status}\n"))
-    assert [kind] == kinds_of(log_of(tmp_path, f"{HEADER},responseStatus\na,1,{NOW},1,,{status}"))
+    assert [kind] == kind_names(read_text(tmp_path, f"{header}\na,1,{NOW},1,{status}\n"))
+    assert [kind] == kind_names(
+        read_text(tmp_path, f"{HEADER},responseStatus\na,1,{NOW},1,,{status}")
+    )
 
 
-def test_the_outcome_goes_before_the_status(tmp_path: Path) -> None:
-    """A server that said "do not retry" has an outcome that its status does not show."""
+def test_outcome_has_precedence_over_status(tmp_path: Path) -> None:
+    """An outcome can show what a status does not, such as "do not retry"."""
     text = f"{HEADER},responseStatus\na,1,{NOW},1,overloaded,503\n"
 
-    assert [Kind.OVERLOADED] == kinds_of(log_of(tmp_path, text))
+    assert [Kind.OVERLOADED] == kind_names(read_text(tmp_path, text))
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 3)), max_size=20))
-def test_attempts_are_put_in_order(pairs: list[tuple[int, int]]) -> None:
-    """Whatever the order of the rows, they are sorted by start, and by number within one moment."""
+def test_attempts_are_sorted(pairs: list[tuple[int, int]]) -> None:
+    """Attempts are sorted by start, and by number if they start together."""
     log = AttemptLog(
         LoggedAttempt("a", number, float(start), 10.0 * start + number, Kind.SUCCESS)
         for start, number in pairs
@@ -211,32 +213,32 @@ BAD = [
 
 
 @pytest.mark.parametrize(("name", "text", "words"), BAD, ids=[case[0] for case in BAD])
-def test_what_is_refused(tmp_path: Path, name: str, text: str | bytes, words: str) -> None:
-    """A refusal begins with the file and the line, and says which rule was broken by what."""
+def test_invalid_log_is_rejected(tmp_path: Path, name: str, text: str | bytes, words: str) -> None:
+    """The error starts with the file and the line, and names the rule and the value."""
     with pytest.raises(ConfigurationError) as refused:
-        log_of(tmp_path, text, name)
+        read_text(tmp_path, text, name)
 
     assert str(refused.value).startswith(f"{tmp_path / name}{words}")
 
 
-def test_a_line_that_is_cut_off_is_asked_about(tmp_path: Path) -> None:
-    """The last line of a log that is still written is half there."""
+def test_incomplete_last_line_is_pointed_out(tmp_path: Path) -> None:
+    """The error for an incomplete last line asks whether the file is cut off."""
     with pytest.raises(ConfigurationError, match=r"is the end of the file cut off\?$"):
-        log_of(tmp_path, f"{OBJECT}\n{OBJECT[:40]}", "log.jsonl")
+        read_text(tmp_path, f"{OBJECT}\n{OBJECT[:40]}", "log.jsonl")
 
 
-def test_what_cannot_be_opened(tmp_path: Path) -> None:
-    """A file that is not there, and a folder, are refused by name."""
+def test_unreadable_file_is_rejected(tmp_path: Path) -> None:
+    """The error names a missing file or a folder."""
     with pytest.raises(ConfigurationError, match=r"no\.csv: there is no such file"):
         read_attempt_log(tmp_path / "no.csv")
     with pytest.raises(ConfigurationError, match="cannot be read: "):
         read_attempt_log(str(tmp_path))
 
 
-def test_the_number_of_attempts_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A log that is larger than memory should have to hold is refused, not read."""
+def test_number_of_attempts_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log with too many attempts is rejected."""
     monkeypatch.setattr(module, "MAX_ATTEMPTS", 2)
 
-    assert 2 == len(log_of(tmp_path, f"{HEADER}\n{ROW}\n{ROW}\n"))
+    assert 2 == len(read_text(tmp_path, f"{HEADER}\n{ROW}\n{ROW}\n"))
     with pytest.raises(ConfigurationError, match=r"log.csv:4: more than 2 attempts"):
-        log_of(tmp_path, f"{HEADER}\n{ROW}\n{ROW}\n{ROW}\n")
+        read_text(tmp_path, f"{HEADER}\n{ROW}\n{ROW}\n{ROW}\n")

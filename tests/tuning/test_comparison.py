@@ -1,4 +1,4 @@
-"""The recorded world, simulated: it is the one of the log, and bounded."""
+"""The simulated comparison: its scenario, its limits, and the description of changes."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from tarry.tuning.comparison import (
 )
 from tarry.tuning.evidence import analyze_log
 from tarry.tuning.proposal import propose
-from tests.tuning.builders import Truth, evidence_of
+from tests.tuning.builders import LogModel, analyze_model
 
 if TYPE_CHECKING:
     from tarry.tuning.evidence import Evidence
 
-TRUTH = Truth(calls=3_000, rate=10.0, odds=(0.95,) * 4, outages=((60, 80), (200, 240)))
-EVIDENCE = analyze_log(TRUTH.log())
+LOG_MODEL = LogModel(calls=3_000, rate=10.0, odds=(0.95,) * 4, outages=((60, 80), (200, 240)))
+EVIDENCE = analyze_log(LOG_MODEL.log())
 OLD, NEW = Defence(Policy()), Defence(Policy(max_attempts=2, attempt_timeout=0.2))
 
 
-def slow_to_fail(seconds: float) -> Evidence:
-    """Return a log with one outage, of failures that took so long."""
+def evidence_with_slow_failures(seconds: float) -> Evidence:
+    """Return evidence with one outage whose failures took this long."""
     return replace(
         EVIDENCE, outages=(EVIDENCE.outages[0]._replace(median_failure_duration=seconds),)
     )
 
 
-def test_the_scenario_is_the_recorded_world() -> None:
-    """Its latency, rate, failures and outages are those that the log was made of."""
+def test_scenario_models_the_log() -> None:
+    """Latency, rate, failures and outages of the scenario are those of the log."""
     scenario = build_scenario(EVIDENCE, OLD)
     server = scenario.servers["server"]
 
@@ -56,8 +56,8 @@ def test_the_scenario_is_the_recorded_world() -> None:
     assert EVIDENCE.span == scenario.duration
 
 
-def test_the_old_policy_does_what_the_log_has_seen() -> None:
-    """Simulated with the client's own policy, attempts and successes are as they were recorded."""
+def test_current_policy_reproduces_the_log() -> None:
+    """With the policy of the log, attempts and successes are those of the log."""
     pauses = Policy(max_attempts=4, initial_delay=0.2, multiplier=1.0)
     summary = simulate(build_scenario(EVIDENCE, Defence(pauses)), seed=3)
 
@@ -68,8 +68,8 @@ def test_the_old_policy_does_what_the_log_has_seen() -> None:
     assert quantile(EVIDENCE.call_durations, 0.99) == pytest.approx(summary.p99, rel=0.15)
 
 
-def test_both_run_from_one_seed() -> None:
-    """The same seed gives the same numbers, and the same calls to both."""
+def test_both_runs_have_the_same_seed() -> None:
+    """The same seed gives the same results, and both policies get the same calls."""
     first, second = (compare_policies(EVIDENCE, OLD, NEW, seed=5) for _ in range(2))
 
     assert first is not None
@@ -78,33 +78,33 @@ def test_both_run_from_one_seed() -> None:
     assert 2 == first.outages
 
 
-def test_the_proposal_takes_load_off_an_outage() -> None:
-    """With the proposed budget, retries no longer multiply the requests of an outage."""
+def test_proposal_reduces_the_load_of_an_outage() -> None:
+    """With the proposed budget, retries do not multiply the requests of an outage."""
     proposal = propose(EVIDENCE)
-    runs = compare_policies(EVIDENCE, proposal.current, proposal.defence)
+    comparison = compare_policies(EVIDENCE, proposal.current, proposal.defence)
 
-    assert runs is not None
-    assert runs.new.amplification < 1.2 < runs.old.amplification
-    assert runs.old.success_rate - 0.03 < runs.new.success_rate
+    assert comparison is not None
+    assert comparison.new.amplification < 1.2 < comparison.old.amplification
+    assert comparison.old.success_rate - 0.03 < comparison.new.success_rate
 
 
 def test_a_small_log_is_not_simulated() -> None:
-    """Fewer than a hundred latencies are no distribution."""
+    """A log with fewer than a hundred successes is not simulated."""
     assert None is compare_policies(
-        analyze_log(Truth(calls=MIN_HEALTHY_ATTEMPTS - 1, odds=(1.0,)).log()), OLD, NEW
+        analyze_log(LogModel(calls=MIN_HEALTHY_ATTEMPTS - 1, odds=(1.0,)).log()), OLD, NEW
     )
     assert None is not compare_policies(
-        analyze_log(Truth(calls=MIN_HEALTHY_ATTEMPTS, odds=(1.0,)).log()), OLD, NEW
+        analyze_log(LogModel(calls=MIN_HEALTHY_ATTEMPTS, odds=(1.0,)).log()), OLD, NEW
     )
 
 
 def test_a_log_without_calls_is_not_simulated() -> None:
-    """Where no call begins, nobody knows how many there are in a second."""
+    """Without first attempts the call rate is unknown."""
     assert None is compare_policies(replace(EVIDENCE, calls=0), OLD, NEW)
 
 
 def test_a_busy_log_is_thinned() -> None:
-    """Of two thousand calls a second, as many are simulated as a run may have."""
+    """Of a log with 2,000 calls per second, the maximum number of calls is simulated."""
     scenario = build_scenario(replace(EVIDENCE, calls=2_000 * 300), OLD)
 
     assert MAX_CALLS == pytest.approx(scenario.clients.rate * scenario.duration)
@@ -112,7 +112,7 @@ def test_a_busy_log_is_thinned() -> None:
 
 
 def test_a_long_log_is_cut_to_the_time_around_its_longest_outage() -> None:
-    """Of a day, it is the stretch in which the most can be learned."""
+    """Of a day, the time around the longest outage is simulated."""
     (first, longest) = EVIDENCE.outages
     day = replace(EVIDENCE, span=86_400.0, calls=20 * 86_400)
     late = longest._replace(start=longest.start + 40_000, end=longest.end + 40_000)
@@ -124,7 +124,7 @@ def test_a_long_log_is_cut_to_the_time_around_its_longest_outage() -> None:
 
 
 def test_an_outage_leaves_time_to_recover() -> None:
-    """One that fills the run is cut to half of it."""
+    """An outage that fills the run is cut to half of it."""
     endless = EVIDENCE.outages[0]._replace(end=EVIDENCE.start + EVIDENCE.span)
     scenario = build_scenario(replace(EVIDENCE, outages=(endless,)), OLD)
     (failure,) = scenario.servers["server"].failures
@@ -132,8 +132,8 @@ def test_an_outage_leaves_time_to_recover() -> None:
     assert scenario.duration / 2 == pytest.approx(failure.end - failure.start)
 
 
-def test_the_many_outages_of_a_log_are_bounded() -> None:
-    """A log that flaps for days makes no scenario that takes days."""
+def test_number_of_outages_is_limited() -> None:
+    """A log with many outages gives a scenario with a limited number."""
     (one, _) = EVIDENCE.outages
     many = tuple(one._replace(start=one.start + k, end=one.start + k + 0.5) for k in range(100))
 
@@ -151,50 +151,50 @@ def test_the_many_outages_of_a_log_are_bounded() -> None:
         (Defence(hedging=Hedging(after="p95")), 30.0, "error"),
     ],
 )
-def test_a_dependency_hangs_only_where_somebody_stops_waiting(
-    old: Defence, failing: float, kind: str
-) -> None:
-    """Failures that took long are hanging ones, unless a call would then wait for ever."""
-    scenario = build_scenario(slow_to_fail(failing), old, may_hang=old.hedging is None)
+def test_slow_failures_hang_only_without_hedging(old: Defence, failing: float, kind: str) -> None:
+    """Slow failures hang, unless a hedged call would wait forever."""
+    scenario = build_scenario(
+        evidence_with_slow_failures(failing), old, may_hang=old.hedging is None
+    )
 
     assert [kind] == [one.kind for one in scenario.servers["server"].failures]
-    runs = compare_policies(slow_to_fail(failing), old, NEW)
-    assert runs is not None
-    assert runs.old.unfinished < 100
+    comparison = compare_policies(evidence_with_slow_failures(failing), old, NEW)
+    assert comparison is not None
+    assert comparison.old.unfinished < 100
 
 
 @pytest.mark.parametrize(
     ("timeout", "failing", "takes"), [(None, 5.0, 5.0), (1.0, 5.0, 1.0), (30.0, 5.0, 5.0)]
 )
-def test_slow_failures_take_as_long_as_recorded(
+def test_slow_failures_take_as_long_as_logged(
     timeout: float | None, failing: float, takes: float
 ) -> None:
-    """A call that does not give up earlier has its answer after what a recorded failure took."""
+    """A call with a longer timeout fails after the logged duration of failures."""
     policy = Policy(max_attempts=1, attempt_timeout=timeout)
     defence = Defence(policy, breaker={"consecutive": 9}, budget={"kind": "ratio", "ratio": 0.5})
-    simulated = build_scenario(slow_to_fail(failing), defence).clients.defence
+    simulated = build_scenario(evidence_with_slow_failures(failing), defence).clients.defence
 
     assert takes == simulated.policy.attempt_timeout
     assert (defence.breaker, defence.budget) == (simulated.breaker, simulated.budget)
 
 
-def test_retries_that_keep_a_server_down_are_seen() -> None:
-    """Calls that give up early and come back at once bury it after an outage; patient ones do not.
+def test_retries_that_keep_a_server_down_are_visible() -> None:
+    """Clients with short timeouts and fast retries overload the server after an outage.
 
-    A server that bears any load would let both come off well.
+    With a server of unlimited capacity, both policies would look good.
     """
     eager = Policy(max_attempts=100, attempt_timeout=0.2, max_delay=1.0)
-    evidence = analyze_log(Truth(calls=1_800, rate=30.0, outages=((10, 25),)).log())
-    runs = compare_policies(evidence, Defence(eager), Defence(eager.replace(max_attempts=4)))
+    evidence = analyze_log(LogModel(calls=1_800, rate=30.0, outages=((10, 25),)).log())
+    comparison = compare_policies(evidence, Defence(eager), Defence(eager.replace(max_attempts=4)))
 
-    assert runs is not None
-    assert runs.old.success_rate < 0.5 < runs.new.success_rate
-    assert runs.new.recovered_after < 5 < inf == runs.old.recovered_after
-    assert runs.new.amplification < 3 < runs.old.amplification / 10
+    assert comparison is not None
+    assert comparison.old.success_rate < 0.5 < comparison.new.success_rate
+    assert comparison.new.recovered_after < 5 < inf == comparison.old.recovered_after
+    assert comparison.new.amplification < 3 < comparison.old.amplification / 10
 
 
-def test_a_usual_day_does_not_wait_for_the_server() -> None:
-    """What it is taken to bear leaves healthy calls as quick as they were recorded."""
+def test_healthy_calls_do_not_queue() -> None:
+    """The assumed capacity leaves healthy calls as fast as in the log."""
     free = build_scenario(EVIDENCE, OLD)
     server = replace(free.servers["server"], concurrency=None, queue=None)
     unbounded = replace(free, servers={"server": server})
@@ -204,8 +204,8 @@ def test_a_usual_day_does_not_wait_for_the_server() -> None:
 
 
 @pytest.mark.parametrize(("times", "least"), [(1, 14), (100, 6), (10_000, 6)])
-def test_of_a_busy_log_the_server_bears_its_share(times: int, least: int) -> None:
-    """Few of many calls meet a server as much smaller, but for chance, which few have more of."""
+def test_capacity_is_scaled_with_a_thinned_log(times: int, least: int) -> None:
+    """For a share of the calls the server is smaller in proportion, with some room for chance."""
     busy = replace(EVIDENCE, calls=EVIDENCE.calls * times, max_concurrency=7 * times)
     concurrency = build_scenario(busy, OLD).servers["server"].concurrency
 
@@ -213,16 +213,16 @@ def test_of_a_busy_log_the_server_bears_its_share(times: int, least: int) -> Non
     assert least <= concurrency <= 70
 
 
-def test_a_log_of_one_moment_is_simulated() -> None:
-    """A span of nothing is no division by nothing."""
-    runs = compare_policies(replace(EVIDENCE, span=0.0, outages=()), OLD, NEW)
+def test_log_without_a_span_is_simulated() -> None:
+    """A span of 0 does not cause a division by zero."""
+    comparison = compare_policies(replace(EVIDENCE, span=0.0, outages=()), OLD, NEW)
 
-    assert runs is not None
-    assert 1.0 == runs.duration
+    assert comparison is not None
+    assert 1.0 == comparison.duration
 
 
 OLD_SUMMARY = replace(
-    simulate(build_scenario(evidence_of(Truth(calls=200)), Defence())),
+    simulate(build_scenario(analyze_model(LogModel(calls=200)), Defence())),
     success_rate=0.97,
     p99=2.1,
     amplification=1.3,
@@ -232,7 +232,7 @@ OLD_SUMMARY = replace(
 
 
 def changes_of(**changes: Any) -> str:
-    """Return what is said of a run that differs in these numbers."""
+    """Return the description of a run that differs in these metrics."""
     return describe_changes(OLD_SUMMARY, replace(OLD_SUMMARY, **changes))
 
 
@@ -240,13 +240,13 @@ def changes_of(**changes: Any) -> str:
     "changes",
     [{}, {"success_rate": 0.9695}, {"p99": 2.0}, {"p99": nan}, {"recovered_after": 4.5}],
 )
-def test_what_hardly_changes_is_left_out(changes: dict[str, float]) -> None:
-    """Chance and what was never measured are no reason to choose."""
+def test_small_changes_are_left_out(changes: dict[str, float]) -> None:
+    """Small changes and missing values are not described."""
     assert "No metric changes by much." == changes_of(**changes)
 
 
-def test_a_loss_is_said_first_with_what_it_buys() -> None:
-    """Who trades calls for time should see both sides."""
+def test_loss_of_calls_comes_first() -> None:
+    """A loss of calls is stated first, followed by what got worse and better."""
     assert (
         "The proposal loses calls in this simulation. "
         "Worse: fewer calls succeed: 97 % → 95.7 %, "
@@ -255,8 +255,8 @@ def test_a_loss_is_said_first_with_what_it_buys() -> None:
     ) == changes_of(success_rate=0.957, p99=0.5, reasons={"attempts": 430})
 
 
-def test_a_small_loss_is_worse_and_no_alarm() -> None:
-    """Up to one call in a hundred is a trade; the reason is what ends more calls than before."""
+def test_small_loss_is_listed_without_an_alarm() -> None:
+    """A loss of up to 1 % is listed as worse, with the reason that ends more calls."""
     reasons = {"attempts": 10, "budget-empty": 350}
 
     assert (
@@ -266,16 +266,16 @@ def test_a_small_loss_is_worse_and_no_alarm() -> None:
     ) == changes_of(success_rate=0.965, amplification=1.03, reasons=reasons)
 
 
-def test_a_loss_without_a_reason_has_none_made_up() -> None:
-    """Calls that have not ended when the run is over have no reason."""
+def test_loss_without_a_reason() -> None:
+    """Calls that are unfinished at the end have no reason."""
     for reasons in ({}, {"attempts": 300}):
         assert "Worse: fewer calls succeed: 97 % → 96.5 %." == changes_of(
             success_rate=0.965, reasons=reasons
         )
 
 
-def test_all_can_be_better_or_worse() -> None:
-    """More calls, and a recovery that never comes."""
+def test_all_metrics_can_be_better_or_worse() -> None:
+    """More successful calls, and a recovery that never happens."""
     assert "Better: more calls succeed: 97 % → 99 %." == changes_of(success_rate=0.99)
     assert (
         "Worse: calls that succeed end later: p99 2,100 ms → 4,000 ms; "

@@ -1,4 +1,4 @@
-"""Quantiles, intervals and the closed form of hedging, against counting and against dice."""
+"""Estimates, compared with counting and with random sampling."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ shares = st.sampled_from([0.0, 0.25, 0.5, 0.9, 0.95, 0.99, 0.995, 0.999, 1.0])
 
 @pytest.mark.parametrize(("q", "size"), [(0.5, 10), (0.99, 500), (0.995, 1000), (0.999, 5000)])
 def test_five_samples_lie_at_a_quantile_or_beyond(q: float, size: int) -> None:
-    """A quantile takes so many samples that five are no shorter."""
+    """The required number of samples leaves five at the quantile or beyond it."""
     sample = [float(number) for number in range(size)]
 
     assert size == required_samples(q)
@@ -32,12 +32,12 @@ def test_five_samples_lie_at_a_quantile_or_beyond(q: float, size: int) -> None:
 
 
 @pytest.mark.parametrize("q", [0.5, 0.95, 0.995])
-def test_an_interval_holds_the_truth_95_times_in_100(q: float) -> None:
-    """Of 300 samples of which the truth is known, about 285 have it between their bounds."""
-    dice = Random(7)
+def test_interval_contains_the_true_quantile_in_95_percent(q: float) -> None:
+    """Of 300 intervals about 285 contain the true quantile."""
+    random_source = Random(7)
     held = 0
     for _ in range(300):
-        low, high = quantile_interval(sorted(dice.random() for _ in range(1000)), q)
+        low, high = quantile_interval(sorted(random_source.random() for _ in range(1000)), q)
         held += low <= q <= high
 
     assert 279 <= held <= 300
@@ -52,43 +52,43 @@ def test_an_interval_holds_the_truth_95_times_in_100(q: float) -> None:
         (2, 1000, 0.0005, 0.0073),
     ],
 )
-def test_the_interval_of_wilson(successes: int, tries: int, low: float, high: float) -> None:
-    """The published values, also where nothing or everything succeeded."""
+def test_wilson_interval(successes: int, tries: int, low: float, high: float) -> None:
+    """The published values, including shares of 0 and 1."""
     assert (low, high) == pytest.approx(wilson_interval(successes, tries), abs=1e-4)
 
 
-def test_without_tries_everything_is_possible() -> None:
-    """Nothing tried, nothing known."""
+def test_wilson_interval_without_tries() -> None:
+    """Without tries the interval is 0 to 1."""
     assert (0.0, 1.0) == wilson_interval(0, 0)
 
 
-def every_pair(sample: list[float], delay: float) -> list[float]:
-    """Return how long a hedged call takes, for each pair of durations of its copies."""
+def all_pairs(sample: list[float], delay: float) -> list[float]:
+    """Return the duration of a hedged call for each pair of durations of its copies."""
     return sorted(min(first, delay + second) for first in sample for second in sample)
 
 
 @given(samples, shares.filter(lambda q: 0 < q < 1), st.floats(0, 100))
 @example([1.0, 1.0, 5.0], 0.9, 1.0)
-def test_the_closed_form_is_what_all_pairs_give(
+def test_hedged_quantile_equals_that_of_all_pairs(
     sample: list[float], q: float, delay: float
 ) -> None:
-    """The quantile over every pair of copies, without making the pairs."""
-    assume(delay == 0 or delay > 1e-6)  # below, t + delay is t for one of them and not the other
+    """The closed form gives the quantile over all pairs of copies."""
+    assume(delay == 0 or delay > 1e-6)  # a smaller delay is lost in the rounding of t + delay
 
-    assert quantile(every_pair(sample, delay), q) == pytest.approx(
+    assert quantile(all_pairs(sample, delay), q) == pytest.approx(
         hedged_quantile(sample, q, delay), abs=1e-9
     )
 
 
-def test_the_closed_form_is_what_dice_give() -> None:
-    """Two independent copies, drawn 200,000 times, have the p99 and the load that is worked out."""
-    dice = Random(7)
-    sample = sorted(dice.lognormvariate(-3, 1) for _ in range(5_000))
+def test_hedged_quantile_equals_that_of_random_pairs() -> None:
+    """200,000 random pairs of copies have the computed p99 and load."""
+    random_source = Random(7)
+    sample = sorted(random_source.lognormvariate(-3, 1) for _ in range(5_000))
     delay = quantile(sample, 0.95)
     drawn: list[float] = []
     copies = 0
     for _ in range(200_000):
-        first, second = dice.choice(sample), dice.choice(sample)
+        first, second = random_source.choice(sample), random_source.choice(sample)
         copies += first > delay
         drawn.append(min(first, delay + second))
 
@@ -99,8 +99,8 @@ def test_the_closed_form_is_what_dice_give() -> None:
 
 
 @given(samples, shares, st.floats(0, 100))
-def test_a_second_copy_never_makes_it_slower(sample: list[float], q: float, delay: float) -> None:
-    """The first answer wins, so that a hedged quantile is at most the plain one."""
+def test_hedged_quantile_is_never_longer(sample: list[float], q: float, delay: float) -> None:
+    """A hedged quantile is at most that of a single copy."""
     assert hedged_quantile(sample, q, delay) <= quantile(sample, q)
 
 
@@ -116,12 +116,12 @@ def test_a_second_copy_never_makes_it_slower(sample: list[float], q: float, dela
         (0.00035, 0.00035, 0.00035),
     ],
 )
-def test_numbers_of_two_digits(value: float, near: float, above: float) -> None:
-    """A proposal is a number that a person would have written."""
+def test_round_two_digits(value: float, near: float, above: float) -> None:
+    """A value is rounded to two significant digits."""
     assert (near, above) == (round_two_digits(value), round_two_digits(value, up=True))
 
 
 @given(st.floats(1e-6, 1e6))
-def test_rounding_up_is_never_down(value: float) -> None:
-    """A timeout is at least what was measured, and at most a tenth more."""
+def test_rounding_up(value: float) -> None:
+    """A value rounded up is at least the value, and at most a tenth more."""
     assert value * (1 - 1e-9) <= round_two_digits(value, up=True) <= value * 1.1 + 1e-12

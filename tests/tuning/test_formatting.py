@@ -1,4 +1,4 @@
-"""Numbers as people write and read them."""
+"""Formatting of shares, counts and settings, and parsing of durations."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tarry.tuning.formatting import format_count, format_percent, format_setting
         (2.9, "290 %"),
     ],
 )
-def test_shares(share: float, text: str) -> None:
-    """Two digits are enough to decide by."""
+def test_format_percent(share: float, text: str) -> None:
+    """Percentages have two significant digits."""
     assert text == format_percent(share)
 
 
 @pytest.mark.parametrize(("number", "text"), [(0, "0 calls"), (1, "1 call"), (1200, "1,200 calls")])
-def test_counts(number: int, text: str) -> None:
-    """One of a thing is not many."""
+def test_format_count(number: int, text: str) -> None:
+    """A noun is singular for 1 and plural otherwise."""
     assert text == format_count(number, "call")
 
 
@@ -43,21 +43,21 @@ def test_counts(number: int, text: str) -> None:
         ("hedging.after", "p95", "p95"),
     ],
 )
-def test_settings(field: str, value: object, text: str) -> None:
-    """Times have a unit, tables are one line."""
+def test_format_setting(field: str, value: object, text: str) -> None:
+    """Durations have a unit, and a table is one line."""
     assert text == format_setting(field, value)
 
 
 @pytest.mark.parametrize(
     ("text", "expected"), [("2s", 2.0), ("500ms", 0.5), ("1.5 min", 90.0), ("1m", 60.0), ("3", 3.0)]
 )
-def test_times(text: str, expected: float) -> None:
-    """A time has a unit; a bare number is seconds."""
+def test_parse_duration(text: str, expected: float) -> None:
+    """A duration has a unit; a bare number is seconds."""
     assert expected == parse_duration("--latency-target", text)
 
 
 @pytest.mark.parametrize("text", ["", "s", "-1s", "2 weeks", "nan", "1e3", "0s", "9" * 400])
-def test_what_is_no_time(text: str) -> None:
-    """Anything else is refused by the name of the option."""
+def test_invalid_duration_is_rejected(text: str) -> None:
+    """The error names the option."""
     with pytest.raises(ConfigurationError, match=r"^--latency-target must be"):
         parse_duration("--latency-target", text)

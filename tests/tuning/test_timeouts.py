@@ -1,4 +1,4 @@
-"""The timeout: the p99.5 of what healthy attempts take, however often it is tuned."""
+"""The attempt timeout: the p99.5 of healthy attempts, also when tuning is repeated."""
 
 from __future__ import annotations
 
@@ -12,113 +12,124 @@ from tarry.tuning.estimates import round_two_digits
 from tarry.tuning.evidence import analyze_log
 from tarry.tuning.proposal import propose
 from tarry.tuning.timeouts import find_timeout
-from tests.tuning.builders import P995, TRUTH, Truth, line_of
+from tests.tuning.builders import LOG_MODEL, P995, LogModel, suggestion_for
 
 LATENCY = [number / 1000 for number in range(1, 1001)]
-"""Of successes: one of each millisecond up to a second."""
+"""Durations of successes: one for each millisecond up to a second."""
 
 
 def test_the_timeout_is_the_p995() -> None:
-    """It comes near the p99.5 of the distribution, from above, and shows its interval."""
-    line = line_of(TRUTH, "attempt_timeout")
+    """The timeout is close to the p99.5 of the model, rounded up, with its interval."""
+    suggestion = suggestion_for(LOG_MODEL, "attempt_timeout")
 
-    assert TRUTH.quantile(P995) == pytest.approx(line.proposed, rel=0.05)
-    assert "p99.5 of healthy attempts" == line.reason
-    assert " (95 % interval 1" in line.evidence
-    assert " ms to " in line.evidence
-    assert line.has_enough_data
+    assert LOG_MODEL.quantile(P995) == pytest.approx(suggestion.proposed, rel=0.05)
+    assert "p99.5 of healthy attempts" == suggestion.reason
+    assert " (95 % interval 1" in suggestion.evidence
+    assert " ms to " in suggestion.evidence
+    assert suggestion.has_enough_data
 
 
 @pytest.mark.parametrize("given", [True, False])
 @pytest.mark.parametrize("odds", [(1.0,) * 4, (0.9,) * 4])
-def test_tuned_again_and_again_it_stays(*, given: bool, odds: tuple[float, ...]) -> None:
-    """The log of the proposed timeout gives the same one, round by round, known or only seen."""
+def test_repeated_tuning_keeps_the_timeout(*, given: bool, odds: tuple[float, ...]) -> None:
+    """A log with the proposed timeout gives the same timeout, known or inferred."""
     rounds: list[float] = []
     current = None
     for number in range(5):
         timeout = rounds[-1] if rounds else None
-        truth = Truth(calls=20_000, median=0.1, odds=odds, timeout=timeout)
-        proposal = propose(analyze_log(truth.log(seed=number)), current)
+        model = LogModel(calls=20_000, median=0.1, odds=odds, timeout=timeout)
+        proposal = propose(analyze_log(model.log(seed=number)), current)
         rounds.append(proposal.suggestions[0].proposed)
         current = proposal.defence if given else None
 
     assert [rounds[0]] * 5 == rounds
-    assert Truth(median=0.1).quantile(P995) == pytest.approx(rounds[0], rel=0.06)
+    assert LogModel(median=0.1).quantile(P995) == pytest.approx(rounds[0], rel=0.06)
 
 
 @pytest.mark.parametrize("current", [Defence(Policy(attempt_timeout=0.25)), None])
-def test_a_timeout_that_seldom_cuts_is_measured(current: Defence | None) -> None:
-    """What one attempt in 1,500 is cut off from counts as longer: without it, this were 180 ms."""
-    truth = Truth(calls=40_000, odds=(1.0, 1.0), timeout=0.25)
-    line = line_of(truth, "attempt_timeout", current)
+def test_timeout_that_rarely_cuts_off_counts(current: Defence | None) -> None:
+    """Attempts that were cut off count as longer; without them the timeout would be 180 ms."""
+    model = LogModel(calls=40_000, odds=(1.0, 1.0), timeout=0.25)
+    suggestion = suggestion_for(model, "attempt_timeout", current)
 
-    assert 0.19 == line.proposed == round_two_digits(truth.quantile(P995), up=True)
-    assert " cut off at 250 ms" in line.evidence
-
-
-def test_a_timeout_that_cuts_is_not_made_shorter() -> None:
-    """What the timeout has cut off is missing in the log: the p99.5 of the rest is too short."""
-    truth = Truth(calls=10_000, odds=(1.0, 1.0), timeout=0.1)
-    line = line_of(truth, "attempt_timeout", Defence(Policy(attempt_timeout=0.1)))
-
-    assert (0.1, False) == (line.proposed, line.has_enough_data)
-    assert "8.2 % of healthy attempts ran into the timeout" in line.reason
-    assert line.reason.endswith("raise it and measure again; kept at 100 ms")
-    assert "over 100 ms of 10,835, 892 cut off at 100 ms" == line.evidence
+    assert 0.19 == suggestion.proposed == round_two_digits(model.quantile(P995), up=True)
+    assert " cut off at 250 ms" in suggestion.evidence
 
 
-def test_a_timeout_that_nobody_told_of_is_seen() -> None:
-    """Without the policy, what failed after the same time gives it away, and it is not undercut."""
-    truth = Truth(calls=10_000, odds=(0.95, 0.95), timeout=0.1)
-    line = line_of(truth, "attempt_timeout")
+def test_timeout_that_cuts_off_is_not_shortened() -> None:
+    """The p99.5 of the attempts that were not cut off would be too short."""
+    model = LogModel(calls=10_000, odds=(1.0, 1.0), timeout=0.1)
+    suggestion = suggestion_for(model, "attempt_timeout", Defence(Policy(attempt_timeout=0.1)))
 
-    assert (None, 0.1, False) == (line.current, line.proposed, line.has_enough_data)
-    assert line.reason.endswith("raise it and measure again; kept at 100 ms")
-    assert line.evidence.endswith(" cut off at 100 ms: they failed after nearly the same time")
+    assert (0.1, False) == (suggestion.proposed, suggestion.has_enough_data)
+    assert "8.2 % of healthy attempts ran into the timeout" in suggestion.reason
+    assert suggestion.reason.endswith("raise it and measure again; kept at 100 ms")
+    assert "over 100 ms of 10,835, 892 cut off at 100 ms" == suggestion.evidence
+
+
+def test_unknown_timeout_is_inferred() -> None:
+    """Without the policy, failures after the same time reveal the timeout."""
+    model = LogModel(calls=10_000, odds=(0.95, 0.95), timeout=0.1)
+    suggestion = suggestion_for(model, "attempt_timeout")
+
+    assert (None, 0.1, False) == (
+        suggestion.current,
+        suggestion.proposed,
+        suggestion.has_enough_data,
+    )
+    assert suggestion.reason.endswith("raise it and measure again; kept at 100 ms")
+    assert suggestion.evidence.endswith(
+        " cut off at 100 ms: they failed after nearly the same time"
+    )
 
 
 def test_a_longer_timeout_than_the_one_that_cut_is_kept() -> None:
-    """The log is of a client that gave up earlier than the policy in force does."""
-    truth = Truth(calls=10_000, odds=(1.0, 1.0), timeout=0.1)
-    line = line_of(truth, "attempt_timeout", Defence(Policy(attempt_timeout=2.0)))
+    """A current timeout is kept if the log comes from a client with a shorter one."""
+    model = LogModel(calls=10_000, odds=(1.0, 1.0), timeout=0.1)
+    suggestion = suggestion_for(model, "attempt_timeout", Defence(Policy(attempt_timeout=2.0)))
 
-    assert (2.0, False) == (line.proposed, line.has_enough_data)
-    assert line.reason.endswith("; kept at 2 s")
+    assert (2.0, False) == (suggestion.proposed, suggestion.has_enough_data)
+    assert suggestion.reason.endswith("; kept at 2 s")
 
 
 @pytest.mark.parametrize(
     ("now", "proposed"), [(0.1, 0.19), (0.18, 0.18), (0.19, 0.19), (1.0, 0.19)]
 )
-def test_a_timeout_changes_where_the_log_speaks_against_it(now: float, proposed: float) -> None:
-    """Of a log that was never cut off, the p99.5 lies from 177 to 188 ms."""
-    truth = Truth(calls=20_000, odds=(1.0,))
+def test_timeout_changes_if_the_log_contradicts_it(now: float, proposed: float) -> None:
+    """The p99.5 of a log without a timeout lies between 177 and 188 ms."""
+    model = LogModel(calls=20_000, odds=(1.0,))
 
     assert (
-        proposed == line_of(truth, "attempt_timeout", Defence(Policy(attempt_timeout=now))).proposed
+        proposed
+        == suggestion_for(model, "attempt_timeout", Defence(Policy(attempt_timeout=now))).proposed
     )
 
 
 def test_a_timeout_is_within_the_latency_target() -> None:
-    """One that is kept is held to it as well."""
-    truth = Truth(calls=10_000, odds=(1.0, 1.0), timeout=0.1)
+    """A timeout that is kept is limited by the target too."""
+    model = LogModel(calls=10_000, odds=(1.0, 1.0), timeout=0.1)
     current = Defence(Policy(attempt_timeout=0.1))
 
-    assert 0.06 == line_of(truth, "attempt_timeout", current, 0.06).proposed
-    assert 0.1 == line_of(truth, "attempt_timeout", current, 2.0).proposed
+    assert 0.06 == suggestion_for(model, "attempt_timeout", current, 0.06).proposed
+    assert 0.1 == suggestion_for(model, "attempt_timeout", current, 2.0).proposed
 
 
-def late(limit: float, count: int) -> list[float]:
-    """Return what timers make of a timeout: a little longer, now and then much."""
+def timer_errors(limit: float, count: int) -> list[float]:
+    """Return a timeout with the deviations of real timers."""
     dice = Random(7)
     return sorted(limit * (1 + dice.expovariate(200)) for _ in range(count))
 
 
 @pytest.mark.parametrize(
     "faults",
-    [late(1.0, 50), [0.002] * 500 + late(1.0, 50), sorted([*LATENCY[::5], *late(1.0, 50)])],
+    [
+        timer_errors(1.0, 50),
+        [0.002] * 500 + timer_errors(1.0, 50),
+        sorted([*LATENCY[::5], *timer_errors(1.0, 50)]),
+    ],
 )
-def test_timers_are_not_exact(faults: list[float]) -> None:
-    """A timeout of a second is seen among what fails at once, and among what fails at any time."""
+def test_inexact_timeout_is_inferred(faults: list[float]) -> None:
+    """A timeout of a second is found among fast failures and random failures."""
     cut = find_timeout(LATENCY, faults, None)
 
     assert cut is not None
@@ -138,21 +149,21 @@ def test_timers_are_not_exact(faults: list[float]) -> None:
     ],
     ids=["none", "at once", "within", "too few", "as long as successes", "apart"],
 )
-def test_what_is_no_timeout(faults: list[float]) -> None:
-    """Errors that come fast or at any time are not cut off, and are not samples."""
+def test_other_failures_are_no_timeout(faults: list[float]) -> None:
+    """Failures that are fast or random are neither timeouts nor samples."""
     assert None is find_timeout(LATENCY, faults, None)
 
 
 @pytest.mark.parametrize("now", [None, 0.1, 0.103])
 def test_errors_of_a_steady_dependency_are_no_timeouts(now: float | None) -> None:
-    """Where all takes nearly the same time, failures do too, and that is no pile."""
-    steady = Truth(calls=10_000, median=0.1, sigma=0.01, odds=(0.9,))
-    line = line_of(steady, "attempt_timeout", Defence(Policy(attempt_timeout=now)))
+    """If all attempts take nearly the same time, failures are not taken for timeouts."""
+    steady = LogModel(calls=10_000, median=0.1, sigma=0.01, odds=(0.9,))
+    suggestion = suggestion_for(steady, "attempt_timeout", Defence(Policy(attempt_timeout=now)))
 
-    assert (0.11, True) == (line.proposed, line.has_enough_data)
+    assert (0.11, True) == (suggestion.proposed, suggestion.has_enough_data)
 
 
-def test_a_timeout_that_few_had_is_not_taken_for_that_of_all() -> None:
-    """Where more succeed later than fail at the timeout, it was not in force for them."""
+def test_timeout_of_few_attempts_is_ignored() -> None:
+    """If more attempts succeed later than fail at the timeout, most had no such timeout."""
     assert None is find_timeout(LATENCY, [0.9] * 50, 0.9)
     assert (0.9, 150, False) == find_timeout(LATENCY, [0.9] * 150, 0.9)

@@ -318,5 +318,5 @@ def _run_all(
 
 
 def _restore_sigint() -> None:
-    """Let Ctrl-C end a worker process without a traceback; the parent reports the interrupt."""
+    """Make Ctrl-C end a worker process without a traceback; the parent reports the interrupt."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

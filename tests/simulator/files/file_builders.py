@@ -1,4 +1,4 @@
-"""Files for the tests of what users write."""
+"""Scenario files for tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ servers:
 """
 
 
-def written(folder: Path, name: str, text: str) -> Path:
+def write_file(folder: Path, name: str, text: str) -> Path:
     """Write a file and return its path."""
     path = folder / name
     path.write_text(dedent(text), encoding="utf-8")

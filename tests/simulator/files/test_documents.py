@@ -1,4 +1,4 @@
-"""The line of every value, against texts in which each value is the number of its line."""
+"""Line numbers: in these texts, each value is the number of its own line."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ JSON = """
 
 
 def leaves(value: object, place: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """The numbers of parsed data, each with the way to it."""
+    """Yield each number in parsed data with its key path."""
     if isinstance(value, dict):
         for key, one in value.items():
             yield from leaves(one, (*place, key))
@@ -76,7 +76,7 @@ def leaves(value: object, place: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
 
 
 def test_toml_values_are_found_on_their_lines() -> None:
-    """Each number in the text is the line it stands on, whatever surrounds it."""
+    """Each value has its line number, whatever surrounds it."""
     lines = toml_lines(TOML)
 
     expected = dict(leaves(tomllib.loads(TOML)))
@@ -84,7 +84,7 @@ def test_toml_values_are_found_on_their_lines() -> None:
 
 
 def test_toml_tables_are_found_on_their_lines() -> None:
-    """A table is where its header stands, an item of a list of tables likewise."""
+    """A table, or an item of an array of tables, has the line of its header."""
     lines = toml_lines(TOML)
 
     assert [17, 19, 21, 21, 25, 27] == [
@@ -101,7 +101,7 @@ def test_toml_tables_are_found_on_their_lines() -> None:
 
 
 def test_json_values_are_found_on_their_lines() -> None:
-    """The line is that of the key, also when the value stands on the next."""
+    """A value has the line of its key, even if the value is on the next line."""
     lines, twin = json_lines(JSON)
 
     expected = dict(leaves(json.loads(JSON)))
@@ -109,12 +109,12 @@ def test_json_values_are_found_on_their_lines() -> None:
     assert expected == {place: lines[place] for place in expected}
 
 
-def test_json_key_that_stands_twice_is_noticed() -> None:
-    """The parser would keep the last one without a word."""
+def test_duplicate_json_key_is_reported() -> None:
+    """A duplicate key is reported, although the JSON parser accepts it."""
     assert ("a", 3) == json_lines('{"a": 1,\n"b": {"a": 2},\n"a": 3}')[1]
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# only a comment", "a = 1"])
-def test_short_texts_end(text: str) -> None:
-    """A text without an end of line is no trap."""
+def test_text_without_a_final_newline_is_read(text: str) -> None:
+    """A text that is empty or lacks a final newline is read completely."""
     assert len(tomllib.loads(text)) == len(toml_lines(text))

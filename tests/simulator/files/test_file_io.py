@@ -1,4 +1,4 @@
-"""Whole files: what is written is whole, and lands where it was asked for."""
+"""Reading and writing files: complete content, at the right place, with the right permissions."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tarry.errors import ConfigurationError
 from tarry.simulator.files.file_io import read_text, write_atomically
 
 
-def test_new_file_is_for_all_who_may(tmp_path: Path) -> None:
-    """It has the rights that any other new file has, and nothing is left beside it."""
+def test_new_file_has_default_permissions(tmp_path: Path) -> None:
+    """A new file has the usual permissions, and no temporary file is left."""
     usual, path = tmp_path / "usual", tmp_path / "new"
     usual.touch()
 
@@ -24,8 +24,8 @@ def test_new_file_is_for_all_who_may(tmp_path: Path) -> None:
     assert {usual, path} == set(tmp_path.iterdir())
 
 
-def test_file_that_was_there_keeps_its_rights(tmp_path: Path) -> None:
-    """What was hidden stays hidden."""
+def test_existing_file_keeps_its_permissions(tmp_path: Path) -> None:
+    """Replacing a file keeps its permissions."""
     path = tmp_path / "secret"
     path.write_bytes(b"old")
     path.chmod(0o600)
@@ -35,8 +35,8 @@ def test_file_that_was_there_keeps_its_rights(tmp_path: Path) -> None:
     assert (b"new", 0o600) == (path.read_bytes(), path.stat().st_mode & 0o777)
 
 
-def test_link_stays_a_link(tmp_path: Path) -> None:
-    """The file behind it is written."""
+def test_symbolic_link_stays_a_link(tmp_path: Path) -> None:
+    """Writing to a symbolic link writes its target."""
     path, link = tmp_path / "file", tmp_path / "link"
     path.write_bytes(b"old")
     link.symlink_to(path)
@@ -46,8 +46,8 @@ def test_link_stays_a_link(tmp_path: Path) -> None:
     assert (True, b"new") == (link.is_symlink(), path.read_bytes())
 
 
-def test_pipe_is_written_into(tmp_path: Path) -> None:
-    """Also a device: to put a file in its place would be a nasty surprise."""
+def test_pipe_is_not_replaced(tmp_path: Path) -> None:
+    """A pipe or device is written to and not replaced by a file."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     read: list[str] = []
@@ -65,8 +65,8 @@ def test_pipe_is_written_into(tmp_path: Path) -> None:
     [("no/such/file", "No such folder"), (".", "Is a folder"), ("n" * 300, "File name too long")],
     ids=["no folder", "a folder", "a long name"],
 )
-def test_place_where_no_file_can_be_is_refused(tmp_path: Path, place: str, expected: str) -> None:
-    """The message has the path and the reason."""
+def test_unwritable_path_is_rejected(tmp_path: Path, place: str, expected: str) -> None:
+    """The error has the path and the reason."""
     path = tmp_path / place
 
     with pytest.raises(ConfigurationError) as caught:
@@ -76,7 +76,7 @@ def test_place_where_no_file_can_be_is_refused(tmp_path: Path, place: str, expec
 
 
 def test_failure_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing beside it."""
+    """A failed write leaves the old file, and no temporary file."""
     path = tmp_path / "file"
     path.write_bytes(b"old")
 

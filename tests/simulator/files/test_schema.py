@@ -1,4 +1,4 @@
-"""Every mistake in a file is refused with its line."""
+"""Errors in scenario files and policy files name their line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tarry.errors import ConfigurationError, MissingExtra
 from tarry.simulator.files import read_defence, read_study
 from tarry.simulator.files.documents import MAX_DOCUMENT_BYTES
 from tarry.simulator.study import run_study
-from tests.simulator.files.file_builders import CHECKOUT, SMALL, YAML, written
+from tests.simulator.files.file_builders import CHECKOUT, SMALL, YAML, write_file
 
 SCENARIO_MISTAKES = [
     ("b.yaml", "buckt: 5", "b.yaml:7: the file has no key 'buckt'; did you mean 'bucket'?"),
@@ -129,10 +129,10 @@ SCENARIO_MISTAKES = [
 @pytest.mark.parametrize(
     ("name", "more", "expected"), SCENARIO_MISTAKES, ids=[case[2] for case in SCENARIO_MISTAKES]
 )
-def test_mistake_in_scenario_names_its_line(
+def test_error_in_scenario_names_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, more: str, expected: str
 ) -> None:
-    """The message begins with the file and the line, and says what is wrong there."""
+    """The message starts with the file and the line, and says what is wrong."""
     monkeypatch.chdir(tmp_path)
     path = Path(name)
     path.write_text({"a.toml": SMALL, "b.yaml": YAML}[name] + more + "\n", encoding="utf-8")
@@ -177,10 +177,10 @@ POLICY_MISTAKES = [
 @pytest.mark.parametrize(
     ("name", "text", "expected"), POLICY_MISTAKES, ids=[case[2] for case in POLICY_MISTAKES]
 )
-def test_mistake_in_policy_names_its_line(
+def test_error_in_policy_names_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, expected: str
 ) -> None:
-    """Likewise in a policy file."""
+    """The same holds for a policy file."""
     monkeypatch.chdir(tmp_path)
     Path(name).write_text(text, encoding="utf-8")
 
@@ -190,11 +190,11 @@ def test_mistake_in_policy_names_its_line(
     assert expected == str(caught.value)[: len(expected)]
 
 
-def test_mistake_in_named_policy_names_the_line_of_that_file(tmp_path: Path) -> None:
-    """The file that has the mistake is the one to edit."""
-    policy = written(tmp_path, "policy.toml", "jitter = 'full'\nmax_attempts = 0")
+def test_error_in_included_policy_names_the_line_of_that_file(tmp_path: Path) -> None:
+    """An error in a policy file that a scenario names is located in the policy file."""
+    policy = write_file(tmp_path, "policy.toml", "jitter = 'full'\nmax_attempts = 0")
     text = SMALL.replace("rate = 20", 'defence = "policy.toml"')
-    path = written(tmp_path, "s.toml", text)
+    path = write_file(tmp_path, "s.toml", text)
 
     with pytest.raises(ConfigurationError) as caught:
         read_study(path)
@@ -202,8 +202,8 @@ def test_mistake_in_named_policy_names_the_line_of_that_file(tmp_path: Path) -> 
     assert f"{policy}:2: max_attempts must be at least 1, got 0" == str(caught.value)
 
 
-def test_mistake_in_swept_value_names_the_parameter() -> None:
-    """It stands on no line of the file."""
+def test_error_in_swept_value_names_the_parameter() -> None:
+    """A swept value has no line, so the error names the parameter and its value."""
     study = read_study(CHECKOUT)
 
     with pytest.raises(ConfigurationError) as caught:
@@ -216,7 +216,7 @@ def test_mistake_in_swept_value_names_the_parameter() -> None:
 
 
 def test_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    """Missing, a folder, or not text: each says which file."""
+    """The error names a file that is missing, is a folder or is not text."""
     binary = tmp_path / "b.toml"
     binary.write_bytes(b"a = 1\nb = '\xff'\n")
     folder = tmp_path / "f.toml"
@@ -236,9 +236,9 @@ def test_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_yaml_without_its_package_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """TOML and JSON need nothing, YAML needs an extra."""
+    """YAML needs an extra; TOML and JSON do not."""
     monkeypatch.setitem(sys.modules, "yaml", None)
-    path = written(tmp_path, "p.yaml", "max_attempts: 3")
+    path = write_file(tmp_path, "p.yaml", "max_attempts: 3")
 
     with pytest.raises(MissingExtra) as caught:
         read_defence(path)
@@ -247,7 +247,7 @@ def test_yaml_without_its_package_says_what_to_install(
 
 
 def test_windows_line_ends_and_byte_order_mark_are_read(tmp_path: Path) -> None:
-    """An editor may leave both."""
+    """Windows line ends and a byte order mark are accepted."""
     path = tmp_path / "p.toml"
     path.write_bytes(b"\xef\xbb\xbfjitter = 'none'\r\nmax_attempts = 0\r\n")
 
@@ -268,10 +268,10 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("text", "more", "expected"), MISTAKES, ids=[case[2] for case in MISTAKES])
-def test_mistake_names_both_lines(
+def test_error_in_durations_names_both_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, more: str, expected: str
 ) -> None:
-    """The line that names the file, and the line in it."""
+    """The error has the line that names the file of durations, and the line in that file."""
     monkeypatch.chdir(tmp_path)
     Path("t.csv").write_text(text, encoding="utf-8")
     latency = f"[servers.x.latency]\nkind = 'empirical'\nfile = 't.csv'\n{more}\n"

@@ -1,4 +1,4 @@
-"""Scenario and policy files: what they mean."""
+"""Scenario files and policy files: their meaning, and keys that have no effect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tarry.simulator.files import compare_files, is_scenario, read_defence, read
 from tarry.simulator.files.schema import build_scenario
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server
 from tarry.simulator.study import run_study
-from tests.simulator.files.file_builders import CHECKOUT, SMALL, YAML, written
+from tests.simulator.files.file_builders import CHECKOUT, SMALL, YAML, write_file
 
 JSON = """\
 {"duration": 5, "clients": {"calls": "api", "rate": 20},
@@ -24,8 +24,8 @@ JSON = """\
 """
 
 
-def scenarios_of(path: Path) -> dict[str, Scenario]:
-    """The scenario of each variant."""
+def read_scenarios(path: Path) -> dict[str, Scenario]:
+    """Return the scenario of each variant of a file."""
     return {
         name: build_scenario(document)
         for name, document in studies._read_scenario_file(path).documents.items()
@@ -33,7 +33,7 @@ def scenarios_of(path: Path) -> dict[str, Scenario]:
 
 
 @pytest.mark.parametrize(("name", "text"), [("a.toml", SMALL), ("a.yaml", YAML), ("a.json", JSON)])
-def test_every_language_says_the_same(tmp_path: Path, name: str, text: str) -> None:
+def test_all_formats_give_the_same_scenario(tmp_path: Path, name: str, text: str) -> None:
     """TOML, YAML and JSON give the same scenario."""
     expected = Scenario(
         duration=5.0,
@@ -41,15 +41,15 @@ def test_every_language_says_the_same(tmp_path: Path, name: str, text: str) -> N
         servers={"api": Server(latency=Fixed(0.01))},
     )
 
-    path = written(tmp_path, name, text)
+    path = write_file(tmp_path, name, text)
 
     assert ("a", ("a",)) == (read_study(path).name, read_study(path).variants)
-    assert {"a": expected} == scenarios_of(path)
+    assert {"a": expected} == read_scenarios(path)
 
 
 def test_example_has_two_variants_that_differ_in_their_defence() -> None:
-    """A variant is the scenario with its changes; what it does not name stays."""
-    eager, careful = scenarios_of(CHECKOUT).values()
+    """A variant is the scenario with changes; all other values are kept."""
+    eager, careful = read_scenarios(CHECKOUT).values()
 
     assert ("eager", "careful") == read_study(CHECKOUT).variants
     assert eager.servers == careful.servers
@@ -64,9 +64,9 @@ def test_example_has_two_variants_that_differ_in_their_defence() -> None:
     assert {"failure_rate": 0.5, "open_for": 2.0} == careful.clients.defence.breaker
 
 
-def test_variant_replaces_kinds_and_takes_tables_away(tmp_path: Path) -> None:
-    """Another kind replaces a table whole, `false` removes one, a null removes a value."""
-    path = written(
+def test_variant_replaces_kinds_and_removes_tables(tmp_path: Path) -> None:
+    """A table with a kind replaces a table, `false` removes one, and null removes a value."""
+    path = write_file(
         tmp_path,
         "v.yaml",
         """\
@@ -80,7 +80,7 @@ def test_variant_replaces_kinds_and_takes_tables_away(tmp_path: Path) -> None:
         """,
     )
 
-    base, other = scenarios_of(path).values()
+    base, other = read_scenarios(path).values()
 
     assert {"open_for": 3} == base.clients.defence.breaker
     assert (None, 2) == (other.clients.defence.breaker, other.clients.defence.policy.max_attempts)
@@ -89,11 +89,11 @@ def test_variant_replaces_kinds_and_takes_tables_away(tmp_path: Path) -> None:
 
 
 def test_defence_and_latencies_can_come_from_other_files(tmp_path: Path) -> None:
-    """Names of files are relative to the scenario file; a column is scaled to seconds."""
-    written(tmp_path, "policy.yaml", "preset: interactive\nbreaker: {open_for: 4}\n")
-    written(tmp_path, "times.csv", "id,durationMs\n1,100\n\n2,300\n")
-    written(tmp_path, "plain.txt", "0.5\n1.5\n")
-    path = written(
+    """File names are relative to the scenario file, and a column is scaled to seconds."""
+    write_file(tmp_path, "policy.yaml", "preset: interactive\nbreaker: {open_for: 4}\n")
+    write_file(tmp_path, "times.csv", "id,durationMs\n1,100\n\n2,300\n")
+    write_file(tmp_path, "plain.txt", "0.5\n1.5\n")
+    path = write_file(
         tmp_path,
         "s.toml",
         """\
@@ -109,7 +109,7 @@ def test_defence_and_latencies_can_come_from_other_files(tmp_path: Path) -> None
         """,
     )
 
-    (scenario,) = scenarios_of(path).values()
+    (scenario,) = read_scenarios(path).values()
 
     assert 1.0 == read_study(path).parameters["network"]
     assert Empirical((0.5, 1.5)) == scenario.network
@@ -119,23 +119,23 @@ def test_defence_and_latencies_can_come_from_other_files(tmp_path: Path) -> None
     )
 
 
-def test_policy_file_makes_a_defence(tmp_path: Path) -> None:
-    """It has the form that a defence is written in."""
+def test_policy_file_is_read_as_a_defence(tmp_path: Path) -> None:
+    """A policy file has the data of `Defence.from_dict`."""
     defence = Defence(Policy(max_attempts=7), breaker={"open_for": 3.0}, budget={"kind": "token"})
     text = "max_attempts = 7\nbreaker.open_for = 3.0\nbudget = { kind = 'token' }\n"
 
-    assert defence == read_defence(written(tmp_path, "p.toml", text))
+    assert defence == read_defence(write_file(tmp_path, "p.toml", text))
     assert isinstance(defence.downstream("x").breaker, Breaker)
 
 
-def test_scenario_is_told_from_policy(tmp_path: Path) -> None:
-    """A scenario has servers."""
+def test_scenario_file_is_recognised_by_its_servers(tmp_path: Path) -> None:
+    """A file with servers is a scenario file."""
     assert is_scenario(CHECKOUT)
-    assert not is_scenario(written(tmp_path, "p.toml", "max_attempts = 7"))
+    assert not is_scenario(write_file(tmp_path, "p.toml", "max_attempts = 7"))
 
 
-def test_parameters_are_the_ways_through_the_file() -> None:
-    """Each value in force has a name, written in the file or not; one that differs says so."""
+def test_parameters_are_named_by_their_path() -> None:
+    """Each value has a name, in the file or not; one that differs between variants is marked."""
     parameters = read_study(CHECKOUT).parameters
 
     expected = {
@@ -157,14 +157,14 @@ def test_parameters_are_the_ways_through_the_file() -> None:
 def test_crashes_are_shown_where_a_server_can_crash(
     tmp_path: Path, more: str, crashes: bool
 ) -> None:
-    """A column of noughts is in the way."""
-    study = read_study(written(tmp_path, "a.toml", SMALL + more))
+    """The column of crashes is left out if no server can crash."""
+    study = read_study(write_file(tmp_path, "a.toml", SMALL + more))
 
     assert crashes == ("crashes" in {column.metric for column in study.columns})
 
 
-def test_latency_can_become_a_number() -> None:
-    """As in the file, where a bare number is a time that does not vary."""
+def test_distribution_can_be_set_to_a_number() -> None:
+    """Setting a distribution to a number makes it fixed, as in a file."""
     study = read_study(CHECKOUT)
     name = "servers.payments.latency"
 
@@ -176,8 +176,8 @@ def test_latency_can_become_a_number() -> None:
     assert {name: 0.05} == shown
 
 
-def test_study_runs_in_other_processes() -> None:
-    """What is run can be pickled, and its numbers are the same there."""
+def test_study_can_be_pickled() -> None:
+    """The run function can be pickled, and returns the same results afterwards."""
     study = read_study(CHECKOUT)
     changes = {"duration": 5, "clients.rate": 10, "servers.payments.failures.0.rate": 0.5}
     arguments = {"variant": "eager", "trials": 2, "seed": 3, **changes}
@@ -189,7 +189,7 @@ def test_study_runs_in_other_processes() -> None:
 
 
 def test_parameter_changes_only_variants_that_have_it() -> None:
-    """A breaker is swept where there is one; the others stay without."""
+    """A sweep over a breaker does not affect variants without a breaker."""
     study = read_study(CHECKOUT)
     short = {"duration": 20}
 
@@ -203,36 +203,36 @@ def test_parameter_changes_only_variants_that_have_it() -> None:
 
 
 def test_other_defences_run_in_the_same_scenario(tmp_path: Path) -> None:
-    """The policies given become the variants."""
+    """The given defences become the variants of the study."""
     study = read_study(CHECKOUT)
     assert study.with_defences is not None
 
     other = study.with_defences({"once": Defence(Policy(max_attempts=1))})
 
     (row,) = run_study(other, parameters={"duration": 20}).rows
-    assert "" == other.lesson  # which is about the variants of the file
+    assert "" == other.lesson  # the lesson is about the variants of the file
     assert ("once", 1.0) == (row.variant, row.metrics["amplification"])
 
 
 def test_files_are_compared_in_one_study(tmp_path: Path) -> None:
-    """One variant each; a file with variants of its own gives them all."""
-    small = written(tmp_path, "small.toml", SMALL)
+    """Each file is a variant; a file with several variants contributes all of them."""
+    small = write_file(tmp_path, "small.toml", SMALL)
 
     study = compare_files([small, CHECKOUT])
 
     assert ("small", "checkout/eager", "checkout/careful") == study.variants
 
 
-def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
-    """By their whole path."""
+def test_files_with_equal_names_get_their_paths(tmp_path: Path) -> None:
+    """Files with the same stem are named by their whole path."""
     (tmp_path / "other").mkdir()
-    paths = [written(tmp_path, "a.toml", SMALL), written(tmp_path / "other", "a.toml", SMALL)]
+    paths = [write_file(tmp_path, "a.toml", SMALL), write_file(tmp_path / "other", "a.toml", SMALL)]
 
     assert tuple(map(str, paths)) == compare_files(paths).variants
 
 
-def test_one_more_trial_changes_none_before() -> None:
-    """More trials add runs to the ones that there were."""
+def test_more_trials_do_not_change_earlier_ones() -> None:
+    """Additional trials do not change the results of the first ones."""
     run = read_study(CHECKOUT).run
 
     assert run(variant="eager", trials=2, seed=4, duration=5)[:1] == (
@@ -240,8 +240,8 @@ def test_one_more_trial_changes_none_before() -> None:
     )
 
 
-def test_seeds_share_no_run() -> None:
-    """Trials of seeds in a row are other runs, so that their spread is what it seems."""
+def test_different_seeds_share_no_trial() -> None:
+    """The trials of consecutive seeds are all different runs."""
     run = read_study(CHECKOUT).run
     runs = [
         trial
@@ -285,10 +285,10 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("text", "expected"), MISTAKES, ids=[case[1] for case in MISTAKES])
-def test_what_would_do_nothing_is_refused(
+def test_key_without_effect_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: str
 ) -> None:
-    """The message names the line, and what it takes to count."""
+    """The error names the line, and when the key has an effect."""
     monkeypatch.chdir(tmp_path)
     Path("a.toml").write_text(text, encoding="utf-8")
 
@@ -307,16 +307,16 @@ def test_what_would_do_nothing_is_refused(
     ],
     ids=["a server of one variant", "a server more", "other arrivals"],
 )
-def test_what_counts_in_one_variant_is_right(tmp_path: Path, more: str) -> None:
-    """Variants may call other servers and arrive in other ways."""
+def test_key_with_effect_in_one_variant_is_accepted(tmp_path: Path, more: str) -> None:
+    """Variants may call different servers and have different arrivals."""
     path = tmp_path / "a.toml"
     path.write_text(SMALL + more, encoding="utf-8")
 
     assert read_study(path).variants
 
 
-def test_what_is_set_may_switch_a_part_off() -> None:
-    """A run that ends before the trouble shows what is usual."""
+def test_set_value_may_disable_a_part() -> None:
+    """A value that is set may shorten the run so that a failure has no effect."""
     (row, _) = run_study(read_study(CHECKOUT), parameters={"duration": 5}).rows
 
     assert isnan(row.metrics["recovered_after"])

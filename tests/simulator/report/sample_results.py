@@ -1,4 +1,4 @@
-"""Findings that nobody ran: every kind of plot, and the values that break charts."""
+"""Made-up study results: every kind of plot, and values that are hard to draw."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SERIES = Plot(
     y_title="requests a second",
     spans=((20.0, 40.0, "frozen"), (110.0, 125.0, "maintenance"), (200.0, 210.0, "too late")),
 )
-BARS = Plot("bars", "recovered_after", "Time until all was well again")
+BARS = Plot("bars", "recovered_after", "Time to recovery")
 LINES = Plot(
     "lines", "amplification", "Load for each call", x="clients", y_title="requests per call"
 )
@@ -38,19 +38,19 @@ PLOTS = (SERIES, BARS, Plot("bars", "amplification", "Requests for each call"))
 
 
 @dataclass
-class MadeUp:
+class SampleTrial:
     numbers: dict[str, float]
     series: dict[str, list[float]] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)
     bucket: float = 1.0
 
     def metrics(self) -> dict[str, float]:
-        """Return every number by its name."""
+        """Return the value of each metric by its name."""
         return self.numbers
 
 
-def study(**changes: Any) -> Study:
-    """A study of a storm; what is given replaces what it has."""
+def sample_study(**changes: Any) -> Study:
+    """Return a study of a storm, with these fields changed."""
     fields: dict[str, Any] = {
         "name": "storm",
         "question": "A dependency is down for twenty seconds. What do the retries of 500 clients "
@@ -68,14 +68,14 @@ def study(**changes: Any) -> Study:
     return Study(**{**fields, **changes})
 
 
-def trial(number: int, clients: int = 500, points: int = 120) -> MadeUp:
-    """One run of the variant with this number, the same each time."""
+def sample_trial(number: int, clients: int = 500, points: int = 120) -> SampleTrial:
+    """Return the trial of the variant with this number; it is the same each time."""
     height = clients / (1 + number**2)
     waves = [
         max(0.0, round(height * (1 + sin(t * (1 + number) / 4)) * exp(-max(0, t - 40) / 30)))
         for t in range(points)
     ]
-    return MadeUp(
+    return SampleTrial(
         {
             "success_rate": (0.4, 0.95, 0.9996, 1.0, 1.0)[number % 5],
             "amplification": 1 + 3 * clients / 500 / (1 + number),
@@ -88,18 +88,20 @@ def trial(number: int, clients: int = 500, points: int = 120) -> MadeUp:
     )
 
 
-def findings(**changes: Any) -> StudyResults:
-    """One row for each variant."""
-    of = study(**changes)
-    rows = [StudyRow(name, {}, [trial(number)]) for number, name in enumerate(of.variants)]
+def sample_results(**changes: Any) -> StudyResults:
+    """Return results with one row for each variant."""
+    of = sample_study(**changes)
+    rows = [StudyRow(name, {}, [sample_trial(number)]) for number, name in enumerate(of.variants)]
     return StudyResults(of, 7, 1, rows)
 
 
-def swept(values: dict[str, tuple[Any, ...]], **changes: Any) -> StudyResults:
-    """One row for each variant at each point; the first value scales the numbers."""
-    of = study(**changes)
+def swept_results(values: dict[str, tuple[Any, ...]], **changes: Any) -> StudyResults:
+    """Return results with one row for each variant at each point; the point scales the values."""
+    of = sample_study(**changes)
     rows = [
-        StudyRow(name, dict(zip(values, point, strict=True)), [trial(number, 10 + 90 * place)] * 2)
+        StudyRow(
+            name, dict(zip(values, point, strict=True)), [sample_trial(number, 10 + 90 * place)] * 2
+        )
         for place, point in enumerate(product(*values.values()))
         for number, name in enumerate(of.variants)
     ]

@@ -15,10 +15,10 @@ from tests.simulator.report.sample_results import (
     LINES,
     SERIES,
     VARIANTS,
-    MadeUp,
-    findings,
-    study,
-    swept,
+    SampleTrial,
+    sample_results,
+    sample_study,
+    swept_results,
 )
 
 CLIENTS: dict[str, tuple[Any, ...]] = {"clients": (10, 100, 1000)}
@@ -26,24 +26,24 @@ GRID: dict[str, tuple[Any, ...]] = {"clients": (10, 100), "servers.db.rate": (0.
 CUBE = {**GRID, "jitter": ("none", "full")}
 
 
-def only(of: StudyResults) -> Chart:
-    """Return the one chart that there is."""
+def only_chart(of: StudyResults) -> Chart:
+    """Return the only_chart chart of the results."""
     (chart,) = build_charts(of)
     return chart
 
 
-def with_values(*values: float, plot: Plot = BARS) -> StudyResults:
-    """Findings in which the metric of the plot has these values, one for each variant."""
-    of = study(plots=(plot,), variants=tuple(f"variant {n}" for n in range(len(values))))
+def results_with_values(*values: float, plot: Plot = BARS) -> StudyResults:
+    """Return results in which the metric of the plot has these values, one for each variant."""
+    of = sample_study(plots=(plot,), variants=tuple(f"variant {n}" for n in range(len(values))))
     rows = [
-        StudyRow(name, {}, [MadeUp({plot.y: value})])
+        StudyRow(name, {}, [SampleTrial({plot.y: value})])
         for name, value in zip(of.variants, values, strict=True)
     ]
     return StudyResults(of, 0, 1, rows)
 
 
-def compiles(of: StudyResults) -> bool:
-    """Say whether it can be drawn, and without a NaN in it."""
+def can_be_drawn(of: StudyResults) -> bool:
+    """Return whether the charts can be drawn and contain no NaN."""
     return "NaN" not in vl_convert.vegalite_to_svg(image_spec(of))
 
 
@@ -51,15 +51,15 @@ def compiles(of: StudyResults) -> bool:
 @pytest.mark.parametrize(
     ("made", "plot", "kind", "panels"),
     [
-        (findings, SERIES, "series", 5),
-        (findings, BARS, "bars", 1),
-        (findings, LINES, "bars", 1),
-        (lambda **changes: swept(CLIENTS, **changes), SERIES, "series", 5),
-        (lambda **changes: swept(CLIENTS, **changes), BARS, "bars", 3),
-        (lambda **changes: swept(CLIENTS, **changes), LINES, "lines", 1),
-        (lambda **changes: swept(GRID, **changes), LINES, "heat", 5),
-        (lambda **changes: swept(GRID, **changes), BARS, "bars", 6),
-        (lambda **changes: swept(CUBE, **changes), LINES, "heat", 10),
+        (sample_results, SERIES, "series", 5),
+        (sample_results, BARS, "bars", 1),
+        (sample_results, LINES, "bars", 1),
+        (lambda **changes: swept_results(CLIENTS, **changes), SERIES, "series", 5),
+        (lambda **changes: swept_results(CLIENTS, **changes), BARS, "bars", 3),
+        (lambda **changes: swept_results(CLIENTS, **changes), LINES, "lines", 1),
+        (lambda **changes: swept_results(GRID, **changes), LINES, "heat", 5),
+        (lambda **changes: swept_results(GRID, **changes), BARS, "bars", 6),
+        (lambda **changes: swept_results(CUBE, **changes), LINES, "heat", 10),
     ],
     ids=[
         "series",
@@ -73,31 +73,31 @@ def compiles(of: StudyResults) -> bool:
         "heat map of a cube",
     ],
 )
-def test_kinds(
+def test_each_kind_of_plot_is_drawn(
     made: Callable[..., StudyResults], plot: Plot, kind: str, panels: int, log: bool
 ) -> None:
-    """Every kind of plot is drawn from every kind of findings."""
+    """Each kind of plot can be drawn from each kind of results."""
     of = made(plots=(plot._replace(log=log),))
-    chart = only(of)
-    assert (kind, panels, True) == (chart.kind, len(chart.panels), compiles(of))
+    chart = only_chart(of)
+    assert (kind, panels, True) == (chart.kind, len(chart.panels), can_be_drawn(of))
 
 
 def test_lines_over_a_metric() -> None:
-    """A metric can be drawn against another one."""
-    of = swept(CLIENTS, plots=(Plot("lines", "success_rate", "t", x="amplification"),))
-    record = only(of).panels[0].records[0]
+    """A metric can be drawn against another metric."""
+    of = swept_results(CLIENTS, plots=(Plot("lines", "success_rate", "t", x="amplification"),))
+    record = only_chart(of).panels[0].records[0]
     assert (40.0, "1.06x", "40 %") == (record["y"], record["at"], record["text"])
     assert record["x"] == pytest.approx(1.06)
-    assert compiles(of)
+    assert can_be_drawn(of)
 
 
-def test_lines_over_names() -> None:
-    """A swept parameter that is no number stands in the order that was asked for."""
-    of = swept({"jitter": ("none", "full", "equal")}, plots=(LINES,))
-    chart = only(of)
+def test_lines_over_names_keep_their_order() -> None:
+    """Values that are not numbers are drawn in the order of the sweep."""
+    of = swept_results({"jitter": ("none", "full", "equal")}, plots=(LINES,))
+    chart = only_chart(of)
     sort = chart.panels[0].view["layer"][0]["encoding"]["x"]["sort"]
     assert ["none", "full", "equal"] == sort
-    assert compiles(of)
+    assert can_be_drawn(of)
 
 
 @pytest.mark.parametrize("kind", ["bars", "lines"])
@@ -107,15 +107,15 @@ def test_lines_over_names() -> None:
     [(inf, 1.0), (inf, inf), (nan, 2.0), (nan, nan), (0.0, 0.0), (-1.0, 3.0), (0.0, 1e12)],
     ids=["some never", "all never", "one unknown", "all unknown", "all zero", "negative", "huge"],
 )
-def test_values_that_break_charts(kind: str, log: bool, values: tuple[float, ...]) -> None:
-    """Whatever the values are, the chart is drawn."""
+def test_unusual_values_are_drawn(kind: str, log: bool, values: tuple[float, ...]) -> None:
+    """Infinite, missing, zero, negative and huge values can be drawn."""
     plot = Plot(kind, "recovered_after", "t", x="recovered_after", log=log)
-    assert compiles(with_values(*values, plot=plot))
+    assert can_be_drawn(results_with_values(*values, plot=plot))
 
 
-def test_never_is_shown_as_never() -> None:
-    """A time that never came has a bar to the end, its word, and a sentence that explains it."""
-    chart = only(with_values(inf, 10.0))
+def test_infinite_time_is_shown_as_never() -> None:
+    """An infinite time has a bar to the end, the label "never", and an explanation."""
+    chart = only_chart(results_with_values(inf, 10.0))
     first, second = chart.panels[0].records
     domain = chart.panels[0].view["layer"][0]["encoding"]["x"]["scale"]["domain"]
     assert ("never", True, domain[1]) == (first["text"], first["never"], first["y"])
@@ -123,26 +123,26 @@ def test_never_is_shown_as_never() -> None:
     assert "dashed bar means never" in chart.caption
 
 
-def test_without_never_it_is_not_mentioned() -> None:
-    """Nothing is explained that is not there."""
-    assert "never" not in only(with_values(1.0, 10.0)).caption
+def test_caption_mentions_never_only_if_needed() -> None:
+    """Without infinite values the caption does not explain "never"."""
+    assert "never" not in only_chart(results_with_values(1.0, 10.0)).caption
 
 
 def test_panels_of_series_share_scale_and_data() -> None:
-    """Rows that are compared have one scale, and every other variant behind them."""
-    panels = only(findings(plots=(SERIES,))).panels
+    """All panels of a series have the same scale and show all variants."""
+    panels = only_chart(sample_results(plots=(SERIES,))).panels
     assert list(VARIANTS) == [panel.label for panel in panels]
     assert 1 == len({str(panel.view["encoding"]["y"]["scale"]) for panel in panels})
     assert 1 == len({id(panel.records) for panel in panels})
 
 
 def test_long_series_keep_their_peaks() -> None:
-    """A series of an hour is thinned to what a screen can show, and its peak stays."""
-    of = findings(plots=(SERIES,), variants=("one",))
+    """A long series is thinned, and its peak is kept."""
+    of = sample_results(plots=(SERIES,), variants=("one",))
     values = [1.0] * 3600
     values[1801] = 99.0
-    of.rows[0].trials[0] = MadeUp({"requests": 1.0}, {"requests": values})
-    records = only(of).panels[0].records
+    of.rows[0].trials[0] = SampleTrial({"requests": 1.0}, {"requests": values})
+    records = only_chart(of).panels[0].records
     assert (600, 99.0, 6.0) == (
         len(records),
         max(one["y"] for one in records),
@@ -150,9 +150,9 @@ def test_long_series_keep_their_peaks() -> None:
     )
 
 
-def test_times_of_trouble_are_shaded_behind_a_series() -> None:
-    """First of all layers, and no further than the run; the words below the title say when."""
-    chart = only(findings(plots=(SERIES,)))
+def test_spans_are_shaded_behind_a_series() -> None:
+    """Spans are the first layers, end with the run, and are named in the caption."""
+    chart = only_chart(sample_results(plots=(SERIES,)))
     layers = [layer for layer in chart.panels[0].view["layer"] if "data" in layer]
     assert layers == chart.panels[0].view["layer"][: len(layers)]
     spans = [
@@ -165,22 +165,22 @@ def test_times_of_trouble_are_shaded_behind_a_series() -> None:
 
 
 def test_no_series() -> None:
-    """Trials without a time series make an empty chart, not an error."""
-    assert [] == only(with_values(1.0, plot=SERIES)).panels
+    """Trials without a time series give an empty chart."""
+    assert [] == only_chart(results_with_values(1.0, plot=SERIES)).panels
 
 
 def test_no_rows() -> None:
-    """Findings without rows make an empty chart, not an error."""
-    assert [] == only(StudyResults(study(plots=(BARS,)), 0, 1, [])).panels
+    """Results without rows give an empty chart."""
+    assert [] == only_chart(StudyResults(sample_study(plots=(BARS,)), 0, 1, [])).panels
 
 
-def test_words_for_those_who_do_not_see() -> None:
-    """The chart in words has the name and the value of each variant."""
-    alt = only(with_values(inf, 10.0)).description
-    assert "Time until all was well again. variant 0: never; variant 1: 10 s." == alt
+def test_description_has_all_values() -> None:
+    """The text description of a chart has the name and the value of each variant."""
+    alt = only_chart(results_with_values(inf, 10.0)).description
+    assert "Time to recovery. variant 0: never; variant 1: 10 s." == alt
 
 
-def test_words_have_an_end() -> None:
-    """A sweep of many points is not read aloud to the last."""
-    alt = only(swept({"clients": tuple(range(1, 40))}, plots=(LINES,))).description
+def test_description_is_limited() -> None:
+    """The description of a sweep with many points ends with a reference to the table."""
+    alt = only_chart(swept_results({"clients": tuple(range(1, 40))}, plots=(LINES,))).description
     assert alt.endswith("; the table has all values.")

@@ -30,18 +30,18 @@ from tarry.simulator.report.formatting import format_value, scale_value
         (-2.5, "s", "-2.5 s"),
     ],
 )
-def test_shown(value: float, unit: str, expected: str) -> None:
-    """A number has three digits that matter, no digits that do not, and its unit."""
+def test_format_value(value: float, unit: str, expected: str) -> None:
+    """A value has three significant digits, no trailing zeros, and its unit."""
     assert expected == format_value(value, unit)
 
 
-def test_almost_all_is_not_all() -> None:
-    """One failure in ten thousand calls is not shown as none."""
+def test_almost_100_percent_is_not_100_percent() -> None:
+    """One failure in ten thousand calls is not shown as 100 %."""
     assert ">99.9 %" == format_value(0.9999, "%")
 
 
-def test_almost_nothing_is_not_nothing() -> None:
-    """A value too small to write is not shown as zero."""
+def test_tiny_value_is_not_zero() -> None:
+    """A value that is too small to write is not shown as zero."""
     assert ("<0.001", "<0.001 %", ">-0.001") == (
         format_value(1e-9),
         format_value(1e-9, "%"),
@@ -51,23 +51,23 @@ def test_almost_nothing_is_not_nothing() -> None:
 
 @pytest.mark.parametrize("unit", ["s", "ms"])
 def test_infinite_time_is_never(unit: str) -> None:
-    """What takes for ever never happens."""
+    """An infinite time is shown as "never"."""
     assert "never" == format_value(inf, unit)
 
 
 def test_other_infinite_values() -> None:
-    """Only a time can be never."""
+    """Other infinite values are shown as ∞."""
     assert ("∞", "-∞", "∞x") == (format_value(inf), format_value(-inf), format_value(inf, "") + "x")
 
 
 @pytest.mark.parametrize("unit", ["", "s", "ms", "%", "x"])
 def test_no_value(unit: str) -> None:
-    """What has no value is neither zero nor an error."""
+    """A missing value is shown as "-"."""
     assert "-" == format_value(nan, unit)
 
 
-def test_scaled() -> None:
-    """An axis gets the number that is written before the unit."""
+def test_scale_value() -> None:
+    """An axis has the number that is written in front of the unit."""
     assert (250.0, 50.0, 3.0) == (
         scale_value(0.25, "ms"),
         scale_value(0.5, "%"),

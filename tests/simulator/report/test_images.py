@@ -9,14 +9,14 @@ import pytest
 from tarry.errors import ConfigurationError, MissingExtra
 from tarry.simulator.report import write_png, write_svg
 from tarry.simulator.study import StudyResults
-from tests.simulator.report.sample_results import LINES, VARIANTS, findings, swept
+from tests.simulator.report.sample_results import LINES, VARIANTS, sample_results, swept_results
 
 
 def test_png(tmp_path: Path) -> None:
-    """The picture is a PNG, sharp, and the same each time."""
+    """The image is a PNG with a high resolution, and the same each time."""
     one, two = tmp_path / "one.png", tmp_path / "two.png"
-    write_png(findings(), one)
-    write_png(findings(), two)
+    write_png(sample_results(), one)
+    write_png(sample_results(), two)
     content = one.read_bytes()
     assert b"\x89PNG\r\n\x1a\n" == content[:8]
     assert 1700 < int.from_bytes(content[16:20], "big") < 2600
@@ -24,28 +24,28 @@ def test_png(tmp_path: Path) -> None:
 
 
 def test_svg(tmp_path: Path) -> None:
-    """The picture as SVG has the question, the titles and the names as text."""
+    """The SVG has the question, the titles and the names as text."""
     path = tmp_path / "one.svg"
-    write_svg(findings(), path)
+    write_svg(sample_results(), path)
     text = path.read_text()
     wanted = ["A dependency is down for twenty seconds.", "Requests at the server", *VARIANTS]
     assert [] == [one for one in wanted if one not in text]
 
 
 def test_legend(tmp_path: Path) -> None:
-    """A picture of lines says which is which: nobody can click it."""
+    """An image of a line chart has a legend."""
     path = tmp_path / "one.svg"
-    write_svg(swept({"clients": (1, 2)}, plots=(LINES,)), path)
+    write_svg(swept_results({"clients": (1, 2)}, plots=(LINES,)), path)
     assert VARIANTS[3] in path.read_text()
 
 
 @pytest.mark.parametrize("write", [write_png, write_svg])
-def test_refusals(
+def test_errors_name_the_missing_folder_and_library(
     write: Callable[[StudyResults, Path], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A folder that is not there and a library that is not installed are named."""
+    """The error names a folder that does not exist, or a library that is not installed."""
     with pytest.raises(ConfigurationError, match="missing"):
-        write(findings(), tmp_path / "missing" / "picture")
+        write(sample_results(), tmp_path / "missing" / "picture")
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     with pytest.raises(MissingExtra, match=r"tarry\[sim\]"):
-        write(findings(), tmp_path / "picture")
+        write(sample_results(), tmp_path / "picture")

@@ -12,102 +12,115 @@ from tarry.errors import ConfigurationError, MissingExtra
 from tarry.simulator.report import images, write_html
 from tarry.simulator.report.page import render_page
 from tarry.simulator.study import StudyResults
-from tests.simulator.report.sample_results import BARS, COLUMNS, LINES, findings, study, swept
+from tests.simulator.report.sample_results import (
+    BARS,
+    COLUMNS,
+    LINES,
+    sample_results,
+    sample_study,
+    swept_results,
+)
 
 HOSTILE = "</script><script>alert(1)</script><!-- & \"'\u2028"
 
 
-def embedded(text: str) -> str:
-    """Return the data in the page as it stands there."""
+def embedded_data(text: str) -> str:
+    """Return the chart data of a page."""
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text)
     assert found is not None
     return found[1]
 
 
 def without_library(text: str) -> str:
-    """Return what we wrote, without the code that draws."""
+    """Return the page without the JavaScript library."""
     return text.replace(images.javascript_bundle(), "")
 
 
-def test_same_findings_same_bytes(tmp_path: Path) -> None:
-    """A page can be compared with the one of last week."""
+def test_equal_results_give_equal_pages(tmp_path: Path) -> None:
+    """The same results give the same bytes."""
     one, two = tmp_path / "one.html", tmp_path / "two.html"
-    write_html(findings(), one)
-    write_html(findings(), two)
+    write_html(sample_results(), one)
+    write_html(sample_results(), two)
     assert one.read_bytes() == two.read_bytes()
 
 
-def test_story() -> None:
-    """The page has question, numbers, charts, lesson and origin, in this order."""
-    text = unescape(without_library(render_page(findings())))
-    of = findings().study
+def test_order_of_the_sections() -> None:
+    """The page has the question, table, charts, lesson and origin in this order."""
+    text = unescape(without_library(render_page(sample_results())))
+    of = sample_results().study
     parts = [of.question, "Results", of.plots[0].title, "Lesson", of.lesson[:40]]
     parts += ["How this report was made", "version of tarry"]
     places = [text.index(part) for part in parts]
     assert sorted(places) == places
 
 
-def test_table_has_the_numbers_of_the_terminal() -> None:
-    """The table says what the terminal says, and names its columns the same."""
-    text = unescape(render_page(findings()))
+def test_table_equals_that_of_the_terminal() -> None:
+    """The table has the values and titles that the terminal shows."""
+    text = unescape(render_page(sample_results()))
     cells = re.findall(r"<td>(.*?)</td>", text)
     heads = re.findall(r'<th scope="col"[^>]*>(.*?)</th>', text)
     assert ["40 %", "4x", "never", "12,500 ms"] == cells[:4]
     assert ["jitter", *(column.title for column in COLUMNS)] == heads
 
 
-def test_swept_parameters_stand_in_the_table() -> None:
-    """A row of a sweep says at which point it was run."""
-    text = render_page(swept({"servers.db.clients": (10, 1000)}, plots=(LINES,)))
+def test_table_has_the_swept_parameters() -> None:
+    """Each row of a sweep shows the values of the swept parameters."""
+    text = render_page(swept_results({"servers.db.clients": (10, 1000)}, plots=(LINES,)))
     assert "<td>1,000</td>" in text
     assert '<th scope="col">clients</th>' in text
 
 
-def test_parameters_have_their_whole_names() -> None:
-    """Two that end alike are told apart, as in `--show`."""
+def test_parameters_have_their_full_names() -> None:
+    """Parameters are listed with their full names, as in `--show`."""
     both = {"network.median": 0.002, "servers.db.latency.median": 0.07}
 
-    text = render_page(swept({"clients.rate": (1, 2)}, parameters=both))
+    text = render_page(swept_results({"clients.rate": (1, 2)}, parameters=both))
 
     facts = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", text))
     assert {"0.002", "0.07"} == {facts[name] for name in both}
     assert "1, 2" == facts["clients.rate (swept)"]
 
 
-def test_gap_between_the_points_of_a_sweep() -> None:
-    """Each point but the first begins with one, where it has several rows."""
-    assert 2 == render_page(swept({"rate": (1, 2, 3)})).count('<tr data-variant="0" class="point">')
-    assert 0 == render_page(swept({"rate": (1, 2, 3)}, variants=("full",))).count('class="point"')
+def test_points_of_a_sweep_are_separated() -> None:
+    """Each point but the first starts with a separator if it has several rows."""
+    assert 2 == render_page(swept_results({"rate": (1, 2, 3)})).count(
+        '<tr data-variant="0" class="point">'
+    )
+    assert 0 == render_page(swept_results({"rate": (1, 2, 3)}, variants=("full",))).count(
+        'class="point"'
+    )
 
 
-def test_command_of_the_caller() -> None:
-    """Who knows the command that was given can have it shown."""
+def test_command_is_shown() -> None:
+    """The page shows the command line that created it."""
     assert "tarry simulate a.toml --assert &#x27;x &lt; 1&#x27;" in render_page(
-        findings(), command="tarry simulate a.toml --assert 'x < 1'"
+        sample_results(), command="tarry simulate a.toml --assert 'x < 1'"
     )
 
 
 def test_without_a_command() -> None:
-    """A report that was made in Python shows no command that nobody gave."""
-    assert "<pre" not in without_library(render_page(findings()))
+    """A report that was created from Python shows no command."""
+    assert "<pre" not in without_library(render_page(sample_results()))
 
 
-def test_median_where_there_is_no_mean() -> None:
-    """A row with a trial that never recovered does not claim to be a mean."""
-    assert "or their median if some of them are infinite" in render_page(swept({"clients": (1, 2)}))
+def test_note_mentions_the_median_of_infinite_values() -> None:
+    """The note of the table mentions the median if a trial is infinite."""
+    assert "or their median if some of them are infinite" in render_page(
+        swept_results({"clients": (1, 2)})
+    )
 
 
 @pytest.mark.parametrize("field", ["name", "question", "lesson", "variant_parameter"])
 def test_texts_are_escaped(field: str) -> None:
-    """No text of a study becomes a part of the page."""
-    text = without_library(render_page(findings(**{field: HOSTILE})))
+    """The texts of a study are escaped."""
+    text = without_library(render_page(sample_results(**{field: HOSTILE})))
     assert "alert(1)</script>" not in text
     assert HOSTILE in unescape(text)
 
 
 def test_names_are_escaped() -> None:
-    """No name of a variant, column, plot or parameter becomes a part of the page or its script."""
-    of = findings(
+    """Names of variants, columns, plots and parameters are escaped in HTML and in the script."""
+    of = sample_results(
         variants=(HOSTILE, "full"),
         columns=(COLUMNS[0]._replace(title=HOSTILE),),
         plots=(BARS._replace(title=HOSTILE, y_title=HOSTILE),),
@@ -115,50 +128,50 @@ def test_names_are_escaped() -> None:
     )
     text = without_library(render_page(of))
     assert "alert(1)</script>" not in text
-    assert HOSTILE == json.loads(embedded(text))["charts"][0]["records"][0][0]["v"]
+    assert HOSTILE == json.loads(embedded_data(text))["charts"][0]["records"][0][0]["v"]
 
 
-def test_nothing_comes_from_elsewhere() -> None:
-    """The page names no address that a browser would fetch, and forbids to fetch any."""
-    text = render_page(findings())
+def test_page_loads_nothing() -> None:
+    """The page refers to no URL, and its content security policy forbids loading any."""
+    text = render_page(sample_results())
     assert [] == re.findall(r'(?:src|href)="(?!data:,)[^"]*"', without_library(text))
     assert [] == re.findall(r"@import|url\(", without_library(text))
     assert "default-src 'none'" in text
     assert "unsafe" not in without_library(text)
 
 
-def test_study_without_words() -> None:
-    """A study from a file may have no question and no lesson."""
-    text = without_library(render_page(findings(question="", lesson="")))
+def test_study_without_question_and_lesson() -> None:
+    """A study may have no question and no lesson."""
+    text = without_library(render_page(sample_results(question="", lesson="")))
     assert "<h1>storm</h1>" in text
     assert "Lesson" not in text
 
 
 def test_no_rows() -> None:
-    """Findings without rows still make a page."""
-    assert "Nothing was run." in render_page(StudyResults(study(), 0, 1, []))
+    """Results without rows give a page."""
+    assert "Nothing was run." in render_page(StudyResults(sample_study(), 0, 1, []))
 
 
 def test_missing_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without the extra, the error has the line that installs it."""
+    """Without the extra, the error has the command that installs it."""
     monkeypatch.setattr(
         "tarry.simulator.report.page.javascript_bundle", images.javascript_bundle.__wrapped__
     )
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     with pytest.raises(MissingExtra, match=r"pip install 'tarry\[sim\]'"):
-        write_html(findings(), tmp_path / "report.html")
+        write_html(sample_results(), tmp_path / "report.html")
     assert [] == list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("place", ["missing/report.html", "."])
 def test_bad_path(tmp_path: Path, place: str) -> None:
-    """A path where no file can be is refused by name."""
+    """The error names a path that cannot be a file."""
     with pytest.raises(ConfigurationError, match=re.escape(str(tmp_path / place))):
-        write_html(findings(), tmp_path / place)
+        write_html(sample_results(), tmp_path / place)
 
 
 def test_unwritable_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that cannot be written is refused by name, and the old one stays."""
+    """The error names a file that cannot be written, and the old file is kept."""
     path = tmp_path / "report.html"
     path.write_text("old")
 
@@ -169,5 +182,5 @@ def test_unwritable_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(
         ConfigurationError, match=r"report\.html cannot be written: No space left on device"
     ):
-        write_html(findings(), path)
+        write_html(sample_results(), path)
     assert ["old"] == [one.read_text() for one in tmp_path.iterdir()]

@@ -7,7 +7,7 @@ from tarry.simulator.report.theme import DARK, LIGHT, Theme
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
 def test_contrast(theme: Theme) -> None:
-    """Text has a contrast of 4.5 and a mark one of 3 on everything they stand on."""
+    """Text has a contrast of 4.5, and marks one of 3, against each background."""
     for ground in (theme.page, theme.surface, theme.wash, theme.span, *theme.ramp):
         assert 4.5 <= contrast(theme.ink, ground)
     for ground in (theme.page, theme.surface, theme.wash):
@@ -17,7 +17,7 @@ def test_contrast(theme: Theme) -> None:
 
 
 def contrast(one: str, other: str) -> float:
-    """Return the ratio of WCAG 2, section 1.4.3."""
+    """Return the contrast ratio of WCAG 2, section 1.4.3."""
     low, high = sorted((luminance(one), luminance(other)))
     return (high + 0.05) / (low + 0.05)
 

@@ -1,4 +1,4 @@
-"""The 2015 AWS study, rebuilt."""
+"""The study of contention, compared with a second implementation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JITTERS = ("none", "exponential", "full", "equal", "decorrelated", "decorrelated
 
 
 def _backoff(jitter: str, source: random.Random, n: int, s: float) -> float:
-    """The study's formulas in milliseconds, written a second time and on purpose."""
+    """Return the delay in milliseconds by the study's formulas, implemented independently."""
     c = min(2000.0, 5.0 * 2.0 ** min(n, 50))
     return {
         "none": lambda: 0.0,
@@ -31,7 +31,7 @@ def _backoff(jitter: str, source: random.Random, n: int, s: float) -> float:
 
 
 def _study(jitter: str, clients: int, source: random.Random) -> tuple[int, float]:
-    """The model of the study as plainly as it can be said."""
+    """Run the model of the study, implemented as directly as possible."""
 
     def hop() -> float:
         return abs(source.gauss(10.0, 2.0))
@@ -59,8 +59,8 @@ def _study(jitter: str, clients: int, source: random.Random) -> tuple[int, float
 
 
 @pytest.mark.parametrize("jitter", JITTERS)
-def test_it_is_the_study(jitter: str) -> None:
-    """Calls and times agree with a second, independent writing of the model."""
+def test_results_equal_those_of_a_second_implementation(jitter: str) -> None:
+    """Calls and times agree with those of an independent implementation."""
     trials, clients = 150, 20
     ours = contention(jitter=jitter, clients=clients, trials=trials, seed=4)
     source = random.Random(9)
@@ -82,8 +82,8 @@ def _means(clients: int) -> dict[str, tuple[float, float]]:
 
 
 @pytest.mark.parametrize("clients", [50, 100, 200])
-def test_the_orderings_of_the_study(clients: int) -> None:
-    """Jitter saves calls, full the most of those that are quick; bare backoff takes longest."""
+def test_jitters_rank_as_in_the_study(clients: int) -> None:
+    """Jitter saves calls, full jitter most, and backoff without jitter takes longest."""
     means = _means(clients)
     calls = {jitter: mean[0] for jitter, mean in means.items()}
     times = {jitter: mean[1] for jitter, mean in means.items()}
@@ -104,15 +104,15 @@ def test_calls_without_backoff_grow_with_the_square() -> None:
 
 
 def test_one_client_needs_one_write() -> None:
-    """Alone, a client reads and writes in four hops."""
+    """A single client reads and writes once, in four network delays."""
     (trial,) = contention(jitter="full", clients=1)
 
     assert 1 == trial.calls
     assert 40 == pytest.approx(trial.time_ms, abs=16)
 
 
-def test_a_trial_is_a_pair() -> None:
-    """Each trial unpacks into calls and milliseconds."""
+def test_a_trial_unpacks_into_calls_and_milliseconds() -> None:
+    """A result is a tuple of calls and milliseconds."""
     calls, time_ms = contention(jitter="full", clients=5, trials=1, seed=7)[0]
 
     assert isinstance(calls, int)
@@ -120,7 +120,7 @@ def test_a_trial_is_a_pair() -> None:
 
 
 def test_the_same_seed_gives_the_same_trials_in_another_process() -> None:
-    """Neither the process nor the order of its hashes matters."""
+    """Results do not depend on the process or its hash seed."""
     code = (
         "from tarry.simulator import contention;"
         "print(contention(jitter='decorrelated', clients=30, trials=3, seed=5))"
@@ -141,7 +141,7 @@ def test_the_same_seed_gives_the_same_trials_in_another_process() -> None:
 
 
 def test_trials_and_seeds_differ() -> None:
-    """No trial repeats another, of this seed or of the next."""
+    """All trials of two seeds are different."""
     trials = [*contention(trials=5, seed=0, clients=20), *contention(trials=5, seed=1, clients=20)]
 
     assert 10 == len(set(trials))
@@ -156,12 +156,12 @@ def test_trials_and_seeds_differ() -> None:
         ({"clients": 1.5}, "clients"),
     ],
 )
-def test_bad_arguments_are_named(arguments: dict[str, object], field: str) -> None:
-    """What cannot be run is refused by its name."""
+def test_invalid_arguments_are_named(arguments: dict[str, object], field: str) -> None:
+    """The error names an invalid argument."""
     with pytest.raises(ConfigurationError, match=field):
         contention(**arguments)  # type: ignore[arg-type]
 
 
 def test_the_study_runs_every_jitter() -> None:
-    """The table of the command has all six."""
+    """The study has all six jitters as variants."""
     assert JITTERS == STUDY.variants

@@ -1,4 +1,4 @@
-"""The built-in scenarios: each one's numbers bear out its lesson, whatever the seed."""
+"""The built-in studies: the results of each one support its lesson, for several seeds."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def _all(study: Study, seed: int, **fixed: Any) -> dict[str, Summary]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_storm_is_what_clients_make_of_it(seed: int) -> None:
-    """Each step of defence lets the service recover sooner or die less often."""
+def test_each_defence_helps_the_storm_to_recover(seed: int) -> None:
+    """With each further defence the service recovers sooner or crashes less often."""
     runs = _all(STUDIES["storm"], seed)
     fixed, exponential, full, budget, breaker = runs.values()
 
@@ -48,8 +48,8 @@ def test_a_storm_is_what_clients_make_of_it(seed: int) -> None:
     assert breaker.peak_load < 1
 
 
-def test_a_budget_and_a_breaker_have_their_price() -> None:
-    """The calls they fail early are counted, not hidden."""
+def test_budget_and_breaker_fail_calls() -> None:
+    """The calls that a budget or breaker fails early are counted as failed."""
     full, budget, breaker = (
         storm(defence=name)[0] for name in ("full", "full+budget", "full+budget+breaker")
     )
@@ -58,8 +58,8 @@ def test_a_budget_and_a_breaker_have_their_price() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_layers_multiply(seed: int) -> None:
-    """Three layers of four attempts make 64; a budget 1.1 each; one layer 4."""
+def test_layers_multiply_attempts(seed: int) -> None:
+    """Three layers of four attempts make 64 requests, with a budget 1.1 each, with one layer 4."""
     every, budget, one = _all(STUDIES["amplification"], seed).values()
 
     assert 64 == every.amplification
@@ -68,12 +68,12 @@ def test_layers_multiply(seed: int) -> None:
 
 
 def test_attempts_are_a_parameter_of_amplification() -> None:
-    """Three attempts at each of three layers make 27."""
+    """Three attempts at each of three layers make 27 requests."""
     assert 3**3 == amplification(attempts=3)[0].amplification
 
 
-def test_hedging_buys_the_tail_with_load() -> None:
-    """The later the copy, the longer the tail and the smaller the extra load."""
+def test_later_hedge_has_longer_tail_and_less_load() -> None:
+    """With a later copy the tail is longer and the extra load is smaller."""
     runs = list(_all(STUDIES["hedging"], seed=0).values())
     none, p50, p95 = runs[0], runs[1], runs[4]
 
@@ -87,8 +87,8 @@ def test_hedging_buys_the_tail_with_load() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_hint_without_jitter_makes_a_crowd(seed: int) -> None:
-    """Told the same time, clients overwhelm the service again, unless each adds its own jitter."""
+def test_hint_without_jitter_synchronises_clients(seed: int) -> None:
+    """Clients that obey the same hint overload the service again, unless each adds jitter."""
     none, full = _all(STUDIES["retry-after"], seed).values()
 
     assert none.peak_load > 5
@@ -98,8 +98,8 @@ def test_a_hint_without_jitter_makes_a_crowd(seed: int) -> None:
     assert full.p99 < 120 * 1.1 + 2  # the spread of a hint is a tenth of it
 
 
-def test_nobody_returns_before_the_hint() -> None:
-    """Jitter is on top: between the first answers and second 120 not one request arrives."""
+def test_no_request_arrives_before_the_hint() -> None:
+    """Jitter is added to the hint: no request arrives before second 120."""
     for jitter in ("none", "full"):
         (run,) = retry_after(jitter=jitter)
 
@@ -107,8 +107,8 @@ def test_nobody_returns_before_the_hint() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_ramp_loses_less_and_is_done_sooner(seed: int) -> None:
-    """Against cold caches, all at once fails and has to wait; the slope goes through."""
+def test_ramp_fails_fewer_attempts_and_finishes_sooner(seed: int) -> None:
+    """Against cold caches the full limit fails and waits, while a ramp succeeds."""
     wall, ramp, aimd = _all(STUDIES["recovery"], seed).values()
 
     assert 5000 == wall.succeeded == ramp.succeeded == aimd.succeeded
@@ -119,7 +119,7 @@ def test_a_ramp_loses_less_and_is_done_sooner(seed: int) -> None:
 
 
 def test_metastable_failures_need_more_than_backoff() -> None:
-    """Backoff delays the load, it does not bound it; budget, breaker and no retries do."""
+    """Backoff only delays the load; a budget, a breaker or no retries end the outage."""
     recovered = {
         name: sum(run.recovered for run in metastable(defence=name, trials=20, seed=1))
         for name in STUDIES["metastable"].variants
@@ -130,8 +130,8 @@ def test_metastable_failures_need_more_than_backoff() -> None:
 
 
 @pytest.mark.parametrize("name", ["storm", "metastable"])
-def test_a_defence_of_the_user_takes_the_place_of_the_built_in_ones(name: str) -> None:
-    """The same scenario, with policies from files as its variants, also in other processes."""
+def test_user_defences_replace_the_built_in_ones(name: str) -> None:
+    """The same scenario runs with the user's defences as variants, also in other processes."""
     make = STUDIES[name].with_defences
     assert make is not None
     once = Policy(max_attempts=1, attempt_timeout=3.0)
@@ -163,14 +163,14 @@ def test_a_defence_of_the_user_takes_the_place_of_the_built_in_ones(name: str) -
     ],
 )
 def test_impossible_parameters_are_named(run: Any, arguments: dict[str, Any], field: str) -> None:
-    """What cannot be run is refused by its name."""
+    """The error names an invalid parameter."""
     with pytest.raises(ConfigurationError, match=field):
         run(**arguments)
 
 
 @pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
-def test_every_study_tells_what_it_shows(study: Study) -> None:
-    """A question, a lesson, and columns and charts that name numbers which are there."""
+def test_every_study_is_complete(study: Study) -> None:
+    """Each study has a question, a lesson, and columns and plots of metrics that exist."""
     (trial,) = study.run(
         **{study.variant_parameter: study.variants[0]}, trials=1, seed=0, **study.parameters
     )
