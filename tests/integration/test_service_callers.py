@@ -1,5 +1,5 @@
-"""Hostile callers of a service that runs, with keys and without --dev: each is refused by the field
-that is wrong, and nothing is stored.
+"""Hostile requests to a running service with keys and without --dev. Each is rejected with the
+invalid field, and nothing is stored.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HOSTS = {
 
 @pytest.fixture(scope="module")
 def callers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenants]:
-    """A service and its tenants."""
+    """Run a service with two tenants."""
     with two_tenants(tmp_path_factory.mktemp("service")) as both:
         yield both
 
@@ -82,8 +82,8 @@ INSIDE = [
 
 
 @pytest.mark.parametrize("field", ["targetUrl", "callbackUrl"])
-def test_no_spelling_of_an_inner_address_is_taken(callers: Tenants, field: str) -> None:
-    """Neither as a target nor as a callback; the field is named."""
+def test_every_spelling_of_a_private_address_is_rejected(callers: Tenants, field: str) -> None:
+    """As a target and as a callback; the problem names the field."""
     with callers.check_nothing_stored():
         for url in INSIDE:
             task = {"targetUrl": TARGET} | {field: url}
@@ -94,8 +94,8 @@ def test_no_spelling_of_an_inner_address_is_taken(callers: Tenants, field: str) 
         assert {422} == {result["status"] for result in results}
 
 
-def test_a_name_that_leads_inside_is_refused_when_a_connection_is_made(tmp_path: Path) -> None:
-    """The URL does not show it, so it is taken; then nothing is sent, and no retry helps."""
+def test_a_name_that_resolves_to_a_private_address_is_blocked_at_connect(tmp_path: Path) -> None:
+    """The URL does not show it, so the task is accepted; nothing is sent, and it is not retried."""
     hosts = tmp_path / "hosts"
     hosts.write_text("".join(f"{address} {name}\n" for name, address in HOSTS.items()))
     within = (*NAMESPACE, str(hosts))
@@ -158,10 +158,10 @@ DEEP = "[" * 100_000 + "]" * 100_000
         ),
     ],
 )
-def test_a_bad_document_is_refused_by_its_field(
+def test_an_invalid_document_is_rejected_with_its_field(
     callers: Tenants, body: bytes, status: int, field: str | None
 ) -> None:
-    """As it comes over a socket: types, depth, encoding, line breaks."""
+    """Over a socket: types, depth, encoding, line breaks."""
     with callers.check_nothing_stored():
         refused = callers.ask("ann", "POST", "/retry-tasks", body)
     assert (status, field) == (refused.status, refused.body.get("field"))
@@ -172,8 +172,8 @@ def test_a_bad_document_is_refused_by_its_field(
 # --- somebody else's ------------------------------------------------------------------------------
 
 
-def test_without_a_key_there_is_nothing(callers: Tenants) -> None:
-    """Health is for everybody, all else is not; a wrong key is as good as none."""
+def test_a_key_is_required(callers: Tenants) -> None:
+    """Except for health; an invalid key counts as none."""
     running = callers.running
     with callers.check_nothing_stored():
         for headers in ({}, {"authorization": "Bearer tarry_wrong"}, {"x-api-key": "ü"}):
@@ -185,8 +185,8 @@ def test_without_a_key_there_is_nothing(callers: Tenants) -> None:
         assert 200 == running.request("GET", "/healthz")[0]
 
 
-def test_what_is_another_tenants_is_not_there(callers: Tenants) -> None:
-    """404 for every call with its id, empty lists; and the owner finds everything as it was."""
+def test_resources_of_another_tenant_do_not_exist(callers: Tenants) -> None:
+    """404 for every operation on them, and empty lists; the owner still has everything."""
     far = {"targetUrl": TARGET, "delayMs": 3_600_000, "idempotencyKey": "one"}
     mine = callers.ask("ann", "POST", "/retry-tasks", far)
     assert 201 == mine.status
@@ -221,8 +221,8 @@ def test_what_is_another_tenants_is_not_there(callers: Tenants) -> None:
     assert "bob" not in json.dumps(listed)
 
 
-def test_metrics_of_the_process_are_the_operators(tmp_path: Path) -> None:
-    """A tenant sees how many tasks he has, and nothing that others had a part in."""
+def test_only_the_operator_reads_metrics_of_the_process(tmp_path: Path) -> None:
+    """A tenant reads only its own numbers."""
     with two_tenants(tmp_path, "--set", "operator=bob") as callers:
         far = {"targetUrl": TARGET, "delayMs": 3_600_000}
         for tenant in ("ann", "ann", "bob"):

@@ -1,7 +1,8 @@
-"""The pages about the service: their commands and code run against a real one, their tables hold.
+"""The pages about the service: their commands and code run against a real service.
 
-A command is run as it stands on the page, but for ports. What it prints is compared with what the
-page shows; ids, times and delays differ, `...` stands for anything, and blanks do not count.
+A command runs as the page shows it, except for ports. Its output is compared with the page: ids,
+times and delays may differ, `...` matches anything, and whitespace is ignored. Tables on the pages
+must match the code.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ _NOT_RUN = ("pip install", "tarry serve", "make serve", "python examples/")
 """Done before the page begins, or run by other tests."""
 
 
-class Reader:
-    """Somebody who types what a page says, in a folder of his own."""
+class PageRunner:
+    """Runs the commands of a page in its own folder."""
 
     def __init__(self, running: Service, ports: dict[str, str]) -> None:
         self._running = running
@@ -65,8 +66,10 @@ class Reader:
             "TERM": "dumb",
         }
 
-    def type(self, command: str, shown: str, where: str) -> None:
-        """Run a command and compare; what only looks is looked at until it is as shown."""
+    def run(self, command: str, shown: str, where: str) -> None:
+        """Run a command and compare its output; repeat a read-only command until the output
+        matches.
+        """
         if command.startswith("tarry serve"):
             assert self._fits(shown, (self._running.folder / "log").read_text()), where
             return
@@ -90,20 +93,20 @@ class Reader:
         self._ids |= zip(_ID.findall(shown), _ID.findall(printed), strict=False)
 
     def close(self) -> None:
-        """End what was started."""
+        """Stop all started processes."""
         for process in self._mine:
             process.terminate()
             process.wait()
 
-    def here(self, text: str) -> str:
-        """Return a text of the page with what is otherwise here: ports and ids."""
+    def localize(self, text: str) -> str:
+        """Return a text of the page with the actual ports and ids."""
         for there, here in (self._ports | self._ids).items():
             text = text.replace(there, here)
         return text.replace(TARGET.partition(":")[2], self._ports[TARGET].partition(":")[2])
 
     def _run(self, command: str) -> str:
         done = subprocess.run(
-            ["bash", "-c", self.here(command)],  # noqa: S607 - that of whoever runs this
+            ["bash", "-c", self.localize(command)],  # noqa: S607 - that of whoever runs this
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -114,7 +117,7 @@ class Reader:
         return done.stdout
 
     def _begin(self, command: str) -> None:
-        words = shlex.split(self.here(command).partition(">")[0])
+        words = shlex.split(self.localize(command).partition(">")[0])
         process = subprocess.Popen(
             [sys.executable, *words[1:]],
             stdout=subprocess.DEVNULL,
@@ -124,7 +127,7 @@ class Reader:
         self._mine.append(process)
 
     def _fits(self, shown: str, printed: str) -> bool:
-        pieces = _plain(self.here(shown)).split("...")
+        pieces = _plain(self.localize(shown)).split("...")
         pattern = ".*".join(re.escape(piece.strip()) for piece in pieces)
         return re.fullmatch(pattern, _plain(printed), re.DOTALL) is not None
 
@@ -136,7 +139,7 @@ def _plain(text: str) -> str:
 
 
 def _commands(block: Block) -> Iterator[tuple[str, str]]:
-    """The commands of a console block, each with what it prints."""
+    """Return the commands of a console block, each with its output."""
     for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
         lines = part.splitlines(keepends=True)
         command = lines.pop(0)
@@ -150,8 +153,8 @@ def _sometimes(path: str, number: int) -> int:
 
 
 @contextmanager
-def reading(page: Path, folder: Path) -> Generator[tuple[Reader, Service]]:
-    """A service for one page and somebody who reads it; a page may begin without its target."""
+def run_page(page: Path, folder: Path) -> Generator[tuple[PageRunner, Service]]:
+    """Run a service for one page; a page may start without its target."""
     with ExitStack() as stack:
         running = stack.enter_context(service(folder))
         ports = {SERVICE: f"127.0.0.1:{running.port}"}
@@ -160,34 +163,34 @@ def reading(page: Path, folder: Path) -> Generator[tuple[Reader, Service]]:
         else:
             to: Target = stack.enter_context(target(_sometimes))
             ports[TARGET] = to.url.removeprefix("http://")
-        reader = Reader(running, ports)
-        stack.callback(reader.close)
-        yield reader, running
+        runner = PageRunner(running, ports)
+        stack.callback(runner.close)
+        yield runner, running
 
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_page_shows_what_a_user_sees(page: Path, tmp_path: Path) -> None:
-    """The commands and the code of a page, one after the other, print what stands below them."""
+def test_output_on_the_page_matches(page: Path, tmp_path: Path) -> None:
+    """The commands and code of a page, one after the other."""
     namespace: dict[str, object] = {"__name__": "page"}
-    with reading(page, tmp_path) as (reader, running):
+    with run_page(page, tmp_path) as (runner, running):
         if page.stem == "service-operations":
-            lane = {"targetUrl": reader.here(f"http://{TARGET}/")}
+            lane = {"targetUrl": runner.localize(f"http://{TARGET}/")}
             running.request("POST", "/retry-tasks", lane, {"Prefer": "wait=30"})
         for block, following in pairwise([*blocks_of(page), Block("", "", 0)]):
             where = f"{name_of(page)}, line {block.line}"
             if block.info == "console":
                 for command, shown in _commands(block):
-                    reader.type(command, shown, where)
+                    runner.run(command, shown, where)
             elif block.info == "python notest":
                 printed = io.StringIO()
                 with redirect_stdout(printed):
-                    exec(compile(reader.here(block.text), where, "exec"), namespace)  # noqa: S102 - ours
+                    exec(compile(runner.localize(block.text), where, "exec"), namespace)  # noqa: S102 - ours
                 assert following.text == printed.getvalue(), where
 
 
-def test_settings_on_the_page_are_those_of_the_code() -> None:
-    """The table on the page has every setting with the default and the words of `tarry config`."""
+def test_settings_on_the_page_match_the_code() -> None:
+    """Names, defaults and help texts."""
     documented = table_of(DOCS / "service-configuration.md", "setting")
     loaded = load_settings({}, environ={})
 
@@ -201,8 +204,8 @@ def test_settings_on_the_page_are_those_of_the_code() -> None:
     assert actual == documented
 
 
-def test_file_on_the_page_can_be_read(tmp_path: Path) -> None:
-    """What the page says to write into the file, the service reads."""
+def test_file_on_the_page_can_be_loaded(tmp_path: Path) -> None:
+    """The TOML example is a valid settings file."""
     (block,) = [one for one in blocks_of(DOCS / "service-configuration.md") if one.info == ""]
     file = tmp_path / "tarry.toml"
     file.write_text(block.text, encoding="utf-8")
@@ -213,8 +216,8 @@ def test_file_on_the_page_can_be_read(tmp_path: Path) -> None:
     assert expected == {name: getattr(settings, name) for name in expected}
 
 
-def test_statuses_on_the_page_are_those_of_the_code() -> None:
-    """The table of states has every status and all that may follow."""
+def test_statuses_on_the_page_match_the_code() -> None:
+    """Every status and its possible successors."""
     rows = table_of(DOCS / "service-operations.md", "status")
 
     documented = {row[0].strip("`"): set(re.findall(r"`(\w+)`", row[2])) for row in rows}
@@ -226,8 +229,8 @@ def test_statuses_on_the_page_are_those_of_the_code() -> None:
     assert actual == documented
 
 
-def test_limits_on_the_page_are_those_of_the_code() -> None:
-    """The table of limits has the numbers that the engine and the API go by."""
+def test_limits_on_the_page_match_the_code() -> None:
+    """The numbers of the engine and the API."""
     rows = table_of(DOCS / "service-operations.md", "limit of one process")
     engine, api = EngineLimits(), ApiLimits()
 
@@ -238,15 +241,15 @@ def test_limits_on_the_page_are_those_of_the_code() -> None:
     assert expected == documented
 
 
-def test_error_classes_on_the_page_are_those_of_the_code() -> None:
-    """The page on the API has every class of errors that an attempt can have."""
+def test_error_classes_on_the_page_match_the_code() -> None:
+    """Every error class of an attempt."""
     text = (DOCS / "service-api.md").read_text("utf-8").partition("`errorClass`:")[2]
 
     assert set(Fault) - {Fault.INTERNAL} == set(re.findall(r"`([a-z]+)`", text))
 
 
-def test_problems_on_the_page_are_those_of_the_code() -> None:
-    """The table on the page has every kind of problem, in the words of `GET /docs`."""
+def test_problem_types_on_the_page_match_the_code() -> None:
+    """Every problem type, with the texts of `GET /docs`."""
     actual = [
         [f"`{kind.name}`", ", ".join(map(str, kind.statuses)), kind.title, kind.help]
         for kind in PROBLEM_TYPES
@@ -254,8 +257,8 @@ def test_problems_on_the_page_are_those_of_the_code() -> None:
     assert actual == table_of(DOCS / "service-api.md", "problem type")
 
 
-def test_calls_on_the_page_are_those_of_the_api(tmp_path: Path) -> None:
-    """The table on the page has every call, with its answers and its special refusals."""
+def test_operations_on_the_page_match_the_api(tmp_path: Path) -> None:
+    """Every operation, with its success and error statuses."""
     with service(tmp_path) as running:
         paths = running.request("GET", "/openapi.json")[1]["paths"]
     special = {"404", "409", "429"}
@@ -275,8 +278,8 @@ def test_calls_on_the_page_are_those_of_the_api(tmp_path: Path) -> None:
     assert actual == documented
 
 
-def test_metrics_on_the_page_are_those_of_the_service(tmp_path: Path) -> None:
-    """The table on the page has every metric with its labels, and no other."""
+def test_metrics_on_the_page_match_the_service(tmp_path: Path) -> None:
+    """Every metric with its labels."""
     rows = table_of(DOCS / "service-operations.md", "metric")
     documented = {row[0].strip("`"): set(re.findall(r"`(\w+)`", row[1])) for row in rows}
 

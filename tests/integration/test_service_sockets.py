@@ -1,5 +1,5 @@
-"""A service that runs, and connections that do not end by themselves: half a request, a wait, a
-stream; and requests that were meant for another host.
+"""Connections to a running service that stay open: half a request, a wait, a stream; and requests
+to another host.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ HURRY = ("--set", "head_timeout_ms=300", "--set", "body_timeout_ms=300")
 
 
 @pytest.fixture(scope="module")
-def hurried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service that waits for no part of a request for long."""
-    with service(tmp_path_factory.mktemp("hurried"), *HURRY) as running:
+def impatient_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """Run a service with short timeouts."""
+    with service(tmp_path_factory.mktemp("impatient_service"), *HURRY) as running:
         yield running
 
 
 @contextmanager
-def connected(running: Service) -> Iterator[socket.socket]:
-    """A connection; what does not come within a minute never will."""
+def connect(running: Service) -> Iterator[socket.socket]:
+    """Open a connection with a timeout of one minute."""
     with socket.create_connection(("127.0.0.1", running.port), 60) as wire:
         yield wire
 
 
 def read_to_end(wire: socket.socket) -> bytes:
-    """Read until the other side closes."""
+    """Read until the server closes the connection."""
     answer = b""
     while more := wire.recv(65536):
         answer += more
     return answer
 
 
-def waiting_for(task_id: str, seconds: int) -> bytes:
-    """A request that waits for the end of a task."""
+def waiting_request(task_id: str, seconds: int) -> bytes:
+    """Return a request that waits for the result of a task."""
     head = f"GET /retry-tasks/{task_id} HTTP/1.1\r\nHost: localhost\r\nPrefer: wait={seconds}"
     return f"{head}\r\n\r\n".encode()
 
 
-def problem_in(answer: bytes) -> tuple[int, dict[str, Any]]:
-    """The status and the problem of an answer."""
+def parse_problem(answer: bytes) -> tuple[int, dict[str, Any]]:
+    """Return the status and the problem of a response."""
     head, _, body = answer.partition(b"\r\n\r\n")
     assert b"application/problem+json" in head
     return int(head.split()[1]), json.loads(body)
@@ -68,54 +68,54 @@ def problem_in(answer: bytes) -> tuple[int, dict[str, Any]]:
     ],
     ids=["request line", "head", "no body", "half a body", "half a chunk"],
 )
-def test_half_a_request_is_given_up_on(hurried: Service, sent: bytes) -> None:
-    """It gets 408, its connection is closed, and nothing is kept of it."""
-    with connected(hurried) as wire:
+def test_half_a_request_is_408(impatient_service: Service, sent: bytes) -> None:
+    """Its connection is closed, and nothing is stored."""
+    with connect(impatient_service) as wire:
         wire.sendall(sent)
-        status, problem = problem_in(read_to_end(wire))
+        status, problem = parse_problem(read_to_end(wire))
     assert (408, "/docs#problem-timeout") == (status, problem["type"])
-    assert [] == hurried.all_tasks()
+    assert [] == impatient_service.all_tasks()
 
 
-def test_a_connection_without_a_word_is_closed(hurried: Service) -> None:
-    """There is nothing to answer."""
-    with connected(hurried) as wire:
+def test_a_silent_connection_is_closed(impatient_service: Service) -> None:
+    """Without a response."""
+    with connect(impatient_service) as wire:
         assert b"" == read_to_end(wire)
 
 
-def test_half_a_request_after_a_whole_one_is_given_up_on(hurried: Service) -> None:
-    """Each request of a connection has its own time."""
-    with connected(hurried) as wire:
+def test_half_a_request_after_a_complete_one_is_408(impatient_service: Service) -> None:
+    """Each request of a connection has its own timeout."""
+    with connect(impatient_service) as wire:
         wire.sendall(GET + POST)
         first, _, second = read_to_end(wire).partition(b'{"status":"ok"}')
     assert first.startswith(b"HTTP/1.1 200 ")
     assert second.startswith(b"HTTP/1.1 408 ")
 
 
-def test_a_body_that_nobody_reads_is_given_up_on(hurried: Service) -> None:
-    """The answer came before the body; the connection ends without a second one."""
-    with connected(hurried) as wire:
+def test_a_body_after_the_response_times_out(impatient_service: Service) -> None:
+    """The connection is closed without a second response."""
+    with connect(impatient_service) as wire:
         wire.sendall(POST.replace(b"application/json", b"text/plain") + SIZED)
         answer = read_to_end(wire)
     assert answer.startswith(b"HTTP/1.1 415 ")
     assert 1 == answer.count(b"HTTP/1.1 ")
 
 
-def test_an_answer_may_take_longer_than_a_request(hurried: Service) -> None:
-    """What was received in time is not cut off, nor is half a request that comes behind it."""
-    task = hurried.post(targetUrl="http://127.0.0.1:1/", delayMs=3_600_000)
-    with connected(hurried) as wire:
-        wire.sendall(waiting_for(task["taskId"], 2) + POST)
+def test_a_response_may_take_longer_than_the_request_timeout(impatient_service: Service) -> None:
+    """Neither a complete request nor half a request pipelined behind it is cut off."""
+    task = impatient_service.post(targetUrl="http://127.0.0.1:1/", delayMs=3_600_000)
+    with connect(impatient_service) as wire:
+        wire.sendall(waiting_request(task["taskId"], 2) + POST)
         first, _, second = read_to_end(wire).partition(b"\r\n\r\n")
     assert first.startswith(b"HTTP/1.1 200 ")
     assert b"preference-applied: wait=2" in first
     assert 1 == second.count(b"HTTP/1.1 408 ")
-    assert 200 == hurried.request("DELETE", f"/retry-tasks/{task['taskId']}")[0]
+    assert 200 == impatient_service.request("DELETE", f"/retry-tasks/{task['taskId']}")[0]
 
 
-def test_requests_that_come_together_are_answered_in_order(tmp_path: Path) -> None:
-    """The first has arrived whole, the others wait behind it, and the last is cut in two."""
-    with service(tmp_path) as running, connected(running) as wire:
+def test_pipelined_requests_are_answered_in_order(tmp_path: Path) -> None:
+    """The first is complete, others are pipelined behind it, and the last arrives in two parts."""
+    with service(tmp_path) as running, connect(running) as wire:
         post = POST + SIZED + TASK
         wire.sendall(post * 3 + GET + post[:-9])
         wire.sendall(post[-9:] + GET.replace(b"Host", b"Connection: close\r\nHost"))
@@ -124,13 +124,13 @@ def test_requests_that_come_together_are_answered_in_order(tmp_path: Path) -> No
         assert 4 == len(running.all_tasks())
 
 
-def test_waits_and_streams_do_not_hold_up_the_end(tmp_path: Path) -> None:
-    """Who waits is answered, who listens is let go, and the service ends in order."""
+def test_waits_and_streams_do_not_delay_the_shutdown(tmp_path: Path) -> None:
+    """Waiting requests are answered and streams end; the exit code is 0."""
     with service(tmp_path, "--set", "drain_ms=3600000") as running:
         task = running.post(targetUrl="http://127.0.0.1:1/", delayMs=3_600_000)
-        with connected(running) as listening, connected(running) as waiting:
+        with connect(running) as listening, connect(running) as waiting:
             listening.sendall(GET.replace(b"/healthz", b"/events"))
-            waiting.sendall(waiting_for(task["taskId"], 60))
+            waiting.sendall(waiting_request(task["taskId"], 60))
             assert 200 == running.request("GET", "/healthz")[0]  # so the others have been read
             assert 0 == running.stop()
             assert read_to_end(waiting).startswith(b"HTTP/1.1 200 ")
@@ -138,8 +138,10 @@ def test_waits_and_streams_do_not_hold_up_the_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [b"/events", b"/openapi.json"])
-def test_who_does_not_read_does_not_hold_up_the_end(tmp_path: Path, path: bytes) -> None:
-    """A stream or an answer that nobody reads is cut off, and the service ends in order."""
+def test_a_client_that_does_not_read_does_not_delay_the_shutdown(
+    tmp_path: Path, path: bytes
+) -> None:
+    """Its connection is aborted; the exit code is 0."""
     with service(tmp_path, "--set", "drain_ms=3600000") as running, socket.socket() as wire:
         wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         wire.connect(("127.0.0.1", running.port))
@@ -152,18 +154,18 @@ def test_who_does_not_read_does_not_hold_up_the_end(tmp_path: Path, path: bytes)
     assert "ERROR" not in (tmp_path / "log").read_text()
 
 
-def test_half_a_request_does_not_hold_up_the_end(tmp_path: Path) -> None:
-    """An upload that stands still is cut off when the service ends, however long it might take."""
+def test_half_a_request_does_not_delay_the_shutdown(tmp_path: Path) -> None:
+    """Its connection is closed before its own timeout."""
     patient = ("--set", "body_timeout_ms=3600000")
-    with service(tmp_path, *patient) as running, connected(running) as wire:
+    with service(tmp_path, *patient) as running, connect(running) as wire:
         wire.sendall(POST + SIZED + TASK[:10])
         assert 200 == running.request("GET", "/healthz")[0]  # so it has been read
         assert 0 == running.stop()
-        assert 408 == problem_in(read_to_end(wire))[0]
+        assert 408 == parse_problem(read_to_end(wire))[0]
 
 
 def test_another_host_is_not_served_without_keys(tmp_path: Path) -> None:
-    """A page whose name was made to point to loopback gets nothing; the operator may allow it."""
+    """DNS rebinding is rejected; the operator can allow a host name."""
     with service(tmp_path, "--set", "allow_host=tarry.internal") as running:
         for host, status in (("evil.example", 421), ("tarry.internal", 200), ("localhost", 200)):
             headers = {"host": f"{host}:{running.port}"}

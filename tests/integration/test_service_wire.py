@@ -1,6 +1,5 @@
-"""Hostile callers of a service that runs, by the bytes they send: no request, or one without end.
-
-Nothing of it is stored, and others are served.
+"""Invalid bytes and endless requests to a running service. Nothing is stored, and other clients are
+served.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ MEGABYTE = b"x" * 1_048_576
 
 @pytest.fixture(scope="module")
 def callers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenants]:
-    """A service and its tenants."""
+    """Run a service with two tenants."""
     with two_tenants(tmp_path_factory.mktemp("service")) as both:
         yield both
 
@@ -45,8 +44,8 @@ def callers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenants]:
         ("bad version", (HEAD.replace(b"/1.1", b"/9.9"), SIZED, GOOD)),
     ],
 )
-def test_what_is_no_request_gets_400(callers: Tenants, name: str, parts: tuple[bytes, ...]) -> None:
-    """And the connection ends, so that nothing can be smuggled in behind it."""
+def test_invalid_bytes_are_400(callers: Tenants, name: str, parts: tuple[bytes, ...]) -> None:
+    """The connection is closed, so that no second request can be smuggled in."""
     with callers.check_nothing_stored():
         answer = callers.raw(*parts)
     assert answer.startswith(b"HTTP/1.1 400 "), name
@@ -75,10 +74,10 @@ def test_what_is_no_request_gets_400(callers: Tenants, name: str, parts: tuple[b
         (431, (HEAD, b"Transfer-Encoding: chunked\r\n\r\n0\r\n", *[b"X-A: b\r\n" * 150_000] * 20)),
     ],
 )
-def test_what_has_no_end_is_not_read_to_it(
+def test_endless_requests_are_rejected(
     callers: Tenants, status: int, parts: tuple[bytes, ...]
 ) -> None:
-    """Heads, trailers and bodies have bounds, and the answer says which was met."""
+    """Headers, trailers and bodies are limited; the problem names the limit."""
     with callers.check_nothing_stored():
         answer = callers.raw(*parts)
     assert answer.startswith(b"HTTP/1.1 %d " % status), answer[:200]
@@ -87,8 +86,8 @@ def test_what_has_no_end_is_not_read_to_it(
     assert b'"type": "/docs#problem-%b"' % kind in answer
 
 
-def test_callers_that_say_nothing_keep_nobody_out(callers: Tenants) -> None:
-    """Hundreds of connections with half a request each, and others are served."""
+def test_idle_connections_do_not_block_other_clients(callers: Tenants) -> None:
+    """Hundreds of connections with half a request each."""
     with callers.check_nothing_stored(), ExitStack() as open_ones:
         for n in range(300):
             wire = socket.create_connection(("127.0.0.1", callers.running.port), 30)
