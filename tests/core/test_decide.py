@@ -281,7 +281,7 @@ def test_a_hint_of_nothing_changes_nothing(jitter: Any, k: int) -> None:
 
 @pytest.mark.parametrize("jitter", ["full", "equal", "decorrelated"])
 def test_a_thousand_clients_told_the_same(jitter: Any) -> None:
-    """A thousand clients told 120 s come back over the 12 s after that, evenly."""
+    """A thousand clients with a hint of 120 s retry evenly over the 12 s after it."""
     dice, policy = Random(11), Policy(jitter=jitter)
     delays = [wait(failure_with_hint(120.0), policy, u=dice.random()).delay for _ in range(1_000)]
     assert 120 <= min(delays) < 120.2

@@ -364,7 +364,7 @@ def test_a_rejected_call_earns_no_hedge() -> None:
     ids=["budget", "breaker"],
 )
 def test_the_last_failure_says_why_no_copy_followed(downstream: Downstream, expected: Stop) -> None:
-    """With attempts left and nothing running, the reason to stop is the one that said no."""
+    """With attempts left and nothing running, the reason is that of the rejection."""
     call = started(Hedging(after=10.0), downstream)
     assert expected == call.record_failure(1, TRANSIENT, 1.0, 0.0)
 

@@ -54,23 +54,23 @@ def test_longest_hint_is_the_policy_s(max_hint: float) -> None:
 
 
 @pytest.mark.parametrize("kind", [Kind.TRANSIENT, Kind.THROTTLED])
-@pytest.mark.parametrize("said", [float("nan"), "5", -1, float("inf"), float("-inf"), None])
-def test_hint_that_is_no_time_is_ignored(said: Any, kind: Kind) -> None:
+@pytest.mark.parametrize("delay", [float("nan"), "5", -1, float("inf"), float("-inf"), None])
+def test_hint_that_is_no_time_is_ignored(delay: Any, kind: Kind) -> None:
     """After a hint that is no valid duration the next copy goes at once, as without one."""
     call = HedgedCall(Hedging(after=1), Downstream("d"))
     call.start(0.0)
 
-    assert Attempt(2) == call.record_failure(1, Outcome(kind, Hint(said)), 0.5, 0.5)
+    assert Attempt(2) == call.record_failure(1, Outcome(kind, Hint(delay)), 0.5, 0.5)
 
 
-@pytest.mark.parametrize("said", [float("nan"), "5", -1])
+@pytest.mark.parametrize("delay", [float("nan"), "5", -1])
 @pytest.mark.parametrize("kind", [Kind.OVERLOADED, Kind.PERMANENT])
-def test_hint_that_is_no_time_is_not_passed_on(said: Any, kind: Kind) -> None:
+def test_hint_that_is_no_time_is_not_passed_on(delay: Any, kind: Kind) -> None:
     """A hint that is no valid duration does not become the `retry_after` of the end."""
     call = HedgedCall(Hedging(after=1), Downstream("d"))
     call.start(0.0)
 
-    answer = call.record_failure(1, Outcome(kind, Hint(said)), 0.5, 0.5)
+    answer = call.record_failure(1, Outcome(kind, Hint(delay)), 0.5, 0.5)
 
     assert isinstance(answer, Stop)
     assert answer.retry_after is None

@@ -18,7 +18,7 @@ RFC_EXAMPLE = 784_111_777  # 6 November 1994, 08:49:37
 MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
 DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
 
-# The grammar of section 5.6.7 once more, told in another way than the parser tells it.
+# The grammar of section 5.6.7 once more, reported in another way than the parser tells it.
 GRAMMAR = re.compile(
     rf"(?:{'|'.join(day[:3] for day in DAYS)}), [0-9]{{2}} (?:{'|'.join(MONTHS)}) [0-9]{{4}} "
     r"[0-9]{2}:[0-9]{2}:[0-9]{2} GMT"

@@ -126,7 +126,7 @@ def test_every_status_that_a_policy_takes_is_retried() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "told", "kind"),
+    ("status", "reported", "kind"),
     [
         (400, "true", Kind.TRANSIENT),
         (404, "true", Kind.TRANSIENT),
@@ -142,9 +142,9 @@ def test_every_status_that_a_policy_takes_is_retried() -> None:
     ],
 )
 @pytest.mark.parametrize("field", ["x_should_retry", "stripe_should_retry"])
-def test_the_server_overrides_the_table(field: str, status: int, told: str, kind: Kind) -> None:
+def test_the_server_overrides_the_table(field: str, status: int, reported: str, kind: Kind) -> None:
     """The should-retry headers override the status; a malformed one is ignored."""
-    assert kind is of_status(status, **{field: told}).kind
+    assert kind is of_status(status, **{field: reported}).kind
 
 
 @pytest.mark.parametrize(
@@ -235,8 +235,8 @@ def test_the_table_of_codes_is_the_policys() -> None:
 def test_pushback(code: str, value: str, kind: Kind) -> None:
     """A pushback gives an exact delay; a negative or unreadable one means never (gRFC A6)."""
     outcome = outcome_of_code(code, [(PUSHBACK, value)])
-    told = Hint(0.25, exact=True) if value == "250" else Hint(should_retry=False)
-    assert (kind, told._replace(source=PUSHBACK)) == (outcome.kind, outcome.hint)
+    reported = Hint(0.25, exact=True) if value == "250" else Hint(should_retry=False)
+    assert (kind, reported._replace(source=PUSHBACK)) == (outcome.kind, outcome.hint)
 
 
 @pytest.mark.parametrize("value", ["-1", "soon"])

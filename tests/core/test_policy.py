@@ -229,8 +229,8 @@ def test_codes_of_the_wrong_type(code: Any, name: str) -> None:
     """A code that is no text is rejected with the name to write for it, or an example."""
     with pytest.raises(ConfigurationTypeError) as caught:
         Policy(retryable_codes=[code])
-    said = f'retryable_codes[0] must be a name, as text ("{name}"), got {code!r}'
-    assert said == str(caught.value)
+    text = f'retryable_codes[0] must be a name, as text ("{name}"), got {code!r}'
+    assert text == str(caught.value)
 
 
 def test_the_maximum_is_not_below_the_initial_delay() -> None:

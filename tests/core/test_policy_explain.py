@@ -166,8 +166,8 @@ def test_no_call_waits_longer_than_the_worst_case(
 ) -> None:
     """The waits of a call that only fails add up to no more than the text says."""
     policy = Policy(max_attempts=attempts, initial_delay=initial, jitter=jitter)
-    told = line_after(policy.explain(), "worst case time:").partition(" of waiting")[0]
-    number, unit = told.split()
+    reported = line_after(policy.explain(), "worst case time:").partition(" of waiting")[0]
+    number, unit = reported.split()
     most = float(number) * {"ms": 0.001, "s": 1, "min": 60, "h": 3600}[unit]
     assert sum(policy.delays(Random(seed))) <= most * 1.006
 

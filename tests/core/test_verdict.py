@@ -56,7 +56,7 @@ def test_every_reason_has_words() -> None:
     """Each reason reads as part of a sentence, and no two read the same."""
     words = [reason.description for reason in Reason]
     assert len(Reason) == len(set(words))
-    assert [] == [said for said in words if not said[0].islower() or said[-1] in ". "]
+    assert [] == [text for text in words if not text[0].islower() or text[-1] in ". "]
 
 
 def test_defaults() -> None:

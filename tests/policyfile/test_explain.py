@@ -28,7 +28,7 @@ def test_policy_comes_first(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("budget", "said"),
+    ("budget", "text"),
     [
         (
             {"kind": "ratio", "ratio": 0.5},
@@ -66,11 +66,11 @@ def test_policy_comes_first(name: str) -> None:
     ],
     ids=str,
 )
-def test_budget_bounds_the_load(budget: dict[str, Any], said: str) -> None:
+def test_budget_bounds_the_load(budget: dict[str, Any], text: str) -> None:
     """Each kind of budget is described with its own numbers."""
     defence = Defence(budget=budget)
 
-    assert said == line_of(defence, "budget")
+    assert text == line_of(defence, "budget")
     assert "1.1 x" not in explain(defence)
 
 
@@ -101,13 +101,13 @@ def test_budget_without_retries_is_not_used() -> None:
     ],
     ids=repr,
 )
-def test_hedging_is_told_with_its_load(hedging: Hedging, after: str, load: str) -> None:
+def test_hedging_is_described_with_its_load(hedging: Hedging, after: str, load: str) -> None:
     """How many copies, when, and what they can add."""
     defence = Defence(hedging=hedging)
 
-    said = line_of(defence, "hedging")
-    assert said.startswith(f"at most {hedging.max_attempts} copies of a call, and the first")
-    assert f"another copy is sent after {after} without a result, or when one fails" in said
+    text = line_of(defence, "hedging")
+    assert text.startswith(f"at most {hedging.max_attempts} copies of a call, and the first")
+    assert f"another copy is sent after {after} without a result, or when one fails" in text
     assert load == line_of(defence, "worst case load")
     capped = hedging.max_extra_load is not None
     assert capped == ("budget: none" not in explain(defence))
@@ -121,7 +121,7 @@ def test_budget_of_a_hedging_is_about_copies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("breaker", "said"),
+    ("breaker", "text"),
     [
         (
             {},
@@ -142,9 +142,9 @@ def test_budget_of_a_hedging_is_about_copies() -> None:
     ],
     ids=str,
 )
-def test_breaker_is_told(breaker: dict[str, Any], said: str) -> None:
+def test_breaker_is_described(breaker: dict[str, Any], text: str) -> None:
     """When it opens, for how long, and how it comes back."""
-    assert said == line_of(Defence(breaker=breaker), "breaker")
+    assert text == line_of(Defence(breaker=breaker), "breaker")
 
 
 @pytest.mark.parametrize(
@@ -156,9 +156,9 @@ def test_breaker_is_told(breaker: dict[str, Any], said: str) -> None:
     ],
     ids=str,
 )
-def test_limiter_is_told(limiter: dict[str, Any], start: str) -> None:
+def test_limiter_is_described(limiter: dict[str, Any], start: str) -> None:
     """How much is sent at a time, and what happens to the rest."""
-    said = line_of(Defence(limiter=limiter), "limiter")
+    text = line_of(Defence(limiter=limiter), "limiter")
 
-    assert said.startswith(start)
-    assert "rejected" in said
+    assert text.startswith(start)
+    assert "rejected" in text

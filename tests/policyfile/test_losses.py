@@ -1,4 +1,4 @@
-"""What cannot be said elsewhere, in words."""
+"""Tests for losses and their texts."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tarry.wire.problem import Problem
 
 
 def test_a_problem_says_at_least_its_type_title_and_status() -> None:
-    """What is not said is left out; a problem of no type of its own is about:blank."""
+    """Missing members are left out; a problem without a type is about:blank."""
     assert {"type": "about:blank", "title": "Not Found", "status": 404} == json.loads(
         Problem(404, "Not Found").to_json()
     )

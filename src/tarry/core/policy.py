@@ -287,7 +287,7 @@ def _worst_case(policy: Policy) -> tuple[list[float], int, float]:
 
 PRESETS: dict[str, Policy] = {
     "default": Policy(),
-    # For requests of a person who waits: two seconds in total, so short delays and few attempts.
+    # For interactive requests: two seconds in total, so short delays and few attempts.
     "interactive": Policy(max_attempts=3, initial_delay=0.05, max_delay=0.5, total_budget=2.0),
     # The example schedule of Standard Webhooks 1.0.0: ten attempts over three days.
     "webhook": Policy(

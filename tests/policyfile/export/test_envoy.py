@@ -157,8 +157,8 @@ def test_other_backoffs_that_come_to_the_same(
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_loss_is_told(changes: dict[str, Any], line: str) -> None:
-    """What Envoy does in another way is said in one line with the field and its value."""
+def test_loss_is_reported(changes: dict[str, Any], line: str) -> None:
+    """A difference in Envoy is reported with the field and its value."""
     made = exported(plain_policy(**changes))
 
     assert loss_text(made, line.partition(" ")[0]).startswith(line)

@@ -76,7 +76,7 @@ def test_method_needs_its_service() -> None:
 
 
 def test_one_attempt_has_no_retry_policy() -> None:
-    """Without a retry nothing is said and nothing lost; the timeout is that of the attempt."""
+    """Without retries nothing is lost; the timeout is that of the attempt."""
     made = exported(Policy(max_attempts=1, attempt_timeout=0.5), budget={"kind": "token"})
 
     assert ({"methodConfig": [{"name": [{}], "timeout": "0.5s"}]},) == made.documents
@@ -147,8 +147,8 @@ def test_backoffs_that_come_to_the_same(
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_loss_is_told(changes: dict[str, Any], line: str) -> None:
-    """What gRPC does in another way is said in one line with the field and its value."""
+def test_loss_is_reported(changes: dict[str, Any], line: str) -> None:
+    """A difference in gRPC is reported with the field and its value."""
     made = exported(plain_policy(**changes))
 
     assert loss_text(made, line.partition(" ")[0]).startswith(line)

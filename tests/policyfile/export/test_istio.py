@@ -121,8 +121,8 @@ def test_one_attempt_is_said() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_loss_is_told(changes: dict[str, Any], line: str) -> None:
-    """What Istio does in another way is said in one line with the field and its value."""
+def test_loss_is_reported(changes: dict[str, Any], line: str) -> None:
+    """A difference in Istio is reported with the field and its value."""
     made = exported(plain_policy(**changes))
 
     assert loss_text(made, line.partition(" ")[0]).startswith(line)

@@ -50,7 +50,7 @@ def test_lost_schedule_is_told_first(target: str, preset: str, instead: str) -> 
 
 
 def test_a_gateway_has_a_schedule_of_its_own() -> None:
-    """Only the first delay is said there, whatever the schedule."""
+    """Only the first delay is exported, whatever the schedule."""
     first = to_gateway_api(Defence(PRESETS["webhook"]), host="payments").losses[0]
 
     assert ("backoff", "THE SCHEDULE CANNOT BE EXPRESSED: 5 s is the shortest wait") == (

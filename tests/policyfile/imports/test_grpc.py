@@ -39,8 +39,10 @@ def test_policy_survives_the_way_there_and_back(preset: str) -> None:
     lost = {"throttled_delay": policy.initial_delay, "attempt_timeout": policy.total_budget}
     assert policy.replace(jitter="equal", **lost) == made.defence.policy
     assert budget == made.defence.budget
-    told = ["methodConfig[0].retryPolicy"] * 2
-    assert told + ["methodConfig[0].timeout"] * (policy.total_budget is not None) == fields(made)
+    reported = ["methodConfig[0].retryPolicy"] * 2
+    assert reported + ["methodConfig[0].timeout"] * (policy.total_budget is not None) == fields(
+        made
+    )
 
 
 def test_hedging_survives_the_way_there_and_back() -> None:
@@ -58,10 +60,10 @@ def test_hedging_survives_the_way_there_and_back() -> None:
 )
 def test_pushback_has_a_bound_here(name: str, policy: dict[str, Any]) -> None:
     """The longest wait of tarry is reported, because gRPC has no limit."""
-    told = [str(loss) for loss in from_grpc(config(**{name: policy})).losses]
+    reported = [str(loss) for loss in from_grpc(config(**{name: policy})).losses]
 
     line = "pushback: gRPC follows one of any length; tarry waits for up to 2 min, or gives up"
-    assert f"methodConfig[0].{name} = {line}" in told
+    assert f"methodConfig[0].{name} = {line}" in reported
 
 
 def test_codes_come_as_names_and_numbers() -> None:
@@ -93,7 +95,7 @@ def test_no_retry_policy_is_one_attempt(document: dict[str, Any]) -> None:
 
 
 def test_limits_are_those_of_grpc() -> None:
-    """What gRPC would make of large and odd numbers is what is imported, and told."""
+    """Large and odd numbers are imported as gRPC uses them, and reported."""
     retry = RETRY | {"maxAttempts": 9, "maxBackoff": "0.1s", "backoffMultiplier": 0.5}
 
     made = from_grpc(config(retryPolicy=retry))
@@ -109,7 +111,7 @@ def test_limits_are_those_of_grpc() -> None:
     assert [f"{path}.maxAttempts", f"{path}.backoffMultiplier", path, path] == fields(made)
 
 
-def test_what_is_not_read_is_told() -> None:
+def test_unread_keys_are_reported() -> None:
     """Settings that are no matter of a policy are named by their path."""
     document = config(
         hedgingPolicy={"maxAttempts": 2, "nonFatalStatusCodes": ["INTERNAL"], "odd": 1},

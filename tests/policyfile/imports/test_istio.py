@@ -99,7 +99,7 @@ def test_conditions_are_imported(retry_on: str, statuses: set[int], codes: set[s
     assert codes == policy.retryable_codes
 
 
-def test_what_is_not_read_is_told() -> None:
+def test_unread_keys_are_reported() -> None:
     """Other routes and unknown settings are named by their path."""
     made = from_istio(
         [
@@ -125,7 +125,7 @@ def test_what_is_not_read_is_told() -> None:
     assert expected == fields(made)
 
 
-def test_other_parts_of_a_route_are_told() -> None:
+def test_other_parts_of_a_route_are_reported() -> None:
     """What the route and its resource say besides retries is named; who is called is not."""
     route = {"name": "main", "route": [], "match": [{}], "fault": {}, "retries": {"attempts": 0}}
     resource = virtual_service(route)

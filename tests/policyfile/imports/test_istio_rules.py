@@ -43,7 +43,7 @@ def test_the_smaller_row_counts(detection: dict[str, int], expected: int | None)
 
 
 @pytest.mark.parametrize(
-    ("detection", "told"),
+    ("detection", "reported"),
     [
         ({"consecutiveGatewayErrors": 3}, True),
         ({"consecutive5xxErrors": 0, "consecutiveGatewayErrors": 9}, True),
@@ -52,15 +52,15 @@ def test_the_smaller_row_counts(detection: dict[str, int], expected: int | None)
     ],
     ids=repr,
 )
-def test_gateway_errors_are_not_all_errors(detection: dict[str, int], told: bool) -> None:
+def test_gateway_errors_are_not_all_errors(detection: dict[str, int], reported: bool) -> None:
     """A row of 502, 503 and 504 becomes one of any failure, which is reported."""
     made = from_istio([destination_rule(outlierDetection=detection)])
 
     path = "spec.trafficPolicy.outlierDetection.consecutiveGatewayErrors"
-    assert told == (path in fields(made))
+    assert reported == (path in fields(made))
 
 
-def test_policies_of_subsets_are_told() -> None:
+def test_policies_of_subsets_are_reported() -> None:
     """A breaker that stands beside the traffic policy is not imported, so its path is reported."""
     subset = {"name": "v1", "trafficPolicy": {"outlierDetection": {}}}
     rule = {"kind": "DestinationRule", "spec": {"host": "a", "subsets": [subset]}}

@@ -77,7 +77,7 @@ def from_istio(documents: Sequence[Mapping[str, Any]]) -> Imported:
         instead = "missing, so the policy is tarry's default"
         losses.append(Loss("kind", "VirtualService", instead))
     destination = found.get("DestinationRule")
-    parts: dict[str, Any] = {} if destination is None else _parts(destination, losses)
+    parts: dict[str, Any] = {} if destination is None else _defence_parts(destination, losses)
     fields_set = _FIELDS_SET if "VirtualService" in found else ()
     return Imported(Defence(policy, **parts), tuple(losses), fields_set)
 
@@ -154,7 +154,7 @@ def _conditions(retries: DocumentTable, losses: list[Loss]) -> tuple[set[int], s
     return statuses, codes
 
 
-def _parts(destination: DocumentTable, losses: list[Loss]) -> dict[str, dict[str, Any]]:
+def _defence_parts(destination: DocumentTable, losses: list[Loss]) -> dict[str, dict[str, Any]]:
     parts: dict[str, dict[str, Any]] = {}
     traffic = destination.table("trafficPolicy") or DocumentTable(
         destination.path_of("trafficPolicy"), {}
