@@ -1,6 +1,6 @@
-"""Hypothesis profiles: the same examples on every run by default, many new ones on demand.
+"""Hypothesis profiles: the same examples on every run by default.
 
-`pytest --hypothesis-profile=thorough` looks further, with fresh randomness.
+`pytest --hypothesis-profile=thorough` runs more examples, with new randomness.
 """
 
 from hypothesis import HealthCheck, settings

@@ -1,7 +1,4 @@
-"""Exported service configs in real channels: gRPC itself says whether they are right.
-
-One server on the loopback interface counts the attempts that reach it.
-"""
+"""Exported gRPC service configs in real channels, with a server that counts attempts."""
 
 from __future__ import annotations
 
@@ -22,12 +19,12 @@ from tarry.policyfile.export import to_grpc
 
 grpc = import_module("grpc")
 
-SERVICE = "shop.Payments"
+SERVICE = "shop.PaymentsServer"
 QUICK = Policy(initial_delay=0.005, max_delay=0.01)
 
 
-class Payments:
-    """A service that fails so many times, then answers, and remembers what it was sent."""
+class PaymentsServer:
+    """A service that fails a number of times, then succeeds, and records its requests."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -36,7 +33,7 @@ class Payments:
         self.previous_attempts: list[str | None] = []
 
     def charge(self, _request: bytes, context: Any) -> bytes:
-        """Answer one attempt."""
+        """Respond to one attempt."""
         metadata = dict(context.invocation_metadata())
         self.previous_attempts.append(metadata.get("grpc-previous-rpc-attempts"))
         if len(self.previous_attempts) == 1:
@@ -47,14 +44,14 @@ class Payments:
 
     @property
     def attempts(self) -> int:
-        """Attempts that reached the server."""
+        """The number of attempts that reached the server."""
         return len(self.previous_attempts)
 
 
 @pytest.fixture
-def payments() -> Iterator[Payments]:
-    """A running server."""
-    service = Payments()
+def payments() -> Iterator[PaymentsServer]:
+    """Run a server."""
+    service = PaymentsServer()
     with ThreadPoolExecutor(4) as threads:
         server = grpc.server(threads)
         handler = grpc.unary_unary_rpc_method_handler(service.charge)
@@ -70,7 +67,7 @@ def payments() -> Iterator[Payments]:
 
 @contextmanager
 def channel(port: int, config: str) -> Iterator[Any]:
-    """Open a channel of its own connection with a service config."""
+    """Open a channel with a service config on its own connection."""
     options = [
         ("grpc.service_config", config),
         ("grpc.enable_http_proxy", 0),
@@ -80,8 +77,8 @@ def channel(port: int, config: str) -> Iterator[Any]:
         yield opened
 
 
-def call(service: Payments, config: str, method: str = "Charge") -> Any:
-    """Make one call, and return its answer or the code that it ended with."""
+def call(service: PaymentsServer, config: str, method: str = "Charge") -> Any:
+    """Make one call; return its response or its final status code."""
     with channel(service.port, config) as opened:
         try:
             return opened.unary_unary(f"/{SERVICE}/{method}")(b"", timeout=10)
@@ -94,8 +91,8 @@ def exported(policy: Policy | None = None, **parts: Any) -> str:
     return json.dumps(to_grpc(Defence(policy, **parts), service=SERVICE).documents[0])
 
 
-def test_wrong_config_would_be_refused(payments: Payments) -> None:
-    """A channel does validate: no call is made with a config that breaks a rule."""
+def test_channel_rejects_an_invalid_config(payments: PaymentsServer) -> None:
+    """A channel validates its config: no call is made with an invalid one."""
     one = exported(QUICK).replace('"maxAttempts": 4', '"maxAttempts": 1')
 
     assert grpc.StatusCode.INVALID_ARGUMENT == call(payments, "{")
@@ -104,32 +101,32 @@ def test_wrong_config_would_be_refused(payments: Payments) -> None:
 
 
 @pytest.mark.parametrize("attempts", [2, 3, 5])
-def test_as_many_attempts_as_exported(payments: Payments, attempts: int) -> None:
-    """A call that fails once less than it may be tried succeeds, by that many attempts."""
+def test_as_many_attempts_as_exported(payments: PaymentsServer, attempts: int) -> None:
+    """A call that fails once less than its attempts succeeds on the last one."""
     payments.failures = [grpc.StatusCode.UNAVAILABLE] * (attempts - 1)
 
     assert b"paid" == call(payments, exported(QUICK.replace(max_attempts=attempts)))
     assert [None, "1", "2", "3", "4"][:attempts] == payments.previous_attempts
 
 
-def test_shortest_delays_do_not_lose_the_retry(payments: Payments) -> None:
-    """With a delay of a millisecond grpcio may hang, so the export does not go so far."""
+def test_shortest_delays_do_not_lose_the_retry(payments: PaymentsServer) -> None:
+    """With a delay of a millisecond grpcio may hang, so the export uses a longer one."""
     policy = QUICK.replace(max_attempts=5, initial_delay=1e-5, max_delay=1e-5)
     payments.failures = [grpc.StatusCode.UNAVAILABLE] * 4
 
     assert b"paid" == call(payments, exported(policy))
 
 
-def test_no_attempt_more_than_exported(payments: Payments) -> None:
-    """A call that fails too often ends with the last error, and what was left is not tried."""
+def test_no_attempt_more_than_exported(payments: PaymentsServer) -> None:
+    """A call that fails too often ends with the last error."""
     payments.failures = [grpc.StatusCode.UNAVAILABLE] * 9
 
     assert grpc.StatusCode.UNAVAILABLE == call(payments, exported(QUICK.replace(max_attempts=3)))
     assert 3 == payments.attempts
 
 
-def test_more_than_five_are_five(payments: Payments) -> None:
-    """The bound of gRPC is the one that the export names as a loss."""
+def test_more_than_five_attempts_are_five(payments: PaymentsServer) -> None:
+    """The limit of gRPC is five attempts, which the export lists as a difference."""
     payments.failures = [grpc.StatusCode.UNAVAILABLE] * 9
 
     call(payments, exported(QUICK.replace(max_attempts=9)))
@@ -140,7 +137,7 @@ def test_more_than_five_are_five(payments: Payments) -> None:
 @pytest.mark.parametrize(
     ("code", "attempts"), [("RESOURCE_EXHAUSTED", 2), ("INTERNAL", 1), ("INVALID_ARGUMENT", 1)]
 )
-def test_only_the_codes_of_the_policy(payments: Payments, code: str, attempts: int) -> None:
+def test_only_the_codes_of_the_policy(payments: PaymentsServer, code: str, attempts: int) -> None:
     """A code that the policy does not retry is final."""
     payments.failures = [getattr(grpc.StatusCode, code)]
 
@@ -149,7 +146,7 @@ def test_only_the_codes_of_the_policy(payments: Payments, code: str, attempts: i
     assert attempts == payments.attempts
 
 
-def test_one_attempt_is_one_attempt(payments: Payments) -> None:
+def test_one_attempt_is_one_attempt(payments: PaymentsServer) -> None:
     """A policy without retries is a config without a retry policy."""
     payments.failures = [grpc.StatusCode.UNAVAILABLE]
 
@@ -157,8 +154,8 @@ def test_one_attempt_is_one_attempt(payments: Payments) -> None:
     assert 1 == payments.attempts
 
 
-def test_total_budget_is_the_deadline(payments: Payments) -> None:
-    """The exported timeout ends a call that the caller would have let run for longer."""
+def test_total_budget_is_the_deadline(payments: PaymentsServer) -> None:
+    """The exported timeout ends a call before the deadline of the caller."""
     payments.first_takes = 0.5
 
     code = call(payments, exported(QUICK.replace(total_budget=0.1)))
@@ -166,8 +163,8 @@ def test_total_budget_is_the_deadline(payments: Payments) -> None:
     assert grpc.StatusCode.DEADLINE_EXCEEDED == code
 
 
-def test_only_the_named_method(payments: Payments) -> None:
-    """A config for one method leaves the others alone."""
+def test_only_the_named_method(payments: PaymentsServer) -> None:
+    """A config for one method does not affect other methods."""
     config = json.dumps(to_grpc(Defence(QUICK), service=SERVICE, method="Void").documents[0])
     payments.failures = [grpc.StatusCode.UNAVAILABLE] * 2
 
@@ -175,8 +172,8 @@ def test_only_the_named_method(payments: Payments) -> None:
     assert b"paid" == call(payments, config, "Void")
 
 
-def test_throttle_stops_retries(payments: Payments) -> None:
-    """With four tokens, retries end when two are left, in one channel for all its calls."""
+def test_throttle_stops_retries(payments: PaymentsServer) -> None:
+    """With four tokens, retries stop when two are left, over all calls of a channel."""
     budget = {"kind": "throttle", "max_tokens": 4, "token_ratio": 0.1}
     payments.failures = [grpc.StatusCode.UNAVAILABLE] * 9
 
@@ -193,13 +190,13 @@ def test_throttle_stops_retries(payments: Payments) -> None:
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 @pytest.mark.parametrize("kind", ["token", "ratio", "throttle"])
-def test_presets_and_budgets_are_taken(payments: Payments, preset: str, kind: str) -> None:
-    """A channel takes each preset with each kind of budget."""
+def test_presets_and_budgets_are_valid(payments: PaymentsServer, preset: str, kind: str) -> None:
+    """A channel accepts each preset with each kind of budget."""
     assert b"paid" == call(payments, exported(PRESETS[preset], budget={"kind": kind}))
 
 
-def test_hedging_is_taken_and_ignored(payments: Payments) -> None:
-    """The C core below grpcio has no hedging: there is one copy, as the line about it says."""
+def test_hedging_is_accepted_and_ignored(payments: PaymentsServer) -> None:
+    """Hedging is not implemented by grpcio: there is one copy, as the export says."""
     payments.first_takes = 0.2
 
     assert b"paid" == call(payments, exported(hedging=Hedging(after=0.01, max_attempts=3)))

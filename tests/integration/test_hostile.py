@@ -71,20 +71,20 @@ EXPECTED: dict[str, int | Fault] = {
 
 @pytest.fixture(scope="module")
 def hostile() -> Iterator[HostileTargets]:
-    """Targets of all kinds."""
+    """Run the hostile targets."""
     with hostile_targets() as targets:
         yield targets
 
 
 @pytest.fixture(params=LOOPS, autouse=True)
 def either_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test runs twice."""
+    """Run each test on both event loops."""
     use_loop(request.param, monkeypatch)
 
 
 @pytest.mark.parametrize("name", BEHAVIOURS)
-def test_what_a_hostile_target_comes_to(hostile: HostileTargets, name: str) -> None:
-    """A value, whatever it does: its status, or a fault in words; and it was asked but once."""
+def test_result_for_a_hostile_target(hostile: HostileTargets, name: str) -> None:
+    """Each target gets one request, and the result is its status or a fault with a description."""
     expected, before = EXPECTED[name], len(hostile.seen)
     result = send(hostile.url + name, timeout=0.3 if expected is Fault.TIMEOUT else 20.0)
     if isinstance(expected, Fault):
@@ -95,14 +95,14 @@ def test_what_a_hostile_target_comes_to(hostile: HostileTargets, name: str) -> N
     assert 1 == len(hostile.seen) - before
 
 
-def test_a_target_that_hangs_up_at_once(hostile: HostileTargets) -> None:
-    """Before it reads anything."""
+def test_target_that_closes_at_once(hostile: HostileTargets) -> None:
+    """The target closes before it reads anything."""
     assert Fault.RESET is send(hostile.closing).fault
 
 
 @pytest.mark.parametrize("kind", ["expired", "selfsigned", "wronghost"])
-def test_a_certificate_that_is_not_in_order(hostile: HostileTargets, kind: str) -> None:
-    """Nothing is sent to whom cannot prove who he is."""
+def test_invalid_certificate(hostile: HostileTargets, kind: str) -> None:
+    """No request is sent to a target with an invalid certificate."""
     before = len(hostile.seen)
     result = send(hostile.tls[kind] + "ok", ca=hostile.ca)
     assert Fault.TLS is result.fault
@@ -110,34 +110,34 @@ def test_a_certificate_that_is_not_in_order(hostile: HostileTargets, kind: str) 
     assert before == len(hostile.seen)
 
 
-def test_a_handshake_that_nobody_answers(hostile: HostileTargets) -> None:
-    """TLS with a target that hangs up, and plain HTTP with one that wants TLS."""
+def test_tls_and_plain_http_mixed_up(hostile: HostileTargets) -> None:
+    """TLS with a plain target and plain HTTP with a TLS target are faults."""
     assert Fault.TLS is send(hostile.closing.replace("http:", "https:"), ca=hostile.ca).fault
     assert Fault.RESET is send(hostile.tls["good"].replace("https:", "http:")).fault
 
 
-def test_a_bomb_is_not_unpacked(hostile: HostileTargets) -> None:
-    """The excerpt is of the bytes that were sent."""
+def test_compressed_body_is_not_decompressed(hostile: HostileTargets) -> None:
+    """The excerpt has the bytes as they were sent."""
     result = send(hostile.url + "bomb")
     assert BOMB[:2048] == result.excerpt
 
 
-def test_a_new_connection_that_ends_is_not_tried_again(hostile: HostileTargets) -> None:
-    """The target may have read it: that is one attempt, and it failed."""
+def test_closed_new_connection_is_not_retried(hostile: HostileTargets) -> None:
+    """The target may have read the request, so the attempt has failed."""
     before = len(hostile.seen)
     assert Fault.RESET is send(hostile.url + "close-before-answer").fault
     assert 1 == len(hostile.seen) - before
 
 
-def test_a_redirect_is_shown_and_not_followed(hostile: HostileTargets) -> None:
-    """Wherever it points."""
+def test_redirect_is_not_followed(hostile: HostileTargets) -> None:
+    """The result has the redirect, wherever it points to."""
     result = send(hostile.url + "redirect")
     assert METADATA == dict(result.headers)["location"]
     assert "127.0.0.1" == result.remote
 
 
-def test_reading_ends_at_the_bound(hostile: HostileTargets) -> None:
-    """An endless body costs no more than that; the connection is not used again."""
+def test_endless_body_is_cut(hostile: HostileTargets) -> None:
+    """Reading stops at the limit, and the connection is not reused."""
 
     async def main() -> list[DeliveryResult]:
         return await send_all(
@@ -153,17 +153,17 @@ def test_reading_ends_at_the_bound(hostile: HostileTargets) -> None:
     assert 2 == hostile.connections - before
 
 
-def test_only_the_headers_of_the_answer_count(hostile: HostileTargets) -> None:
-    """Neither those of interim answers nor trailers."""
+def test_only_headers_of_the_final_response_count(hostile: HostileTargets) -> None:
+    """Headers of interim responses and trailers are ignored."""
     assert [("content-length", "2")] == send(hostile.url + "continue").headers
     names = [name for name, _ in send(hostile.url + "trailers").headers]
     assert ["x-head", "transfer-encoding"] == names
 
 
-def test_what_ends_on_a_kept_connection_is_sent_once_more_and_no_oftener(
+def test_request_on_a_closed_idle_connection_is_resent_once(
     hostile: HostileTargets,
 ) -> None:
-    """It may have been closed long ago; on a new connection the silence counts."""
+    """An idle connection may have been closed; on a new connection the close is a fault."""
 
     async def main() -> list[DeliveryResult]:
         return await send_all(
@@ -180,6 +180,6 @@ def test_what_ends_on_a_kept_connection_is_sent_once_more_and_no_oftener(
     assert 4 + 2 == len(hostile.seen) - before
 
 
-def test_a_redirect_target_is_refused_when_asked_for_itself() -> None:
-    """Metadata is not reached by asking plainly either."""
+def test_metadata_address_is_refused() -> None:
+    """The metadata address cannot be used as a target either."""
     assert Fault.BLOCKED is send(METADATA, Guard(dev=True), timeout=5.0).fault

@@ -1,4 +1,4 @@
-"""Stores behind the middleware, on servers that hang and on pools that are used up."""
+"""The idempotency middleware with servers that hang and connection pools that are exhausted."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from tests.integration.servers import Server, postgres_server, redis_server
 
 @pytest.fixture(scope="module", params=["postgres", "redis"])
 def stoppable(request: pytest.FixtureRequest) -> Iterator[tuple[str, Server]]:
-    """An engine, and a server of it that a test may make hang."""
+    """Run each kind of server, one that a test may suspend."""
     with {"postgres": postgres_server, "redis": redis_server}[request.param]() as server:
         yield request.param, server
 
 
 @pytest.fixture(autouse=True)
-def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for the store no longer than a test may take."""
+def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the time that the middleware waits for the store."""
     monkeypatch.setattr(lease, "STORE_TIMEOUT_S", 0.5)
 
 
-def test_a_server_that_hangs(stoppable: tuple[str, Server], table: str) -> None:
-    """New requests are refused, an answer is sent; it is kept when the server goes on."""
+def test_server_that_hangs(stoppable: tuple[str, Server], table: str) -> None:
+    """New requests are refused, a running one is answered, and its response is stored later."""
     engine, server = stoppable
     payments = PaymentsApp()
     running, go_on = asyncio.Event(), asyncio.Event()
@@ -60,8 +60,8 @@ def test_a_server_that_hangs(stoppable: tuple[str, Server], table: str) -> None:
 
 
 @pytest.mark.parametrize("status", [201, 500])
-def test_a_pool_that_handlers_use_up(postgres_dsn: str, table: str, status: int) -> None:
-    """A handler that answers while it holds the last connection is answered, and not for ever."""
+def test_pool_exhausted_by_handlers(postgres_dsn: str, table: str, status: int) -> None:
+    """A handler that holds the last connection still gets its response, within a time limit."""
     payments = PaymentsApp(status)
 
     async def main() -> None:
@@ -82,8 +82,8 @@ def test_a_pool_that_handlers_use_up(postgres_dsn: str, table: str, status: int)
     asyncio.run(main())
 
 
-def test_a_pool_that_is_used_up_refuses(postgres_dsn: str, table: str) -> None:
-    """A claim that gets no connection is a 503, and takes nothing when there is one again."""
+def test_exhausted_pool_is_unavailable(postgres_dsn: str, table: str) -> None:
+    """A claim without a connection is a 503, and does not take the key later."""
     payments = PaymentsApp()
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""PostgresStore on a real server: what every store must do, and what may happen to it."""
+"""PostgresStore on a real server: the conformance suite and failures."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ OK = StoredResponse(200, ((b"content-type", b"text/plain"),), b"done")
 
 @pytest.fixture(scope="module")
 def stoppable() -> Iterator[Server]:
-    """A server that a test may restart."""
+    """Run a server that a test may restart."""
     with postgres_server() as server:
         yield server
 
 
 @pytest.mark.parametrize("case", CASES, ids=case_name)
 def test_conformance(case: Case, postgres_dsn: str, table: str) -> None:
-    """PostgresStore does what every store must."""
+    """PostgresStore passes the conformance suite."""
 
     async def main() -> None:
         async with connected(postgres_dsn) as connection:
@@ -46,8 +46,8 @@ def test_conformance(case: Case, postgres_dsn: str, table: str) -> None:
     asyncio.run(main())
 
 
-def test_time_passes_on_the_database(postgres_dsn: str, table: str) -> None:
-    """A lease ends by the clock of the server, without any help."""
+def test_lease_expires_by_the_clock_of_the_server(postgres_dsn: str, table: str) -> None:
+    """A lease expires by the clock of the server."""
 
     async def test(store: PostgresStore) -> None:
         assert await store.claim("k", "print", "first", 0.05) is None
@@ -60,14 +60,14 @@ def test_time_passes_on_the_database(postgres_dsn: str, table: str) -> None:
 
 
 def test_one_of_many_processes_wins(postgres_dsn: str, table: str) -> None:
-    """50 claims of one key from 3 processes, which also make the table: one gets it."""
+    """Of 50 claims of one key from 3 processes, which also create the table, one gets the key."""
     assert (3, 50) == (len(SHARES), sum(SHARES))
 
     assert [0, 0, 1] == sorted(count_winners("postgres", postgres_dsn, table))
 
 
-def test_a_restart_between_calls(stoppable: Server, table: str) -> None:
-    """What was claimed before the server restarted is finished after it, on a new connection."""
+def test_restart_between_calls(stoppable: Server, table: str) -> None:
+    """A claim from before a restart is finished after it, on a new connection."""
 
     async def test(store: PostgresStore) -> None:
         await store.claim("k", "print", "first", 60)
@@ -84,8 +84,8 @@ def test_a_restart_between_calls(stoppable: Server, table: str) -> None:
     with_store(stoppable.address, table, test)
 
 
-def test_a_server_that_is_away(stoppable: Server, table: str) -> None:
-    """While the server is down a claim fails; when it is back the same store goes on."""
+def test_server_that_is_down(stoppable: Server, table: str) -> None:
+    """A claim fails while the server is down, and the same store works when it is back."""
 
     async def test(store: PostgresStore) -> None:
         stoppable.stop()
@@ -100,8 +100,8 @@ def test_a_server_that_is_away(stoppable: Server, table: str) -> None:
     with_store(stoppable.address, table, test)
 
 
-def test_a_killed_connection(postgres_dsn: str, table: str) -> None:
-    """A connection that an administrator ends is replaced; the claim it carried holds."""
+def test_killed_connection(postgres_dsn: str, table: str) -> None:
+    """A terminated connection is replaced, and its claim holds."""
     kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1"
 
     async def test(store: PostgresStore) -> None:
@@ -115,10 +115,10 @@ def test_a_killed_connection(postgres_dsn: str, table: str) -> None:
     with_store(f"{postgres_dsn}&application_name={table}", table, test)
 
 
-def test_a_key_that_changes_hands_too_fast(
+def test_key_that_changes_owners_quickly(
     postgres_dsn: str, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A key that is taken when claimed and free when read, again and again, counts as taken."""
+    """A key that is taken at the claim and free at the read, repeatedly, counts as taken."""
 
     async def test(store: PostgresStore) -> None:
         await store.claim("k", "print", "first", 60)

@@ -1,4 +1,4 @@
-"""The table that PostgresStore makes, and whose connections it uses."""
+"""The table of PostgresStore, and the connections that it uses."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tarry.idempotency.stores.postgres import PostgresStore
 from tests.integration.postgres import asyncpg, connected, with_store
 
 
-def test_many_make_the_table_at_once(postgres_dsn: str, table: str) -> None:
-    """Stores that find no table make it together, none fails, and one claim gets the key."""
+def test_concurrent_creation_of_the_table(postgres_dsn: str, table: str) -> None:
+    """Stores that find no table create it together, none fails, and one claim gets the key."""
 
     async def main() -> None:
         stores = [PostgresStore(postgres_dsn, table=table) for _ in range(8)]
@@ -28,10 +28,10 @@ def test_many_make_the_table_at_once(postgres_dsn: str, table: str) -> None:
     asyncio.run(main())
 
 
-def test_a_large_sweep_goes_in_batches(
+def test_large_sweep_runs_in_batches(
     postgres_dsn: str, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sweep goes on until its limit, and passes over what another transaction holds."""
+    """A sweep runs until its limit and skips rows that another transaction has locked."""
     monkeypatch.setattr("tarry.idempotency.stores.postgres._SWEEP_BATCH_ROWS", 2)
 
     async def test(store: PostgresStore) -> None:
@@ -46,8 +46,8 @@ def test_a_large_sweep_goes_in_batches(
     with_store(postgres_dsn, table, test)
 
 
-def test_a_role_that_may_not_create(postgres_dsn: str, table: str) -> None:
-    """A table that is there is used by a role that could not have made it; its schema is named."""
+def test_role_without_create_privilege(postgres_dsn: str, table: str) -> None:
+    """An existing table can be used by a role that could not create it."""
     schema, role = f"Odd_{table}", f"role_{table}"
     rights = f"""
         CREATE ROLE {role} LOGIN;
@@ -69,8 +69,8 @@ def test_a_role_that_may_not_create(postgres_dsn: str, table: str) -> None:
     with_store(postgres_dsn, f"{schema}.order", test)
 
 
-def test_a_pool_stays_its_owners(postgres_dsn: str, table: str) -> None:
-    """A pool that was passed in is used, and left open."""
+def test_pool_of_the_caller_stays_open(postgres_dsn: str, table: str) -> None:
+    """A pool that was passed in is used and not closed."""
 
     async def main() -> None:
         async with asyncpg.create_pool(postgres_dsn, min_size=0) as pool:
@@ -83,25 +83,25 @@ def test_a_pool_stays_its_owners(postgres_dsn: str, table: str) -> None:
 
 
 class DyingPool:
-    """A pool whose first connection turns out to be dead when it is used."""
+    """A pool whose first connection is dead when it is used."""
 
     def __init__(self, pool: Any, error: Exception) -> None:
         self.pool = pool
         self.errors = [error]
 
     async def acquire(self, *, timeout: float | None = None) -> Any:
-        """Hand out a connection."""
-        return Dying(self, await self.pool.acquire(timeout=timeout))
+        """Return a connection."""
+        return DeadConnection(self, await self.pool.acquire(timeout=timeout))
 
     async def release(self, connection: Any, *, timeout: float | None = None) -> None:
-        """Take it back."""
+        """Take a connection back."""
         await self.pool.release(connection.connection, timeout=timeout)
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
 
-class Dying:
+class DeadConnection:
     """A connection of such a pool."""
 
     def __init__(self, pool: DyingPool, connection: Any) -> None:
@@ -132,8 +132,8 @@ class Dying:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_another_connection_is_tried(postgres_dsn: str, table: str, error: Exception) -> None:
-    """Each way in which asyncpg says that a connection is dead, or a rival won, is tried again."""
+def test_next_connection_is_tried(postgres_dsn: str, table: str, error: Exception) -> None:
+    """Each error of asyncpg about a dead connection or a lost race is retried."""
 
     async def main() -> None:
         async with asyncpg.create_pool(postgres_dsn, min_size=0) as pool:
@@ -144,13 +144,13 @@ def test_another_connection_is_tried(postgres_dsn: str, table: str, error: Excep
 
 
 @pytest.mark.parametrize("name", ["", "a b", 'a"', "1a", "a.b.c", "a.", "ä", "a;", "a" * 51])
-def test_names_of_tables_are_checked(name: str) -> None:
-    """A name that is not plain is refused before it comes near SQL."""
+def test_table_name_is_validated(name: str) -> None:
+    """A name with special characters is rejected before it is used in SQL."""
     with pytest.raises(ConfigurationError, match="table must be a name of up to 50 letters"):
         PostgresStore("postgresql://", table=name)
 
 
-def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without asyncpg the error has the install line."""
     monkeypatch.setitem(sys.modules, "asyncpg", None)
 

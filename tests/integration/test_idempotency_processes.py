@@ -1,4 +1,4 @@
-"""Real server processes that share a store: one run for each key, whoever dies."""
+"""ServerProcess processes that share a store: one handler run per key, whichever process dies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CROWD = 50
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerProcess:
     """A process and its address."""
 
     url: str
@@ -31,26 +31,28 @@ class Server:
 
 
 @dataclass(frozen=True)
-class Shared:
-    """What the processes share: a store, told in words, and a folder."""
+class SharedStore:
+    """The store and the folder that the processes share."""
 
     words: tuple[str, str, str]
     folder: Path
 
 
 @pytest.fixture(params=["sqlite", "postgres", "redis"])
-def shared(request: pytest.FixtureRequest, tmp_path: Path, table: str) -> Shared:
-    """Each engine, with records that no other test uses."""
+def shared(request: pytest.FixtureRequest, tmp_path: Path, table: str) -> SharedStore:
+    """Return each kind of store, with records that no other test uses."""
     addresses = {"postgres": "postgres_dsn", "redis": "redis_url"}
     if request.param == "sqlite":
-        return Shared(("sqlite", str(tmp_path / "keys.db"), table), tmp_path)
+        return SharedStore(("sqlite", str(tmp_path / "keys.db"), table), tmp_path)
     address = request.getfixturevalue(addresses[request.param])
-    return Shared((request.param, address, table), tmp_path)
+    return SharedStore((request.param, address, table), tmp_path)
 
 
 @contextmanager
-def server(shared: Shared, *, lease: float = 30.0, hangs: bool = False) -> Iterator[Server]:
-    """Run a server process on a port of its own; requests wait in its socket until it is up."""
+def server(
+    shared: SharedStore, *, lease: float = 30.0, hangs: bool = False
+) -> Iterator[ServerProcess]:
+    """Run a server process on its own port; requests wait in its socket until it is ready."""
     with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
         descriptor = listener.fileno()
         arguments = [*shared.words, shared.folder / "runs", lease, "hangs" if hangs else "answers"]
@@ -60,25 +62,25 @@ def server(shared: Shared, *, lease: float = 30.0, hangs: bool = False) -> Itera
         )
         port = listener.getsockname()[1]
     try:
-        yield Server(f"http://127.0.0.1:{port}/pay", process)
+        yield ServerProcess(f"http://127.0.0.1:{port}/pay", process)
     finally:
         process.kill()
         process.wait()
 
 
-def runs_of(folder: Path) -> list[str]:
-    """The process of each run, in order."""
+def read_runs(folder: Path) -> list[str]:
+    """Return the process of each handler run, in order."""
     path = folder / "runs"
     return path.read_text(encoding="utf-8").split() if path.exists() else []
 
 
 def client() -> httpx.AsyncClient:
-    """A client that minds no settings of the machine."""
+    """Return a client that ignores the environment."""
     return httpx.AsyncClient(trust_env=False, timeout=PATIENCE, headers=KEY)
 
 
-def test_a_crowd_at_three_processes_is_one_run(shared: Shared) -> None:
-    """Fifty requests with one key, a third at each: one handler run, and one answer for all."""
+def test_concurrent_requests_at_three_processes_run_once(shared: SharedStore) -> None:
+    """Fifty requests with one key at three processes cause one handler run and one response."""
 
     async def main(urls: list[str]) -> None:
         async with client() as asking:
@@ -86,7 +88,7 @@ def test_a_crowd_at_three_processes_is_one_run(shared: Shared) -> None:
             answers = await asyncio.gather(*crowd)
             late = [await asking.post(url, content=b"100") for url in urls]
 
-        (runner,) = runs_of(shared.folder)
+        (runner,) = read_runs(shared.folder)
         answered = [answer for answer in answers if answer.status_code != 409]
         assert {f"paid by {runner}"} == {answer.text for answer in [*answered, *late]}
         assert {201} == {answer.status_code for answer in [*answered, *late]}
@@ -97,14 +99,14 @@ def test_a_crowd_at_three_processes_is_one_run(shared: Shared) -> None:
         asyncio.run(main([one.url, other.url, third.url]))
 
 
-def test_a_key_of_a_killed_process_is_free_after_its_lease(shared: Shared) -> None:
-    """While its process lives a key is held; after kill -9 the next request runs in time."""
+def test_key_of_a_killed_process_is_free_after_its_lease(shared: SharedStore) -> None:
+    """A key is held while its process lives; after kill -9 the next request runs in time."""
 
-    async def main(doomed: Server, other: Server) -> None:
+    async def main(doomed: ServerProcess, other: ServerProcess) -> None:
         deadline = time.monotonic() + PATIENCE
         async with client() as asking, client() as lost:
             first = asyncio.create_task(lost.post(doomed.url, content=b"100"))
-            while not runs_of(shared.folder):
+            while not read_runs(shared.folder):
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.02)
             assert 409 == (await asking.post(other.url, content=b"100")).status_code
@@ -119,7 +121,7 @@ def test_a_key_of_a_killed_process_is_free_after_its_lease(shared: Shared) -> No
 
         assert 201 == answer.status_code
         assert f"paid by {other.process.pid}" == answer.text
-        assert [str(doomed.process.pid), str(other.process.pid)] == runs_of(shared.folder)
+        assert [str(doomed.process.pid), str(other.process.pid)] == read_runs(shared.folder)
 
     with server(shared, lease=2.0, hangs=True) as doomed, server(shared, lease=2.0) as other:
         asyncio.run(main(doomed, other))

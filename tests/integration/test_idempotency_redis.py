@@ -1,4 +1,4 @@
-"""RedisStore on real Redis servers: a single one, and a Cluster."""
+"""RedisStore on real Redis servers: a single one and a Cluster."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ OK = StoredResponse(200, ((b"content-type", b"text/plain"),), b"done")
 
 @pytest.fixture(scope="module")
 def stoppable() -> Iterator[Server]:
-    """A server that a test may restart."""
+    """Run a server that a test may restart."""
     with redis_server() as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def cluster_url() -> Iterator[str]:
-    """A node of a Cluster whose slots are spread over two."""
+    """Run a Cluster of two nodes, and return the URL of one."""
     with redis_cluster(2) as address:
         yield address
 
@@ -41,7 +41,7 @@ def cluster_url() -> Iterator[str]:
 def with_store(
     url: str, prefix: str, test: Callable[[RedisStore], Coroutine[Any, Any, None]]
 ) -> None:
-    """Run a test on a store of its own."""
+    """Run a test with a new store."""
 
     async def main() -> None:
         store = RedisStore(url, prefix=prefix)
@@ -54,7 +54,7 @@ def with_store(
 
 
 async def age(client: Any, prefix: str, seconds: float) -> None:
-    """Move all records into the past, since nobody sets a server's clock."""
+    """Move all records into the past, because the clock of a server cannot be set."""
     async for key in client.scan_iter(match=f"{prefix}*"):
         await client.hincrby(key, "free_at", -round(seconds * 1e6))
         await client.pexpire(key, await client.pttl(key) - round(seconds * 1e3))
@@ -62,7 +62,7 @@ async def age(client: Any, prefix: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=case_name)
 def test_conformance(case: Case, redis_url: str, prefix: str) -> None:
-    """RedisStore does what every store must."""
+    """RedisStore passes the conformance suite."""
 
     async def main() -> None:
         client = aio.Redis.from_url(redis_url)
@@ -81,7 +81,7 @@ def test_conformance(case: Case, redis_url: str, prefix: str) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=case_name)
 def test_conformance_on_a_cluster(case: Case, cluster_url: str, prefix: str) -> None:
-    """RedisStore does what every store must on a Cluster too."""
+    """RedisStore passes the conformance suite on a Cluster."""
 
     async def main() -> None:
         async with aio.RedisCluster.from_url(cluster_url) as client:
@@ -93,8 +93,8 @@ def test_conformance_on_a_cluster(case: Case, cluster_url: str, prefix: str) -> 
     asyncio.run(main())
 
 
-def test_time_passes_on_the_server(redis_url: str, prefix: str) -> None:
-    """A lease ends by the clock of the server, without any help."""
+def test_lease_expires_by_the_clock_of_the_server(redis_url: str, prefix: str) -> None:
+    """A lease expires by the clock of the server."""
 
     async def test(store: RedisStore) -> None:
         assert await store.claim("k", "print", "first", 0.05) is None
@@ -107,14 +107,14 @@ def test_time_passes_on_the_server(redis_url: str, prefix: str) -> None:
 
 
 def test_one_of_many_processes_wins(redis_url: str, prefix: str) -> None:
-    """50 claims of one key from 3 processes: one gets it."""
+    """Of 50 claims of one key from 3 processes, one gets the key."""
     assert (3, 50) == (len(SHARES), sum(SHARES))
 
     assert [0, 0, 1] == sorted(count_winners("redis", redis_url, prefix))
 
 
-def test_nothing_stays_for_ever(redis_url: str, prefix: str) -> None:
-    """Redis forgets a response with its time, and a lease with its own."""
+def test_records_expire(redis_url: str, prefix: str) -> None:
+    """Redis removes a response after its retention, and a lease after its duration."""
 
     async def test(store: RedisStore) -> None:
         with redis.Redis.from_url(redis_url) as client:
@@ -130,8 +130,8 @@ def test_nothing_stays_for_ever(redis_url: str, prefix: str) -> None:
     with_store(redis_url, prefix, test)
 
 
-def test_what_is_over_and_still_there(redis_url: str, prefix: str) -> None:
-    """A response whose time is up is not seen again, though Redis may not have removed it yet."""
+def test_expired_record_is_ignored(redis_url: str, prefix: str) -> None:
+    """An expired response is ignored, although Redis has not removed it yet."""
 
     async def test(store: RedisStore) -> None:
         await store.claim("k", "print", "first", 60)
@@ -148,8 +148,8 @@ def test_what_is_over_and_still_there(redis_url: str, prefix: str) -> None:
     with_store(redis_url, prefix, test)
 
 
-def test_a_restart_between_calls(stoppable: Server, prefix: str) -> None:
-    """After a restart the store connects anew; what the server has lost its owner writes again."""
+def test_restart_between_calls(stoppable: Server, prefix: str) -> None:
+    """After a restart the store reconnects, and the owner writes lost records again."""
 
     async def test(store: RedisStore) -> None:
         await store.claim("k", "print", "first", 60)
@@ -164,8 +164,8 @@ def test_a_restart_between_calls(stoppable: Server, prefix: str) -> None:
     with_store(stoppable.address, prefix, test)
 
 
-def test_a_server_that_is_away(stoppable: Server, prefix: str) -> None:
-    """While the server is down a claim fails; when it is back the same store goes on."""
+def test_server_that_is_down(stoppable: Server, prefix: str) -> None:
+    """A claim fails while the server is down, and the same store works when it is back."""
 
     async def test(store: RedisStore) -> None:
         stoppable.stop()
@@ -180,8 +180,8 @@ def test_a_server_that_is_away(stoppable: Server, prefix: str) -> None:
     with_store(stoppable.address, prefix, test)
 
 
-def test_a_killed_connection(stoppable: Server, prefix: str) -> None:
-    """A connection that an administrator ends is replaced; the claim it carried holds."""
+def test_killed_connection(stoppable: Server, prefix: str) -> None:
+    """A terminated connection is replaced, and its claim holds."""
 
     async def test(store: RedisStore) -> None:
         await store.claim("k", "print", "first", 60)
@@ -194,8 +194,8 @@ def test_a_killed_connection(stoppable: Server, prefix: str) -> None:
     with_store(stoppable.address, prefix, test)
 
 
-def test_scripts_that_the_server_forgot(stoppable: Server, prefix: str) -> None:
-    """Scripts are sent again to a server that does not know them any more."""
+def test_unknown_scripts_are_loaded_again(stoppable: Server, prefix: str) -> None:
+    """Scripts are sent again to a server that does not know them."""
 
     async def test(store: RedisStore) -> None:
         with redis.Redis.from_url(stoppable.address) as client:
@@ -210,8 +210,8 @@ def test_scripts_that_the_server_forgot(stoppable: Server, prefix: str) -> None:
     with_store(stoppable.address, prefix, test)
 
 
-def test_a_client_stays_its_owners(redis_url: str, prefix: str) -> None:
-    """A client that was passed in is used, and left open."""
+def test_client_of_the_caller_stays_open(redis_url: str, prefix: str) -> None:
+    """A client that was passed in is used and not closed."""
 
     async def main() -> None:
         async with aio.Redis.from_url(redis_url) as client:
@@ -225,8 +225,8 @@ def test_a_client_stays_its_owners(redis_url: str, prefix: str) -> None:
 
 
 @pytest.mark.parametrize("given", ["client", "url"])
-def test_clients_that_decode_are_refused(redis_url: str, given: str) -> None:
-    """A client that turns every answer into text would fail on the first body that is none."""
+def test_decoding_client_is_rejected(redis_url: str, given: str) -> None:
+    """A client that decodes responses would fail on binary bodies."""
     url = f"{redis_url}?decode_responses=True"
     client = aio.Redis.from_url(redis_url, decode_responses=True)
 
@@ -234,7 +234,7 @@ def test_clients_that_decode_are_refused(redis_url: str, given: str) -> None:
         RedisStore(url if given == "url" else client)
 
 
-def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without redis the error has the install line."""
     monkeypatch.setitem(sys.modules, "redis", None)
 

@@ -1,4 +1,4 @@
-"""The report as a reader sees it: opened from a file, in a real browser, without a network."""
+"""The simulation report, opened from a file in a real browser without a network."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PLAIN_PAGE = 30_000
 
 
 def reported() -> dict[str, StudyResults]:
-    """Findings of every kind."""
+    """Return results of every kind."""
     sweep = (LINES, Plot("lines", "recovered_after", "Recovery", log=True), BARS)
     return {
         "storm": run_study(STUDIES["storm"], parameters={"clients": 100}),
@@ -57,7 +57,7 @@ class Opened(NamedTuple):
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Chromium, or a failure that says how to get it."""
+    """Start Chromium, or fail with the install command."""
     path = shutil.which("chromium")
     if path is None:
         pytest.fail("no chromium on PATH: run .ci/browser, or apt-get install chromium as root")
@@ -69,7 +69,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the report of each."""
+    """Write a report of each study to a folder."""
     folder = tmp_path_factory.mktemp("reports")
     for name, of in reported().items():
         write_html(of, folder / f"{name}.html")
@@ -77,7 +77,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(browser: Browser, path: Path, width: int, scheme: Scheme = "light") -> Opened:
-    """Open a report and wait until all is drawn."""
+    """Open a report and wait until it is rendered."""
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     troubles: list[str] = []
     page.on("console", lambda message: troubles.append(f"{message.type}: {message.text}"))
@@ -91,7 +91,7 @@ def opened(browser: Browser, path: Path, width: int, scheme: Scheme = "light") -
 
 
 def drawn(page: Page, scheme: Scheme) -> None:
-    """Wait until the charts have the colours of this scheme."""
+    """Wait until the charts have the colours of a scheme."""
     page.wait_for_selector(f"html[data-drawn={scheme}]")
 
 
@@ -117,7 +117,7 @@ def test_report(
     scheme: Scheme,
     views: int,
 ) -> None:
-    """Every chart is there, the page fits, its text can be read, and nothing went wrong."""
+    """Every chart is rendered, the page fits, its text is readable, and there is no error."""
     page, troubles = opened(browser, reports / f"{name}.html", width, scheme)
     boxes = page.evaluate(BOXES)
     assert views == sum(1 for across, down in boxes if across > 250 and down > 70)
@@ -130,8 +130,8 @@ def test_report(
     page.close()
 
 
-def test_single_out(browser: Browser, reports: Path) -> None:
-    """A click on a name fades all others in charts and table; a second one, or Escape, ends it."""
+def test_highlight_a_variant(browser: Browser, reports: Path) -> None:
+    """A click on a name fades all others in charts and table; a second click or Escape ends it."""
     page, troubles = opened(browser, reports / "made up.html", 1280)
     button = page.get_by_role("button", name=VARIANTS[1], exact=True)
     faded = page.locator("tr.faded, .panel.faded")
@@ -149,7 +149,7 @@ def test_single_out(browser: Browser, reports: Path) -> None:
 
 
 def test_tooltip(browser: Browser, reports: Path) -> None:
-    """A pointer on a chart is told the variant, the time and the value."""
+    """A pointer on a chart shows the variant, the time and the value."""
     page, troubles = opened(browser, reports / "made up.html", 1280)
     page.locator("#view-0-0 svg").hover()
     tip = page.locator("#vg-tooltip-element.visible")
@@ -161,8 +161,10 @@ def test_tooltip(browser: Browser, reports: Path) -> None:
 
 
 @pytest.mark.parametrize(("scheme", "ground"), [("light", LIGHT.span), ("dark", DARK.span)])
-def test_times_of_trouble(browser: Browser, reports: Path, scheme: Scheme, ground: str) -> None:
-    """They are shaded and named in each row, and a pointer there still learns the value."""
+def test_disruptions_are_shaded(
+    browser: Browser, reports: Path, scheme: Scheme, ground: str
+) -> None:
+    """Disruptions are shaded and labelled, and a pointer there still shows the value."""
     page, troubles = opened(browser, reports / "made up.html", 390, scheme)
     row = page.locator("#view-0-0 svg")
     shade = row.locator(f'path[fill="{ground}"]')
@@ -177,8 +179,8 @@ def test_times_of_trouble(browser: Browser, reports: Path, scheme: Scheme, groun
     page.close()
 
 
-def test_dusk(browser: Browser, reports: Path) -> None:
-    """Charts follow when the system turns dark, and what was singled out stays so."""
+def test_dark_scheme(browser: Browser, reports: Path) -> None:
+    """Charts follow when the system turns dark, and the highlighted variant stays."""
     page, troubles = opened(browser, reports / "made up.html", 1280)
     page.get_by_role("button", name=VARIANTS[1], exact=True).click()
     page.emulate_media(color_scheme="dark")
@@ -189,8 +191,8 @@ def test_dusk(browser: Browser, reports: Path) -> None:
     page.close()
 
 
-def test_narrowing(browser: Browser, reports: Path) -> None:
-    """Charts fit again when the window is made narrow."""
+def test_narrow_window(browser: Browser, reports: Path) -> None:
+    """Charts fit again when the window becomes narrow."""
     page, troubles = opened(browser, reports / "made up.html", 1280)
     page.set_viewport_size({"width": 390, "height": 900})
     page.wait_for_function("document.documentElement.scrollWidth === 390")
@@ -199,8 +201,8 @@ def test_narrowing(browser: Browser, reports: Path) -> None:
     page.close()
 
 
-def test_without_script(browser: Browser, reports: Path) -> None:
-    """Without JavaScript the numbers are there, and a hint about the charts."""
+def test_without_javascript(browser: Browser, reports: Path) -> None:
+    """Without JavaScript the numbers are shown, with a hint about the charts."""
     page = browser.new_page(java_script_enabled=False)
     page.goto((reports / "made up.html").as_uri())
     assert "The charts need JavaScript" in page.locator("noscript").inner_text()

@@ -1,4 +1,4 @@
-"""Large bodies in a real S3 server."""
+"""Large bodies in a real S3-compatible server."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_bodies_in_s3(case: Case, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What holds wherever bodies are kept; keys come from the environment, as for every client."""
+    """Each case for payload storage passes; credentials come from the environment."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("AWS_REGION", "us-east-1")

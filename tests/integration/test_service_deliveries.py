@@ -1,4 +1,4 @@
-"""What a service that runs promises its users: bodies, signatures, keys, callbacks, waiting."""
+"""Deliveries of a running service: stored_bodies, signatures, keys, callbacks, waiting."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LARGE = "x" * 100_000
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service that signs."""
+    """Run a service that signs."""
     secrets = ",".join(f"whsec_{b64encode(secret).decode()}" for secret in (NEW, OLD))
     flags = ("--set", f"signing_secrets={secrets}")
     with service(tmp_path_factory.mktemp("service"), *flags) as one:
@@ -32,70 +32,70 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 @pytest.fixture
-def to() -> Iterator[Target]:
-    """A target that answers 200."""
+def ok_target() -> Iterator[Target]:
+    """Run a target that responds with 200."""
     with target() as one:
         yield one
 
 
 def _signature(secret: bytes, headers: dict[str, str], body: bytes) -> str:
-    """Compute a signature by the words of Standard Webhooks, and nothing of ours."""
+    """Compute a signature as Standard Webhooks describes it, without code of the service."""
     signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
     return "v1," + b64encode(hmac.new(secret, signed, sha256).digest()).decode()
 
 
-def test_every_attempt_is_signed_with_every_secret(running: Service, to: Target) -> None:
-    """Any receiver that knows one of them can verify it; the id is the task's, and stays."""
-    to.answer = lambda _path, number: 503 if number == 1 else 200
-    task = running.post(targetUrl=f"{to.url}/signed", body={"a": "ü"}, policy=SOON)
+def test_every_attempt_is_signed_with_every_secret(running: Service, ok_target: Target) -> None:
+    """A receiver can verify with any of the secrets; the id is that of the task."""
+    ok_target.answer = lambda _path, number: 503 if number == 1 else 200
+    task = running.post(targetUrl=f"{ok_target.url}/signed", body={"a": "ü"}, policy=SOON)
     running.wait_until_finished(task["taskId"])
-    first, second = to.seen["/signed"]
-    for headers, body in zip((first, second), to.bodies["/signed"], strict=True):
+    first, second = ok_target.seen["/signed"]
+    for headers, body in zip((first, second), ok_target.bodies["/signed"], strict=True):
         assert task["taskId"] == headers["webhook-id"]
         expected = [_signature(secret, headers, body) for secret in (NEW, OLD)]
         assert expected == headers["webhook-signature"].split(" ")
-    assert {"a": "ü"} == json.loads(to.bodies["/signed"][0])
+    assert {"a": "ü"} == json.loads(ok_target.bodies["/signed"][0])
     assert "application/json" == first["Content-Type"]
     assert first["Idempotency-Key"] == second["Idempotency-Key"] == f'"{task["idempotencyKey"]}"'
     assert ("1", "2") == (first["X-Retry-Attempt"], second["X-Retry-Attempt"])
 
 
-def bodies(running: Service, task_id: str = "*") -> set[Path]:
-    """The files of bodies that the service keeps."""
+def stored_bodies(running: Service, task_id: str = "*") -> set[Path]:
+    """Return the files of stored stored_bodies."""
     return {*running.folder.glob(f"bodies/.tarry/*/default/{task_id}")}
 
 
-def test_a_large_body_goes_through_the_folder(running: Service, to: Target) -> None:
-    """It lies beside the store while its task does, and arrives as it was."""
-    task = running.post(targetUrl=f"{to.url}/large", body=LARGE)
-    [file] = bodies(running, task["taskId"])
+def test_large_body_is_stored_in_a_folder(running: Service, ok_target: Target) -> None:
+    """The body is stored as long as its task, and arrives unchanged."""
+    task = running.post(targetUrl=f"{ok_target.url}/large", body=LARGE)
+    [file] = stored_bodies(running, task["taskId"])
     assert LARGE == file.read_text()
     assert "SUCCEEDED" == running.wait_until_finished(task["taskId"])["status"]
-    assert [LARGE.encode()] == to.bodies["/large"]
+    assert [LARGE.encode()] == ok_target.bodies["/large"]
     assert len(LARGE) == task["bodySize"]
 
 
-def test_a_body_of_the_caller_is_named(running: Service, to: Target) -> None:
-    """An object under the tenant's name; it stays where it is."""
+def test_body_ref_to_an_object_of_the_caller(running: Service, ok_target: Target) -> None:
+    """An object under the tenant's name is sent and not deleted."""
     file = running.folder / "bodies" / "default" / "invoices" / "7.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(b'{"total": 7}')
-    task = running.post(targetUrl=f"{to.url}/named", bodyRef="default/invoices/7.json")
+    task = running.post(targetUrl=f"{ok_target.url}/named", bodyRef="default/invoices/7.json")
     assert "SUCCEEDED" == running.wait_until_finished(task["taskId"])["status"]
-    assert [b'{"total": 7}'] == to.bodies["/named"]
+    assert [b'{"total": 7}'] == ok_target.bodies["/named"]
     assert file.exists()
     for ref in ("default/nothing", "other/invoices/7.json", "default/../../tarry.db"):
-        refused = running.reply("POST", "/retry-tasks", {"targetUrl": to.url, "bodyRef": ref})
+        refused = running.reply(
+            "POST", "/retry-tasks", {"targetUrl": ok_target.url, "bodyRef": ref}
+        )
         assert (422, "bodyRef") == (refused.status, refused.body["field"])
 
 
 @pytest.mark.parametrize("harm", ["delete", "change"])
-def test_a_body_that_is_not_what_it_was_is_not_sent(
-    running: Service, to: Target, harm: str
-) -> None:
-    """The task is dead with the reason in its log: no attempt can help it."""
-    task = running.post(targetUrl=f"{to.url}/harmed", body=LARGE, delayMs=3_600_000)
-    [file] = bodies(running, task["taskId"])
+def test_changed_body_is_not_sent(running: Service, ok_target: Target, harm: str) -> None:
+    """The task is exhausted, with the reason in its log."""
+    task = running.post(targetUrl=f"{ok_target.url}/harmed", body=LARGE, delayMs=3_600_000)
+    [file] = stored_bodies(running, task["taskId"])
     if harm == "delete":
         file.unlink()
     else:
@@ -106,22 +106,25 @@ def test_a_body_that_is_not_what_it_was_is_not_sent(
     [attempt] = running.attempts(task["taskId"])
     assert "invalid" == attempt["errorClass"]
     assert task["taskId"] in attempt["errorMessage"]
-    assert not to.seen["/harmed"]
+    assert not ok_target.seen["/harmed"]
 
 
-def test_the_end_is_told_to_the_callback(running: Service, to: Target) -> None:
-    """A success and a death, each once, with a key of its own, through a target that fails once."""
-    to.answer = lambda path, number: {"/dead": 400, "/told": 503 if number == 1 else 200}.get(
-        path, 200
-    )
+def test_callback_gets_the_result(running: Service, ok_target: Target) -> None:
+    """A success and a failure are each sent once, with their own key, and retried."""
+    ok_target.answer = lambda path, number: {
+        "/dead": 400,
+        "/told": 503 if number == 1 else 200,
+    }.get(path, 200)
     ids = {
-        path: running.post(targetUrl=to.url + path, callbackUrl=f"{to.url}/told")["taskId"]
+        path: running.post(targetUrl=ok_target.url + path, callbackUrl=f"{ok_target.url}/told")[
+            "taskId"
+        ]
         for path in ("/dead", "/fine")
     }
-    running.wait_for(lambda: len(to.seen["/told"]) == 3)
+    running.wait_for(lambda: len(ok_target.seen["/told"]) == 3)
     told = {
         headers["Idempotency-Key"]: json.loads(body)
-        for headers, body in zip(to.seen["/told"], to.bodies["/told"], strict=True)
+        for headers, body in zip(ok_target.seen["/told"], ok_target.bodies["/told"], strict=True)
     }
     assert {f'"{task_id}-callback-0"' for task_id in ids.values()} == set(told)
     by_task = {news["taskId"]: news for news in told.values()}
@@ -139,22 +142,22 @@ def _waiting(running: Service, task: dict[str, Any], seconds: int) -> Reply:
     return running.reply("POST", "/retry-tasks", task, prefer)
 
 
-def test_a_caller_can_wait_for_the_outcome(running: Service, to: Target) -> None:
-    """The answer has the end and the target's response; one that does not come is still pending."""
-    to.answer = lambda _path, number: 503 if number < 3 else 200
-    answered = _waiting(running, {"targetUrl": f"{to.url}/waited", "policy": SOON}, 50)
+def test_prefer_wait_returns_the_result(running: Service, ok_target: Target) -> None:
+    """The response has the result of the target, or the pending task after the time."""
+    ok_target.answer = lambda _path, number: 503 if number < 3 else 200
+    answered = _waiting(running, {"targetUrl": f"{ok_target.url}/waited", "policy": SOON}, 50)
     assert (201, "wait=50") == (answered.status, answered.headers["preference-applied"])
     assert ("SUCCEEDED", 3) == (answered.body["status"], answered.body["attemptNumber"])
     assert 200 == answered.body["response"]["status"]
 
-    late = _waiting(running, {"targetUrl": f"{to.url}/late", "delayMs": 3_600_000}, 1)
+    late = _waiting(running, {"targetUrl": f"{ok_target.url}/late", "delayMs": 3_600_000}, 1)
     assert (201, "PENDING") == (late.status, late.body["status"])
     assert "response" not in late.body or late.body["response"] is None
 
 
-def test_a_batch_gets_one_verdict_each(running: Service, to: Target) -> None:
-    """The good ones are delivered, the bad ones named."""
-    tasks: list[dict[str, Any]] = [{"targetUrl": f"{to.url}/batch/{n}"} for n in range(1000)]
+def test_batch_has_one_result_per_task(running: Service, ok_target: Target) -> None:
+    """Valid tasks are delivered, invalid ones are reported."""
+    tasks: list[dict[str, Any]] = [{"targetUrl": f"{ok_target.url}/batch/{n}"} for n in range(1000)]
     tasks[7]["targetUrl"] = "ftp://a.b/"
     tasks[8]["delayMs"] = -1
     status, answer = running.request("POST", "/retry-tasks/batch", {"tasks": tasks})
@@ -162,14 +165,14 @@ def test_a_batch_gets_one_verdict_each(running: Service, to: Target) -> None:
     assert (200, {7, 8}) == (status, {n for n, verdict in enumerate(verdicts) if verdict != 201})
     fields = [answer["results"][n]["problem"]["field"] for n in (7, 8)]
     assert ["targetUrl", "delayMs"] == fields
-    running.wait_for(lambda: len(to.seen) == 998)
-    assert {1} == {len(requests) for requests in to.seen.values()}
+    running.wait_for(lambda: len(ok_target.seen) == 998)
+    assert {1} == {len(requests) for requests in ok_target.seen.values()}
 
 
-def test_fifty_callers_with_one_key_make_one_task(running: Service, to: Target) -> None:
-    """They start together; one gets 201, the others 200 and the same task, and leave no body."""
-    together, before = Barrier(50), bodies(running)
-    task = {"targetUrl": f"{to.url}/once", "idempotencyKey": "the-one", "body": LARGE}
+def test_concurrent_posts_with_one_key_create_one_task(running: Service, ok_target: Target) -> None:
+    """One caller gets 201, the others get 200 and the same task, and no extra body is stored."""
+    together, before = Barrier(50), stored_bodies(running)
+    task = {"targetUrl": f"{ok_target.url}/once", "idempotencyKey": "the-one", "body": LARGE}
 
     def ask(_: int) -> Reply:
         together.wait()
@@ -180,7 +183,7 @@ def test_fifty_callers_with_one_key_make_one_task(running: Service, to: Target) 
     assert [200] * 49 + [201] == sorted(reply.status for reply in replies)
     [task_id] = {reply.body["taskId"] for reply in replies}
     running.wait_until_finished(task_id)
-    assert 1 == len(to.seen["/once"])
+    assert 1 == len(ok_target.seen["/once"])
     other = running.reply("POST", "/retry-tasks", {**task, "body": "other"})
     assert (422, "idempotencyKey") == (other.status, other.body["field"])
-    assert [task_id] == [file.name for file in bodies(running) - before]
+    assert [task_id] == [file.name for file in stored_bodies(running) - before]

@@ -1,4 +1,4 @@
-"""A real gRPC server as the target of a service that runs."""
+"""A real gRPC server as the target of a running service."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ SOON = {"initialDelayMs": 1, "maxDelayMs": 20, "maxAttempts": 3}
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service."""
+    """Run a service."""
     with service(tmp_path_factory.mktemp("service")) as one:
         yield one
 
 
-class Grpc(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """A gRPC server whose method names the codes it answers with, one after the other."""
+class GrpcTarget(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """A gRPC server whose method name lists the codes of its responses."""
 
     def __init__(self) -> None:
         self.seen: dict[str, list[tuple[bytes, dict[str, str | bytes]]]] = {}
 
     def service(self, details: Any) -> Any:
-        """Take any method."""
+        """Return a handler for any method."""
         codes = details.method.rpartition("/")[2].split("_then_")
 
         def behave(message: bytes, context: Any) -> bytes:
@@ -48,9 +48,9 @@ class Grpc(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 @pytest.fixture
-def called() -> Iterator[tuple[str, Grpc]]:
-    """The address of a gRPC server, and what it has seen."""
-    handler = Grpc()
+def grpc_target() -> Iterator[tuple[str, GrpcTarget]]:
+    """Run a gRPC server; return its address and its requests."""
+    handler = GrpcTarget()
     with ThreadPoolExecutor(8) as threads:
         server = grpc.server(threads)
         server.add_generic_rpc_handlers((handler,))
@@ -70,15 +70,15 @@ def called() -> Iterator[tuple[str, Grpc]]:
         ("INVALID_ARGUMENT", "EXHAUSTED", ["permanent"]),
     ],
 )
-def test_a_grpc_target_is_called_and_its_codes_are_understood(
+def test_grpc_target_is_called_and_its_codes_are_classified(
     running: Service,
-    called: tuple[str, Grpc],
+    grpc_target: tuple[str, GrpcTarget],
     method: str,
     status: str,
     outcomes: list[str],
 ) -> None:
-    """The body is the message, the key is in the metadata, the code decides."""
-    address, handler = called
+    """The body is the message, the key is in the metadata, and the code decides."""
+    address, handler = grpc_target
     path, message = f"/shop.Orders/{method}", b"\0\1\2\xff"
     task = running.post(
         targetUrl=address + path,
@@ -99,11 +99,11 @@ def test_a_grpc_target_is_called_and_its_codes_are_understood(
         assert str(number) == metadata["x-retry-attempt"]
 
 
-def test_an_answer_that_is_too_long_ends_its_task(
-    running: Service, called: tuple[str, Grpc]
+def test_oversized_response_ends_the_task(
+    running: Service, grpc_target: tuple[str, GrpcTarget]
 ) -> None:
-    """The target is called once, for it may have done what it was told."""
-    address, handler = called
+    """The target is called once, because it may have done the work."""
+    address, handler = grpc_target
     task = running.post(targetUrl=f"{address}/shop.Orders/LONG", policy=SOON)
     ended = running.wait_until_finished(task["taskId"])
     assert ("EXHAUSTED", "permanent") == (ended["status"], ended["reason"])

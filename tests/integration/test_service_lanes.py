@@ -1,6 +1,4 @@
-"""One dead downstream beside healthy ones, in a service that runs: it costs nobody anything, and
-comes back slowly.
-"""
+"""One dead downstream among healthy ones in a running service."""
 
 from __future__ import annotations
 
@@ -50,8 +48,8 @@ async def _fill(database: Path, urls: list[str]) -> None:
     await store.close()
 
 
-class Revived:
-    """What a host sees that is back: how many requests at a time, and when they came."""
+class RevivedTarget:
+    """A recovered target that records concurrency and times of its requests."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -62,7 +60,7 @@ class Revived:
         self._lock = threading.Lock()
 
     def answer(self, _path: str, _number: int) -> int:
-        """Hold everything until the gate opens; then take some time for each."""
+        """Wait until the gate opens, then respond slowly."""
         with self._lock:
             self._there += 1
             self.arrivals.append((time.monotonic(), self._there))
@@ -73,7 +71,7 @@ class Revived:
         return 200
 
     def open(self) -> None:
-        """Let everybody through."""
+        """Open the gate."""
         self.opened_at = time.monotonic()
         self.gate.set()
 
@@ -90,8 +88,8 @@ def _attempts(running: Service, outcome: str) -> int:
 
 
 @pytest.mark.timeout(240)
-def test_a_dead_lane_costs_nobody_anything_and_comes_back_slowly(tmp_path: Path) -> None:
-    """Others are served, no attempt and no write is spent on it, and its drain is a ramp."""
+def test_dead_lane_is_parked_and_drained_slowly(tmp_path: Path) -> None:
+    """Other lanes are served, a parked lane causes no attempts, and its drain ramps up."""
     database, port = tmp_path / "tarry.db", free_port()
     dead = f"http://127.0.0.1:{port}"
     with target() as one, target() as two:
@@ -125,7 +123,7 @@ def test_a_dead_lane_costs_nobody_anything_and_comes_back_slowly(tmp_path: Path)
 
 
 def _comes_back(running: Service, dead: str, port: int, healthy: str) -> None:
-    revived = Revived()
+    revived = RevivedTarget()
     with target(revived.answer, port):
         running.wait_for(lambda: len(revived.arrivals) == PROBES)
         # Some claims later it is still the probes alone: nobody knows yet what becomes of them.

@@ -1,4 +1,4 @@
-"""Hostile and honest targets behind a service that runs: what becomes of the tasks for them."""
+"""Hostile and well-behaved targets of a running service, and the states of their tasks."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ MOST_GROWTH = 100 * 1024
 
 @pytest.fixture(scope="module")
 def hostile() -> Iterator[HostileTargets]:
-    """Targets of all kinds."""
+    """Run the hostile targets."""
     with hostile_targets() as targets:
         yield targets
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory, hostile: HostileTargets) -> Iterator[Service]:
-    """A service that trusts the CA of the targets."""
+    """Run a service that trusts the CA of the targets."""
     trusting = ("env", f"SSL_CERT_FILE={hostile.ca}")
     with service(tmp_path_factory.mktemp("service"), within=trusting) as one:
         yield one
 
 
-def _lane_of_its_own(url: str, name: str) -> str:
-    """Give a target a host name of its own, so that it does not park the lane of another."""
+def _with_own_lane(url: str, name: str) -> str:
+    """Give a target its own host name, so that it does not park another lane."""
     return url.replace("127.0.0.1", f"{name}.localhost", 1)
 
 
-def _memory(running: Service) -> int:
-    """Return the most memory, in KiB, that the process has ever had."""
+def _peak_memory_kib(running: Service) -> int:
+    """Return the peak memory of the process in KiB."""
     lines = Path(f"/proc/{running.process.pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
@@ -48,7 +48,7 @@ def _memory(running: Service) -> int:
 def _post(running: Service, hostile: HostileTargets, name: str) -> str:
     timeout = 500 if EXPECTED[name] is Fault.TIMEOUT else 30_000
     task_id: str = running.post(
-        targetUrl=_lane_of_its_own(hostile.url, name) + name,
+        targetUrl=_with_own_lane(hostile.url, name) + name,
         body="hello",
         policy={**TWICE, "attemptTimeoutMs": timeout},
     )["taskId"]
@@ -76,25 +76,23 @@ def _judge(name: str, task: dict[str, Any], log: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.timeout(180)
-def test_hostile_targets_end_as_they_should_and_hurt_nobody(
-    running: Service, hostile: HostileTargets
-) -> None:
-    """Each is retried or dead for its own reason; others are served meanwhile, in little memory."""
-    before = _memory(running)
+def test_hostile_targets_do_not_affect_others(running: Service, hostile: HostileTargets) -> None:
+    """Each task is retried or exhausted for its reason; others are served in little memory."""
+    before = _peak_memory_kib(running)
     ids = {name: _post(running, hostile, name) for name in EXPECTED}
     honest = [running.post(targetUrl=hostile.url + "ok")["taskId"] for _ in range(HONEST)]
     assert {"SUCCEEDED"} == {running.wait_until_finished(task_id)["status"] for task_id in honest}
     for name, task_id in ids.items():
         _judge(name, running.wait_until_finished(task_id), running.attempts(task_id))
     assert 200 == running.request("GET", "/readyz")[0]
-    assert _memory(running) - before < MOST_GROWTH
+    assert _peak_memory_kib(running) - before < MOST_GROWTH
 
 
-def test_a_redirect_to_metadata_is_written_down_and_not_followed(
+def test_redirect_to_metadata_is_logged_and_not_followed(
     running: Service, hostile: HostileTargets
 ) -> None:
-    """One attempt, at the target that was named."""
-    task = running.post(targetUrl=_lane_of_its_own(hostile.url, "there") + "redirect")
+    """There is one attempt, at the target of the task."""
+    task = running.post(targetUrl=_with_own_lane(hostile.url, "there") + "redirect")
     assert "EXHAUSTED" == running.wait_until_finished(task["taskId"])["status"]
     [attempt] = running.attempts(task["taskId"])
     assert (302, "127.0.0.1") == (attempt["responseStatus"], attempt["remoteAddress"])
@@ -103,10 +101,10 @@ def test_a_redirect_to_metadata_is_written_down_and_not_followed(
 
 
 @pytest.mark.parametrize("kind", ["expired", "selfsigned", "wronghost"])
-def test_a_certificate_that_is_not_in_order_gets_nothing(
+def test_invalid_certificate_is_retried(
     running: Service, hostile: HostileTargets, kind: str
 ) -> None:
-    """It is retried, as certificates are renewed; the request is never sent."""
+    """Certificates are renewed, so the task is retried; the request is never sent."""
     before = len(hostile.seen)
     task = running.post(targetUrl=hostile.tls[kind] + "ok", policy=TWICE)
     assert "EXHAUSTED" == running.wait_until_finished(task["taskId"])["status"]
@@ -114,14 +112,14 @@ def test_a_certificate_that_is_not_in_order_gets_nothing(
     assert before == len(hostile.seen)
 
 
-def test_a_certificate_in_order_gets_through(running: Service, hostile: HostileTargets) -> None:
-    """So that the test before can fail."""
+def test_valid_certificate_is_accepted(running: Service, hostile: HostileTargets) -> None:
+    """A valid certificate succeeds, which shows that the test above can fail."""
     task = running.post(targetUrl=hostile.tls["good"] + "ok", policy=TWICE)
     assert "SUCCEEDED" == running.wait_until_finished(task["taskId"])["status"]
 
 
-def test_a_target_that_hangs_up(running: Service, hostile: HostileTargets) -> None:
-    """Before it has read anything; there is no answer to show."""
+def test_target_that_closes_at_once(running: Service, hostile: HostileTargets) -> None:
+    """The target closes before it reads anything, so there is no response."""
     task = running.post(targetUrl=hostile.closing, policy=TWICE)
     assert "attempts" == running.wait_until_finished(task["taskId"])["reason"]
     assert ["reset", "reset"] == [
@@ -129,8 +127,8 @@ def test_a_target_that_hangs_up(running: Service, hostile: HostileTargets) -> No
     ]
 
 
-def test_a_name_that_is_not_there_and_a_port_that_is_closed(running: Service) -> None:
-    """The classes of errors before a connection."""
+def test_unknown_name_and_closed_port(running: Service) -> None:
+    """The error classes before a connection are `dns` and `refused`."""
     for url, kind in (("http://nobody.invalid/", "dns"), ("http://127.0.0.1:1/", "refused")):
         task = running.post(targetUrl=url, policy=TWICE)
         assert "attempts" == running.wait_until_finished(task["taskId"])["reason"]

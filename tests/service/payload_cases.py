@@ -1,4 +1,4 @@
-"""What holds for bodies wherever they are kept: a folder, memory, S3. And what a disk was told."""
+"""Cases that hold for every payload storage: a folder, memory, S3."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ BODY = bytes(range(256)) * 100
 Case = Callable[[PayloadStore], Coroutine[Any, Any, None]]
 
 
-class Synced:
-    """Which files and folders were synced, in order; after `good` of them the disk fails."""
+class SyncRecorder:
+    """Records synced files and folders in order; after `good` of them the disk fails."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, good: int = 1000) -> None:
         self.numbers: list[int] = []
@@ -32,13 +32,13 @@ class Synced:
         self.numbers.append(os.fstat(descriptor).st_ino)
         self._sync(descriptor)
 
-    def are(self, paths: Sequence[Path]) -> bool:
-        """Say whether these were synced, and no more."""
+    def is_exactly(self, paths: Sequence[Path]) -> bool:
+        """Return whether exactly these paths were synced."""
         return self.numbers == [path.stat().st_ino for path in paths]
 
 
-async def body_comes_back(payloads: PayloadStore) -> None:
-    """A body that was put is read back, checked."""
+async def body_is_read_back(payloads: PayloadStore) -> None:
+    """A stored body is read back and checked."""
     ref, checksum = await payloads.put("default", "t1", BODY)
     content = TaskContent(url="", body_ref=ref, body_size=len(BODY), checksum=checksum)
 
@@ -47,7 +47,7 @@ async def body_comes_back(payloads: PayloadStore) -> None:
 
 
 async def damaged_body_is_not_used(payloads: PayloadStore) -> None:
-    """Another checksum is an error, and so is a body that is gone."""
+    """A wrong checksum and a missing body is_exactly errors."""
     ref, checksum = await payloads.put("default", "t2", BODY)
     content = TaskContent(url="", body_ref=ref, body_size=len(BODY), checksum=b"other")
     with pytest.raises(BodyUnavailable, match="t2 is damaged"):
@@ -59,7 +59,7 @@ async def damaged_body_is_not_used(payloads: PayloadStore) -> None:
 
 
 async def missing_storage_is_not_a_lost_body(payloads: PayloadStore) -> None:
-    """Where the place is missing too, no body is gone: that is trouble of our own."""
+    """Without its marker, a missing body means missing storage."""
     ref, checksum = await payloads.put("default", "t4", BODY)
     _, place, *_ = ref.split("/")
     content = TaskContent(url="", body_ref=ref, body_size=len(BODY), checksum=checksum)
@@ -82,14 +82,14 @@ async def missing_storage_is_not_a_lost_body(payloads: PayloadStore) -> None:
 
 
 async def deleting_twice_is_no_error(payloads: PayloadStore) -> None:
-    """Maintenance may die between deleting a body and writing that down."""
+    """Maintenance may stop between deleting a body and recording it."""
     ref, _ = await payloads.put("default", "t3", BODY)
     await payloads.delete([ref, ref])
     await payloads.delete([ref])
 
 
-async def object_of_the_caller_is_stamped(payloads: PayloadStore) -> None:
-    """An existing object is named by its path; one that is written anew is not the same."""
+async def changed_object_of_the_caller_is_rejected(payloads: PayloadStore) -> None:
+    """A caller's object that was written again is not sent."""
     await payloads._obstore.put_async(payloads._store, "default/inv/7.json", b"{}")
     ref = payloads.validate_ref("default", "default/inv/7.json")
     size, etag = await payloads.head_object(ref)
@@ -103,8 +103,8 @@ async def object_of_the_caller_is_stamped(payloads: PayloadStore) -> None:
         await payloads.head_object("default/nothing")
 
 
-async def strays_are_swept(payloads: PayloadStore) -> None:
-    """A body whose task was never added goes after an hour; one with a task stays, as all else."""
+async def orphans_are_swept(payloads: PayloadStore) -> None:
+    """A body without a task is deleted after an hour; other objects stay."""
     await payloads._obstore.put_async(payloads._store, ".tarry/default/other", b"no body of ours")
     stray, _ = await payloads.put("default", "stray", BODY)
     kept, checksum = await payloads.put("default", "kept", BODY)
@@ -123,10 +123,10 @@ async def strays_are_swept(payloads: PayloadStore) -> None:
 
 
 CASES: list[Case] = [
-    body_comes_back,
+    body_is_read_back,
     missing_storage_is_not_a_lost_body,
     damaged_body_is_not_used,
     deleting_twice_is_no_error,
-    object_of_the_caller_is_stamped,
-    strays_are_swept,
+    changed_object_of_the_caller_is_rejected,
+    orphans_are_swept,
 ]

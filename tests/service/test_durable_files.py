@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tarry.service.durable_files import create_file, create_folder
-from tests.service.payload_cases import Synced
+from tests.service.payload_cases import SyncRecorder
 
 
 def test_a_new_file_and_its_folders_are_synced(
@@ -16,22 +16,22 @@ def test_a_new_file_and_its_folders_are_synced(
 ) -> None:
     """First the content, then each folder of its path, also a new one."""
     folder = tmp_path / "new"
-    synced = Synced(monkeypatch)
+    synced = SyncRecorder(monkeypatch)
     create_file(folder, "a/b", b"x")
 
     assert b"x" == (folder / "a/b").read_bytes()
     assert 0o600 == (folder / "a/b").stat().st_mode & 0o777
-    assert synced.are([tmp_path, folder, folder / "a/b", folder / "a", folder])
+    assert synced.is_exactly([tmp_path, folder, folder / "a/b", folder / "a", folder])
 
 
 def test_existing_folders_are_synced_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process may have just created them. Folders above the root are not synced."""
     folder = tmp_path / "folder"
     (folder / "a").mkdir(parents=True)
-    synced = Synced(monkeypatch)
+    synced = SyncRecorder(monkeypatch)
     create_file(folder, "a/b", b"x")
 
-    assert synced.are([folder / "a/b", folder / "a", folder])
+    assert synced.is_exactly([folder / "a/b", folder / "a", folder])
 
 
 @pytest.mark.parametrize("good", [0, 1, 2])
@@ -40,7 +40,7 @@ def test_a_file_that_cannot_be_synced_is_deleted(
 ) -> None:
     """Neither its content nor its name may be lost after a success."""
     (tmp_path / "a").mkdir()
-    Synced(monkeypatch, good=good)
+    SyncRecorder(monkeypatch, good=good)
     with pytest.raises(OSError, match="no sync"):
         create_file(tmp_path, "a/b", b"x")
 

@@ -14,7 +14,7 @@ from tarry.service import payloads as module
 from tarry.service.encryption import EncryptedCodec
 from tarry.service.model import TaskContent
 from tarry.service.payloads import BodyUnavailable, PayloadStore
-from tests.service.payload_cases import CASES, Case, Synced
+from tests.service.payload_cases import CASES, Case, SyncRecorder
 
 KILLED = """
 import asyncio, os, sys
@@ -29,7 +29,7 @@ asyncio.run(payloads.put("default", "killed", b"x"))
 @pytest.mark.parametrize("place", ["folder", "memory"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_bodies(case: Case, place: str, tmp_path: Path) -> None:
-    """What holds wherever bodies are kept."""
+    """Each case passes with a folder and with memory."""
     url = str(tmp_path / "bodies") if place == "folder" else "memory:///"
     asyncio.run(case(PayloadStore(url, max_bytes=1 << 20)))
 
@@ -37,15 +37,15 @@ def test_bodies(case: Case, place: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "ref", ["", "/etc/passwd", "../x", "default/../x", "default//x", "default", "other/x", "a\n/b"]
 )
-def test_name_outside_of_the_tenant_is_refused(ref: str) -> None:
-    """A caller reaches its own objects only."""
+def test_ref_outside_the_tenant_is_rejected(ref: str) -> None:
+    """A caller can use its own objects only."""
     payloads = PayloadStore("memory:///", max_bytes=10)
     with pytest.raises(ConfigurationError, match="bodyRef must"):
         payloads.validate_ref("default", ref)
 
 
-def test_object_that_is_too_large_is_refused() -> None:
-    """What could not be sent is not accepted."""
+def test_oversized_object_is_rejected() -> None:
+    """An object that could not be sent is not accepted."""
 
     async def main() -> None:
         payloads = PayloadStore("memory:///", max_bytes=10)
@@ -56,14 +56,14 @@ def test_object_that_is_too_large_is_refused() -> None:
     asyncio.run(main())
 
 
-def test_address_that_nobody_knows_is_refused() -> None:
+def test_unknown_url_is_rejected() -> None:
     """The error names the setting."""
     with pytest.raises(ConfigurationError, match=r"cannot use .* for bodies"):
         PayloadStore("ftp://x", max_bytes=10)
 
 
-def test_store_that_does_not_answer_is_unavailable(tmp_path: Path) -> None:
-    """A folder that cannot be written is trouble of our own."""
+def test_unwritable_folder_is_unavailable(tmp_path: Path) -> None:
+    """A folder that cannot be written raises StoreUnavailable."""
     folder = tmp_path / "bodies"
     payloads = PayloadStore(str(folder), max_bytes=10)
     (folder / ".tarry").write_text("a file, where a folder should be")
@@ -71,8 +71,8 @@ def test_store_that_does_not_answer_is_unavailable(tmp_path: Path) -> None:
         asyncio.run(payloads.put("default", "t", b"x"))
 
 
-def test_encrypted_bodies_tell_nothing_and_are_read_back(tmp_path: Path) -> None:
-    """Also those that were kept before there was a key; with another key they are unusable."""
+def test_encrypted_bodies(tmp_path: Path) -> None:
+    """Bodies are unreadable on disk; old plain ones are read, and another key fails."""
 
     async def main() -> None:
         folder = str(tmp_path / "bodies")
@@ -91,15 +91,15 @@ def test_encrypted_bodies_tell_nothing_and_are_read_back(tmp_path: Path) -> None
     asyncio.run(main())
 
 
-def test_folder_is_nobody_elses_business(tmp_path: Path) -> None:
-    """Others on the machine cannot look in."""
+def test_folder_is_private(tmp_path: Path) -> None:
+    """Other users of the machine cannot read the folder."""
     PayloadStore(str(tmp_path / "bodies"), max_bytes=10)
 
     assert 0o700 == (tmp_path / "bodies").stat().st_mode & 0o777
 
 
-def test_folder_that_is_not_mounted_loses_nothing(tmp_path: Path) -> None:
-    """Bodies wait for their folder; those put meanwhile wait likewise, and both can be joined."""
+def test_unmounted_folder_loses_nothing(tmp_path: Path) -> None:
+    """Bodies wait for their folder, and folders can be merged later."""
     folder, away = tmp_path / "bodies", tmp_path / "away"
 
     async def main() -> None:
@@ -124,8 +124,8 @@ def test_folder_that_is_not_mounted_loses_nothing(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_place_keeps_its_name(tmp_path: Path) -> None:
-    """Many first bodies at once, and those of another start or process, go to the same place."""
+def test_location_is_stable(tmp_path: Path) -> None:
+    """Concurrent first bodies, restarts and other processes use the same location."""
 
     async def main() -> set[str]:
         first, second = (PayloadStore(str(tmp_path), max_bytes=100) for _ in range(2))
@@ -136,43 +136,41 @@ def test_place_keeps_its_name(tmp_path: Path) -> None:
     assert 1 == len(asyncio.run(main()))
 
 
-def test_body_in_a_folder_survives_a_power_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is on the disk before its task is, with the mark of its place and all that leads there."""
-    synced = Synced(monkeypatch)
+def test_body_in_a_folder_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The body, its marker and all parent folders are synced before the task is stored."""
+    synced = SyncRecorder(monkeypatch)
     folder = tmp_path / "new" / "bodies"
     payloads = PayloadStore(str(folder), max_bytes=10)
     ours = folder / ".tarry"
-    assert synced.are([tmp_path, tmp_path / "new"])
+    assert synced.is_exactly([tmp_path, tmp_path / "new"])
 
     ref, _ = asyncio.run(payloads.put("default", "t1", b"x"))
     place = ours / ref.split("/")[1]
     made = [tmp_path, tmp_path / "new", folder, ours]
     mark = [ours / "places" / place.name, ours / "places", ours, folder]
     body = [ours, place, folder / ref, place / "default", place, ours, folder]
-    assert synced.are([*made, *mark, *body])
+    assert synced.is_exactly([*made, *mark, *body])
 
     synced.numbers.clear()
     ref, _ = asyncio.run(payloads.put("default", "t2", b"x"))
-    assert synced.are([folder / ref, place / "default", place, ours, folder])
+    assert synced.is_exactly([folder / ref, place / "default", place, ours, folder])
 
 
-def test_body_that_cannot_be_synced_is_not_kept(
+def test_body_that_cannot_be_synced_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that fails is a store that is away: nothing is promised."""
+    """A failing disk raises StoreUnavailable."""
     payloads = PayloadStore(str(tmp_path), max_bytes=10)
     ref, _ = asyncio.run(payloads.put("default", "t1", b"x"))
-    Synced(monkeypatch, good=0)
+    SyncRecorder(monkeypatch, good=0)
     with pytest.raises(StoreUnavailable, match="failed: no sync"):
         asyncio.run(payloads.put("default", "t2", b"x"))
 
     assert [tmp_path / ref] == [*(tmp_path / ref).parent.iterdir()]
 
 
-def test_what_a_kill_leaves_of_a_body_is_swept(tmp_path: Path) -> None:
-    """It lies under the name of a task that was never added, where the sweep looks."""
+def test_partial_body_of_a_killed_process_is_swept(tmp_path: Path) -> None:
+    """It has the path of a task that was never added, so the sweep finds it."""
 
     async def is_live(_tenant: str, task_id: str) -> bool:
         return task_id == "before"
@@ -188,8 +186,8 @@ def test_what_a_kill_leaves_of_a_body_is_swept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ref", ["default/m#1", "default/m/x", f"default/{'x' * 300}"])
-def test_name_that_no_file_can_have_is_refused(ref: str, tmp_path: Path) -> None:
-    """It is the caller's mistake, and sending it again is no help."""
+def test_impossible_file_name_is_rejected(ref: str, tmp_path: Path) -> None:
+    """It is an error of the caller, and a retry does not help."""
     payloads = PayloadStore(str(tmp_path), max_bytes=10)
     (tmp_path / "default").mkdir()
     (tmp_path / "default/m").write_text("a file")
@@ -199,8 +197,8 @@ def test_name_that_no_file_can_have_is_refused(ref: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["m#1#2", "m##1", "m#", "m#1x", "m#1/x"])
-def test_other_names_with_a_hash_are_taken(name: str, tmp_path: Path) -> None:
-    """No more is refused than what cannot be read."""
+def test_other_names_with_a_hash_are_valid(name: str, tmp_path: Path) -> None:
+    """Only names that cannot be read back are rejected."""
     payloads = PayloadStore(str(tmp_path), max_bytes=10)
     (tmp_path / "default" / name).parent.mkdir(parents=True)
     (tmp_path / "default" / name).write_text("x")
@@ -208,14 +206,14 @@ def test_other_names_with_a_hash_are_taken(name: str, tmp_path: Path) -> None:
     assert 1 == size
 
 
-def test_name_with_a_number_is_nothing_special_in_a_bucket() -> None:
-    """Only files have temporary names beside them."""
+def test_reserved_file_names_are_valid_in_a_bucket() -> None:
+    """Only folders have temporary names."""
     payloads = PayloadStore("memory:///", max_bytes=10)
     assert "default/m#1" == payloads.validate_ref("default", "default/m#1")
 
 
-def test_object_whose_folder_became_a_file_is_gone(tmp_path: Path) -> None:
-    """No attempt waits for what cannot come back by itself."""
+def test_object_whose_folder_became_a_file_is_missing(tmp_path: Path) -> None:
+    """No attempt waits for an object that cannot come back."""
     payloads = PayloadStore(str(tmp_path), max_bytes=10)
     (tmp_path / "default").write_text("a file")
     with pytest.raises(BodyUnavailable, match="gone"):
@@ -233,8 +231,8 @@ def _bucket(monkeypatch: pytest.MonkeyPatch, server: asyncio.Server) -> PayloadS
     return PayloadStore("s3://bucket/", max_bytes=10, endpoint=f"http://127.0.0.1:{port}")
 
 
-def test_store_that_hangs_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever was asked for ends, also for those who wait for others that ask."""
+def test_hanging_storage_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every call ends, also one that waits for another call."""
     monkeypatch.setattr(module, "_CALL_TIMEOUT_S", 0.05)
     content = TaskContent(url="", body_ref="default/x", body_size=1)
 
@@ -260,8 +258,8 @@ def test_store_that_hangs_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> Non
     asyncio.run(main())
 
 
-def test_store_that_fails_is_asked_four_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Maintenance goes on soon, and is told of it as of any store that is away."""
+def test_failing_storage_is_tried_four_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Maintenance continues after the error."""
     asked: list[bytes] = []
 
     async def fail(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
