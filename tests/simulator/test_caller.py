@@ -107,9 +107,9 @@ def test_call_fails_after_its_last_attempt() -> None:
     """After the last attempt the call fails, with the reason of the core."""
     harness = start_call(FAILS, FAILS, FAILS, WORKS)
 
-    ((begun, now, _),) = harness.run()
+    ((started, now, _),) = harness.run()
 
-    assert (0.0, 3 * ROUND_TRIP + 2.0, Reason.ATTEMPTS) == (begun, now, harness.reason)
+    assert (0.0, 3 * ROUND_TRIP + 2.0, Reason.ATTEMPTS) == (started, now, harness.reason)
     assert (3, 3) == (harness.recorder.attempts, sum(harness.recorder._failed_attempts))
 
 

@@ -31,67 +31,67 @@ class EventRecorder:
 @given(st.lists(moments))
 def test_events_run_by_time_and_then_by_scheduling_order(times: list[float]) -> None:
     """Events run in the order of their time; at the same time, in the order of scheduling."""
-    loop, diary = EventLoop(0), EventRecorder()
+    loop, recorder = EventLoop(0), EventRecorder()
     for number, when in enumerate(times):
-        loop.schedule(when, diary.record, number)
+        loop.schedule(when, recorder.record, number)
 
     loop.run(inf)
 
-    made = [(when, number) for number, when in enumerate(times)]
-    assert sorted(made, key=lambda event: event[0]) == diary.lines
+    scheduled = [(when, number) for number, when in enumerate(times)]
+    assert sorted(scheduled, key=lambda event: event[0]) == recorder.lines
 
 
 @given(st.lists(st.tuples(moments, st.lists(moments, max_size=3)), max_size=6))
 def test_events_can_schedule_events(plan: list[tuple[float, list[float]]]) -> None:
     """An event that is scheduled during the run is ordered by its time."""
-    loop, diary, made = EventLoop(0), EventRecorder(), 0
+    loop, recorder, scheduled = EventLoop(0), EventRecorder(), 0
     expected: list[tuple[float, int]] = []
 
     def make(now: float, delays: list[float]) -> None:
-        nonlocal made
+        nonlocal scheduled
         for delay in delays:
-            loop.schedule(now + delay, diary.record, made)
-            expected.append((now + delay, made))
-            made += 1
+            loop.schedule(now + delay, recorder.record, scheduled)
+            expected.append((now + delay, scheduled))
+            scheduled += 1
 
     for when, delays in plan:
         loop.schedule(when, make, delays)
     loop.run(inf)
 
-    assert sorted(expected) == diary.lines
+    assert sorted(expected) == recorder.lines
 
 
 def test_event_for_the_current_time_runs_last() -> None:
     """An event scheduled for the current time runs after the other events of that time."""
-    loop, diary = EventLoop(0), EventRecorder()
+    loop, recorder = EventLoop(0), EventRecorder()
 
     def make(now: float, about: object) -> None:
-        diary.record(now, about)
-        loop.schedule(now, diary.record, "made in the moment")
+        recorder.record(now, about)
+        loop.schedule(now, recorder.record, "scheduled meanwhile")
 
     loop.schedule(1.0, make, "first")
-    loop.schedule(2.0, diary.record, "later")
-    loop.schedule(1.0, diary.record, "second")
+    loop.schedule(2.0, recorder.record, "later")
+    loop.schedule(1.0, recorder.record, "second")
     loop.run(5.0)
 
-    expected = [(1.0, "first"), (1.0, "second"), (1.0, "made in the moment"), (2.0, "later")]
-    assert expected == diary.lines
+    expected = [(1.0, "first"), (1.0, "second"), (1.0, "scheduled meanwhile"), (2.0, "later")]
+    assert expected == recorder.lines
 
 
 def test_run_stops_before_its_end_and_can_continue() -> None:
     """An event at the end itself does not run, but runs when the loop continues."""
-    loop, diary = EventLoop(0), EventRecorder()
+    loop, recorder = EventLoop(0), EventRecorder()
     for when in (0.0, 1.0, 2.0):
-        loop.schedule(when, diary.record)
+        loop.schedule(when, recorder.record)
 
     loop.run(0.0)
-    assert [] == diary.lines
+    assert [] == recorder.lines
     loop.run(1.0)
-    assert [(0.0, None)] == diary.lines
+    assert [(0.0, None)] == recorder.lines
     loop.run(1.0)
-    assert [(0.0, None)] == diary.lines
+    assert [(0.0, None)] == recorder.lines
     loop.run(2.5)
-    assert [(0.0, None), (1.0, None), (2.0, None)] == diary.lines
+    assert [(0.0, None), (1.0, None), (2.0, None)] == recorder.lines
 
 
 def test_run_without_events_returns_at_once() -> None:

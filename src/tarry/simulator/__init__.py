@@ -1,7 +1,7 @@
-"""See what a policy does before production does: the core of tarry on virtual time.
+"""The simulator: clients, a network and servers in virtual time, with the core's own decisions.
 
-Each built-in scenario is a function that gives one result per trial; `simulate` runs a scenario
-of your own.
+Each built-in scenario is a function that returns one result for each trial. `simulate` runs a
+scenario of your own.
 """
 
 from tarry.policyfile.defence import Defence

@@ -151,7 +151,7 @@ POLICY_MISTAKES = [
     ("p.toml", "[budget]\nkind = 'tokn'", "p.toml:2: budget needs a kind, one of ratio, throttle"),
     ("p.toml", "[budget]\n", "p.toml:1: budget needs a kind, one of ratio, throttle, token"),
     ("p.toml", "[limiter]\nkind = 'in-flight'", "p.toml:1: limiter needs the key 'limit'"),
-    ("p.toml", "jitter = 'none'\n[hedging]\nafter = 1", "p.toml:2: a call has a policy or a hed"),
+    ("p.toml", "jitter = 'none'\n[hedging]\nafter = 1", "p.toml:2: a call has a policy or hedging"),
     ("p.toml", "[hedging]\nafter = 'p0'", "p.toml:2: hedging: after must be seconds or a perce"),
     ("p.toml", "preset = 'x'", "p.toml:1: preset must be one of default, interactive, patient, "),
     ("p.toml", f"max_attempts = {'9' * 5000}", "p.toml:1: not TOML: Exceeds the limit"),

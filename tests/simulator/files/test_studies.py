@@ -168,11 +168,11 @@ def test_distribution_can_be_set_to_a_number() -> None:
     study = read_study(CHECKOUT)
     name = "servers.payments.latency"
 
-    findings = run_study(study, parameters={name: 0.05, "network": 0, "duration": 5})
+    results = run_study(study, parameters={name: 0.05, "network": 0, "duration": 5})
 
     assert "lognormal" == study.parameters[name]
-    assert pytest.approx(0.05) == findings.rows[0].metrics["p50"]
-    shown = {one: value for one, value in findings.study.parameters.items() if name in one}
+    assert pytest.approx(0.05) == results.rows[0].metrics["p50"]
+    shown = {one: value for one, value in results.study.parameters.items() if name in one}
     assert {name: 0.05} == shown
 
 
@@ -193,11 +193,11 @@ def test_parameter_changes_only_variants_that_have_it() -> None:
     study = read_study(CHECKOUT)
     short = {"duration": 20}
 
-    findings = run_study(
+    results = run_study(
         study, parameters=short, sweep={"clients.defence.breaker.open_for": [1.0, 4.0]}
     )
 
-    eager, careful, eager_again, careful_again = (row.metrics for row in findings.rows)
+    eager, careful, eager_again, careful_again = (row.metrics for row in results.rows)
     assert eager == eager_again
     assert careful != careful_again
 

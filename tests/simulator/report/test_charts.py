@@ -49,7 +49,7 @@ def can_be_drawn(of: StudyResults) -> bool:
 
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize(
-    ("made", "plot", "kind", "panels"),
+    ("make_results", "plot", "kind", "panels"),
     [
         (sample_results, SERIES, "series", 5),
         (sample_results, BARS, "bars", 1),
@@ -74,10 +74,10 @@ def can_be_drawn(of: StudyResults) -> bool:
     ],
 )
 def test_each_kind_of_plot_is_drawn(
-    made: Callable[..., StudyResults], plot: Plot, kind: str, panels: int, log: bool
+    make_results: Callable[..., StudyResults], plot: Plot, kind: str, panels: int, log: bool
 ) -> None:
     """Each kind of plot can be drawn from each kind of results."""
-    of = made(plots=(plot._replace(log=log),))
+    of = make_results(plots=(plot._replace(log=log),))
     chart = only_chart(of)
     assert (kind, panels, True) == (chart.kind, len(chart.panels), can_be_drawn(of))
 
