@@ -1,4 +1,4 @@
-"""The ground of the command line: help, version, exit codes, and what is not imported."""
+"""The `tarry` command: help, version, exit codes and lazy imports."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ HEAVY = (
 )
 
 
-def test_help_says_what_it_is_and_shows_examples() -> None:
-    """A newcomer learns what tarry is, which commands there are, and what to type first."""
+def test_help_describes_tarry_and_shows_examples() -> None:
+    """`tarry --help` describes tarry, lists the commands and shows examples."""
     done = run_process("--help")
 
     assert 0 == done.returncode
@@ -44,7 +44,7 @@ def test_help_says_what_it_is_and_shows_examples() -> None:
 
 
 def test_help_loads_no_simulator() -> None:
-    """Help is quick: a command imports what it needs when it runs."""
+    """`--help` imports neither the simulator nor other heavy packages."""
     code = (
         "import sys\n"
         "from typer.testing import CliRunner\n"
@@ -60,20 +60,20 @@ def test_help_loads_no_simulator() -> None:
 
 
 def test_version_is_that_of_the_package() -> None:
-    """What a bug report needs."""
+    """`tarry --version` prints the version of the installed package."""
     assert f"tarry {version('tarry')}\n" == CliRunner().invoke(app, ["--version"]).stdout
 
 
-def test_unknown_command_is_refused() -> None:
-    """With 2, as every mistake."""
+def test_unknown_command_is_rejected() -> None:
+    """An unknown command exits with 2."""
     done = run_process("simulat")
 
     assert (2, "") == (done.returncode, done.stdout)
     assert "No such command 'simulat'" in done.stderr
 
 
-def test_mistake_is_one_line_without_traceback() -> None:
-    """It goes to the error stream; the exit code is 2."""
+def test_user_error_is_one_line_without_traceback() -> None:
+    """A user error is one line on standard error, and the exit code is 2."""
     done = run_process("simulate", "no\x1b[31mne.toml")
 
     assert (2, "", "error: no\\x1b[31mne.toml: there is no such file\n") == (
@@ -85,7 +85,7 @@ def test_mistake_is_one_line_without_traceback() -> None:
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_missing_packages_are_named(missing: str) -> None:
-    """The bare library has a `tarry` command, too; it says what to install."""
+    """Without the extra packages, the `tarry` command prints what to install."""
     code = f"import sys; sys.modules[{missing!r}] = None; from tarry.cli import main; main()"
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -103,14 +103,14 @@ def test_missing_packages_are_named(missing: str) -> None:
     ],
     ids=["mistake", "Ctrl-C", "reader left"],
 )
-def test_main_ends_with_a_code(
+def test_main_maps_errors_to_exit_codes(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     raised: BaseException,
     code: int,
     said: str,
 ) -> None:
-    """What a command raises is said in one line, or not at all."""
+    """An error of a command becomes an exit code and at most one line."""
 
     def fail(**_: object) -> None:
         raise raised
@@ -126,15 +126,15 @@ def test_main_ends_with_a_code(
 
 
 def test_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what tarry itself refuses is a mistake of the user."""
+    """An exception that is not a TarryError keeps its traceback."""
     monkeypatch.setattr("tarry.cli.app.app", lambda **_: 1 / 0)
 
     with pytest.raises(ZeroDivisionError):
         cli.main()
 
 
-def test_reader_that_leaves_is_no_fault() -> None:
-    """`tarry simulate --json | head -1` prints no traceback."""
+def test_closed_pipe_prints_no_traceback() -> None:
+    """A closed standard output prints no traceback."""
     with subprocess.Popen(
         [
             sys.executable,
@@ -168,6 +168,6 @@ def test_reader_that_leaves_is_no_fault() -> None:
         ("\udcff", "\\udcff"),
     ],
 )
-def test_text_from_outside_moves_no_cursor(text: str, expected: str) -> None:
-    """Control characters are written out, line ends are spaces."""
+def test_printable_escapes_control_characters(text: str, expected: str) -> None:
+    """Control characters are escaped, and line ends become spaces."""
     assert expected == printable(text)

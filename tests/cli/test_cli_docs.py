@@ -1,4 +1,4 @@
-"""docs/cli.md and `--help`: every command and option is documented, and none that is not there."""
+"""docs/cli.md and `--help` document every command and option, and no other."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ REMOTE = {"--server", "--key", "--json"}
 
 
 def commands(group: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-    """Walk through the commands that can be run."""
+    """Yield the commands of a group, with their names."""
     inner = getattr(group, "commands", None)
     if inner is None:
         yield " ".join(path), group
@@ -52,18 +52,18 @@ TYPED = re.findall(r"^\$ (?:export \w+=\$\()?(tarry [^#\n)]+)", PAGE, re.MULTILI
 
 
 def options_of(command: str) -> set[str]:
-    """Return all names of a command's options."""
+    """Return all option names of a command."""
     return {name for one in COMMANDS[command].params for name in one.opts if name.startswith("-")}
 
 
 def test_every_command_has_a_row() -> None:
-    """No command is forgotten, none is promised."""
+    """The tables of the page have a row for every command, and no other rows."""
     assert sorted(COMMANDS) == sorted(ROWS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_row_has_every_option(command: str) -> None:
-    """By its long name; what all remote commands have is said once."""
+    """Each row has all long options; --server, --key and --json are documented once."""
     names = {name for name in options_of(command) if name.startswith("--")}
 
     assert (names - REMOTE if "--server" in names else names) == ROWS[command]
@@ -71,16 +71,16 @@ def test_row_has_every_option(command: str) -> None:
 
 
 @pytest.mark.parametrize("line", TYPED)
-def test_line_of_the_page_can_be_typed(line: str) -> None:
-    """It begins with a command, and its options are that command's."""
+def test_examples_on_the_page_are_valid_commands(line: str) -> None:
+    """Each example on the page is a command with options that it has."""
     words = [word for word in shlex.split(line) if word != ">"]
     command = next(name for name in COMMANDS if words[: len(name.split())] == name.split())
 
     assert {word for word in words if re.match(r"--?[a-zA-Z]", word)} <= options_of(command)
 
 
-def test_exit_codes_are_those_of_the_code() -> None:
-    """On the page and in the help, in the same words."""
+def test_exit_codes_are_documented() -> None:
+    """The page and the help list all exit codes, in the same words."""
     documented = re.findall(r"^\| (\d+) \| ([^|]+) \|$", PAGE, re.MULTILINE)
     shown = " ".join(CliRunner(env={"COLUMNS": "80"}).invoke(app, ["--help"]).stdout.split())
 
@@ -91,7 +91,7 @@ def test_exit_codes_are_those_of_the_code() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_a_command_has_an_example_of_it(command: str) -> None:
-    """One that begins with its name."""
+    """The help of each command has an example that starts with its name."""
     words = command.split()[1:]
     help_ = CliRunner(env={"COLUMNS": "100", "TERM": "dumb"}).invoke(app, [*words, "--help"])
 
@@ -101,8 +101,8 @@ def test_help_of_a_command_has_an_example_of_it(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_is_broken_by_the_terminal_only(command: str) -> None:
-    """Where a line of the text ends, the next word had no room."""
+def test_help_is_wrapped_at_the_terminal_width(command: str) -> None:
+    """Help paragraphs are wrapped at the terminal's width, not at source lines."""
     words, width = command.split()[1:], 80
     help_ = CliRunner(env={"COLUMNS": str(width), "TERM": "dumb"}).invoke(app, [*words, "--help"])
 
@@ -114,7 +114,7 @@ def test_help_is_broken_by_the_terminal_only(command: str) -> None:
 
 
 def test_help_of_a_command_loads_neither_client_nor_service() -> None:
-    """Help is quick: a command imports what it needs when it runs."""
+    """The help of a command imports neither the client nor the service."""
     code = (
         "import sys\n"
         "from typer.testing import CliRunner\n"

@@ -1,4 +1,4 @@
-"""`tarry demo`: it keeps what it promises, in a terminal and in a pipe."""
+"""`tarry demo`: in a terminal and in a pipe."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tarry.cli.demo_target import (
 COMMAND = [sys.executable, "-m", "tarry", "demo"]
 
 
-def watched(folder: Path) -> tuple[int, str]:
-    """Run it in a terminal; return the exit code and all that was on the screen."""
+def run_in_terminal(folder: Path) -> tuple[int, str]:
+    """Run the demo in a pseudo-terminal; return the exit code and the screen output."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "TMPDIR": str(folder)}
     with subprocess.Popen(COMMAND, stdout=theirs, stderr=theirs, env=environment) as process:
@@ -38,8 +38,8 @@ def _read(terminal: int) -> bytes:
         return b""
 
 
-def test_all_calls_arrive(tmp_path: Path) -> None:
-    """In a pipe it tells each attempt in a line, in a terminal it shows a table; no file stays."""
+def test_all_calls_are_delivered(tmp_path: Path) -> None:
+    """In a pipe each attempt is a line, in a terminal there is a table; no file is left."""
     piped = subprocess.Popen(
         COMMAND,
         stdout=subprocess.PIPE,
@@ -47,7 +47,7 @@ def test_all_calls_arrive(tmp_path: Path) -> None:
         text=True,
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )
-    code, screen = watched(tmp_path)
+    code, screen = run_in_terminal(tmp_path)
     out, err = piped.communicate()
 
     attempts = sum(len(plan) + 1 for plan in RESPONSES_BY_PATH.values())
@@ -66,8 +66,8 @@ def test_all_calls_arrive(tmp_path: Path) -> None:
     assert [] == list(tmp_path.iterdir())
 
 
-def test_service_that_does_not_start_is_told(tmp_path: Path) -> None:
-    """With what it said itself."""
+def test_service_that_does_not_start_is_reported(tmp_path: Path) -> None:
+    """When the service does not start, the demo prints the service's error."""
     environment = {**os.environ, "TARRY_LEASE_MS": "1", "TMPDIR": str(tmp_path)}
 
     done = subprocess.run(COMMAND, capture_output=True, text=True, check=False, env=environment)
@@ -78,8 +78,8 @@ def test_service_that_does_not_start_is_told(tmp_path: Path) -> None:
     assert [] == list(tmp_path.iterdir())
 
 
-def test_target_fails_to_its_plan() -> None:
-    """One step for each request, then success; after it is mended, success at once."""
+def test_targets_send_the_scripted_responses() -> None:
+    """Each request gets its scripted response, then 200; after the fix always 200."""
     with run_flaky_targets(
         {"/a/1": ("503", DROP_CONNECTION, TOO_MANY_REQUESTS), "/a/2": ("503", "503")}
     ) as flaky:

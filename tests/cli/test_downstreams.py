@@ -1,4 +1,4 @@
-"""`tarry downstreams`: what is known of the targets' hosts, and a hand on them."""
+"""`tarry downstreams`: list, pause, resume and reset."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Ask = Callable[..., CommandResult]
 def test_list_has_state_backlog_and_latency(
     ask: Ask, client: Client, target: FlakyServer, lane: str
 ) -> None:
-    """One row for each host that a task goes to."""
+    """Each host that a task goes to has a row with state, backlog and latency."""
     client.enqueue(target.url, wait=30)
     client.enqueue(target.url, delay=3600)
 
@@ -29,7 +29,7 @@ def test_list_has_state_backlog_and_latency(
 
 
 def test_pause_resume_and_reset(ask: Ask, client: Client, target: FlakyServer, lane: str) -> None:
-    """A paused downstream gets nothing until it is resumed."""
+    """A paused downstream gets no attempts until it is resumed."""
     client.enqueue(target.url, wait=30)
 
     paused = ask("downstreams", "pause", lane)
@@ -44,8 +44,8 @@ def test_pause_resume_and_reset(ask: Ask, client: Client, target: FlakyServer, l
     assert "SUCCEEDED" == client.wait(held.json["taskId"], 30).status
 
 
-def test_mistakes_are_named(ask: Ask) -> None:
-    """An unknown act, no downstream, one that is not there."""
+def test_invalid_arguments_are_reported(ask: Ask) -> None:
+    """An unknown action, a missing and an unknown downstream are reported."""
     unknown = ask("downstreams", "stop", "http:x")
     without = ask("downstreams", "pause")
     missing = ask("downstreams", "pause", "http:nowhere:80")

@@ -1,4 +1,4 @@
-"""What each failure means: an exit code, and words that help."""
+"""Exit codes and error messages of commands."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ from tests.cli.harness import run_command
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, TarryError) else "",
 )
-def test_code_tells_failures_apart(error: TarryError, code: int) -> None:
-    """A script can tell what to do next."""
+def test_exit_code_of_each_error(error: TarryError, code: int) -> None:
+    """Each kind of error has its exit code."""
     assert code == exit_code_of(error)
 
 
-def test_words_are_the_service_own_and_say_what_helps() -> None:
-    """The detail without the request; when to come back; where a key comes from."""
+def test_error_message_has_detail_and_hint() -> None:
+    """The message is the problem's detail, with a hint on keys and on Retry-After."""
     busy = TooManyRequests("POST / ...", problem={"detail": "Too many tasks."}, retry_after=5.0)
     shut = NotAuthorized("GET / ...", problem={"detail": "A key is needed."})
 
@@ -62,7 +62,7 @@ def test_words_are_the_service_own_and_say_what_helps() -> None:
 
 
 def test_no_service_says_how_to_start_one() -> None:
-    """The most usual failure of all."""
+    """When no service answers, the message says how to start one."""
     done = run_command("tasks", "list", "--server", "http://127.0.0.1:1")
 
     said = (
@@ -84,8 +84,8 @@ def test_no_service_says_how_to_start_one() -> None:
     ],
     ids=["server", "key"],
 )
-def test_wrong_address_or_key_is_a_mistake(option: str, value: str, said: str) -> None:
-    """Nothing is sent; the option is named, and not what Python calls it."""
+def test_invalid_address_or_key_names_the_option(option: str, value: str, said: str) -> None:
+    """An invalid --server or --key exits with 2 and names the option."""
     done = run_command("tasks", "list", option, value)
 
     assert (2, "") == (done.code, done.out)

@@ -1,4 +1,4 @@
-"""docs/export.md: the commands on the page print what it shows, and its table names the targets."""
+"""docs/export.md: its commands print what it shows, and its table has every target."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COMMANDS = re.findall(
 def test_command_prints_what_the_page_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, shown: str
 ) -> None:
-    """Each command runs on the file of the page; what it writes to standard output is there."""
+    """Each command on the page prints the output shown below it."""
     monkeypatch.chdir(tmp_path)
     Path("checkout.toml").write_text(POLICY, encoding="utf-8")
     Path("config.json").write_text(config(), encoding="utf-8")
@@ -44,7 +44,7 @@ def config() -> str:
 
 
 def test_table_has_every_target() -> None:
-    """No target is forgotten, and none is promised that is not there."""
+    """The table on the page has every export target, and no other."""
     header = next(line for line in PAGE.splitlines() if line.startswith("| | "))
 
     assert sorted(TARGETS) == sorted(re.findall(r"`([a-z-]+)`", header))

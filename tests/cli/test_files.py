@@ -1,4 +1,4 @@
-"""What every command does alike when it reads and writes documents."""
+"""Reading and writing files of commands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.simulator.files.file_builders import write_file
 
 
 def test_text_is_written_as_utf8(tmp_path: Path) -> None:
-    """Whatever the locale says, and with the ends of lines that it has."""
+    """Text is written as UTF-8 in every locale, and line ends are kept."""
     write_text(tmp_path / "a", "é\n")
 
     assert b"\xc3\xa9\n" == (tmp_path / "a").read_bytes()
@@ -22,8 +22,8 @@ def test_text_is_written_as_utf8(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "act", [check_output_path, lambda path: write_text(path, "")], ids=["before", "at last"]
 )
-def test_refusal_names_the_option_and_the_path(tmp_path: Path, act: Callable[[Path], None]) -> None:
-    """So that the user knows what to change."""
+def test_error_names_the_option_and_the_path(tmp_path: Path, act: Callable[[Path], None]) -> None:
+    """The error for a file that cannot be written names the option and the path."""
     path = tmp_path / "no" / "a.toml"
 
     with pytest.raises(ConfigurationError) as caught:
@@ -32,14 +32,14 @@ def test_refusal_names_the_option_and_the_path(tmp_path: Path, act: Callable[[Pa
     assert f"--out: {path} cannot be written: No such folder" == str(caught.value)
 
 
-def test_option_has_another_name(tmp_path: Path) -> None:
-    """A command may have several."""
+def test_error_names_another_option(tmp_path: Path) -> None:
+    """The error names the option that the command passed."""
     with pytest.raises(ConfigurationError, match=r"^--html: "):
         check_output_path(tmp_path, option="--html")
 
 
-def test_name_must_have_a_format(tmp_path: Path) -> None:
-    """In whatever case."""
+def test_suffix_is_checked(tmp_path: Path) -> None:
+    """The suffix of an output file is checked, in upper and lower case."""
     check_output_path(tmp_path / "A.TOML", (".json", ".toml"))
 
     with pytest.raises(
@@ -57,7 +57,7 @@ def test_name_must_have_a_format(tmp_path: Path) -> None:
     ],
 )
 def test_documents_are_read(tmp_path: Path, name: str, text: str, expected: list[object]) -> None:
-    """YAML may hold several; what is empty is none; JSON is YAML too."""
+    """A YAML file may have several documents, empty ones are skipped, and JSON is read."""
     assert expected == read_documents(write_file(tmp_path, name, text))
 
 
@@ -72,8 +72,8 @@ def test_documents_are_read(tmp_path: Path, name: str, text: str, expected: list
         ("a.yaml", "#" * 1_000_001, ": too large; at most 1,000,000 bytes are read"),
     ],
 )
-def test_mistake_names_its_line(tmp_path: Path, name: str, text: str, expected: str) -> None:
-    """As in a scenario file, in whichever document of the file it is."""
+def test_syntax_error_names_its_line(tmp_path: Path, name: str, text: str, expected: str) -> None:
+    """A syntax error is reported with its line, in any document of the file."""
     path = write_file(tmp_path, name, text)
 
     with pytest.raises(ConfigurationError) as caught:

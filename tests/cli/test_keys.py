@@ -1,4 +1,4 @@
-"""`tarry keys`: keys are made in the store, shown once, and open the service."""
+"""`tarry keys`: create, list and revoke API keys."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.integration.service import service
 
 @pytest.fixture
 def store(tmp_path: Path) -> str:
-    """The store that `service(tmp_path)` has, which is not there yet."""
+    """The URL of the store of `service(tmp_path)`, which does not exist yet."""
     return f"sqlite:{tmp_path / 'tarry.db'}"
 
 
-def test_key_opens_a_service_and_a_revoked_one_does_not(tmp_path: Path, store: str) -> None:
-    """Keys are made before the service and while it runs; without one there is a hint."""
+def test_created_key_is_accepted_and_revoked_key_rejected(tmp_path: Path, store: str) -> None:
+    """Keys can be created before and while the service runs; a revoked key is rejected."""
     with service(tmp_path, "--set", "require_keys=true") as running:
         server = f"http://127.0.0.1:{running.port}"
         good = run_command("keys", "create", "--tenant", "shop", "--name", "ci", "--store", store)
@@ -35,8 +35,8 @@ def test_key_opens_a_service_and_a_revoked_one_does_not(tmp_path: Path, store: s
         assert "--key or TARRY_KEY; create one with `tarry keys create`." in refused.err
 
 
-def test_key_alone_is_on_standard_output(store: str) -> None:
-    """So that a script can keep it in a variable; the list does not have it."""
+def test_only_the_key_is_on_standard_output(store: str) -> None:
+    """Only the key is on standard output, and the list does not contain it."""
     made = run_command("keys", "create", "--tenant", "shop", "--store", store)
 
     listed = run_command("keys", "list", "--store", store)
@@ -52,10 +52,10 @@ def test_key_alone_is_on_standard_output(store: str) -> None:
     assert "none\n" == others.out
 
 
-def test_store_is_that_of_the_service(
+def test_store_is_found_as_for_serve(
     tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is named as `tarry serve` has it: by a variable or in a file."""
+    """The store can be set by a variable or a file, as for `tarry serve`."""
     run_command("keys", "create", "--tenant", "shop", "--store", store)
     config = tmp_path / "tarry.toml"
     config.write_text(f'store = "{store}"\n')
@@ -76,8 +76,8 @@ def test_store_is_that_of_the_service(
     ],
     ids=["memory", "no such file", "unknown store", "tenant"],
 )
-def test_mistake_is_named(arguments: list[str], code: int, said: str) -> None:
-    """And no store is made by mistake."""
+def test_invalid_store_is_reported(arguments: list[str], code: int, said: str) -> None:
+    """An invalid store is reported, and no store is created."""
     done = run_command("keys", *arguments)
 
     assert (code, "") == (done.code, done.out)
@@ -85,8 +85,8 @@ def test_mistake_is_named(arguments: list[str], code: int, said: str) -> None:
     assert not Path("nowhere").exists()
 
 
-def test_unknown_key_ends_with_3(store: str) -> None:
-    """As all that is not there."""
+def test_unknown_key_exits_with_3(store: str) -> None:
+    """Revoking an unknown key exits with 3."""
     run_command("keys", "create", "--tenant", "shop", "--store", store)
 
     done = run_command("keys", "revoke", "none", "--store", store)

@@ -1,4 +1,4 @@
-"""`tarry policy explain` and `tarry policy check`: what they say of a policy, and of which."""
+"""`tarry policy explain` and `tarry policy check`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tarry.core.hedging import Hedging
 from tarry.core.policy import PRESETS
 from tarry.policyfile.defence import Defence
 from tarry.policyfile.explain import explain
-from tests.cli.test_policy_local import refused, run
+from tests.cli.test_policy_local import error_of, run
 
 
 def written(folder: Path, plain: dict[str, Any]) -> Path:
@@ -31,8 +31,8 @@ def written(folder: Path, plain: dict[str, Any]) -> Path:
     ],
     ids=repr,
 )
-def test_explain_says_what_the_file_does(tmp_path: Path, defence: Defence) -> None:
-    """The words are about the whole file, and nothing else is printed."""
+def test_explain_describes_the_file(tmp_path: Path, defence: Defence) -> None:
+    """`explain` prints the description of the whole file, and nothing else."""
     path = written(tmp_path, defence.to_dict())
 
     assert f"{explain(defence)}\n" == run("explain", path).stdout
@@ -48,8 +48,8 @@ def test_explain_says_what_the_file_does(tmp_path: Path, defence: Defence) -> No
     ],
     ids=repr,
 )
-def test_check_says_what_it_found(tmp_path: Path, plain: dict[str, Any], said: str) -> None:
-    """A file that is right is summed up in one line, and nothing is in doubt."""
+def test_check_summarizes_a_valid_file(tmp_path: Path, plain: dict[str, Any], said: str) -> None:
+    """`check` prints a one-line summary of a valid file without warnings."""
     path = written(tmp_path, plain)
 
     result = run("check", path)
@@ -58,7 +58,7 @@ def test_check_says_what_it_found(tmp_path: Path, plain: dict[str, Any], said: s
 
 
 def test_check_warns(tmp_path: Path) -> None:
-    """What is allowed and hardly meant is a line on standard error; the file is still right."""
+    """`check` prints warnings on standard error; the file is still valid."""
     path = written(tmp_path, {"retryable_statuses": [200, 404], "total_budget": 0.05})
 
     result = run("check", path)
@@ -71,11 +71,11 @@ def test_check_warns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [["check"], ["explain"], ["export", "--to", "grpc"]])
-def test_name_that_is_neither_file_nor_preset(
+def test_unknown_name_lists_the_presets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
-    """The message has the names that could have been meant."""
+    """The error for an unknown name lists the presets."""
     monkeypatch.chdir(tmp_path)
 
     expected = f"'webhok' is neither a file nor a preset; the presets are {', '.join(PRESETS)}"
-    assert expected == refused(*command, "webhok")
+    assert expected == error_of(*command, "webhok")

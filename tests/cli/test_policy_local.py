@@ -1,4 +1,4 @@
-"""The command `tarry policy`: what it prints where, and how it refuses."""
+"""`tarry policy export` and `import`: output and errors."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def run(*arguments: object) -> Any:
     return result
 
 
-def refused(*arguments: object) -> str:
-    """Run a command that must be refused, and return why."""
+def error_of(*arguments: object) -> str:
+    """Run a command that must fail, and return its error message."""
     with pytest.raises(ConfigurationError) as info:
         CliRunner().invoke(app, [*map(str, arguments)], catch_exceptions=False)
     return str(info.value)
 
 
 @pytest.mark.parametrize("to", ["istio", "envoy", "gateway-api"])
-def test_yaml_goes_to_stdout_and_losses_to_both(file: Path, to: str) -> None:
-    """Standard output is YAML with the losses as comments; they are on standard error, too."""
+def test_yaml_has_losses_as_comments(file: Path, to: str) -> None:
+    """YAML with the losses as comments is on standard output; they are on standard error, too."""
     result = run("export", file, "--to", to, "--host", "payments")
 
     documents = list(yaml.safe_load_all(result.stdout))
@@ -64,8 +64,8 @@ def test_yaml_goes_to_stdout_and_losses_to_both(file: Path, to: str) -> None:
     assert result.stderr.startswith(f"{to} differs: safe = per call: ")
 
 
-def test_documents_are_those_of_the_export(file: Path) -> None:
-    """The command adds nothing to what the library makes of the policy."""
+def test_documents_are_those_of_the_library(file: Path) -> None:
+    """The documents are those that the library exports."""
     result = run("export", file, "--to", "istio", "--host", "payments.prod", "--name", "retry")
 
     expected = to_istio(DEFENCE, host="payments.prod", name="retry").documents
@@ -73,7 +73,7 @@ def test_documents_are_those_of_the_export(file: Path) -> None:
 
 
 def test_grpc_is_json_without_comments(file: Path) -> None:
-    """JSON has no comments, so the losses are on standard error alone."""
+    """JSON has no comments, so the losses are only on standard error."""
     result = run("export", file, "--to", "grpc", "--service", "a.B", "--method", "C")
 
     expected = to_grpc(DEFENCE, service="a.B", method="C")
@@ -82,7 +82,7 @@ def test_grpc_is_json_without_comments(file: Path) -> None:
 
 
 def test_yaml_needs_its_extra(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without PyYAML the message has the line that installs it; JSON needs nothing."""
+    """Without PyYAML the error has the install command; JSON does not need it."""
     monkeypatch.setitem(sys.modules, "yaml", None)
 
     assert run("export", file, "--to", "grpc").stdout
@@ -90,7 +90,7 @@ def test_yaml_needs_its_extra(file: Path, monkeypatch: pytest.MonkeyPatch) -> No
         run("export", file, "--to", "envoy", "--host", "payments")
 
 
-def test_preset_takes_the_place_of_a_file() -> None:
+def test_export_of_a_preset() -> None:
     """A preset can be exported by its name."""
     result = run("export", "interactive", "--to", "grpc")
 
@@ -98,14 +98,12 @@ def test_preset_takes_the_place_of_a_file() -> None:
     assert expected == json.loads(result.stdout)
 
 
-def test_file_named_like_a_preset_comes_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What lies there is what is meant, also when it is no policy."""
+def test_file_takes_precedence_over_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file takes precedence over a preset of the same name."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "patient").write_text("max_attempts = 2")
 
-    assert "patient: the name must end in" in refused("explain", "patient")
+    assert "patient: the name must end in" in error_of("explain", "patient")
 
 
 @pytest.mark.parametrize(
@@ -134,22 +132,22 @@ def test_file_named_like_a_preset_comes_first(
     ],
     ids=" ".join,
 )
-def test_bad_use_is_refused(file: Path, arguments: list[str], message: str) -> None:
-    """Each refusal names the option and what it should have been."""
-    assert message in refused("export", file, *arguments)
+def test_invalid_options_are_rejected(file: Path, arguments: list[str], message: str) -> None:
+    """The error names the invalid option and the rule."""
+    assert message in error_of("export", file, *arguments)
 
 
-def test_file_that_is_wrong_is_refused_with_its_line(tmp_path: Path) -> None:
-    """The line of the mistake is in the message."""
+def test_invalid_file_is_rejected_with_its_line(tmp_path: Path) -> None:
+    """The error for an invalid file has the line."""
     path = tmp_path / "policy.toml"
     path.write_text("max_attempts = 3\ninitial_delay = -1\n")
 
     for command in (["check"], ["explain"], ["export", "--to", "grpc"]):
-        assert f"{path}:2: initial_delay" in refused(*command, path)
+        assert f"{path}:2: initial_delay" in error_of(*command, path)
 
 
 def test_import_of_grpc_prints_toml(file: Path, tmp_path: Path) -> None:
-    """An exported config comes back as a policy file that reads as it was, as far as it goes."""
+    """An exported gRPC config is imported as the same policy, as far as gRPC supports it."""
     config = tmp_path / "config.json"
     run("export", file, "--to", "grpc", "--out", config)
 
@@ -164,7 +162,7 @@ def test_import_of_grpc_prints_toml(file: Path, tmp_path: Path) -> None:
 
 
 def test_import_of_istio_reads_several_documents(file: Path, tmp_path: Path) -> None:
-    """A file with a VirtualService and a DestinationRule is one policy with its breaker."""
+    """A VirtualService and a DestinationRule become one policy with a breaker."""
     rules, out = tmp_path / "rules.yaml", tmp_path / "back.json"
     run("export", file, "--to", "istio", "--host", "payments", "--out", rules)
 
@@ -198,14 +196,12 @@ def test_import_of_istio_reads_several_documents(file: Path, tmp_path: Path) -> 
         ),
     ],
 )
-def test_document_that_is_wrong_is_refused(
-    tmp_path: Path, name: str, text: str, message: str
-) -> None:
-    """The file, the line or the path of the mistake is in the message."""
+def test_invalid_document_is_rejected(tmp_path: Path, name: str, text: str, message: str) -> None:
+    """The error has the file, and the line or path in it."""
     path = tmp_path / name
     path.write_text(text)
 
-    assert message in refused("import", path, "--from", "grpc")
+    assert message in error_of("import", path, "--from", "grpc")
 
 
 @pytest.mark.parametrize(
@@ -224,6 +220,8 @@ def test_document_that_is_wrong_is_refused(
     ],
     ids=" ".join,
 )
-def test_bad_use_of_import_is_refused(tmp_path: Path, arguments: list[str], message: str) -> None:
-    """Each refusal names the option and what it should have been."""
-    assert message in refused("import", tmp_path / "none.json", *arguments)
+def test_invalid_import_options_are_rejected(
+    tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    """The error names the invalid option and the rule."""
+    assert message in error_of("import", tmp_path / "none.json", *arguments)

@@ -1,4 +1,4 @@
-"""`--out` of `tarry policy`: the file gets what would have been printed, whole."""
+"""`--out` of `tarry policy`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tarry.policyfile.defence import Defence
 from tarry.policyfile.export import to_grpc
 
 
-def test_out_takes_the_place_of_stdout(tmp_path: Path) -> None:
-    """A file gets the document, comments included, and nothing is printed but the losses."""
+def test_out_replaces_standard_output(tmp_path: Path) -> None:
+    """`--out` writes the document to the file; only the losses are printed."""
     out = tmp_path / "route.yaml"
     command = ["export", "default", "--to", "envoy", "--host", "payments"]
     printed = CliRunner().invoke(app, command, catch_exceptions=False).stdout
@@ -28,8 +28,8 @@ def test_out_takes_the_place_of_stdout(tmp_path: Path) -> None:
     assert result.stderr
 
 
-def test_out_is_replaced_as_a_whole(tmp_path: Path) -> None:
-    """The old file is not emptied to be written again, so nobody ever reads half a document."""
+def test_out_is_replaced_atomically(tmp_path: Path) -> None:
+    """An existing file is replaced atomically."""
     out, old = tmp_path / "config.json", tmp_path / "old.json"
     out.write_text("{}")
     old.hardlink_to(out)
@@ -61,7 +61,7 @@ def test_terminal_shows_each_loss_once(
     commented: bool,
     terminal: bool,
 ) -> None:
-    """Where a terminal shows the comments, the same lines do not come again."""
+    """On a terminal that shows the comments, the losses are not printed again."""
     monkeypatch.chdir(tmp_path)
     config = to_grpc(Defence()).documents[0]
     Path("config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`tarry policy list`, `show` and `apply`: policies go to a service and come back."""
+"""`tarry policy list`, `show` and `apply`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_apply_registers_and_replaces(ask: Ask, client: Client, file: Path) -> None:
-    """The name is the file's; the same again is the same version, another content the next."""
+def test_apply_creates_versions(ask: Ask, client: Client, file: Path) -> None:
+    """The name is the file's; equal content keeps the version, other content adds one."""
     first, again = ask("policy", "apply", file), ask("policy", "apply", file)
     file.write_text("max_attempts = 4\n")
     changed = ask("policy", "apply", file, "--json")
@@ -37,8 +37,8 @@ def test_apply_registers_and_replaces(ask: Ask, client: Client, file: Path) -> N
     )
 
 
-def test_apply_leaves_the_rest_to_the_service(ask: Ask, client: Client, file: Path) -> None:
-    """As `PUT` does; what the service cannot hold is said."""
+def test_apply_reports_ignored_parts(ask: Ask, client: Client, file: Path) -> None:
+    """Parts that the service ignores are reported."""
     file.write_text("max_attempts = 3\nretry_marked = true\n")
     applied = ask("policy", "apply", file, "--name", "as-file", "--json")
     put = client.put_policy("as-json", {"maxAttempts": 3})
@@ -49,10 +49,8 @@ def test_apply_leaves_the_rest_to_the_service(ask: Ask, client: Client, file: Pa
 
 
 @pytest.mark.parametrize("name", ["default", "interactive", "patient", "webhook"])
-def test_show_prints_a_file_that_apply_takes(
-    ask: Ask, client: Client, tmp_path: Path, name: str
-) -> None:
-    """From the service to a file and back, nothing is lost; schedules neither."""
+def test_show_output_can_be_applied(ask: Ask, client: Client, tmp_path: Path, name: str) -> None:
+    """The output of `show` can be applied without loss, schedules included."""
     file = tmp_path / f"copy-of-{name}.toml"
     file.write_text(ask("policy", "show", name).out)
 
@@ -67,7 +65,7 @@ def test_show_prints_a_file_that_apply_takes(
 
 
 def test_list_has_own_policies_and_built_in_ones(ask: Ask, file: Path) -> None:
-    """Each with its numbers."""
+    """The list has own and built-in policies with their settings."""
     ask("policy", "apply", file, "--name", "listed")
 
     rows = {line.split()[0]: line for line in ask("policy", "list").out.splitlines()}
@@ -79,7 +77,7 @@ def test_list_has_own_policies_and_built_in_ones(ask: Ask, file: Path) -> None:
 
 
 def test_version_can_be_chosen(ask: Ask, file: Path) -> None:
-    """What was in force before can be seen."""
+    """An older version can be shown."""
     ask("policy", "apply", file, "--name", "versions")
     file.write_text("max_attempts = 9\n")
     ask("policy", "apply", file, "--name", "versions")
@@ -88,8 +86,8 @@ def test_version_can_be_chosen(ask: Ask, file: Path) -> None:
     assert "max_attempts = 9\n" in ask("policy", "show", "versions").out
 
 
-def test_unknown_policy_ends_with_3(ask: Ask) -> None:
-    """As all that is not there."""
+def test_unknown_policy_exits_with_3(ask: Ask) -> None:
+    """An unknown policy exits with 3."""
     assert 3 == ask("policy", "show", "none").code
 
 
@@ -103,8 +101,8 @@ def test_unknown_policy_ends_with_3(ask: Ask) -> None:
     ],
     ids=["hedging", "wrong here", "wrong there", "wrong there, in a table"],
 )
-def test_mistake_in_a_file_is_named(ask: Ask, tmp_path: Path, text: str, said: str) -> None:
-    """With the file and its own name for the field, whether found here or by the service."""
+def test_invalid_file_is_reported(ask: Ask, tmp_path: Path, text: str, said: str) -> None:
+    """Errors name the file and its field, whether found locally or by the service."""
     path = tmp_path / "wrong.toml"
     path.write_text(text)
 
@@ -114,16 +112,16 @@ def test_mistake_in_a_file_is_named(ask: Ask, tmp_path: Path, text: str, said: s
     assert done.err.startswith(f"error: {path}{said}")
 
 
-def test_name_that_the_service_refuses_is_the_option_s(ask: Ask, file: Path) -> None:
-    """It does not stand in the file."""
+def test_invalid_name_is_reported_as_option(ask: Ask, file: Path) -> None:
+    """An invalid name is reported as --name."""
     done = ask("policy", "apply", file, "--name", "a b")
 
     assert 2 == done.code
     assert "error: --name: policyId must have" in done.err
 
 
-def test_version_that_is_not_there_is_told_from_the_policy(ask: Ask, tmp_path: Path) -> None:
-    """The policy is there, so its newest version is named."""
+def test_unknown_version_names_the_newest(ask: Ask, tmp_path: Path) -> None:
+    """The error for an unknown version names the newest version."""
     file = tmp_path / "versioned.toml"
     file.write_text("max_attempts = 3\n")
     ask("policy", "apply", file)

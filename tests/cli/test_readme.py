@@ -3,8 +3,8 @@ import subprocess
 from tests.cli.harness import ROOT, run_process
 
 
-def test_whoever_starts_the_service_can_type_the_next_command() -> None:
-    """`make serve` makes an environment, and everybody is told how to get at its `tarry`."""
+def test_path_of_the_command_is_documented() -> None:
+    """`make serve`, the README and the docs show how to put `tarry` on the PATH."""
     make = ["make", "--dry-run", "serve"]
     said = subprocess.run(make, capture_output=True, text=True, check=True, cwd=ROOT).stdout
     line = 'export PATH="$PWD/.venv/serve/bin:$PATH"'
@@ -14,8 +14,8 @@ def test_whoever_starts_the_service_can_type_the_next_command() -> None:
     assert line in (ROOT / "docs" / "service.md").read_text("utf-8")
 
 
-def test_the_readme_shows_what_the_command_prints() -> None:
-    """The table of the storm in the README is the one that the command prints."""
+def test_readme_table_is_current() -> None:
+    """The table of `tarry simulate storm` in the README is the command's output."""
     _, _, shown = (ROOT / "README.md").read_text("utf-8").partition("$ tarry simulate storm\n")
     expected = shown.partition("```")[0].splitlines()
 

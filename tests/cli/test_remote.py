@@ -1,4 +1,4 @@
-"""What commands say while they talk to a service: why they are silent, and what is wrong."""
+"""Messages of commands about the connection to the service."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ EVENTS = {"content-type": "text/event-stream"}
 
 
 @contextmanager
-def answering(*answers: tuple[int, dict[str, str], bytes]) -> Iterator[str]:
-    """A server that gives these answers, each on a connection of its own; give its address."""
+def scripted_server(*answers: tuple[int, dict[str, str], bytes]) -> Iterator[str]:
+    """Run a server that sends these responses, each on its own connection; yield its address."""
     left = list(answers)
 
     class Handler(BaseHTTPRequestHandler):
@@ -38,7 +38,7 @@ def answering(*answers: tuple[int, dict[str, str], bytes]) -> Iterator[str]:
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = Thread(target=server.serve_forever)
@@ -51,10 +51,10 @@ def answering(*answers: tuple[int, dict[str, str], bytes]) -> Iterator[str]:
         server.server_close()
 
 
-def test_stream_that_is_lost_is_told() -> None:
-    """The tail goes on, and whoever reads it knows that events may be missing."""
+def test_lost_stream_is_reported() -> None:
+    """`tail` continues after a lost stream, and reports the loss."""
     event = b'data: {"kind": "resumed", "lane": "http:x"}\n\n'
-    with no_wait(), answering((200, EVENTS, event), (404, {}, b"")) as address:
+    with no_wait(), scripted_server((200, EVENTS, event), (404, {}, b"")) as address:
         done = run_command("tail", "--server", address)
 
     lost, end = done.err.splitlines()
@@ -63,11 +63,11 @@ def test_stream_that_is_lost_is_told() -> None:
     assert 1 == len(done.out.splitlines())
 
 
-def test_long_wait_is_told() -> None:
-    """The service asks to come back later; short retries are no news."""
+def test_long_wait_is_reported() -> None:
+    """A wait that the service asks for is reported; short retries are not."""
     page = b'{"items": [], "nextCursor": null}'
     answers = [(429, {"retry-after": "7"}, b""), (503, {}, b""), (200, {}, page)]
-    with no_wait(), answering(*answers) as address:
+    with no_wait(), scripted_server(*answers) as address:
         done = run_command("tasks", "list", "--server", address)
 
     assert (0, "none\n") == (done.code, done.out)
@@ -75,9 +75,9 @@ def test_long_wait_is_told() -> None:
     assert re.match(r"the service answered 429: retrying in [78]", said)  # 7 s, and jitter
 
 
-def test_https_where_http_is_spoken_is_asked_about() -> None:
-    """The words of TLS help nobody."""
-    with answering() as address:
+def test_https_to_http_server_suggests_http() -> None:
+    """A TLS error of an HTTP server suggests http://."""
+    with scripted_server() as address:
         done = run_command("tasks", "list", "--server", address.replace("http:", "https:"))
 
     assert (4, "") == (done.code, done.out)
@@ -87,10 +87,10 @@ def test_https_where_http_is_spoken_is_asked_about() -> None:
 @pytest.mark.parametrize(
     ("variable", "meant"), [("TARRY_SEVER", "TARRY_SERVER"), ("TARRY_PROT", "TARRY_PORT")]
 )
-def test_misspelt_variable_is_refused(
+def test_unknown_variable_is_rejected(
     monkeypatch: pytest.MonkeyPatch, variable: str, meant: str
 ) -> None:
-    """A task would go to a service that was not meant."""
+    """An unknown TARRY_ variable is rejected."""
     monkeypatch.setenv(variable, "http://127.0.0.1:1")
     done = run_command("send", "http://127.0.0.1:1/hook")
 
@@ -98,15 +98,15 @@ def test_misspelt_variable_is_refused(
     assert (2, "", said) == done
 
 
-def test_variables_of_the_service_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who serves from the same shell has some."""
+def test_variables_of_the_service_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables of the service's settings are accepted."""
     monkeypatch.setenv("TARRY_PORT", "9000")
-    with answering((200, {}, b'{"items": [], "nextCursor": null}')) as address:
+    with scripted_server((200, {}, b'{"items": [], "nextCursor": null}')) as address:
         assert (0, "none\n", "") == run_command("tasks", "list", "--server", address)
 
 
 def test_variables_of_all_commands_are_known() -> None:
-    """What an option reads, no other command refuses."""
+    """Every variable that an option reads is accepted by all commands."""
     inner = commands(typer.main.get_command(app), ("tarry",))
     read = {one.envvar: "x" for _, command in inner for one in command.params if one.envvar}
 
@@ -114,8 +114,8 @@ def test_variables_of_all_commands_are_known() -> None:
     assert {"TARRY_SERVER", "TARRY_KEY"} == set(read)
 
 
-def test_variables_are_looked_at_without_the_service() -> None:
-    """Where only the client is installed."""
+def test_variables_are_checked_without_the_service() -> None:
+    """Variables are checked when only the client is installed."""
     hidden = ("cryptography", "obstore", "prometheus_client", "starlette", "uuid_utils", "uvicorn")
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({hidden}))\n"

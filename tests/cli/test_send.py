@@ -1,4 +1,4 @@
-"""`tarry send`: what arrives at the target, and how the command ends."""
+"""`tarry send`: the delivered request, the output and the exit code."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.integration.flaky import FlakyServer
 Ask = Callable[..., CommandResult]
 
 
-def test_outcome_and_answer_are_printed(ask: Ask, target: FlakyServer) -> None:
-    """With --wait, a call that needs a retry ends with 0, and shows what the target said."""
+def test_result_and_response_are_printed(ask: Ask, target: FlakyServer) -> None:
+    """With --wait, a call that succeeds after a retry exits with 0 and prints the response."""
     done = ask("send", f"{target.url}/?plan=503,200", "-d", "hello", "--wait", "30s")
 
     task, *rest = done.out.split("\n", 1)
@@ -24,8 +24,8 @@ def test_outcome_and_answer_are_printed(ask: Ask, target: FlakyServer) -> None:
     assert ["the target answered 200\nanswer 2\n"] == rest
 
 
-def test_request_is_as_it_was_asked_for(ask: Ask, target: FlakyServer) -> None:
-    """Method, headers and key arrive; so does the key, in each attempt."""
+def test_delivered_request(ask: Ask, target: FlakyServer) -> None:
+    """Method and headers are delivered, and the same key in each attempt."""
     done = ask(
         "send", f"{target.url}/?plan=503,200", "-X", "PUT", "-H", "X-Shop: 7",
         "--idempotency-key", "order-7", "--wait", "30",
@@ -49,7 +49,7 @@ def test_request_is_as_it_was_asked_for(ask: Ask, target: FlakyServer) -> None:
     ],
     ids=["text", "JSON", "almost JSON", "file", "standard input"],
 )
-def test_body_arrives_byte_for_byte(
+def test_body_is_unchanged(
     ask: Ask,
     target: FlakyServer,
     tmp_path: Path,
@@ -58,7 +58,7 @@ def test_body_arrives_byte_for_byte(
     body: bytes,
     kind: str | None,
 ) -> None:
-    """Text, file or standard input; what is JSON says so."""
+    """A body from text, file or standard input is unchanged; JSON gets its content type."""
     file = tmp_path / "order.json"
     file.write_bytes(b"[1,\n 2]")
 
@@ -73,8 +73,8 @@ def test_body_arrives_byte_for_byte(
     assert (kind == "application/json") == (headers.get("content-type") == "application/json")
 
 
-def test_header_of_the_user_beats_the_guess(ask: Ask, target: FlakyServer) -> None:
-    """JSON under another name keeps that name."""
+def test_content_type_of_the_user_is_kept(ask: Ask, target: FlakyServer) -> None:
+    """A content type set by the user is kept."""
     ask("send", target.url, "-d", "{}", "-H", "content-type: text/plain", "--wait", "30")
 
     (seen,) = target.seen[""]
@@ -82,8 +82,8 @@ def test_header_of_the_user_beats_the_guess(ask: Ask, target: FlakyServer) -> No
     assert "text/plain" == headers["content-type"]
 
 
-def test_call_that_fails_for_good_ends_with_1(ask: Ask, target: FlakyServer) -> None:
-    """A script sees that the call was not delivered, a person where to look."""
+def test_failed_call_exits_with_1(ask: Ask, target: FlakyServer) -> None:
+    """A failed call exits with 1 and prints how to see the cause."""
     done = ask("send", f"{target.url}/?plan=404", "--wait", "30")
 
     assert 1 == done.code
@@ -91,17 +91,15 @@ def test_call_that_fails_for_good_ends_with_1(ask: Ask, target: FlakyServer) -> 
     assert "tarry tasks explain " in done.out
 
 
-def test_call_that_has_not_ended_in_time_ends_with_1(ask: Ask) -> None:
-    """--wait asks for a success within that time; the task goes on."""
+def test_unfinished_call_exits_with_1(ask: Ask) -> None:
+    """A call that is unfinished after --wait exits with 1; the task continues."""
     done = ask("send", "http://127.0.0.1:1", "--delay", "1h", "--wait", "500ms", "--json")
 
     assert (1, "PENDING") == (done.code, done.json["status"])
 
 
-def test_without_wait_the_task_is_kept_and_that_is_all(
-    ask: Ask, client: Client, target: FlakyServer
-) -> None:
-    """The command does not wait for the target; its JSON names the task."""
+def test_without_wait_the_task_is_added(ask: Ask, client: Client, target: FlakyServer) -> None:
+    """Without --wait the command returns after adding the task."""
     done = ask("send", f"{target.url}/?plan=hang", "--policy", "patient", "--json")
 
     assert 0 == done.code, done.err
@@ -110,7 +108,7 @@ def test_without_wait_the_task_is_kept_and_that_is_all(
 
 
 def test_one_key_is_one_task(ask: Ask) -> None:
-    """A script that is run again sends nothing twice; other content under a key is refused."""
+    """Sending twice with one key adds one task; other content with that key is rejected."""
     given = ("send", "http://127.0.0.1:1", "--delay", "1h", "--idempotency-key", "once", "--json")
 
     first, again, other = ask(*given), ask(*given), ask(*given, "-d", "other")
@@ -133,16 +131,16 @@ def test_one_key_is_one_task(ask: Ask) -> None:
     ],
     ids=["header", "header twice", "file", "delay", "wait", "policy", "method"],
 )
-def test_mistake_is_named(ask: Ask, options: list[str], said: str) -> None:
-    """It ends with 2, and the line says which option and what is wrong."""
+def test_invalid_options_are_reported(ask: Ask, options: list[str], said: str) -> None:
+    """Invalid options exit with 2 and are named."""
     done = ask("send", "http://127.0.0.1:1", *options)
 
     assert (2, "") == (done.code, done.out)
     assert said in done.err
 
 
-def test_target_that_is_not_allowed_is_refused(ask: Ask) -> None:
-    """The service's own words reach the user."""
+def test_forbidden_target_is_rejected(ask: Ask) -> None:
+    """The service's explanation of a forbidden target is printed."""
     done = ask("send", "http://10.0.0.1/")
 
     assert 2 == done.code

@@ -1,4 +1,4 @@
-"""`tarry serve` and `tarry config`: the first minute, the end, and what is in force."""
+"""`tarry serve` and `tarry config`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ SECRET = f"whsec_{'c2hoaGho' * 4}"
 
 
 @contextmanager
-def serving(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run `tarry serve` on a free port; give the process and its greeting."""
+def run_serve(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run `tarry serve` on a free port; yield the process and its greeting."""
     command = [sys.executable, "-m", "tarry", "serve", "--port", "0", *flags]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder
@@ -42,8 +42,8 @@ def serving(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], 
             process.kill()
 
 
-def pasted(curl: str) -> tuple[int, bytes]:
-    """Do what a line with curl does."""
+def run_curl(curl: str) -> tuple[int, bytes]:
+    """Send the request of a curl command line."""
     words = shlex.split(curl.replace("\\\n", " "))
     assert "curl" == words.pop(0)
     url, headers, body = "", {}, ""
@@ -66,10 +66,10 @@ def pasted(curl: str) -> tuple[int, bytes]:
         connection.close()
 
 
-def test_greeting_has_a_line_that_works(tmp_path: Path) -> None:
-    """Where it is, where its data is, and a task that is delivered; SIGTERM ends it with 0."""
-    with serving(tmp_path, "--dev") as (process, greeting):
-        status, answer = pasted(greeting[greeting.index("curl") :])
+def test_greeting_has_a_working_example(tmp_path: Path) -> None:
+    """The greeting has the address, the data and a working curl line; SIGTERM exits with 0."""
+    with run_serve(tmp_path, "--dev") as (process, greeting):
+        status, answer = run_curl(greeting[greeting.index("curl") :])
         process.send_signal(signal.SIGTERM)
         code = process.wait()
 
@@ -80,9 +80,9 @@ def test_greeting_has_a_line_that_works(tmp_path: Path) -> None:
 
 
 def test_greeting_says_how_to_get_a_key(tmp_path: Path) -> None:
-    """Where keys are needed, the next command is there; Ctrl-C ends with 130."""
+    """When keys are required the greeting has the command; Ctrl-C exits with 130."""
     flags = ("--store", "sqlite:x.db", "--set", "require_keys=true")
-    with serving(tmp_path, *flags) as (process, greeting):
+    with run_serve(tmp_path, *flags) as (process, greeting):
         process.send_signal(signal.SIGINT)
         code = process.wait()
 
@@ -91,9 +91,9 @@ def test_greeting_says_how_to_get_a_key(tmp_path: Path) -> None:
     assert 130 == code
 
 
-def test_service_that_cannot_start_says_so(tmp_path: Path) -> None:
-    """The port is taken, the address is another machine's: 4, and the way out."""
-    with serving(tmp_path, "--store", "memory:") as (_, greeting):
+def test_bind_error_is_reported(tmp_path: Path) -> None:
+    """A bind error exits with 4 and a hint."""
+    with run_serve(tmp_path, "--store", "memory:") as (_, greeting):
         port = greeting.split()[2].rpartition(":")[2]
         taken = run_command("serve", "--store", "memory:", "--port", port)
     elsewhere = run_command("serve", "--store", "memory:", "--port", "0", "--host", "192.0.2.1")
@@ -120,18 +120,18 @@ def test_service_that_cannot_start_says_so(tmp_path: Path) -> None:
     ],
     ids=["privileged port", "unknown name", "something else"],
 )
-def test_words_for_where_it_cannot_listen(error: OSError, words: str | None) -> None:
-    """What is not known is in the log."""
+def test_bind_error_hints(error: OSError, words: str | None) -> None:
+    """Known bind errors have a hint; unknown errors have none."""
     said = _bind_error_hint(error, "nowhere", 80)
 
     assert (said or "").endswith(words or "")
     assert (words is None) == (said is None)
 
 
-def test_greeting_of_a_service_on_every_address_can_be_pasted(tmp_path: Path) -> None:
-    """Nobody can call 0.0.0.0, and no task may go there."""
+def test_greeting_of_a_wildcard_address(tmp_path: Path) -> None:
+    """For 0.0.0.0 the greeting shows the loopback address."""
     every = "0.0.0.0"  # noqa: S104 - what is tried
-    with serving(tmp_path, "--dev", "--host", every) as (_, greeting):
+    with run_serve(tmp_path, "--dev", "--host", every) as (_, greeting):
         first, *rest = greeting.splitlines()
 
     port = first.split()[2].rpartition(":")[2]
@@ -140,10 +140,8 @@ def test_greeting_of_a_service_on_every_address_can_be_pasted(tmp_path: Path) ->
     assert f'"targetUrl": "http://127.0.0.1:{port}/healthz"' in greeting
 
 
-def test_config_tells_where_values_come_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Flags over variables over the file over defaults; secrets are only counted."""
+def test_config_shows_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flags override variables, then the file, then defaults; secrets are only counted."""
     file = tmp_path / "tarry.toml"
     file.write_text(f'port = 1\nhost = "::1"\nsigning_secrets = ["{SECRET}"]\n')
     monkeypatch.setenv("TARRY_PORT", "2")
@@ -181,8 +179,8 @@ def test_config_tells_where_values_come_from(
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
-def test_mistake_is_named(flags: list[str], said: str) -> None:
-    """Before anything is started; both commands say the same."""
+def test_invalid_setting_is_reported(flags: list[str], said: str) -> None:
+    """`serve` and `config` report an invalid setting before anything starts."""
     done = run_command("config", *flags)
 
     assert (2, "") == (done.code, done.out)
@@ -202,7 +200,7 @@ def test_mistake_is_named(flags: list[str], said: str) -> None:
     ids=["serve", "config", "keys", "send", "tasks"],
 )
 def test_missing_extra_is_named(arguments: list[str], missing: str, said: str) -> None:
-    """One line with the way to install it."""
+    """A missing package is reported with the install command."""
     code = (
         f"import sys; sys.modules[{missing!r}] = None; "
         f"sys.argv[1:] = {arguments!r}; from tarry.cli import main; main()"

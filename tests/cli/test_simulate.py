@@ -1,4 +1,4 @@
-"""`tarry simulate`: what it prints and writes, and with which code it ends."""
+"""`tarry simulate`: output, files and exit codes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAGE = DOCS / "scenario-files.md"
 
 
 def test_no_argument_lists_the_scenarios() -> None:
-    """Each with its question, in one line that fits."""
+    """Without arguments, each scenario is listed with its question."""
     result = run(width=200)
 
     assert 0 == result.exit_code
@@ -32,7 +32,7 @@ def test_no_argument_lists_the_scenarios() -> None:
 
 
 def test_scenarios_are_listed_as_json() -> None:
-    """A program learns what can be run and set."""
+    """`--json` lists the scenarios with variants and parameters."""
     listed = json.loads(run("--json").stdout)
 
     assert list(STUDIES) == [study["name"] for study in listed]
@@ -40,7 +40,7 @@ def test_scenarios_are_listed_as_json() -> None:
 
 
 def test_page_shows_a_file_that_runs_and_what_it_prints() -> None:
-    """docs/scenario-files.md shows the example word for word, and its table."""
+    """docs/scenario-files.md shows the example file and its output."""
     shown = [block.text for block in blocks_of(PAGE)]
 
     done = run_process("simulate", "examples/checkout.toml")
@@ -51,10 +51,8 @@ def test_page_shows_a_file_that_runs_and_what_it_prints() -> None:
     assert command + printed == shown[1]
 
 
-def test_page_shows_the_mistake_that_a_user_gets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The line that is named on the page is the right one."""
+def test_page_shows_a_real_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error on the page is the command's output."""
     command = "$ tarry simulate checkout.toml\nerror: "
     (shown,) = (block.text for block in blocks_of(PAGE) if block.text.startswith(command))
     write_file(
@@ -68,8 +66,8 @@ def test_page_shows_the_mistake_that_a_user_gets(
     assert shown == f"{command}{caught.value}\n"
 
 
-def test_claims_on_the_page_hold() -> None:
-    """The command that the page recommends for builds passes."""
+def test_assertions_on_the_page_hold() -> None:
+    """The assertions on the page hold."""
     result = run(CHECKOUT, "--assert", "careful: amplification < 1.2", "--assert", "crashes == 0")
 
     assert (0, "all assertions hold") == (result.exit_code, result.stdout.splitlines()[-1])
@@ -77,7 +75,7 @@ def test_claims_on_the_page_hold() -> None:
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_table_is_whole_at_any_width(width: int) -> None:
-    """What does not fit side by side stands below, with the names of the rows again."""
+    """Columns that do not fit are in a further table, with the row names repeated."""
     result = run(CHECKOUT, *SHORT, "--sweep", "clients.rate=80,90", width=width)
 
     lines = result.stdout.splitlines()
@@ -89,7 +87,7 @@ def test_table_is_whole_at_any_width(width: int) -> None:
 
 @pytest.mark.parametrize("width", [40, 60, 79, 80])
 def test_numbers_keep_their_units_in_a_sweep(width: int) -> None:
-    """No cell is cut off at the end of a line."""
+    """No cell of a number is cut."""
     arguments = ("--sweep", "clients.rate=50..150:50", "--sweep", "clients.instances=1")
 
     result = run(CHECKOUT, *SHORT, *arguments, width=width)
@@ -99,7 +97,7 @@ def test_numbers_keep_their_units_in_a_sweep(width: int) -> None:
 
 
 def test_narrowest_terminal_has_a_number_in_each_table() -> None:
-    """The names give way, and nothing is shown again and again."""
+    """In a narrow terminal the names are wrapped, and each table has a number."""
     result = run(CHECKOUT, *SHORT, width=20)
 
     assert len(read_study(CHECKOUT).columns) == len(re.findall("─+\n", result.stdout))
@@ -107,7 +105,7 @@ def test_narrowest_terminal_has_a_number_in_each_table() -> None:
 
 
 def test_same_seed_gives_the_same_bytes() -> None:
-    """In one process or several, today or tomorrow."""
+    """The same seed gives the same output, in one process or several."""
     arguments = ("simulate", str(CHECKOUT), "--json", "--set", "duration=20", "--seed", "3")
 
     one = run_process(*arguments, "--jobs", "1", PYTHONHASHSEED="1")
@@ -118,8 +116,8 @@ def test_same_seed_gives_the_same_bytes() -> None:
     assert one.stdout != run(*arguments[1:-1], "4", "--jobs", "1").stdout
 
 
-def test_json_has_the_rows_and_the_claims() -> None:
-    """Null is a time that never came, and what was set is in force."""
+def test_json_has_rows_and_assertions() -> None:
+    """JSON has rows and assertions; a time that was never reached is null."""
     arguments = ("--json", "--variants", "eager", "--assert", "recovered_after < inf")
 
     result = run(CHECKOUT, *arguments, "--set", "clients.instances=2")
@@ -139,8 +137,8 @@ def test_json_has_the_rows_and_the_claims() -> None:
     ] == findings["assertions"]
 
 
-def test_builtin_scenario_runs_with_a_value_of_the_user() -> None:
-    """Also by its short name, with a parameter and without processes."""
+def test_builtin_scenario_with_a_parameter() -> None:
+    """A built-in scenario runs with a changed parameter in one process."""
     result = run("retry-after", "--set", "clients=50", "--variants", "full", "--jobs", "1")
 
     assert 0 == result.exit_code
@@ -148,7 +146,7 @@ def test_builtin_scenario_runs_with_a_value_of_the_user() -> None:
 
 
 def test_show_runs_nothing() -> None:
-    """It says which variants there are, and what can be set, with the values in force."""
+    """`--show` lists variants and parameters with their values, and runs nothing."""
     result = run(CHECKOUT, "--show", "--set", "duration=1e9")
 
     assert "--variants (variant): eager, careful" in result.stdout
@@ -159,16 +157,16 @@ def test_show_runs_nothing() -> None:
     )
 
 
-def test_show_names_the_numbers_of_the_table() -> None:
-    """A claim needs their names, and a reader their meaning."""
+def test_show_lists_the_metrics() -> None:
+    """`--show` lists the metrics with their descriptions."""
     result = run(CHECKOUT, "--show", width=200)
 
     meaning = "started calls that succeeded"
     assert re.search(rf"^ +success_rate +succeeded +{meaning}", result.stdout, re.MULTILINE)
 
 
-def test_show_tells_the_world_of_a_scenario() -> None:
-    """Also what cannot be set, at the values in force, but nothing that does not count there."""
+def test_show_lists_scenario_settings() -> None:
+    """`--show` lists the other settings of the scenario that have an effect."""
     result = run("storm", "--show", "--set", "clients=100")
 
     assert re.search(r"servers\.server\.latency\.median +0\.08", result.stdout)
@@ -178,7 +176,7 @@ def test_show_tells_the_world_of_a_scenario() -> None:
 
 
 def test_reports_are_written(tmp_path: Path) -> None:
-    """Each form lands in its file, and the page says by which command it was made."""
+    """Each report format is written, and the page has the command line."""
     html, png, svg = tmp_path / "a.html", tmp_path / "b.png", tmp_path / "c.svg"
 
     result = run(CHECKOUT, *SHORT, "-q", "--html", str(html), "--png", str(png), "--svg", str(svg))
@@ -192,7 +190,7 @@ def test_reports_are_written(tmp_path: Path) -> None:
 
 
 def test_scenario_files_are_compared(tmp_path: Path) -> None:
-    """One table with a row for each."""
+    """`--compare` of scenario files prints one table with a row for each."""
     before = write_file(tmp_path, "before.toml", SMALL)
     after = write_file(tmp_path, "after.toml", SMALL.replace("0.01", "0.02"))
 
@@ -203,7 +201,7 @@ def test_scenario_files_are_compared(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scenario", ["storm", CHECKOUT])
 def test_policy_files_are_compared_in_a_scenario(tmp_path: Path, scenario: object) -> None:
-    """They take the place of its variants."""
+    """Compared policies replace the variants of the scenario."""
     once = write_file(tmp_path, "once.toml", "max_attempts = 1")
     twice = write_file(tmp_path, "twice.toml", "max_attempts = 2")
     less = ("--set", "clients=50") if scenario == "storm" else SHORT
@@ -215,7 +213,7 @@ def test_policy_files_are_compared_in_a_scenario(tmp_path: Path, scenario: objec
 
 
 def test_presets_are_compared_too(tmp_path: Path) -> None:
-    """By their names, beside files; the lesson is about other policies."""
+    """Presets can be compared by name; the lesson of the scenario is not printed."""
     once = write_file(tmp_path, "once.toml", "max_attempts = 1")
 
     result = run("storm", "--compare", once, "interactive", "--set", "clients=50")
@@ -261,8 +259,8 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("arguments", "expected"), MISTAKES, ids=[case[1] for case in MISTAKES])
-def test_mistakes_are_refused(arguments: list[str], expected: str) -> None:
-    """Each says what to change."""
+def test_invalid_arguments_are_rejected(arguments: list[str], expected: str) -> None:
+    """Each error says what to change."""
     with pytest.raises(ConfigurationError) as caught:
         run(*arguments)
 
@@ -270,7 +268,7 @@ def test_mistakes_are_refused(arguments: list[str], expected: str) -> None:
 
 
 def test_text_of_a_file_is_shown_as_text(tmp_path: Path) -> None:
-    """Neither markup nor control characters of a file do anything in the terminal."""
+    """Markup and control characters in a file have no effect in the terminal."""
     text = 'question = "[red]why[/red]\\u001b[2J"\n' + SMALL + '[variants."[b]x\\u009b"]\n'
 
     result = run(write_file(tmp_path, "s.toml", text), "--set", "duration=1")

@@ -1,4 +1,4 @@
-"""`tarry simulate --assert`: what a build is told when a claim does not hold."""
+"""`tarry simulate --assert`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.simulator.files.file_builders import CHECKOUT, SMALL, write_file
 from tests.test_docs import DOCS, table_of
 
 
-def test_claim_that_fails_ends_with_1_and_names_the_row() -> None:
-    """The error stream has the row, the claim and the value that was seen."""
+def test_failed_assertion_exits_with_1() -> None:
+    """A failed assertion exits with 1 and prints row, assertion and value."""
     arguments = ("--quiet", "--sweep", "clients.rate=80,110", "--assert", "recovered_after < 60s")
 
     result = run(CHECKOUT, *arguments)
@@ -27,8 +27,8 @@ def test_claim_that_fails_ends_with_1_and_names_the_row() -> None:
     )
 
 
-def test_claim_about_a_number_without_value_fails(tmp_path: Path) -> None:
-    """Where no call succeeded none was quick; in JSON the number is null, in the table a dash."""
+def test_assertion_on_a_missing_value_fails(tmp_path: Path) -> None:
+    """An assertion on a missing value fails; JSON has null, the table a dash."""
     dead = write_file(tmp_path, "dead.toml", SMALL + "failure_rate = 1\n")
 
     told = run(dead, "--assert", "p99 < 1s")
@@ -47,20 +47,20 @@ def test_claim_about_a_number_without_value_fails(tmp_path: Path) -> None:
     assert not found["assertions"][0]["holds"]
 
 
-def test_claim_without_its_unit_is_refused_before_anything_runs() -> None:
-    """The table shows milliseconds, and 250 seconds would always hold."""
+def test_assertion_without_unit_is_rejected() -> None:
+    """A time without a unit is rejected before the run."""
     with pytest.raises(ConfigurationError, match="write 250ms or 250s"):
         run(CHECKOUT, "--set", "duration=1e9", "--assert", "p99 < 250")
 
 
-def test_numbers_on_the_page_are_those_of_the_code() -> None:
-    """The table on docs/simulator.md names every number that a claim can be about."""
+def test_metrics_are_documented() -> None:
+    """The table on docs/simulator.md has every metric."""
     rows = table_of(DOCS / "simulator.md", "name | meaning")
 
     assert set(METRICS) == {name for row in rows for name in re.findall(r"`(\w+)`", row[0])}
 
 
-def test_misspelt_claim_is_refused_before_anything_runs() -> None:
-    """Nobody waits an hour for that."""
+def test_invalid_assertion_is_rejected() -> None:
+    """An invalid assertion is rejected before the run."""
     with pytest.raises(ConfigurationError, match="variant 'carefull' is not run"):
         run(CHECKOUT, "--set", "duration=1e9", "--assert", "carefull: amplification < 2")

@@ -1,4 +1,4 @@
-"""`name=value`, lists and ranges on the command line."""
+"""Parsing of `--set` and `--sweep`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ KNOWN = {"clients.rate": 10.0, "jitter": "full"}
         ("1\nb = 2", "1\nb = 2"),
     ],
 )
-def test_value_is_what_toml_would_read(text: str, expected: object) -> None:
-    """And everything else is text."""
+def test_values_are_parsed_as_toml(text: str, expected: object) -> None:
+    """A value is parsed as TOML; other text stays text."""
     assert expected == parse_value(text)
 
 
@@ -46,26 +46,26 @@ def test_value_is_what_toml_would_read(text: str, expected: object) -> None:
     ],
 )
 def test_values_are_a_list_or_a_range(text: str, expected: list[Any]) -> None:
-    """A range has both of its ends, without errors of rounding."""
+    """Values are a list or an inclusive range, without rounding errors."""
     assert expected == parse_values(text)
 
 
 @pytest.mark.parametrize("text", ["1..x", "3..1", "1..3:0", "1..3:-1", "1..inf", "nan..3"])
-def test_range_that_makes_no_sense_is_refused(text: str) -> None:
-    """The message shows how one is written."""
+def test_invalid_range_is_rejected(text: str) -> None:
+    """The error for an invalid range shows the format."""
     with pytest.raises(ConfigurationError, match=r"a range has the format first\.\.last:step"):
         parse_values(text)
 
 
 @pytest.mark.parametrize("text", ["1..1000000000", "0..1:0.0000001"])
 def test_sweep_is_bounded(text: str) -> None:
-    """A slip of the finger does not run for days."""
+    """A sweep has a maximum number of values."""
     with pytest.raises(ConfigurationError, match="a sweep has at most 1000 values"):
         parse_values(text)
 
 
 def test_pairs_are_read_by_name() -> None:
-    """Spaces around the sign do not matter."""
+    """Spaces around `=` are ignored."""
     assert {"clients.rate": 3, "jitter": "none"} == parse_settings(
         ["clients.rate=3", "jitter = none"], KNOWN
     )
@@ -94,8 +94,8 @@ def test_pairs_are_read_by_name() -> None:
         (["jitter=3", "jitter=4"], "--set sets jitter twice"),
     ],
 )
-def test_mistakes_are_refused(texts: list[str], words: str) -> None:
-    """Each names the option."""
+def test_invalid_pairs_are_rejected(texts: list[str], words: str) -> None:
+    """Each error names the option."""
     with pytest.raises(ConfigurationError) as caught:
         parse_settings(texts, KNOWN)
 
@@ -103,6 +103,6 @@ def test_mistakes_are_refused(texts: list[str], words: str) -> None:
 
 
 def test_two_parameters_are_swept_at_most() -> None:
-    """A table of three is read by nobody."""
+    """At most two parameters can be swept."""
     with pytest.raises(ConfigurationError, match="--sweep can be used at most 2 times, got 3"):
         parse_sweeps(["a=1", "b=1", "c=1"], KNOWN)

@@ -1,4 +1,4 @@
-"""`tarry tail` and `tarry top`: lines for programs, and what people are told."""
+"""`tarry tail` and `tarry top`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ Ask = Callable[..., CommandResult]
 
 
 @contextmanager
-def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a command that does not end by itself."""
+def start_command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a command that runs until it is interrupted."""
     with subprocess.Popen(
         [sys.executable, "-m", "tarry", *arguments],
         stdout=subprocess.PIPE,
@@ -40,8 +40,8 @@ def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def interrupted(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Press Ctrl-C; return the exit code and what was said."""
+def interrupt(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Send SIGINT; return the exit code and the output."""
     process.send_signal(signal.SIGINT)
     return process.wait(), _of(process.stderr).read()
 
@@ -53,7 +53,7 @@ def _of(stream: IO[str] | None) -> IO[str]:
 
 @pytest.fixture
 def traffic(client: Client, target: FlakyServer) -> Iterator[None]:
-    """Calls one after another until the test ends; one in four is retried, which trips nothing."""
+    """Send calls until the test ends; one in four is retried, which opens no breaker."""
     over = threading.Event()
 
     def send() -> None:
@@ -73,24 +73,24 @@ def traffic(client: Client, target: FlakyServer) -> Iterator[None]:
 
 @pytest.mark.usefixtures("traffic")
 def test_tail_prints_events_until_ctrl_c(address: str, lane: str) -> None:
-    """Each line has what happened to which task; the end is 130."""
-    with running("tail", "--server", address) as process:
+    """Each line has an event and its task; Ctrl-C exits with 130."""
+    with start_command("tail", "--server", address) as process:
         lines: list[str] = []
         for line in _of(process.stdout):
             lines.append(line)
             if lane in line and "got 503" in line:
                 break
 
-        assert (130, "") == interrupted(process)
+        assert (130, "") == interrupt(process)
     assert "attempt" == lines[-1].split()[1]
     assert "attempt 1 got 503 in " in lines[-1]
     assert "; next after " in lines[-1]
 
 
 @pytest.mark.usefixtures("traffic")
-def test_tail_for_programs_is_json_lines(address: str, lane: str) -> None:
-    """As the service tells them, without what an event has not."""
-    with running("tail", "--server", address, "--json") as process:
+def test_tail_prints_json_lines(address: str, lane: str) -> None:
+    """With --json each line is an event, without null fields."""
+    with start_command("tail", "--server", address, "--json") as process:
         events = map(json.loads, _of(process.stdout))
         found: Any = next(one for one in events if one["kind"] == "attempt" and one["lane"] == lane)
 
@@ -99,13 +99,13 @@ def test_tail_for_programs_is_json_lines(address: str, lane: str) -> None:
 
 
 @pytest.mark.usefixtures("traffic")
-def test_top_for_programs_is_json_lines(address: str, lane: str) -> None:
-    """Each look has counts, rates and downstreams."""
-    with running("top", "--server", address, "--json") as process:
+def test_top_prints_json_lines(address: str, lane: str) -> None:
+    """With --json each line has counts, rates and downstreams."""
+    with start_command("top", "--server", address, "--json") as process:
         looks = map(json.loads, _of(process.stdout))
         found: Any = next(one for one in looks if one["finishedPerSecond"].get("succeeded"))
 
-        assert (130, "") == interrupted(process)
+        assert (130, "") == interrupt(process)
     assert found["tasks"]["SUCCEEDED"] > 0
     assert lane in [one["lane"] for one in found["downstreams"]]
 
@@ -113,7 +113,7 @@ def test_top_for_programs_is_json_lines(address: str, lane: str) -> None:
 def test_top_into_a_pipe_is_one_table(
     ask: Ask, client: Client, target: FlakyServer, lane: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A picture of the moment, and an end."""
+    """In a pipe, `top` prints one table and exits."""
     monkeypatch.setattr("tarry.cli.top.REFRESH_INTERVAL_S", 0.01)
     client.enqueue(target.url, wait=30)
 
@@ -126,7 +126,7 @@ def test_top_into_a_pipe_is_one_table(
 
 
 def test_top_of_a_tenant_has_no_rates(tmp_path: Path) -> None:
-    """What the process counts is an operator's to see, and it says so instead of zero."""
+    """Without an operator's key the rates are missing, not zero."""
     with two_tenants(tmp_path) as callers:
         given = ("top", "--server", f"http://127.0.0.1:{callers.running.port}")
         done = run_command(*given, "--key", callers.secrets["ann"])
@@ -138,16 +138,16 @@ def test_top_of_a_tenant_has_no_rates(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["tail", "top"])
-def test_no_service_is_told(ask: Ask, command: str) -> None:
-    """Nobody watches what is not there."""
+def test_missing_service_is_reported(ask: Ask, command: str) -> None:
+    """Without a service both commands exit with an error."""
     done = ask(command, "--server", "http://127.0.0.1:1")
 
     assert (4, "") == (done.code, done.out)
     assert "start one with `tarry serve`" in done.err
 
 
-def test_numbers_are_read_from_metrics() -> None:
-    """By the label that matters, summed over the others; all else is passed over."""
+def test_parse_metrics() -> None:
+    """Samples are summed by the relevant label; other metrics are ignored."""
     page = (
         "# HELP retry_tasks Tasks\n"
         'retry_tasks{status="PENDING"} 3.0\n'
@@ -165,7 +165,7 @@ def test_numbers_are_read_from_metrics() -> None:
 
 
 def test_rates_are_differences_over_time() -> None:
-    """A service that was started again has no negative ones."""
+    """Rates are differences over time, and never negative after a restart."""
 
     def look(at: float, attempts: int) -> Snapshot:
         numbers = parse_metrics("")
@@ -189,6 +189,6 @@ def test_rates_are_differences_over_time() -> None:
     ],
     ids=lambda value: value.kind if isinstance(value, ServiceEvent) else "",
 )
-def test_events_are_words(event: ServiceEvent, words: str) -> None:
-    """What is special about each."""
+def test_event_details(event: ServiceEvent, words: str) -> None:
+    """The details of each kind of event."""
     assert words == event_details(event)

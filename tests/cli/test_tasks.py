@@ -1,4 +1,4 @@
-"""`tarry tasks`: what people and programs see of tasks, and what they can do to them."""
+"""`tarry tasks`: list, show, explain, cancel and retry."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOBODY = "01a1dedf-0000-7000-8000-000000000000"
 
 @pytest.fixture
 def waiting(client: Client, target: FlakyServer) -> str:
-    """A task that waits for an hour."""
+    """A task whose first attempt is in an hour."""
     return client.enqueue(target.url, {"order": 7}, delay=3600).task_id
 
 
@@ -32,7 +32,7 @@ def failed(client: Client, target: FlakyServer) -> str:
 
 
 def test_list_is_a_row_for_each_task(ask: Ask, lane: str, waiting: str, failed: str) -> None:
-    """Newest first, by downstream here; into a pipe a row is a line."""
+    """The list has one line per task, newest first."""
     done = ask("tasks", "list", "--lane", lane)
 
     heading, first, second = done.out.splitlines()
@@ -42,8 +42,8 @@ def test_list_is_a_row_for_each_task(ask: Ask, lane: str, waiting: str, failed: 
     assert [waiting, "PENDING", "0", "in"] == second.split()[:4]
 
 
-def test_list_for_programs_is_one_document(ask: Ask, lane: str, waiting: str, failed: str) -> None:
-    """As the API tells it; filters and the limit hold."""
+def test_list_as_json(ask: Ask, lane: str, waiting: str, failed: str) -> None:
+    """With --json the list is one document; filters and limit apply."""
     every = ask("tasks", "list", "--lane", lane, "--json").json
     one = ask("tasks", "list", "--lane", lane, "--limit", "1", "--json").json
     pending = ask("tasks", "list", "--lane", lane, "--status", "pending", "--json").json
@@ -57,8 +57,8 @@ def test_list_for_programs_is_one_document(ask: Ask, lane: str, waiting: str, fa
     assert [] == policy
 
 
-def test_a_list_that_is_cut_says_so(ask: Ask, lane: str, waiting: str, failed: str) -> None:
-    """Beside what it prints, so that programs read on."""
+def test_limited_list_is_reported(ask: Ask, lane: str, waiting: str, failed: str) -> None:
+    """A list that reaches the limit is reported on standard error."""
     one = ask("tasks", "list", "--lane", lane, "--limit", "1", "--json")
     every = ask("tasks", "list", "--lane", lane, "--limit", "2", "--json")
 
@@ -67,13 +67,13 @@ def test_a_list_that_is_cut_says_so(ask: Ask, lane: str, waiting: str, failed: s
     assert ([failed, waiting], "") == ([task["taskId"] for task in every.json], every.err)
 
 
-def test_empty_list_is_said(ask: Ask, lane: str) -> None:
-    """No table without rows."""
+def test_empty_list(ask: Ask, lane: str) -> None:
+    """An empty list prints "none"."""
     assert "none\n" == ask("tasks", "list", "--lane", lane).out
 
 
-def test_unknown_status_is_refused(ask: Ask) -> None:
-    """With the words that there are."""
+def test_unknown_status_is_rejected(ask: Ask) -> None:
+    """An unknown status is rejected with the list of statuses."""
     done = ask("tasks", "list", "--status", "lost")
 
     assert (2, "") == (done.code, done.out)
@@ -81,7 +81,7 @@ def test_unknown_status_is_refused(ask: Ask) -> None:
 
 
 def test_show_has_the_task_and_its_attempts(ask: Ask, failed: str) -> None:
-    """What happened, in the order it happened."""
+    """`show` prints the task and its attempts in order."""
     shown, told = ask("tasks", "show", failed), ask("tasks", "show", failed, "--json").json
 
     facts, attempts = shown.out.split("\n\n")
@@ -97,8 +97,8 @@ def test_show_has_the_task_and_its_attempts(ask: Ask, failed: str) -> None:
     ]
 
 
-def test_show_of_a_task_that_waits(ask: Ask, waiting: str) -> None:
-    """It has a next attempt, and none that was."""
+def test_show_of_a_pending_task(ask: Ask, waiting: str) -> None:
+    """`show` of a pending task has the next attempt and no attempts."""
     out = ask("tasks", "show", waiting).out
 
     assert "next attempt     in " in out
@@ -106,7 +106,7 @@ def test_show_of_a_task_that_waits(ask: Ask, waiting: str) -> None:
 
 
 def test_explain_is_a_line_for_each_attempt(ask: Ask, failed: str) -> None:
-    """And what comes next."""
+    """`explain` prints a line for each attempt, and what happens next."""
     done = ask("tasks", "explain", failed)
 
     first, second, following = done.out.splitlines()
@@ -116,8 +116,8 @@ def test_explain_is_a_line_for_each_attempt(ask: Ask, failed: str) -> None:
     assert 2 == len(ask("tasks", "explain", failed, "--json").json["steps"])
 
 
-def test_story_loses_no_word() -> None:
-    """What stands before the first attempt or after the last stays."""
+def test_explanation_lines_keep_all_text() -> None:
+    """Splitting an explanation keeps all text."""
     text = "2 attempts before; attempt 3 got 503; waited 1 s; stopped: cancelled. Nothing follows."
 
     assert [
@@ -128,17 +128,17 @@ def test_story_loses_no_word() -> None:
 
 
 def test_cancel(ask: Ask, waiting: str) -> None:
-    """Once and again it is cancelled."""
+    """Cancelling is idempotent."""
     first, again = ask("tasks", "cancel", waiting), ask("tasks", "cancel", waiting, "--json")
 
     assert (0, f"{waiting} CANCELLED: cancelled\n") == (first.code, first.out)
     assert (0, "CANCELLED") == (again.code, again.json["status"])
 
 
-def test_cancel_goes_by_the_status(
+def test_cancel_message_depends_on_status(
     ask: Ask, client: Client, target: FlakyServer, waiting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An attempt may finish where one runs; a task that has ended has none."""
+    """The message depends on whether an attempt is running."""
     ended = msgspec.structs.replace(client.cancel(waiting), cancelling=True)
     running = client.enqueue(f"{target.url}/?plan=late&run=slow")
     while client.get(running).status != "IN_FLIGHT":
@@ -153,8 +153,8 @@ def test_cancel_goes_by_the_status(
     assert f"{waiting} CANCELLED: cancelled\n" == done.out
 
 
-def test_task_that_has_ended_cannot_be_cancelled(ask: Ask, failed: str) -> None:
-    """That is no mistake in what was written, and not what was asked for either: 1."""
+def test_finished_task_cannot_be_cancelled(ask: Ask, failed: str) -> None:
+    """Cancelling a finished task exits with 1."""
     done = ask("tasks", "cancel", failed)
 
     assert (1, "", "error: The task is EXHAUSTED.\n") == done
@@ -163,7 +163,7 @@ def test_task_that_has_ended_cannot_be_cancelled(ask: Ask, failed: str) -> None:
 def test_retry_makes_the_next_attempt_now(
     ask: Ask, client: Client, target: FlakyServer, waiting: str
 ) -> None:
-    """The hour is over."""
+    """`retry` makes the attempt that was due in an hour."""
     done = ask("tasks", "retry", waiting)
 
     assert 0 == done.code, done.err
@@ -172,10 +172,10 @@ def test_retry_makes_the_next_attempt_now(
     assert 1 == len(target.seen[""])
 
 
-def test_retry_says_what_keeps_the_next_attempt(
+def test_retry_reports_a_paused_downstream(
     ask: Ask, client: Client, lane: str, waiting: str
 ) -> None:
-    """A paused downstream gets nothing, also by hand."""
+    """`retry` prints that the downstream is paused."""
     client.pause(lane)
     done = ask("tasks", "retry", waiting)
     client.resume(lane)
@@ -184,10 +184,8 @@ def test_retry_says_what_keeps_the_next_attempt(
     assert (0, f"{waiting} PENDING: {words}\n", "") == done
 
 
-def test_retry_of_a_running_task_promises_nothing(
-    ask: Ask, client: Client, target: FlakyServer
-) -> None:
-    """The attempt that runs is not the next one."""
+def test_retry_of_a_running_task(ask: Ask, client: Client, target: FlakyServer) -> None:
+    """`retry` during an attempt does not promise another attempt."""
     running = client.enqueue(f"{target.url}/?plan=late&run=slow")
     while client.get(running).status != "IN_FLIGHT":
         system.sleep(0.01, None)
@@ -200,22 +198,22 @@ def test_retry_of_a_running_task_promises_nothing(
 
 
 @pytest.mark.parametrize("command", ["show", "explain", "cancel", "retry"])
-def test_unknown_task_ends_with_3(ask: Ask, command: str) -> None:
-    """So that scripts can tell it from a mistake."""
+def test_unknown_task_exits_with_3(ask: Ask, command: str) -> None:
+    """An unknown task exits with 3."""
     done = ask("tasks", command, NOBODY)
 
     assert (3, "", "error: There is no such task.\n") == done
 
 
-def test_cells_are_harmless() -> None:
-    """No markup, no control characters, nothing for None."""
+def test_cells_are_escaped() -> None:
+    """Cells have no markup and no control characters; None is empty."""
     assert ["[bold]\\x1b[2J", "", "7"] == [
         format_cell(one).plain for one in ("[bold]\x1b[2J", None, 7)
     ]
 
 
-def test_times_are_words() -> None:
-    """People do not read epoch milliseconds."""
+def test_times_are_relative() -> None:
+    """Times are shown relative to now."""
     assert ["in 3 s", "now", "3 s ago"] == [
         time_until(5000, 2.0),
         time_until(1000, 2.0),
@@ -226,8 +224,8 @@ def test_times_are_words() -> None:
 
 
 @pytest.mark.parametrize("command", ["show", "explain", "cancel", "retry"])
-def test_id_with_a_slash_ends_with_3(ask: Ask, command: str) -> None:
-    """It is no other path."""
+def test_id_with_a_slash_exits_with_3(ask: Ask, command: str) -> None:
+    """An id with a slash exits with 3, and does not change the path."""
     done = ask("tasks", command, "../x")
 
     assert (3, "", "error: There is no such task: '../x' has a slash.\n") == done

@@ -1,4 +1,4 @@
-"""`tarry tune`: what a user sees, writes and is refused."""
+"""`tarry tune`: output, files and errors."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ app.command()(tune)
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a log with enough of everything."""
+    """A log with enough data for every setting."""
     return write_csv(tmp_path_factory.mktemp("logs") / "log.csv", TRUTH.attempts())
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """Return a log that is too small for anything."""
+    """A log that is too small for every setting."""
     return write_jsonl(tmp_path / "small.jsonl", LogModel(calls=37, odds=(1.0,)).attempts())
 
 
@@ -75,8 +75,8 @@ def run(*arguments: object, width: int = 140) -> Result:
     return CliRunner().invoke(app, list(map(str, arguments)), env={"COLUMNS": str(width)})
 
 
-def refused(*arguments: object) -> str:
-    """Return why the command was refused."""
+def error_of(*arguments: object) -> str:
+    """Run a command that must fail; return its error message."""
     error = run(*arguments).exception
 
     assert isinstance(error, ConfigurationError)
@@ -84,7 +84,7 @@ def refused(*arguments: object) -> str:
 
 
 def test_the_tables(log: Path) -> None:
-    """Each field has a row with its reason; then come the hedges, and old against new."""
+    """Each field has a row with its reason; then hedging and the comparison follow."""
     result = run(log, "--seed", 3)
 
     assert 0 == result.exit_code
@@ -104,7 +104,7 @@ def test_the_tables(log: Path) -> None:
 
 
 def test_a_narrow_terminal_loses_nothing(log: Path) -> None:
-    """At 80 columns, reasons are wrapped and names are whole."""
+    """At 80 columns reasons are wrapped, and names are complete."""
     result = run(log, "--no-simulate", width=80)
 
     assert [] == [field for field in FIELDS if field not in result.stdout]
@@ -114,7 +114,7 @@ def test_a_narrow_terminal_loses_nothing(log: Path) -> None:
 
 @pytest.mark.parametrize("name", ["policy.toml", "policy.json", "POLICY.TOML"])
 def test_the_written_policy_can_be_read_again(log: Path, tmp_path: Path, name: str) -> None:
-    """What is written is a policy file, and tuning it again proposes the same."""
+    """The written policy is valid, and tuning it again proposes the same."""
     out = tmp_path / name
     first = run(log, "--out", out, "--no-simulate")
     again = run(log, "--policy", out, "--json", "--no-simulate")
@@ -126,7 +126,7 @@ def test_the_written_policy_can_be_read_again(log: Path, tmp_path: Path, name: s
 
 
 def test_json(log: Path) -> None:
-    """Everything that the tables say, and the numbers behind it, as one JSON object."""
+    """JSON has the content of the tables, and the numbers behind it."""
     plain = json.loads(run(log, "--json", "--latency-target", "600ms").stdout)
 
     assert ["log", "warnings", "suggestions", "policy", "simulated"] == list(plain)
@@ -137,8 +137,8 @@ def test_json(log: Path) -> None:
     assert plain["simulated"]["new"]["requests"] < plain["simulated"]["old"]["requests"]
 
 
-def test_too_little_is_said(small: Path) -> None:
-    """A small log changes nothing, and says for each number what is missing."""
+def test_too_little_data_is_reported(small: Path) -> None:
+    """A small log changes nothing, and the missing data is reported."""
     result = run(small)
 
     assert 0 == result.exit_code
@@ -148,8 +148,8 @@ def test_too_little_is_said(small: Path) -> None:
     assert "simulated" not in json.loads(run(small, "--json").stdout)
 
 
-def test_too_little_to_simulate_is_said(small: Path) -> None:
-    """A latency target changes the policy, but 37 latencies are not simulated."""
+def test_too_little_to_simulate_is_reported(small: Path) -> None:
+    """37 latencies are too few for a simulation, which is reported."""
     result = run(small, "--latency-target", "2s")
 
     assert "not simulated: too little data: 37 healthy attempts, 100 needed" in result.stdout
@@ -162,35 +162,35 @@ def test_too_little_to_simulate_is_said(small: Path) -> None:
         ("taskId\n", "log.csv:1: column attemptNumber is missing; there are 'taskId'"),
     ],
 )
-def test_bad_logs(tmp_path: Path, text: str, words: str) -> None:
-    """A log that cannot be read is an error with its file and line."""
+def test_invalid_logs(tmp_path: Path, text: str, words: str) -> None:
+    """An invalid log is reported with file and line."""
     path = tmp_path / "log.csv"
     path.write_text(text)
 
-    assert words in refused(path)
+    assert words in error_of(path)
 
 
-def test_bad_arguments(log: Path, tmp_path: Path) -> None:
-    """What makes no sense is refused before the log is read."""
+def test_invalid_arguments(log: Path, tmp_path: Path) -> None:
+    """Invalid arguments are rejected before the log is read."""
     missing = tmp_path / "missing"
 
-    assert "--out must be a file name that ends in .json or .toml" in refused(
+    assert "--out must be a file name that ends in .json or .toml" in error_of(
         missing, "--out", "p.yaml"
     )
-    assert "--latency-target must be a time" in refused(missing, "--latency-target", "soon")
-    assert "missing.toml: there is no such file" in refused(log, "--policy", f"{missing}.toml")
-    assert "missing: there is no such file" in refused(missing)
+    assert "--latency-target must be a time" in error_of(missing, "--latency-target", "soon")
+    assert "missing.toml: there is no such file" in error_of(log, "--policy", f"{missing}.toml")
+    assert "missing: there is no such file" in error_of(missing)
 
 
 def test_a_policy_that_cannot_be_written(tmp_path: Path) -> None:
-    """A folder that is not there is an error before the log is read, and no trace of Python."""
+    """A missing output folder is reported before the log is read."""
     out = tmp_path / "nowhere" / "policy.toml"
 
-    assert f"--out: {out} cannot be written: " in refused(tmp_path / "missing", "--out", out)
+    assert f"--out: {out} cannot be written: " in error_of(tmp_path / "missing", "--out", out)
 
 
-def test_a_policy_is_written_whole(small: Path, tmp_path: Path) -> None:
-    """The old file is replaced in one step, and nothing is left beside it."""
+def test_policy_is_written_atomically(small: Path, tmp_path: Path) -> None:
+    """The output file is replaced atomically."""
     out = tmp_path / "policy.json"
     out.write_text("old")
     before = out.stat().st_ino
@@ -201,8 +201,8 @@ def test_a_policy_is_written_whole(small: Path, tmp_path: Path) -> None:
     assert {small, out} == set(tmp_path.iterdir())
 
 
-def test_what_was_never_measured_is_a_dash() -> None:
-    """A run in which no call succeeded has no quantiles: "-" in the table, null in JSON."""
+def test_missing_value_is_a_dash() -> None:
+    """A missing value is "-" in the table and null in JSON."""
     evidence = analyze_log(TRUTH.log())
     proposal = propose(evidence)
     runs = compare_policies(evidence, proposal.current, proposal.defence)
@@ -215,8 +215,8 @@ def test_what_was_never_measured_is_a_dash() -> None:
     assert None is json.loads(to_json(evidence, proposal, runs))["simulated"]["old"]["p99"]
 
 
-def test_names_from_outside_move_no_cursor(small: Path, tmp_path: Path) -> None:
-    """Markup and control characters in a path are shown as they are written."""
+def test_paths_are_escaped(small: Path, tmp_path: Path) -> None:
+    """Markup and control characters in a path are escaped."""
     out = tmp_path / "[red]\x1b[2J.toml"
     result = run(small, "--out", out)
 
@@ -225,7 +225,7 @@ def test_names_from_outside_move_no_cursor(small: Path, tmp_path: Path) -> None:
 
 
 def test_the_page_names_every_field_and_every_option() -> None:
-    """docs/tuning.md has a row for each field that is proposed, and each option of the command."""
+    """docs/tuning.md documents each proposed field and each option."""
     page = PAGE.read_text(encoding="utf-8")
     options = [option for option in typer.main.get_command(app).params if option.name != "log"]
     names = [option.opts[0] for option in options]
@@ -235,7 +235,7 @@ def test_the_page_names_every_field_and_every_option() -> None:
 
 
 def test_the_page_shows_what_the_command_prints(tmp_path: Path) -> None:
-    """The proposal of docs/tuning.md is the output for its log, line by line."""
+    """The output on docs/tuning.md is the command's output."""
     log = write_csv(tmp_path / "payments.csv", PAYMENTS.attempts())
     result = run(log, "--latency-target", "2s", "--no-simulate", width=100)
     lines = [line.rstrip() for line in result.stdout.splitlines()]

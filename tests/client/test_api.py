@@ -1,4 +1,4 @@
-"""Each call: what is sent, and what is made of the answer."""
+"""Each API call: the request that is sent, and the parsed response."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DOWNSTREAM = {
 
 
 def paged(key: str, items: list[Any], size: int) -> Any:
-    """Answers with pages of a list; the cursor is a place in it."""
+    """Return a response function that serves a list in pages; the cursor is an index."""
 
     def answer(request: ReceivedRequest) -> tuple[int, Any]:
         start = int(request.query.get("cursor", 0))
@@ -51,7 +51,7 @@ def paged(key: str, items: list[Any], size: int) -> Any:
 
 
 def test_enqueue_and_wait(driver: ClientDriver, service: FakeService) -> None:
-    """`wait` is asked for in whole seconds, and the target's answer comes with the task."""
+    """`wait` is sent in whole seconds, and the target's response is part of the task."""
     response = {"status": 200, "headers": {}, "body": "done"}
     done = task_json(1, status="SUCCEEDED", response=response)
     service.responses["POST /retry-tasks"] = (201, done)
@@ -63,7 +63,7 @@ def test_enqueue_and_wait(driver: ClientDriver, service: FakeService) -> None:
 
 
 def test_pages(driver: ClientDriver, service: FakeService) -> None:
-    """A list is one iterator, however many pages it has, in the order of the service."""
+    """A list is one iterator over all pages, in the order of the service."""
     tasks = [task_json(number) for number in range(250)]
     service.responses["GET /retry-tasks"] = paged("items", tasks, 100)
 
@@ -78,8 +78,8 @@ def test_pages(driver: ClientDriver, service: FakeService) -> None:
     ] == [request.query for request in service.requests]
 
 
-def test_a_page_that_is_lost(driver: ClientDriver, service: FakeService) -> None:
-    """A page whose answer was lost is asked for again: nothing twice, nothing left out."""
+def test_lost_page_is_requested_again(driver: ClientDriver, service: FakeService) -> None:
+    """A page whose response was lost is requested again, without gaps or duplicates."""
     service.responses["GET /dead-letters"] = paged("items", [task_json(n) for n in range(5)], 2)
     service.faults.extend(["", "drop", ""])
     found = driver.call("dead_letters")
@@ -87,8 +87,10 @@ def test_a_page_that_is_lost(driver: ClientDriver, service: FakeService) -> None
 
 
 @pytest.mark.parametrize("method", ["tasks", "dead_letters", "purge", "replay"])
-def test_an_unknown_filter(driver: ClientDriver, service: FakeService, method: str) -> None:
-    """A filter that does not exist is refused, for it would ask for everything."""
+def test_unknown_filter_is_rejected(
+    driver: ClientDriver, service: FakeService, method: str
+) -> None:
+    """An unknown filter is rejected, because ignoring it would match everything."""
     with pytest.raises(TypeError) as caught:
         driver.call(method, polcy="webhook")
     assert f"polcy is not an argument of {method}; did you mean 'policy'?" == str(caught.value)
@@ -100,23 +102,23 @@ def test_an_unknown_filter(driver: ClientDriver, service: FakeService, method: s
 
 
 def test_many_tasks(driver: ClientDriver, service: FakeService) -> None:
-    """Any number goes in batches of 1,000, and the verdicts come in the order of the tasks."""
+    """Tasks are sent in batches of 1,000; the results are in the order of the tasks."""
     urls = [f"{HOOK}/{number}" for number in range(2_001)]
     results = driver.call("enqueue_many", ({"url": url} for url in urls))
     assert [1000, 1000, 1] == [len(request.json["tasks"]) for request in service.requests]
     assert urls == [result.task.target_url for result in results]
 
 
-def test_many_tasks_half_way(driver: ClientDriver, service: FakeService) -> None:
-    """When a later batch fails, the error says how many tasks had their verdicts."""
+def test_later_batch_fails(driver: ClientDriver, service: FakeService) -> None:
+    """When a later batch fails, the error says how many tasks were processed."""
     service.faults.extend(["", *["503"] * 4])
     with pytest.raises(errors.ServiceUnavailable) as caught:
         driver.call("enqueue_many", [{"url": HOOK}] * 1_001)
     assert any("first 1000 tasks" in note for note in caught.value.__notes__)
 
 
-def test_many_tasks_not_at_all(driver: ClientDriver, service: FakeService) -> None:
-    """When the first batch fails, nothing is said of tasks before."""
+def test_first_batch_fails(driver: ClientDriver, service: FakeService) -> None:
+    """When the first batch fails, the error mentions no processed tasks."""
     service.faults.extend(["503"] * 4)
     with pytest.raises(errors.ServiceUnavailable) as caught:
         driver.call("enqueue_many", [{"url": HOOK}])
@@ -124,13 +126,13 @@ def test_many_tasks_not_at_all(driver: ClientDriver, service: FakeService) -> No
 
 
 def test_no_tasks(driver: ClientDriver, service: FakeService) -> None:
-    """Nothing to enqueue asks nobody."""
+    """An empty list of tasks sends no request."""
     assert [] == driver.call("enqueue_many", [])
     assert [] == service.requests
 
 
-def test_verdicts(driver: ClientDriver, service: FakeService) -> None:
-    """A task that is refused does not keep the others out; its problem is in its verdict."""
+def test_batch_results(driver: ClientDriver, service: FakeService) -> None:
+    """An invalid task does not affect the others; its result has the problem."""
     refused = {
         "status": 422,
         "problem": {"title": "Invalid request", "field": "targetUrl"},
@@ -143,15 +145,15 @@ def test_verdicts(driver: ClientDriver, service: FakeService) -> None:
 
 
 def test_wait_for_a_task(driver: ClientDriver, service: FakeService) -> None:
-    """A task is looked at until it has ended, however it ended."""
+    """A task is polled until it has finished, successfully or not."""
     states = iter(["PENDING", "IN_FLIGHT", "PENDING", "EXHAUSTED"])
     service.responses["GET /retry-tasks/a"] = lambda _: (200, task_json(1, status=next(states)))
     assert "EXHAUSTED" == driver.call("wait", "a").status
     assert ["wait=20"] * 4 == [request.headers["prefer"] for request in service.requests]
 
 
-def test_wait_is_over(driver: ClientDriver, service: FakeService) -> None:
-    """A wait of no time is one look; the error is a TimeoutError that has the task."""
+def test_wait_timeout(driver: ClientDriver, service: FakeService) -> None:
+    """A timeout of 0 polls once; the TimeoutError has the task."""
     service.responses["GET /retry-tasks/a"] = (200, task_json(1))
     with pytest.raises(TimeoutError, match="/retry-tasks/a is still PENDING") as caught:
         driver.call("wait", "a", timeout=0)
@@ -161,7 +163,7 @@ def test_wait_is_over(driver: ClientDriver, service: FakeService) -> None:
 
 
 def test_retry_and_explain(driver: ClientDriver, service: FakeService) -> None:
-    """A task is named by its id or by itself."""
+    """A task can be passed as an object or as an id."""
     task = driver.call("enqueue", HOOK)
     path = f"/retry-tasks/{task.task_id}"
     service.responses[f"POST {path}/retry"] = (200, task_json(1))
@@ -184,7 +186,7 @@ def test_retry_and_explain(driver: ClientDriver, service: FakeService) -> None:
 
 
 def test_replay(driver: ClientDriver, service: FakeService) -> None:
-    """A replay is a handle: it can be looked at again, waited for and ended."""
+    """A replay handle can be refreshed, waited for and cancelled."""
     states = iter([("RUNNING", 2), ("RUNNING", 5), ("DONE", 7)])
 
     def look(_: ReceivedRequest) -> tuple[int, Any]:
@@ -214,8 +216,8 @@ def test_replay(driver: ClientDriver, service: FakeService) -> None:
     assert "DONE" == replay.status
 
 
-def test_a_dry_run(driver: ClientDriver, service: FakeService) -> None:
-    """A dry run is over as it begins: nobody is asked about it again."""
+def test_dry_run(driver: ClientDriver, service: FakeService) -> None:
+    """A dry run has finished at once: no further request is sent."""
     told = {**JOB, "replayId": None, "status": "DRY_RUN", "createdAt": None}
     service.responses["POST /dead-letters/replays"] = (200, told)
     replay = driver.call("replay", dry_run=True)
@@ -226,7 +228,7 @@ def test_a_dry_run(driver: ClientDriver, service: FakeService) -> None:
 
 
 def test_replays(driver: ClientDriver, service: FakeService) -> None:
-    """A replay can be found again, by another process too."""
+    """A replay can be found in the list of replays, and cancelled."""
     service.responses["GET /dead-letters/replays"] = (200, {"items": [JOB], "nextCursor": None})
     service.responses["DELETE /dead-letters/replays/r1"] = (200, {**JOB, "status": "CANCELLED"})
     (replay,) = driver.call("replays")
@@ -234,7 +236,7 @@ def test_replays(driver: ClientDriver, service: FakeService) -> None:
 
 
 def test_purge(driver: ClientDriver, service: FakeService) -> None:
-    """What the service leaves for another request is asked for, and counted."""
+    """Purging continues until nothing is left, and counts."""
     left = iter([{"purged": 10, "more": True}, {"purged": 3, "more": False}])
     service.responses["DELETE /dead-letters"] = lambda _: (200, next(left))
     assert 13 == driver.call("purge", lane=LANE)
@@ -242,7 +244,7 @@ def test_purge(driver: ClientDriver, service: FakeService) -> None:
 
 
 def test_policies(driver: ClientDriver, service: FakeService) -> None:
-    """A policy goes out as the API writes it, and comes back in full."""
+    """A policy is sent in the API's format, and returned with all fields."""
     kept: dict[str, Any] = {}
 
     def put(request: ReceivedRequest) -> tuple[int, Any]:
@@ -279,8 +281,8 @@ def test_policies(driver: ClientDriver, service: FakeService) -> None:
     assert sent == service.requests[-1].json
 
 
-def test_a_policy_that_cannot_be_written(driver: ClientDriver, service: FakeService) -> None:
-    """A policy with a function in it is refused before anything is sent."""
+def test_policy_with_callable_is_rejected(driver: ClientDriver, service: FakeService) -> None:
+    """A policy with a callable is rejected before a request is sent."""
     with pytest.raises(tarry.ConfigurationError, match="backoff is a callable"):
         driver.call("put_policy", "slow", tarry.Policy(backoff=float))
     assert [] == service.requests
@@ -288,7 +290,7 @@ def test_a_policy_that_cannot_be_written(driver: ClientDriver, service: FakeServ
 
 @pytest.mark.parametrize("act", ["pause", "resume", "reset"])
 def test_downstreams(driver: ClientDriver, service: FakeService, act: str) -> None:
-    """A lane's name is one part of the path, slashes and all; moving it may be repeated."""
+    """The name of a lane is one path segment; changing its state is retried."""
     service.responses["GET /downstreams"] = (200, {"items": [DOWNSTREAM], "nextCursor": None})
     path = f"/downstreams/https%3A%2F%2Fexample.com%3A443/{act}"
     service.responses[f"POST {path}"] = (200, DOWNSTREAM)
@@ -299,7 +301,7 @@ def test_downstreams(driver: ClientDriver, service: FakeService, act: str) -> No
 
 
 def test_health(driver: ClientDriver, service: FakeService) -> None:
-    """What the service says of itself is the answer, at once, also when it is ill."""
+    """The health is requested once, also when the service is not ready."""
     service.responses["GET /readyz"] = (200, {"status": "ok"})
     assert driver.call("health").ready
     ill = problem_response(
@@ -311,8 +313,8 @@ def test_health(driver: ClientDriver, service: FakeService) -> None:
     assert 2 == len(service.requests)
 
 
-def test_health_of_another(driver: ClientDriver, service: FakeService) -> None:
-    """A 503 of something that stands before the service is an error."""
+def test_health_of_a_proxy(driver: ClientDriver, service: FakeService) -> None:
+    """A 503 of a proxy is an error."""
     service.responses["GET /readyz"] = (503, b"<html>no upstream</html>")
     with pytest.raises(errors.ServiceUnavailable):
         driver.call("health")

@@ -1,4 +1,4 @@
-"""What a client is made of, and what is refused before it is."""
+"""Construction of the clients, and invalid arguments."""
 
 from __future__ import annotations
 
@@ -35,24 +35,26 @@ URL = "http://127.0.0.1:8080"
         (URL, {"policy": {"max_attempts": 3}}, "policy must be"),
     ],
 )
-def test_refusals(kind: type[Any], url: Any, options: dict[str, Any], said: str) -> None:
-    """A client that could not work is not made, and no secret is shown."""
+def test_invalid_arguments_are_rejected(
+    kind: type[Any], url: Any, options: dict[str, Any], said: str
+) -> None:
+    """Invalid arguments are rejected, and no secret is shown."""
     with pytest.raises(ConfigurationError, match=said) as caught:
         kind(url, **options)
     assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", None, 7])
-def test_names_are_names(name: Any) -> None:
-    """What is no name cannot become another path."""
+def test_invalid_ids_are_rejected(name: Any) -> None:
+    """An invalid id cannot change the path of a request."""
     with Client(URL) as client:
         for call in (client.get, client.pause, client.policy):
             with pytest.raises(ConfigurationError, match="must be a non-empty name"):
                 call(name)
 
 
-def test_name_with_a_slash_is_not_there() -> None:
-    """No task, policy or replay has one, and a server would take it for another path."""
+def test_id_with_a_slash_is_not_found() -> None:
+    """An id with a slash does not exist, and no request is sent."""
     with Client(URL) as client:
         for call, kind in (
             (client.get, "task"),
@@ -66,8 +68,8 @@ def test_name_with_a_slash_is_not_there() -> None:
             client.put_policy("../x", {})
 
 
-def test_both_clients_have_the_same_calls() -> None:
-    """What one client can, the other can, with the same arguments."""
+def test_both_clients_have_the_same_methods() -> None:
+    """Both clients have the same methods with the same arguments."""
     calls = {
         name: str(inspect.signature(call).replace(return_annotation=inspect.Signature.empty))
         for name, call in vars(Client).items()
@@ -84,7 +86,7 @@ def test_both_clients_have_the_same_calls() -> None:
 @pytest.mark.parametrize("hidden", ["httpx", "msgspec"])
 @pytest.mark.parametrize("name", ["Client", "AsyncClient"])
 def test_missing_package(hidden: str, name: str) -> None:
-    """Without its packages the client says what to install, when one is made."""
+    """Without httpx or msgspec, creating a client raises MissingExtra."""
     code = (
         f"import sys; sys.modules[{hidden!r}] = None\n"
         f"from tarry.client import {name}\n{name}('{URL}')"
@@ -96,8 +98,8 @@ def test_missing_package(hidden: str, name: str) -> None:
     assert expected == done.stderr.splitlines()[-1]
 
 
-def test_the_names_load_nothing() -> None:
-    """The clients' names can be had without a third party, asyncio and httpx included."""
+def test_import_loads_no_third_party() -> None:
+    """Importing the clients loads neither httpx, msgspec nor asyncio."""
     code = (
         "import sys\nfrom tarry.client import AsyncClient, Client\n"
         "print(*{'httpx', 'msgspec', 'asyncio'} & set(sys.modules))"

@@ -1,4 +1,4 @@
-"""Calls of several requests, driven by hand in virtual time."""
+"""Operations of several requests, run by hand in virtual time."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.client.fake_service import task_json
 PENDING = msgspec.convert(task_json(1), RetryTask)
 
 
-def looks(clock: VirtualClock, timeout: float | timedelta | None, most: int) -> list[float]:
-    """The moments at which a task is looked at that does not end."""
+def poll_times(clock: VirtualClock, timeout: float | timedelta | None, most: int) -> list[float]:
+    """Return the times at which an unfinished task is polled."""
     operation = Operations().wait("a", timeout)
     step = next(operation)
     moments: list[float] = []
@@ -33,10 +33,10 @@ def looks(clock: VirtualClock, timeout: float | timedelta | None, most: int) -> 
     return moments
 
 
-def test_looks_grow_rare() -> None:
-    """What takes long is looked at less and less, down to once in two seconds."""
+def test_polls_become_rarer() -> None:
+    """Polls become rarer, down to one in two seconds."""
     with VirtualClock() as clock, scripted_random([0.999999]):
-        moments = looks(clock, None, 20)
+        moments = poll_times(clock, None, 20)
     gaps = [round(b - a, 2) for a, b in pairwise(moments)]
     assert sorted(gaps) == gaps
     assert 0.05 == gaps[0]
@@ -44,23 +44,23 @@ def test_looks_grow_rare() -> None:
 
 
 @pytest.mark.parametrize("timeout", [10.0, timedelta(seconds=10)])
-def test_the_last_look_is_at_the_end(timeout: float | timedelta) -> None:
-    """A wait is not overslept, and its last moment is used."""
+def test_last_poll_is_at_the_timeout(timeout: float | timedelta) -> None:
+    """The last poll is at the timeout."""
     with VirtualClock() as clock, pytest.raises(NotFinished) as caught:
-        looks(clock, timeout, 1000)
+        poll_times(clock, timeout, 1000)
     assert 10.0 == pytest.approx(clock.elapsed)
     assert PENDING is caught.value.last
 
 
 def test_a_deadline_ends_a_wait() -> None:
-    """The caller's deadline holds for waits too."""
+    """The caller's deadline limits a wait."""
     with VirtualClock() as clock, tarry.deadline(3), pytest.raises(NotFinished):
-        looks(clock, 10, 1000)
+        poll_times(clock, 10, 1000)
     assert 3.0 == pytest.approx(clock.elapsed)
 
 
-def waits(clock: VirtualClock, timeout: float | None, most: int) -> list[float]:
-    """The seconds that a service was asked to wait, and waited; below 0 are pauses."""
+def long_polls(clock: VirtualClock, timeout: float | None, most: int) -> list[float]:
+    """Return the seconds of each long poll, and the pauses as negative numbers."""
     operation = Operations().wait("a", timeout)
     step = next(operation)
     asked: list[float] = []
@@ -76,23 +76,23 @@ def waits(clock: VirtualClock, timeout: float | None, most: int) -> list[float]:
     return asked
 
 
-def test_a_service_that_waits_is_not_polled() -> None:
-    """One look after the other, without a pause, for as long as it takes."""
+def test_long_polls_have_no_pauses() -> None:
+    """Long polls follow each other without pauses."""
     with VirtualClock() as clock:
-        assert [20, 20, 20, 20] == waits(clock, None, 4)
+        assert [20, 20, 20, 20] == long_polls(clock, None, 4)
 
 
-def test_a_service_is_not_asked_to_wait_for_longer_than_the_caller() -> None:
-    """The last second is for looks that are answered at once."""
+def test_long_poll_is_shorter_than_the_timeout() -> None:
+    """A long poll ends before the timeout; the rest is short polls."""
     with VirtualClock() as clock, scripted_random([0.999999]):
-        asked = waits(clock, 25.0, 4)
+        asked = long_polls(clock, 25.0, 4)
         assert [20, 4, 0] == asked[:3]
         assert -0.05 == round(asked[3], 2)
     with VirtualClock() as clock, tarry.deadline(3):
-        assert [2, 0] == waits(clock, None, 2)
+        assert [2, 0] == long_polls(clock, None, 2)
 
 
-def test_a_wait_is_a_length_of_time() -> None:
-    """What is none is refused by name."""
+def test_negative_timeout_is_rejected() -> None:
+    """A negative timeout is rejected."""
     with pytest.raises(ConfigurationError, match="timeout must be at least 0, got -1"):
         next(Operations().wait("a", -1))

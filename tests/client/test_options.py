@@ -1,4 +1,4 @@
-"""From arguments to the JSON of a task, and what is refused before it is sent."""
+"""JSON encoding of `enqueue` arguments, and invalid arguments."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from tarry.errors import ConfigurationError, ConfigurationTypeError
 HOOK = "https://example.com/hook"
 
 
-def sent(**options: Any) -> Any:
-    """The JSON of a task."""
+def encoded(**options: Any) -> Any:
+    """Return the decoded JSON of a task."""
     return json.loads(encode_task(task_request(HOOK, **options)))
 
 
-def test_the_least() -> None:
-    """A URL is enough; the key is made by the client."""
-    task = sent()
+def test_minimal_task() -> None:
+    """A URL is enough; the key is generated."""
+    task = encoded()
     assert 36 == len(task.pop("idempotencyKey"))
     assert {"targetUrl": HOOK, "policyId": "default"} == task
 
 
-def test_everything() -> None:
-    """Each option has its field."""
-    task = sent(
+def test_all_options() -> None:
+    """Each option has its JSON field."""
+    task = encoded(
         body={"a": 1},
         method="PUT",
         headers={"X-A": "b"},
@@ -59,19 +59,19 @@ def test_everything() -> None:
         "policy": {"maxAttempts": 2},
         "callbackUrl": HOOK,
     } == task
-    assert "bucket/x" == sent(body_ref="bucket/x")["bodyRef"]
+    assert "bucket/x" == encoded(body_ref="bucket/x")["bodyRef"]
 
 
 @pytest.mark.parametrize("body", ["text", "", 0, False, [1, "zwei", None], {"ü": 1.5}, 2**70])
 def test_bodies(body: Any) -> None:
-    """Text and JSON values go as they are, also those that are false."""
-    assert body == sent(body=body)["body"]
+    """Text and JSON values are sent unchanged, also falsy values."""
+    assert body == encoded(body=body)["body"]
 
 
 @pytest.mark.parametrize("body", [b"\x00\xff", b"", bytearray(b"abc")])
 def test_bytes(body: bytes) -> None:
-    """Bytes go as base64, whatever they are."""
-    task = sent(body=body)
+    """Bytes are sent as base64."""
+    task = encoded(body=body)
     assert "body" not in task
     assert body == b64decode(task["bodyBase64"])
 
@@ -86,14 +86,14 @@ def test_bytes(body: bytes) -> None:
     ],
 )
 def test_instants(at: Any, ms: int) -> None:
-    """An instant is given in seconds or as a datetime, and sent in milliseconds."""
-    assert ms == sent(at=at)["nextAttemptAt"]
+    """A time is seconds or a datetime, and is sent in milliseconds."""
+    assert ms == encoded(at=at)["nextAttemptAt"]
 
 
 def test_delays() -> None:
-    """A delay is seconds or a timedelta; none at all is said too."""
-    assert 5_400_000 == sent(delay=timedelta(hours=1.5))["delayMs"]
-    assert 0 == sent(delay=0)["delayMs"]
+    """A delay is seconds or a timedelta; 0 is sent, too."""
+    assert 5_400_000 == encoded(delay=timedelta(hours=1.5))["delayMs"]
+    assert 0 == encoded(delay=0)["delayMs"]
 
 
 @pytest.mark.parametrize(
@@ -117,10 +117,10 @@ def test_delays() -> None:
         ({"policy": Policy()}, r"policy must be the name of a policy, got .*put_policy\(\)"),
     ],
 )
-def test_refusals(options: dict[str, Any], said: str) -> None:
-    """What cannot be sent is refused by the name of its argument."""
+def test_invalid_arguments_are_rejected(options: dict[str, Any], said: str) -> None:
+    """The error for an invalid argument names it."""
     with pytest.raises(ConfigurationError, match=said):
-        sent(**options)
+        encoded(**options)
 
 
 @pytest.mark.parametrize(
@@ -139,20 +139,20 @@ def test_refusals(options: dict[str, Any], said: str) -> None:
         (HOOK, r"^tasks\[1\] must be a dict of the arguments of enqueue"),
     ],
 )
-def test_one_of_many_is_refused(task: Any, said: str) -> None:
-    """In a batch the place of the task is named too."""
+def test_invalid_batch_item_is_rejected(task: Any, said: str) -> None:
+    """The error for an invalid task of a batch has its index."""
     with pytest.raises(ConfigurationError, match=said):
         list(task_batches([{"url": HOOK}, task]))
 
 
 def test_an_unknown_option_is_a_type_error() -> None:
-    """As for any function."""
+    """An unknown option is a TypeError."""
     with pytest.raises(ConfigurationTypeError):
         list(task_batches([{"url": HOOK, "polcy": "x"}]))  # type: ignore[typeddict-unknown-key]
 
 
 def test_batches_are_bounded_in_bytes() -> None:
-    """Large bodies make small batches, and one that is too large alone goes alone."""
+    """Batches have a maximum size; a larger task is sent alone."""
     body = "x" * (MAX_BATCH_BYTES // 3)
     tasks: list[EnqueueArguments] = [{"url": HOOK, "body": body}] * 5
     found = [

@@ -1,4 +1,4 @@
-"""Requests on a real connection: retries, lost answers, refusals."""
+"""Requests over a real connection: retries, lost responses and errors."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ HOOK = "https://example.com/hook"
 
 
 @pytest.mark.parametrize("fault", ["drop", "cut", "503", "429"])
-def test_an_enqueue_survives_a_lost_answer(
+def test_enqueue_survives_a_lost_response(
     driver: ClientDriver, service: FakeService, fault: str
 ) -> None:
-    """A request whose answer is lost, cut off or "not now" is sent again: one task, one key."""
+    """A lost, cut off, 503 or 429 response is retried: one task, one key."""
     service.faults.append(fault)
 
     task = driver.call("enqueue", HOOK, {"order": 1})
@@ -35,8 +35,8 @@ def test_an_enqueue_survives_a_lost_answer(
     assert [task.idempotency_key] == list(service.tasks)
 
 
-def test_a_batch_survives_a_lost_answer(driver: ClientDriver, service: FakeService) -> None:
-    """A batch is sent again as it was: the verdicts are those of the first time."""
+def test_batch_survives_a_lost_response(driver: ClientDriver, service: FakeService) -> None:
+    """A batch is retried unchanged, and its results are those of the first request."""
     service.faults.append("drop")
 
     results = driver.call("enqueue_many", [{"url": HOOK}, {"url": HOOK, "body": "two"}])
@@ -46,8 +46,8 @@ def test_a_batch_survives_a_lost_answer(driver: ClientDriver, service: FakeServi
     assert [200, 200] == [result.status for result in results]
 
 
-def test_each_enqueue_has_a_key_of_its_own(driver: ClientDriver, service: FakeService) -> None:
-    """Two calls are two tasks, however equal; with the user's key they are one."""
+def test_each_enqueue_has_its_own_key(driver: ClientDriver, service: FakeService) -> None:
+    """Each call adds a task, unless the user passes the same key."""
     for key in (None, None, "mine", "mine"):
         driver.call("enqueue", HOOK, key=key)
     assert 3 == len(service.tasks)
@@ -55,10 +55,10 @@ def test_each_enqueue_has_a_key_of_its_own(driver: ClientDriver, service: FakeSe
 
 
 @pytest.mark.parametrize("call", [("retry", "some-task"), ("replay",)])
-def test_what_may_not_be_repeated_is_sent_once(
+def test_non_idempotent_request_is_sent_once(
     driver: ClientDriver, service: FakeService, call: tuple[str, ...]
 ) -> None:
-    """A call that would do more the second time is not sent again once it may have been read."""
+    """A request that is not idempotent is not retried after it may have been processed."""
     service.faults.append("drop")
     with pytest.raises(errors.ServiceUnreachable):
         driver.call(*call)
@@ -67,14 +67,14 @@ def test_what_may_not_be_repeated_is_sent_once(
 
 @pytest.mark.parametrize("status", [200, 202])
 def test_cancel(driver: ClientDriver, service: FakeService, status: int) -> None:
-    """A task is cancelled at once, or when the attempt that runs has finished."""
+    """A task is cancelled at once, or after its running attempt."""
     service.responses["DELETE /retry-tasks/a"] = (status, task_json(1, cancelling=status == 202))
     assert (status == 202) is driver.call("cancel", "a").cancelling
     assert 1 == len(service.requests)
 
 
-def test_a_lost_answer_does_not_fail_a_cancel(driver: ClientDriver, service: FakeService) -> None:
-    """The second request finds the task cancelled, which is what was asked for."""
+def test_cancel_survives_a_lost_response(driver: ClientDriver, service: FakeService) -> None:
+    """A retried cancel finds the task cancelled, and succeeds."""
     task = driver.call("enqueue", HOOK)
     path = f"/retry-tasks/{task.task_id}"
     before: list[Any] = []
@@ -96,10 +96,8 @@ def test_a_lost_answer_does_not_fail_a_cancel(driver: ClientDriver, service: Fak
     assert ["POST", "DELETE", "DELETE", "GET"] == [request.method for request in service.requests]
 
 
-def test_what_has_ended_otherwise_cannot_be_cancelled(
-    driver: ClientDriver, service: FakeService
-) -> None:
-    """A task that succeeded is a conflict, with what the service said."""
+def test_succeeded_task_cannot_be_cancelled(driver: ClientDriver, service: FakeService) -> None:
+    """Cancelling a succeeded task raises Conflict with the service's detail."""
     ended = problem_response(409, "Already ended", "The task is SUCCEEDED.", taskStatus="SUCCEEDED")
     service.responses["DELETE /retry-tasks/some"] = ended
     with pytest.raises(errors.Conflict, match=r"The task is SUCCEEDED\.$") as caught:
@@ -107,8 +105,8 @@ def test_what_has_ended_otherwise_cannot_be_cancelled(
     assert "SUCCEEDED" == caught.value.problem["taskStatus"]
 
 
-def test_a_service_that_stays_away(driver: ClientDriver, service: FakeService) -> None:
-    """After the last attempt the user learns what was said last, and when to come back."""
+def test_unavailable_service(driver: ClientDriver, service: FakeService) -> None:
+    """After the last attempt the error has the last response and retry_after."""
     service.faults.extend(["503"] * 10)
     with pytest.raises(errors.ServiceUnavailable, match=r"answered with 503: Later\.$") as caught:
         driver.call("enqueue", HOOK)
@@ -120,8 +118,8 @@ def test_a_service_that_stays_away(driver: ClientDriver, service: FakeService) -
     assert 4 == len(service.requests)
 
 
-def test_the_policy_of_the_client(service: FakeService, open_driver: OpenDriver) -> None:
-    """How often a client tries is its user's to say."""
+def test_policy_of_the_client(service: FakeService, open_driver: OpenDriver) -> None:
+    """The client's policy decides the number of attempts."""
     service.faults.extend(["503"] * 10)
     with open_driver(service.url, policy=tarry.Policy(max_attempts=2)) as driver:
         with pytest.raises(errors.ServiceUnavailable):
@@ -129,8 +127,8 @@ def test_the_policy_of_the_client(service: FakeService, open_driver: OpenDriver)
         assert 2 == len(service.requests)
 
 
-def test_nobody_listens(open_driver: OpenDriver) -> None:
-    """Without a service there is an error that names its address, and is a ConnectionError."""
+def test_unreachable_service(open_driver: OpenDriver) -> None:
+    """Without a service, a ConnectionError names the address."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -157,7 +155,7 @@ def test_nobody_listens(open_driver: OpenDriver) -> None:
 def test_problems_become_errors(
     driver: ClientDriver, service: FakeService, status: int, kind: type[errors.ServiceError]
 ) -> None:
-    """A problem document is an error of its kind, with the field that is wrong."""
+    """A problem document becomes the matching error, with the invalid field."""
     said = problem_response(status, "Bad", "delayMs is too long.", field="delayMs")
     service.responses["POST /retry-tasks"] = said
     with pytest.raises(errors.ServiceError) as caught:
@@ -173,8 +171,8 @@ def test_problems_become_errors(
     )
 
 
-def test_answers_of_others(driver: ClientDriver, service: FakeService) -> None:
-    """What no tarry service would answer is an error that says so, not a crash of its own."""
+def test_responses_of_other_servers(driver: ClientDriver, service: FakeService) -> None:
+    """Responses that are not from a tarry service become errors."""
     service.responses["GET /retry-tasks/a"] = (200, b"<html>hello</html>")
     service.responses["GET /retry-tasks/b"] = (418, b"<html>teapot</html>")
     service.responses["GET /retry-tasks/c"] = (302, b"")
@@ -186,10 +184,10 @@ def test_answers_of_others(driver: ClientDriver, service: FakeService) -> None:
         driver.call("get", "c")
 
 
-def test_an_answer_without_end(
+def test_response_size_is_limited(
     driver: ClientDriver, service: FakeService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An answer is read up to a bound."""
+    """A response has a maximum size."""
     monkeypatch.setattr("tarry.client.transport.MAX_RESPONSE_BYTES", 1000)
     service.responses["GET /retry-tasks/a"] = (200, b" " * 1001)
     with pytest.raises(errors.ServiceError, match="more than 1000 bytes"):
@@ -197,10 +195,10 @@ def test_an_answer_without_end(
     assert 1 == len(service.requests)
 
 
-def test_the_key_of_the_user(
+def test_api_key_is_sent(
     driver: ClientDriver, service: FakeService, open_driver: OpenDriver
 ) -> None:
-    """The API key goes with every request, and is not shown."""
+    """The API key is sent with every request, and is not shown by repr."""
     driver.call("enqueue", HOOK)
     with open_driver(service.url) as other:
         other.call("enqueue", HOOK)
@@ -211,15 +209,15 @@ def test_the_key_of_the_user(
     assert service.url in repr(driver.client)
 
 
-def test_a_service_below_a_path(service: FakeService, open_driver: OpenDriver) -> None:
-    """The service may lie below a path of its host."""
+def test_url_with_a_path(service: FakeService, open_driver: OpenDriver) -> None:
+    """The URL of the service may have a path."""
     service.responses["GET /tarry/retry-tasks/a"] = (200, task_json(1))
     with open_driver(f"{service.url}/tarry/") as driver:
         assert "PENDING" == driver.call("get", "a").status
 
 
-def test_a_deadline_bounds_the_retries(driver: ClientDriver, service: FakeService) -> None:
-    """A hint that the caller's deadline has no room for is not waited out."""
+def test_deadline_limits_retries(driver: ClientDriver, service: FakeService) -> None:
+    """A Retry-After beyond the caller's deadline is not waited for."""
     service.faults.extend(["503"] * 10)
     with tarry.deadline(5), pytest.raises(errors.ServiceUnavailable):
         driver.call("enqueue", HOOK)

@@ -1,4 +1,4 @@
-"""Live events: the bytes of a stream, and connections that are lost."""
+"""Live events: parsing of the stream, and reconnects."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from tests.client.client_drivers import ClientDriver
 from tests.client.fake_service import FakeService
 
 
-def told(kind: str, at: int) -> bytes:
-    """One event as the service writes it."""
+def event_bytes(kind: str, at: int) -> bytes:
+    """Return an event as the service sends it."""
     data = json.dumps({"kind": kind, "at": at, "lane": "https://example.com:443"})
     return f"id: {at}-1\nevent: {kind}\ndata: {data}\n\n".encode()
 
 
 @pytest.mark.usefixtures("_no_wait")
-def test_a_stream_that_is_lost_is_opened_again(
+def test_lost_stream_is_reopened(
     driver: ClientDriver, service: FakeService, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A reader goes on after its connection was lost, and after a service that was away."""
+    """Reading continues after a lost connection and after an outage of the service."""
     service.streams.extend(
         [
-            b": hello\n\n" + told("added", 1) + told("attempt", 2)[:-1],
+            b": hello\n\n" + event_bytes("added", 1) + event_bytes("attempt", 2)[:-1],
             b"",
-            told("succeeded", 3) + told("added", 4),
+            event_bytes("succeeded", 3) + event_bytes("added", 4),
         ]
     )
     service.faults.extend(["", "", *["503"] * 8])
@@ -46,18 +46,18 @@ def test_a_stream_that_is_lost_is_opened_again(
 
 
 @pytest.mark.usefixtures("_no_wait")
-def test_the_first_connection_is_not_tried_for_ever(
+def test_first_connection_is_not_retried_forever(
     driver: ClientDriver, service: FakeService
 ) -> None:
-    """A service that is not there is an error, as for any other call."""
+    """The first connection is retried under the client's policy only."""
     service.faults.extend(["503"] * 100)
     with pytest.raises(errors.ServiceUnavailable):
         driver.events(1)
     assert 4 == len(service.requests)
 
 
-def test_no_stream(driver: ClientDriver, service: FakeService) -> None:
-    """An answer that is no stream of events is an error, not an endless loop."""
+def test_response_is_not_a_stream(driver: ClientDriver, service: FakeService) -> None:
+    """A response that is not an event stream is an error."""
     service.responses["GET /events"] = (200, {"hello": "world"})
     with pytest.raises(errors.ServiceError, match="not an event stream"):
         driver.events(1)
@@ -66,17 +66,17 @@ def test_no_stream(driver: ClientDriver, service: FakeService) -> None:
 LINES = b"".join(
     [
         b": hello\n\n",
-        told("added", 1),
-        told("missed", 2).replace(b"\n", b"\r\n"),
-        told("parked", 3).replace(b"\n", b"\r"),
+        event_bytes("added", 1),
+        event_bytes("missed", 2).replace(b"\n", b"\r\n"),
+        event_bytes("parked", 3).replace(b"\n", b"\r"),
         b'data: {"kind":\ndata:"missed",\ndata: "missed": 5}\nretry: 10\nodd\n\n',
     ]
 )
 
 
 @given(st.lists(st.integers(0, len(LINES)), max_size=20))
-def test_bytes_come_as_they_come(cuts: list[int]) -> None:
-    """Where a stream is cut into pieces does not change its events."""
+def test_chunks_do_not_matter(cuts: list[int]) -> None:
+    """The chunks of a stream do not affect its events."""
     parser = EventStreamParser()
     places = [0, *sorted(cuts), len(LINES)]
     found = [event for start, end in pairwise(places) for event in parser.feed(LINES[start:end])]
@@ -85,15 +85,15 @@ def test_bytes_come_as_they_come(cuts: list[int]) -> None:
 
 
 @pytest.mark.parametrize("piece", [b"x" * 4096, b"\ndata: " + b"x" * 4096])
-def test_an_event_without_end(piece: bytes) -> None:
-    """What never ends is given up, not collected: one long line, or lines without number."""
+def test_event_size_is_limited(piece: bytes) -> None:
+    """An event has a maximum size, as one line or as many."""
     parser = EventStreamParser()
     with pytest.raises(errors.ServiceError, match="more than 262144 bytes"):
         for _ in range(100):
             assert [] == list(parser.feed(piece))
 
 
-def test_an_event_that_cannot_be_read() -> None:
-    """What is no event is an error that says so."""
+def test_invalid_event() -> None:
+    """An invalid event is an error."""
     with pytest.raises(errors.ServiceError, match="cannot be parsed"):
         list(EventStreamParser().feed(b"data: [1]\n\n"))

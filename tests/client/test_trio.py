@@ -1,4 +1,4 @@
-"""The client that awaits, on trio."""
+"""`AsyncClient` on trio."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HOOK = "https://example.com/hook"
 
 @pytest.mark.usefixtures("_no_wait")
 def test_on_trio(service: FakeService) -> None:
-    """Retries, pages and waits work there as on asyncio."""
+    """Retries, pages and waits work on trio as on asyncio."""
     states = iter(["PENDING", "SUCCEEDED"])
     service.responses["GET /retry-tasks/a"] = lambda _: (200, task_json(1, status=next(states)))
     service.responses["GET /retry-tasks"] = (200, {"items": [task_json(1)], "nextCursor": None})
