@@ -1,4 +1,4 @@
-"""What a call through tarry costs, beside a hand-written loop and the peers, in one run.
+"""The cost of a call through tarry, compared with a hand-written loop and peer libraries.
 
-Run it with ``python -m benchmarks``; ``--help`` lists the choices.
+Run it with ``python -m benchmarks``; ``--help`` lists the options.
 """

@@ -1,7 +1,7 @@
-"""Measure, print the tables, and hold tarry's figures against the marks.
+"""Measure, print the tables, and compare tarry's figures with the limits (marks).
 
-A ratio is judged by its median over the rounds, a time on the clock by its best round, because
-what a busy machine does to a time is to add to it.
+For a ratio the median over the rounds counts, for a wall-clock time the best round, because a busy
+machine can only make a time longer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TABLES = (*SCENES, "imports")
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A figure of tarry's and the most it may be; a missing figure misses its mark."""
+    """A figure of tarry and its upper limit; a missing figure misses the limit."""
 
     table: str
     row: str
@@ -34,17 +34,17 @@ class Mark:
 
     @property
     def met(self) -> bool:
-        """Whether there is a figure and it keeps the limit."""
+        """Whether there is a figure within the limit."""
         return self.figure is not None and self.figure <= self.limit
 
     def __str__(self) -> str:
-        """Say it as the last column of a table does."""
+        """Return the text for the last column of a table."""
         figure = "?" if self.figure is None else f"{self.figure:.2f}"
         return f"{'pass' if self.met else 'MISS'}: {self.what} {figure} <= {self.limit:g}"
 
 
 def marks_of(table: str, rows: dict[str, Row]) -> Iterator[Mark]:
-    """Judge one table."""
+    """Yield the marks of one table."""
 
     def ratio(other: str) -> float | None:
         pair = rows["tarry"], rows[other]
@@ -69,7 +69,7 @@ def marks_of(table: str, rows: dict[str, Row]) -> Iterator[Mark]:
 
 
 def figures(table: str, rows: dict[str, Row]) -> dict[str, dict[str, object]]:
-    """Turn one table into plain values."""
+    """Return one table as JSON values."""
 
     def values(row: Row) -> dict[str, object]:
         if row.error:
@@ -87,14 +87,14 @@ def figures(table: str, rows: dict[str, Row]) -> dict[str, dict[str, object]]:
 
 
 def readable(cell: object) -> str:
-    """Write a cell with as many digits as mean something."""
+    """Return a cell with its significant digits."""
     if isinstance(cell, bool):
         return "yes" if cell else "no"
     return f"{cell:,.{0 if cell >= 100 else 2}f}" if isinstance(cell, float) else str(cell)
 
 
 def lines(table: str, values: dict[str, dict[str, object]], marks: list[Mark]) -> Iterator[str]:
-    """Lay out one table for people."""
+    """Yield the lines of one table."""
     heads = max(values.values(), key=len)
     yield f"\n{table:27}" + "".join(f"{head:>14}" for head in heads) + "  marks"
     for name, row in values.items():
@@ -112,8 +112,10 @@ def progress(text: str) -> None:
 
 
 def main() -> int:
-    """Do what the command line asks for."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="What a call costs.")
+    """Run the benchmarks that the command line selects."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="Measure the cost of a call."
+    )
     parser.add_argument("--quick", action="store_true", help="fewer rounds: under 15 s")
     parser.add_argument("--only", action="append", choices=TABLES, help="this table (repeatable)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")

@@ -1,9 +1,9 @@
-"""The contestants: a loop written by hand, the peers, and tarry.
+"""The candidates: a hand-written loop, peer libraries, and tarry.
 
-All are set up for the same job: four attempts, 0.1 s doubling up to 30 s, jitter, on ``OSError``
-only, the original error at the end; the rest is each library's default. Two peers come only near:
-stamina adds its jitter to the delay, hyx counts retries and raises an error of its own at the end.
-Modules are imported when a candidate is built: a missing one costs its row, not the run.
+All have the same configuration: four attempts, 0.1 s doubling up to 30 s, jitter, on ``OSError``
+only, the original error at the end; the rest is each library's default. Two peers differ slightly:
+stamina adds its jitter to the delay, hyx counts retries and raises its own error at the end.
+Modules are imported when a candidate is built, so that a missing one only affects its row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Work = Callable[[], Any]
 
 
 def hand_written(fn: Work) -> Work:
-    """Write the loop that a careful engineer writes around a call."""
+    """Return a call in the retry loop that a careful engineer would write."""
 
     def loop() -> Any:
         for attempt in range(1, 5):
@@ -46,12 +46,12 @@ def hand_written(fn: Work) -> Work:
 
 
 def lazily(module: str, decorator: Callable[[Any], Any]) -> Callable[[], Any]:
-    """Import the module when its decorator is wanted."""
+    """Return a factory that imports the module when its decorator is built."""
     return lambda: decorator(import_module(module))
 
 
 def tarry(*guards: str) -> Callable[[], Any]:
-    """Take tarry, alone or with the ``budget`` and the ``breaker`` of a downstream."""
+    """Return a factory for tarry, alone or with ``budget`` and ``breaker`` of a downstream."""
 
     def build() -> Any:
         t = import_module("tarry")
@@ -85,7 +85,7 @@ CANDIDATES: dict[str, Callable[[], Any]] = {
         "backoff",
         lambda b: b.on_exception(b.expo, OSError, max_tries=4, factor=0.1, max_value=30),
     ),
-    "opnieuw": lazily(  # it is told the sum of the waits: 0.1 + 0.2 + 0.4 s
+    "opnieuw": lazily(  # configured with the sum of the waits: 0.1 + 0.2 + 0.4 s
         "opnieuw",
         lambda o: o.retry(
             retry_on_exceptions=OSError,
@@ -118,4 +118,4 @@ CANDIDATES: dict[str, Callable[[], Any]] = {
     "tarry breaker": tarry("breaker"),
     "tarry budget+breaker": tarry("budget", "breaker"),
 }
-"""What each row of a table is called, and what makes its decorator."""
+"""Name of each table row, and the factory of its decorator."""

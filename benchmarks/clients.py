@@ -1,15 +1,15 @@
-"""What the httpx adapter adds to a request that succeeds, beside httpx-retries.
+"""The cost that the httpx adapter adds to a successful request, compared with httpx-retries.
 
     python -m benchmarks.clients
 
 Three figures, because a socket hides microseconds and a stub hides everything else:
 
 * In process: each transport over one that answers at once, in processor time, the best of many
-  short rounds. It tells what the adapter itself costs while the processor has it at hand.
+  short rounds. This is the cost of the adapter itself, with warm processor caches.
 * Inside a request: over a socket, from one clock to the other around the transport inside. By then
   a thousand other functions have run, so that the same code costs several times as much.
-* Over a socket: one local server, one connection each, the clients in turn, in an order drawn anew
-  each round. It tells what a user sees. The marks are for these figures.
+* Over a socket: one local server, one connection each, the clients in turn, in a new random order
+  each round. This is what a user sees. The limits apply to these figures.
 
 Two marks. The median request takes at most 5 % more than plain httpx. And it is not slower than
 with httpx-retries, as far as the run can tell: each round has one time for either client, and the
@@ -61,7 +61,7 @@ async def app(_scope, receive, send):
 
 
 class Stub(httpx.BaseTransport):
-    """Answers at once."""
+    """A transport that returns a response at once."""
 
     def __init__(self) -> None:
         self._answer = httpx.Response(200)
@@ -72,7 +72,7 @@ class Stub(httpx.BaseTransport):
 
 
 class Inside(httpx.BaseTransport):
-    """Sends, and knows when it began and ended."""
+    """A transport that records when it started and finished."""
 
     def __init__(self) -> None:
         self._transport = httpx.HTTPTransport()
@@ -87,7 +87,7 @@ class Inside(httpx.BaseTransport):
 
 
 class Around(httpx.BaseTransport):
-    """Times what a transport does beside sending."""
+    """A transport that measures the time that another transport adds to sending."""
 
     def __init__(self, transport: httpx.BaseTransport, inside: Inside) -> None:
         self._transport = transport
@@ -104,7 +104,7 @@ class Around(httpx.BaseTransport):
 
 
 def transports(inner: Callable[[], httpx.BaseTransport]) -> dict[str, httpx.BaseTransport]:
-    """Return the three that are compared, each over its own inner transport."""
+    """Return the three compared transports, each over its own inner transport."""
     return {
         PLAIN: inner(),
         OURS: RetryTransport(inner()),
@@ -115,7 +115,7 @@ def transports(inner: Callable[[], httpx.BaseTransport]) -> dict[str, httpx.Base
 def timed(
     calls: dict[str, Callable[[], object]], rounds: int, requests: int, clock: Callable[[], float]
 ) -> Times:
-    """Time all of them in turns."""
+    """Measure all calls in turns."""
     times: Times = {name: [] for name in calls}
     names = list(calls)
     for _ in range(rounds):
@@ -142,7 +142,7 @@ def in_process() -> Times:
 
 @contextmanager
 def server() -> Iterator[str]:
-    """Run the application in a process of its own, and give its address."""
+    """Run the application in a separate process, and yield its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -172,7 +172,7 @@ def over_a_socket(url: str, of: dict[str, httpx.BaseTransport], rounds: int = RO
 
 
 def inside(url: str) -> Times:
-    """Time what the transports do beside sending."""
+    """Measure the time that the transports add to sending."""
     inner: list[Inside] = []
 
     def make() -> Inside:
@@ -193,7 +193,7 @@ def interval(differences: list[float]) -> tuple[float, float]:
 
 
 def main() -> int:
-    """Measure, print, judge."""
+    """Measure, print, and compare with the limits."""
     stubbed = {name: min(taken) for name, taken in in_process().items()}
     with server() as url:
         within = {name: median(taken) for name, taken in inside(url).items()}

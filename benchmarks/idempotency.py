@@ -1,4 +1,4 @@
-"""What the idempotency middleware adds to a Starlette POST whose key is new.
+"""The cost that the idempotency middleware adds to a Starlette POST with a new key.
 
     python -m benchmarks.idempotency
 
@@ -77,7 +77,7 @@ def fresh_key() -> str:
 
 
 class Server:
-    """uvicorn in a process of its own, and two clients that keep their connections to it."""
+    """uvicorn in a separate process, and two clients with persistent connections to it."""
 
     def __init__(self, name: str, http: str) -> None:
         with socket.socket() as probe:
@@ -135,9 +135,9 @@ def served(http: str) -> float:
         for name in NAMES:
             servers[name] = Server(name, http)
             stack.callback(servers[name].close)
-        seen = asked(servers, Server.post)
+        seen = measure_requests(servers, Server.post)
         before = {name: servers[name].processor_time() for name in NAMES}
-        seen_plainly = asked(servers, Server.post_plainly)
+        seen_plainly = measure_requests(servers, Server.post_plainly)
         worked = {
             name: (servers[name].processor_time() - before[name]) / (WARM_UP + REQUESTS)
             for name in NAMES
@@ -149,7 +149,7 @@ def served(http: str) -> float:
     return ratio
 
 
-def asked(servers: dict[str, Server], post) -> dict[str, float]:
+def measure_requests(servers: dict[str, Server], post) -> dict[str, float]:
     """Return the median seconds of a request to each server."""
     times: dict[str, list[float]] = {name: [] for name in NAMES}
     for _ in range(WARM_UP + REQUESTS):
@@ -207,7 +207,7 @@ def show(what: str, seconds: dict[str, float]) -> float:
 
 
 def main() -> int:
-    """Measure, print, judge."""
+    """Measure, print, and compare with the limit."""
     kinds = [http for http, loop in KINDS.items() if find_spec(http) and find_spec(loop)]
     ratios = {http: served(http) for http in kinds}
     in_process()

@@ -1,14 +1,14 @@
-"""The race through a scene, and the cost of imports.
+"""Measures all candidates in a scene, and the cost of imports.
 
-All candidates wrap the same function, and what could favour one of them is kept even:
+All candidates wrap the same function, under the same conditions:
 
-* Batches are short and interleaved in an order drawn anew each round, so a disturbance of the
-  machine hits everyone. A ratio is taken within a round; the median over the rounds counts.
+* Batches are short and interleaved in a new random order each round, so a disturbance of the
+  machine affects all candidates. A ratio is taken within a round; the median over rounds counts.
 * Time is this thread's processor time where the system counts it finely.
-* Each candidate has its own copy of the timing code, so the interpreter's inline caches serve it
-  as they would in a program; calls stand five in a row, so counting them adds next to nothing.
-* Waits are taken out at the bottom, at ``time.sleep`` and ``asyncio.sleep``: each library still
-  pays for its own way there. tarry's are taken out by its own ``testing.no_wait``.
+* Each candidate has its own copy of the timing code, so that the interpreter's inline caches work
+  as in a real program. The loop is unrolled five times, so its own cost is negligible.
+* Waits are removed at ``time.sleep`` and ``asyncio.sleep``: each library still pays for its code
+  before the sleep. tarry's waits are removed by its own ``testing.no_wait``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from unittest import mock
 from benchmarks.candidates import ASYNC_ONLY, CANDIDATES, Work
 
 SCENES = ("sync-success", "sync-failure", "async-success", "async-failure")
-"""Calls that succeed, and calls whose first attempt fails."""
+"""Sync and async calls that succeed, and calls whose first attempt fails."""
 STATEMENTS = (
     *("import tarry", "import tarry; tarry.retry", "import tenacity", "import stamina"),
     *("import backoff", "import opnieuw", "import hyx.retry", "import nopanic", "import asyncio"),
@@ -53,19 +53,19 @@ Progress = Callable[[str], None]
 
 @dataclass(slots=True)
 class Row:
-    """One figure a round: nanoseconds a call, or milliseconds an import. Or why there are none."""
+    """Nanoseconds per call, or milliseconds per import, for each round; or the error."""
 
     rounds: list[float] = field(default_factory=list)
     error: str = ""
     loads_asyncio: bool = False
 
     def ratio(self, other: Row) -> float:
-        """Median over the rounds of this one's time to the other's."""
+        """Return the median over the rounds of this row's time divided by the other's."""
         return median(a / b for a, b in zip(self.rounds, other.rounds, strict=True))
 
 
 def work(scene: str) -> Work:
-    """Make the function that all candidates of a scene call."""
+    """Return the function that all candidates of a scene call."""
     failed = False
 
     def succeed() -> int:
@@ -118,7 +118,7 @@ async def batch_async(f: Work, fives: int) -> int:
 
 @contextmanager
 def no_waits() -> Iterator[None]:
-    """Take out every wait and all logging, the same way for all."""
+    """Disable all waits and all logging, in the same way for all candidates."""
 
     def nap(_seconds: float) -> None: ...
 
@@ -135,7 +135,7 @@ def no_waits() -> Iterator[None]:
 
 
 def check(decorate: Callable[[Work], Work], finish: Callable[[Any], Any], scene: str) -> None:
-    """Raise unless the candidate makes four attempts, at once."""
+    """Raise an error unless the candidate makes four attempts without waiting."""
     calls: list[None] = []
 
     def fail() -> None:
@@ -156,7 +156,7 @@ def check(decorate: Callable[[Work], Work], finish: Callable[[Any], Any], scene:
 
 
 def prepare(name: str, scene: str, target_ns: int, runner: asyncio.Runner) -> Callable[[], float]:
-    """Make a timed batch of about ``target_ns`` of one candidate, in nanoseconds per call."""
+    """Return a function that times a batch of about ``target_ns``, in nanoseconds per call."""
     is_async = scene.startswith("async")
     code = (batch_async if is_async else batch).__code__
     timed = FunctionType(code.replace(co_name=code.co_name), globals())
@@ -175,7 +175,7 @@ def prepare(name: str, scene: str, target_ns: int, runner: asyncio.Runner) -> Ca
 def race(
     scene: str, *, rounds: int, target_ns: int, seed: int, progress: Progress
 ) -> dict[str, Row]:
-    """All candidates through one scene; one that raises leaves the race and says why."""
+    """Measure all candidates in one scene; a candidate that raises is dropped with its error."""
     names = [name for name in CANDIDATES if scene.startswith("async") or name not in ASYNC_ONLY]
     rows = {name: Row() for name in names}
     batches: dict[str, Callable[[], float]] = {}
@@ -203,7 +203,7 @@ def race(
 
 
 def imports(*, runs: int, seed: int, progress: Progress) -> dict[str, Row]:
-    """Each import in fresh interpreters, in turns; a first round only writes the bytecode."""
+    """Measure each import in new interpreters, in turns; the first round only writes bytecode."""
     rows = {statement: Row() for statement in STATEMENTS}
     rng = random.Random(seed)
     for number in range(runs + 1):

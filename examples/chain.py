@@ -47,7 +47,7 @@ def serve(port: int, below: str, rule: str) -> None:
 
 
 def free_port() -> int:
-    """Return a port that nobody uses now."""
+    """Return an unused port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

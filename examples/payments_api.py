@@ -51,19 +51,19 @@ def make_app(database: Path = Path("payments-keys.db")) -> FastAPI:
     return app
 
 
-async def story(app: FastAPI) -> None:
+async def run_client(app: FastAPI) -> None:
     transport = httpx.ASGITransport(app)
     async with (
         app.router.lifespan_context(app),
         httpx.AsyncClient(transport=transport, base_url="http://payments") as client,
     ):
 
-        async def post(said: str, amount: int, headers: dict[str, str]) -> None:
+        async def post(title: str, amount: int, headers: dict[str, str]) -> None:
             body = {"amount": amount, "currency": "EUR"}
             response = await client.post("/payments", json=body, headers=headers)
             answer = response.json()
             replayed = "  (replayed)" if "idempotent-replayed" in response.headers else ""
-            print(f"{said:22} {response.status_code}  {answer.get('title', answer)}{replayed}")
+            print(f"{title:22} {response.status_code}  {answer.get('title', answer)}{replayed}")
 
         key = {"Idempotency-Key": f'"{uuid4()}"'}
         await post("pay 10", 10, key)
@@ -75,4 +75,4 @@ async def story(app: FastAPI) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(story(make_app(Path(folder) / "keys.db")))
+        asyncio.run(run_client(make_app(Path(folder) / "keys.db")))

@@ -18,7 +18,7 @@ keys: list[str] = []
 
 
 class Receiver(BaseHTTPRequestHandler):
-    """Answers 503 twice and then 200, and 410 where nobody wants webhooks any more."""
+    """Answers 503 twice and then 200; `/gone` always answers 410."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
@@ -32,7 +32,7 @@ class Receiver(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def service() -> Generator[str]:
             process.terminate()
 
 
-def tell(client: tarry.Client, target: str, event: dict[str, object]) -> None:
+def send_webhook(client: tarry.Client, target: str, event: dict[str, object]) -> None:
     task = client.enqueue(target, event, key=f"{event['type']}-{event['order']}", policy="shop")
     print(f"{event['type']}: the service has it, as {task.idempotency_key}")
     task = client.wait(task, timeout=60)
@@ -71,6 +71,6 @@ def tell(client: tarry.Client, target: str, event: dict[str, object]) -> None:
 
 with receiver() as target, service() as address, tarry.Client(address) as client:
     client.put_policy("shop", tarry.Policy(max_attempts=4, initial_delay=0.1, jitter="none"))
-    tell(client, f"{target}/hooks", {"type": "paid", "order": 7})
-    tell(client, f"{target}/gone", {"type": "sent", "order": 7})
+    send_webhook(client, f"{target}/hooks", {"type": "paid", "order": 7})
+    send_webhook(client, f"{target}/gone", {"type": "sent", "order": 7})
     print("the receiver saw", len(keys), "requests with", *set(keys))

@@ -88,7 +88,7 @@ def _serve(folder: Path, target: Target, start: int, count: int) -> tuple[float,
         if time.time() * 1000 > start:
             raise Failed(f"the service took longer than {AHEAD_S:g} s to start; try again")
         deadline = start / 1000 + count / RATE + 60
-        psutil.cpu_times_percent()  # the one below tells what has been since
+        psutil.cpu_times_percent()  # starts the interval that the call below measures
         while target.stats()["done"] < count:
             group.check()
             if time.time() > deadline:
@@ -96,7 +96,7 @@ def _serve(folder: Path, target: Target, start: int, count: int) -> tuple[float,
             most = max(most, _resident(process))
             time.sleep(0.5)
         stolen = psutil.cpu_times_percent().steal / 100
-        process.terminate()  # it writes down what it has in hand
+        process.terminate()  # it stores the results of finished attempts
         process.wait()
     return most / 2**20, stolen
 

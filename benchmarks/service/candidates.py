@@ -1,6 +1,6 @@
-"""Who takes part in the job, and at which settings: for each the best that a search has found.
+"""The candidates of the job, each with the best settings that a search has found.
 
-Two cores were the machine of that search; another may want other numbers of processes.
+The search ran on two cores; another machine may need other numbers of processes.
 """
 
 from __future__ import annotations

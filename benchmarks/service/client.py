@@ -46,7 +46,7 @@ class Connection(asyncio.Protocol):
 
 
 class Connections:
-    """Connections to one server; one that it closes while idle is made anew."""
+    """Connections to one server; a connection that it closed while idle is opened again."""
 
     def __init__(self, url: str, headers: dict[str, str]) -> None:
         where = urlsplit(url)

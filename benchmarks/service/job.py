@@ -1,8 +1,8 @@
-"""The job: so many tasks of one POST each, a fifth of them refused once, to the last success.
+"""The job: many tasks of one POST each, of which one in five fails once, until all succeed.
 
 A run of a candidate: its processes start, do a small job to get warm, and rest; then the clock runs
-from the first enqueue to the last success at the target. Processor time is that of the workers, of
-the one who enqueues, and of the broker or database, until shortly after the last success.
+from the first enqueue to the last success at the target. Processor time is that of the workers, the
+enqueuing process, and the broker or database, until shortly after the last success.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Run:
 
 @dataclass(slots=True)
 class Row:
-    """The runs of a candidate, one a round; or why it is out."""
+    """The runs of a candidate, one per round; or the error that dropped it."""
 
     runs: list[Run] = field(default_factory=list)
     error: str = ""
@@ -76,7 +76,7 @@ class Job:
                 self._servers[need] = stack.enter_context(run())
 
     def run(self, candidate: Candidate, count: int) -> Run:
-        """Let a candidate do the job once."""
+        """Run the job once with a candidate."""
         server = self._servers.get(candidate.needs)
         if server is not None:
             server.reset()
@@ -114,7 +114,7 @@ class Job:
         before = sum(map(cpu_seconds, pids))
         began, enqueuing = enqueuer.enqueue(count)
         self._await(count, group)
-        time.sleep(SETTLE_S)  # what is written down after the last success belongs to it
+        time.sleep(SETTLE_S)  # writes shortly after the last success belong to the job
         spent = sum(map(cpu_seconds, pids)) - before + enqueuing
         stats = self._target.stats()
         gaps = [seen.gap for seen in self._target.log().values() if seen.gap is not None]
@@ -140,7 +140,7 @@ class Job:
 def race(
     names: list[str], *, count: int, rounds: int, progress: Callable[[str], None]
 ) -> dict[str, Row]:
-    """Run all in turns, in an order drawn anew each round; who fails is out and says why."""
+    """Run all candidates in turns, in a new random order each round; a failed one is dropped."""
     rows = {name: Row() for name in names}
     rng = random.Random(SEED)
     node: dict[str, str] = {}

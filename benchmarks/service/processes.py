@@ -1,4 +1,4 @@
-"""Processes that a benchmark starts, the processor time they take, and their end."""
+"""Starts and stops the processes of a benchmark, and measures their processor time."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Failed(Exception):
-    """A candidate did not do its job; the message has its last words."""
+    """A candidate failed; the message has the end of its log."""
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
+    """Return an unused port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -83,7 +83,7 @@ class Group:
 
 
 class Enqueuer:
-    """A process that enqueues when it is told to: see `peers.common.serve`."""
+    """A process that enqueues tasks on command; see `peers.common.serve`."""
 
     def __init__(self, group: Group, command: tuple[str, ...], patience: float) -> None:
         self._group = group
@@ -98,8 +98,8 @@ class Enqueuer:
         """Enqueue; return when it began (monotonic seconds) and the processor time it took."""
         self._process.stdin.write(f"{count}\n")
         self._process.stdin.flush()
-        told = json.loads(self._answer())
-        return told["began"], told["cpu"]
+        result = json.loads(self._answer())
+        return result["began"], result["cpu"]
 
     def _listen(self) -> None:
         for line in self._process.stdout:

@@ -1,4 +1,4 @@
-"""The table of the job, and how tarry's rows are judged against the best peers."""
+"""The table of the job, and the comparison of tarry's rows with the best peers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Report:
         self._thriftiest = min(peers, key=lambda name: rows[name].median("cpu"), default=None)
 
     def marks(self, name: str) -> list[Mark]:
-        """Judge a row; the peers' have no marks."""
+        """Return the marks of a row; peers have none."""
         least = {SINGLES: 2.0, BATCHES: 3.0}.get(name)
         if least is None:
             return []
@@ -38,7 +38,7 @@ class Report:
         ]
 
     def lines(self) -> Iterator[str]:
-        """Lay it out for people, the fastest first."""
+        """Yield the lines of the table, the fastest candidate first."""
         yield f"\n{'job':16}" + "".join(f"{head:>9}" for head in HEADS)
         done = {name: row for name, row in self._rows.items() if row.runs}
         for name in sorted(done, key=lambda name: -done[name].median("rate")):
@@ -57,9 +57,9 @@ class Report:
         row = self._rows[name]
         return [
             f"{row.median('rate'):,.0f}",
-            _shown(self._ratio(name, self._fastest, "rate")),
+            _format_ratio(self._ratio(name, self._fastest, "rate")),
             f"{row.median('cpu'):.3f}",
-            _shown(self._ratio(name, self._thriftiest, "cpu")),
+            _format_ratio(self._ratio(name, self._thriftiest, "cpu")),
             f"{row.median('gap_p50'):,.0f}",
             f"{row.median('gap_p99'):,.0f}",
             f"{sum(run.duplicates for run in row.runs)}",
@@ -71,5 +71,5 @@ class Report:
         return self._rows[name].ratio(self._rows[other], what)
 
 
-def _shown(ratio: float | None) -> str:
+def _format_ratio(ratio: float | None) -> str:
     return "" if ratio is None else f"{ratio:.2f}"

