@@ -172,7 +172,7 @@ class Policy(Value):
         for name, value in self._asdict().items():
             if value is None:  # the default, and TOML has no null
                 continue
-            if isinstance(value, frozenset):
+            if name in ("retryable_statuses", "retryable_codes"):
                 plain[name] = sorted(value)
             elif isinstance(value, Schedule):
                 plain[name] = {"schedule": list(value.delays)}
@@ -193,7 +193,7 @@ class Policy(Value):
             delays = cast("Mapping[str, Any]", backoff)
             if set(delays) != {"schedule"}:
                 raise ConfigurationError(
-                    "backoff as a table", "must be {'schedule': [...]}", backoff
+                    "backoff as a table", "must be {'schedule': [...]}", delays
                 )
             values["backoff"] = Schedule(tuple(check_collection("schedule", delays["schedule"])))
         return cls(**values)

@@ -39,13 +39,9 @@ def wrap(
         return _wrap_full(fn, config)
     if config.downstream is None:
         return _wrap_plain(fn, config)
-    classify_result = config.classify_result
-    if is_success is None and classify_result is not None:
-
-        def is_success(result: T) -> bool:
-            return classify_result(result) is SUCCESS
-
-    return _wrap_guarded(fn, config, config.downstream, first or fn, is_success)
+    return _wrap_guarded(
+        fn, config, config.downstream, first or fn, is_success or config.success_test()
+    )
 
 
 def wrap_generator(

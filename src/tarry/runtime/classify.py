@@ -89,13 +89,14 @@ class Classifier:
 
 
 def _checked_types(on: object) -> tuple[type[Exception], ...]:
+    value = on  # keeps its type, which `isinstance` narrows for pyright
     types = cast("tuple[object, ...]", on) if isinstance(on, tuple) else (on,)
     if not types:
         raise ConfigurationError("on", "must name at least one type of error, got ()")
     for item in types:
         if not isinstance(item, type) or not issubclass(item, BaseException):
             rule = "must be an exception type, a tuple of them, or a predicate over the exception"
-            raise ConfigurationTypeError("on", rule, on)
+            raise ConfigurationTypeError("on", rule, value)
         if not issubclass(item, Exception):
             rule = (
                 f"must name subclasses of Exception, got {item.__name__}: cancellation and "

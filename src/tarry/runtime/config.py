@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tarry.core.checks import check_count, check_positive
+from tarry.core.outcome import SUCCESS
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationTypeError
 from tarry.runtime.callables import check_not_async
@@ -114,6 +115,13 @@ class RetryConfig:
         self.after_one_attempt: Call | None = None
         """The state of any call after one attempt; see `decide_after_first_failure`."""
         self.draw: Callable[[], float] | None = None if random is None else random.random
+
+    def success_test(self) -> Callable[[Any], bool] | None:
+        """Return a test whether a result is a success; None: every result is one."""
+        classify_result = self.classify_result
+        if classify_result is None:
+            return None
+        return lambda result: classify_result(result) is SUCCESS
 
     @property
     def needs_full_driver(self) -> bool:

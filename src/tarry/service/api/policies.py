@@ -68,7 +68,7 @@ def _json_type(field: PolicyField) -> Any:
     return json_type | None if field.is_optional and not field.is_required_by_service else json_type
 
 
-PolicyFields = msgspec.defstruct(
+PolicyFields: type[msgspec.Struct] = msgspec.defstruct(
     "PolicyFields",
     [
         ("policy_id", PolicyName | msgspec.UnsetType, msgspec.UNSET),
