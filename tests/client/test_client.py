@@ -64,7 +64,9 @@ def test_id_with_a_slash_is_not_found() -> None:
         ):
             with pytest.raises(NotFound, match=rf"^There is no such {kind}: '\.\./x' has a slash"):
                 call("../x")
-        with pytest.raises(ConfigurationError, match=r"^policy_id must have letters, digits"):
+        with pytest.raises(
+            ConfigurationError, match=r"^policy_id must contain only letters, digits"
+        ):
             client.put_policy("../x", {})
 
 

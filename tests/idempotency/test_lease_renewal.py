@@ -45,7 +45,7 @@ class RecordingStore(MemoryStore):
 def new_lease(store: MemoryStore, key: str) -> KeyLease:
     """Return a lease as the middleware creates it."""
     context = LeaseContext(
-        store, lease=LEASE, retention=60.0, max_response_bytes=0, store_errors=False
+        store, lease_s=LEASE, retention_s=60.0, max_response_bytes=0, store_errors=False
     )
     return KeyLease(context, key, "print", make_scope())
 
@@ -78,7 +78,10 @@ def test_short_requests_are_not_renewed() -> None:
 
         assert [] == store.started
         assert renewer._loop_leases is not None
-        assert (False, {}) == (renewer._loop_leases.is_timer_running, renewer._loop_leases.due)
+        assert (False, {}) == (
+            renewer._loop_leases.is_timer_running,
+            renewer._loop_leases.next_renewals,
+        )
 
     in_virtual_time(main)
 

@@ -138,7 +138,7 @@ def test_lease_without_renewal_gives_its_expiry(seconds: float, retry_after: byt
         app = IdempotencyMiddleware(delayed(PaymentsApp(), 1000), FaultyStore(), lease=30.0)
         dead = asyncio.create_task(send_request(app))
         await asyncio.sleep(0.1)
-        app._renewer._loop_leases.due.clear()  # type: ignore[union-attr]
+        app._renewer._loop_leases.next_renewals.clear()  # type: ignore[union-attr]
         await asyncio.sleep(seconds - 0.1)
         response = await send_request(app)
         assert (409, retry_after) == (response.status, response.header(b"retry-after"))

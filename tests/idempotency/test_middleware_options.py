@@ -33,20 +33,20 @@ def return_coroutine(scope: Scope) -> Any:
         ({"retention": -1.0}, "retention must be greater than 0"),
         ({"max_request_bytes": -1}, "max_request_bytes must be at least 0"),
         ({"max_response_bytes": 1.5}, "max_response_bytes must be a whole number"),
-        ({"methods": "POST"}, "methods must be a list of names"),
+        ({"methods": "POST"}, "methods must be a list of HTTP method names"),
         ({"require_key": "/payments"}, "require_key must be a list of paths"),
         ({"require_key": ["payments"]}, "require_key takes paths such as"),
         ({"require_key": ["/a*"]}, "require_key takes paths such as"),
         ({"require_key": ["/*/a"]}, "require_key takes paths such as"),
         (
             {"require_key": ["/payments/{id}"]},
-            "without parameters, got '/payments/{id}': use all paths below",
+            "without parameters, got '/payments/{id}': use a pattern for all paths below",
         ),
         ({"require_key": ["/payments/<int:id>"]}, "without parameters"),
         ({"require_key": True}, "require_key must be a list of paths or a function, got True"),
-        ({"require_key": [5]}, "require_key must be a list of paths, got 5 in it"),
+        ({"require_key": [5]}, "require_key must be a list of paths, but contains 5"),
         ({"require_key": an_async_function}, "require_key must be a plain function"),
-        ({"identity": "cookie"}, "identity must be a function of the scope, got 'cookie'"),
+        ({"identity": "cookie"}, "identity must be a function that takes the scope, got 'cookie'"),
         ({"identity": an_async_function}, "identity must be a plain function"),
         ({"store": "keys.db"}, "store must be a store, such as .* got 'keys.db'"),
         ({"store": MemoryStore}, "store must be a store, such as"),
@@ -72,7 +72,7 @@ def test_identity_must_return_a_text(identity: Any) -> None:
     payments = PaymentsApp()
 
     with pytest.raises(
-        ConfigurationError, match="identity must return a text that identifies the caller"
+        ConfigurationError, match="identity must return a string that identifies the caller"
     ):
         run_sequentially(send_request(IdempotencyMiddleware(payments, identity=identity)))
 

@@ -47,7 +47,7 @@ def test_response_is_stored_later(
 
     run(main)
     assert 1 == payments.runs
-    assert "store failed, will retry" in caplog.text
+    assert "store failed, retrying in the background" in caplog.text
 
 
 def test_storing_is_given_up_eventually(run: Run, caplog: pytest.LogCaptureFixture) -> None:
@@ -87,6 +87,7 @@ def test_pending_responses_are_limited(
 
     run(main)
     assert 1 == caplog.text.count("store failed, its response is not stored")
+    assert 2 == caplog.text.count("store failed, retrying in the background")
 
 
 def test_cancellation_does_not_lose_the_response(run: Run) -> None:
@@ -158,7 +159,7 @@ def test_release_waits_for_a_running_renewal(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("call", "message"),
-    [("release", "store failed, will retry"), ("sweep", "failed to delete")],
+    [("release", "store failed, retrying in the background"), ("sweep", "failed to delete")],
 )
 def test_store_failures_after_the_response_are_logged(
     call: str,

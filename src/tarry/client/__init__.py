@@ -1,7 +1,7 @@
-"""The Python client of the retry service: two clients, and the errors that they raise.
+"""The Python clients of the retry service, blocking and asynchronous, and the errors they raise.
 
-The clients load when they are first used, so that a program which only catches the errors, such
-as the command line, does not import the retry runtime.
+The client classes are imported on first use, so that a program which needs only the errors, such as
+the command line, does not import the retry runtime.
 """
 
 from __future__ import annotations

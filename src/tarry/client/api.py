@@ -1,6 +1,6 @@
 """The service's HTTP API: builds the request of each API call and parses its response.
 
-Pure: nothing is sent here. `Client` and `AsyncClient` send the requests that `ServiceApi` builds.
+This module sends nothing. `Client` and `AsyncClient` send the requests that `ServiceApi` builds.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ _JSON = {"content-type": "application/json"}
 SendMode: TypeAlias = Literal["retry", "long_poll", "once", "retry_forever"]
 """How a request is sent.
 
-`retry`: retried under the client's policy. `long_poll`: likewise, but with separate statistics,
-because the service delays its response on purpose. `once`: not retried. `retry_forever`: retried
-until there is a response.
+`retry`: retried under the client's policy. `long_poll`: also retried under that policy, but with
+separate latency statistics, because the service delays its response on purpose. `once`: not
+retried. `retry_forever`: retried until there is a response.
 """
 
 
@@ -84,12 +84,12 @@ class ClientResponse(msgspec.Struct, frozen=True):
 
     status: int
     headers: Mapping[str, str]
-    """Header names are lower case, or the mapping ignores case."""
+    """Look up names in lower case: either all names are lower case, or the mapping ignores case."""
     content: bytes
 
 
 class ClientRequest(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
-    """A request, and the function that parses its response."""
+    """An HTTP request, and the function that parses its response."""
 
     method: str
     path: str
@@ -99,12 +99,16 @@ class ClientRequest(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     headers: dict[str, str] = {}
     content: bytes | None = None
     extra_statuses: frozenset[int] = frozenset()
+    """Statuses other than 2xx that `parse` handles."""
     wait_s: float = 0.0
     """Seconds that the service may wait before it responds (`Prefer: wait`)."""
     mode: SendMode = "retry"
 
-    def result_of(self, received: httpx.Response, content: bytes, now: float) -> T:
-        """Return the parsed response, or raise a `ServiceError`; `now` is in epoch seconds."""
+    def parse_response(self, received: httpx.Response, content: bytes, now: float) -> T:
+        """Return the parsed response, or raise a `ServiceError`.
+
+        `content` is the body that was read from `received`. `now` is in epoch seconds.
+        """
         response = ClientResponse(received.status_code, received.headers, content)
         if response.status // 100 == 2 or response.status in self.extra_statuses:  # noqa: PLR2004
             try:
@@ -115,10 +119,13 @@ class ClientRequest(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
                     "of the client."
                 )
                 raise ServiceError(msg, status=response.status) from error
-        raise self.error_of(response, now)
+        raise self.to_error(response, now)
 
-    def error_of(self, response: ClientResponse, now: float) -> ServiceError:
-        """Return the error that an unsuccessful response stands for."""
+    def to_error(self, response: ClientResponse, now: float) -> ServiceError:
+        """Return the error for an unsuccessful response.
+
+        `now`, in epoch seconds, is needed for a `Retry-After` header that contains a date.
+        """
         status, problem = response.status, parse_problem(response.content)
         explanation = (
             problem.get("detail") or problem.get("title") or "no problem document in the response"
@@ -135,13 +142,16 @@ class ClientRequest(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         )
 
     def to_httpx(
-        self, http: httpx.Client | httpx.AsyncClient, timeout: float, read_timeout: float | None
+        self,
+        http_client: httpx.Client | httpx.AsyncClient,
+        timeout: float,
+        read_timeout: float | None,
     ) -> httpx.Request:
-        """Return the request for httpx; by default `read_timeout` is `timeout` plus `wait_s`."""
+        """Return the request for httpx; `read_timeout` defaults to `timeout` plus `wait_s`."""
         if read_timeout is None:
             read_timeout = timeout + self.wait_s
         timeouts = {"connect": timeout, "read": read_timeout, "write": timeout, "pool": timeout}
-        return http.build_request(
+        return http_client.build_request(
             self.method,
             self.path,
             headers=self.headers,
@@ -154,7 +164,7 @@ class ClientRequest(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 
 
 def parse_problem(content: bytes) -> dict[str, Any]:
-    """Return the members of a problem document; empty for other content, as proxies send it."""
+    """Return the members of a problem document; empty for other content, such as a proxy's HTML."""
     try:
         return msgspec.json.decode(content, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -166,11 +176,12 @@ def _json_parser(type_: type[T]) -> Callable[[ClientResponse], T]:
     return lambda response: decode(response.content)
 
 
-def _parse_nothing(_: ClientResponse) -> None:
-    """Ignore the content of a response whose status says everything."""
+def _ignore_content(_: ClientResponse) -> None:
+    """Return None: the status of the response is all that matters."""
 
 
 def _expect_event_stream(response: ClientResponse) -> None:
+    """Raise `ServiceError` unless the response is an event stream."""
     if not is_event_stream(response.headers):
         msg = (
             "the response to GET /events is not an event stream. Check that the URL of the client "
@@ -186,7 +197,7 @@ _parse_attempts = _json_parser(Page[AttemptLog])
 _parse_explanation = _json_parser(Explanation)
 _parse_replay_job = _json_parser(ReplayJob)
 _parse_replay_jobs = _json_parser(Page[ReplayJob])
-_parse_purged = _json_parser(PurgeResult)
+_parse_purge_result = _json_parser(PurgeResult)
 _parse_policy = _json_parser(RetryPolicy)
 _parse_policies = _json_parser(Page[RetryPolicy])
 _parse_downstream = _json_parser(DownstreamInfo)
@@ -199,14 +210,20 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Health(msgspec.Struct, frozen=True):
-    """Whether the service accepts and processes tasks; `failing` has the failing checks."""
+    """Whether the service accepts and processes tasks.
+
+    `failing` maps the name of each failing check to its cause.
+    """
 
     ready: bool
     failing: dict[str, Any] = {}
 
 
 class ServiceApi:
-    """Builds the request of each API call."""
+    """Builds the request of each API call.
+
+    The summaries of the methods describe the effect of the request when a client sends it.
+    """
 
     # --- tasks ------------------------------------------------------------------------------------
 
@@ -216,7 +233,7 @@ class ServiceApi:
         """Add a task, and wait up to `wait` seconds for its result."""
         check_names("enqueue", options)
         task = task_request(url, body, **options)
-        headers = _JSON | _idempotency_key(task.idempotency_key)
+        headers = _JSON | _idempotency_header(task.idempotency_key)
         wait_s = 0 if wait is None else ceil(check_positive("wait", wait))
         if wait_s:
             headers["prefer"] = f"wait={wait_s}"
@@ -230,17 +247,17 @@ class ServiceApi:
         )
 
     def enqueue_batch(self, content: bytes) -> ClientRequest[BatchResults]:
-        """Add a batch of tasks. Safe to retry, because each task has an idempotency key."""
+        """Add a batch of tasks. It may be retried, because each task has an idempotency key."""
         return ClientRequest(
             method="POST",
             path="/retry-tasks/batch",
             parse=_parse_batch_results,
-            headers=_JSON | _idempotency_key(),
+            headers=_JSON | _idempotency_header(),
             content=content,
         )
 
     def get(self, task: str | RetryTask, wait_s: int = 0) -> ClientRequest[RetryTask]:
-        """Get a task; with `wait_s`, once it has finished or after so many seconds."""
+        """Get a task. The service responds once it has finished, or after `wait_s` seconds."""
         path = _task_path(task)
         if not wait_s:
             return ClientRequest(method="GET", path=path, parse=_parse_task)
@@ -256,7 +273,7 @@ class ServiceApi:
     def tasks(self, cursor: str | None, filters: TaskFilter) -> ClientRequest[Page[RetryTask]]:
         """List tasks."""
         check_names("tasks", filters)
-        return _page_request("/retry-tasks", _parse_tasks, cursor, _query_of(filters))
+        return _page_request("/retry-tasks", _parse_tasks, cursor, _to_query(filters))
 
     def attempts(
         self, cursor: str | None, task: str | RetryTask
@@ -271,9 +288,9 @@ class ServiceApi:
         )
 
     def try_cancel(self, task: str | RetryTask) -> ClientRequest[RetryTask | None]:
-        """Cancel a task. The result is None when the task was cancelled before.
+        """Cancel a task. The parsed response is None if the task was already cancelled.
 
-        That is the case when the response to an earlier attempt of this request was lost.
+        For example, an earlier attempt of this request has cancelled it, but its response was lost.
         """
 
         def parse(response: ClientResponse) -> RetryTask | None:
@@ -281,7 +298,7 @@ class ServiceApi:
                 return _parse_task(response)
             if parse_problem(response.content).get("taskStatus") == "CANCELLED":
                 return None
-            raise request.error_of(response, 0.0)
+            raise request.to_error(response, now=0.0)
 
         request: ClientRequest[RetryTask | None] = ClientRequest(
             method="DELETE",
@@ -292,7 +309,11 @@ class ServiceApi:
         return request
 
     def retry(self, task: str | RetryTask) -> ClientRequest[RetryTask]:
-        """Make the next attempt now. Has no key: sent twice, it could cause two attempts."""
+        """Make the next attempt of a task now.
+
+        The request has no idempotency key, so the client does not repeat it once the service may
+        have received it. Sent twice, it could cause two attempts.
+        """
         return ClientRequest(method="POST", path=f"{_task_path(task)}/retry", parse=_parse_task)
 
     # --- dead letters -----------------------------------------------------------------------------
@@ -302,16 +323,20 @@ class ServiceApi:
     ) -> ClientRequest[Page[RetryTask]]:
         """List dead letters."""
         check_names("dead_letters", filters)
-        return _page_request("/dead-letters", _parse_tasks, cursor, _query_of(filters))
+        return _page_request("/dead-letters", _parse_tasks, cursor, _to_query(filters))
 
     def purge_batch(self, filters: DeadLetterFilter) -> ClientRequest[PurgeResult]:
-        """Delete as many dead letters as the service deletes in one request."""
+        """Delete the first batch of matching dead letters; the service limits its size."""
         check_names("purge", filters)
-        path = _with_query("/dead-letters", _query_of(filters))
-        return ClientRequest(method="DELETE", path=path, parse=_parse_purged)
+        path = _with_query("/dead-letters", _to_query(filters))
+        return ClientRequest(method="DELETE", path=path, parse=_parse_purge_result)
 
     def replay(self, options: ReplayOptions) -> ClientRequest[ReplayJob]:
-        """Start a replay of dead letters. Has no key: sent twice, it could start two jobs."""
+        """Start a replay of dead letters.
+
+        The request has no idempotency key, so the client does not repeat it once the service may
+        have received it. Sent twice, it could start two replays.
+        """
         check_names("replay", options)
         before, rate = options.get("before"), options.get("rate")
         replay = ReplayRequest(
@@ -339,7 +364,7 @@ class ServiceApi:
     def replay_job(
         self, replay_id: str, method: Literal["GET", "DELETE"]
     ) -> ClientRequest[ReplayJob]:
-        """Get a replay, or cancel it."""
+        """Get a replay (method GET), or cancel it (DELETE)."""
         path = f"/dead-letters/replays/{_path_segment_of_id('replay_id', replay_id)}"
         return ClientRequest(method=method, path=path, parse=_parse_replay_job)
 
@@ -361,7 +386,7 @@ class ServiceApi:
     ) -> ClientRequest[RetryPolicy]:
         """Create a policy, or a new version of it."""
         if isinstance(policy_id, str) and "/" in policy_id:
-            rule = "must have letters, digits and ._- only"
+            rule = "must contain only letters, digits and ._-"
             raise ConfigurationError("policy_id", rule, policy_id)
         fields = policy_to_service(policy) if isinstance(policy, Policy) else policy
         return ClientRequest(
@@ -374,7 +399,7 @@ class ServiceApi:
 
     def delete_policy(self, policy_id: str) -> ClientRequest[None]:
         """Delete a policy."""
-        return ClientRequest(method="DELETE", path=_policy_path(policy_id), parse=_parse_nothing)
+        return ClientRequest(method="DELETE", path=_policy_path(policy_id), parse=_ignore_content)
 
     def downstreams(self, cursor: str | None) -> ClientRequest[Page[DownstreamInfo]]:
         """List downstreams."""
@@ -383,25 +408,29 @@ class ServiceApi:
     def change_lane(
         self, lane: str, action: Literal["pause", "resume", "reset"]
     ) -> ClientRequest[DownstreamInfo]:
-        """Change the state of a lane. Idempotent, therefore the request carries a key."""
+        """Change the state of a lane.
+
+        The request has an idempotency key, so that the client retries it. Sent twice, it has the
+        same effect as once.
+        """
         return ClientRequest(
             method="POST",
             path=f"/downstreams/{_path_segment('lane', lane)}/{action}",
             parse=_parse_downstream,
-            headers=_idempotency_key(),
+            headers=_idempotency_header(),
         )
 
     # --- the service itself -----------------------------------------------------------------------
 
     def health(self) -> ClientRequest[Health]:
-        """Check the health of the service. Not retried: the current state is the answer."""
+        """Check the health of the service. Not retried, because "not ready" is a valid result."""
 
         def parse(response: ClientResponse) -> Health:
             if response.status != _UNAVAILABLE:
                 return Health(ready=True)
             failing = parse_problem(response.content).get("failing")
             if not isinstance(failing, dict):
-                raise request.error_of(response, 0.0)
+                raise request.to_error(response, now=0.0)
             return Health(ready=False, failing=failing)  # pyright: ignore[reportUnknownArgumentType]
 
         request: ClientRequest[Health] = ClientRequest(
@@ -414,7 +443,7 @@ class ServiceApi:
         return request
 
     def events(self, mode: SendMode) -> ClientRequest[None]:
-        """Open the event stream; only the response headers are checked here."""
+        """Open the event stream. Parsing checks only the headers; the client reads the events."""
         return ClientRequest(
             method="GET",
             path="/events",
@@ -424,7 +453,7 @@ class ServiceApi:
         )
 
 
-# --- paths, queries and keys ----------------------------------------------------------------------
+# --- paths, queries and headers -------------------------------------------------------------------
 
 
 def _task_path(task: str | RetryTask) -> str:
@@ -437,33 +466,33 @@ def _policy_path(policy_id: str) -> str:
 
 
 def _path_segment(field: str, name: str) -> str:
-    """Return a name quoted as one segment of a path, with its slashes escaped."""
+    """Return a name as one segment of a path: percent-encoded, including its slashes."""
     if not isinstance(name, str) or not name.strip("."):  # ".." would change the path
         raise ConfigurationTypeError(field, "must be a non-empty name", name)
     return quote(name, safe="")
 
 
-def _path_segment_of_id(field: str, name: str) -> str:
-    """Return an id quoted as one segment of a path.
+def _path_segment_of_id(field: str, id_: str) -> str:
+    """Return an id as one segment of a path, percent-encoded.
 
-    No id has a slash. An id with a slash is not sent, because servers unescape `%2F` and would
-    route the request to another path.
+    Raises `NotFound` for an id with a slash, because no id of the service has one. It is not sent,
+    because some servers unescape `%2F` and would route the request to another path.
     """
-    segment = _path_segment(field, name)
-    if "/" in name:
-        msg = f"There is no such {field.removesuffix('_id')}: {short_repr(name)} has a slash."
+    segment = _path_segment(field, id_)
+    if "/" in id_:
+        msg = f"There is no such {field.removesuffix('_id')}: {short_repr(id_)} has a slash."
         raise NotFound(msg)
     return segment
 
 
 def _with_query(path: str, query: Mapping[str, str | None]) -> str:
-    """Return a path with a query string of the parameters that are not None."""
+    """Return a path with a query string; parameters that are None are left out."""
     parameters = {name: value for name, value in query.items() if value is not None}
     return f"{path}?{urlencode(parameters)}" if parameters else path
 
 
-def _query_of(filters: TaskFilter | DeadLetterFilter) -> Mapping[str, str | None]:
-    """Return a filter as query parameters."""
+def _to_query(filters: TaskFilter | DeadLetterFilter) -> Mapping[str, str | None]:
+    """Return a filter as query parameters, with the names that the API uses."""
     values = cast("Mapping[str, str | None]", filters)
     return {"policyId" if name == "policy" else name: value for name, value in values.items()}
 
@@ -475,12 +504,13 @@ def _page_request(
     query: Mapping[str, str | None] | None = None,
 ) -> ClientRequest[Page[T]]:
     """Return the request for the page of a list that starts at a cursor."""
-    # The first page has the service's default size, because many callers need no second page.
+    # The first page has the service's default size, because many callers need no second page. The
+    # following pages are as large as possible.
     limit = None if cursor is None else str(MAX_PAGE_SIZE)
     parameters = {**(query or {}), "limit": limit, "cursor": cursor}
     return ClientRequest(method="GET", path=_with_query(path, parameters), parse=parse)
 
 
-def _idempotency_key(key: str | None = None) -> dict[str, str]:
-    """Return the header that makes a request safe to retry."""
+def _idempotency_header(key: str | None = None) -> dict[str, str]:
+    """Return the header that lets the client retry a request; by default with a new key."""
     return {http.IDEMPOTENCY_KEY_HEADER.lower(): http.format_idempotency_key(key or str(uuid4()))}

@@ -1,4 +1,4 @@
-"""The asynchronous client of the retry service: the same methods as `client.py`."""
+"""The asynchronous client of the retry service. It has the same methods as `Client`."""
 
 from __future__ import annotations
 
@@ -71,31 +71,35 @@ class AsyncClient:
         from tarry.client.operations import Operations
 
         self._api = Operations()
-        base: Any = AsyncBufferingTransport(
+        buffering: Any = AsyncBufferingTransport(
             transport or httpx.AsyncHTTPTransport(verify=endpoint.uses_tls)
         )
-        long_poll = endpoint.separate_downstream("wait")
-        events = endpoint.separate_downstream("events")
-        retrying = AsyncRetryTransport(base, policy=endpoint.policy)
-        long_polling = AsyncRetryTransport(base, policy=endpoint.policy, downstream=long_poll)
-        reconnecting = AsyncRetryTransport(base, policy=RETRY_FOREVER, downstream=events)
+        wait_downstream = endpoint.separate_downstream("wait")
+        events_downstream = endpoint.separate_downstream("events")
+        retrying = AsyncRetryTransport(buffering, policy=endpoint.policy)
+        long_polling = AsyncRetryTransport(
+            buffering, policy=endpoint.policy, downstream=wait_downstream
+        )
+        reconnecting = AsyncRetryTransport(
+            buffering, policy=RETRY_FOREVER, downstream=events_downstream
+        )
 
-        def http_client(transport: Any) -> httpx.AsyncClient:
+        def new_http_client(transport: Any) -> httpx.AsyncClient:
             return httpx.AsyncClient(
                 transport=transport, base_url=endpoint.url, headers=endpoint.headers
             )
 
-        self._http: dict[SendMode, httpx.AsyncClient] = {
-            "retry": http_client(retrying),
-            "long_poll": http_client(long_polling),
-            "once": http_client(base),
-            "retry_forever": http_client(reconnecting),
+        self._http_clients: dict[SendMode, httpx.AsyncClient] = {
+            "retry": new_http_client(retrying),
+            "long_poll": new_http_client(long_polling),
+            "once": new_http_client(buffering),
+            "retry_forever": new_http_client(reconnecting),
         }
 
     async def aclose(self) -> None:
         """Close the connections."""
-        for http in self._http.values():
-            await http.aclose()
+        for http_client in self._http_clients.values():
+            await http_client.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -121,16 +125,20 @@ class AsyncClient:
         wait: float | None = None,
         **options: Unpack[EnqueueOptions],
     ) -> RetryTask:
-        """Add a task: a call that the service makes. When this returns, the task is durable.
+        """Add a task, which is an HTTP call that the service makes and retries.
 
-        `body` is text, bytes or any JSON value. With `wait`, wait up to so many seconds for the
-        result. Options: method, headers, body_ref, policy, policy_version, key, delay, at,
-        overrides, callback.
+        When this method returns, the task is stored durably. `body` is text, bytes or any JSON
+        value. With `wait`, the service responds once the task has finished, or after `wait`
+        seconds. The options are described in `EnqueueOptions`: method, headers, body_ref, policy,
+        policy_version, key, delay, at, overrides, callback.
         """
         return await self._send(self._api.enqueue(url, body, wait, options))
 
     async def enqueue_many(self, tasks: Iterable[EnqueueArguments]) -> list[BatchResult]:
-        """Add any number of tasks, each a dict of `enqueue`'s arguments; one result per task."""
+        """Add any number of tasks; return one result per task, in the same order.
+
+        Each task is a dict of the arguments of `enqueue`.
+        """
         return await self._run(self._api.enqueue_many(tasks))
 
     async def get(self, task: str | RetryTask) -> RetryTask:
@@ -139,41 +147,45 @@ class AsyncClient:
 
     def tasks(self, **filters: Unpack[TaskFilter]) -> AsyncIterator[RetryTask]:
         """Iterate over tasks, newest first; filters: status, policy, lane, reason."""
-        return self._items(lambda cursor: self._api.tasks(cursor, filters))
+        return self._iterate_pages(lambda cursor: self._api.tasks(cursor, filters))
 
     def attempts(self, task: str | RetryTask) -> AsyncIterator[AttemptLog]:
         """Iterate over the attempts of a task, oldest first."""
-        return self._items(lambda cursor: self._api.attempts(cursor, task))
+        return self._iterate_pages(lambda cursor: self._api.attempts(cursor, task))
 
     async def explain(self, task: str | RetryTask) -> Explanation:
-        """Return why a task was retried or not, and what happens next."""
+        """Return the explanation of why a task was retried or not, and what happens next."""
         return await self._send(self._api.explain(task))
 
     async def wait(self, task: str | RetryTask, timeout: Duration | None = None) -> RetryTask:
-        """Wait until a task has finished, successfully or not; return it.
+        """Wait until a task has finished, successfully or not; return the task.
 
-        Raises `NotFinished` when that takes longer than `timeout`.
+        Raises `NotFinished` if the task does not finish within `timeout`.
         """
         return await self._run(self._api.wait(task, timeout))
 
     async def cancel(self, task: str | RetryTask) -> RetryTask:
-        """Cancel a task. A running attempt may finish (`task.cancelling`); none follows."""
+        """Cancel a task: no further attempt starts.
+
+        An attempt that is already running may still finish; `cancelling` of the task is then true.
+        """
         return await self._run(self._api.cancel(task))
 
     async def retry(self, task: str | RetryTask) -> RetryTask:
-        """Make the next attempt now; a dead letter starts again with attempt 1."""
+        """Make the next attempt of a task now; a dead letter starts again with attempt 1."""
         return await self._send(self._api.retry(task))
 
     # --- dead letters -----------------------------------------------------------------------------
 
     def dead_letters(self, **filters: Unpack[DeadLetterFilter]) -> AsyncIterator[RetryTask]:
         """Iterate over dead letters, newest first; filters: policy, lane, reason."""
-        return self._items(lambda cursor: self._api.dead_letters(cursor, filters))
+        return self._iterate_pages(lambda cursor: self._api.dead_letters(cursor, filters))
 
     async def replay(self, **options: Unpack[ReplayOptions]) -> AsyncReplay:
         """Start a replay of dead letters.
 
-        Filters: policy, lane, reason, before. `rate` is in tasks per second; `dry_run` only counts.
+        Filters: policy, lane, reason, before. `rate` is in tasks per second. With
+        `dry_run`, the matching dead letters are only counted.
         """
         job = await self._send(self._api.replay(options))
         return AsyncReplay(job, self._api, self._run)
@@ -184,21 +196,24 @@ class AsyncClient:
         return [AsyncReplay(job, self._api, self._run) for job in page.items]
 
     async def purge(self, **filters: Unpack[DeadLetterFilter]) -> int:
-        """Delete dead letters permanently, without a filter all of them; return how many."""
+        """Delete the matching dead letters permanently; return how many were deleted.
+
+        Without a filter, all dead letters are deleted.
+        """
         return await self._run(self._api.purge(filters))
 
     # --- policies and downstreams -----------------------------------------------------------------
 
     def policies(self) -> AsyncIterator[RetryPolicy]:
         """Iterate over policies; the built-in policies come last."""
-        return self._items(self._api.policies)
+        return self._iterate_pages(self._api.policies)
 
     async def policy(self, policy_id: str, version: int | None = None) -> RetryPolicy:
         """Return a policy, by default in its newest version."""
         return await self._send(self._api.policy(policy_id, version))
 
     async def put_policy(self, policy_id: str, policy: Policy | Mapping[str, Any]) -> RetryPolicy:
-        """Create a policy, or a new version of it; a dict has the API's field names."""
+        """Create a policy, or a new version of it. A mapping must use the API's field names."""
         return await self._send(self._api.put_policy(policy_id, policy))
 
     async def delete_policy(self, policy_id: str) -> None:
@@ -206,25 +221,31 @@ class AsyncClient:
         await self._send(self._api.delete_policy(policy_id))
 
     def downstreams(self) -> AsyncIterator[DownstreamInfo]:
-        """Iterate over the downstreams: breaker state, backlog and latency of each target host."""
-        return self._items(self._api.downstreams)
+        """Iterate over all lanes, with breaker state, backlog and latency of each downstream.
+
+        A lane is the queue of one downstream's tasks in the service.
+        """
+        return self._iterate_pages(self._api.downstreams)
 
     async def pause(self, lane: str) -> DownstreamInfo:
-        """Send nothing to a downstream until it is resumed."""
+        """Stop all attempts of a lane until the lane is resumed."""
         return await self._send(self._api.change_lane(lane, "pause"))
 
     async def resume(self, lane: str) -> DownstreamInfo:
-        """Send to a downstream again that was paused, or whose breaker is open."""
+        """Resume a lane that is paused, or whose breaker is open."""
         return await self._send(self._api.change_lane(lane, "resume"))
 
     async def reset(self, lane: str) -> DownstreamInfo:
-        """Discard the statistics of a downstream, and resume it."""
+        """Discard the statistics of a lane's downstream, and resume the lane."""
         return await self._send(self._api.change_lane(lane, "reset"))
 
     # --- the service itself -----------------------------------------------------------------------
 
     def events(self) -> AsyncGenerator[ServiceEvent, None]:
-        """Iterate over live events from now on; reconnects when the connection is lost."""
+        """Iterate over live events from now on.
+
+        Reconnects when the connection is lost; the events in between are then missing.
+        """
         return self._events()
 
     async def health(self) -> Health:
@@ -236,20 +257,20 @@ class AsyncClient:
     async def _open(
         self, request: ClientRequest[Any], read_timeout: float | None = None
     ) -> httpx.Response:
-        """Send a request; return a buffered response, or an event stream that is still open."""
+        """Send a request; return the buffered response, or the open response of an event stream."""
         import httpx
 
-        http = self._http[request.mode]
-        built = request.to_httpx(http, self._endpoint.timeout, read_timeout)
+        http_client = self._http_clients[request.mode]
+        httpx_request = request.to_httpx(http_client, self._endpoint.timeout, read_timeout)
         try:
-            return await http.send(built, stream=True)
+            return await http_client.send(httpx_request, stream=True)
         except httpx.RequestError as error:
-            raise self._endpoint.unreachable(request, error) from error
+            raise self._endpoint.unreachable_error(request, error) from error
 
     async def _send(self, request: ClientRequest[T]) -> T:
         async with aclosing(await self._open(request)) as response:
             content = await response.aread()
-            return request.result_of(response, content, system.unix_time())
+            return request.parse_response(response, content, system.unix_time())
 
     async def _run(self, operation: Operation[T]) -> T:
         """Run an operation: send the requests that it yields, and sleep when it yields seconds."""
@@ -270,7 +291,7 @@ class AsyncClient:
             returned: T = stop.value
             return returned
 
-    async def _items(
+    async def _iterate_pages(
         self, request_page: Callable[[str | None], ClientRequest[Page[T]]]
     ) -> AsyncGenerator[T, None]:
         cursor: str | None = None
@@ -296,13 +317,13 @@ class AsyncClient:
             async with aclosing(await self._open(request, STREAM_READ_TIMEOUT_S)) as response:
                 is_stream = is_event_stream(response.headers)
                 content = b"" if is_stream else await response.aread()
-                request.result_of(response, content, system.unix_time())
+                request.parse_response(response, content, system.unix_time())
                 parser = EventStreamParser()
                 with suppress(httpx.RequestError):  # the stream was lost: reconnect below
                     async for chunk in response.aiter_bytes():
                         for event in parser.feed(chunk):
                             yield event
             self._endpoint.log_stream_lost()
-            # Retry forever from now on: the service was reachable once.
+            # From now on reconnecting is retried forever, because the service was reachable once.
             request = self._api.events("retry_forever")
             await system.async_sleep(MAX_RECONNECT_DELAY_S * system.draw())

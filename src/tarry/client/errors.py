@@ -35,28 +35,28 @@ class ServiceError(TarryError):
     ) -> None:
         super().__init__(message)
         self.status = status
-        """HTTP status of the response; None when there was no response."""
+        """HTTP status of the response; None when no response was received."""
         self.problem: dict[str, object] = dict(problem or {})
-        """Members of the problem document (RFC 9457) in the response; empty without one."""
+        """Members of the problem document (RFC 9457) in the response; empty if there is none."""
         self.retry_after = retry_after
-        """Seconds to wait before the request is worth repeating; None when unknown."""
+        """Seconds to wait before repeating the request; None when unknown."""
 
     @property
     def title(self) -> str | None:
         """Short summary of the problem type."""
-        return self._text("title")
+        return self._problem_text("title")
 
     @property
     def detail(self) -> str | None:
         """Explanation of this occurrence of the problem."""
-        return self._text("detail")
+        return self._problem_text("detail")
 
     @property
     def field(self) -> str | None:
-        """Path of the invalid field, as the API names it; None when no field is to blame."""
-        return self._text("field")
+        """Path of the invalid field, with the API's names; None when the problem names no field."""
+        return self._problem_text("field")
 
-    def _text(self, member: str) -> str | None:
+    def _problem_text(self, member: str) -> str | None:
         value = self.problem.get(member)
         return value if isinstance(value, str) else None
 
@@ -90,7 +90,10 @@ class TooManyRequests(ServiceError):
 
 
 class NotFinished(TarryError, TimeoutError):
-    """The timeout of a wait expired first; `last` is the task or replay job as last seen."""
+    """A task or replay did not finish within the timeout of a wait.
+
+    `last` is the task or replay job as last fetched.
+    """
 
     def __init__(self, message: str, last: object = None) -> None:
         super().__init__(message)

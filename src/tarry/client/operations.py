@@ -1,7 +1,8 @@
-"""Client operations that take several requests. Pure: nothing is sent here.
+"""Client operations that take several requests. This module sends nothing.
 
-An operation is a generator. It yields either a request, whose parsed response is sent back into
-the generator, or a number of seconds to sleep. `Client` and `AsyncClient` run operations.
+An operation is a generator, which `Client` or `AsyncClient` runs. It yields either a request, which
+the client sends, or a number of seconds, which the client sleeps. For a request, the value of the
+`yield` expression is the parsed response. The generator's return value is the operation's result.
 """
 
 from __future__ import annotations
@@ -32,15 +33,16 @@ FINAL_STATUSES = frozenset({"SUCCEEDED", "EXHAUSTED", "CANCELLED"})
 
 _POLL_BACKOFF = Policy(initial_delay=0.05, multiplier=1.5, max_delay=2.0, jitter="equal")
 _MAX_LONG_POLL_S = 20
-"""Many proxies close a connection that is silent for longer."""
+"""Short enough for proxies, many of which close a connection that is silent for longer."""
 _LONG_POLL_MARGIN_S = 0.5
-"""Time for the response to arrive before the caller's timeout expires."""
+"""How long before the caller's timeout a long poll ends, so that its response still arrives."""
 _MIN_LONG_POLL_S = 1.0
-"""A long poll that returns sooner is followed by a pause: the service did not really wait."""
+"""A long poll that returns sooner than this is followed by a pause, because the service did not
+wait before it responded."""
 
 
 class Operations(ServiceApi):
-    """The API's calls, and the operations that combine several of them."""
+    """The single API calls of `ServiceApi`, and the operations that combine several calls."""
 
     def enqueue_many(self, tasks: Iterable[EnqueueArguments]) -> Operation[list[BatchResult]]:
         """Add any number of tasks in batches; the results are in the order of the tasks."""
@@ -53,20 +55,20 @@ class Operations(ServiceApi):
             if results:
                 error.add_note(
                     f"tarry: the first {len(results)} tasks were processed before this error. "
-                    "If you gave each task a key=, send all of them again."
+                    "If each task has its own key=, it is safe to send all of them again."
                 )
             raise
         return results
 
     def cancel(self, task: str | RetryTask) -> Operation[RetryTask]:
-        """Cancel a task; a task that is already cancelled is returned as it is."""
+        """Cancel a task and return it. For a task that was already cancelled, only return it."""
         cancelled: RetryTask | None = yield self.try_cancel(task)
         if cancelled is None:
             cancelled = yield self.get(task)
         return cast("RetryTask", cancelled)
 
     def purge(self, filters: DeadLetterFilter) -> Operation[int]:
-        """Delete all matching dead letters; return how many."""
+        """Delete all matching dead letters; return how many were deleted."""
         total, has_more = 0, True
         while has_more:
             response = yield self.purge_batch(filters)
@@ -83,19 +85,19 @@ class Operations(ServiceApi):
         )
 
     def refresh_replay(self, job: ReplayJob) -> Operation[ReplayJob]:
-        """Get the current state of a replay; a dry run never changes."""
+        """Get the current state of a replay; a dry run is returned unchanged."""
         if job.replay_id is not None:
             job = yield self.replay_job(job.replay_id, "GET")
         return job
 
     def cancel_replay(self, job: ReplayJob) -> Operation[ReplayJob]:
-        """Cancel a replay; a dry run has already finished."""
+        """Cancel a replay; a dry run, which has already finished, is returned unchanged."""
         if job.replay_id is not None:
             job = yield self.replay_job(job.replay_id, "DELETE")
         return job
 
     def wait_for_replay(self, job: ReplayJob, timeout: Duration | None) -> Operation[ReplayJob]:
-        """Wait until a replay has finished; a dry run has already finished."""
+        """Wait until a replay has finished; a dry run is returned at once."""
         if job.replay_id is None:
             return job
         request = self.replay_job(job.replay_id, "GET")
@@ -107,32 +109,33 @@ class Operations(ServiceApi):
 
 
 def _poll_until(
-    poll: Callable[[int], ClientRequest[T]],
+    build_request: Callable[[int], ClientRequest[T]],
     is_finished: Callable[[T], bool],
     timeout: Duration | None,
 ) -> Operation[T]:
-    """Poll until a task or replay has finished.
+    """Poll until a task or replay has finished; raise `NotFinished` after the timeout.
 
-    `poll` gets the seconds that the service may wait before it responds.
+    `build_request` takes the seconds that the service may wait before it responds.
     """
     timeout_s = inf if timeout is None else to_seconds("timeout", timeout)
     deadline = earliest(system.now() + timeout_s)
     delay: float | None = None
-    pauses = 0
+    pause_count = 0
     while True:
-        started = system.now()
-        wait_s = max(0.0, min(deadline - started - _LONG_POLL_MARGIN_S, _MAX_LONG_POLL_S))
-        request = poll(int(wait_s))
+        started_at = system.now()
+        wait_s = max(0.0, min(deadline - started_at - _LONG_POLL_MARGIN_S, _MAX_LONG_POLL_S))
+        request = build_request(int(wait_s))
         polled: T = yield request
         if is_finished(polled):
             return polled
         now = system.now()
-        remaining = deadline - now
-        if remaining <= 0:
+        remaining_s = deadline - now
+        if remaining_s <= 0:
             status = getattr(polled, "status", None)
             raise NotFinished(f"{request.path} is still {status}", polled)
-        if request.wait_s and now - started >= _MIN_LONG_POLL_S:
+        if request.wait_s and now - started_at >= _MIN_LONG_POLL_S:
             continue
-        pauses += 1
-        delay = _POLL_BACKOFF.delay(_POLL_BACKOFF.ceiling(pauses), delay, system.draw())
-        yield min(delay, remaining)
+        pause_count += 1
+        max_delay = _POLL_BACKOFF.ceiling(pause_count)  # before jitter
+        delay = _POLL_BACKOFF.delay(max_delay, delay, system.draw())
+        yield min(delay, remaining_s)

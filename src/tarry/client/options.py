@@ -25,7 +25,7 @@ Instant: TypeAlias = float | datetime
 Status: TypeAlias = Literal["PENDING", "IN_FLIGHT", "SUCCEEDED", "EXHAUSTED", "CANCELLED"]
 
 MAX_BATCH_BYTES = 8 << 20
-"""JSON bytes in one batch: half of the service's default limit for a request."""
+"""Maximum size of the JSON of one batch: half of the service's default limit for a request."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -36,9 +36,10 @@ _encode = msgspec.json.Encoder().encode
 class EnqueueOptions(TypedDict, total=False):
     """Keyword arguments of `enqueue`.
 
-    `key` is the idempotency key of the task and of all its attempts; by default the client
-    generates one. `overrides` has policy fields under their API names:
-    `{"maxAttempts": 3, "totalBudgetMs": 60_000}`.
+    `policy` is the name of a stored policy. `key` is the idempotency key of the task and of all its
+    attempts; by default the client generates a key. `delay` or `at` sets the time of the first
+    attempt. `overrides` changes fields of the policy for this task, under their API names:
+    `{"maxAttempts": 3, "totalBudgetMs": 60_000}`. `callback` is the URL that gets the result.
     """
 
     method: str
@@ -64,7 +65,7 @@ class EnqueueArguments(EnqueueOptions, total=False):
 
 
 class TaskFilter(TypedDict, total=False):
-    """Filter for tasks; an empty filter matches all."""
+    """Filter for tasks; an empty filter matches all tasks."""
 
     status: Status | None
     policy: str | None
@@ -73,7 +74,7 @@ class TaskFilter(TypedDict, total=False):
 
 
 class DeadLetterFilter(TypedDict, total=False):
-    """Filter for dead letters; an empty filter matches all."""
+    """Filter for dead letters; an empty filter matches all dead letters."""
 
     policy: str | None
     lane: str | None
@@ -81,9 +82,10 @@ class DeadLetterFilter(TypedDict, total=False):
 
 
 class ReplayOptions(DeadLetterFilter, total=False):
-    """Which dead letters to replay, and how many per second; without a rate, all at once.
+    """Which dead letters to replay, and how fast.
 
-    `before` matches tasks that became dead letters at that time or earlier. A dry run only counts.
+    `before` matches tasks that became dead letters at that time or earlier. `rate` is in tasks per
+    second; without it, all are replayed at once. A dry run only counts the matching dead letters.
     """
 
     before: Instant | None
@@ -104,7 +106,7 @@ _ARGUMENT_NAMES: dict[str, tuple[str, ...]] = {
 
 
 def check_names(method: str, arguments: Iterable[str]) -> None:
-    """Raise an error for an argument that a method of the client does not have."""
+    """Raise `ConfigurationTypeError` for an argument that the client's method does not have."""
     names = _ARGUMENT_NAMES[method]
     for name in arguments:
         if name not in names:
@@ -113,7 +115,7 @@ def check_names(method: str, arguments: Iterable[str]) -> None:
 
 
 def to_epoch_ms(field: str, instant: Instant) -> int:
-    """Return an instant in milliseconds since 1970, as the API takes it."""
+    """Return an instant in milliseconds since 1970, the unit of the API."""
     if isinstance(instant, datetime):
         if instant.utcoffset() is None:
             rule = "must have a time zone, as datetime.now(UTC) has"
@@ -158,9 +160,9 @@ def task_request(
     overrides: Mapping[str, Any] | None = None,
     callback: str | None = None,
 ) -> RetryTaskRequest:
-    """Return the task that the arguments of `enqueue` describe, as the API takes it.
+    """Return the API's request for the task that the arguments of `enqueue` describe.
 
-    The task always has a key, so that a retried request does not create a second task.
+    It always has an idempotency key, so that a retried request does not create a second task.
     """
     if not isinstance(policy, str):
         rule = (
@@ -201,7 +203,7 @@ def encode_task(task: RetryTaskRequest) -> bytes:
 
 
 def task_batches(tasks: Iterable[EnqueueArguments]) -> Iterator[bytes]:
-    """Yield the JSON of batches that hold the tasks, each within the limits of the service."""
+    """Split the tasks into batches within the limits of the service; yield the JSON of each."""
     batch: list[Raw] = []
     size = 0
     for index, task in enumerate(tasks):
@@ -216,28 +218,28 @@ def task_batches(tasks: Iterable[EnqueueArguments]) -> Iterator[bytes]:
 
 
 def _encode_batch_item(index: int, task: EnqueueArguments) -> bytes:
-    name = f"tasks[{index}]"
+    field = f"tasks[{index}]"
     if not isinstance(task, Mapping):
-        rule = 'must be a dict of the arguments of enqueue, {"url": ...}'
-        raise ConfigurationTypeError(name, rule, task)
+        rule = 'must be a dict of the arguments of enqueue, such as {"url": ...}'
+        raise ConfigurationTypeError(field, rule, task)
     if "url" not in task:
-        raise ConfigurationTypeError(name, "must have a url")
+        raise ConfigurationTypeError(field, "must have a url")
     try:
         check_names("enqueue", task)
         return encode_task(task_request(**task))
     except ConfigurationError as error:
         if error.field is None:
-            raise type(error)(f"{name}: {error}") from None
-        raise error.with_field(f"{name}.{error.field}") from None
+            raise type(error)(f"{field}: {error}") from None
+        raise error.with_field(f"{field}.{error.field}") from None
 
 
 def encode_mapping(field: str, value: Mapping[str, Any]) -> bytes:
-    """Return a mapping of the user's as JSON."""
+    """Return a mapping that the user passed as JSON; `field` names it in errors."""
     return _encode_json(field, _to_dict(field, value))
 
 
 def _encode_json(field: str, value: object) -> bytes:
-    # json instead of msgspec, which silently encodes NaN and infinity as null.
+    # Encodes with json, because msgspec silently encodes NaN and infinity as null.
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         return text.encode()

@@ -63,11 +63,11 @@ class Replay(ReplayHandle):
         return self._update(self._run(self._api.refresh_replay(self.job)))
 
     def wait(self, timeout: Duration | None = None) -> Self:
-        """Wait until the replay has finished; raises `NotFinished` when that takes longer."""
+        """Wait until the replay has finished; raise `NotFinished` after the timeout."""
         return self._update(self._run(self._api.wait_for_replay(self.job, timeout)))
 
     def cancel(self) -> Self:
-        """Cancel the replay; tasks already replayed stay. Raises `Conflict` when it is done."""
+        """Cancel the rest of the replay; raise `Conflict` if the replay has finished."""
         return self._update(self._run(self._api.cancel_replay(self.job)))
 
 
@@ -88,9 +88,9 @@ class AsyncReplay(ReplayHandle):
         return self._update(await self._run(self._api.refresh_replay(self.job)))
 
     async def wait(self, timeout: Duration | None = None) -> Self:
-        """Wait until the replay has finished; raises `NotFinished` when that takes longer."""
+        """Wait until the replay has finished; raise `NotFinished` after the timeout."""
         return self._update(await self._run(self._api.wait_for_replay(self.job, timeout)))
 
     async def cancel(self) -> Self:
-        """Cancel the replay; tasks already replayed stay. Raises `Conflict` when it is done."""
+        """Cancel the rest of the replay; raise `Conflict` if the replay has finished."""
         return self._update(await self._run(self._api.cancel_replay(self.job)))

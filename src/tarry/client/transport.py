@@ -1,6 +1,6 @@
-"""What both clients need to send requests: the service's address, and transports that buffer.
+"""The service's address and the buffering transports, which both clients use to send requests.
 
-Imports neither httpx nor msgspec, so that the clients' names can be imported without them.
+Imports neither httpx nor msgspec, so that the client classes can be imported without them.
 """
 
 from __future__ import annotations
@@ -26,23 +26,26 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("tarry.client")
 
 RETRY_FOREVER = Policy(max_attempts=1_000_000_000, max_delay=10.0)
-"""For reconnecting an event stream: the service was reachable, so it will be again."""
+"""The policy for reconnecting an event stream. The service was reachable before, so it is expected
+to become reachable again."""
 MAX_RESPONSE_BYTES = 64 << 20
-"""More than any page of a list has; bounds the memory that one response can use."""
+"""More than the largest page of any list. Bounds the memory that one response can use."""
 
 
 class ServiceEndpoint:
     """Address of the service, API key, retry policy and timeout of a client."""
 
-    def __init__(self, url: str, key: str | None, policy: Policy | None, timeout: float) -> None:
+    def __init__(
+        self, url: str, api_key: str | None, policy: Policy | None, timeout: float
+    ) -> None:
         require_packages()
         self.url: str = _check_url(url)
         self.uses_tls: bool = self.url.startswith("https")
-        """Without TLS the certificates are not loaded, which takes 0.1 seconds."""
+        """If False, the clients do not load the CA certificates, which would take 0.1 seconds."""
         # Without compression, MAX_RESPONSE_BYTES also bounds the decoded content.
         self.headers: dict[str, str] = {"accept-encoding": "identity"}
-        if key is not None:
-            self.headers["authorization"] = f"Bearer {_check_key(key)}"
+        if api_key is not None:
+            self.headers["authorization"] = f"Bearer {_check_api_key(api_key)}"
         check_instance("policy", policy, Policy, "a tarry.Policy(...)")
         self.policy: Policy | None = policy
         self.timeout: float = check_positive("timeout", timeout)
@@ -50,15 +53,15 @@ class ServiceEndpoint:
     def separate_downstream(self, purpose: Literal["wait", "events"]) -> Downstream:
         """Return a downstream, without breaker and budget, for requests that are slow on purpose.
 
-        Their latency must not count as the latency of the service's other requests.
+        The latency of these requests must not count as the latency of the service's other requests.
         """
         return Downstream(f"{self.url}/{purpose}")
 
     def log_stream_lost(self) -> None:
-        """Log that the event stream was lost, because events may be missing from it."""
+        """Log that the event stream was lost, which means that events may be missing."""
         logger.warning("event stream lost, reconnecting, url=%s", self.url)
 
-    def unreachable(self, request: object, error: Exception) -> ServiceUnreachable:
+    def unreachable_error(self, request: object, error: Exception) -> ServiceUnreachable:
         """Return the error for a request that got no response."""
         cause = f"{type(error).__name__}: {error}".rstrip(": ")
         return ServiceUnreachable(f"{request} got no response from {self.url}: {cause}")
@@ -76,30 +79,38 @@ def require_packages() -> None:
 
 def _check_url(url: Any) -> str:
     if not isinstance(url, str):
-        rule = 'must be the address of the service, "http://127.0.0.1:8080"'
+        rule = 'must be the address of the service, such as "http://127.0.0.1:8080"'
         raise ConfigurationTypeError("url", rule, url)
     try:
         parts = urlsplit(url)
         is_address = parts.scheme in {"http", "https"} and bool(parts.hostname)
-        has_more = bool(parts.query or parts.fragment or "@" in parts.netloc or parts.port == 0)
+        has_extra_parts = bool(
+            parts.query or parts.fragment or "@" in parts.netloc or parts.port == 0
+        )
     except ValueError:
-        is_address = has_more = False
-    if not is_address or has_more:
-        # The value is not shown: it may be a key that was passed as the URL by mistake.
+        is_address = has_extra_parts = False
+    if not is_address or has_extra_parts:
+        # The value is not shown, because it may be an API key that was passed by mistake.
         rule = (
-            "must be the address of the service, such as http://127.0.0.1:8080: scheme, host, port "
-            "and optionally a path; no user, query or fragment. Pass the API key separately."
+            "must be the address of the service, such as http://127.0.0.1:8080, with scheme and "
+            "host, optionally a port and a path, but no user, query or fragment. Pass the API key "
+            "separately."
         )
         raise ConfigurationError("url", rule)
     return url.rstrip("/")
 
 
-def _check_key(key: Any) -> str:
-    if not (isinstance(key, str) and key.isascii() and key.isprintable() and key.strip() == key):
-        # The value is not shown: it is a secret.
-        rule = "must be an API key of the service, a text of visible ASCII characters"
-        raise ConfigurationTypeError("key", rule)
-    return key
+def _check_api_key(api_key: Any) -> str:
+    if (
+        isinstance(api_key, str)
+        and api_key.isascii()
+        and api_key.isprintable()
+        and api_key.strip() == api_key
+    ):
+        return api_key
+    # The value is not shown, because it is a secret.
+    rule = "must be an API key of the service, a string of visible ASCII characters"
+    raise ConfigurationTypeError("key", rule)
 
 
 # --- transports -----------------------------------------------------------------------------------
@@ -123,7 +134,7 @@ class BufferingTransport:
         content = bytearray()
         with closing(response):
             for chunk in response.iter_raw():
-                _append(content, chunk)
+                _append_chunk(content, chunk)
         return _buffered_response(response, content)
 
     def close(self) -> None:
@@ -145,7 +156,7 @@ class AsyncBufferingTransport:
         content = bytearray()
         async with aclosing(response):
             async for chunk in response.aiter_raw():
-                _append(content, chunk)
+                _append_chunk(content, chunk)
         return _buffered_response(response, content)
 
     async def aclose(self) -> None:
@@ -154,14 +165,15 @@ class AsyncBufferingTransport:
 
 
 def is_event_stream(headers: Mapping[str, str]) -> bool:
-    """Return whether a response is a stream of server-sent events, which does not end."""
+    """Return whether a response is a stream of server-sent events, which never ends."""
     return headers.get("content-type", "").startswith("text/event-stream")
 
 
-def _append(content: bytearray, chunk: bytes) -> None:
+def _append_chunk(content: bytearray, chunk: bytes) -> None:
+    """Append a chunk to the content; raise `ServiceError` if the content is too large."""
     content += chunk
     if len(content) > MAX_RESPONSE_BYTES:
-        msg = f"a response of the service has more than {MAX_RESPONSE_BYTES} bytes"
+        msg = f"a response from the service has more than {MAX_RESPONSE_BYTES} bytes"
         raise ServiceError(msg)
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tarry.idempotency.stores.redis import RedisStore
     from tarry.idempotency.stores.sqlite import SqliteStore
 
-# Imported on first use: a user of one store does not load the drivers of the others.
+# Imported on first use, so that a user of one store does not load the drivers of the others.
 _MODULES = {
     "ExistingRecord": "store",
     "IdempotencyMiddleware": "middleware",

@@ -60,7 +60,7 @@ async def run_in_executor(executor: Executor, function: Callable[[], T]) -> T:
 
 
 def start_background_task(function: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Start a task that outlives the request and has neither its deadline nor its context."""
+    """Start a task that outlives the request, without the request's deadline and context."""
     if in_trio():
         import trio
 
@@ -72,8 +72,8 @@ def start_background_task(function: Callable[[], Coroutine[Any, Any, None]]) -> 
 async def run_with_timeout(function: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> T:
     """Run a coroutine function; after `seconds` cancel it and raise TimeoutError.
 
-    On asyncio it runs in its own task: a function that ignores its cancellation, or takes long to
-    handle it, does not delay the caller.
+    On asyncio the function runs in its own task, so that it does not delay the caller if it ignores
+    its cancellation or takes long to handle it.
     """
     if in_trio():
         import trio
@@ -90,7 +90,7 @@ async def run_with_timeout(function: Callable[[], Coroutine[Any, Any, T]], secon
         if done:
             return task.result()
         task.cancel()
-    msg = f"no answer within {seconds:g} s"
+    msg = f"no result within {seconds:g} s"
     raise TimeoutError(msg)
 
 
@@ -106,5 +106,6 @@ def _create_task(
 def _on_task_done(task: asyncio.Task[Any]) -> None:
     _running_tasks.discard(task)
     if not task.cancelled():
-        # Marks the error as retrieved: asyncio would log it if its waiter was cancelled before.
+        # Marks the error as retrieved. Otherwise asyncio would log it as "never retrieved" when
+        # the caller was cancelled before the task ended.
         task.exception()

@@ -1,9 +1,10 @@
 """Parse the `Idempotency-Key` header.
 
-The draft defines the value as a String of RFC 9651: in double quotes, with optional parameters that
-have no meaning here. Many clients send the key without quotes. A UUID, or any other text of
-letters, digits and `-._~:/+=`, is therefore accepted as if it were quoted. Any other value raises
-`MalformedKey`: a client that sends a key relies on it, so a bad key must not be ignored.
+The draft (draft-ietf-httpapi-idempotency-key-header) defines the value as a String of RFC 9651: in
+double quotes, followed by optional parameters, which have no meaning here. Many clients send the
+key without quotes. Therefore a UUID, or any other string of letters, digits and `-._~:/+=`, is
+accepted as if it were quoted. Any other value raises `MalformedKey`. A bad key must not be ignored,
+because a client that sends a key relies on it.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
 
 MAX_KEY_LENGTH = 255
 
-# Starts with a letter or digit, so that no value of another RFC 9651 type is accepted as a key:
-# neither `:aGk=:` (bytes) nor `-1`.
+# An unquoted key starts with a letter or digit. Otherwise values of other RFC 9651 types, such as
+# `:aGk=:` (bytes) or `-1`, would be accepted as keys.
 _UNQUOTED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~:/+=-]*")
-_COMMON = re.compile(rb'"?([A-Za-z0-9][A-Za-z0-9._~:/+=-]{0,254})"?')
+_COMMON_KEY = re.compile(rb'"?([A-Za-z0-9][A-Za-z0-9._~:/+=-]{0,254})"?')
 """Fast path: nearly all keys match this, quoted or not, and need no further parsing."""
 _QUOTED_TEXT = r'"((?:[ !#-\[\]-~]|\\["\\])*)"'
 _STRING = re.compile(_QUOTED_TEXT)
@@ -52,7 +53,7 @@ def parse_key(lines: Sequence[bytes]) -> str:
         msg = f"Idempotency-Key must be sent once, not {len(lines)} times."
         raise MalformedKey(msg)
     line = lines[0]
-    common = _COMMON.fullmatch(line)
+    common = _COMMON_KEY.fullmatch(line)
     if common is not None and len(line) - len(common[1]) != 1:  # two quotes or none
         return common[1].decode()
     try:
@@ -70,9 +71,9 @@ def parse_key(lines: Sequence[bytes]) -> str:
 def _parse_unquoted(text: str) -> str:
     if text and not _UNQUOTED.fullmatch(text):
         msg = (
-            'Idempotency-Key must be a text in double quotes, as in "8e03978e-40d5-43dd-bc93-'
-            '6894a57f9324"; without them it may only have letters, digits and -._~:/+=, and begins '
-            "with a letter or digit."
+            'Idempotency-Key must be a string in double quotes, as in "8e03978e-40d5-43dd-bc93-'
+            '6894a57f9324". A key without quotes may contain only letters, digits and -._~:/+=, '
+            "and must begin with a letter or digit."
         )
         raise MalformedKey(msg)
     return text
@@ -82,8 +83,8 @@ def _parse_quoted(text: str) -> str:
     string = _STRING.match(text)
     if string is None:
         msg = (
-            "Idempotency-Key has no closing quote, or a character that is not allowed in quotes: "
-            'it takes printable ASCII, with \\ before each " and \\.'
+            "Idempotency-Key has no closing quote, or a character that is not allowed in quotes. "
+            'Allowed is printable ASCII, with \\ before each " and \\.'
         )
         raise MalformedKey(msg)
     _check_parameters(text, string.end())
@@ -95,14 +96,15 @@ def _check_parameters(text: str, start: int) -> None:
     while start < len(text):
         parameter = _PARAMETER.match(text, start)
         if parameter is None or not _is_utf8(parameter["display"] or ""):
-            msg = f"Idempotency-Key must end after the key, not go on with {text[start:][:20]!r}."
+            msg = f"Idempotency-Key must end after the key, but {text[start:][:20]!r} follows."
             raise MalformedKey(msg)
         start = parameter.end()
 
 
-def _is_utf8(display: str) -> bool:
+def _is_utf8(display_string: str) -> bool:
+    """Return whether the percent-encoded bytes of a Display String are valid UTF-8."""
     try:
-        unquote_to_bytes(display).decode()
+        unquote_to_bytes(display_string).decode()
     except UnicodeDecodeError:
         return False
     return True

@@ -1,4 +1,7 @@
-"""The lease of a claimed key while its request runs: renewed, then finished or released.
+"""The lease of a claimed key while its request runs.
+
+A lease is claimed, renewed while the request runs, and then settled: the key is either finished,
+which stores the response, or released, which frees the key.
 
 Each store call may fail, hang, or be interrupted by the cancellation of its request. None of this
 may lose a response or delay the client for long. So each store call has a timeout, and a response
@@ -12,6 +15,7 @@ import os
 from contextlib import suppress
 from functools import partial
 from itertools import count
+from math import inf
 from typing import TYPE_CHECKING
 
 from tarry.core.policy import Policy
@@ -39,20 +43,20 @@ logger: logging.Logger = logging.getLogger("tarry.idempotency")
 
 STORE_TIMEOUT_S = 5.0
 _SETTLE_POLICY = Policy(max_attempts=20, initial_delay=0.2, max_delay=10.0, total_budget=120.0)
-"""Retries of the last store call of a lease, in the background."""
+"""How the call that settles a lease is retried in the background."""
 _MAX_PENDING_SETTLEMENTS = 100
-"""Each pending background retry keeps a response in memory."""
+"""Limits the memory of pending background retries, each of which keeps a response."""
 
 
 class _ProcessName:
-    """A random text that differs between processes, also after a fork."""
+    """A random string that differs between processes, also after a fork."""
 
     def __init__(self) -> None:
-        self.renew()
+        self.regenerate()
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self.renew)
+            os.register_at_fork(after_in_child=self.regenerate)
 
-    def renew(self) -> None:
+    def regenerate(self) -> None:
         self.value = os.urandom(16).hex()
 
 
@@ -67,111 +71,116 @@ class LeaseContext:
         self,
         store: IdempotencyStore,
         *,
-        lease: float,
-        retention: float,
+        lease_s: float,
+        retention_s: float,
         max_response_bytes: int,
         store_errors: bool,
     ) -> None:
         self.store: IdempotencyStore = store
-        self.lease: float = lease
-        """Seconds."""
-        self.retention: float = retention
-        """Seconds."""
+        self.lease_s: float = lease_s
+        self.retention_s: float = retention_s
         self.max_response_bytes: int = max_response_bytes
         self.store_errors: bool = store_errors
         self.memory_store: MemoryStore | None = store if type(store) is MemoryStore else None
         """The store, if it is a `MemoryStore`. Its calls never wait, so they need no timeout and no
-        task, and its keys need no renewal. None for a subclass, whose calls may wait."""
+        task, and its leases need no renewal. None for any other store, and for a subclass of
+        `MemoryStore`, because its calls may wait."""
         self.pending_settlements: int = 0
-        """Requests whose last store call is being retried in the background."""
+        """Leases that are being settled in the background."""
 
 
 class KeyLease:
     """The right of one request to run with a key.
 
-    After the claim, errors of the store are logged and never raised: the client still gets the
-    response of the application.
+    `record_name` is what stores call `key`. After the claim, errors of the store are logged and
+    never raised, so that the client still gets the response of the application.
     """
 
     __slots__ = (
         "_fingerprint",
-        "_key",
         "_owner",
+        "_record_name",
         "_renewal_done",
         "_scope",
         "context",
         "is_settled",
     )
 
-    def __init__(self, context: LeaseContext, key: str, fingerprint: str, scope: Scope) -> None:
+    def __init__(
+        self, context: LeaseContext, record_name: str, fingerprint: str, scope: Scope
+    ) -> None:
         self.context: LeaseContext = context
-        self._key = key
+        self._record_name = record_name
         self._fingerprint = fingerprint
         self._owner = f"{_process_name.value} {next(_lease_numbers)}"
         self._scope = scope
         self._renewal_done: AsyncEvent | None = None
-        """Set when the running renewal ends; None while none runs."""
+        """Set when the running renewal ends; None while no renewal runs."""
         self.is_settled: bool = False
-        """The key was finished or released, or at least the store was asked to."""
+        """Whether the store call that finishes or releases the key has at least been started."""
 
     async def claim(self) -> ExistingRecord | None:
-        """Claim the key; return its record if it is not free."""
+        """Claim the key. Return None, or the existing record if the key is not free."""
         context = self.context
         memory = context.memory_store
         if memory is not None:
             return memory.claim_without_expiry(
-                self._key, self._fingerprint, self._owner, context.lease
+                self._record_name, self._fingerprint, self._owner, context.lease_s
             )
         try:
             return await run_with_timeout(self._claim, STORE_TIMEOUT_S)
         except BaseException:
-            start_background_task(self._undo_claim)  # the store may have made the claim
+            # The store may have claimed the key although the call failed.
+            start_background_task(self._undo_claim)
             raise
 
     async def _claim(self) -> ExistingRecord | None:
         context = self.context
         try:
             return await context.store.claim(
-                self._key, self._fingerprint, self._owner, context.lease
+                self._record_name, self._fingerprint, self._owner, context.lease_s
             )
         except Exception:
             raise
-        except BaseException:  # timeout or cancellation; the store may have made the claim
+        except BaseException:  # timeout or cancellation: the store may have claimed the key
             await self._undo_claim()
             raise
 
     async def _undo_claim(self) -> None:
-        with suppress(Exception):  # the error of the claim itself is reported
+        with suppress(Exception):  # the caller raises the error of the claim
             await run_with_timeout(self._release, STORE_TIMEOUT_S)
 
-    async def extend(self) -> bool | None:
+    async def renew(self) -> bool | None:
         """Renew the lease.
 
-        Return False if there is nothing to renew any more, None if the store failed.
+        Return True if it was renewed, False if it was settled or lost to another request, and None
+        if the store failed.
         """
         context = self.context
         if self.is_settled:
             return False
         done = self._renewal_done = new_event()
         extend = partial(
-            context.store.extend, self._key, self._fingerprint, self._owner, context.lease
+            context.store.extend, self._record_name, self._fingerprint, self._owner, context.lease_s
         )
         try:
-            extended = await run_with_timeout(extend, min(STORE_TIMEOUT_S, context.lease / 6))
+            renewed = await run_with_timeout(extend, min(STORE_TIMEOUT_S, context.lease_s / 6))
         except Exception:
-            logger.exception("lease not renewed because the store failed, request=%s", self._name)
+            logger.exception(
+                "lease not renewed because the store failed, request=%s", self._request_name
+            )
             return None
         finally:
             done.set()
             self._renewal_done = None
-        if not extended and not self.is_settled:
+        if not renewed and not self.is_settled:
             logger.warning(
-                "lease expired and another request claimed the key, request=%s", self._name
+                "lease expired and another request claimed the key, request=%s", self._request_name
             )
-        return extended
+        return renewed
 
     async def finish(self, response: StoredResponse) -> None:
-        """Store the response."""
+        """Settle the lease: store the response."""
         context = self.context
         memory = context.memory_store
         if memory is None:
@@ -179,14 +188,14 @@ class KeyLease:
             await self._settle(partial(self._finish, response), "its response is not stored")
             return
         stored = memory.finish_now(
-            self._key, self._fingerprint, self._owner, response, context.retention
+            self._record_name, self._fingerprint, self._owner, response, context.retention_s
         )
         self.is_settled = True
         if not stored:
             self._warn_of_lost_lease()
 
     async def release(self) -> None:
-        """Free the key."""
+        """Settle the lease, unless it is settled already: free the key."""
         if self.is_settled:
             return
         if self.context.memory_store is not None:
@@ -199,15 +208,18 @@ class KeyLease:
     def abandon(self) -> None:
         """Leave the key of a cancelled request claimed until its lease expires.
 
-        A thread of its handler may still run.
+        The key is not released, because a thread of the request's handler may still run. Does
+        nothing if the lease is settled, or if the store lets leases expire anyway.
         """
         if not self.is_settled and self.context.memory_store is not None:
-            self.context.memory_store.expire_later(self._key, self._owner, self.context.lease)
+            self.context.memory_store.expire_later(
+                self._record_name, self._owner, self.context.lease_s
+            )
 
     async def _finish(self, response: StoredResponse) -> None:
         context = self.context
         if not await context.store.finish(
-            self._key, self._fingerprint, self._owner, response, context.retention
+            self._record_name, self._fingerprint, self._owner, response, context.retention_s
         ):
             self._warn_of_lost_lease()
 
@@ -215,83 +227,92 @@ class KeyLease:
         logger.warning(
             "response not stored because the lease expired and another request claimed the key; "
             "the handler may have run twice, request=%s",
-            self._name,
+            self._request_name,
         )
 
     async def _release(self) -> None:
-        if self._renewal_done is not None:  # a running renewal would claim the released key again
+        if self._renewal_done is not None:
+            # A renewal that reaches the store after the release would claim the key again.
             await self._renewal_done.wait()
-        await self.context.store.release(self._key, self._owner)
+        await self.context.store.release(self._record_name, self._owner)
 
     async def _settle(self, store_call: StoreCall, consequence: str) -> None:
-        """Make the last store call of the lease: now, or in the background if the store fails."""
-        context = self.context
+        """Make the store call that settles the lease; if it fails, retry it in the background.
+
+        `consequence` is the part of the log message that says what a final failure means.
+        """
         try:
             await run_with_timeout(store_call, STORE_TIMEOUT_S)
         except BaseException as error:
-            if context.pending_settlements < _MAX_PENDING_SETTLEMENTS:
-                start_background_task(partial(self._settle_later, store_call, consequence))
+            is_cancelled = not isinstance(error, Exception)
+            if self.context.pending_settlements >= _MAX_PENDING_SETTLEMENTS:
+                message = "store failed, %s, not retried because too many retries run, request=%s"
+                logger.critical(message, consequence, self._request_name, exc_info=True)
             else:
-                logger.critical("store failed, %s, request=%s", consequence, self._name)
-            if not isinstance(error, Exception):
+                start_background_task(partial(self._settle_later, store_call, consequence))
+                if not is_cancelled:
+                    message = "store failed, retrying in the background, request=%s"
+                    logger.warning(message, self._request_name, exc_info=True)
+            if is_cancelled:
                 raise
-            logger.warning("store failed, will retry, request=%s", self._name, exc_info=True)
 
     async def _settle_later(self, store_call: StoreCall, consequence: str) -> None:
         context = self.context
         context.pending_settlements += 1
         try:
             attempt = partial(run_with_timeout, store_call, STORE_TIMEOUT_S)
-            await acall(attempt, on=Exception, policy=_SETTLE_POLICY, name=f"settle {self._name}")
+            await acall(
+                attempt, on=Exception, policy=_SETTLE_POLICY, name=f"settle {self._request_name}"
+            )
         except Exception:
-            logger.exception("store failed, %s, request=%s", consequence, self._name)
+            logger.exception("store failed, %s, request=%s", consequence, self._request_name)
         finally:
             context.pending_settlements -= 1
 
     @property
-    def _name(self) -> str:
+    def _request_name(self) -> str:
         """Method and path of the request, for logs."""
         return f"{self._scope['method']} {self._scope['path']}"
 
 
 class LeaseRenewer:
-    """Renews each lease whenever a third of it has passed, while its request runs.
+    """Renews each lease whenever a third of its time has passed, while its request runs.
 
-    Most requests end before the first renewal. So all leases of an event loop share one timer task,
-    which runs only while there are leases: a request costs neither a timer nor a task of its own.
+    Most requests end before the first renewal. A timer or task for each request would be wasted, so
+    all leases of an event loop share one timer task, which runs only while there are leases.
     """
 
-    def __init__(self, lease: float) -> None:
-        self._interval = lease / 3
-        self._retry_delay = min(1.0, lease / 30)
+    def __init__(self, lease_s: float) -> None:
+        self._interval_s = lease_s / 3
+        self._retry_delay_s = min(1.0, lease_s / 30)
         self._loop_leases: _LoopLeases | None = None
 
     def add(self, lease: KeyLease) -> dict[KeyLease, float]:
         """Renew a lease from now on, until the caller removes it from the returned dict.
 
-        A renewal that is running then completes.
+        A renewal that runs at the time of the removal is completed. The values of the dict are the
+        times of the next renewals.
         """
         loop = running_loop()
         leases = self._loop_leases
         if leases is None or leases.loop is not loop:
-            leases = self._loop_leases = _LoopLeases(loop, self._interval, self._retry_delay)
-        clock = system.now
-        leases.due[lease] = clock() + self._interval
+            leases = self._loop_leases = _LoopLeases(loop, self._interval_s, self._retry_delay_s)
+        leases.next_renewals[lease] = system.now() + self._interval_s
         if not leases.is_timer_running:
             leases.is_timer_running = True
             start_background_task(leases.run_timer)
-        return leases.due
+        return leases.next_renewals
 
 
 class _LoopLeases:
     """The leases of one event loop, and their timer task."""
 
-    def __init__(self, loop: object, interval: float, retry_delay: float) -> None:
+    def __init__(self, loop: object, interval_s: float, retry_delay_s: float) -> None:
         self.loop: object = loop
-        self._interval = interval
-        self._retry_delay = retry_delay
-        self.due: dict[KeyLease, float] = {}
-        """The time of the next renewal of each lease."""
+        self._interval_s = interval_s
+        self._retry_delay_s = retry_delay_s
+        self.next_renewals: dict[KeyLease, float] = {}
+        """The time of the next renewal of each lease; infinity while a renewal runs."""
         self.is_timer_running: bool = False
 
     async def run_timer(self) -> None:
@@ -300,24 +321,24 @@ class _LoopLeases:
         The timer wakes twice per interval, so that a renewal is late by half an interval at most.
         """
         try:
-            while self.due:
-                await system.async_sleep(self._interval / 2)
+            while self.next_renewals:
+                await system.async_sleep(self._interval_s / 2)
                 now = system.now()
-                for lease, due in tuple(self.due.items()):
-                    if due <= now:
-                        self.due[lease] = float("inf")
+                for lease, next_renewal in tuple(self.next_renewals.items()):
+                    if next_renewal <= now:
+                        self.next_renewals[lease] = inf
                         start_background_task(partial(self._renew, lease))
         finally:
             self.is_timer_running = False
 
     async def _renew(self, lease: KeyLease) -> None:
         """Renew a lease; retry while the store fails."""
-        while lease in self.due:
-            started = system.now()
-            extended = await lease.extend()
-            if extended is None:
-                await system.async_sleep(self._retry_delay)
+        while lease in self.next_renewals:
+            started_at = system.now()
+            renewed = await lease.renew()
+            if renewed is None:
+                await system.async_sleep(self._retry_delay_s)
                 continue
-            if extended and lease in self.due:
-                self.due[lease] = started + self._interval
+            if renewed and lease in self.next_renewals:
+                self.next_renewals[lease] = started_at + self._interval_s
             return

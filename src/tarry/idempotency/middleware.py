@@ -1,10 +1,10 @@
-"""The ASGI middleware: a request with an `Idempotency-Key` takes effect once, even if sent again.
+"""ASGI middleware by which a request with an `Idempotency-Key` takes effect only once.
 
 Implements draft-ietf-httpapi-idempotency-key-header-07. Where the draft leaves a choice:
 
 - A key belongs to a host, a method, a path and a caller.
 - A stored response is sent with `Idempotent-Replayed: true`.
-- A response that means that nothing was done is not stored.
+- A response whose status means that nothing was done, such as 401 or 429, is not stored.
 - If the store fails, the request is rejected.
 """
 
@@ -64,31 +64,36 @@ logger: logging.Logger = logging.getLogger("tarry.idempotency")
 _MEBIBYTE = 1 << 20
 _DAY_S = 86_400.0
 _SCOPE_MARK = "tarry.idempotency"
-"""In the scope of a request that runs with a key: an inner middleware of this type ignores it."""
+"""Set in the scope of a request that runs with a key, so that a second middleware of this type
+further inside passes the request through."""
 _SWEEP_PROBABILITY = 0.01
 _SWEEP_LIMIT = 200
-"""Twice as many records as are added between two sweeps, so that they do not accumulate."""
+"""Records that one sweep deletes: twice as many as are added between two sweeps (100 on average),
+so that expired records do not accumulate."""
 
 
 class IdempotencyMiddleware:
-    """Answers a repeated request with the response to the first one with the same key.
+    """Answers a repeated request with the stored response to the first request with the same key.
 
     Args:
         app: the ASGI application.
         store: where records are stored; by default in the memory of this process.
         methods: the HTTP methods for which keys are processed; others are passed through.
-        require_key: where a request without a key is rejected: paths within the application
-            ("/payments"), all paths below one ("/payments/*", not "/payments" itself), or a
-            function of the scope. Elsewhere a key is optional.
-        lease: seconds after which the key of a process that died is free again.
+        require_key: where a request without a key is rejected. Either a list, with paths within
+            the application ("/payments") and with patterns for all paths below a path
+            ("/payments/*", which does not match "/payments" itself), or a function that gets the
+            scope and returns a bool. Elsewhere a key is optional.
+        lease: seconds after which a key becomes free again if the process that ran its request
+            died. While the request runs, its lease is renewed.
         retention: seconds for which a response is stored.
-        identity: a function of the scope that returns the caller; by default the Authorization and
-            X-API-Key headers identify the caller.
+        identity: a function that gets the scope and returns a string for the caller. By default
+            the Authorization and X-API-Key headers identify the caller.
         max_request_bytes: the largest request body that is accepted with a key.
-        max_response_bytes: the largest response body that is stored. A larger one is sent to the
-            client, but cannot be sent again.
+        max_response_bytes: the largest response body that is stored. A larger body is sent to the
+            client once, but a repeated request gets a 409 instead.
         store_errors: also store responses with a status of 500 and above.
-        docs_url: the page about idempotency in the documentation of the API; problems link to it.
+        docs_url: the page about idempotency in the documentation of the API. Problem responses
+            link to it.
     """
 
     def __init__(
@@ -109,22 +114,22 @@ class IdempotencyMiddleware:
         if not callable(app):
             raise ConfigurationTypeError("app", "must be an ASGI application", app)
         if isinstance(methods, str):
-            raise ConfigurationTypeError("methods", "must be a list of names", methods)
+            raise ConfigurationTypeError("methods", "must be a list of HTTP method names", methods)
         if not isinstance(store_errors, bool):
             raise ConfigurationTypeError("store_errors", "must be True or False", store_errors)
         if identity is not None:
             if not callable(identity):
-                rule = "must be a function of the scope"
+                rule = "must be a function that takes the scope"
                 raise ConfigurationTypeError("identity", rule, identity)
             check_not_async("identity", identity)
         self._app = app
         self._store = MemoryStore() if store is None else _check_store(store)
         self._methods = frozenset(method.upper() for method in methods)
-        self._requires_key = _key_requirement(require_key)
+        self._requires_key = _key_requirement_check(require_key)
         self._lease_context = LeaseContext(
             self._store,
-            lease=check_positive("lease", lease),
-            retention=check_positive("retention", retention),
+            lease_s=check_positive("lease", lease),
+            retention_s=check_positive("retention", retention),
             max_response_bytes=check_count("max_response_bytes", max_response_bytes, 0),
             store_errors=store_errors,
         )
@@ -163,20 +168,20 @@ class IdempotencyMiddleware:
         caller = (
             caller_credentials(headers) if identity is None else check_identity(identity(scope))
         )
-        name, fingerprint = record_name_and_fingerprint(scope, headers, caller, key, body)
-        lease = KeyLease(self._lease_context, name, fingerprint, scope)
+        record_name, fingerprint = record_name_and_fingerprint(scope, headers, caller, key, body)
+        lease = KeyLease(self._lease_context, record_name, fingerprint, scope)
         try:
             existing = await lease.claim()
         except Exception as error:
-            # Fail closed: running a request that may have run before is what the key must prevent.
+            # Fail closed: the request may have run before, and the key must prevent a second run.
             logger.exception("request rejected because the idempotency store failed")
             retry_after = error.retry_after if isinstance(error, Rejected) else None
             raise store_unavailable(retry_after) from None
         if existing is not None:
             await self._answer_from_record(existing, fingerprint, send)
             return
-        has_expiry = self._lease_context.memory_store is None
-        renewed_leases = self._renewer.add(lease) if has_expiry else None
+        needs_renewal = self._lease_context.memory_store is None
+        renewed_leases = self._renewer.add(lease) if needs_renewal else None
         try:
             scope[_SCOPE_MARK] = True
             await ResponseRecorder(lease, body, receive, send).run(self._app, scope)
@@ -199,12 +204,12 @@ class IdempotencyMiddleware:
                     raise response_not_stored(response)
                 await send_stored_response(send, response, response.body)
             case InProgress() as in_progress:
-                raise request_in_progress(in_progress, self._lease_context.lease)
+                raise request_in_progress(in_progress, self._lease_context.lease_s)
             case FingerprintMismatch():
                 raise key_reused()
 
     async def _sweep(self) -> None:
-        """Delete some expired records. Called after the client has its response."""
+        """Delete some expired records. Called after sending, so that no client waits for it."""
         try:
             await run_with_timeout(lambda: self._store.sweep(_SWEEP_LIMIT), STORE_TIMEOUT_S)
         except Exception:
@@ -212,14 +217,15 @@ class IdempotencyMiddleware:
 
 
 def _check_store(store: object) -> IdempotencyStore:
-    names = ("claim", "extend", "finish", "release", "sweep", "close")
-    if isinstance(store, type) or not all(callable(getattr(store, name, None)) for name in names):
+    method_names = ("claim", "extend", "finish", "release", "sweep", "close")
+    has_methods = all(callable(getattr(store, name, None)) for name in method_names)
+    if isinstance(store, type) or not has_methods:
         rule = 'must be a store, such as SqliteStore("keys.db") or MemoryStore()'
         raise ConfigurationTypeError("store", rule, store)
     return store  # type: ignore[return-value]
 
 
-def _key_requirement(require_key: RequireKey) -> Callable[[Scope], bool]:
+def _key_requirement_check(require_key: RequireKey) -> Callable[[Scope], bool]:
     """Return a function that returns whether a request must have a key."""
     if callable(require_key):
         check_not_async("require_key", require_key)
@@ -245,9 +251,9 @@ def _key_requirement(require_key: RequireKey) -> Callable[[Scope], bool]:
 
 
 def _split_path_pattern(path: object) -> tuple[str, str]:
-    """Return a path without its final star, and the star."""
+    """Return a path without its final star, and the star ("" for a path without one)."""
     if not isinstance(path, str):
-        rule = f"must be a list of paths, got {short_repr(path)} in it"
+        rule = f"must be a list of paths, but contains {short_repr(path)}"
         raise ConfigurationTypeError("require_key", rule)
     prefix, star, rest = path.partition("*")
     if not path.startswith("/") or rest or (star and not prefix.endswith("/")):
@@ -255,8 +261,8 @@ def _split_path_pattern(path: object) -> tuple[str, str]:
         raise ConfigurationError("require_key", rule, path)
     if "{" in path or "<" in path:
         rule = (
-            f"takes paths without parameters, got {short_repr(path)}: use all paths below, "
-            '"/payments/*", or a function of the scope'
+            f"takes paths without parameters, got {short_repr(path)}: use a pattern for all paths "
+            'below, such as "/payments/*", or a function that takes the scope'
         )
         raise ConfigurationError("require_key", rule)
     return prefix, star
@@ -267,9 +273,10 @@ class ClientDisconnected(Exception):
 
 
 async def _read_body(headers: RequestHeaders, receive: Receive, max_bytes: int) -> bytes:
-    """Return the whole request body; reject one that is larger than `max_bytes`."""
+    """Return the whole request body; reject a body that is larger than `max_bytes`."""
     for length in headers.get(b"content-length", ()):
-        if length.isdigit() and float(length) > max_bytes:  # int() rejects more than 4,300 digits
+        # float, because int() rejects more than 4,300 digits.
+        if length.isdigit() and float(length) > max_bytes:
             raise body_too_large(max_bytes)
     chunks: list[bytes] = []
     size = 0

@@ -1,6 +1,7 @@
-"""The responses that the middleware sends itself: problem details, with the titles of the draft.
+"""The responses that the middleware sends itself: problem details (RFC 9457).
 
-Each function returns a `Rejection` to raise. See section 2.7 of the draft.
+The titles are those of draft-ietf-httpapi-idempotency-key-header, section 2.7. The functions from
+`key_missing` to `store_unavailable` return a `Rejection`, which the middleware raises.
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ if TYPE_CHECKING:
     from tarry.wire.asgi import Send
 
 _MIN_RETRY_AFTER_S = 1
-"""Most handlers finish within a second, and another try is cheap."""
+"""One second, because most handlers finish within it, and a retry that comes too early is cheap."""
 _DRAFT = "https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/"
 _URL = re.compile(r"https?://[!#-;=?-~]+")
-"""No space, quote, angle bracket or line break, because the URL is sent in a header."""
+"""Excludes spaces, quotes, angle brackets and line breaks, because the URL is sent in a header."""
 
 
 class Rejection(Exception):
     """A request that gets a problem as its response and does not reach the application.
 
-    `should_retry` becomes the `X-Should-Retry` header: whether the same request may succeed later.
+    `anchor` names the kind of rejection in the problem's `type` (see `ProblemDocs.problem_type`).
+    `retry_after` is in seconds. `should_retry`, whether the same request may succeed later, becomes
+    the `X-Should-Retry` header.
     """
 
     def __init__(
@@ -45,18 +48,18 @@ class Rejection(Exception):
 
 
 def key_missing() -> Rejection:
-    """The route requires a key."""
+    """Return the rejection of a request without a key on a path that requires one."""
     detail = "Send a new unique key with each operation, and the same key when you retry it."
     return Rejection(Problem(400, "Idempotency-Key is missing", detail), "missing")
 
 
 def key_malformed(detail: str) -> Rejection:
-    """The key cannot be parsed."""
+    """Return the rejection of a key that cannot be parsed."""
     return Rejection(Problem(400, "Idempotency-Key is malformed", detail), "malformed")
 
 
 def key_reused() -> Rejection:
-    """The key was used for a different request."""
+    """Return the rejection of a key that was already used for a different request."""
     detail = (
         "The first request with this key had a different query, content type or body. Use a new "
         "key for a new operation; repeat the first request exactly to retry it."
@@ -65,7 +68,10 @@ def key_reused() -> Rejection:
 
 
 def request_in_progress(in_progress: InProgress, lease: float) -> Rejection:
-    """The first request with the key still runs, or its server died."""
+    """Return the rejection for a key whose first request still runs, or whose server died.
+
+    `lease` is the length of a lease in seconds.
+    """
     detail = (
         "The first request with this key is still running. Send the same request again later. If "
         f"its server has died, the key is free in {ceil(in_progress.retry_after)} s."
@@ -79,11 +85,11 @@ def request_in_progress(in_progress: InProgress, lease: float) -> Rejection:
 
 
 def response_not_stored(response: StoredResponse) -> Rejection:
-    """The first request is complete, but its response was not stored.
+    """Return the rejection for a key whose first request is complete but has no stored response.
 
-    409, because the requested effect exists and a retry would conflict with it. Not 410, at which
-    webhook senders disable the endpoint, and no status that clients retry: a later try cannot
-    succeed either.
+    The status is 409, because the requested effect exists and a retry would conflict with it. It is
+    not 410, because webhook senders disable an endpoint that returns 410. It is not a status that
+    clients retry, because a retry cannot succeed either.
     """
     detail = (
         f"The first request with this key was answered with status {response.status}. Its response "
@@ -95,7 +101,7 @@ def response_not_stored(response: StoredResponse) -> Rejection:
 
 
 def body_too_large(max_bytes: int) -> Rejection:
-    """The body is too large to be compared with a later one."""
+    """Return the rejection of a body that is too large to be buffered for its fingerprint."""
     detail = (
         f"A request with an Idempotency-Key may have a body of up to {max_bytes} bytes here "
         "(max_request_bytes of the middleware)."
@@ -105,10 +111,10 @@ def body_too_large(max_bytes: int) -> Rejection:
 
 
 def store_unavailable(retry_after: float | None) -> Rejection:
-    """The store failed. Whether the request ran before is unknown, so it does not run."""
+    """Return the rejection of a request that may have run before, as the store cannot be read."""
     detail = (
-        "The server cannot check now whether a request with this key ran before. This request has "
-        "not run."
+        "The server cannot currently check whether a request with this key ran before. This "
+        "request has not run."
     )
     problem = Problem(503, "Idempotency-Key cannot be checked", detail)
     seconds = max(_MIN_RETRY_AFTER_S, ceil(retry_after or 0))
@@ -125,7 +131,10 @@ class ProblemDocs:
         self.link: bytes = f'<{url or _DRAFT}>; rel="describedby"'.encode()
 
     def problem_type(self, anchor: str) -> str:
-        """Return the type of a problem: the URL with this anchor, unless it has one already."""
+        """Return the type of a problem: the docs URL, with this anchor unless the URL has its own.
+
+        Without a docs URL, the type is a URN.
+        """
         if self._url is None:
             return f"urn:tarry:idempotency:{anchor}"
         return self._url if "#" in self._url else f"{self._url}#{anchor}"

@@ -1,12 +1,15 @@
 """Run the application for a request with a key, and store its response before sending it.
 
-Store first: if the response were sent first and the process died right after, the client would see
-a success, but a retry would run the handler again. The response is therefore buffered in memory, up
-to a limit. A larger response is streamed to the client, and only its status and headers are stored
-when it is complete.
+The response is stored first. If it were sent first and the process died right after, the client
+would see a success, but a retry with the same key would run the handler again. The response is
+therefore buffered in memory, up to a limit. A larger response is streamed to the client, and when
+it is complete, only its status and headers are stored.
 
-A client that disconnects does not stop its request, because it may send it again with the same key.
-The handler sees the disconnect only after there is a response, stored or streaming.
+A request keeps running when its client disconnects, because the client may send the request again
+with the same key. The handler gets the `http.disconnect` message only after its response has been
+stored or has started to stream.
+
+To settle the key means to finish it, which stores the response, or to release it.
 """
 
 from __future__ import annotations
@@ -23,36 +26,37 @@ if TYPE_CHECKING:
     from tarry.wire.asgi import App, Message, Receive, Scope, Send
 
 _NOT_STORED_STATUSES = frozenset({401, 403, 404, 405, 407, 408, 425, 429})
-"""Statuses that mean that nothing was done. A client that corrects the request, or waits, and sends
-it again must not get the stored refusal until the retention ends."""
+"""Statuses that mean that nothing was done. They are not stored, because a client that corrects its
+request, or waits, and then retries would get the stored refusal until the retention ends."""
 _FIRST_SERVER_ERROR = 500
-_BODY_MESSAGES = frozenset(
+_BODY_MESSAGE_TYPES = frozenset(
     {"http.response.body", "http.response.pathsend", "http.response.zerocopysend"}
 )
 
 
 class ResponseRecorder:
-    """The ASGI `receive` and `send` of one request with a key."""
+    """Wraps the ASGI `receive` and `send` of one request with a key, and stores its response."""
 
     __slots__ = (
         "_buffer",
         "_buffered_bytes",
+        "_has_send_failed",
         "_headers",
-        "_is_client_lost",
-        "_is_response_stored",
         "_is_streaming",
         "_lease",
         "_max_bytes",
         "_receive",
         "_request_body",
-        "_response_started",
         "_send",
+        "_sending_started",
+        "_should_store",
         "_status",
     )
 
     def __init__(self, lease: KeyLease, body: bytes, receive: Receive, send: Send) -> None:
         self._lease = lease
         self._request_body: bytes | None = body
+        """None once the handler has received the body."""
         self._receive = receive
         self._send = send
         self._max_bytes = lease.context.max_response_bytes
@@ -60,57 +64,60 @@ class ResponseRecorder:
         self._buffered_bytes = 0
         self._is_streaming = False
         """The response is being sent; messages are no longer buffered."""
-        self._is_client_lost = False
-        self._response_started: AsyncEvent | None = None
-        """Set when sending starts. Created only if the handler waits for a disconnect before."""
+        self._has_send_failed = False
+        """The server's `send` raised, most likely because the client has disconnected."""
+        self._sending_started: AsyncEvent | None = None
+        """Set when the response starts to be sent. Created only if the handler calls `receive` for
+        a disconnect before that."""
 
     async def run(self, app: App, scope: Scope) -> None:
         """Run the application; then finish or release the key.
 
-        When the request is cancelled the key is neither finished nor released, because a thread of
-        the handler may still run: the lease expires.
+        When the request is cancelled, the key is neither finished nor released, because a thread of
+        the handler may still run. The key then becomes free when its lease expires.
         """
         try:
             await app(scope, self.receive, self.send)
         except Exception:
-            if self._is_client_lost:
-                await self._settle(None)
+            if self._has_send_failed:
+                # The error is not the handler's, so the handler may have had its effect.
+                await self._settle(body=None)
             await self._lease.release()
             raise
         finally:
-            if self._response_started is not None:
-                self._response_started.set()
+            if self._sending_started is not None:
+                self._sending_started.set()
         if not self._lease.is_settled:
             if self._is_streaming:
-                await self._settle(None)
+                await self._settle(body=None)
             else:  # the application sent no complete response
                 await self._lease.release()
         if self._buffer:
             await self._flush()
 
     async def receive(self) -> Message:
-        """Return the request body; after that, messages of the server once there is a response."""
+        """Return the request body first; later, once sending started, the server's messages."""
         body = self._request_body
         if body is not None:
             self._request_body = None
             return {"type": "http.request", "body": body, "more_body": False}
         if not self._is_streaming:
-            if self._response_started is None:
-                self._response_started = new_event()
-            await self._response_started.wait()
+            if self._sending_started is None:
+                self._sending_started = new_event()
+            await self._sending_started.wait()
         return await self._receive()
 
     async def send(self, message: Message) -> None:
         """Buffer one message of the response, or send it."""
         message_type = message["type"]
         if self._is_streaming:
-            if message_type in _BODY_MESSAGES and not message.get("more_body"):
-                await self._settle(None)
+            if message_type in _BODY_MESSAGE_TYPES and not message.get("more_body"):
+                await self._settle(body=None)
             self._buffer.append(message)
             await self._flush()
         elif message_type == "http.response.start":
             self._buffer.append(message)
-            if not self._can_buffer(message):
+            if not self._record_start(message):
                 await self._flush()
         elif not self._buffer:  # an informational message before the response
             await self._send(message)
@@ -120,23 +127,26 @@ class ResponseRecorder:
             self._buffered_bytes += len(body)
             if self._buffered_bytes > self._max_bytes:
                 if not message.get("more_body"):
-                    await self._settle(None)
+                    await self._settle(body=None)
                 await self._flush()
             elif not message.get("more_body"):
-                if len(self._buffer) > 2:  # noqa: PLR2004 - the start and several parts of the body
+                if len(self._buffer) > 2:  # noqa: PLR2004 - start and several body parts
                     body = b"".join([part.get("body", b"") for part in self._buffer[1:]])
-                await self._settle(bytes(body))
+                await self._settle(body=bytes(body))
                 await self._flush()
-        else:  # a body that the server reads itself, such as a file by its path
+        else:  # a message for a body that the server reads itself, such as a file by its path
             await self._flush()
             await self.send(message)
 
     async def _settle(self, body: bytes | None) -> None:
-        """Store the response or release the key. Called before the end of the response is sent."""
+        """Store the response, or release the key if the response must not be stored.
+
+        Called before the last part of the response is sent. `body` is None if it was not buffered.
+        """
         lease = self._lease
         if lease.is_settled:
             return
-        if self._is_response_stored:
+        if self._should_store:
             await lease.finish(StoredResponse(self._status, self._headers, body))
         else:
             await lease.release()
@@ -144,20 +154,24 @@ class ResponseRecorder:
     async def _flush(self) -> None:
         """Send the buffered messages, and stop buffering."""
         self._is_streaming = True
-        if self._response_started is not None:
-            self._response_started.set()
+        if self._sending_started is not None:
+            self._sending_started.set()
         messages, self._buffer = self._buffer, []
         try:
             for message in messages:
                 await self._send(message)
         except Exception:
-            self._is_client_lost = True
+            self._has_send_failed = True
             raise
 
-    def _can_buffer(self, start: Message) -> bool:
-        """Return False if the response is known to be too large, or is an endless stream."""
+    def _record_start(self, start: Message) -> bool:
+        """Record the status and the headers of the response; return whether to buffer the body.
+
+        The body is not buffered if it is known to be too large, is an endless stream, or is
+        followed by trailers.
+        """
         status = self._status = start["status"]
-        self._is_response_stored = (
+        self._should_store = (
             self._lease.context.store_errors
             if status >= _FIRST_SERVER_ERROR
             else status not in _NOT_STORED_STATUSES
@@ -166,12 +180,12 @@ class ResponseRecorder:
         headers: list[tuple[bytes, bytes]] = []
         for name, value in start.get("headers", ()):
             headers.append((bytes(name), bytes(value)))
-            lower = name.lower()
-            if lower == b"content-length":
+            lower_name = name.lower()
+            if lower_name == b"content-length":
                 can_buffer = can_buffer and not (value.isdigit() and float(value) > self._max_bytes)
-            elif lower == b"content-type":
+            elif lower_name == b"content-type":
                 can_buffer = can_buffer and not value.lower().startswith(b"text/event-stream")
-        start["headers"] = headers  # the original may be an iterator, which is now exhausted
+        start["headers"] = headers  # the original may be an iterator, now exhausted
         self._headers: Headers = tuple(headers)
         return can_buffer
 

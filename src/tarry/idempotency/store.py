@@ -1,20 +1,22 @@
-"""The records of idempotency keys, and the port that a store of such records implements.
+"""The records of idempotency keys, and the protocol that a store of these records implements.
 
     (free) ──claim──▶ RUNNING ──finish──▶ FINISHED ──retention ends──▶ (free)
                          └──release, or the lease expires──▶ (free)
 
-`free_at` is the time at which a key becomes free: while the first request runs it is the end of the
-lease, after that the end of the retention.
+`free_at` is the time at which a key becomes free. While the first request runs, this is the end of
+its lease. Once that request has finished, it is the end of the response's retention.
 
 Rules for stores:
 
+- `key` is the digest that `record_name_and_fingerprint` returns, not the text of the header.
 - Each call is one atomic step.
 - A store has its own clock. If processes share a database, it is the clock of the database.
-- `owner` is a random text that only the request which claimed the key knows. A request whose lease
-  has expired therefore cannot change a record that another request has claimed since.
-- An expired lease alone does no harm: until another request claims the key, the first owner may
-  extend and finish it, even if the record was swept.
-- A call that its owner repeats, because the answer to the first was lost, returns the same result.
+- `owner` is a random string that only the request which claimed the key knows. A request whose
+  lease has expired therefore cannot change a record that another request has claimed since.
+- An expired lease alone does no harm. Until another request claims the key, the first owner may
+  still extend the lease and finish the key, even if `sweep` has deleted the record.
+- An owner may repeat a call whose result was lost with a connection. The repeated call returns the
+  same result.
 - A call may take long and may be cancelled. The middleware waits for at most five seconds.
 """
 
@@ -32,22 +34,23 @@ class StoredResponse(NamedTuple):
     status: int
     headers: Headers
     body: bytes | None
-    """None if it was too large to store: it cannot be sent again, and the request is not rerun."""
+    """None if the body was not stored, for example because it was too large. The response cannot be
+    sent again then, but the request is not run again either."""
 
 
 class Record(NamedTuple):
     """The state of a key that is not free."""
 
     fingerprint: str
-    """A digest of the request: the same key must not be used for a different request."""
+    """A digest of the request, to detect a key that is used again for a different request."""
     free_at: float
-    """On the clock of the store."""
+    """When the key becomes free, in seconds on the clock of the store."""
     response: StoredResponse | None
     """None while the first request runs."""
 
 
 class ExistingRecord(NamedTuple):
-    """The record of a key that could not be claimed, and the time on the store's clock."""
+    """The record of a key that could not be claimed, and the current time on the store's clock."""
 
     record: Record
     now: float
@@ -79,7 +82,7 @@ class IdempotencyStore(Protocol):
         ...
 
     async def release(self, key: str, owner: str) -> None:
-        """Free the key of a request without a response to store.
+        """Free the key of a request that has no response to store.
 
         Do nothing if the request has finished or another owner has claimed the key.
         """
@@ -95,7 +98,7 @@ class IdempotencyStore(Protocol):
 
 
 class InProgress(NamedTuple):
-    """The first request with the key still runs. Its lease ends after `retry_after` seconds."""
+    """The first request with the key still runs. Its lease expires in `retry_after` seconds."""
 
     retry_after: float
 
@@ -116,7 +119,7 @@ def evaluate_record(
 
 
 def encode_headers(headers: Headers) -> str:
-    """Return the headers as JSON text, without loss: latin-1 maps each byte to one character."""
+    """Return the headers as JSON. Nothing is lost, as latin-1 maps each byte to one character."""
     return json.dumps(
         [[name.decode("latin-1"), value.decode("latin-1")] for name, value in headers]
     )

@@ -95,8 +95,8 @@ def test_other_database_raises(tmp_path: Path, statement: str, message: str) -> 
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        (5, "path must name a file, got 5"),
-        (None, "path must name a file, got None"),
+        (5, "path must be the path of a file, got 5"),
+        (None, "path must be the path of a file, got None"),
         ("/no/such/folder/keys.db", "create /no/such/folder first"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Records in the memory of this process: for tests, and for servers of a single process.
+"""Records in the memory of this process, for tests and for servers with a single process.
 
 The records are lost when the process ends.
 """
@@ -20,19 +20,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _HEAP_SLACK = 1000
-"""Outdated heap entries that are tolerated, besides three for each record."""
+"""The heap is rebuilt when its outdated items exceed this number plus three per record."""
 
 
 class MemoryStore:
     """Stores up to `capacity` records.
 
-    When the store is full, expired records are deleted. If there are none, the claim is rejected.
+    When the store is full, expired records are deleted. If none has expired, `claim` raises
+    `LimitReached`.
 
     Args:
         capacity: the largest number of records.
-        max_bytes: the largest total size of all response bodies and headers. A response that does
-            not fit is not stored: its request counts as done, but cannot be answered again.
-        clock: returns seconds since any point in time; by default the clock of the library.
+        max_bytes: the largest total size of all response bodies and headers. Of a response that
+            does not fit, only the status is stored: the request does not run again, but a repeated
+            request does not get the response either.
+        clock: returns seconds since a fixed point in time; by default the clock of the library.
     """
 
     def __init__(
@@ -44,15 +46,15 @@ class MemoryStore:
     ) -> None:
         self._capacity = check_count("capacity", capacity)
         self._max_bytes = check_count("max_bytes", max_bytes, 0)
-        self._bytes = 0
+        self._stored_bytes = 0
         self._clock = clock
-        self._lock = Lock()  # an application may run several loops in several threads
+        self._lock = Lock()  # an application may run event loops in several threads
         self._entries: dict[str, _MemoryEntry] = {}
         self._expiry_heap: list[tuple[float, str]] = []
-        """`heap_time` and key of entries. An entry whose expiry was moved to a later time is pushed
-        again only when its old time is reached, which keeps renewals cheap."""
+        """Items `(heap_time, key)`. An entry whose expiry moves to a later time keeps its item, and
+        is pushed with the new time when that item reaches the top. This keeps renewals cheap."""
         self._pending_expiries: deque[tuple[str, str, float]] = deque()
-        """Key, owner and expiry of claims that get an expiry once the lock is free."""
+        """Key, owner and expiry from calls of `expire_later` that have not been applied yet."""
 
     async def claim(
         self, key: str, fingerprint: str, owner: str, lease: float
@@ -65,8 +67,8 @@ class MemoryStore:
     ) -> ExistingRecord | None:
         """Claim a free key until `finish_now`, `release` or `expire_later` is called.
 
-        Requests of the same process need no renewed lease: the record is lost with the process.
-        Other requests see a record that expires in `lease` seconds.
+        No lease has to expire when the process dies, because its records are lost with it. Other
+        requests with the key get a record that expires `lease` seconds from now.
         """
         return self._claim(key, fingerprint, owner, lease, inf)
 
@@ -132,7 +134,7 @@ class MemoryStore:
     def finish_now(
         self, key: str, fingerprint: str, owner: str, response: StoredResponse, retention: float
     ) -> bool:
-        """The same as `finish`, without the cost of a coroutine."""
+        """Do the same as `finish`, without the cost of a coroutine."""
         with self._lock:
             self._apply_pending_expiries()
             now = (self._clock or system.now)()
@@ -148,9 +150,9 @@ class MemoryStore:
             size = len(response.body or b"")
             for name, value in response.headers:
                 size += len(name) + len(value)
-            if self._bytes + size > self._max_bytes and not self._free_bytes(size, now):
+            if self._stored_bytes + size > self._max_bytes and not self._free_bytes(size, now):
                 response, size = StoredResponse(response.status, (), None), 0
-            self._bytes += size
+            self._stored_bytes += size
             entry.size = size
             entry.response = response
             if entry.free_at < entry.heap_time:
@@ -176,7 +178,7 @@ class MemoryStore:
 
     def _remove(self, key: str, entry: _MemoryEntry) -> None:
         del self._entries[key]
-        self._bytes -= entry.size
+        self._stored_bytes -= entry.size
 
     def _raise_full(self, now: float) -> NoReturn:
         next_expiring = self._next_expiring()
@@ -184,12 +186,12 @@ class MemoryStore:
             f"the memory store is full: none of its {self._capacity} records has expired; use a "
             "larger capacity, a shorter retention, or a store on disk"
         )
-        wait = None if next_expiring is None else next_expiring[1].free_at - now
-        raise LimitReached(msg, downstream="idempotency store", retry_after=wait)
+        retry_after = None if next_expiring is None else next_expiring[1].free_at - now
+        raise LimitReached(msg, downstream="idempotency store", retry_after=retry_after)
 
     def _free_bytes(self, size: int, now: float) -> bool:
-        """Delete expired records until `size` bytes fit; return whether they do."""
-        while self._bytes + size > self._max_bytes:
+        """Delete expired records until `size` more bytes fit; return whether they fit."""
+        while self._stored_bytes + size > self._max_bytes:
             if not self._delete_expired(1, now):
                 return False
         return True
@@ -210,12 +212,12 @@ class MemoryStore:
         entry.heap_time = entry.free_at
         heapq.heappush(self._expiry_heap, (entry.heap_time, key))
         if len(self._expiry_heap) > 4 * len(self._entries) + _HEAP_SLACK:
-            heap = ((entry.heap_time, key) for key, entry in self._entries.items())
-            self._expiry_heap = [item for item in heap if item[0] < inf]
+            items = ((entry.heap_time, key) for key, entry in self._entries.items())
+            self._expiry_heap = [item for item in items if item[0] < inf]
             heapq.heapify(self._expiry_heap)
 
     def _next_expiring(self) -> tuple[str, _MemoryEntry] | None:
-        """Return the entry that expires first, and drop outdated heap items on the way."""
+        """Return key and entry of the record that expires first. Drops outdated heap items."""
         while self._expiry_heap:
             heap_time, key = self._expiry_heap[0]
             entry = self._entries.get(key)
@@ -236,6 +238,6 @@ class _MemoryEntry:
         self.fingerprint = fingerprint
         self.owner = owner
         self.free_at = free_at
-        self.heap_time = inf  # not in the heap
+        self.heap_time = inf  # infinity: not in the heap
         self.response: StoredResponse | None = None
         self.size = 0

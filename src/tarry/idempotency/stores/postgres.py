@@ -24,14 +24,16 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 _TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,49}")
-"""At most 50 characters: PostgreSQL truncates names at 63, and the index name is longer."""
+"""At most 50 characters, because PostgreSQL truncates names at 63, and the name of the index is
+the name of the table with a suffix."""
 
 _TIMEOUT_S = 5.0
-"""For each of: connecting, acquiring a connection from the pool, running a statement."""
+"""Applies separately to connecting, to acquiring a connection, and to running a statement."""
 _SWEEP_BATCH_ROWS = 500
-"""Rows that one statement of a sweep deletes: it holds their locks until it ends."""
+"""Rows that one statement of a sweep deletes. Bounded, because it locks them until it ends."""
 _MAX_CLAIM_ROUNDS = 10
-"""Claims of a key whose record expires between the failed claim and the read of the record."""
+"""Attempts to claim a key. Another attempt is needed when the record of a key that could not be
+claimed expires before it is read."""
 
 _CREATE = """
     SELECT pg_advisory_xact_lock(hashtextextended('{table}', 0));
@@ -47,7 +49,8 @@ _CREATE = """
     CREATE INDEX IF NOT EXISTS {index} ON {table} (free_at);
 """
 
-# A repeated claim of the same owner succeeds: the answer to its first was lost with a connection.
+# A repeated claim of the same owner succeeds, because the result of its first claim may have been
+# lost with a connection.
 _CLAIM = """
     INSERT INTO {table} AS stored (key, fingerprint, owner, free_at)
     VALUES ($1, $2, $3, clock_timestamp() + make_interval(secs => $4))
@@ -66,7 +69,7 @@ _READ = """
     WHERE key = $1 AND free_at > now.time
 """
 
-# A record that was swept is inserted again: no other owner has claimed the key.
+# A record that was swept is inserted again, because no other owner has claimed the key since.
 _EXTEND = """
     INSERT INTO {table} AS stored (key, fingerprint, owner, free_at)
     VALUES ($1, $2, $3, clock_timestamp() + make_interval(secs => $4))
@@ -75,7 +78,7 @@ _EXTEND = """
     RETURNING true
 """
 
-# Storing the same response again succeeds: the answer to the first call was lost, as above.
+# Storing the same response again succeeds, because the result of the first call may have been lost.
 _FINISH = """
     INSERT INTO {table} AS stored (key, fingerprint, owner, free_at, status, headers, body)
     VALUES ($1, $2, $3, clock_timestamp() + make_interval(secs => $4), $5, $6, $7)
@@ -123,17 +126,17 @@ class PostgresStore:
 
     Args:
         dsn_or_pool: a connection URI, or an asyncpg pool, which the caller closes. Behind a
-            transaction pooler, the pool needs `statement_cache_size=0`. Do not pass the pool from
-            which request handlers take connections: a handler that waits for this store while it
-            holds the last connection would wait for ever.
+            transaction pooler such as PgBouncer, the pool needs `statement_cache_size=0`. Do not
+            pass the pool from which request handlers acquire connections: if handlers hold all
+            connections while their requests wait for this store, none of them ever continues.
         table: the name of the table; may include a schema.
     """
 
     def __init__(self, dsn_or_pool: str | AsyncpgPool, *, table: str = "tarry_idempotency") -> None:
         names = table.split(".")
         if len(names) > 2 or not all(map(_TABLE_NAME.fullmatch, names)):  # noqa: PLR2004 - schema.table
-            rule = "a name of up to 50 letters, digits and _, or schema.name"
-            raise ConfigurationError("table", f"must be {rule}", table)
+            rule = "must be a name of up to 50 letters, digits and _, or schema.name"
+            raise ConfigurationError("table", rule, table)
         self._table = ".".join(f'"{name}"' for name in names)
         self._index = f'"{names[-1]}_free_at"'
         self._asyncpg = _import_asyncpg()
@@ -150,10 +153,11 @@ class PostgresStore:
                 return None
             if (row := await self._fetch_row(_READ, key)) is not None:
                 return ExistingRecord(
-                    Record(row["fingerprint"], row["free_at"], _response(row)), row["now"]
+                    Record(row["fingerprint"], row["free_at"], _response_of(row)), row["now"]
                 )
-        # The key changes owners faster than its record can be read: report it as just expired.
-        return ExistingRecord(Record(fingerprint, 0.0, None), 0.0)
+        # The key changes owners faster than its record can be read. Report a request in progress
+        # whose lease is just expiring.
+        return ExistingRecord(Record(fingerprint, free_at=0.0, response=None), now=0.0)
 
     async def extend(self, key: str, fingerprint: str, owner: str, lease: float) -> bool:
         """Extend the lease to `lease` seconds from now; see `IdempotencyStore`."""
@@ -215,16 +219,17 @@ class PostgresStore:
         return pool
 
     async def _ensure_table(self, pool: AsyncpgPool) -> None:
-        # Checked first, because a role that can use the table may lack the right to create it.
-        table_exists = "SELECT to_regclass($1) IS NOT NULL AS found"
-        if not (await self._run_with_retry(pool, table_exists, self._table))["found"]:
+        # Only created if missing: even CREATE TABLE IF NOT EXISTS needs a right that the role of
+        # the application may lack.
+        statement = "SELECT to_regclass($1) IS NOT NULL AS table_exists"
+        if not (await self._run_with_retry(pool, statement, self._table))["table_exists"]:
             await self._run_with_retry(pool, _CREATE.format(table=self._table, index=self._index))
 
     async def _run_with_retry(self, pool: AsyncpgPool, statement: str, *args: object) -> Any:
         """Run a statement; run it again after a lost connection or a serialization failure.
 
-        A pool may return a connection that died while it was idle. Running a statement twice is
-        safe, see `IdempotencyStore`.
+        A pool may return a connection that died while it was idle. Each statement may run twice,
+        see the rules in `tarry.idempotency.store`.
         """
         try:
             return await self._run(pool, statement, *args)
@@ -235,7 +240,7 @@ class PostgresStore:
             self._asyncpg.PostgresConnectionError,
             self._asyncpg.AdminShutdownError,
             self._asyncpg.CrashShutdownError,
-            self._asyncpg.SerializationError,  # where the isolation level is stricter
+            self._asyncpg.SerializationError,  # if the database has a stricter isolation level
         ):
             return await self._run(pool, statement, *args)
 
@@ -249,7 +254,7 @@ class PostgresStore:
             await pool.release(connection, timeout=_TIMEOUT_S)
 
 
-def _response(row: Any) -> StoredResponse | None:
+def _response_of(row: Any) -> StoredResponse | None:
     if row["status"] is None:
         return None
     return StoredResponse(row["status"], decode_headers(row["headers"]), row["body"])

@@ -1,7 +1,7 @@
-"""Records in Redis or Valkey (from version 5 on), single or Cluster.
+"""Records in Redis (version 5 or later) or Valkey, on a single server or a Cluster.
 
-Each key is one hash. Each call is one script, which accesses only that hash and uses the clock of
-the server. Redis deletes expired records itself, so `sweep` has nothing to do.
+Each record is one hash. Each call is one script, which accesses only that hash and uses the clock
+of the server. Redis deletes expired records itself, so `sweep` has nothing to do.
 
 The guarantees hold only as long as Redis does not lose acknowledged writes. A replica that is
 promoted may lack the last claims, and a `maxmemory-policy` other than `noeviction` may delete
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 _TIMEOUT_S = 5.0
 _MAX_CONNECTIONS = 20
 
-# Times are whole microseconds since the epoch. A Lua number represents them exactly, but `tostring`
-# would round them. ARGV: 1 owner, 2 fingerprint, 3 duration in microseconds; for `finish` also
-# 4 status, 5 headers, 6 body.
-_COMMON = """
+# The beginning of each script. Times are whole microseconds since the epoch. A Lua number can
+# represent them exactly, but `tostring` would round them. ARGV: 1 owner, 2 fingerprint, 3 duration
+# in microseconds; for `finish` also 4 status, 5 headers, 6 body (absent if it is not stored).
+_PROLOGUE = """
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local function to_text(number) return string.format('%.0f', number) end
@@ -47,7 +47,8 @@ local function write_record()
 end
 """
 
-# A repeated claim of the same owner succeeds: the answer to its first was lost with a connection.
+# A repeated claim of the same owner succeeds, because the result of its first claim may have been
+# lost with a connection.
 _CLAIM = """
 if record[1] and tonumber(record[3]) > now and not is_own_claim then
     local stored = redis.call('HMGET', KEYS[1], 'fingerprint', 'status', 'headers', 'body')
@@ -62,7 +63,7 @@ _EXTEND = """
 return (is_own_claim or not record[1]) and write_record() or 0
 """
 
-# Storing the same response again succeeds: the answer to the first call was lost, as above.
+# Storing the same response again succeeds, because the result of the first call may have been lost.
 _FINISH = """
 if record[1] and record[1] ~= ARGV[1] then return 0 end
 if record[2] then
@@ -111,7 +112,7 @@ class RedisClient(Protocol):
 
 class _Script:
     def __init__(self, body: str) -> None:
-        self.text = _COMMON + body
+        self.text = _PROLOGUE + body
         self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
 
@@ -179,7 +180,7 @@ class RedisStore:
         """Free a key that this owner has claimed and not finished."""
         await self._run_script("release", key, owner)
 
-    async def sweep(self, limit: int) -> int:  # noqa: ARG002 - part of the port
+    async def sweep(self, limit: int) -> int:  # noqa: ARG002 - part of the protocol
         """Return 0: Redis deletes expired records itself."""
         return 0
 
@@ -194,12 +195,13 @@ class RedisStore:
         try:
             return await self._client.evalsha(script.sha, 1, redis_key, *args)
         except self._redis.exceptions.NoScriptError:
-            # The server was restarted, or a cluster node has not seen the script yet.
+            # The server was restarted, or this cluster node has not cached the script yet.
             return await self._client.eval(script.text, 1, redis_key, *args)
 
     def _connect(self, url: str) -> RedisClient:
-        # One immediate retry: a pool may return a connection that died while it was idle, and
-        # repeating a script is safe. A blocking pool: under load, requests wait instead of failing.
+        # One immediate retry, because a pool may return a connection that died while it was idle;
+        # each script may run twice. A blocking pool, so that under load requests wait for a
+        # connection instead of failing.
         retry = import_module("redis.asyncio.retry").Retry(
             import_module("redis.backoff").NoBackoff(), 1
         )
@@ -210,7 +212,7 @@ class RedisStore:
             socket_timeout=_TIMEOUT_S,
             socket_connect_timeout=_TIMEOUT_S,
             retry=retry,
-            # Clients before version 6 only retry on the errors that are listed here.
+            # Versions of redis-py before 6 retry only on the errors that are listed here.
             retry_on_error=[self._redis.ConnectionError, self._redis.TimeoutError],
         )
         client: RedisClient = self._redis.asyncio.Redis.from_pool(pool)

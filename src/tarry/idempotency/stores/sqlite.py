@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _APPLICATION_ID = 0x74616964
-"""Identifies the file by its header: "taid"."""
+"""The ASCII codes of "taid", which mark the header of a file of this store."""
 _SCHEMA_VERSION = 1
 _SCHEMA = """
 CREATE TABLE tarry_record (
@@ -51,7 +51,8 @@ ON CONFLICT (key) DO UPDATE SET
     fingerprint = excluded.fingerprint, owner = excluded.owner, free_at = excluded.free_at,
     status = excluded.status, headers = excluded.headers, body = excluded.body
 """
-# A repeated call of the same owner succeeds: the answer to its first call was lost.
+# In the next three statements, a repeated call of the same owner succeeds, because the result of
+# its first call may have been lost.
 _CLAIM = (
     _INSERT
     + """
@@ -96,7 +97,7 @@ class SqliteStore:
         clock: Callable[[], float] | None = None,
     ) -> None:
         if not isinstance(path, (str, PathLike)):
-            raise ConfigurationTypeError("path", "must name a file", path)
+            raise ConfigurationTypeError("path", "must be the path of a file", path)
         folder = Path(path).absolute().parent
         if not folder.is_dir():
             rule = f"must be in an existing folder, got {short_repr(path)}: create {folder} first"
@@ -125,11 +126,11 @@ class SqliteStore:
 
     async def release(self, key: str, owner: str) -> None:
         """Free a key that this owner has claimed and not finished."""
-        await self._write(_RELEASE, 0.0, {"key": key, "owner": owner})
+        await self._write(_RELEASE, seconds=0.0, values={"key": key, "owner": owner})
 
     async def sweep(self, limit: int) -> int:
         """Delete up to `limit` expired records, and return how many were deleted."""
-        return await self._write(_SWEEP, 0.0, {"limit": limit})
+        return await self._write(_SWEEP, seconds=0.0, values={"limit": limit})
 
     async def close(self) -> None:
         """Close the file and stop the thread."""
@@ -140,12 +141,12 @@ class SqliteStore:
 
     async def _run_in_thread(self, function: Callable[[], T]) -> T:
         if self._executor is None:
-            # One thread: SQLite allows one writer at a time anyway, and calls keep their order.
+            # One thread, because SQLite allows one writer at a time, and calls keep their order.
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="tarry-idempotency")
         return await run_in_executor(self._executor, function)
 
     async def _write(self, statement: str, seconds: float, values: dict[str, Any]) -> int:
-        """Execute a statement with `free_at` in `seconds` from now; return the number of rows."""
+        """Execute a statement with `free_at` set to `seconds` from now; return its row count."""
 
         def write() -> int:
             with self._transaction() as (connection, now):
@@ -168,7 +169,10 @@ class SqliteStore:
 
     @contextmanager
     def _transaction(self) -> Generator[tuple[sqlite3.Connection, float]]:
-        """Hold the write lock of the file. The time is read under it, in the order of writes."""
+        """Run a transaction that holds the write lock of the file; yield connection and time.
+
+        The time is read under the lock, so that times have the same order as writes.
+        """
         if self._connection is None:
             self._connection = call(self._connect, on=_is_busy)
         with self._connection as connection:
@@ -201,19 +205,17 @@ class SqliteStore:
         def read_number(statement: str) -> int:
             return int(connection.execute(statement).fetchone()[0])
 
-        application, version = (
-            read_number("PRAGMA application_id"),
-            read_number("PRAGMA user_version"),
-        )
-        if (application, version) == (_APPLICATION_ID, _SCHEMA_VERSION):
+        application_id = read_number("PRAGMA application_id")
+        version = read_number("PRAGMA user_version")
+        if (application_id, version) == (_APPLICATION_ID, _SCHEMA_VERSION):
             return
-        if application == _APPLICATION_ID:
+        if application_id == _APPLICATION_ID:
             msg = (
-                f"{self._path} has schema version {version}, but this tarry supports only "
-                f"{_SCHEMA_VERSION}: update tarry"
+                f"{self._path} has schema version {version}, but this version of tarry "
+                f"supports only {_SCHEMA_VERSION}: update tarry"
             )
             raise ConfigurationError(msg)
-        if application or version or read_number("SELECT count(*) FROM sqlite_master"):
+        if application_id or version or read_number("SELECT count(*) FROM sqlite_master"):
             msg = f"{self._path} is not a file of idempotency records: use a separate file for them"
             raise ConfigurationError(msg)
         for statement in _SCHEMA.split(";"):
@@ -238,10 +240,10 @@ def _row(
 
 
 def _is_busy(error: BaseException) -> bool:
-    """Return whether the file is locked.
+    """Return whether the error means that the file is locked.
 
     When two processes open a new file at the same time, one of them fails to switch it to WAL,
-    regardless of its busy timeout.
+    because SQLite ignores the busy timeout for this switch.
     """
     return isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode in {
         sqlite3.SQLITE_BUSY,
