@@ -10,13 +10,14 @@ are tasks. All queues follow the same rules:
 * **Start.** A group starts in the next iteration of the event loop, so that everything submitted
   in the same iteration shares it.
 * **Overlap.** One group is in flight. A second one starts early once `EARLY_START_WEIGHT` items are
-  waiting, so that neither side waits for the other; there is never a third. With one group at a
-  time, the service and the SQLite writer process were busy for 16 and 15 of 25 ms; with two,
-  batches end a quarter sooner and single tasks a tenth.
+  waiting, so that the event loop and the store work at the same time; there is never a third
+  one. With one group at a time, the service and the SQLite writer process were busy for 16 and 15
+  of 25 ms; with two, batches end a quarter sooner and single tasks a tenth sooner.
 * **Backpressure.** A queue refuses an entry if items are pending (waiting or in flight) and the
   entry would raise them above `max_pending`. An entry larger than that is accepted by a queue in
-  which nothing is pending. `max_pending=None` refuses nothing: results and releases report what has
-  already happened, and there are never more of them than leased tasks.
+  which nothing is pending. With `max_pending=None`, a queue refuses nothing. That is for results
+  and releases: they report what has already happened, and there are never more of them than
+  leased tasks.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _logger = logging.getLogger("tarry.service")
 RETRY_AFTER_S = 1.0
 MAX_GROUPS_IN_FLIGHT = 2
 EARLY_START_WEIGHT = 32
-"""Waiting items for which a second group is worth its own store call or transaction."""
+"""Number of waiting items from which a second group is worth its own store call or transaction."""
 
 
 class Entry(Struct, Generic[T], eq=False):
@@ -56,8 +57,8 @@ class GroupCommit(ABC, Generic[T]):
     """A queue of entries that are committed in groups; subclasses start the commits.
 
     A group is closed before `max_weight` is exceeded. With `may_exceed` it is closed once
-    `max_weight` is reached, so that its last entry may exceed it: right for entries of very
-    different weights, where one transaction less is worth more than an even size.
+    `max_weight` is reached, so that its last entry may exceed the maximum. This suits entries of
+    very different weights, for which fewer transactions are worth more than groups of equal size.
     """
 
     def __init__(
@@ -159,8 +160,8 @@ class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
     def submit(self, items: list[T]) -> asyncio.Future[Sequence[R]]:
         """Commit items; the future has their results in order, or the error of the commit.
 
-        More than `max_items` are submitted as several entries, between which the entries of other
-        callers are committed. Raises `Overloaded` if too many items are pending.
+        More than `max_items` items are submitted as several entries, between which the entries of
+        other callers are committed. Raises `Overloaded` if too many items are pending.
         """
         self._check_capacity(len(items))
         limit = self._max_weight
@@ -217,7 +218,7 @@ class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
             if not isinstance(error, Exception):
                 raise
             # The traceback of the error refers to this frame, and the futures in the group to the
-            # error: without this, only the cycle collector would free them.
+            # error: without `clear`, only the cycle collector would free them.
             group.clear()
         else:
             self._end_group(group)
@@ -229,7 +230,7 @@ class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
             await asyncio.wait(self._committers)
 
     async def stop(self) -> None:
-        """Cancel the commits in flight, which may take effect or not; waiting entries stay."""
+        """Cancel the commits in flight, which may still take effect; waiting entries stay."""
         committers, self._committers = self._committers, []
         for committer in committers:
             committer.remove_done_callback(self._committer_done)

@@ -1,4 +1,4 @@
-"""The stored values of the service: tasks, attempts, policies, lanes, keys, replays.
+"""The stored values of the service: tasks, attempts, policies, lanes, API keys, replays.
 
 The states of a task:
 
@@ -6,7 +6,7 @@ The states of a task:
        ▲  │                │ ├── Wait ──▶ PENDING
        │  └─cancel─▶ CANCELLED◀─ cancel ─┤ └── Stop ──▶ EXHAUSTED (reason) ──replay──▶ PENDING
 
-Values without I/O. Times are epoch milliseconds on the store's clock, durations milliseconds.
+This module does no I/O. Times are epoch milliseconds on the store's clock, durations milliseconds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Status(IntEnum):
     """Whether no attempt follows, unless an operator replays the task."""
 
     def __init__(self, number: int) -> None:
-        self.is_terminal = number > 1
+        self.is_terminal = number > 1  # neither PENDING nor IN_FLIGHT
 
 
 TRANSITIONS: dict[Status, frozenset[Status]] = {
@@ -56,12 +56,13 @@ class TaskContent(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     headers: dict[str, str] = {}
     body: bytes = b""
     body_ref: str | None = None
-    """The object in the payload store that holds the body; None: it is in `body`."""
+    """The object in the payload store that holds the body; None if `body` holds it."""
     body_size: int = 0
     checksum: bytes | None = None
     """SHA-256 of a body in the payload store."""
     etag: str | None = None
-    """The entity tag of an object that the caller owns: it changes when the object is replaced."""
+    """The entity tag of a body object that the caller owns. It shows whether the caller has
+    replaced the object since the task was added."""
     owned: bool = False
     """Whether the service wrote the object `body_ref`, and deletes it with the task."""
     overrides: dict[str, Any] | None = None
@@ -82,8 +83,8 @@ class Task(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     key: str
     """The idempotency key, sent with every attempt; never changes."""
     fingerprint: bytes
-    """A digest of the request that created the task: the same key with another digest is a
-    conflict. Empty when the caller gave no idempotency key."""
+    """A digest of the request that created the task: another request with the same idempotency
+    key but a different digest is a conflict. Empty when the caller gave no idempotency key."""
     content: bytes
     """A `TaskContent`, packed."""
     body_ref: str | None = None
@@ -96,21 +97,25 @@ class Task(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     next_attempt_at: int = 0
     """When the next attempt is due. A new task may have `NewTask.delay_ms` instead."""
     started_at: int = 0
-    """When the first attempt was due: the total budget starts here. A replay resets it."""
+    """When the first attempt was due: the policy's `total_budget` of time counts from here. A
+    replay resets it."""
     status: Status = Status.PENDING
     reason: str | None = None
     """Why the task is EXHAUSTED."""
     attempts: int = 0
     """Attempts made, including lost ones."""
     forgiven: int = 0
-    """Attempts made before the last replay: the policy does not count them."""
+    """Attempts made before the last replay. `attempts` includes them, but the policy does not
+    count them."""
     lost: int = 0
     """Attempts since the last replay whose worker disappeared, perhaps before it sent them. The
     policy does not count them, but their number is limited."""
     previous_delay: float | None = None
-    """Seconds. Input of the next decision, like `restarted` and `last_kind`."""
+    """The delay, in seconds, that the last decision set. It is an input of the next decision, like
+    `restarted` and `last_kind`."""
     restarted: int = 0
-    """Attempts before the backoff was restarted by an exact hint of the server."""
+    """Counted attempts when an exact hint of the server last restarted the backoff, which grows
+    with the attempts since then; 0 if there was no such hint."""
     last_kind: str | None = None
     """The kind of the last outcome; None before the first attempt."""
     version: int = 0
@@ -118,7 +123,8 @@ class Task(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     worker: str | None = None
     """The worker that has the lease, while IN_FLIGHT."""
     wake_at: int = 0
-    """When a claim may lease the task: `next_attempt_at`, or the end of the current lease."""
+    """The time by which claims select the task: `next_attempt_at` while PENDING, the end of the
+    lease while IN_FLIGHT."""
     cancelling: bool = False
     """Whether the task was cancelled during an attempt: no further attempt follows."""
     replays: int = 0
@@ -158,20 +164,23 @@ class Task(msgspec.Struct, kw_only=True, array_like=True, gc=False):
 
 
 class Decision(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
-    """The verdict of the core after an attempt, and what led to it."""
+    """The verdict of the core after an attempt, and the inputs of that verdict."""
 
     action: str
     """`done`, `wait` or `stop`."""
     reason: str | None = None
     delay_ms: float | None = None
     ceiling_ms: float | None = None
+    """Upper bound of the delay, before jitter."""
     jitter: str | None = None
-    """How the delay was drawn below the ceiling; None: without jitter."""
+    """The kind of jitter by which the delay was drawn below the ceiling; None: no jitter."""
     hint_ms: float | None = None
     hint_source: str | None = None
     policy_version: int | None = None
     budget: float | None = None
+    """Balance of the retry budget when the verdict was made."""
     breaker: str | None = None
+    """State of the breaker when the verdict was made."""
 
 
 class AttemptRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
@@ -217,11 +226,11 @@ class LaneRecord(msgspec.Struct, kw_only=True, gc=False):
     name: str
     tenant: str
     parked_until: int | None = None
-    """No task is claimed before this time. After it the lane is half-open: `probes` tasks at a time
-    until it is unparked or resumed."""
+    """No task is claimed before this time. After it the lane is half-open: at most
+    `probes` tasks are leased at a time, until the lane is unparked or resumed."""
     probes: int = 0
     opened: int = 0
-    """How often in a row the breaker has opened: it stays open longer each time."""
+    """How often in a row the breaker has opened. It stays open longer each time."""
     paused: bool = False
     """Whether an operator paused the lane, until it is resumed."""
     pending: int = 0
@@ -255,6 +264,7 @@ class ReplayRecord(msgspec.Struct, kw_only=True, gc=False):
     rate: float = 0.0
     """Tasks per second; 0: no limit."""
     matched: int = 0
+    """Dead letters that matched when the job was created."""
     replayed: int = 0
     cursor: str | None = None
     status: str = "running"

@@ -2,14 +2,15 @@
 
 Every implementation follows these rules, which one conformance suite checks:
 
-* Calls take batches. Every call is idempotent: repeated after an error or a lost reply, it leads to
+* Calls take batches. Every call is idempotent: repeating it after an error or a lost reply leads to
   the same state.
 * The changes of a call are durable when it returns. A call that raises `StoreUnavailable` may have
   applied all of its batch or nothing.
 * The store's own clock decides what is due; `claim` returns its time. Times are epoch milliseconds.
 * The cost of a call depends on what it returns, not on how many tasks and lanes are stored.
 * Counters are updated with each change, not computed when they are read.
-* Changes of one task are atomic. Each change except a request to cancel increments its version.
+* Changes of one task are atomic. Each change of a task except a request to cancel it increments
+  its version.
   Returned values are copies.
 * Live tasks are PENDING or IN_FLIGHT. An id that is unknown, malformed or of another tenant counts
   as missing.
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_REPLAY_LAG_MS = 1000
-"""A replay that is later than this does not catch up on the rest."""
+"""A replay that is behind its rate catches up on at most this much time."""
 _MAX_REPLAY_PAUSE_MS = 1e12
 """Thirty years: a very small rate must not lead to a time that overflows an integer column."""
 
@@ -42,7 +43,7 @@ class Lease(msgspec.Struct, frozen=True):
     """The right of one worker to run an attempt of a task, until a time.
 
     A task is leased at most `horizon_ms` before its `next_attempt_at`. The lease ends `length_ms`
-    after the later of now and that time.
+    after `next_attempt_at`, or after now if the task is overdue.
     """
 
     worker: str
@@ -60,7 +61,7 @@ class NewTask(msgspec.Struct, array_like=True, gc=False):
     delay_ms: int | None = None
     lease_on_add: bool = False
     """Lease the task to the worker that adds it, if it is due within the horizon and its lane is
-    open: not paused, not parked, not half-open."""
+    neither paused nor parked nor half-open."""
 
 
 class AddStatus(StrEnum):
@@ -68,15 +69,16 @@ class AddStatus(StrEnum):
 
     ADDED = "added"
     EXISTING = "existing"
-    """A task with this key and fingerprint is stored. A key is known as long as its task is."""
+    """A task with this idempotency key and fingerprint is stored. A key is known until its task is
+    deleted."""
     CONFLICT = "conflict"
-    """A task with this key and another fingerprint is stored."""
+    """A task with this idempotency key and another fingerprint is stored."""
     FULL = "full"
     """The tenant has reached its quota of live tasks. `AddResult.task` was not stored."""
 
 
 class AddResult(msgspec.Struct, gc=False):
-    """The result for one new task; `task` is the stored one, also when it existed before."""
+    """The result for one new task; `task` is the stored task, also if it existed before."""
 
     status: AddStatus
     task: Task
@@ -93,8 +95,9 @@ class ClaimResult(msgspec.Struct):
     next_at: int | None
     """The earliest time at which the next claim may find a task; None: no task is waiting.
 
-    A paused lane does not count, and a half-open lane counts from when one of its leases ends. It
-    is later than now if nothing could be claimed."""
+    Tasks of paused lanes do not count. Tasks of a half-open lane that has given all its probes
+    count from the end of its earliest lease. The time is later than `now` if nothing could be
+    claimed."""
     lost: int = 0
     """Attempts with expired leases that were logged as lost."""
 
@@ -102,9 +105,9 @@ class ClaimResult(msgspec.Struct):
 class TaskResult(msgspec.Struct, kw_only=True, gc=False):
     """The result of an attempt, and the next state. `task` is the task as it was leased.
 
-    PENDING requires `next_attempt_at`. `keep` keeps the lease for the next attempt, which must be
-    within the horizon; the version is then incremented by one. Without `attempt`, no attempt is
-    counted.
+    PENDING requires `next_attempt_at`. With `keep`, the worker keeps its lease for the next
+    attempt, which must be due within the horizon; the version is then incremented by one.
+    If `attempt` is None, no attempt is counted.
     """
 
     task: Task
@@ -127,21 +130,24 @@ class FinishStatus(StrEnum):
     DONE = "done"
     SUPERSEDED = "superseded"
     """The lease was lost, or the task was deleted: nothing was changed. An expired lease is lost
-    only when another claim takes the task."""
+    only when a claim leases the task again."""
     CANCELLED = "cancelled"
-    """The task was cancelled during the attempt: the attempt is logged, and no other follows. A
-    success stays a success, and is DONE."""
+    """The task was cancelled during the attempt: the attempt is logged, and no other attempt
+    follows. If the attempt succeeded, the task is SUCCEEDED and this result is DONE."""
 
 
 class Release(msgspec.Struct, gc=False):
-    """A lease to release before an attempt: the task is due as before, or at a later time."""
+    """A lease to release before an attempt.
+
+    The task is due as before, or at `next_attempt_at` if that is later.
+    """
 
     task: Task
     next_attempt_at: int | None = None
 
 
 class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Filter for tasks; None matches all. `status` is the stored one, not `Task.status_at`."""
+    """Filter for tasks; None matches all. `status` is compared with the stored status."""
 
     status: Status | None = None
     policy_id: str | None = None
@@ -150,7 +156,7 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Page(msgspec.Struct, Generic[T]):
-    """One page of a list; `cursor` continues after it, None: it is the last one.
+    """One page of a list; `cursor` requests the next page, and is None on the last page.
 
     A page may be short or even empty before the end: with a filter that rarely matches, only a
     bounded number of rows is read for one page.
@@ -225,7 +231,7 @@ class Retention(msgspec.Struct, frozen=True):
 
 
 def next_replay_step_at(replay: ReplayRecord, replayed: int, now: int) -> int:
-    """Return when the next step of a replay is due, after one that replayed so many tasks."""
+    """Return when the next step of a replay is due, after a step that replayed `replayed` tasks."""
     if replay.rate <= 0:
         return now
     pause = min(replayed * 1000 / replay.rate, _MAX_REPLAY_PAUSE_MS)
@@ -254,25 +260,26 @@ class Store(Protocol):
     ) -> list[AddResult]:
         """Add tasks independently of each other; `quota` limits the live tasks of each tenant.
 
-        If two tasks of a batch have the same tenant and key, the second finds the first. EXISTING
-        and CONFLICT take precedence over FULL.
+        If two tasks of a batch have the same tenant and idempotency key, the second is EXISTING or
+        CONFLICT. These two take precedence over FULL.
         """
         ...
 
     async def claim(
         self, lease: Lease, *, limit: int, per_lane: int, skip: Collection[str] = ()
     ) -> ClaimResult:
-        """Lease tasks from open lanes: due within the horizon, or with an expired lease.
+        """Lease tasks that are due within the horizon, and tasks whose lease has expired.
 
         Tenants take turns, and the least recently served lane of a tenant comes first. At most
         `per_lane` tasks of a lane and none of the lanes in `skip` are leased. Within a lane the
-        order is `wake_at`, then the order of adding. A half-open lane gives its number of probes,
-        less its current leases. With a `limit` of 0 only the time is returned.
+        order is `wake_at`, then the order of adding. Nothing is leased from paused and parked
+        lanes, and of a half-open lane at most `probes` tasks are leased at a time. With a `limit`
+        of 0, only the time is returned.
 
-        The attempt of an expired lease is logged as lost (started when it was due, by the worker
-        that had the lease) and counted in `lost`; the next attempt is due since the lease ended. A
-        task that is being cancelled becomes CANCELLED instead of leased, and counts towards the
-        limit.
+        The attempt of an expired lease is logged as lost, with its due time as its start and with
+        the worker that had the lease, and counted in `lost`. The due time of the next attempt is
+        the end of that lease. A task that is being cancelled becomes CANCELLED instead of
+        leased, and counts towards the limit.
         """
         ...
 
@@ -291,7 +298,7 @@ class Store(Protocol):
     # --- lanes ------------------------------------------------------------------------------------
 
     async def park(self, lane: str, until: int, *, probes: int, opened: int) -> None:
-        """Claim no task of the lane until this time, and afterwards `probes` tasks at a time.
+        """Lease no task of the lane until this time, and afterwards `probes` tasks at a time.
 
         The last call wins. A lane that does not exist is created, as by `pause`; its tenant is the
         part of its name before the first slash.
@@ -299,15 +306,15 @@ class Store(Protocol):
         ...
 
     async def unpark(self, lane: str) -> None:
-        """Open a lane whose downstream has recovered; a lane that is paused stays paused."""
+        """End the parking of a lane whose downstream has recovered; a paused lane stays paused."""
         ...
 
     async def resume(self, lane: str) -> None:
-        """Open a lane that was parked or paused."""
+        """End the parking and the pause of a lane."""
         ...
 
     async def pause(self, lane: str) -> None:
-        """Claim no task of the lane until `resume`."""
+        """Lease no task of the lane until `resume`."""
         ...
 
     async def list_lanes(
@@ -348,24 +355,24 @@ class Store(Protocol):
     async def retry_now(self, tenant: str, task_id: str) -> RetryNowStatus | None:
         """Make a PENDING or EXHAUSTED task due now; None: there is no such task.
 
-        An EXHAUSTED task is replayed: its attempts are forgiven, `started_at` is now, the inputs of
-        the next decision are reset, and `replays` is incremented. A task that is due already keeps
-        its time.
+        An EXHAUSTED task is replayed: `forgiven` is set to `attempts`, so that the policy no longer
+        counts them, `started_at` is now, the inputs of the next decision are reset, and `replays`
+        is incremented. A task that is due already keeps its due time.
         """
         ...
 
     # --- dead letters -----------------------------------------------------------------------------
 
     async def count_dead(self, replay: ReplayRecord) -> int:
-        """Return how many dead letters a replay would bring back; nothing is changed.
+        """Return how many dead letters a replay would revive; nothing is changed.
 
-        It matches tenant, lane, policy and reason, and tasks that were EXHAUSTED at `before` or
-        earlier; 0 means now.
+        A dead letter matches if it has the tenant, lane, policy and reason of the replay and was
+        EXHAUSTED at `replay.before` or earlier; a `before` of 0 means now.
         """
         ...
 
     async def start_replay(self, replay: ReplayRecord) -> ReplayRecord:
-        """Store a replay job that is due at once; an id that exists returns that job, unchanged.
+        """Store a replay job that is due at once; return an existing job with this id unchanged.
 
         The store sets `before` (now at the latest), `matched` and the times.
         """
@@ -382,8 +389,8 @@ class Store(Protocol):
     async def replay_step(self, replay_id: str, limit: int) -> ReplayRecord | None:
         """Replay up to `limit` dead letters if the job is due, oldest first; set its next due time.
 
-        After n tasks the next step is due n / rate seconds later, counted from when this one was
-        due: a late job catches up, but not on more than `MAX_REPLAY_LAG_MS`. A step that finds
+        After n tasks the next step is due n / rate seconds later, counted from the due time of this
+        step. So a late job catches up, but on at most `MAX_REPLAY_LAG_MS`. A step that finds
         fewer than `limit` dead letters ends the job. A job that is not due is returned unchanged.
         """
         ...
@@ -399,15 +406,15 @@ class Store(Protocol):
         """
         ...
 
-    # --- policies and keys ------------------------------------------------------------------------
+    # --- policies and API keys --------------------------------------------------------------------
 
     async def put_policy(
         self, policy: PolicyVersion, *, replace: bool
     ) -> tuple[PolicyWriteStatus, PolicyVersion]:
-        """Write a policy; other content needs `replace`, which adds a version, else it is CONFLICT.
+        """Write a policy. If it exists with other content: CONFLICT, or a new version if `replace`.
 
         The store numbers versions from 1 and ignores the given number. Numbers continue after a
-        deletion, so that a pinned version never means another content. Returns the newest stored
+        deletion, so that a pinned version never refers to other content. Returns the newest stored
         version.
         """
         ...
@@ -415,7 +422,7 @@ class Store(Protocol):
     async def get_policy(
         self, tenant: str, policy_id: str, version: int | None = None
     ) -> PolicyVersion | None:
-        """Return a version of a policy, by default the newest; None: it does not exist."""
+        """Return a version of a policy, by default the newest; None if it does not exist."""
         ...
 
     async def list_policies(
@@ -429,11 +436,11 @@ class Store(Protocol):
         ...
 
     async def put_key(self, key: ApiKey) -> None:
-        """Store an API key; an id that exists is not changed."""
+        """Store an API key; a stored key with the same id is not changed."""
         ...
 
     async def find_key(self, digest: bytes) -> ApiKey | None:
-        """Return the API key with this digest, revoked or not; None: there is none."""
+        """Return the API key with this digest, revoked or not; None if there is no such key."""
         ...
 
     async def list_keys(self, tenant: str | None = None) -> list[ApiKey]:
@@ -441,7 +448,7 @@ class Store(Protocol):
         ...
 
     async def revoke_key(self, key_id: str) -> bool:
-        """Revoke an API key, unless it is revoked already; return False if there is no such key."""
+        """Revoke an API key, unless it is revoked already; return whether there is such a key."""
         ...
 
     # --- counters and retention -------------------------------------------------------------------
@@ -460,15 +467,15 @@ class Store(Protocol):
     async def sweep(self, retention: Retention, limit: int) -> SweepResult:
         """Remove up to `limit` terminal tasks after their retention time, with their logs.
 
-        `orphans` returns the bodies that they owned until `forget_orphans`. While a replay of a
-        tenant runs, its dead letters stay, because the replay has counted them. Finished replays
-        are removed after the retention time of dead letters. Empty lanes that are neither parked
-        nor paused may be removed too.
+        The bodies that they owned are in `orphans` until `forget_orphans`. While a replay of a
+        tenant runs, the tenant's dead letters stay, because the replay has counted them. Finished
+        replays are removed after the retention time of dead letters. Empty lanes that are
+        neither parked nor paused may be removed too.
         """
         ...
 
     async def orphans(self, limit: int) -> list[str]:
-        """Return the bodies of removed tasks, to be deleted from the payload store."""
+        """Return references to bodies of removed tasks, to be deleted from the payload store."""
         ...
 
     async def forget_orphans(self, refs: Sequence[str]) -> None:

@@ -147,7 +147,7 @@ def test_replayed_or_lost_task_counts_as_a_first_attempt() -> None:
 
     queue_task(busy, attempts=5, forgiven=4, lost=1)
 
-    assert (1, 0) == (len(busy.due_first), len(busy.due_retries))
+    assert (1, 0) == (len(busy.due_first_attempts), len(busy.due_retries))
 
 
 def test_deferred_retries_are_spaced() -> None:

@@ -44,7 +44,8 @@ _MAX_EXCERPT_CHARS = 512
 def build_call(task: Task, policy: Policy, downstream: Downstream) -> DurableCall:
     """Return the core's call for a task, with its progress since the last replay.
 
-    Lost attempts do not count: a worker that dies has leased many tasks that it never sent.
+    Lost attempts do not count, because a worker that dies may have leased many tasks without
+    sending them.
     """
     call = DurableCall(policy, downstream, task.started_at / 1000)
     call.attempts = task.attempts - task.forgiven - task.lost
@@ -54,14 +55,14 @@ def build_call(task: Task, policy: Policy, downstream: Downstream) -> DurableCal
 
 
 def previous_outcome(task: Task) -> Outcome:
-    """Return the outcome of the previous attempt, as far as the price of a retry depends on it."""
+    """Return the previous outcome as the retry budget needs it: throttled, or any other failure."""
     return _THROTTLED if task.last_kind == _THROTTLED.kind else TRANSIENT
 
 
 def build_request(
     task: Task, content: TaskContent, body: bytes, timeout: float, signatures: list[tuple[str, str]]
 ) -> DeliveryRequest:
-    """Return the request of the next attempt: the headers of the caller, then those of tarry."""
+    """Return the request of the next attempt; tarry's headers follow the headers of the caller."""
     headers = [
         *content.headers.items(),
         (http.IDEMPOTENCY_KEY_HEADER, http.format_idempotency_key(task.key)),
@@ -80,7 +81,10 @@ def build_request(
 
 
 def classify(delivered: DeliveryResult, policy: Policy, now: float) -> Outcome | None:
-    """Return the outcome of a delivery; None: it failed inside the service, and does not count."""
+    """Return the outcome of a delivery; None if it failed inside the service.
+
+    A failure inside the service does not count as an attempt.
+    """
     status, fault = delivered.status, delivered.fault
     if fault is Fault.INTERNAL:
         return None
@@ -131,7 +135,7 @@ def build_decision(
     effective: EffectivePolicy,
     downstream_status: tuple[str | None, float | None],
 ) -> Decision:
-    """Return the core's verdict for the attempt log, with what led to it.
+    """Return the core's verdict for the attempt log, with the inputs of the verdict.
 
     `downstream_status` is the breaker's state and the balance of the retry budget.
     """
@@ -174,19 +178,19 @@ def retry_result(
 ) -> TaskResult:
     """Return the result that schedules the next attempt.
 
-    `lease` is kept for it if the attempt is due within the horizon.
+    The worker keeps `lease` if the next attempt is due within the horizon.
     """
     hint = outcome.hint
     is_exact = hint is not None and hint.exact
-    # Rounded up: an attempt is never early, and a hint of the server is a lower bound.
+    # Rounded up, because an attempt must not be early: a hint of the server is a lower bound.
     next_attempt_at = now + ceil(wait.delay * 1000)
-    is_near = lease is not None and next_attempt_at - now <= lease.horizon_ms
+    is_within_horizon = lease is not None and next_attempt_at - now <= lease.horizon_ms
     return TaskResult(
         task=task,
         attempt=attempt,
         status=Status.PENDING,
         next_attempt_at=next_attempt_at,
-        keep=lease if is_near else None,
+        keep=lease if is_within_horizon else None,
         previous_delay=None if is_exact else wait.delay,
         restarted=task.attempts + 1 - task.forgiven - task.lost if is_exact else task.restarted,
         last_kind=attempt.outcome,

@@ -20,17 +20,17 @@ class StoreClock:
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._offset = _UNKNOWN_OFFSET
-        """Milliseconds. Far in the past, so that nothing is due before the first `synchronize`."""
+        """In milliseconds. At first far in the past: nothing is due before `synchronize`."""
 
     def now_ms(self) -> float:
         """Return the store's time in milliseconds, with its fraction.
 
-        A caller that needs milliseconds and seconds reads the clock once, with this.
+        A caller that needs the time in milliseconds and in seconds calls this once and converts.
         """
         return self._monotonic() * 1000 + self._offset
 
     def now(self) -> int:
-        """Return the store's time in milliseconds, rounded down: no task is due too early."""
+        """Return the store's time in milliseconds, rounded down so that no task is early."""
         return int(self.now_ms())
 
     def seconds(self) -> float:
@@ -42,11 +42,12 @@ class StoreClock:
         return self._monotonic() * 1000
 
     def synchronize(self, sent_at: float, store_now: int) -> None:
-        """Update the offset from a reply of the store: `store_now` is its time.
+        """Update the offset from a reply of the store, which contains its time `store_now`.
 
         `sent_at` is the local time of the request. The store read its clock between then and now,
-        which bounds the offset from below and above. The highest lower bound is kept: the estimate
-        is never ahead of the store, and behind it by no more than its fastest reply took. An offset
+        which bounds the offset from below and above. The highest lower bound is kept, so that
+        the estimate is never ahead of the store, and behind it by at most the time that the fastest
+        reply took. An offset
         above the upper bound means that the store's clock was set back.
         """
         # The store rounds its time down, so that up to one millisecond more may have passed.

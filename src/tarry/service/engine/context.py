@@ -1,4 +1,4 @@
-"""What the parts of an engine share: dependencies, limits, health, and the retry of store writes.
+"""Shared by all components of an engine: dependencies, limits, health, retry of store writes.
 
 The composition root, `tarry.service.app`, builds the `EngineContext`.
 """
@@ -37,9 +37,9 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How much work one engine accepts at a time."""
 
     in_flight: int = defaults.MAX_IN_FLIGHT
-    """Attempts that run in this process."""
+    """Attempts that run in this process at a time."""
     lane_in_flight: int = defaults.MAX_LANE_IN_FLIGHT
-    """Attempts that run against one downstream."""
+    """Attempts of one lane that run in this process at a time."""
     leased: int = 4096
     """Tasks that are leased to this process."""
     lane_leased: int = 1024
@@ -109,22 +109,22 @@ class EngineContext(msgspec.Struct, frozen=True, kw_only=True):
 async def retry_until_stored(write: Callable[[], Awaitable[T]], health: Health) -> T:
     """Repeat a write until the store accepts it, with pauses that double up to two seconds.
 
-    For facts that cannot be refused any more: results, released leases, parked lanes. The store
-    counts as failing meanwhile.
+    Used for writes that report what has already happened: results, released leases, parked lanes.
+    Until a write is accepted, `health` shows the store as failing.
     """
     pause, is_delayed = FIRST_RETRY_PAUSE_S, False
     try:
         while True:
             try:
-                answer = await write()
+                result = await write()
             except StoreUnavailable as error:
                 health.failed("store", error)
-                health.delayed_writes += not is_delayed
+                health.delayed_writes += not is_delayed  # each write is counted once
                 is_delayed = True
                 await asyncio.sleep(pause)
                 pause = min(_MAX_RETRY_PAUSE_S, pause * 2)
             else:
                 health.worked("store")
-                return answer
+                return result
     finally:
         health.delayed_writes -= is_delayed

@@ -73,22 +73,22 @@ class Engine:
         self._maintenance_loop = loop.create_task(self.maintenance.run())
 
     def stop_starting(self) -> None:
-        """Claim and start nothing more; tasks that are added from now on are only stored."""
+        """Claim and start no more tasks; tasks that are added from now on are only stored."""
         self.worker.stop_starting()
         self.scheduler.stop()
 
     async def stop(self, timeout_s: float) -> None:
-        """Claim nothing more, release waiting tasks, and wait for attempts in flight."""
+        """Claim no more tasks, release waiting tasks, and wait for attempts in flight."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         self.stop_starting()
         if self._scheduler_loop is not None:
             # A cancelled claim would leave leases that no worker knows of.
             await asyncio.wait([self._scheduler_loop], timeout=timeout_s / 2)
         loops = [
-            each for each in (self._scheduler_loop, self._maintenance_loop) if each is not None
+            loop for loop in (self._scheduler_loop, self._maintenance_loop) if loop is not None
         ]
-        for each in loops:
-            each.cancel()
+        for loop in loops:
+            loop.cancel()
         if loops:
             await asyncio.wait(loops)
         await self.ingest.stop()
@@ -107,7 +107,10 @@ class Engine:
         return await self._context.waiters.wait(task_id, seconds)
 
     async def cancel(self, tenant: str, task_id: str) -> CancelStatus | None:
-        """Cancel a task; None: there is no such task. A task that waits here is dropped."""
+        """Cancel a task; return None if there is no such task.
+
+        A task that is leased to this process but not running is dropped.
+        """
         leased = self.worker.leased_tasks.find(task_id)
         if leased is None or leased.task.tenant != tenant or leased.is_busy:
             status = await self._context.store.cancel(tenant, task_id)
@@ -116,8 +119,8 @@ class Engine:
             try:
                 status = await self._context.store.cancel(tenant, task_id)
                 if status is CancelStatus.REQUESTED:
-                    # The store takes a leased task for a running one. No attempt runs, so it can be
-                    # ended at once.
+                    # For the store, every leased task is running. Here no attempt runs, so the task
+                    # can be ended at once.
                     result = TaskResult(task=leased.task, attempt=None, status=Status.CANCELLED)
                     if await self.worker.results.submit(result) is not FinishStatus.SUPERSEDED:
                         status = CancelStatus.CANCELLED
@@ -133,7 +136,10 @@ class Engine:
         return status
 
     async def retry_now(self, tenant: str, task_id: str) -> RetryNowStatus | None:
-        """Make a task due now; None: there is no such task. A task that waits here is started."""
+        """Make a task due now; return None if there is no such task.
+
+        A task that is leased to this process and waits is started.
+        """
         leased = self.worker.leased_tasks.find(task_id)
         if leased is not None and leased.task.tenant == tenant and not leased.is_busy:
             leased.task.next_attempt_at = self._context.clock.now()
@@ -150,13 +156,14 @@ class Engine:
         """Stop a lane until an operator resumes it; attempts in flight continue."""
         self._context.lanes[lane].is_paused = True
         await self._context.store.pause(lane)
-        # A claim that ran meanwhile may have returned a task and marked the lane as not paused.
+        # Set again: a claim that ran meanwhile may have returned a task of the lane, and have
+        # marked the lane as not paused.
         self._context.lanes[lane].is_paused = True
         self.worker.release_lane(lane)
         self._reporter.lane_changed("paused", lane)
 
     async def resume(self, lane: str) -> None:
-        """Open a lane that was paused or parked; its in-flight limit grows step by step."""
+        """Resume a lane that was paused or parked; its in-flight limit grows step by step."""
         await self._context.store.resume(lane)
         known = self._context.lanes.get(lane)
         if known is not None:
@@ -168,14 +175,14 @@ class Engine:
         self._reporter.lane_changed("resumed", lane)
 
     async def reset(self, lane: str) -> None:
-        """Forget the breaker, budget and latencies of a lane, and open it."""
+        """Forget the breaker, budget and latencies of a lane, and resume it."""
         known = self._context.lanes.get(lane)
         if known is not None:
             self._context.lanes.reset_downstream(known)
         await self.resume(lane)
 
     def local_stats(self, lane: str) -> LocalStats | None:
-        """Return the state of a lane in this process; None if it is not known here."""
+        """Return the state of a lane in this process; None if this process has no such lane."""
         known = self._context.lanes.get(lane)
         if known is None:
             return None

@@ -44,29 +44,29 @@ class Ingest:
     ) -> asyncio.Future[Sequence[AddResult]]:
         """Add tasks; they are durable when the future is done.
 
-        `contents` are the unpacked contents of the tasks, if the caller has them: the worker then
-        need not unpack them. A caller that is cancelled does not cancel its tasks. Raises
+        `contents` are the unpacked contents of the tasks. A caller that has them saves the worker
+        the unpacking. The tasks are added even if the caller is cancelled. Raises
         `Overloaded` if too many tasks wait to be written.
         """
-        # Pending tasks count: each slot must be promised only once.
+        # Tasks that wait to be written are subtracted, so that each slot is promised only once.
         free_slots = 0
         if not self._is_stopping:
             free_slots = self._worker.leased_tasks.free_slots - self._commits.pending
-        accepting: dict[str, bool] = {}
+        can_lease: dict[str, bool] = {}
         for new in new_tasks:
             if free_slots <= 0:
                 break
             lane = new.task.lane
-            if lane not in accepting:
-                accepting[lane] = self._can_lease(lane)
-            if accepting[lane]:
+            if lane not in can_lease:
+                can_lease[lane] = self._can_lease(lane)
+            if can_lease[lane]:
                 new.lease_on_add = True
                 free_slots -= 1
-        known: Sequence[TaskContent | None] = contents or [None] * len(new_tasks)
-        return self._commits.submit(list(zip(new_tasks, known, strict=True)))
+        contents_or_none: Sequence[TaskContent | None] = contents or [None] * len(new_tasks)
+        return self._commits.submit(list(zip(new_tasks, contents_or_none, strict=True)))
 
-    def _can_lease(self, name: str) -> bool:
-        lane = self._context.lanes.get(name)
+    def _can_lease(self, lane_name: str) -> bool:
+        lane = self._context.lanes.get(lane_name)
         max_leased = self._context.limits.lane_leased
         return lane is None or (lane.leased < max_leased and not lane.is_tripped)
 
@@ -86,8 +86,8 @@ class Ingest:
     def _process_added(self, items: Sequence[_Item], results: Sequence[AddResult]) -> None:
         """Pass leased tasks to the worker, and wake the scheduler for others that are due soon.
 
-        This is done here and not by the caller of `submit`, who may have been cancelled meanwhile:
-        then a leased task would be idle until its lease expires.
+        This is done here and not by the caller of `submit`, which may have been cancelled
+        meanwhile: a leased task would then be idle until its lease expires.
         """
         context = self._context
         horizon_end = context.clock.now() + context.lease.horizon_ms
@@ -109,6 +109,6 @@ class Ingest:
             self._worker.add(tasks, contents)
 
     async def stop(self) -> None:
-        """Lease nothing more to this process, and write the pending tasks."""
+        """Lease no more tasks to this process, and write the pending tasks."""
         self._is_stopping = True
         await self._commits.flush()

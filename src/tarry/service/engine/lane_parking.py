@@ -1,4 +1,4 @@
-"""Writes the state of lane breakers to the store, so that all workers follow it."""
+"""Writes the breaker state of lanes to the store, so that it applies to all workers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LaneParking:
         self._writes: set[asyncio.Task[None]] = set()
 
     def apply_transitions(self, lane: LaneState) -> None:
-        """Start to write the last transition of a lane's breaker, if it had any."""
+        """Start writing the state of a lane's breaker to the store, if the state has changed."""
         transitions = lane.downstream.transitions
         if not transitions:
             return
@@ -43,7 +43,7 @@ class LaneParking:
         write.add_done_callback(self._writes.discard)
 
     async def flush(self) -> None:
-        """Return when the store has all transitions."""
+        """Return when all started writes have ended."""
         if self._writes:
             await asyncio.wait(self._writes)
 

@@ -1,7 +1,7 @@
 """The lanes in this process: the state of each downstream, and the due tasks of each lane.
 
-Whether a lane is parked or paused for all workers is written in the store. Here, a lane only stops
-being served.
+The store decides for all workers whether a lane is parked or paused. The state here only decides
+whether this process starts attempts of the lane.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tarry.service.model import Task, TaskContent
 
 _MAX_LANES = 10_000
-"""Above this number, lanes without tasks are evicted at once instead of after a while."""
+"""Above this number, lanes without tasks are evicted at once, not only when they have been idle."""
 _FIRST_ATTEMPTS_PER_RETRY = 2
 """First attempts between two retries of a lane. A larger share of retries would make a healthy lane
 look broken if a few of its tasks always fail: a breaker opens at one failure in two."""
@@ -42,7 +42,7 @@ class LaneState:
         "_first_attempts_in_a_row",
         "_limit_seen_at",
         "downstream",
-        "due_first",
+        "due_first_attempts",
         "due_retries",
         "is_in_rotation",
         "is_paused",
@@ -61,7 +61,7 @@ class LaneState:
         self.due_retries: deque[LeasedTask] = deque()
         """Due tasks that were attempted before. A retry has a promised time, a first attempt has
         none, so retries do not queue behind first attempts: every third attempt is a retry."""
-        self.due_first: deque[LeasedTask] = deque()
+        self.due_first_attempts: deque[LeasedTask] = deque()
         """Due tasks that were not attempted yet, in the order in which they became due."""
         self.leased: int = 0
         """Tasks of the lane that are leased to this process."""
@@ -72,30 +72,30 @@ class LaneState:
         self.is_paused: bool = False
         """Whether an operator paused the lane through this process."""
         self.was_used: bool = True
-        """Whether the lane had a task since idle lanes were last looked for."""
+        """Whether the lane had a task since the last call of `Lanes.forget_idle`."""
         self.limit: int | None = None
-        """Attempts in flight when the in-flight limit last refused one; None: it did not."""
+        """Attempts in flight when the in-flight limit last refused another one; None: unknown."""
         self._limit_seen_at = 0
         self._first_attempts_in_a_row = 0
         self._budget_retry_at = 0
 
     def pop_due(self) -> LeasedTask | None:
         """Remove and return a due task: every third one is a retry while there are both."""
-        if self.due_first and (
+        if self.due_first_attempts and (
             not self.due_retries or self._first_attempts_in_a_row < _FIRST_ATTEMPTS_PER_RETRY
         ):
             self._first_attempts_in_a_row += 1
-            return self.due_first.popleft()
+            return self.due_first_attempts.popleft()
         self._first_attempts_in_a_row = 0
         return self.due_retries.popleft() if self.due_retries else None
 
     def due_queue(self, task: Task) -> deque[LeasedTask]:
         """Return the queue in which a due task waits; a replayed task counts as not attempted."""
         is_retry = task.attempts > task.forgiven + task.lost
-        return self.due_retries if is_retry else self.due_first
+        return self.due_retries if is_retry else self.due_first_attempts
 
     def defer_retry(self, now: int) -> int:
-        """Return the next time for a retry that the empty budget has deferred."""
+        """Return when to repeat a retry that was deferred because the budget is empty."""
         retry_at = max(now + _MIN_BUDGET_PAUSE_MS, self._budget_retry_at + _BUDGET_SPACING_MS)
         self._budget_retry_at = min(retry_at, now + _MAX_BUDGET_PAUSE_MS)
         return self._budget_retry_at
@@ -118,11 +118,11 @@ class LaneState:
         return self.limit is not None and self.running >= self.limit
 
     def on_limit_reached(self, now: int) -> None:
-        """Remember that the in-flight limit refused an attempt, so that others need not try."""
+        """Remember that the in-flight limit refused an attempt, so that no other task tries it."""
         self.limit, self._limit_seen_at = max(1, self.running), now
 
     def on_attempt_ended(self, now: int) -> None:
-        """Forget the in-flight limit if it is old: it grows after an outage."""
+        """Forget the remembered limit if it is old, because the limit grows after an outage."""
         if now >= self._limit_seen_at + _LIMIT_REFRESH_MS:
             self.limit = None
 
@@ -158,7 +158,7 @@ class Lanes:
         self.parked: set[str] = set()
         """Names of lanes that this process has parked in the store."""
         self.full: set[str] = set()
-        """Names of lanes of which this process has leased as many tasks as it may."""
+        """Names of lanes of which this process has leased the maximum number of tasks."""
 
     def __getitem__(self, name: str) -> LaneState:
         """Return a lane, creating it if necessary."""
@@ -170,7 +170,7 @@ class Lanes:
         return lane
 
     def get(self, name: str) -> LaneState | None:
-        """Return a lane, or None if it is not known here."""
+        """Return a lane, or None if this process has no such lane."""
         return self._lanes.get(name)
 
     def most_notable(self, limit: int, tenant: str | None = None) -> list[LaneState]:
@@ -198,7 +198,7 @@ class Lanes:
     def forget_idle(self) -> int:
         """Forget healthy lanes that were not used since the last call; return how many.
 
-        Their windows are empty by then, so that a new lane would know as much.
+        Their time windows of outcomes are empty by then, so that no statistics are lost.
         """
         idle = [
             lane for lane in self._lanes.values() if not lane.was_used and self._is_disposable(lane)
@@ -209,7 +209,7 @@ class Lanes:
         return len(idle)
 
     def _evict_empty(self) -> None:
-        """Forget half of the empty lanes, oldest first; tripped ones only if there are no others.
+        """Forget half of the empty lanes, oldest first; tripped lanes only if there are no others.
 
         A parked lane is not lost: the store reports it when tasks of the lane are claimed.
         """
@@ -237,8 +237,8 @@ def build_downstream(
 ) -> Downstream:
     """Build the downstream of a lane: breaker, retry budget, and an in-flight limit.
 
-    The budget admits ten retries a second at any time: a lane that has nothing but retries left
-    must still make progress.
+    The budget always admits ten retries a second, because a lane that has only retries left must
+    still make progress.
     """
     return Downstream(
         name,

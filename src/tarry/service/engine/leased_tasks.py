@@ -53,7 +53,7 @@ class LeasedTasks:
         return self._max_leased - len(self._by_id)
 
     def __iter__(self) -> Iterator[LeasedTask]:
-        """Iterate over a copy, in no particular order."""
+        """Iterate over a copy of the leased tasks, in no particular order."""
         return iter(tuple(self._by_id.values()))
 
     def find(self, task_id: str) -> LeasedTask | None:
@@ -65,7 +65,7 @@ class LeasedTasks:
     ) -> None:
         """Add tasks that were just leased to this process.
 
-        A task that is here already had lost its earlier lease: the new one replaces it.
+        If a task is here already, its earlier lease was lost, and the new lease replaces it.
         """
         now, lanes = self._clock.now(), self._lanes
         is_due = False
@@ -82,7 +82,7 @@ class LeasedTasks:
             self._on_due()
 
     def requeue(self, leased: LeasedTask) -> None:
-        """Queue a task that was busy for its `next_attempt_at`."""
+        """Put a task that is no longer busy into the queue, for its `next_attempt_at`."""
         leased.is_busy = False
         if not leased.is_queued and self._enqueue(leased, self._clock.now()):
             self._on_due()
@@ -98,7 +98,7 @@ class LeasedTasks:
         """Remove and return the next due task of the next lane in the rotation, or None.
 
         The caller calls `rotate` when it has served the lane. A lane at its in-flight limit leaves
-        the rotation: it returns when one of its attempts ends.
+        the rotation until one of its attempts ends.
         """
         rotation = self.rotation
         while rotation:
@@ -120,7 +120,7 @@ class LeasedTasks:
 
     def rotate(self, lane: LaneState) -> None:
         """Put a lane at the end of the rotation if it has due tasks."""
-        if (lane.due_first or lane.due_retries) and not lane.is_in_rotation:
+        if (lane.due_first_attempts or lane.due_retries) and not lane.is_in_rotation:
             lane.is_in_rotation = True
             self.rotation.append(lane)
 
@@ -131,7 +131,7 @@ class LeasedTasks:
             self._timer = None
 
     def _enqueue(self, leased: LeasedTask, now: int) -> bool:
-        """Queue a task for its lane if it is due, else for its time; return whether it is due."""
+        """Queue a task in its lane if it is due, else in the heap; return whether it is due."""
         leased.is_queued = True
         due_at = leased.task.next_attempt_at
         if due_at <= now:
@@ -153,13 +153,13 @@ class LeasedTasks:
             heappop(self._heap)
         if not self._heap:
             return
-        at = self._heap[0][0]
+        due_at = self._heap[0][0]
         if self._timer is not None:
-            if at >= self._timer_at:
+            if due_at >= self._timer_at:
                 return
             self._timer.cancel()
-        delay = min(max(0, at - self._clock.now()), _MAX_TIMER_MS) / 1000
-        self._timer_at = at
+        delay = min(max(0, due_at - self._clock.now()), _MAX_TIMER_MS) / 1000
+        self._timer_at = due_at
         self._timer = asyncio.get_running_loop().call_later(delay, self._on_timer)
 
     def _on_timer(self) -> None:

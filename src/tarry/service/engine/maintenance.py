@@ -27,17 +27,17 @@ _BODY_SWEEP_INTERVAL_MS = 600_000
 _LANE_SWEEP_INTERVAL_MS = 300_000
 """A lane that is idle for two of these intervals is forgotten."""
 _IDLE_PAUSE_S, _BUSY_PAUSE_S = 1.0, 0.02
-"""Pauses after a round that found nothing to do, and after one that left work over."""
+"""Pause after a round that has left no work, and after a round that has left work."""
 
 
 class MaintenanceReport(msgspec.Struct):
-    """What one round of maintenance did."""
+    """The work that one round of maintenance has done, and the work that is left."""
 
     swept_tasks: int = 0
     replayed_tasks: int = 0
     deleted_bodies: int = 0
     has_more: bool = False
-    """Whether there is more to do at once."""
+    """Whether the next round has work to do at once."""
     next_replay_at: int | None = None
     """When the next step of a replay is due."""
 
@@ -48,7 +48,7 @@ class Maintenance:
     def __init__(self, context: EngineContext, scheduler: Scheduler) -> None:
         self._context = context
         self._scheduler = scheduler
-        self._body_sweep_at = self._lane_sweep_at = 0
+        self._next_body_sweep_at = self._next_lane_sweep_at = 0
 
     async def run_once(self) -> MaintenanceReport:
         """Do one small step of each kind of maintenance."""
@@ -62,37 +62,40 @@ class Maintenance:
             await context.store.forget_orphans(orphans)
             report.deleted_bodies = len(orphans)
             report.has_more = True
-        if context.clock.now() >= self._body_sweep_at:
-            self._body_sweep_at = context.clock.now() + _BODY_SWEEP_INTERVAL_MS
+        if context.clock.now() >= self._next_body_sweep_at:
+            self._next_body_sweep_at = context.clock.now() + _BODY_SWEEP_INTERVAL_MS
             report.deleted_bodies += await context.sweep_bodies()
-        if context.clock.now() >= self._lane_sweep_at:
-            self._lane_sweep_at = context.clock.now() + _LANE_SWEEP_INTERVAL_MS
+        if context.clock.now() >= self._next_lane_sweep_at:
+            self._next_lane_sweep_at = context.clock.now() + _LANE_SWEEP_INTERVAL_MS
             context.lanes.forget_idle()
         if report.replayed_tasks:
             self._scheduler.wake()
         return report
 
     async def _step_replays(self, report: MaintenanceReport) -> None:
-        """Do one step of each replay that is due."""
+        """Do one step of each replay that is due, and add the results to the report."""
         next_times: list[int] = []
-        for job in await self._context.store.list_replays(running=True):
-            after: ReplayRecord | None = job
-            if job.next_at <= self._context.clock.now():
-                after = await self._step_replay(job)
-            if after is not None:
-                report.replayed_tasks += after.replayed - job.replayed
-                if after.status == "running":
-                    next_times.append(after.next_at)
+        for replay in await self._context.store.list_replays(running=True):
+            updated: ReplayRecord | None = replay
+            if replay.next_at <= self._context.clock.now():
+                updated = await self._step_replay(replay)
+            if updated is not None:
+                report.replayed_tasks += updated.replayed - replay.replayed
+                if updated.status == "running":
+                    next_times.append(updated.next_at)
         report.next_replay_at = min(next_times, default=None)
 
-    async def _step_replay(self, job: ReplayRecord) -> ReplayRecord | None:
-        """Do one step of a replay; an error is logged, so that other replays continue."""
+    async def _step_replay(self, replay: ReplayRecord) -> ReplayRecord | None:
+        """Do one step of a replay and return the updated replay; return None after an error.
+
+        The error is logged, so that other replays continue.
+        """
         try:
-            return await self._context.store.replay_step(job.id, replay_step_size(job.rate))
+            return await self._context.store.replay_step(replay.id, replay_step_size(replay.rate))
         except StoreUnavailable:
             raise
         except Exception:
-            _logger.exception("replay step failed, replay=%s", job.id)
+            _logger.exception("replay step failed, replay=%s", replay.id)
             return None
 
     def _pause_after(self, report: MaintenanceReport) -> float:
@@ -118,7 +121,7 @@ class Maintenance:
 
 
 def replay_step_size(rate: float) -> int:
-    """Return how many tasks one step of a replay brings back; a rate of 0 means no limit."""
+    """Return how many tasks one step replays; `rate` is in tasks per second, 0 means no limit."""
     if not rate:
         return _MAX_TASKS_PER_STEP
     return min(_MAX_TASKS_PER_STEP, ceil(rate / _REPLAY_STEPS_PER_SECOND))

@@ -1,9 +1,10 @@
 """The Prometheus metrics of the service.
 
-Every attempt passes here, so it is only appended to a list. The lists are counted some hundred
-entries at a time, or when the metrics are read, and only then converted to classes of the
-Prometheus client. Labels are bounded: policies after the first hundred are counted as `other`, and
-only the hundred most notable lanes have gauges.
+Recording an attempt only appends a sample to a list, because every attempt is recorded. Samples are
+added to counters and histograms some hundred at a time, or when the metrics are read. Objects of
+the Prometheus client are only built when the metrics are read. The number of labels is bounded:
+policies after the first hundred are counted as `other`, and only the hundred most notable lanes
+(tripped or busy) have gauges.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ try:
     )
     from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 except ImportError as _missing:
-    _needed = "metrics need prometheus-client: pip install 'tarry[service]'"
-    raise MissingExtra(_needed) from _missing
+    _msg = "metrics need prometheus-client: pip install 'tarry[service]'"
+    raise MissingExtra(_msg) from _missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -37,9 +38,9 @@ if TYPE_CHECKING:
     from tarry.service.store import Counters
 
     _AttemptSample: TypeAlias = tuple[str, str, int, float | None, float | None]
-    """Outcome, policy id, lag, duration, and the delay before the next attempt."""
+    """Outcome, policy id, lag, duration, and delay before the next attempt; the times are in ms."""
     _TaskSample: TypeAlias = tuple[str, int, int]
-    """Terminal status, number of attempts, age."""
+    """Terminal status, number of attempts, age in ms."""
 
 _MAX_LABELS = 100
 _OTHER_POLICY = "other"
@@ -51,33 +52,33 @@ _LONG_BUCKETS_MS = (
     86_400_000, 604_800_000,
 )  # fmt: skip
 _MAX_SAMPLES = 500
-"""Samples that are collected before they are counted: sorting a list once is cheaper than a search
-for each value."""
+"""Samples that are collected before they are counted. Sorting many values at once is cheaper than
+searching the bucket of each."""
 _BREAKER_STATES = ("closed", "open", "half-open")
 _BREAKER_STATE_OF_EVENT = {"parked": "open", "probing": "half-open", "resumed": "closed"}
 
 
 class _Histogram:
-    """A histogram of milliseconds; Prometheus gets it in seconds."""
+    """A histogram of durations in milliseconds, which is rendered in seconds."""
 
     __slots__ = ("_bounds", "_count", "_counts", "_help", "_name", "_sum")
 
     def __init__(self, name: str, help_text: str, bounds: tuple[int, ...]) -> None:
         self._name, self._help, self._bounds = name, help_text, bounds
         self._counts = [0] * len(bounds)
-        """Values that did not exceed each bound."""
+        """For each bound, the number of values up to it."""
         self._count = 0
         self._sum = 0.0
 
     def observe(self, values: Iterable[float]) -> None:
-        """Count values. A negative value, after a clock was set back, counts as 0."""
+        """Count values. A negative value, which occurs after a clock was set back, counts as 0."""
         ordered = sorted(values)  # one binary search per bound instead of one per value
         self._count += len(ordered)
         self._sum += sum(ordered[bisect_left(ordered, 0) :])
         for index, bound in enumerate(self._bounds):
             self._counts[index] += bisect_right(ordered, bound)
 
-    def family(self) -> Metric:
+    def to_metric(self) -> Metric:
         """Return the histogram as a Prometheus metric."""
         bounds = (str(bound / 1000) for bound in self._bounds)
         buckets = [*zip(bounds, self._counts, strict=True), ("+Inf", self._count)]
@@ -87,7 +88,7 @@ class _Histogram:
 
 
 class Metrics:
-    """Counts attempts and tasks, and renders the metrics page."""
+    """Counts attempts and completed tasks, and renders the metrics page."""
 
     def __init__(self, lanes: Lanes) -> None:
         self._lanes = lanes
@@ -120,10 +121,10 @@ class Metrics:
         if len(samples) >= _MAX_SAMPLES:
             self._count_attempts()
 
-    def record_completion(self, kind: str, attempts: int, age: int) -> None:
-        """Record a task that reached a terminal status `age` ms after it was added."""
+    def record_completion(self, status: str, attempts: int, age_ms: int) -> None:
+        """Record a task that reached a terminal status `age_ms` after it was added."""
         samples = self._task_samples
-        samples.append((kind, attempts, age))
+        samples.append((status, attempts, age_ms))
         if len(samples) >= _MAX_SAMPLES:
             self._count_tasks()
 
@@ -136,7 +137,7 @@ class Metrics:
         self._attempts["lost", ""] += attempts
 
     def count_transition(self, event_kind: str) -> None:
-        """Count the breaker transition that an event of a lane stands for, if it is one."""
+        """Count a breaker transition, if this kind of lane event reports one."""
         state = _BREAKER_STATE_OF_EVENT.get(event_kind)
         if state is not None:
             self._transitions[(state,)] += 1
@@ -146,12 +147,13 @@ class Metrics:
     ) -> tuple[bytes, str]:
         """Return the metrics page and its content type; `counters` come from the store.
 
-        A tenant sees only the gauges of its own lanes and tasks: counters cover all tenants.
+        With `tenant`, the page has only the gauges of the tenant's lanes and tasks, because the
+        other metrics cover all tenants.
         """
         registry = CollectorRegistry()
         counters_and_histograms = self._counters_and_histograms() if tenant is None else ()
         registry.register(
-            _Families([*counters_and_histograms, *self._gauges(counters, now, tenant)])
+            _MetricsCollector([*counters_and_histograms, *self._gauges(counters, now, tenant)])
         )
         return generate_latest(registry), CONTENT_TYPE_LATEST
 
@@ -162,7 +164,7 @@ class Metrics:
         outcomes, policies, lags, durations, delays = zip(*self._attempt_samples, strict=True)
         self._attempt_samples.clear()
         for (outcome, policy_id), count in Counter(zip(outcomes, policies, strict=True)).items():
-            self._attempts[outcome, self._label(policy_id)] += count
+            self._attempts[outcome, self._policy_label(policy_id)] += count
         self._lag.observe(lags)
         self._duration.observe([duration for duration in durations if duration is not None])
         self._delay.observe([delay for delay in delays if delay is not None])
@@ -171,10 +173,10 @@ class Metrics:
         """Add the recorded tasks to the counters."""
         if not self._task_samples:
             return
-        kinds, attempts, ages = zip(*self._task_samples, strict=True)
+        statuses, attempts, ages = zip(*self._task_samples, strict=True)
         self._task_samples.clear()
-        for (kind, attempts_made), count in Counter(zip(kinds, attempts, strict=True)).items():
-            self._outcomes[kind, "first" if attempts_made <= 1 else "retried"] += count
+        for (status, attempts_made), count in Counter(zip(statuses, attempts, strict=True)).items():
+            self._outcomes[status, "first" if attempts_made <= 1 else "retried"] += count
         self._age.observe(ages)
 
     def _counters_and_histograms(self) -> Iterator[Metric]:
@@ -200,7 +202,7 @@ class Metrics:
         superseded.add_metric([], self._superseded)
         yield superseded
         for histogram in (self._age, self._delay, self._lag, self._duration):
-            yield histogram.family()
+            yield histogram.to_metric()
 
     def _gauges(self, counters: Counters, now: float, tenant: str | None) -> Iterator[Metric]:
         tasks = GaugeMetricFamily("retry_tasks", "Tasks, by status.", labels=["status"])
@@ -217,14 +219,14 @@ class Metrics:
             labels=["lane"],
         )
         for lane in self._lanes.most_notable(_MAX_LABELS, tenant):
-            state, balance = lane.downstream.status(now)
-            for known in _BREAKER_STATES:
-                states.add_metric([lane.name, known], known == state)
+            current_state, balance = lane.downstream.status(now)
+            for state in _BREAKER_STATES:
+                states.add_metric([lane.name, state], state == current_state)
             if balance is not None:
                 balances.add_metric([lane.name], balance)
         yield from (tasks, states, balances)
 
-    def _label(self, policy_id: str) -> str:
+    def _policy_label(self, policy_id: str) -> str:
         """Return the label for a policy: its id for the first hundred policies, then `other`."""
         if policy_id not in self._policies:
             if len(self._policies) >= _MAX_LABELS:
@@ -233,15 +235,15 @@ class Metrics:
         return policy_id
 
 
-class _Families:
-    """The collector that a Prometheus registry expects."""
+class _MetricsCollector:
+    """Provides metrics to a Prometheus registry, which calls `collect`."""
 
-    def __init__(self, families: list[Metric]) -> None:
-        self._families = families
+    def __init__(self, metrics: list[Metric]) -> None:
+        self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
-        yield from self._families
+        yield from self._metrics
 
 
 def _counter(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("tarry.service")
 _MAX_CACHED = 10_000
 _FRESH_MS = 1_000
-"""A cached policy is read again after this time: another process may have changed it."""
+"""A cached policy is read again after this time, because another process may have changed it."""
 
 
 class EffectivePolicy(msgspec.Struct, gc=False):
@@ -31,7 +31,7 @@ class EffectivePolicy(msgspec.Struct, gc=False):
     version: int | None
     """None for a preset that comes with the service."""
     stale_at: int
-    """When to read it again."""
+    """Time in epoch ms after which the policy is read again."""
 
 
 class PolicyCache:
@@ -44,6 +44,7 @@ class PolicyCache:
         self._refreshing: set[tuple[str, str, int | None]] = set()
         """Policies that are being read again; the stale version is used meanwhile."""
         self._overridden: dict[tuple[Any, ...], tuple[EffectivePolicy, EffectivePolicy]] = {}
+        """Policies before and after overrides were applied."""
 
     def get_cached(self, task: Task, overrides: Mapping[str, Any] | None) -> EffectivePolicy | None:
         """Return the policy of a task if it is cached, else None."""
@@ -53,7 +54,7 @@ class PolicyCache:
         return self._apply_overrides(task, overrides, effective)
 
     def begin_refresh(self, task: Task) -> bool:
-        """Return True if the caller has to read a stale policy again: only the first caller has."""
+        """Return whether the caller has to `load` a stale policy: False if another caller does."""
         key = (task.tenant, task.policy_id, task.policy_version)
         if key in self._refreshing:
             return False
@@ -61,7 +62,7 @@ class PolicyCache:
         return True
 
     async def load(self, task: Task) -> None:
-        """Cache the policy of a task; a policy that was deleted is replaced by the default one."""
+        """Read and cache the policy of a task; the default policy replaces a deleted one."""
         tenant, policy_id, version = task.tenant, task.policy_id, task.policy_version
         try:
             if await self.read(tenant, policy_id, version) is None:
@@ -73,7 +74,7 @@ class PolicyCache:
     async def read(
         self, tenant: str, policy_id: str, version: int | None = None
     ) -> EffectivePolicy | None:
-        """Read a policy: the tenant's own, else a preset of this name; None: there is neither."""
+        """Read and cache a policy: the tenant's own, else a preset of this name, else None."""
         stored = await self._store.get_policy(tenant, policy_id, version)
         default, stale_at = SERVICE_PRESETS["default"], self._now() + _FRESH_MS
         if stored is not None:
@@ -89,7 +90,7 @@ class PolicyCache:
         return effective
 
     def forget(self, tenant: str, policy_id: str) -> None:
-        """Remove a policy from the cache: it was changed."""
+        """Remove a policy that was changed from the cache."""
         for key in [key for key in self._cached if key[:2] == (tenant, policy_id)]:
             del self._cached[key]
 
@@ -104,7 +105,7 @@ class PolicyCache:
         self, task: Task, overrides: Mapping[str, Any], effective: EffectivePolicy
     ) -> EffectivePolicy:
         key = (task.tenant, task.policy_id, task.policy_version, msgspec.json.encode(overrides))
-        # The entry holds the policy that it was derived from: a newer version replaces it.
+        # The entry is valid only as long as the policy that it was derived from is the cached one.
         entry = self._overridden.get(key)
         if entry is None or entry[0] is not effective:
             try:

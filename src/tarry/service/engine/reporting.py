@@ -32,8 +32,9 @@ class Event(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """Something that happened to a task or to a lane."""
 
     kind: str
-    """Of a task: added, attempt, succeeded, exhausted, cancelled, superseded, deferred. Of a lane:
-    parked, probing, resumed, paused. `lost` counts attempts of several tasks, and has no tenant."""
+    """For a task: added, attempt, succeeded, exhausted, cancelled, superseded, deferred.
+    For a lane: parked, probing, resumed, paused. An event `lost` reports attempts of
+    several tasks, and has no tenant."""
     at: int
     tenant: str
     lane: str
@@ -71,18 +72,18 @@ class Events:
                 _logger.exception("event listener failed, event=%s", event.kind)
 
     def subscribe(self, tenant: str) -> Subscription:
-        """Queue the events of a tenant for one reader."""
+        """Return a new queue of a tenant's events, for one reader."""
         return Subscription(self, tenant)
 
 
 class Subscription:
-    """A bounded queue of one tenant's events; a slow reader loses the oldest, and sees how many."""
+    """A bounded queue of one tenant's events; a slow reader misses the oldest events."""
 
     def __init__(self, events: Events, tenant: str) -> None:
         self._tenant = tenant
         self._queue: asyncio.Queue[Event] = asyncio.Queue(_MAX_QUEUED_EVENTS)
         self.missed: int = 0
-        """Events dropped since the reader last set this to 0."""
+        """Events dropped since the reader last reset this to 0."""
         self._remove_listener = events.listen(self._enqueue)
 
     def _enqueue(self, event: Event) -> None:
@@ -103,9 +104,9 @@ class Subscription:
 
 
 class Reporter:
-    """Counts what happens in the metrics, and publishes an event if there are listeners.
+    """Updates the metrics, and publishes events if there are listeners.
 
-    `now` is the store's time in milliseconds, for callers that have read the clock already.
+    The parameter `now` is the store's time in milliseconds. Methods without it read the clock.
     """
 
     def __init__(self, events: Events, metrics: Metrics, clock: StoreClock) -> None:
@@ -163,7 +164,7 @@ class Reporter:
         self.task_ended(Status.CANCELLED, task, task.attempts, None, self._clock.now())
 
     def result_superseded(self, task: Task, now: int) -> None:
-        """Report that a result came after the lease was lost, and was not stored."""
+        """Report that a result was not stored because the lease was lost before."""
         self._metrics.count_superseded()
         if self._events.listeners:
             self._publish_task_event("superseded", task, task.attempts, None, now)
@@ -215,7 +216,7 @@ class TaskCompletion(msgspec.Struct):
 class CompletionWaiters:
     """Callers that wait for the completion of a task, such as requests with `Prefer: wait`.
 
-    Only tasks that complete in this process wake them; a caller must also poll the store.
+    Only tasks that complete in this process wake the callers, which must also poll the store.
     """
 
     def __init__(self) -> None:

@@ -32,14 +32,17 @@ _MAX_GROUP_ITEMS = 500
 _encode = msgspec.json.Encoder().encode
 
 _Item: TypeAlias = "tuple[TaskResult, LeasedTask | None, DeliveryResult | None]"
-"""A result, the leased task to continue with once it is written, and the response to pass to
-waiting callers. Without a leased task, the caller of `submit` continues by itself."""
+"""A result, its leased task, and the response for waiting callers.
+
+The leased task is requeued or dropped once the result is written. It is None if the caller of
+`submit` does that."""
 
 
 class ResultWriter:
-    """Writes what happened to leased tasks, then requeues or drops them.
+    """Writes the results of leased tasks, then requeues or drops the tasks.
 
-    A write is retried until the store accepts it, and nothing is refused: the attempt was made.
+    Every result is accepted, and its write is retried until the store accepts it, because the
+    attempt has already been made.
     `on_capacity` is called when tasks have left this process.
     """
 
@@ -93,14 +96,14 @@ class ResultWriter:
     def post(
         self, result: TaskResult, leased: LeasedTask, delivered: DeliveryResult | None
     ) -> None:
-        """Write the result of a leased task with the next group."""
+        """Write the result of a leased task with the next group, without waiting for it."""
         content = leased.content
         if content is not None and content.callback_url is not None and result.status.is_terminal:
             result.callback = self._context.callback(result.task, content, result)
         self._results.post((result, leased, delivered))
 
     async def submit(self, result: TaskResult) -> FinishStatus:
-        """Write the result of a task of which no attempt was made: it was cancelled."""
+        """Write the result of a task that was cancelled without an attempt; return when stored."""
         return (await self._results.submit([(result, None, None)]))[0]
 
     async def _write_results(self, items: Sequence[_Item]) -> Sequence[FinishStatus]:
@@ -112,12 +115,12 @@ class ResultWriter:
         except BaseException as error:
             if isinstance(error, Exception) and len(items) > 1:
                 return await self._write_one_by_one(items)
-            # The leases expire by themselves, and another claim repeats the attempts.
+            # The leases expire by themselves; then a claim leases the tasks again.
             for _, leased, _ in items:
                 if leased is not None:
                     self._leased_tasks.drop(leased)
             raise
-        now, count_before = context.clock.now(), len(self._leased_tasks)
+        now, leased_before = context.clock.now(), len(self._leased_tasks)
         for (result, leased, delivered), status in zip(items, statuses, strict=True):
             if leased is not None:
                 try:
@@ -126,12 +129,12 @@ class ResultWriter:
                     _logger.exception(
                         "result stored but post-processing failed, task=%s", result.task.id
                     )
-        if len(self._leased_tasks) < count_before:
+        if len(self._leased_tasks) < leased_before:
             self._on_capacity()
         return statuses
 
     async def _write_one_by_one(self, items: Sequence[_Item]) -> Sequence[FinishStatus]:
-        """Write results separately, so that one that the store rejects does not fail the others."""
+        """Write results separately, so that a result which the store rejects fails alone."""
         statuses: list[FinishStatus] = []
         for item in items:
             try:
@@ -173,7 +176,7 @@ class ResultWriter:
     # --- leases that are kept or released ---------------------------------------------------------
 
     def requeue(self, leased: LeasedTask) -> None:
-        """Queue a task that was busy for its next attempt; release it if its lane is paused."""
+        """Queue a task for its next attempt, or release it if its lane is paused."""
         if leased.is_dropped:
             return
         if leased.lane.is_paused:
@@ -182,13 +185,16 @@ class ResultWriter:
             self._leased_tasks.requeue(leased)
 
     def release(self, leased: LeasedTask, next_attempt_at: int | None = None) -> None:
-        """Drop a leased task and give its lease back, due as before or at a later time."""
+        """Drop a leased task and release its lease.
+
+        The task is due as before, or at `next_attempt_at` if that is later.
+        """
         self._leased_tasks.drop(leased)
         self._releases.post(Release(leased.task, next_attempt_at))
         self._on_capacity()
 
     def release_unadded(self, tasks: Sequence[Task]) -> None:
-        """Give back the leases of tasks that were never added to the leased tasks."""
+        """Release the leases of tasks that were not added to `LeasedTasks`."""
         for task in tasks:
             self._releases.post(Release(task))
 
@@ -244,7 +250,8 @@ def build_callback_task(
         id=new_id(),
         tenant=task.tenant,
         lane=f"{task.tenant}/{target.origin}",
-        # One callback for each completion: a replayed task that completes again sends another.
+        # One callback for each completion: a task that is replayed and completes again sends
+        # another callback.
         key=f"{task.id}-callback-{task.replays}",
         fingerprint=b"",
         content=pack(callback_content),

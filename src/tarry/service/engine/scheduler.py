@@ -1,4 +1,7 @@
-"""The scheduler: claims tasks that are due within the horizon, as many as there is capacity for."""
+"""The scheduler: claims tasks for the worker, as many as it has capacity for.
+
+Tasks are claimed up to one *horizon* (`Lease.horizon_ms`) before they are due.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("tarry.service")
 _MIN_PAUSE_S = 0.02
-"""Pause between two claims, unless the first could not take everything that was due."""
+"""Pause after a claim, unless more tasks are due than the claim has leased."""
 
 
 class Scheduler:
@@ -30,35 +33,35 @@ class Scheduler:
         self._wakeup = asyncio.Event()
         self._lacked_capacity = self._is_stopping = False
         self._results_at_outage = 0
-        """How many results had been submitted when the store last failed."""
-        # Half the horizon: tasks that other processes add are claimed before they are due.
+        """Value of `ResultWriter.submitted_results` when a write was last delayed by an outage."""
+        # Half the horizon, so that tasks which other processes add are claimed before they are due.
         self._poll_interval_s = context.lease.horizon_ms / 2000
 
     def wake(self) -> None:
-        """Claim soon: a task may be due that is not leased."""
+        """Claim soon, because a task may be due that is not leased."""
         self._wakeup.set()
 
     def stop(self) -> None:
-        """Claim nothing more; the tasks of a claim that is running are still taken over."""
+        """Make no more claims; the tasks of a claim in progress are still passed to the worker."""
         self._is_stopping = True
         self._wakeup.set()
 
     def on_capacity(self) -> None:
-        """Claim soon if the last claim lacked capacity; called when a task has left."""
+        """Claim soon if capacity limited the last claim; called when leased tasks have left."""
         if self._lacked_capacity:
             self._wakeup.set()
 
     async def run_once(self) -> ClaimResult:
         """Claim tasks once, and pass them to the worker.
 
-        Without capacity the claim has a limit of 0: it still returns the store's time, without
-        which the worker would not know that its leases have expired. The limit is also 0 while
-        results from an outage are not written yet: if their leases expired meanwhile, the claim
-        would return exactly their tasks, and deliver them twice.
+        Without capacity, the claim has a limit of 0. It still returns the store's time, by which
+        the worker recognizes expired leases. The limit is also 0 while results from an outage of
+        the store are not written yet. The leases of these results may have expired: the claim would
+        then return their tasks, which would be delivered a second time.
         """
         context, limits = self._context, self._context.limits
         lanes = context.lanes
-        capacity = 0 if self._is_catching_up() else self._worker.leased_tasks.free_slots
+        capacity = 0 if self._has_outage_backlog() else self._worker.leased_tasks.free_slots
         self._lacked_capacity = capacity < limits.claim or bool(lanes.full)
         limit, parked_before = max(0, min(limits.claim, capacity)), set(lanes.parked)
         sent_at = context.clock.local_ms()
@@ -67,7 +70,8 @@ class Scheduler:
         )
         context.clock.synchronize(sent_at, claimed.now)
         if not claimed.tasks and "store" in context.health.failing:
-            # An empty claim writes nothing, so it succeeds on a full disk: ping writes.
+            # An empty claim writes nothing, so it succeeds even on a full disk. Only a write, which
+            # `ping` makes, shows that the store has recovered.
             await context.store.ping()
         context.health.worked("store")
         if claimed.lost:
@@ -79,8 +83,11 @@ class Scheduler:
         self._worker.add(claimed.tasks)
         return claimed
 
-    def _is_catching_up(self) -> bool:
-        """Return whether results that were submitted before the end of an outage are pending."""
+    def _has_outage_backlog(self) -> bool:
+        """Return whether results are pending that were submitted before the last outage ended.
+
+        Called before each claim, because it also updates `_results_at_outage` during an outage.
+        """
         results = self._worker.results
         if self._context.health.delayed_writes:
             self._results_at_outage = results.submitted_results
@@ -88,7 +95,7 @@ class Scheduler:
         return written < self._results_at_outage
 
     async def run(self) -> None:
-        """Claim until stopped: again at once while more is due, else twice in a horizon."""
+        """Claim until stopped: at once while more tasks are due, else on `wake` or a timeout."""
         while not self._is_stopping:
             self._wakeup.clear()
             try:
@@ -107,20 +114,23 @@ class Scheduler:
             except TimeoutError:
                 pass
 
-    def _adopt_lane_state(self, name: str, opened: int | None, *, was_parked: bool) -> None:
-        """Bring the breaker of a lane in line with the lane's state in the store.
+    def _adopt_lane_state(
+        self, name: str, consecutive_opens: int | None, *, was_parked: bool
+    ) -> None:
+        """Change the breaker of a lane to the state that the lane has in the store.
 
-        `opened` is set for a half-open lane: how often in a row its breaker has opened.
+        `consecutive_opens` is how often in a row the breaker of a half-open lane has opened; None
+        if the lane is not half-open. `was_parked` tells whether this process had parked the lane.
         """
         lane = self._context.lanes[name]
-        lane.is_paused = False  # a paused lane would not have given a task
+        lane.is_paused = False  # the store leases no tasks of a paused lane
         breaker = lane.breaker
-        if opened is not None:
+        if consecutive_opens is not None:
             if breaker.state is BreakerState.CLOSED or not breaker.would_admit(
                 self._context.clock.seconds()
             ):
-                breaker.half_open(opened)
-        elif was_parked:  # another worker or an operator has opened the lane
+                breaker.half_open(consecutive_opens)
+        elif was_parked:  # another worker has unparked the lane, or an operator has resumed it
             self._context.lanes.parked.discard(name)
             lane.downstream.on_recovery(self._context.clock.seconds())
 

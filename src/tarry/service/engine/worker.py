@@ -6,13 +6,14 @@
                              requeue, drop               ▼
                                     └────────────── ResultWriter ──▶ Store, then Reporter
 
-Calls go around in this one direction: the worker calls the result writer, which calls the leased
-tasks. `on_due`, the only call back, starts attempts again. `on_capacity` tells the scheduler that
-tasks have left, so that more can be claimed.
+The arrows show who calls whom: the worker calls the result writer, which calls `LeasedTasks`.
+`LeasedTasks` calls back with `on_due` when tasks are due, and the worker starts their attempts.
+`on_capacity` notifies the scheduler that leased tasks have left, so that it can claim more.
 
 An attempt is admitted by its lane, sent, classified by the core, written in a group with other
-results, and reported only when it is stored. Between these steps it waits in callbacks instead of a
-coroutine of its own: at thousands of attempts a second, coroutines would be the largest cost.
+results, and reported only when it is stored. These steps are connected by callbacks and not by
+a coroutine for each attempt. At thousands of attempts a second, coroutines would be the largest
+cost.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("tarry.service")
 _DEFAULT_ATTEMPT_TIMEOUT_S = 30.0
 _INTERNAL_FAILURE_PAUSE_MS = 1_000
-"""Delay before an attempt that failed inside the service, such as at its proxy, is repeated."""
+"""Delay before an attempt is repeated that failed inside the service, such as at its proxy."""
 _UNREADABLE_TASK_PAUSE_MS = 60_000
-"""Delay before a task that cannot be decoded or started is tried again."""
+"""Delay before the next attempt to start a task that could not be decoded or started."""
 _MAX_LOST_ATTEMPTS = 10
-"""A task that crashes its worker each time must not be leased for ever."""
+"""Limit of lost attempts: a task that crashes its worker each time must not be leased for ever."""
 _MIN_SEND_TIMEOUT_S = 0.001
 
 
@@ -101,23 +102,26 @@ class Worker:
     def _start_due_tasks(self) -> None:
         """Start due tasks, one of each lane in turn, up to the in-flight limit.
 
-        A task that cannot be started is released: it must not block the tasks behind it.
+        A task that cannot be started is released, so that it does not block the tasks behind it.
         """
         while self.running < self._max_running and not self._is_stopping:
             leased = self.leased_tasks.next_due()
             if leased is None:
                 return
             try:
-                can_continue = self._start(leased)
+                can_lane_continue = self._start(leased)
             except Exception:
                 _logger.exception("task could not be started, will retry, task=%s", leased.task.id)
                 self.results.release(leased, self._context.clock.now() + _UNREADABLE_TASK_PAUSE_MS)
-                can_continue = True
-            if can_continue:
+                can_lane_continue = True
+            if can_lane_continue:
                 self.leased_tasks.rotate(leased.lane)
 
     def _start(self, leased: LeasedTask) -> bool:
-        """Start an attempt, or defer or end the task; return whether the lane can continue."""
+        """Start an attempt, or defer or end the task.
+
+        Returns whether the lane may start further tasks.
+        """
         context, task, lane, content = self._context, leased.task, leased.lane, leased.content
         if content is None:
             try:
@@ -128,13 +132,13 @@ class Worker:
                 return True
         effective = context.policies.get_cached(task, content.overrides)
         if effective is None:
-            leased.is_busy = True  # `cancel` and `retry_now` must not touch it meanwhile
+            leased.is_busy = True  # `cancel` and `retry_now` must not change the task
             self._spawn(self._load_policy_and_requeue(leased))
             return True
         timeout = min(
             effective.policy.attempt_timeout or _DEFAULT_ATTEMPT_TIMEOUT_S, self._max_attempt_s
         )
-        # One reading of the clock for the whole start, in the two units that it needs.
+        # The clock is read once for the whole start, which needs milliseconds and seconds.
         now_ms = context.clock.now_ms()
         now = int(now_ms)
         if now >= effective.stale_at and context.policies.begin_refresh(task):
@@ -168,9 +172,9 @@ class Worker:
         self.results.post(attempts.exhausted_result(leased.task, None, reason), leased, None)
 
     def _defer(self, leased: LeasedTask, command: Defer) -> bool:
-        """Postpone a task that its downstream does not admit; return whether the lane continues.
+        """Postpone a task that its downstream does not admit; no attempt is counted.
 
-        No attempt is counted.
+        Returns whether the lane may start further tasks.
         """
         lane = leased.lane
         if command.reason is Reason.LIMIT:
@@ -276,7 +280,7 @@ class Worker:
             return
         error = delivery.exception()
         delivered = delivery.result() if error is None else _internal_failure(task, error)
-        now_ms, u = context.clock.now_ms(), context.draw()
+        now_ms, random_number = context.clock.now_ms(), context.draw()
         now, now_s = int(now_ms), now_ms / 1000
         outcome = attempts.classify(delivered, effective.policy, now_s)
         lane.running -= 1
@@ -291,11 +295,11 @@ class Worker:
             context.health.worked("delivery")
         record = attempts.build_record(task, delivered, outcome, started_at, context.lease.worker)
         if outcome is SUCCESS:
-            call.record_success(now_s, u)
+            call.record_success(now_s, random_number)
             record.decision = Decision(action="done", policy_version=effective.version)
             result = attempts.success_result(task, record)
         else:
-            verdict = call.record_failure(outcome, now_s, u)
+            verdict = call.record_failure(outcome, now_s, random_number)
             record.decision = attempts.build_decision(verdict, outcome, effective, call.last_status)
             if isinstance(verdict, Wait):
                 lease = None if self._is_stopping or lane.is_paused else context.lease
@@ -340,16 +344,16 @@ class Worker:
             async with asyncio.timeout(timeout_s):
                 await self._drain()
         except TimeoutError:
-            late = tuple(self._jobs)
-            for job in late:
+            unfinished = tuple(self._jobs)
+            for job in unfinished:
                 job.cancel()
-            if late:
-                await asyncio.wait(late)
+            if unfinished:
+                await asyncio.wait(unfinished)
             await self.results.stop()
             await self._parking.stop()
 
     async def _drain(self) -> None:
-        """Release waiting tasks, also those that return from an attempt, until none is left."""
+        """Release waiting tasks, also tasks whose attempt ends meanwhile, until none is left."""
         while True:
             for leased in self.leased_tasks:
                 if not leased.is_busy:

@@ -185,7 +185,7 @@ def test_two_results_of_one_task_in_a_batch(one_file: DatabaseFile) -> None:
 
 def test_one_id_with_two_keys_in_a_batch(one_file: DatabaseFile) -> None:
     """The batch is refused, and nothing of it is stored."""
-    with pytest.raises(ConfigurationError, match="id must be a new one"):
+    with pytest.raises(ConfigurationError, match="id must be new"):
         one_file.add([NewTask(task(1)), NewTask(task(2)), NewTask(task(1, key="other"))])
 
     assert [] == one_file.rows()["task"]

@@ -68,7 +68,7 @@ def test_an_existing_or_malformed_id_is_refused(tmp_path: Path) -> None:
     async def main(store: SqliteStore) -> None:
         await store.add([NewTask(task(1))])
         for wrong in (task(1, key="other"), task(1, tenant="beta")):
-            with pytest.raises(ConfigurationError, match="id must be a new one"):
+            with pytest.raises(ConfigurationError, match="id must be new"):
                 await store.add([NewTask(wrong)])
         wrong = task(2)
         wrong.id = task_id(2).upper()

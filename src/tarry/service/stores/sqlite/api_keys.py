@@ -13,20 +13,20 @@ _MAX_LISTED_KEYS = 1000
 _SELECT_KEY = "SELECT id, tenant, digest, name, created_at, revoked_at FROM api_key"
 
 
-def put_key(tx: Transaction, key: ApiKey) -> None:
+def put_key(tx: Transaction, api_key: ApiKey) -> None:
     """Store an API key, unless its id exists."""
-    row = (key.id, key.tenant, key.digest, key.name, tx.now)
+    row = (api_key.id, api_key.tenant, api_key.digest, api_key.name, tx.now)
     tx.execute("INSERT INTO api_key VALUES (?, ?, ?, ?, ?, NULL) ON CONFLICT (id) DO NOTHING", row)
 
 
 def find_key(tx: ReadTransaction, digest: bytes) -> ApiKey | None:
-    """Return the key with a digest, revoked or not."""
+    """Return the API key with a digest, revoked or not."""
     row = tx.execute(f"{_SELECT_KEY} WHERE digest = ?", (digest,)).fetchone()
     return None if row is None else _decode_key(row)
 
 
 def list_keys(tx: ReadTransaction, tenant: str | None) -> list[ApiKey]:
-    """List the keys of a tenant, or of all tenants."""
+    """List the API keys of a tenant, or of all tenants (None)."""
     if tenant is None:
         rows = tx.execute(f"{_SELECT_KEY} ORDER BY id LIMIT ?", (_MAX_LISTED_KEYS,))
     else:
@@ -36,7 +36,10 @@ def list_keys(tx: ReadTransaction, tenant: str | None) -> list[ApiKey]:
 
 
 def revoke_key(tx: Transaction, key_id: str) -> bool:
-    """Revoke a key; return False if there is none. A revoked key keeps its time of revocation."""
+    """Revoke an API key; return whether it exists.
+
+    A key that was revoked before keeps its time of revocation.
+    """
     statement = "UPDATE api_key SET revoked_at = ifnull(revoked_at, ?) WHERE id = ?"
     return tx.execute(statement, (tx.now, key_id)).rowcount > 0
 

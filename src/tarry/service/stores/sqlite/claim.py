@@ -19,7 +19,7 @@ from tarry.service.stores.sqlite.task_rows import (
     decode_task,
     encode,
 )
-from tarry.service.stores.sqlite.transaction import IN_FLIGHT
+from tarry.service.stores.sqlite.transaction import IN_FLIGHT, PENDING
 from tarry.service.stores.sqlite.transitions import log_attempts, mark_cancelled
 
 if TYPE_CHECKING:
@@ -32,11 +32,14 @@ if TYPE_CHECKING:
     Row = tuple[Any, ...]
 
 _DUE_TASKS = (
-    SELECT_TASK + "WHERE s.lane = ? AND s.status = 0 AND s.wake_at <= ? ORDER BY s.wake_at LIMIT ?"
+    f"{SELECT_TASK} WHERE s.lane = ? AND s.status = {PENDING} AND s.wake_at <= ? "
+    "ORDER BY s.wake_at LIMIT ?"
 )
 _EXPIRED_LEASES = (
-    SELECT_TASK + "WHERE s.lane = ? AND s.status = 1 AND s.wake_at <= ? ORDER BY s.wake_at LIMIT ?"
+    f"{SELECT_TASK} WHERE s.lane = ? AND s.status = {IN_FLIGHT} AND s.wake_at <= ? "
+    "ORDER BY s.wake_at LIMIT ?"
 )
+# The rows exist, so only the part after DO UPDATE is applied; status 1 is IN_FLIGHT.
 _LEASE_TASKS = MultiRowStatement(
     """
 INSERT INTO state (seq, tenant, lane, policy, started_at, status, wake_at, next_attempt_at, version,
@@ -58,14 +61,14 @@ def claim(
     lost_before = tx.lost_attempts
     order = FairOrder(tx, lease.horizon_ms, limit, skip)
     served_lanes: set[int] = set()
-    leased: list[tuple[int, int, Task]] = []
+    leased: list[tuple[int, int, Task]] = []  # due time and row id, to sort by; task
     probing: dict[str, int] = {}
-    lanes, slots = order.lanes(), limit
-    while slots > 0 and (lane := next(lanes, None)):
-        rows = _find_claimable(tx, order, lane, lease, min(slots, per_lane))
+    lanes, slots_left = order.lanes(), limit
+    while slots_left > 0 and (lane := next(lanes, None)):
+        rows = _find_claimable(tx, order, lane, lease, min(slots_left, per_lane))
         if not rows:
             continue
-        slots -= len(rows)
+        slots_left -= len(rows)
         served_lanes.add(lane.id)
         leased_of_lane = _lease_rows(tx, lane, lease, rows)
         leased += leased_of_lane
@@ -77,7 +80,7 @@ def claim(
         tx.now,
         [task for _, _, task in leased],
         probing,
-        order.next_claim_at(is_full=slots <= 0),
+        order.next_claim_at(is_full=slots_left <= 0),
         tx.lost_attempts - lost_before,
     )
 
@@ -85,7 +88,7 @@ def claim(
 def _find_claimable(
     tx: Transaction, order: FairOrder, lane: LaneRow, lease: Lease, limit: int
 ) -> list[Row]:
-    """Return the rows of up to `limit` tasks that a lane may give, earliest first."""
+    """Return the rows of up to `limit` tasks of a lane that may be leased, earliest first."""
     now = tx.now
     if lane.parked_until is not None:
         if lane.parked_until > now:
@@ -103,7 +106,7 @@ def _find_claimable(
 def _lease_rows(
     tx: Transaction, lane: LaneRow, lease: Lease, rows: list[Row]
 ) -> list[tuple[int, int, Task]]:
-    """Lease the tasks of rows; return each with its due time and row id, to sort by."""
+    """Lease the tasks of rows; return due time, row id and task of each leased task."""
     worker = tx.names.worker_id(lease.worker)
     leased: list[tuple[int, int, Task]] = []
     parameters: list[Any] = []
@@ -126,7 +129,7 @@ def _lease_rows(
 def _log_lost_attempt(tx: Transaction, task: Task, row: Row) -> bool:
     """Log the attempt of an expired lease as lost.
 
-    Returns True when the task was being cancelled, and is CANCELLED instead of leased again.
+    Returns True if the task was being cancelled: it is then CANCELLED and must not be leased again.
     """
     task.attempts += 1
     task.lost += 1

@@ -3,7 +3,8 @@
 SQLite overwrites the WAL from its beginning only when a writer finds that no connection reads from
 it. Under steady reading that never happens, and the file would grow without limit. So once the WAL
 is larger than `MAX_WAL_BYTES`, the writer copies all of it into the database file and truncates it.
-That waits for reads that have begun, in this process or another; later reads do not delay it.
+This checkpoint waits for reads that have begun, in this process or another, but not for reads that
+begin later.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ _BUSY_TIMEOUT_MS = 5_000
 MAX_WAL_BYTES = 64 << 20
 """Size above which the writer truncates the WAL; SQLite leaves a file of at most this size."""
 _MAX_CHECKPOINT_TRIES, _CHECKPOINT_TIMEOUT_MS = 10, 50
-"""A checkpoint waits for a slot in SQLite's table of readers, not for one read. Where one read
-follows another in the same slot, waiting does not help; a new try finds that the later read uses
-the newest state and does not block the checkpoint."""
+"""A checkpoint waits until a slot in SQLite's table of readers is free, not until one read ends. If
+one read follows another in the same slot, waiting longer does not help. A new try does, because the
+later read uses the newest state and does not block the checkpoint."""
 
 
 def connect(path: str | PathLike[str]) -> sqlite3.Connection:
@@ -70,8 +71,8 @@ def _connect(path: str | PathLike[str]) -> sqlite3.Connection:
 
 def _prepare(connection: sqlite3.Connection, path: str | PathLike[str]) -> None:
     for pragma in (
-        "synchronous = FULL",  # a commit returns when it is on the disk
-        "fullfsync = ON",  # macOS would otherwise leave it in the drive's cache
+        "synchronous = FULL",  # COMMIT returns when the changes are on the disk
+        "fullfsync = ON",  # macOS would otherwise leave them in the cache of the drive
         "cache_size = -16384",  # 16 MiB
         f"journal_size_limit = {MAX_WAL_BYTES}",
         "secure_delete = FAST",
@@ -105,10 +106,10 @@ class WriteAheadLog:
         self._truncate_above = MAX_WAL_BYTES
 
     def truncate_if_long(self, connection: sqlite3.Connection) -> None:
-        """Truncate the WAL if it is larger than `MAX_WAL_BYTES`; not within a transaction.
+        """Truncate the WAL if it is larger than `MAX_WAL_BYTES`; call it outside of a transaction.
 
-        A long read, such as a backup, can prevent that. The next try is made when the WAL has grown
-        by as much again.
+        A long read, such as a backup, can prevent the truncation. The next try is made when the WAL
+        has grown by another `MAX_WAL_BYTES`.
         """
         size = self._size()
         if size <= MAX_WAL_BYTES:

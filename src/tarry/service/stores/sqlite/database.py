@@ -1,4 +1,4 @@
-"""One database connection: runs write operations in group transactions, and reads.
+"""One database connection: runs write operations, several in one transaction, and queries.
 
 Synchronous: no threads and no asyncio, so that tests can run it in a deterministic simulation. The
 second half of the module translates errors of SQLite into `StoreUnavailable`.
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     """The value of an operation or query, or the error that it raised."""
 
 IN_MEMORY = ":memory:"
-"""Path of a database in memory: it belongs to one connection, and is gone when that is closed."""
+"""Path of a database in memory: it belongs to one connection, and is lost when that is closed."""
 _READS_PER_TRANSACTION = 8
-"""Bounds how long one read transaction lasts: the WAL cannot be truncated meanwhile."""
+"""Bounds the duration of a read transaction, during which the WAL cannot be truncated."""
 
 _CAUSES = {
     sqlite3.SQLITE_BUSY: "another process holds its write lock",
@@ -56,18 +56,20 @@ _INVALID_OPERATION_CODES = frozenset(
         sqlite3.SQLITE_RANGE,
     }
 )
-"""Errors of the operation, not of the database."""
+"""Errors that are caused by the operation, not by the database."""
 _CONNECTION_USABLE_CODES = frozenset(
     {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL}
 )
-_ONE_OPERATION_CODES = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_ERROR})
+"""Database errors after which the connection can still be used."""
+_MAY_SUCCEED_ALONE_CODES = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_ERROR})
+"""Database errors of a group that may not occur if its operations run one by one."""
 
 
 class Database:
     """One connection to the file at `path`; `clock` returns epoch milliseconds.
 
-    The connection is opened on first use, and again after an error that may have to do with it. So
-    the store works again as soon as the cause of the error is gone.
+    The connection is opened on first use, and opened again after an error that it may have caused.
+    So the store works again as soon as the cause of the error is gone.
     """
 
     def __init__(
@@ -86,13 +88,15 @@ class Database:
         self._is_on_disk = path != IN_MEMORY
         self._wal = WriteAheadLog(path)
         self._opened: tuple[sqlite3.Connection, InternedNames] | None = None
+        """The open connection and its cache of names; None while the file is closed."""
         self._file_id: tuple[int, int] | None = None
+        """Device and inode of the file when it was opened."""
 
     def apply(self, operations: Sequence[Operation]) -> list[Answer]:
         """Run operations in one transaction; return the value or the error of each.
 
-        If one of them fails, the transaction is rolled back and each operation runs in one of its
-        own, so that a failing operation does not affect the others.
+        If one of them fails, the transaction is rolled back and each operation runs in a
+        transaction of its own, so that a failing operation does not affect the others.
         """
         with self._lock:
             try:
@@ -111,7 +115,7 @@ class Database:
             return [answer for chunk in chunks for answer in self._read_chunk(chunk)]
 
     def open(self) -> tuple[sqlite3.Connection, InternedNames]:
-        """Open the file unless it is open."""
+        """Return the connection and its cache of names; open the file if it is not open."""
         self._check_file()
         if self._opened is None:
             connection = connect(self.path)
@@ -124,7 +128,7 @@ class Database:
         return self._opened
 
     def prepare(self) -> None:
-        """Create the file and acquire the worker lock; the writer process then does the writing."""
+        """Create the file and acquire the worker lock, before the writer process opens the file."""
         try:
             self.open()
         except Exception as error:  # noqa: BLE001 - raised as an error of the port
@@ -215,10 +219,10 @@ class Database:
 def _file_id(path: str | PathLike[str]) -> tuple[int, int] | None:
     """Return the device and inode of a file, or None if it does not exist."""
     try:
-        found = os.stat(path)  # noqa: PTH116 - faster than Path.stat, and once per transaction
+        status = os.stat(path)  # noqa: PTH116 - called often, and faster than Path.stat
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 # --- errors of SQLite -----------------------------------------------------------------------------
@@ -240,7 +244,7 @@ def _is_database_error(error: BaseException) -> bool:
 
 
 def _is_connection_usable(error: BaseException) -> bool:
-    """Return False if the file should be opened again, in case its problem has been fixed."""
+    """Return False if the file must be opened again before the next operation."""
     return not _is_database_error(error) or _primary_code(error) in _CONNECTION_USABLE_CODES
 
 
@@ -249,4 +253,4 @@ def _may_succeed_alone(error: BaseException) -> bool:
 
     A full disk, for example, may have space for a smaller transaction.
     """
-    return not _is_database_error(error) or _primary_code(error) in _ONE_OPERATION_CODES
+    return not _is_database_error(error) or _primary_code(error) in _MAY_SUCCEED_ALONE_CODES

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
 
 _MAX_LISTED_REPLAYS = 100
-_DEAD_LETTERS = """
+_DEAD_LETTERS = f"""
 SELECT seq, lane, policy, reason, finished_at FROM state
-WHERE tenant = ? AND status = 3 AND finished_at IS NOT NULL AND seq > ? ORDER BY seq LIMIT ?
+WHERE tenant = ? AND status = {EXHAUSTED} AND finished_at IS NOT NULL AND seq > ?
+ORDER BY seq LIMIT ?
 """
 _INSERT_REPLAY = """
 INSERT INTO replay (id, tenant, created_at, next_at, running, job) VALUES (?, ?, ?, ?, 1, ?)
@@ -34,37 +35,40 @@ _NEWEST_FIRST = "ORDER BY created_at DESC, id DESC LIMIT ?"
 _REPLAYS = f"SELECT job FROM replay {_NEWEST_FIRST}"
 _REPLAYS_OF_TENANT = f"SELECT job FROM replay WHERE tenant = ? {_NEWEST_FIRST}"
 _RUNNING = "SELECT job FROM replay INDEXED BY replay_running WHERE running = 1"
-_DUE_FIRST = "ORDER BY next_at, id LIMIT ?"
-_RUNNING_REPLAYS = f"{_RUNNING} {_DUE_FIRST}"
-_RUNNING_REPLAYS_OF_TENANT = f"{_RUNNING} AND tenant = ? {_DUE_FIRST}"
+_BY_DUE_TIME = "ORDER BY next_at, id LIMIT ?"
+_RUNNING_REPLAYS = f"{_RUNNING} {_BY_DUE_TIME}"
+_RUNNING_REPLAYS_OF_TENANT = f"{_RUNNING} AND tenant = ? {_BY_DUE_TIME}"
 
 _decode_replay = msgspec.msgpack.Decoder(ReplayRecord).decode
 
 
 class DeadLetterPage(msgspec.Struct):
-    """Dead letters that match a filter, among the rows that were read."""
+    """The dead letters that match a filter, among a bounded number of rows."""
 
     rows: list[tuple[int, int, int, int]]
-    """Row id, tenant, lane and policy of each."""
+    """Row id, tenant, lane and policy of each dead letter."""
     cursor: int | None
-    """Row id after which to go on; None at the end."""
+    """Row id after which the next page begins; None if this is the last page."""
 
 
 def find_dead_letters(
     tx: ReadTransaction, filter_: ReplayRecord, after: int, limit: int
 ) -> DeadLetterPage:
-    """Return up to `limit` dead letters that a replay would revive, oldest task first."""
+    """Return up to `limit` dead letters that a replay would revive, oldest task first.
+
+    `filter_` is the replay, or a record with the same filter fields. `after` is a row id.
+    """
     ids = resolve_names(tx, filter_.tenant, filter_.lane, filter_.policy_id)
     if ids is None:
         return DeadLetterPage([], None)
     tenant, lane, policy = ids
     matched: list[tuple[int, int, int, int]] = []
-    scanned, last = 0, after
+    scanned, last_seq = 0, after
     rows = tx.execute(_DEAD_LETTERS, (tenant, after, MAX_SCANNED_ROWS))
     for seq, lane_id, policy_id, reason, finished_at in rows:
         if len(matched) == limit:
-            return DeadLetterPage(matched, last)
-        scanned, last = scanned + 1, seq
+            return DeadLetterPage(matched, last_seq)
+        scanned, last_seq = scanned + 1, seq
         if (
             (lane is None or lane == lane_id)
             and (policy is None or policy == policy_id)
@@ -72,7 +76,7 @@ def find_dead_letters(
             and (not filter_.before or finished_at <= filter_.before)
         ):
             matched.append((seq, tenant, lane_id, policy_id))
-    return DeadLetterPage(matched, last if scanned == MAX_SCANNED_ROWS else None)
+    return DeadLetterPage(matched, last_seq if scanned == MAX_SCANNED_ROWS else None)
 
 
 def count_dead_letters(
@@ -99,7 +103,7 @@ def purge(
 
 
 def start_replay(tx: Transaction, replay: ReplayRecord) -> ReplayRecord:
-    """Store a replay; one that has the same id already is returned unchanged."""
+    """Store a replay and return it; return a stored replay with the same id unchanged."""
     new = msgspec.structs.replace(
         replay,
         created_at=tx.now,
@@ -127,7 +131,7 @@ def find_replay(tx: ReadTransaction, replay_id: str) -> ReplayRecord | None:
 
 
 def list_replays(tx: ReadTransaction, *, running: bool, tenant: str | None) -> list[ReplayRecord]:
-    """List replays, newest first; or only running ones, those that are due first."""
+    """List all replays, newest first, or only running replays by their due time."""
     if tenant is None:
         statement = _RUNNING_REPLAYS if running else _REPLAYS
         rows = tx.execute(statement, (_MAX_LISTED_REPLAYS,))
@@ -168,6 +172,6 @@ def cancel_replay(tx: Transaction, tenant: str, replay_id: str) -> ReplayRecord 
 
 
 def _update_replay(tx: Transaction, replay: ReplayRecord) -> None:
-    # `next_at` of a replay that has ended is its end: retention compares it.
-    at = replay.finished_at or replay.next_at
-    tx.execute(_UPDATE_REPLAY, (replay.status == "running", at, encode(replay), replay.id))
+    # For a replay that has ended, the column `next_at` is the time of its end, for retention.
+    next_at = replay.finished_at or replay.next_at
+    tx.execute(_UPDATE_REPLAY, (replay.status == "running", next_at, encode(replay), replay.id))

@@ -1,7 +1,8 @@
 """Runs the store's operations off the event loop, in groups: one transaction for each group.
 
-`ThreadExecutor` runs them in a thread of this process, `WriterProcessExecutor` (`writer_process`)
-in a process of its own. How groups are formed is described in `tarry.service.group_commit`.
+`ThreadExecutor` runs operations in a thread of this process, `WriterProcessExecutor` (in the module
+`writer_process`) in another process. How groups are formed is described in
+`tarry.service.group_commit`.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
 
 _MAX_GROUP_WEIGHT = 2_000
 MAX_PENDING = 50_000
-"""Changed tasks, about, that may wait for the disk: the backpressure limit of the store."""
+"""Backpressure limit: the approximate number of changed tasks that may wait for the disk."""
 
 
 class Executor(GroupCommit[Any]):
     """Takes operations on the event loop, and sets the results of their futures there.
 
-    The weight of an operation is the number of tasks that it changes, about.
+    The weight of an operation is the approximate number of tasks that it changes.
     """
 
     def __init__(self, max_group_weight: int) -> None:
@@ -54,8 +55,8 @@ class Executor(GroupCommit[Any]):
         return StoreUnavailable(msg)
 
     def _start_soon(self) -> None:
-        # In the next iteration, not now: the answers of a group wake callers, who submit their next
-        # operations in that iteration. One transaction for all of them saves an fsync.
+        # In the next iteration, not now: the answers of a group wake callers, which submit their
+        # next operations in that iteration. One transaction for all of them saves an fsync.
         self._loop.call_soon(self._start)
 
     def _start(self) -> None:

@@ -1,16 +1,21 @@
 """The fair order of a claim: tenants in turn, and of each tenant the least recently served lane.
 
 Lanes and tenants are either *ready*, that is in the rotation that a claim walks through, or asleep
-until one of their check times (see `transaction`). A claim first makes those ready whose check time
-has come. A lane that gave tasks moves to the end of the rotation; a lane that has no more tasks for
-now goes to sleep. So the cost of a claim grows with the tasks it returns, not with the number of
-lanes that sleep, are parked, or have tasks for later.
+until one of their check times (see `transaction`). A claim first makes the lanes and tenants ready
+whose check time has come. A lane from which tasks were leased moves to the end of the rotation; a
+lane that has no more tasks for now goes to sleep. So the cost of a claim grows with the
+number of tasks it returns, not with the number of lanes that sleep, are parked, or have tasks for
+later.
 """
+
+# ruff: noqa: S608 - statements are built from constants
 
 from __future__ import annotations
 
 from collections import deque
 from typing import TYPE_CHECKING
+
+from tarry.service.stores.sqlite.transaction import IN_FLIGHT, PENDING
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -20,7 +25,7 @@ if TYPE_CHECKING:
 _MAX_TENANTS_WOKEN = 1000
 _PAGE_SIZE = 16
 _DUE_CHECK, _EXPIRY_CHECK = 0, 1
-"""Positions in the pairs below, of which one is for each check time."""
+"""Indexes of the pairs below: one item is for `due_check_at`, the other for `expiry_check_at`."""
 
 _WAKE_TENANTS = (
     """
@@ -55,13 +60,13 @@ SELECT last_turn, id, name FROM lane WHERE tenant = ? AND ready = 1 AND (last_tu
 ORDER BY last_turn, id LIMIT ?
 """
 _HAS_READY_LANE = "SELECT 1 FROM lane WHERE tenant = ? AND ready = 1 LIMIT 1"
-_EARLIEST_OF_LANE = """
-SELECT (SELECT min(wake_at) FROM state WHERE lane = ?1 AND status = 0),
-       (SELECT min(wake_at) FROM state WHERE lane = ?1 AND status = 1)
+_EARLIEST_OF_LANE = f"""
+SELECT (SELECT min(wake_at) FROM state WHERE lane = ?1 AND status = {PENDING}),
+       (SELECT min(wake_at) FROM state WHERE lane = ?1 AND status = {IN_FLIGHT})
 """
-_RUNNING_LEASES = """
+_RUNNING_LEASES = f"""
 SELECT count(*), min(wake_at) FROM (
-    SELECT wake_at FROM state WHERE lane = ? AND status = 1 AND wake_at > ?
+    SELECT wake_at FROM state WHERE lane = ? AND status = {IN_FLIGHT} AND wake_at > ?
     ORDER BY wake_at LIMIT ?)
 """
 _EARLIEST_OF_TENANT = """
@@ -84,16 +89,16 @@ _SCHEDULE_TENANT = "UPDATE tenant SET due_check_at = ?, expiry_check_at = ?, rea
 
 
 class FairOrder:
-    """The walk of one claim through the rotation.
+    """Iterates through the rotation for one claim, and updates the rotation afterwards.
 
     Iterate over `lanes`, then call `record_served`, then `next_claim_at`. The rotation itself is
     changed only by `record_served`, not during the walk.
     """
 
-    def __init__(self, tx: Transaction, horizon: int, limit: int, skip: Collection[str]) -> None:
+    def __init__(self, tx: Transaction, horizon_ms: int, limit: int, skip: Collection[str]) -> None:
         self._tx = tx
-        self._horizon = horizon
-        self._check_until = (tx.now + horizon, tx.now)
+        self._horizon_ms = horizon_ms
+        self._check_until = (tx.now + horizon_ms, tx.now)
         self._max_lanes_woken = 2 * limit + 64  # of each tenant
         self._skipped_names = frozenset(skip)
         self._tenants: list[int] = []
@@ -146,7 +151,7 @@ class FairOrder:
     def running_leases(self, lane: LaneRow) -> tuple[int, int | None]:
         """Return how many leases of a half-open lane run, and when the first of them ends.
 
-        The count stops at the lane's number of probes: it is only compared with that.
+        The count stops at the lane's number of probes, because callers only compare it with that.
         """
         count, end = self._tx.execute(
             _RUNNING_LEASES, (lane.id, self._tx.now, lane.probes)
@@ -154,9 +159,9 @@ class FairOrder:
         return count, end
 
     def record_served(self, served_lanes: Collection[int]) -> None:
-        """Move served lanes to the end of the rotation; take out lanes that have no more tasks."""
+        """Move served lanes to the end of the rotation; remove lanes that have no more tasks."""
         tx = self._tx
-        turn = first = tx.execute("SELECT value FROM meta WHERE name = 'turn'").fetchone()[0]
+        turn = old_turn = tx.execute("SELECT value FROM meta WHERE name = 'turn'").fetchone()[0]
         turn_of_tenant: dict[int, int] = {}
         for lane in self._visited:
             lane.schedule_changed = True
@@ -166,13 +171,13 @@ class FairOrder:
                 turn_of_tenant[lane.tenant] = turn
             self._update_schedule(lane)
         tx.flush()
-        if turn != first:
+        if turn != old_turn:
             tx.execute("UPDATE meta SET value = ? WHERE name = 'turn'", (turn,))
             rows = [(turn, tenant) for tenant, turn in turn_of_tenant.items()]
             tx.executemany("UPDATE tenant SET last_turn = ? WHERE id = ?", rows)
 
     def _update_schedule(self, lane: LaneRow) -> None:
-        """Take a lane out of the rotation unless it still has tasks for a claim at this time."""
+        """Remove a lane from the rotation, unless a claim could lease more of its tasks now."""
         horizon_end, now = self._check_until
         lane.due_at, lane.lease_end_at = self._tx.execute(_EARLIEST_OF_LANE, (lane.id,)).fetchone()
         if lane.parked_until is not None:
@@ -191,8 +196,8 @@ class FairOrder:
     def next_claim_at(self, *, is_full: bool) -> int | None:
         """Return a lower bound for when the next claim may find a task; None if there is no task.
 
-        Also lets tenants without a ready lane sleep. `is_full` says that the claim stopped at its
-        limit, so that tenants which were not visited may have tasks now.
+        Also removes tenants without a ready lane from the rotation. `is_full` means that the claim
+        stopped at its limit, so that tenants which it did not visit may have tasks now.
         """
         tx, now = self._tx, self._tx.now
         times: list[int] = []
@@ -201,8 +206,8 @@ class FairOrder:
             if not tx.execute(_HAS_READY_LANE, (tenant,)).fetchall():
                 tx.execute(_SCHEDULE_TENANT, (due_check, expiry_check, tenant))
             elif tenant in self._finished_tenants:
-                # All its ready lanes are in `skip`. It stays ready, so `_earliest_check` below does
-                # not see the lanes that sleep.
+                # All ready lanes of the tenant are in `skip`. The tenant stays ready, therefore
+                # `_earliest_check` below does not see its sleeping lanes.
                 times += self._claim_times(due_check, expiry_check)
         if any(lane.ready for lane in self._visited):
             return now
@@ -213,25 +218,25 @@ class FairOrder:
         )
         return max(now, min(times)) if times else None
 
-    def _earliest_check(self, which: int) -> int | None:
-        """Return the earliest check time of tenants that sleep.
+    def _earliest_check(self, check: int) -> int | None:
+        """Return the earliest check time of sleeping tenants; `check` is one of the two indexes.
 
-        The times of tenants are lower bounds: they are not raised when a lane's time is. One that
-        turns out too early is corrected here, for a bounded number of tenants in each claim.
+        The check time of a tenant is a lower bound: it is not raised when the check times of its
+        lanes are. A time that is too early is corrected here, for a bounded number of tenants.
         """
         execute = self._tx.execute
         earliest: int | None = None
         for _ in range(_PAGE_SIZE):
-            row = execute(_EARLIEST_TENANT[which]).fetchone()
+            row = execute(_EARLIEST_TENANT[check]).fetchone()
             if row is None:
                 return None
             earliest, tenant = row
             exact = execute(_EARLIEST_OF_TENANT, (tenant,)).fetchone()
-            if exact[which] == earliest:
+            if exact[check] == earliest:
                 break
             execute(_SCHEDULE_TENANT, (*exact, tenant))
         return earliest
 
     def _claim_times(self, due_check: int | None, expiry_check: int | None) -> list[int]:
-        times = (None if due_check is None else due_check - self._horizon, expiry_check)
+        times = (None if due_check is None else due_check - self._horizon_ms, expiry_check)
         return [at for at in times if at is not None]

@@ -42,6 +42,7 @@ FROM wanted LEFT JOIN task AS t ON t.id = wanted.id
 """,
     "(?, ?)",
 )
+"""Reads the states of tasks that are IN_FLIGHT (status 1)."""
 _LANE_COLUMN = 3
 _CONTINUE_TASKS = MultiRowStatement(
     """
@@ -72,8 +73,8 @@ ON CONFLICT (seq) DO UPDATE SET status = excluded.status, finished_at = excluded
 class PackedResult(Struct, array_like=True, gc=False):
     """A `TaskResult` as it is sent to the writer process.
 
-    Only the id and the version of the task, without its content, and the attempt encoded as the log
-    stores it: 270 calls take 75 KB instead of 480 KB.
+    It has only the id and the version of the task, and the attempt encoded as the log stores it:
+    270 calls take 75 KB instead of 480 KB.
     """
 
     id: str
@@ -119,8 +120,8 @@ _decode_states = Decoder(list[tuple[Any, ...]]).decode
 def finish(tx: Transaction, results: Sequence[PackedResult]) -> list[FinishStatus]:
     """Log attempts and write next states, for tasks whose version still matches.
 
-    A batch has one result for each task in general. Where a task has several, the results are
-    written one by one, because each must see the version that the one before it has set.
+    In general, a batch has one result for each task. If a task has several, the results are written
+    one by one, because each must see the version that the previous result has set.
     """
     if len({result.id for result in results}) == len(results):
         return _finish_batch(tx, results)
@@ -189,7 +190,7 @@ class _FinishBatch:
     def _continue(
         self, result: PackedResult, seq: int, tenant: int, lane_id: int, policy: int, progress: Row
     ) -> None:
-        """Schedule the next attempt: in the queue, or under the lease that the worker keeps."""
+        """Schedule the next attempt: put the task into the queue, or extend its lease."""
         tx, due, keep = self._tx, result.next_attempt_at, result.keep
         lane = tx.lane(lane_id)
         if keep is None:

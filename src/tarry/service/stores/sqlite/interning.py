@@ -17,16 +17,16 @@ _MAX_CACHED_NAMES = 100_000
 class InternedNames:
     """Maps names to their numbers, and assigns a number to a new name.
 
-    `lock` is the token of this process's `WorkerLock`; None when there is none.
+    `lock_token` is the token of this process's `WorkerLock`; None if it has no lock.
     """
 
-    def __init__(self, connection: sqlite3.Connection, lock: str | None = None) -> None:
+    def __init__(self, connection: sqlite3.Connection, lock_token: str | None = None) -> None:
         self._execute = connection.execute
-        self._lock = lock
+        self._lock_token = lock_token
         self._cache: dict[str | tuple[str, ...], int] = {}
 
     def clear(self) -> None:
-        """Empty the cache: a transaction failed, so numbers in it may not be in the file."""
+        """Empty the cache after a failed transaction, which may have assigned some numbers."""
         self._cache.clear()
 
     def tenant_id(self, name: str) -> int:
@@ -67,13 +67,13 @@ class InternedNames:
         return number
 
     def worker_id(self, name: str) -> int:
-        """Return the number of a worker of this process, stored with the process's lock."""
+        """Return the number of a worker of this process, stored with the token of its lock."""
         number = self._cache.get(("worker", name, ""))
         if number is None:
             number = self._find_or_insert(
                 "SELECT id FROM worker WHERE name = ? AND lock IS ?",
                 "INSERT INTO worker (name, lock) VALUES (?, ?) RETURNING id",
-                (name, self._lock),
+                (name, self._lock_token),
             )
             self._remember(("worker", name, ""), number)
         return number

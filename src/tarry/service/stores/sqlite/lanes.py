@@ -26,28 +26,28 @@ _PAGE_OF_TENANT = (
 
 
 def park(tx: Transaction, name: str, until: int, probes: int, opened: int) -> None:
-    """Stop claims from the lane until then, and allow `probes` at a time afterwards."""
+    """Lease no task of a lane until this time, and afterwards `probes` tasks at a time."""
     lane = tx.lane(tx.names.lane_id(name))
     lane.parked_until, lane.probes, lane.opened = until, probes, opened
     lane.leave_rotation()
 
 
 def pause(tx: Transaction, name: str) -> None:
-    """Stop claims from the lane until it is resumed."""
+    """Lease no task of a lane until it is resumed."""
     lane = tx.lane(tx.names.lane_id(name))
     lane.paused = 1
     lane.leave_rotation()
 
 
 def unpark(tx: Transaction, name: str) -> None:
-    """Open a lane whose downstream has recovered; a paused lane stays paused."""
+    """End the parking of a lane whose downstream has recovered; a paused lane stays paused."""
     lane = _clear_parking(tx, name)
     if lane is not None:
         lane.leave_rotation()
 
 
 def resume(tx: Transaction, name: str) -> None:
-    """Open a lane that is parked or paused."""
+    """End the parking and the pause of a lane."""
     lane = _clear_parking(tx, name)
     if lane is not None:
         lane.paused = 0
@@ -55,16 +55,16 @@ def resume(tx: Transaction, name: str) -> None:
 
 
 def _clear_parking(tx: Transaction, name: str) -> LaneRow | None:
-    found = tx.execute("SELECT id FROM lane WHERE name = ?", (name,)).fetchone()
-    if found is None:
+    row = tx.execute("SELECT id FROM lane WHERE name = ?", (name,)).fetchone()
+    if row is None:
         return None
-    lane = tx.lane(found[0])
+    lane = tx.lane(row[0])
     lane.parked_until, lane.probes, lane.opened = None, 0, 0
     return lane
 
 
 def get_lane(tx: ReadTransaction, name: str) -> LaneRecord | None:
-    """Return a lane."""
+    """Return a lane, or None."""
     row = tx.execute(_BY_NAME, (name,)).fetchone()
     return None if row is None else _decode_lane(row)
 
@@ -72,7 +72,7 @@ def get_lane(tx: ReadTransaction, name: str) -> LaneRecord | None:
 def list_lanes(
     tx: ReadTransaction, tenant: str | None, cursor: str | None, limit: int
 ) -> Page[LaneRecord]:
-    """List lanes by name; the cursor is the last name of the page before."""
+    """List lanes by name; the cursor is the last name of the previous page."""
     after = cursor or ""
     if tenant is None:
         rows = tx.execute(_PAGE_OF_ALL, (after, limit + 1)).fetchall()

@@ -1,6 +1,6 @@
 """SQL statements that take many rows at once.
 
-Three costs decide how the store writes, because the event loop shares the interpreter with it:
+Three costs decide how the store writes, because the event loop may share the interpreter with it:
 
 * Each executed statement, and each row that is fetched, releases the GIL, and the event loop may
   then keep it for a while. One statement for many rows made batches 18 % and single tasks 7 %
@@ -50,7 +50,7 @@ class MultiRowStatement:
     ) -> Iterator[tuple[int, sqlite3.Cursor]]:
         """Execute the statement chunk by chunk; yield the number of rows and the cursor of each.
 
-        `parameters` are those of all rows, one row after the other.
+        `parameters` is a flat list of the parameters of all rows, one row after the other.
         """
         begin, rows_left = 0, len(parameters) // self._parameters_per_row
         for size in _CHUNK_SIZES:

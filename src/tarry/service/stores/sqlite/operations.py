@@ -62,7 +62,7 @@ class Operation:
 
 
 def ping(tx: Transaction) -> int:
-    """Write and read a value, to see whether the store works; return the store's time."""
+    """Write a value, to check that the store works; return the store's time."""
     tx.execute("UPDATE meta SET value = ? WHERE name = 'pinged'", (tx.now,))
     return tx.now
 

@@ -34,7 +34,7 @@ def put_policy(
     if newest is not None:
         last_version = newest.version
     else:
-        # Version numbers are never used again: a task may have pinned one of a deleted policy.
+        # Version numbers are never reused: a task may have pinned a version of a deleted policy.
         last_version = _deleted_version(tx, policy.tenant, policy.id)
     new = PolicyVersion(
         tenant=policy.tenant,

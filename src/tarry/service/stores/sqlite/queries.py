@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from tarry.service.stores.sqlite.transaction import ReadTransaction
 
 MAX_SCANNED_ROWS = 2000
-"""Rows that one page of a filtered list reads at most; a page may therefore be short."""
+"""Maximum number of rows that are read for one page of a filtered list, which may then be short."""
 DAY_MS = 86_400_000
-_AFTER_ALL_ROWS = 1 << 62
-_CURSOR = re.compile(r"[0-9]{1,18}", re.ASCII)
+_AFTER_ALL_ROWS = 1 << 62  # greater than every row id
+_CURSOR_PATTERN = re.compile(r"[0-9]{1,18}", re.ASCII)
 
 _TENANT_ID = "SELECT id FROM tenant WHERE name = ?"
 _GET_TASK = (
@@ -42,17 +42,21 @@ WHERE tenant = ?1 AND finished_at IS NULL AND seq < ?2 ORDER BY seq DESC LIMIT ?
 """
 _TERMINAL_TASKS = """
 SELECT seq, status, lane, policy, reason FROM state
-WHERE tenant = ?1 AND status = {} AND finished_at IS NOT NULL AND seq < ?2
+WHERE tenant = ?1 AND status = {status} AND finished_at IS NOT NULL AND seq < ?2
 ORDER BY seq DESC LIMIT ?3
 """
-# Live tasks and each terminal status have a range of an index of their own, newest first; a list of
-# all tasks merges these ranges.
+# Live tasks, and the tasks of each terminal status, can be read newest first from a range of an
+# index. A list of all tasks merges these ranges by `seq`, which is column 1.
 _ALL_TASKS = (
     " UNION ALL ".join(
-        f"SELECT * FROM ({part})"
-        for part in (
+        f"SELECT * FROM ({statement})"
+        for statement in (
             _LIVE_TASKS,
-            *(_TERMINAL_TASKS.format(int(status)) for status in Status if status.is_terminal),
+            *(
+                _TERMINAL_TASKS.format(status=int(status))
+                for status in Status
+                if status.is_terminal
+            ),
         )
     )
     + " ORDER BY 1 DESC LIMIT ?3"
@@ -67,7 +71,7 @@ SELECT minute, outcome, count FROM series WHERE tenant = ? AND minute >= ? ORDER
 
 
 def get_task(tx: ReadTransaction, tenant: str, task_id: str) -> Task | None:
-    """Return a task of a tenant."""
+    """Return a task of a tenant, or None."""
     row = tx.execute(_GET_TASK, (pack_id(task_id), tenant)).fetchone()
     return None if row is None else decode_task(row)
 
@@ -89,32 +93,33 @@ def list_attempts(
 def list_tasks(
     tx: ReadTransaction, tenant: str, query: TaskFilter, cursor: str | None, limit: int
 ) -> Page[Task]:
-    """List tasks, newest first; the cursor is the last row id that the page before has read."""
+    """List tasks, newest first; the cursor is the last row id that the previous page has read."""
     before = _AFTER_ALL_ROWS if cursor is None else parse_cursor(cursor)
-    ids = resolve_names(tx, tenant, query.lane, query.policy_id)
-    if ids is None:
-        return Page([], None)
-    tenant_id, lane, policy = ids
+    name_ids = resolve_names(tx, tenant, query.lane, query.policy_id)
+    if name_ids is None:
+        return Page(items=[], cursor=None)
+    tenant_id, lane, policy = name_ids
     if query.status is None:
         statement = _ALL_TASKS
     elif query.status.is_terminal:
-        statement = _TERMINAL_TASKS.format(int(query.status))
+        statement = _TERMINAL_TASKS.format(status=int(query.status))
     else:
         statement = _LIVE_TASKS
-    # With these filters, not every row that the statement finds belongs to the page.
+    # The statement selects by tenant, and by status if that is terminal. With any other filter, not
+    # every row that it returns belongs to the page.
     is_live_status = query.status is not None and not query.status.is_terminal
     is_filtered = (
         is_live_status or lane is not None or policy is not None or query.reason is not None
     )
     max_rows = max(MAX_SCANNED_ROWS, limit + 1) if is_filtered else limit + 1
     items: list[Task] = []
-    scanned, last = 0, before
+    scanned, last_seq = 0, before
     for seq, status, lane_id, policy_id, reason in tx.execute(
         statement, (tenant_id, before, max_rows)
     ):
         if len(items) == limit:
-            return Page(items, str(last))
-        scanned, last = scanned + 1, seq
+            return Page(items, str(last_seq))
+        scanned, last_seq = scanned + 1, seq
         if (
             (query.status is None or query.status == status)
             and (lane is None or lane == lane_id)
@@ -122,25 +127,25 @@ def list_tasks(
             and (query.reason is None or query.reason == reason)
         ):
             items.append(decode_task(tx.execute(_TASK_BY_SEQ, (seq,)).fetchone()))
-    return Page(items, str(last) if scanned == max_rows else None)
+    return Page(items, str(last_seq) if scanned == max_rows else None)
 
 
 def parse_cursor(cursor: str) -> int:
-    """Return the row id in a cursor."""
-    if not _CURSOR.fullmatch(cursor):
-        raise ConfigurationError("cursor", "must be one that a page has given", cursor)
+    """Return the row id in a cursor; raise `ConfigurationError` if it is malformed."""
+    if not _CURSOR_PATTERN.fullmatch(cursor):
+        raise ConfigurationError("cursor", "must be the cursor of an earlier page", cursor)
     return int(cursor)
 
 
 def resolve_names(
     tx: ReadTransaction, tenant: str, lane: str | None, policy: str | None
 ) -> tuple[int, int | None, int | None] | None:
-    """Return the numbers of a tenant, lane and policy; None if one is unknown, so nothing matches.
+    """Return the ids of a tenant, lane and policy; None if a name is unknown, so nothing matches.
 
-    A lane or policy of None stays None: it is not part of the filter.
+    The id of a lane or policy is None if its name is None: it is not part of the filter.
     """
-    numbers: list[Any] = []
-    for name, statement in (
+    ids: list[Any] = []
+    for names, statement in (
         ((tenant,), _TENANT_ID),
         (None if lane is None else (lane,), "SELECT id FROM lane WHERE name = ?"),
         (
@@ -148,15 +153,15 @@ def resolve_names(
             f"SELECT id FROM policy_use WHERE tenant = ({_TENANT_ID}) AND policy = ?",
         ),
     ):
-        row = (None,) if name is None else tx.execute(statement, name).fetchone()
+        row = (None,) if names is None else tx.execute(statement, names).fetchone()
         if row is None:
             return None
-        numbers.append(row[0])
-    return numbers[0], numbers[1], numbers[2]
+        ids.append(row[0])
+    return ids[0], ids[1], ids[2]
 
 
 def counters(tx: ReadTransaction, tenant: str | None) -> Counters:
-    """Return the numbers of a tenant's tasks by status, or of all tenants."""
+    """Return the number of tasks for each status, of one tenant or of all (None)."""
     if tenant is None:
         row = tx.execute(f"SELECT {_COUNTERS} FROM tenant").fetchone()
     else:
@@ -165,7 +170,10 @@ def counters(tx: ReadTransaction, tenant: str | None) -> Counters:
 
 
 def series(tx: ReadTransaction, tenant: str | None, since: int) -> list[SeriesPoint]:
-    """Return the outcomes of attempts by minute, from the minute of `since` on, at most a day."""
+    """Return the outcomes of attempts by minute, beginning with the minute of `since`.
+
+    Minutes that are more than a day ago are omitted.
+    """
     tenant_id = 0
     if tenant is not None:
         row = tx.execute(_TENANT_ID, (tenant,)).fetchone()

@@ -1,4 +1,4 @@
-"""Retention: delete terminal tasks, replays and time series whose time is up, in small steps."""
+"""Retention: delete expired terminal tasks, replays and points of the time series, in steps."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DELETE FROM replay WHERE id IN (
 
 
 def sweep(tx: Transaction, retention: Retention, limit: int) -> SweepResult:
-    """Delete up to `limit` expired tasks, and as many replays and points of the time series.
+    """Delete up to `limit` each of expired tasks, replays and points of the time series.
 
     Also ends up to `limit` leases of dead worker processes.
     """
@@ -50,11 +50,11 @@ def sweep(tx: Transaction, retention: Retention, limit: int) -> SweepResult:
     }
     # Dead letters of a tenant with a running replay stay: the replay has counted them already.
     tenants = {name for (name,) in tx.execute(_TENANTS_WITH_REPLAYS, (_MAX_TENANTS_WITH_REPLAYS,))}
-    replaying = json.dumps([tx.names.tenant_id(name) for name in tenants])
+    tenants_with_replays = json.dumps([tx.names.tenant_id(name) for name in tenants])
     expired: list[tuple[int, int, int, int, int]] = []
-    for status, age in retention_ms.items():
-        spared_tenants = replaying if status is Status.EXHAUSTED else "[]"
-        parameters = (status, tx.now - age, spared_tenants, limit + 1 - len(expired))
+    for status, max_age_ms in retention_ms.items():
+        spared_tenants = tenants_with_replays if status is Status.EXHAUSTED else "[]"
+        parameters = (status, tx.now - max_age_ms, spared_tenants, limit + 1 - len(expired))
         expired += tx.execute(_EXPIRED_TASKS, parameters).fetchall()
     for row in expired[:limit]:
         delete_task(tx, *row)
@@ -85,5 +85,5 @@ def orphans(tx: ReadTransaction, limit: int) -> list[str]:
 
 
 def forget_orphans(tx: Transaction, refs: Sequence[str]) -> None:
-    """Forget bodies that have been deleted."""
+    """Forget references to bodies that have been deleted."""
     tx.executemany("DELETE FROM orphan WHERE ref = ?", [(ref,) for ref in refs])

@@ -1,7 +1,8 @@
 """`SqliteStore`: the store port on a SQLite database.
 
-Each method is an operation in a transaction (the modules beside this one). Operations that arrive
-while a commit runs share the next one; reads run on a second connection and do not wait for it.
+Each method runs an operation, from another module of this package, in a transaction. Operations
+that arrive while a commit runs share the next transaction. Reads run on a second connection and do
+not wait for commits.
 """
 
 # ruff: noqa: D102 - the methods are documented in the port, `tarry.service.store.Store`
@@ -109,8 +110,8 @@ class SqliteStore:
     async def _write(self, operation: Callable[[Transaction], T], weight: int = 1) -> T:
         """Run an operation in a transaction that is durable before this returns.
 
-        `weight` is about the number of tasks that it changes: the executor limits the size of its
-        groups and of its queue by it.
+        `weight` is the approximate number of tasks that the operation changes, by which the
+        executor limits the size of its groups and of its queue.
         """
         return await _submit(self._writer, operation, weight)
 
@@ -267,7 +268,7 @@ class SqliteStore:
     async def revoke_key(self, key_id: str) -> bool:
         return await self._write(OperationCall(api_keys.revoke_key, key_id))
 
-    # --- numbers and retention --------------------------------------------------------------------
+    # --- counters and retention -------------------------------------------------------------------
 
     async def counters(self, tenant: str | None = None) -> port.Counters:
         return await self._read(lambda tx: queries.counters(tx, tenant))

@@ -1,11 +1,12 @@
 """The context of one transaction: its time, and the lanes and counters that it changes.
 
-Each lane row and counter is read at most once, changed in memory, and written once by `flush`: a
-thousand tasks of one lane cost one UPDATE of that lane.
+Each lane row and counter is read at most once, changed in memory, and written once by `flush`. So a
+thousand tasks of one lane cost only one UPDATE of that lane.
 
-Two columns of a lane say when a claim has to look at it again. `due_check_at` is the due time of
-its earliest pending task; claims look at it one lease horizon earlier. `expiry_check_at` is the end
-of its earliest lease, or of its parking; claims look at it at that time. See `fair_order`.
+Two columns of a lane determine when claims check the lane again, its *check times*. `due_check_at`
+is the due time of its earliest pending task: claims check the lane one lease horizon earlier.
+`expiry_check_at` is the end of its earliest lease or of its parking: claims check the lane at that
+time. See `fair_order`.
 """
 
 from __future__ import annotations
@@ -106,31 +107,31 @@ class LaneRow(msgspec.Struct, gc=False, array_like=True):
     expiry_check_at: int | None
     ready: int
     schedule_changed: bool = False
-    """Whether more than the counts has to be written: the last five columns are indexed, and stay
-    the same for most transitions."""
+    """Whether the columns of `_WRITE_LANE_SCHEDULES` have to be written. Most transitions only
+    change the counts; some of the other columns are indexed, which makes writing them expensive."""
 
-    def note_due(self, at: int) -> None:
+    def note_due(self, due_at: int) -> None:
         """Record that a pending task is due at this time."""
-        if self.due_at is None or at < self.due_at:
-            self.due_at = at
+        if self.due_at is None or due_at < self.due_at:
+            self.due_at = due_at
             self.reschedule()
 
-    def note_lease(self, end: int) -> None:
+    def note_lease(self, end_at: int) -> None:
         """Record a lease that ends at this time."""
-        if self.lease_end_at is None or end < self.lease_end_at:
-            self.lease_end_at = end
+        if self.lease_end_at is None or end_at < self.lease_end_at:
+            self.lease_end_at = end_at
             self.reschedule()
 
     def reschedule(self) -> None:
-        """Set when a claim has to look at the lane again; a ready lane stays in the rotation."""
+        """Update the check times of the lane; a ready lane stays in the rotation, without any."""
         if self.ready:
             return
         due_check, expiry_check = self.due_at, self.lease_end_at
         if self.paused:
             due_check = expiry_check = None
         elif self.parked_until is not None:
-            # A parked lane gives no tasks ahead of time, so a task that is due before the parking
-            # ends is looked at exactly then.
+            # No task of a parked lane is leased before the parking ends. So if a task is due before
+            # that time, the lane is checked exactly when the parking ends.
             if due_check is not None and due_check <= self.parked_until:
                 due_check, expiry_check = None, self.parked_until
             elif expiry_check is not None:
@@ -203,13 +204,16 @@ class Transaction(ReadTransaction):
         self.names = names
         self.worker_lock = worker_lock
         self.lost_attempts: int = 0
-        """Attempts that claims of this transaction have found abandoned."""
+        """Attempts that claims of this transaction have logged as lost."""
         self._lanes: dict[int, LaneRow] = {}
         self._tenant_counters: dict[int, list[int]] = {}
         """Changes of each tenant's number of tasks by status, and of superseded results."""
         self._stored_live_tasks: dict[int, int] = {}
+        """Live tasks of each tenant in the file, without the changes of this transaction."""
         self._policy_use: dict[int, int] = {}
+        """Changes of the number of live tasks that use each policy."""
         self._outcomes: dict[tuple[int, str], int] = {}
+        """Attempts by tenant and outcome."""
 
     def lane(self, lane_id: int) -> LaneRow:
         """Return a lane, which may be changed."""
@@ -220,7 +224,7 @@ class Transaction(ReadTransaction):
         return lane
 
     def load_lanes(self, lane_ids: Iterable[int]) -> None:
-        """Read lanes that `lane` will be called for, all with one statement."""
+        """Read lanes with one statement, before `lane` is called for each of them."""
         missing = [lane_id for lane_id in lane_ids if lane_id not in self._lanes]
         for lane in _read_lanes(self.execute, missing):
             self._lanes[lane.id] = lane

@@ -1,5 +1,7 @@
 """State transitions between attempts: release, cancel, retry now, revive, recover leases."""
 
+# ruff: noqa: S608 - statements are built from constants
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -19,32 +21,34 @@ _READ_STATE = """
 SELECT seq, tenant, lane, policy, version, status, cancelling, attempts, next_attempt_at
 FROM state WHERE seq = (SELECT seq FROM task WHERE id = ?)
 """
-_SET_PENDING = """
-UPDATE state SET status = 0, wake_at = ?1, next_attempt_at = ?1, version = version + 1,
+_SET_PENDING = f"""
+UPDATE state SET status = {PENDING}, wake_at = ?1, next_attempt_at = ?1, version = version + 1,
     worker = NULL
 WHERE seq = ?2
 """
-_SET_CANCELLED = """
-UPDATE state SET status = 4, finished_at = ?, attempts = ?, version = version + 1, worker = NULL,
-    wake_at = 0
+_SET_CANCELLED = f"""
+UPDATE state SET status = {CANCELLED}, finished_at = ?, attempts = ?, version = version + 1,
+    worker = NULL, wake_at = 0
 WHERE seq = ?
 """
-_REVIVE = """
-UPDATE state SET status = 0, wake_at = ?1, next_attempt_at = ?1, started_at = ?1,
+_REVIVE = f"""
+UPDATE state SET status = {PENDING}, wake_at = ?1, next_attempt_at = ?1, started_at = ?1,
     finished_at = NULL, reason = NULL, version = version + 1, forgiven = attempts,
     replays = replays + 1, lost = 0,
     previous_delay = NULL, restarted = 0, last_kind = NULL
 WHERE seq = ?2
 """
 _WORKER_LOCKS = "SELECT lock FROM worker WHERE lock IS NOT NULL"
-_LEASES_OF_LOCK = """
+_LEASES_OF_LOCK = f"""
 SELECT seq, tenant, lane, policy, next_attempt_at, cancelling, attempts
 FROM state INDEXED BY state_leased
-WHERE status = 1 AND wake_at > ? AND worker IN (SELECT id FROM worker WHERE lock = ?) LIMIT ?
+WHERE status = {IN_FLIGHT} AND wake_at > ?
+    AND worker IN (SELECT id FROM worker WHERE lock = ?) LIMIT ?
 """
-_DELETE_WORKERS = """
+_DELETE_WORKERS = f"""
 DELETE FROM worker WHERE lock = ? AND id NOT IN (
-    SELECT worker FROM state INDEXED BY state_leased WHERE status = 1 AND worker IS NOT NULL)
+    SELECT worker FROM state INDEXED BY state_leased
+    WHERE status = {IN_FLIGHT} AND worker IS NOT NULL)
 """
 AttemptRow: TypeAlias = tuple[int, int, int, str, bytearray]
 """Tenant, row id of the task, attempt number, outcome, and the encoded `AttemptRecord`."""
@@ -52,27 +56,29 @@ _INSERT_ATTEMPTS = MultiRowStatement("INSERT INTO attempt (id, log) VALUES {rows
 
 
 def release(tx: Transaction, leases: Sequence[Release]) -> list[FinishStatus]:
-    """Return leased tasks whose attempt has not started to the queue."""
+    """Put tasks back into the queue that were leased but whose attempt has not started."""
     return [_release(tx, lease) for lease in leases]
 
 
 def _release(tx: Transaction, lease: Release) -> FinishStatus:
     row = tx.execute(_READ_STATE, (pack_id(lease.task.id),)).fetchone()
-    if row is None or row[4] != lease.task.version or row[5] != IN_FLIGHT:
+    if row is None:
         return FinishStatus.SUPERSEDED
-    seq, tenant, lane_id, policy, _, _, cancelling, attempts, due = row
+    seq, tenant, lane_id, policy, version, status, cancelling, attempts, due = row
+    if version != lease.task.version or status != IN_FLIGHT:
+        return FinishStatus.SUPERSEDED
     if cancelling:
         mark_cancelled(tx, seq, tenant, lane_id, policy, IN_FLIGHT, attempts)
         return FinishStatus.CANCELLED
     due = due if lease.next_attempt_at is None else max(due, lease.next_attempt_at)
-    _return_to_queue(tx, seq, tenant, lane_id, policy, due)
+    _put_back_into_queue(tx, seq, tenant, lane_id, policy, due)
     return FinishStatus.DONE
 
 
-def _return_to_queue(
+def _put_back_into_queue(
     tx: Transaction, seq: int, tenant: int, lane_id: int, policy: int, due: int
 ) -> None:
-    """End a lease under which no attempt was made."""
+    """Make a leased task PENDING again; no attempt of it is counted."""
     lane = tx.lane(lane_id)
     tx.execute(_SET_PENDING, (due, seq))
     tx.count_transition(tenant, lane, policy, IN_FLIGHT, PENDING)
@@ -80,11 +86,17 @@ def _return_to_queue(
 
 
 def mark_cancelled(
-    tx: Transaction, seq: int, tenant: int, lane_id: int, policy: int, old: int, attempts: int
+    tx: Transaction,
+    seq: int,
+    tenant: int,
+    lane_id: int,
+    policy: int,
+    old_status: int,
+    attempts: int,
 ) -> None:
-    """Change a task from status `old` to CANCELLED."""
+    """Change a task from status `old_status` to CANCELLED."""
     tx.execute(_SET_CANCELLED, (tx.now, attempts, seq))
-    tx.count_transition(tenant, tx.lane(lane_id), policy, old, CANCELLED)
+    tx.count_transition(tenant, tx.lane(lane_id), policy, old_status, CANCELLED)
 
 
 def log_attempts(tx: Transaction, rows: Sequence[AttemptRow]) -> None:
@@ -97,7 +109,7 @@ def log_attempts(tx: Transaction, rows: Sequence[AttemptRow]) -> None:
 
 
 def cancel(tx: Transaction, tenant: str, task_id: str) -> CancelStatus | None:
-    """Cancel a task; one that is IN_FLIGHT is cancelled when its attempt ends."""
+    """Cancel a task; an IN_FLIGHT task is cancelled when its attempt ends."""
     row = tx.execute(_READ_STATE, (pack_id(task_id),)).fetchone()
     if row is None or row[1] != tx.names.tenant_id(tenant):
         return None
@@ -132,7 +144,10 @@ def retry_now(tx: Transaction, tenant: str, task_id: str) -> RetryNowStatus | No
 
 
 def revive_dead_letter(tx: Transaction, seq: int, tenant: int, lane_id: int, policy: int) -> None:
-    """Make a dead letter due now; its attempts no longer count, but stay in the log."""
+    """Make a dead letter due now.
+
+    The policy no longer counts its attempts, but they stay in the log.
+    """
     lane = tx.lane(lane_id)
     tx.execute(_REVIVE, (tx.now, seq))
     tx.count_transition(tenant, lane, policy, EXHAUSTED, PENDING)
@@ -143,14 +158,15 @@ def recover_leases(tx: Transaction, limit: int) -> bool:
     """End up to `limit` leases of dead worker processes; return True if there may be more.
 
     An attempt that may have started is abandoned: its lease ends now, and the next claim logs the
-    attempt as lost. A lease that was taken ahead of the due time returns to the queue. A worker is
-    deleted together with its last lease.
+    attempt as lost. A task that was leased ahead of its due time is put back into the queue. A
+    worker is deleted together with its last lease.
     """
-    worker_lock, left = tx.worker_lock, limit
+    worker_lock, leases_left = tx.worker_lock, limit
     if worker_lock is None:
         return False
-    for lock in worker_lock.remove_dead({lock for (lock,) in tx.execute(_WORKER_LOCKS).fetchall()}):
-        rows = tx.execute(_LEASES_OF_LOCK, (tx.now, lock, left)).fetchall()
+    tokens = {token for (token,) in tx.execute(_WORKER_LOCKS).fetchall()}
+    for token in worker_lock.remove_dead(tokens):
+        rows = tx.execute(_LEASES_OF_LOCK, (tx.now, token, leases_left)).fetchall()
         for seq, tenant, lane_id, policy, due, cancelling, attempts in rows:
             if due <= tx.now:
                 tx.execute("UPDATE state SET wake_at = ? WHERE seq = ?", (tx.now, seq))
@@ -160,10 +176,10 @@ def recover_leases(tx: Transaction, limit: int) -> bool:
             elif cancelling:
                 mark_cancelled(tx, seq, tenant, lane_id, policy, IN_FLIGHT, attempts)
             else:
-                _return_to_queue(tx, seq, tenant, lane_id, policy, due)
-        left -= len(rows)
-        if left <= 0:
+                _put_back_into_queue(tx, seq, tenant, lane_id, policy, due)
+        leases_left -= len(rows)
+        if leases_left <= 0:
             return True
-        tx.execute(_DELETE_WORKERS, (lock,))
+        tx.execute(_DELETE_WORKERS, (token,))
     worker_lock.remove_leftover_files()
     return False

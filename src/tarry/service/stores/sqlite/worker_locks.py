@@ -1,9 +1,9 @@
 """File locks that show which worker processes are alive.
 
-Every open store holds a lock on a file of its own, `<database>.worker-<token>` beside the database.
-The kernel releases the lock when the process ends, however it ends; a process that is only stopped
-(SIGSTOP) keeps it. So leases of a dead process can be ended at once, without waiting for them to
-expire.
+Every open store holds a lock on a file of its own, `<database>.worker-<token>`, in the directory of
+the database. The *token* is random and names the lock. The kernel releases the lock when the
+process ends for whatever reason; a process that is only suspended (SIGSTOP) keeps its lock. So the
+leases of a dead process can be ended at once, before they expire.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 class WorkerLock:
     """The lock of one open store; also finds the locks of processes that have ended.
 
-    The writer process is given the `token` of the process that started it, and which holds the lock
-    for both.
+    The service holds the lock for itself and for its writer process, to which it passes the
+    `token`.
     """
 
     def __init__(self, database: str | os.PathLike[str], token: str | None = None) -> None:
         # The real path, so that processes which open the file by another path see the same locks.
-        self._base = Path(f"{os.path.realpath(database)}.worker-")
+        self._path_prefix = Path(f"{os.path.realpath(database)}.worker-")
         self._file: int | None = None
         self.token: str | None = token
-        """Names the lock file; None while no lock is held, or where files cannot be locked."""
+        """The suffix of the lock file; None while no lock is held, or if files cannot be locked."""
 
     def acquire(self) -> None:
-        """Create a file and lock it; where that is impossible, do without a lock.
+        """Create a file and lock it, unless the file system does not allow that.
 
         Without a lock, the leases of this process end only when they expire.
         """
@@ -55,11 +55,11 @@ class WorkerLock:
             if is_locked is None:
                 self._path(token).unlink(missing_ok=True)
                 return
-            # Another process found the file before it was locked, took it for a leftover, and
-            # locked or deleted it: try again with a new file.
+            # Another process found the file before it was locked, and locked or deleted it as the
+            # file of a dead process: try again with a new file.
 
     def release(self) -> None:
-        """Release the lock and delete its file; leases that are still held count as abandoned."""
+        """Release the lock and delete its file; remaining leases count as abandoned."""
         if self._file is not None:
             self._path(str(self.token)).unlink(missing_ok=True)
             os.close(self._file)
@@ -71,12 +71,12 @@ class WorkerLock:
 
     def remove_leftover_files(self) -> None:
         """Delete the lock files of processes that ended before they registered a worker."""
-        prefix = self._base.name
-        names = [path.name for path in self._base.parent.iterdir()]
+        prefix = self._path_prefix.name
+        names = [path.name for path in self._path_prefix.parent.iterdir()]
         self.remove_dead([name.removeprefix(prefix) for name in names if name.startswith(prefix)])
 
     def _path(self, token: str) -> Path:
-        return self._base.with_name(self._base.name + token)
+        return self._path_prefix.with_name(self._path_prefix.name + token)
 
     def _remove_if_dead(self, token: str) -> bool:
         try:
@@ -95,7 +95,10 @@ class WorkerLock:
 
 
 def _try_lock(file: int) -> bool | None:
-    """Lock a file; return False if another process holds the lock, None if locks do not work."""
+    """Lock a file; return whether that succeeded.
+
+    False means that another process holds the lock, None that locks do not work here.
+    """
     if fcntl is None:
         return None
     try:

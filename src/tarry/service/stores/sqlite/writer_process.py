@@ -4,9 +4,9 @@ SQLite work and the event loop would otherwise take turns on one interpreter loc
 starts the process (`writer_main`) and exchanges frames with it over its standard input and output:
 a frame holds the operations of one group, or their answers, and groups are answered in order.
 
-The process ends when its input is closed, so it never outlives the service. If it ends earlier it
-is started again. The operations that it had received then fail with `StoreUnavailable`: they may
-have been committed or not.
+The process ends when its input is closed, so it never outlives the service. If it ends earlier, it
+is started again. The operations that it had received then fail with `StoreUnavailable`, although
+they may have been committed.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class WriterProcessExecutor(Executor):
                 # which still has results to write before it ends.
                 start_new_session=True,
             )  # fmt: skip
-        except Exception as error:  # noqa: BLE001 - every caller that waits for the process gets it
+        except Exception as error:  # noqa: BLE001 - passed to all callers that wait for the process
             while self._waiting:
                 self._fail(self._take_group(), error)
         finally:
@@ -99,8 +99,8 @@ class WriterProcessExecutor(Executor):
             self._fail(group, error)
             return
         assert self.process is not None  # noqa: S101 - `_start` has checked it
-        # uvloop refuses to write to a process before it reports that the process has ended: then
-        # `_process_ended` fails this group.
+        # If the process has ended, uvloop raises here before it reports the end; `_process_ended`
+        # then fails this group.
         with suppress(OSError, RuntimeError):
             self.process.send(frame)
 
