@@ -1,7 +1,7 @@
-"""Measure, print the tables, and compare tarry's figures with the limits (marks).
+"""Measure, print the tables, and compare tarry's figures with their upper limits (marks).
 
-For a ratio the median over the rounds counts, for a wall-clock time the best round, because a busy
-machine can only make a time longer.
+A ratio is the median over the rounds. A wall-clock time is that of the best round, because other
+load on the machine can only make a time longer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from benchmarks.measure import SCENES, Row, imports, race
+from benchmarks.measure import SCENES, Row, measure_imports, measure_scene
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,17 +24,18 @@ TABLES = (*SCENES, "imports")
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A figure of tarry and its upper limit; a missing figure misses the limit."""
+    """A figure of tarry and its upper limit; a mark without a figure is missed."""
 
     table: str
     row: str
     what: str
+    """The unit of the figure, or what it counts."""
     figure: float | None
     limit: float
 
     @property
     def met(self) -> bool:
-        """Whether there is a figure within the limit."""
+        """Whether the figure is known and within the limit."""
         return self.figure is not None and self.figure <= self.limit
 
     def __str__(self) -> str:
@@ -47,8 +48,8 @@ def marks_of(table: str, rows: dict[str, Row]) -> Iterator[Mark]:
     """Yield the marks of one table."""
 
     def ratio(other: str) -> float | None:
-        pair = rows["tarry"], rows[other]
-        return pair[0].ratio(pair[1]) if pair[0].rounds and pair[1].rounds else None
+        ours, theirs = rows["tarry"], rows[other]
+        return ours.ratio(theirs) if ours.rounds and theirs.rounds else None
 
     def best(row: str, unit: float = 1.0) -> float | None:
         return min(rows[row].rounds) / unit if rows[row].rounds else None
@@ -56,8 +57,9 @@ def marks_of(table: str, rows: dict[str, Row]) -> Iterator[Mark]:
     if table == "imports":
         for row in ("import tarry", "import tarry; tarry.retry"):
             yield Mark(table, row, "ms", best(row), 35.0)
-        bare = rows["import tarry"]
-        yield Mark(table, "import tarry", "asyncio", bare.loads_asyncio if bare.rounds else None, 0)
+        row_of_import = rows["import tarry"]
+        loads_asyncio = row_of_import.loads_asyncio if row_of_import.rounds else None
+        yield Mark(table, "import tarry", "asyncio", loads_asyncio, 0)
     elif table.endswith("failure"):
         yield Mark(table, "tarry", "x loop", ratio("loop"), 3.0)
     else:
@@ -68,43 +70,45 @@ def marks_of(table: str, rows: dict[str, Row]) -> Iterator[Mark]:
         yield Mark(table, row, "us", best(row, 1e3), 1.0)
 
 
-def figures(table: str, rows: dict[str, Row]) -> dict[str, dict[str, object]]:
-    """Return one table as JSON values."""
+def table_values(table: str, rows: dict[str, Row]) -> dict[str, dict[str, object]]:
+    """Return the cells of one table, by row and column title."""
 
     def values(row: Row) -> dict[str, object]:
         if row.error:
             return {"error": row.error}
         unit = "ms" if table == "imports" else "ns"
-        shown: dict[str, object] = {
+        cells: dict[str, object] = {
             f"best {unit}": round(min(row.rounds), 1),
             f"median {unit}": round(median(row.rounds), 1),
         }
         if table == "imports":
-            return shown | {"loads asyncio": row.loads_asyncio}
-        return shown | {"x loop": round(row.ratio(rows["loop"]), 2)}
+            return cells | {"loads asyncio": row.loads_asyncio}
+        return cells | {"x loop": round(row.ratio(rows["loop"]), 2)}
 
     return {name: values(row) for name, row in rows.items()}
 
 
-def readable(cell: object) -> str:
-    """Return a cell with its significant digits."""
+def format_cell(cell: object) -> str:
+    """Return a cell as text; numbers from 100 on have no decimals."""
     if isinstance(cell, bool):
         return "yes" if cell else "no"
     return f"{cell:,.{0 if cell >= 100 else 2}f}" if isinstance(cell, float) else str(cell)
 
 
-def lines(table: str, values: dict[str, dict[str, object]], marks: list[Mark]) -> Iterator[str]:
+def table_lines(
+    table: str, values: dict[str, dict[str, object]], marks: list[Mark]
+) -> Iterator[str]:
     """Yield the lines of one table."""
-    heads = max(values.values(), key=len)
+    heads = max(values.values(), key=len)  # a row with an error has only one cell
     yield f"\n{table:27}" + "".join(f"{head:>14}" for head in heads) + "  marks"
     for name, row in values.items():
-        cells = "".join(f"{readable(cell):>14}" for cell in row.values())
-        judged = "; ".join(str(mark) for mark in marks if (mark.table, mark.row) == (table, name))
-        yield f"{name:27}{cells}  {judged}".rstrip()
+        cells = "".join(f"{format_cell(cell):>14}" for cell in row.values())
+        row_marks = [str(mark) for mark in marks if (mark.table, mark.row) == (table, name)]
+        yield f"{name:27}{cells}  {'; '.join(row_marks)}".rstrip()
 
 
-def progress(text: str) -> None:
-    """Overwrite one line on a terminal; in a log, keep the first line of each table."""
+def print_progress(text: str) -> None:
+    """Overwrite the line on a terminal; without a terminal, print one line per table."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
     elif "round 0" in text:
@@ -128,25 +132,25 @@ def main() -> int:
     marks: list[Mark] = []
     for table in args.only or TABLES:
         if table == "imports":
-            rows = imports(runs=runs, seed=args.seed, progress=progress)
+            rows = measure_imports(runs=runs, seed=args.seed, progress=print_progress)
         else:
-            rows = race(
-                table, rounds=rounds, target_ns=target_ns, seed=args.seed, progress=progress
+            rows = measure_scene(
+                table, rounds=rounds, target_ns=target_ns, seed=args.seed, progress=print_progress
             )
-        tables[table] = figures(table, rows)
+        tables[table] = table_values(table, rows)
         marks += marks_of(table, rows)
     if sys.stderr.isatty():
-        progress("")
+        print_progress("")
 
     missed = sum(not mark.met for mark in marks)
     if args.json:
-        judged = [asdict(mark) | {"met": mark.met} for mark in marks]
+        mark_values = [asdict(mark) | {"met": mark.met} for mark in marks]
         about = {"python": platform.python_version(), "rounds": rounds, "import rounds": runs}
-        print(json.dumps(about | {"tables": tables, "marks": judged}, indent=2))
+        print(json.dumps(about | {"tables": tables, "marks": mark_values}, indent=2))
     else:
         print(f"Python {platform.python_version()}, {rounds} rounds, {runs} of each import")
         for table, values in tables.items():
-            print("\n".join(lines(table, values, marks)))
+            print("\n".join(table_lines(table, values, marks)))
         print(f"\n{len(marks) - missed} of {len(marks)} marks met")
     return 1 if args.strict and missed else 0
 

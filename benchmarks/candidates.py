@@ -1,9 +1,10 @@
 """The candidates: a hand-written loop, peer libraries, and tarry.
 
-All have the same configuration: four attempts, 0.1 s doubling up to 30 s, jitter, on ``OSError``
-only, the original error at the end; the rest is each library's default. Two peers differ slightly:
-stamina adds its jitter to the delay, hyx counts retries and raises its own error at the end.
-Modules are imported when a candidate is built, so that a missing one only affects its row.
+All candidates have the same configuration: four attempts, a delay of 0.1 s that doubles up to 30 s,
+jitter, retries on ``OSError`` only, and the original error after the last attempt. Other options
+have each library's defaults. Two peers differ slightly: stamina adds its jitter to the delay, and
+hyx counts retries instead of attempts and raises its own error after the last attempt. A library is
+imported when its candidate is built, so that a missing library only affects its own row.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from importlib import import_module
 from typing import Any
 
 Work = Callable[[], Any]
-"""A function without arguments, or an async one."""
+"""A sync or async function without arguments."""
 
 
 def hand_written(fn: Work) -> Work:
-    """Return a call in the retry loop that a careful engineer would write."""
+    """Return a function that calls ``fn`` in a retry loop as a careful engineer would write it."""
 
     def loop() -> Any:
         for attempt in range(1, 5):
@@ -45,21 +46,24 @@ def hand_written(fn: Work) -> Work:
     return async_loop if asyncio.iscoroutinefunction(fn) else loop
 
 
-def lazily(module: str, decorator: Callable[[Any], Any]) -> Callable[[], Any]:
-    """Return a factory that imports the module when its decorator is built."""
+def import_lazily(module: str, decorator: Callable[[Any], Any]) -> Callable[[], Any]:
+    """Return a factory of a decorator; the factory imports the library when it is called."""
     return lambda: decorator(import_module(module))
 
 
 def tarry(*guards: str) -> Callable[[], Any]:
-    """Return a factory for tarry, alone or with ``budget`` and ``breaker`` of a downstream."""
+    """Return a factory of tarry's decorator, with a downstream that has the named guards, if any.
+
+    The guards are ``budget`` and ``breaker``.
+    """
 
     def build() -> Any:
         t = import_module("tarry")
         if not guards:
             return t.retry(on=OSError, attempts=4)
-        # In two scenes every second attempt fails: the default breaker would open, as it should.
-        made = {"budget": t.TokenBudget, "breaker": lambda: t.Breaker(failure_rate=1.0)}
-        downstream = t.Downstream("bench", **{guard: made[guard]() for guard in guards})
+        # In two scenes every second attempt fails, which would open a breaker with defaults.
+        factories = {"budget": t.TokenBudget, "breaker": lambda: t.Breaker(failure_rate=1.0)}
+        downstream = t.Downstream("bench", **{guard: factories[guard]() for guard in guards})
         return t.retry(on=OSError, attempts=4, downstream=downstream)
 
     return build
@@ -68,7 +72,7 @@ def tarry(*guards: str) -> Callable[[], Any]:
 ASYNC_ONLY = frozenset({"hyx"})
 CANDIDATES: dict[str, Callable[[], Any]] = {
     "loop": lambda: hand_written,
-    "tenacity": lazily(
+    "tenacity": import_lazily(
         "tenacity",
         lambda t: t.retry(
             stop=t.stop_after_attempt(4),
@@ -77,15 +81,15 @@ CANDIDATES: dict[str, Callable[[], Any]] = {
             reraise=True,
         ),
     ),
-    "stamina": lazily(
+    "stamina": import_lazily(
         "stamina",
         lambda s: s.retry(on=OSError, attempts=4, timeout=None, wait_initial=0.1, wait_max=30.0),
     ),
-    "backoff": lazily(
+    "backoff": import_lazily(
         "backoff",
         lambda b: b.on_exception(b.expo, OSError, max_tries=4, factor=0.1, max_value=30),
     ),
-    "opnieuw": lazily(  # configured with the sum of the waits: 0.1 + 0.2 + 0.4 s
+    "opnieuw": import_lazily(  # configured with the sum of the waits: 0.1 + 0.2 + 0.4 s
         "opnieuw",
         lambda o: o.retry(
             retry_on_exceptions=OSError,
@@ -93,7 +97,7 @@ CANDIDATES: dict[str, Callable[[], Any]] = {
             retry_window_after_first_call_in_seconds=0.7,
         ),
     ),
-    "hyx": lazily(
+    "hyx": import_lazily(
         "hyx.retry",
         lambda h: h.retry(
             on=OSError,
@@ -105,8 +109,8 @@ CANDIDATES: dict[str, Callable[[], Any]] = {
             ),
         ),
     ),
-    "nopanic": lazily("nopanic", lambda n: n.retry(attempts=4, on=OSError)),
-    "nopanic budget+breaker": lazily(  # the budget pays one retry a call
+    "nopanic": import_lazily("nopanic", lambda n: n.retry(attempts=4, on=OSError)),
+    "nopanic budget+breaker": import_lazily(  # the budget allows one retry per call
         "nopanic",
         lambda n: n.compose(
             n.circuit_breaker(),
@@ -118,4 +122,4 @@ CANDIDATES: dict[str, Callable[[], Any]] = {
     "tarry breaker": tarry("breaker"),
     "tarry budget+breaker": tarry("budget", "breaker"),
 }
-"""Name of each table row, and the factory of its decorator."""
+"""The factory of each candidate's decorator, by the name of the table row."""

@@ -2,22 +2,25 @@
 
     python -m benchmarks.clients
 
-Three figures, because a socket hides microseconds and a stub hides everything else:
+There are three measurements, because the time of a socket hides differences of microseconds, and a
+stub transport leaves out the effects of a real request:
 
-* In process: each transport over one that answers at once, in processor time, the best of many
-  short rounds. This is the cost of the adapter itself, with warm processor caches.
-* Inside a request: over a socket, from one clock to the other around the transport inside. By then
-  a thousand other functions have run, so that the same code costs several times as much.
-* Over a socket: one local server, one connection each, the clients in turn, in a new random order
-  each round. This is what a user sees. The limits apply to these figures.
+* In process: each transport wraps a stub that responds at once. The figure is the processor time of
+  the best of many short rounds: the cost of the adapter itself, with warm processor caches.
+* Inside a request: each transport sends requests over a socket. The figure is the time spent in the
+  adapter, without the time in the transport that it wraps. The processor caches are cold, because
+  many other functions run in each request, so the same code costs several times as much.
+* Over a socket: the time of whole requests to one local server, as a user sees it. Each client has
+  one connection, and the clients take turns in a new random order each round. The limits apply to
+  these figures.
 
-Two marks. The median request takes at most 5 % more than plain httpx. And it is not slower than
-with httpx-retries, as far as the run can tell: each round has one time for either client, and the
-median of their differences is drawn again 2,000 times from the same rounds (a bootstrap). Where
-even the lower end of the middle 95 % of those medians is above zero, the run has shown that we are
-slower. A smaller difference is none to a user: another run may turn it round. It may still be
-there, and the figure from inside a request says how large it is: counting for a breaker, a budget
-and a percentile, under a lock, is not done for nothing.
+There are two limits. First, the median request takes at most 5 % longer than with plain httpx.
+Second, it is not significantly slower than with httpx-retries. For this, the difference of the two
+clients' times is computed for each round, and a bootstrap with 2,000 samples gives the 95 %
+confidence interval of the median difference. tarry is slower if the whole interval is above zero. A
+smaller difference can have the opposite sign in another run; the figure from inside a request shows
+how large it is. tarry does more work per request: it updates a breaker, a budget and a latency
+percentile under a lock.
 
 Needs httpx, httpx-retries and uvicorn.
 """
@@ -42,18 +45,18 @@ from tarry.adapters.httpx import RetryTransport
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-MOST_ADDED = 1.05
+MAX_TIME_RATIO = 1.05
 ROUNDS, REQUESTS = 400, 20
 STUB_ROUNDS, STUB_REQUESTS = 200, 1000
-DRAWS, LOWER, UPPER = 2000, 0.025, 0.975
+BOOTSTRAP_SAMPLES, LOWER_QUANTILE, UPPER_QUANTILE = 2000, 0.025, 0.975
 PLAIN, OURS, THEIRS = "httpx", "httpx with tarry", "httpx with httpx-retries"
 
 Times = dict[str, list[float]]
-"""Seconds a request, one figure for each round, in the same order for all."""
+"""Seconds per request for each client; all lists have the rounds in the same order."""
 
 
 async def app(_scope, receive, send):
-    """Answer everything with two bytes."""
+    """Respond to each request with a body of two bytes."""
     await receive()
     headers = [(b"content-length", b"2")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -64,80 +67,82 @@ class Stub(httpx.BaseTransport):
     """A transport that returns a response at once."""
 
     def __init__(self) -> None:
-        self._answer = httpx.Response(200)
+        self._response = httpx.Response(200)
 
     def handle_request(self, _request: httpx.Request) -> httpx.Response:
-        """Return the same answer each time."""
-        return self._answer
+        """Return the same response each time."""
+        return self._response
 
 
-class Inside(httpx.BaseTransport):
-    """A transport that records when it started and finished."""
+class InnerTransport(httpx.BaseTransport):
+    """A transport that records when its last request started and finished."""
 
     def __init__(self) -> None:
         self._transport = httpx.HTTPTransport()
-        self.begun = self.ended = 0.0
+        self.started = self.finished = 0.0
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request."""
-        self.begun = perf_counter()
+        self.started = perf_counter()
         response = self._transport.handle_request(request)
-        self.ended = perf_counter()
+        self.finished = perf_counter()
         return response
 
 
-class Around(httpx.BaseTransport):
-    """A transport that measures the time that another transport adds to sending."""
+class OuterTransport(httpx.BaseTransport):
+    """A transport that measures the time that the wrapped transport adds to its inner transport."""
 
-    def __init__(self, transport: httpx.BaseTransport, inside: Inside) -> None:
+    def __init__(self, transport: httpx.BaseTransport, inner: InnerTransport) -> None:
         self._transport = transport
-        self._inside = inside
+        self._inner = inner
         self.times: list[float] = []
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request."""
-        begun = perf_counter()
+        started = perf_counter()
         response = self._transport.handle_request(request)
-        ended = perf_counter()
-        self.times.append(self._inside.begun - begun + ended - self._inside.ended)
+        finished = perf_counter()
+        self.times.append(self._inner.started - started + finished - self._inner.finished)
         return response
 
 
-def transports(inner: Callable[[], httpx.BaseTransport]) -> dict[str, httpx.BaseTransport]:
+def build_transports(
+    build_inner: Callable[[], httpx.BaseTransport],
+) -> dict[str, httpx.BaseTransport]:
     """Return the three compared transports, each over its own inner transport."""
     return {
-        PLAIN: inner(),
-        OURS: RetryTransport(inner()),
-        THEIRS: Peer(inner(), retry=Retry(total=3)),
+        PLAIN: build_inner(),
+        OURS: RetryTransport(build_inner()),
+        THEIRS: Peer(build_inner(), retry=Retry(total=3)),
     }
 
 
-def timed(
+def measure(
     calls: dict[str, Callable[[], object]], rounds: int, requests: int, clock: Callable[[], float]
 ) -> Times:
-    """Measure all calls in turns."""
+    """Measure all calls in turns, in a new random order each round."""
     times: Times = {name: [] for name in calls}
     names = list(calls)
     for _ in range(rounds):
         random.shuffle(names)
         for name in names:
             call = calls[name]
-            begun = clock()
+            started = clock()
             for _ in range(requests):
                 call()
-            times[name].append((clock() - begun) / requests)
+            times[name].append((clock() - started) / requests)
     return times
 
 
-def in_process() -> Times:
-    """Time the transports over a stub."""
+def measure_in_process() -> Times:
+    """Measure the transports over a stub."""
     request = httpx.Request("GET", "http://127.0.0.1:8000/")
 
     def call_of(transport: httpx.BaseTransport) -> Callable[[], object]:
         return lambda: transport.handle_request(request)
 
-    calls = {name: call_of(transport) for name, transport in transports(Stub).items()}
-    return timed(calls, STUB_ROUNDS, STUB_REQUESTS, process_time)
+    calls = {name: call_of(transport) for name, transport in build_transports(Stub).items()}
+    return measure(calls, STUB_ROUNDS, STUB_REQUESTS, process_time)
 
 
 @contextmanager
@@ -161,58 +166,67 @@ def server() -> Iterator[str]:
         process.kill()
 
 
-def over_a_socket(url: str, of: dict[str, httpx.BaseTransport], rounds: int = ROUNDS) -> Times:
-    """Time clients with these transports against a real server."""
+def measure_over_socket(
+    url: str, transports: dict[str, httpx.BaseTransport], rounds: int = ROUNDS
+) -> Times:
+    """Measure requests to a server by clients with these transports."""
 
     def call_of(client: httpx.Client) -> Callable[[], object]:
         return lambda: client.get(url)
 
-    calls = {name: call_of(httpx.Client(transport=transport)) for name, transport in of.items()}
-    return timed(calls, rounds, REQUESTS, perf_counter)
+    clients = {name: httpx.Client(transport=transport) for name, transport in transports.items()}
+    calls = {name: call_of(client) for name, client in clients.items()}
+    return measure(calls, rounds, REQUESTS, perf_counter)
 
 
-def inside(url: str) -> Times:
-    """Measure the time that the transports add to sending."""
-    inner: list[Inside] = []
+def measure_inside_requests(url: str) -> Times:
+    """Measure the time that each transport adds to its inner transport."""
+    inner: list[InnerTransport] = []
 
-    def make() -> Inside:
-        inner.append(Inside())
+    def build_inner() -> InnerTransport:
+        inner.append(InnerTransport())
         return inner[-1]
 
-    made = transports(make)
-    watched = {name: Around(made[name], within) for name, within in zip(made, inner, strict=True)}
-    over_a_socket(url, dict(watched), ROUNDS // 4)
-    return {name: around.times for name, around in watched.items()}
+    transports = build_transports(build_inner)
+    outer = {
+        name: OuterTransport(transports[name], its_inner)
+        for name, its_inner in zip(transports, inner, strict=True)
+    }
+    measure_over_socket(url, dict(outer), ROUNDS // 4)
+    return {name: transport.times for name, transport in outer.items()}
 
 
-def interval(differences: list[float]) -> tuple[float, float]:
-    """Return the range that the median of such differences lies in, 19 times of 20."""
+def confidence_interval(differences: list[float]) -> tuple[float, float]:
+    """Return the 95 % confidence interval of the median difference."""
     rng = random.Random(7)
-    medians = sorted(median(rng.choices(differences, k=len(differences))) for _ in range(DRAWS))
-    return medians[int(LOWER * DRAWS)], medians[int(UPPER * DRAWS)]
+    medians = sorted(
+        median(rng.choices(differences, k=len(differences))) for _ in range(BOOTSTRAP_SAMPLES)
+    )
+    lower = medians[int(LOWER_QUANTILE * BOOTSTRAP_SAMPLES)]
+    return lower, medians[int(UPPER_QUANTILE * BOOTSTRAP_SAMPLES)]
 
 
 def main() -> int:
     """Measure, print, and compare with the limits."""
-    stubbed = {name: min(taken) for name, taken in in_process().items()}
+    in_process = {name: min(times) for name, times in measure_in_process().items()}
     with server() as url:
-        within = {name: median(taken) for name, taken in inside(url).items()}
-        times = over_a_socket(url, transports(httpx.HTTPTransport))
-    for where, found in (("in process", stubbed), ("inside a request", within)):
+        inside = {name: median(times) for name, times in measure_inside_requests(url).items()}
+        socket_times = measure_over_socket(url, build_transports(httpx.HTTPTransport))
+    for where, seconds in (("in process", in_process), ("inside a request", inside)):
         for name in (OURS, THEIRS):
-            print(f"{where}, {name} adds {(found[name] - found[PLAIN]) * 1e6:.1f} us")
-    medians = {name: median(taken) for name, taken in times.items()}
-    for name, taken in medians.items():
-        ratio = taken / medians[PLAIN]
-        print(f"over a socket, {name:25}{taken * 1e6:8.0f} us{ratio:8.3f} x httpx")
-    pairs = zip(times[OURS], times[THEIRS], strict=True)
-    low, high = interval([ours - theirs for ours, theirs in pairs])
+            print(f"{where}, {name} adds {(seconds[name] - seconds[PLAIN]) * 1e6:.1f} us")
+    medians = {name: median(times) for name, times in socket_times.items()}
+    for name, middle in medians.items():
+        ratio = middle / medians[PLAIN]
+        print(f"over a socket, {name:25}{middle * 1e6:8.0f} us{ratio:8.3f} x httpx")
+    pairs = zip(socket_times[OURS], socket_times[THEIRS], strict=True)
+    low, high = confidence_interval([ours - theirs for ours, theirs in pairs])
     print(f"tarry less httpx-retries: {low * 1e6:+.1f} to {high * 1e6:+.1f} us")
-    added = medians[OURS] / medians[PLAIN]
-    met = added <= MOST_ADDED and low <= 0
-    slower = "slower" if low > 0 else "faster" if high < 0 else "no difference to be seen"
-    verdict = "pass" if met else "MISS"
-    print(f"{verdict}: {added:.3f} <= {MOST_ADDED}; beside httpx-retries: {slower}")
+    ratio = medians[OURS] / medians[PLAIN]
+    met = ratio <= MAX_TIME_RATIO and low <= 0
+    comparison = "slower" if low > 0 else "faster" if high < 0 else "no difference to be seen"
+    status = "pass" if met else "MISS"
+    print(f"{status}: {ratio:.3f} <= {MAX_TIME_RATIO}; beside httpx-retries: {comparison}")
     return not met
 
 

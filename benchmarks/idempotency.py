@@ -2,12 +2,14 @@
 
     python -m benchmarks.idempotency
 
-Two servers, plain and guarded, each in a process of its own, and a client with a connection to each
-that it keeps: one request to the one, one to the other, in random order. The verdict: the median
-request to the guarded server, as a user of httpx sees it, is at most 1.10 times that to the plain
-one, on h11 and, where they are installed, on httptools and uvloop. For information: the same as
-http.client sees it, which does less itself, the servers' processor time, and that of the
-applications without a server. Needs starlette, uvicorn and httpx.
+Two servers run in separate processes: "guarded" has the middleware, "plain" does not. A client with
+a persistent connection to each sends them requests in turns, in random order. The limit: with
+httpx, the median request to the guarded server takes at most 1.10 times as long as one to the plain
+server, on h11 and, if they are installed, on httptools with uvloop. Three other figures are printed
+for information: the same measurement with http.client, which does less work itself, the processor
+time of the servers, and the processor time of the applications without a server.
+
+Needs starlette, uvicorn and httpx.
 """
 
 from __future__ import annotations
@@ -34,12 +36,12 @@ from starlette.routing import Route
 
 from tarry.idempotency import IdempotencyMiddleware
 
-MOST_ADDED = 1.10
+MAX_TIME_RATIO = 1.10
 REQUESTS, WARM_UP = 3000, 500
-"""By each client to each server; together fewer than the memory store has room for."""
+"""Requests by each client to each server; together they fit into the memory store."""
 NAMES = ("plain", "guarded")
-KINDS = {"h11": "asyncio", "httptools": "uvloop"}
-"""What uvicorn reads HTTP with, and the loop that goes with it."""
+LOOP_BY_HTTP_PARSER = {"h11": "asyncio", "httptools": "uvloop"}
+"""The HTTP parsers of uvicorn, and the event loop that is used with each."""
 BODY = b'{"amount": 100, "currency": "EUR", "order": "2f6c1c4e"}'
 HEADERS = {
     "user-agent": "benchmark",
@@ -49,31 +51,31 @@ HEADERS = {
 }
 FIELDS = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 FIELDS += [(b"host", b"127.0.0.1"), (b"content-length", b"%d" % len(BODY))]
-NUMBERS = count()
+KEY_NUMBERS = count()
 
 
 async def pay(request):
-    """Read JSON, answer with JSON."""
+    """Read JSON, and respond with JSON."""
     order = await request.json()
     return JSONResponse({"paid": order["amount"]}, 201)
 
 
-def make(name):
+def build_app(name):
     """Return the application; the middleware has its defaults."""
     middleware = [Middleware(IdempotencyMiddleware)] if name == "guarded" else []
     return Starlette(routes=[Route("/payments", pay, methods=["POST"])], middleware=middleware)
 
 
 def plain():
-    return make("plain")
+    return build_app("plain")
 
 
 def guarded():
-    return make("guarded")
+    return build_app("guarded")
 
 
-def fresh_key() -> str:
-    return f'"8e03978e-40d5-43dd-bc93-{next(NUMBERS):012d}"'
+def next_key() -> str:
+    return f'"8e03978e-40d5-43dd-bc93-{next(KEY_NUMBERS):012d}"'
 
 
 class Server:
@@ -85,10 +87,10 @@ class Server:
             port = probe.getsockname()[1]
         factory = f"benchmarks.idempotency:{name}"
         command = [sys.executable, "-m", "uvicorn", "--factory", factory, "--port", str(port)]
-        options = ["--http", http, "--loop", KINDS[http], "--log-level", "critical"]
+        options = ["--http", http, "--loop", LOOP_BY_HTTP_PARSER[http], "--log-level", "critical"]
         self.process = subprocess.Popen([*command, *options])
         self._wait_for(port)
-        self.plain_client = HTTPConnection("127.0.0.1", port)
+        self.http_client = HTTPConnection("127.0.0.1", port)
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False)
 
     def _wait_for(self, port: int) -> None:
@@ -104,19 +106,19 @@ class Server:
 
     def post(self) -> int:
         """Send one request with httpx."""
-        headers = {**HEADERS, "idempotency-key": fresh_key()}
+        headers = {**HEADERS, "idempotency-key": next_key()}
         return self.client.post("/payments", content=BODY, headers=headers).status_code
 
-    def post_plainly(self) -> int:
+    def post_with_http_client(self) -> int:
         """Send one request with http.client."""
-        headers = {**HEADERS, "idempotency-key": fresh_key()}
-        self.plain_client.request("POST", "/payments", BODY, headers)
-        response = self.plain_client.getresponse()
+        headers = {**HEADERS, "idempotency-key": next_key()}
+        self.http_client.request("POST", "/payments", BODY, headers)
+        response = self.http_client.getresponse()
         response.read()
         return response.status
 
     def processor_time(self) -> float:
-        """Return the seconds that the server has worked, or 0 where the system does not tell."""
+        """Return the processor seconds of the server, or 0 if the system has no /proc."""
         try:
             fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         except FileNotFoundError:
@@ -128,24 +130,24 @@ class Server:
         self.process.wait()
 
 
-def served(http: str) -> float:
-    """Measure and print requests to servers, and return the ratio that a user of httpx sees."""
+def measure_servers(http: str) -> float:
+    """Measure and print requests to both servers; return the ratio of the times with httpx."""
     with ExitStack() as stack:
         servers: dict[str, Server] = {}
         for name in NAMES:
             servers[name] = Server(name, http)
             stack.callback(servers[name].close)
-        seen = measure_requests(servers, Server.post)
+        httpx_times = measure_requests(servers, Server.post)
         before = {name: servers[name].processor_time() for name in NAMES}
-        seen_plainly = measure_requests(servers, Server.post_plainly)
-        worked = {
+        http_client_times = measure_requests(servers, Server.post_with_http_client)
+        cpu_times = {
             name: (servers[name].processor_time() - before[name]) / (WARM_UP + REQUESTS)
             for name in NAMES
         }
-    ratio = show(f"httpx, {http}", seen)
-    show(f"http.client, {http}", seen_plainly)
-    if worked["plain"]:
-        show(f"server's work, {http}", worked)
+    ratio = print_ratio(f"httpx, {http}", httpx_times)
+    print_ratio(f"http.client, {http}", http_client_times)
+    if cpu_times["plain"]:
+        print_ratio(f"server's work, {http}", cpu_times)
     return ratio
 
 
@@ -154,14 +156,14 @@ def measure_requests(servers: dict[str, Server], post) -> dict[str, float]:
     times: dict[str, list[float]] = {name: [] for name in NAMES}
     for _ in range(WARM_UP + REQUESTS):
         for name in random.sample(NAMES, len(NAMES)):
-            begun = perf_counter()
+            started = perf_counter()
             status = post(servers[name])
-            times[name].append(perf_counter() - begun)
+            times[name].append(perf_counter() - started)
             assert status == 201
     return {name: median(times[name][WARM_UP:]) for name in NAMES}
 
 
-async def direct(app, requests: int) -> float:
+async def call_directly(app, requests: int) -> float:
     """Return the processor seconds of one request to an application without a server."""
     body = {"type": "http.request", "body": BODY, "more_body": False}
     statuses = []
@@ -173,33 +175,33 @@ async def direct(app, requests: int) -> float:
         if message["type"] == "http.response.start":
             statuses.append(message["status"])
 
-    begun = process_time()
+    started = process_time()
     for _ in range(requests):
         scope = {
             "type": "http",
             "method": "POST",
             "path": "/payments",
             "query_string": b"",
-            "headers": [*FIELDS, (b"idempotency-key", fresh_key().encode())],
+            "headers": [*FIELDS, (b"idempotency-key", next_key().encode())],
         }
         await app(scope, receive, send)
-    taken = process_time() - begun
+    seconds = process_time() - started
     assert [201] * requests == statuses
-    return taken / requests
+    return seconds / requests
 
 
-def in_process() -> None:
-    """Measure and print calls of the applications."""
+def measure_in_process() -> None:
+    """Measure and print direct calls of the applications, without a server."""
     best = dict.fromkeys(NAMES, float("inf"))
     with asyncio.Runner() as runner:
         for _ in range(100):
             for name in random.sample(NAMES, len(NAMES)):
-                best[name] = min(best[name], runner.run(direct(make(name), 200)))
-    show("best call in process", best)
+                best[name] = min(best[name], runner.run(call_directly(build_app(name), 200)))
+    print_ratio("best call in process", best)
 
 
-def show(what: str, seconds: dict[str, float]) -> float:
-    """Print one line and return its ratio."""
+def print_ratio(what: str, seconds: dict[str, float]) -> float:
+    """Print the seconds of both applications; return the ratio of guarded to plain."""
     plain, guarded = (seconds[name] * 1e6 for name in NAMES)
     figures = f"plain{plain:7.1f} us, guarded{guarded:7.1f} us, {guarded - plain:+6.1f} us"
     print(f"{what:25}{figures},{guarded / plain:6.3f} x plain")
@@ -208,12 +210,15 @@ def show(what: str, seconds: dict[str, float]) -> float:
 
 def main() -> int:
     """Measure, print, and compare with the limit."""
-    kinds = [http for http, loop in KINDS.items() if find_spec(http) and find_spec(loop)]
-    ratios = {http: served(http) for http in kinds}
-    in_process()
+    parsers = [
+        http for http, loop in LOOP_BY_HTTP_PARSER.items() if find_spec(http) and find_spec(loop)
+    ]
+    ratios = {http: measure_servers(http) for http in parsers}
+    measure_in_process()
     for http, ratio in ratios.items():
-        print(f"{'pass' if ratio <= MOST_ADDED else 'MISS'}: {http} {ratio:.3f} <= {MOST_ADDED}")
-    return max(ratios.values()) > MOST_ADDED
+        status = "pass" if ratio <= MAX_TIME_RATIO else "MISS"
+        print(f"{status}: {http} {ratio:.3f} <= {MAX_TIME_RATIO}")
+    return max(ratios.values()) > MAX_TIME_RATIO
 
 
 if __name__ == "__main__":

@@ -2,13 +2,13 @@
 
 All candidates wrap the same function, under the same conditions:
 
-* Batches are short and interleaved in a new random order each round, so a disturbance of the
-  machine affects all candidates. A ratio is taken within a round; the median over rounds counts.
-* Time is this thread's processor time where the system counts it finely.
+* Batches are short and interleaved in a new random order each round, so other load on the
+  machine affects all candidates. A ratio is computed for each round; the result is their median.
+* Time is this thread's processor time if its resolution is at least 1 us, else wall-clock time.
 * Each candidate has its own copy of the timing code, so that the interpreter's inline caches work
   as in a real program. The loop is unrolled five times, so its own cost is negligible.
-* Waits are removed at ``time.sleep`` and ``asyncio.sleep``: each library still pays for its code
-  before the sleep. tarry's waits are removed by its own ``testing.no_wait``.
+* Waits are removed by patching ``time.sleep`` and ``asyncio.sleep``, so the code of each library
+  around the sleep is still measured. tarry's waits are removed by its own ``testing.no_wait``.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ start = time.perf_counter()
 {}
 print((time.perf_counter() - start) * 1e3, "asyncio" in sys.modules)
 """
-FINE = time.get_clock_info("thread_time").resolution <= 1e-6
-CLOCK = time.thread_time_ns if FINE else time.perf_counter_ns
-WAITED_S = 0.1
-"""Three waits of the policy take 0.35 s on average; without them a call takes microseconds."""
+HAS_FINE_THREAD_TIME = time.get_clock_info("thread_time").resolution <= 1e-6
+CLOCK = time.thread_time_ns if HAS_FINE_THREAD_TIME else time.perf_counter_ns
+MAX_CHECK_S = 0.1
+"""A slower call has waited: three waits take 0.35 s on average, a call without waits some us."""
 Progress = Callable[[str], None]
 
 
 @dataclass(slots=True)
 class Row:
-    """Nanoseconds per call, or milliseconds per import, for each round; or the error."""
+    """Nanoseconds per call, or milliseconds per import, of each round; or the error."""
 
     rounds: list[float] = field(default_factory=list)
     error: str = ""
@@ -64,7 +64,7 @@ class Row:
         return median(a / b for a, b in zip(self.rounds, other.rounds, strict=True))
 
 
-def work(scene: str) -> Work:
+def build_work(scene: str) -> Work:
     """Return the function that all candidates of a scene call."""
     failed = False
 
@@ -92,8 +92,8 @@ def work(scene: str) -> Work:
     return functions[SCENES.index(scene)]
 
 
-def batch(f: Work, fives: int) -> int:
-    """Nanoseconds for five times ``fives`` calls."""
+def time_batch(f: Work, fives: int) -> int:
+    """Return the nanoseconds of five times ``fives`` calls."""
     start = CLOCK()
     for _ in repeat(None, fives):
         f()
@@ -104,8 +104,8 @@ def batch(f: Work, fives: int) -> int:
     return CLOCK() - start
 
 
-async def batch_async(f: Work, fives: int) -> int:
-    """Nanoseconds for five times ``fives`` awaited calls."""
+async def time_batch_async(f: Work, fives: int) -> int:
+    """Return the nanoseconds of five times ``fives`` awaited calls."""
     start = CLOCK()
     for _ in repeat(None, fives):
         await f()
@@ -120,22 +120,27 @@ async def batch_async(f: Work, fives: int) -> int:
 def no_waits() -> Iterator[None]:
     """Disable all waits and all logging, in the same way for all candidates."""
 
-    def nap(_seconds: float) -> None: ...
+    def skip_sleep(_seconds: float) -> None: ...
 
-    async def nap_async(_seconds: float) -> None: ...
+    async def skip_async_sleep(_seconds: float) -> None: ...
 
     with ExitStack() as stack:
-        with suppress(Exception):  # without tarry, the table says so
+        with suppress(Exception):  # if tarry is missing, its row shows the error
             stack.enter_context(import_module("tarry.testing").no_wait())
-        stack.enter_context(mock.patch.object(time, "sleep", nap))
-        stack.enter_context(mock.patch.object(asyncio, "sleep", nap_async))
+        stack.enter_context(mock.patch.object(time, "sleep", skip_sleep))
+        stack.enter_context(mock.patch.object(asyncio, "sleep", skip_async_sleep))
         stack.callback(logging.disable, logging.NOTSET)
         logging.disable()
         yield
 
 
-def check(decorate: Callable[[Work], Work], finish: Callable[[Any], Any], scene: str) -> None:
-    """Raise an error unless the candidate makes four attempts without waiting."""
+def check_attempts(
+    decorate: Callable[[Work], Work], finish: Callable[[Any], Any], scene: str
+) -> None:
+    """Raise an error unless the candidate makes four attempts without waiting.
+
+    ``finish`` returns the result of a call; in an async scene it runs the coroutine.
+    """
     calls: list[None] = []
 
     def fail() -> None:
@@ -150,29 +155,32 @@ def check(decorate: Callable[[Work], Work], finish: Callable[[Any], Any], scene:
     with suppress(Exception):  # the number of calls is what counts here
         finish(call())
     seconds = time.perf_counter() - start
-    if len(calls) != 4 or seconds > WAITED_S:
+    if len(calls) != 4 or seconds > MAX_CHECK_S:
         msg = f"{len(calls)} attempts in {seconds:.3f} s, not 4 at once"
         raise RuntimeError(msg)
 
 
 def prepare(name: str, scene: str, target_ns: int, runner: asyncio.Runner) -> Callable[[], float]:
-    """Return a function that times a batch of about ``target_ns``, in nanoseconds per call."""
+    """Return a function that measures a batch and returns its nanoseconds per call.
+
+    The batch is calibrated to take about ``target_ns``.
+    """
     is_async = scene.startswith("async")
-    code = (batch_async if is_async else batch).__code__
-    timed = FunctionType(code.replace(co_name=code.co_name), globals())
+    code = (time_batch_async if is_async else time_batch).__code__
+    time_calls = FunctionType(code.replace(co_name=code.co_name), globals())
 
     def finish(value: Any) -> Any:
         return runner.run(value) if is_async else value
 
-    check(CANDIDATES[name](), finish, scene)
-    call = CANDIDATES[name]()(work(scene))
+    check_attempts(CANDIDATES[name](), finish, scene)
+    call = CANDIDATES[name]()(build_work(scene))
     fives = 40
     for _ in range(3):
-        fives = max(1, round(fives * target_ns / max(1, finish(timed(call, fives)))))
-    return lambda: float(finish(timed(call, fives)) / (5 * fives))
+        fives = max(1, round(fives * target_ns / max(1, finish(time_calls(call, fives)))))
+    return lambda: float(finish(time_calls(call, fives)) / (5 * fives))
 
 
-def race(
+def measure_scene(
     scene: str, *, rounds: int, target_ns: int, seed: int, progress: Progress
 ) -> dict[str, Row]:
     """Measure all candidates in one scene; a candidate that raises is dropped with its error."""
@@ -189,7 +197,7 @@ def race(
                 gc.collect()
                 gc.disable()
                 try:
-                    if number:
+                    if number:  # round 0 prepares
                         rows[name].rounds.append(batches[name]())
                     else:
                         batches[name] = prepare(name, scene, target_ns, runner)
@@ -197,12 +205,12 @@ def race(
                     rows[name] = Row(error=f"{type(exc).__name__}: {exc}")
                 finally:
                     gc.enable()
-            gc.freeze()  # so that the collections stay cheap
+            gc.freeze()  # so that the next gc.collect() has few objects to visit
     gc.unfreeze()
     return rows
 
 
-def imports(*, runs: int, seed: int, progress: Progress) -> dict[str, Row]:
+def measure_imports(*, runs: int, seed: int, progress: Progress) -> dict[str, Row]:
     """Measure each import in new interpreters, in turns; the first round only writes bytecode."""
     rows = {statement: Row() for statement in STATEMENTS}
     rng = random.Random(seed)
@@ -212,11 +220,11 @@ def imports(*, runs: int, seed: int, progress: Progress) -> dict[str, Row]:
             if rows[statement].error:
                 continue
             command = [sys.executable, "-c", PROGRAM.format(statement)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                rows[statement] = Row(error=done.stderr.strip().rpartition("\n")[2])
+            process = subprocess.run(command, capture_output=True, text=True, check=False)
+            if process.returncode:
+                rows[statement] = Row(error=process.stderr.strip().rpartition("\n")[2])
             elif number:
-                milliseconds, loads_asyncio = done.stdout.split()
+                milliseconds, loads_asyncio = process.stdout.split()
                 rows[statement].rounds.append(float(milliseconds))
                 rows[statement].loads_asyncio = loads_asyncio == "True"
     return rows

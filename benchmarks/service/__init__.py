@@ -1,1 +1,1 @@
-"""What the service costs, and how fast it is, beside its peers: see docs/benchmarks.md."""
+"""Cost and speed of the service, compared with its peers: see docs/benchmarks-service.md."""

@@ -1,10 +1,11 @@
-"""A backlog that waits and a stream that falls due: how punctual the service is, how much it holds.
+"""Lag and memory of the service with a large backlog, while a stream of tasks falls due.
 
-The store is filled through its own class before the service starts: tasks for tomorrow, and a
-stream due at a steady rate. All of them are in one lane. Lag is the start of an attempt less its
-`nextAttemptAt`, both from the attempt log; the target's own arrival times stand beside it. A host
-that takes the processors away for a while makes late what falls into it: so lag is taken in
-windows, and the median over the windows counts, as that over the rounds does in the job.
+The store is filled directly, before the service starts: with the backlog, which is due tomorrow,
+and with the stream, which is due at a steady rate. All tasks are in one lane. The lag of an attempt
+is its start minus its `nextAttemptAt`, both from the attempt log; the arrival times at the target
+are also reported. If the host of a virtual machine takes the processors away for a while, the
+attempts in that time are late. Therefore the lag is computed for windows of attempts, and the
+median over the windows is compared with the limit.
 """
 
 from __future__ import annotations
@@ -35,12 +36,13 @@ from tarry.service.store import NewTask
 from tarry.service.stores.sqlite import SqliteStore
 
 RATE = 500
-"""Attempts a second of the stream."""
+"""Attempts per second of the stream."""
 FEW, MANY = 10_000, 1_000_000
+"""Tasks in the backlog, for the comparison of memory."""
 WINDOW = 5 * RATE
-"""Attempts in a window: five seconds of them."""
+"""Number of attempts in a window of five seconds."""
 AHEAD_S = 12.0
-"""Seconds from the last task written to the first that is due: the service starts meanwhile."""
+"""Seconds until the first task of the stream is due, in which the service starts."""
 TOMORROW_MS = 86_400_000
 TENANT = "default"
 _BATCH = 1_000
@@ -50,24 +52,24 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What a run with so many pending tasks has shown."""
+    """Results of a run with a backlog of `pending` tasks."""
 
     pending: int
     lags: list[float]
-    """Milliseconds, by the attempt log."""
+    """Lag of each attempt in milliseconds, from the attempt log."""
     arrivals: list[float]
-    """Milliseconds, by the target: the way of the request is in it."""
+    """Lag of each arrival at the target in milliseconds, which includes sending the request."""
     resident: float
-    """The most memory that the service had resident while the stream ran, in MiB."""
+    """Maximum resident memory of the service while the stream ran, in MiB."""
     stolen: float
-    """The share of the processors' time that the host of this machine gave to others meanwhile."""
+    """Share of processor time that the host gave to other machines meanwhile (steal time)."""
 
 
 def run(pending: int, seconds: float, progress: Progress) -> Backlog:
     """Fill a store, run the service on it until the stream is done, and read the log."""
     with _folder() as folder, running_target(folder) as target:
         path = folder / "tarry.db"
-        asyncio.run(_fill(path, _later(target, pending), pending, progress))
+        asyncio.run(_fill(path, _backlog_tasks(target, pending), pending, progress))
         count = int(RATE * seconds)
         start = int((time.time() + AHEAD_S) * 1000)
         due = [start + 1000 * i // RATE for i in range(count)]
@@ -82,7 +84,8 @@ def run(pending: int, seconds: float, progress: Progress) -> Backlog:
 
 
 def _serve(folder: Path, target: Target, start: int, count: int) -> tuple[float, float]:
-    port, most = free_port(), 0
+    """Run the service until the stream is done; return its maximum memory and the steal time."""
+    port, max_resident = free_port(), 0
     with Group(served.environ(folder, port), folder) as group:
         process = psutil.Process(served.start(group, port))
         if time.time() * 1000 > start:
@@ -92,21 +95,21 @@ def _serve(folder: Path, target: Target, start: int, count: int) -> tuple[float,
         while target.stats()["done"] < count:
             group.check()
             if time.time() > deadline:
-                raise Failed(f"{target.stats()['done']} of {count} done: {group.last_words()}")
-            most = max(most, _resident(process))
+                raise Failed(f"{target.stats()['done']} of {count} done: {group.log_tail()}")
+            max_resident = max(max_resident, _resident(process))
             time.sleep(0.5)
         stolen = psutil.cpu_times_percent().steal / 100
-        process.terminate()  # it stores the results of finished attempts
+        process.terminate()  # at shutdown, the service stores the results of finished attempts
         process.wait()
-    return most / 2**20, stolen
+    return max_resident / 2**20, stolen
 
 
-def _later(target: Target, count: int) -> Iterator[Task]:
+def _backlog_tasks(target: Target, count: int) -> Iterator[Task]:
     tomorrow = int(time.time() * 1000) + TOMORROW_MS
     return (_task(f"{target.url}/ok/0", tomorrow + i * TOMORROW_MS // count) for i in range(count))
 
 
-def _task(url: str, at: int) -> Task:
+def _task(url: str, due_ms: int) -> Task:
     task_id = str(uuid7())
     body = BODY.encode()
     content = TaskContent(url=url, headers=HEADERS, body=body, body_size=len(body))
@@ -117,7 +120,7 @@ def _task(url: str, at: int) -> Task:
         key=task_id,
         fingerprint=b"",
         content=PlainCodec().pack(content),
-        next_attempt_at=at,
+        next_attempt_at=due_ms,
     )
 
 
@@ -150,41 +153,42 @@ def _folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def lag_lines(it: Backlog) -> Iterator[str]:
-    """Show how punctual it was."""
-    yield f"\nlag, {len(it.lags):,} attempts at {RATE}/s with {it.pending:,} tasks pending (ms)"
-    for name, figures in (("started", it.lags), ("arrived", it.arrivals)):
+def lag_lines(result: Backlog) -> Iterator[str]:
+    """Yield the lines of the lag table."""
+    attempts, pending = len(result.lags), result.pending
+    yield f"\nlag, {attempts:,} attempts at {RATE}/s with {pending:,} tasks pending (ms)"
+    for name, figures in (("started", result.lags), ("arrived", result.arrivals)):
         shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "most": 1.0}
         cells = "".join(f"{head:>7} {quantile(figures, q):.2f}" for head, q in shares.items())
         yield f"{name:16}{cells}"
-    each = ", ".join(f"{p99:g}" for p99 in _by_window(it, 0.99))
-    yield f"started, p99 of each five seconds: {each}"
-    yield f"the host gave {it.stolen:.1%} of the processors' time to others"
+    p99_by_window = ", ".join(f"{p99:g}" for p99 in _by_window(result, 0.99))
+    yield f"started, p99 of each five seconds: {p99_by_window}"
+    yield f"the host gave {result.stolen:.1%} of the processors' time to others"
 
 
-def lag_marks(it: Backlog) -> list[Mark]:
+def lag_marks(result: Backlog) -> list[Mark]:
     return [
-        Mark("lag p50 ms", median(_by_window(it, 0.5)), most=2.0),
-        Mark("lag p99 ms", median(_by_window(it, 0.99)), most=5.0),
+        Mark("lag p50 ms", median(_by_window(result, 0.5)), most=2.0),
+        Mark("lag p99 ms", median(_by_window(result, 0.99)), most=5.0),
     ]
 
 
-def _by_window(it: Backlog, share: float) -> list[float]:
-    begins = range(0, len(it.lags), WINDOW)
-    return [quantile(it.lags[begin : begin + WINDOW], share) for begin in begins]
+def _by_window(result: Backlog, share: float) -> list[float]:
+    begins = range(0, len(result.lags), WINDOW)
+    return [quantile(result.lags[begin : begin + WINDOW], share) for begin in begins]
 
 
 def _resident(process: psutil.Process) -> int:
-    """Return the memory of a process and of those that it has started."""
-    every = (process, *process.children(recursive=True))
-    return sum(one.memory_info().rss for one in every)
+    """Return the resident bytes of a process and its descendants."""
+    processes = (process, *process.children(recursive=True))
+    return sum(each.memory_info().rss for each in processes)
 
 
 def memory_lines(few: Backlog, many: Backlog) -> Iterator[str]:
-    """Show how much it held."""
+    """Yield the lines of the memory table."""
     yield "\nmemory, resident while the stream ran (MiB)"
-    for it in (few, many):
-        yield f"{it.pending:>13,} pending  {it.resident:7.1f}"
+    for result in (few, many):
+        yield f"{result.pending:>13,} pending  {result.resident:7.1f}"
 
 
 def memory_marks(few: Backlog, many: Backlog) -> list[Mark]:

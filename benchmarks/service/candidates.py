@@ -1,6 +1,6 @@
-"""The candidates of the job, each with the best settings that a search has found.
+"""The candidates of the job, each with the fastest settings found in a search.
 
-The search ran on two cores; another machine may need other numbers of processes.
+The search ran on two cores; other settings may be faster on another machine.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from benchmarks.service.served import SERVE
 Command = tuple[str, ...]
 
 LIMIT, SINGLES, BATCHES = "bare-loop", "tarry", "tarry-batch"
-"""The limit, and the two candidates that are ours; all others are peers."""
+"""The upper limit (a client without a queue), and tarry's two candidates; others are peers."""
 NODE = Path(__file__).with_name("node")
 NODE_HOME = ROOT / ".venv" / "bench-node"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """The processes of one way to do the job."""
+    """The processes with which a candidate does the job."""
 
     enqueuer: Command
     workers: tuple[Command, ...] = ()
     set_up: Command = ()
     needs: str = ""
-    """`redis`, `postgres` or nothing."""
+    """The server that it needs: `redis`, `postgres` or none."""
     packages: Path | None = None
-    """A folder with packages that only this one wants."""
+    """A folder with packages for this candidate only."""
 
 
 def _peer(name: str, *role: str) -> Command:
@@ -120,17 +120,17 @@ def on_node(name: str) -> bool:
 
 
 def install_node_peers() -> dict[str, str]:
-    """Install the peers on Node; return the environment in which they are found."""
+    """Install the peers on Node; return the environment variables with which Node finds them."""
     if shutil.which("node") is None or shutil.which("npm") is None:
-        raise Failed("node and npm are not here")
+        raise Failed("node and npm are not installed")
     manifest, wanted = NODE_HOME / "package.json", (NODE / "package.json").read_text()
     if not manifest.exists() or manifest.read_text() != wanted:
         shutil.rmtree(NODE_HOME, ignore_errors=True)
         NODE_HOME.mkdir(parents=True)
         manifest.write_text(wanted)
         npm = ["npm", "install", "--no-audit", "--no-fund", "--legacy-peer-deps"]
-        done = subprocess.run(npm, cwd=NODE_HOME, capture_output=True, text=True, check=False)
-        if done.returncode:
+        process = subprocess.run(npm, cwd=NODE_HOME, capture_output=True, text=True, check=False)
+        if process.returncode:
             manifest.unlink()  # so that the next run tries again
-            raise Failed(f"npm install failed:\n{done.stderr[-2000:]}")
+            raise Failed(f"npm install failed:\n{process.stderr[-2000:]}")
     return {"NODE_PATH": str(NODE_HOME / "node_modules")}

@@ -1,4 +1,4 @@
-"""A light HTTP/1.1 client for the load: keep-alive connections, one request at a time on each."""
+"""A fast HTTP/1.1 client: keep-alive connections with one request at a time on each."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import httptools
 
 
 class Connection(asyncio.Protocol):
-    """One connection; a request is written in one piece."""
+    """One connection; a request is written with a single call."""
 
     def __init__(self, head: str) -> None:
         self._head = head
         self._transport: asyncio.WriteTransport | None = None
         self._parser = None
-        self._answered: asyncio.Future[int] | None = None
+        self._status: asyncio.Future[int] | None = None
         self.is_closed = False
 
     def connection_made(self, transport) -> None:
@@ -26,32 +26,32 @@ class Connection(asyncio.Protocol):
         self._parser.feed_data(data)
 
     def on_message_complete(self) -> None:
-        answered, self._answered = self._answered, None
-        answered.set_result(self._parser.get_status_code())
+        status, self._status = self._status, None
+        status.set_result(self._parser.get_status_code())
 
     def connection_lost(self, exc) -> None:
         self.is_closed = True
-        if self._answered is not None and not self._answered.done():
-            self._answered.set_exception(exc or ConnectionResetError("the server closed"))
+        if self._status is not None and not self._status.done():
+            self._status.set_exception(exc or ConnectionResetError("the server closed"))
 
     async def post(self, path: str, body: bytes) -> int:
-        """Make a request; return the status of the answer."""
-        self._answered = asyncio.get_running_loop().create_future()
+        """Send a request; return the status of the response."""
+        self._status = asyncio.get_running_loop().create_future()
         start = f"POST {path} HTTP/1.1\r\n{self._head}Content-Length: {len(body)}\r\n\r\n"
         self._transport.write(start.encode() + body)
-        return await self._answered
+        return await self._status
 
     def close(self) -> None:
         self._transport.close()
 
 
 class Connections:
-    """Connections to one server; a connection that it closed while idle is opened again."""
+    """Connections to one server; a connection that the server closed is opened again."""
 
     def __init__(self, url: str, headers: dict[str, str]) -> None:
-        where = urlsplit(url)
-        self._host, self._port = where.hostname, where.port
-        lines = {"Host": where.netloc, **headers}
+        address = urlsplit(url)
+        self._host, self._port = address.hostname, address.port
+        lines = {"Host": address.netloc, **headers}
         self._head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         self._idle: asyncio.LifoQueue[Connection] = asyncio.LifoQueue()
         self.all: list[Connection] = []
@@ -65,14 +65,14 @@ class Connections:
 
     async def _connect(self) -> Connection:
         loop = asyncio.get_running_loop()
-        _, made = await loop.create_connection(
+        _, connection = await loop.create_connection(
             lambda: Connection(self._head), self._host, self._port
         )
-        self.all.append(made)
-        return made
+        self.all.append(connection)
+        return connection
 
     async def post(self, path: str, body: bytes) -> int:
-        """Make a request on a connection that is idle, waiting for one if need be."""
+        """Send a request on an idle connection; wait for one if all are in use."""
         connection = await self._idle.get()
         try:
             if connection.is_closed:

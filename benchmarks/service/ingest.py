@@ -1,7 +1,7 @@
-"""How long a POST takes while deliveries run: 1,000 tasks a second come in, and go out at once.
+"""Latency of adding a task while deliveries run, at 1,000 new tasks per second, all due at once.
 
-POSTs leave on a schedule, whatever the ones before them do, and a POST's time counts from when it
-should have left: a service that stalls cannot hide it by slowing the client.
+POSTs are sent on a fixed schedule that does not depend on earlier responses, and the time of a POST
+counts from its scheduled start. So the figures show stalls of the service even if they delay POSTs.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ WARM_UP_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Ingest:
-    """What a run has shown."""
+    """Results of a run."""
 
     times: list[float]
     """Milliseconds of each POST."""
     delivered: float
-    """Deliveries a second while POSTs came in."""
+    """Deliveries per second while POSTs were sent."""
 
 
 def run(seconds: float, progress: Callable[[str], None]) -> Ingest:
@@ -51,23 +51,23 @@ def run(seconds: float, progress: Callable[[str], None]) -> Ingest:
         with Group(served.environ(folder, port), folder) as group:
             served.start(group, port)
             progress(f"ingest: {RATE}/s for {seconds:g} s")
-            return uvloop.run(_measured(served.address(port), target, seconds))
+            return uvloop.run(_measure(served.address(port), target, seconds))
 
 
-async def _measured(address: str, target: Target, seconds: float) -> Ingest:
+async def _measure(address: str, target: Target, seconds: float) -> Ingest:
     connections = await Connections.open(address, CONNECTIONS, {"Content-Type": "application/json"})
     await _stream(connections, target.url, WARM_UP_S)
     before = target.stats()["requests"]
-    began = time.monotonic()
+    started = time.monotonic()
     times = await _stream(connections, target.url, seconds)
-    delivered = (target.stats()["requests"] - before) / (time.monotonic() - began)
+    delivered = (target.stats()["requests"] - before) / (time.monotonic() - started)
     connections.close()
     return Ingest(times, delivered)
 
 
 async def _stream(connections: Connections, target: str, seconds: float) -> list[float]:
     encode = msgspec.json.Encoder().encode
-    begin = time.monotonic()
+    started = time.monotonic()
     times: list[float] = []
 
     async def post(task: int, due: float) -> None:
@@ -79,21 +79,22 @@ async def _stream(connections: Connections, target: str, seconds: float) -> list
 
     async with asyncio.TaskGroup() as posts:
         for task in range(int(RATE * seconds)):
-            due = begin + task / RATE
+            due = started + task / RATE
             if (early := due - time.monotonic()) > 0:
                 await asyncio.sleep(early)
             posts.create_task(post(task, due))
     return times
 
 
-def lines(it: Ingest) -> Iterator[str]:
-    """Show how long it took."""
-    yield f"\ningest, {len(it.times):,} POSTs at {RATE}/s, {it.delivered:,.0f} deliveries/s (ms)"
+def lines(result: Ingest) -> Iterator[str]:
+    """Yield the lines of the table."""
+    posts, delivered = len(result.times), result.delivered
+    yield f"\ningest, {posts:,} POSTs at {RATE}/s, {delivered:,.0f} deliveries/s (ms)"
     shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "most": 1.0}
-    cells = "".join(f"{head:>7} {quantile(it.times, q):.2f}" for head, q in shares.items())
+    cells = "".join(f"{head:>7} {quantile(result.times, q):.2f}" for head, q in shares.items())
     yield f"{'POST':16}{cells}"
 
 
-def marks(it: Ingest) -> list[Mark]:
-    """Judge it: the time has no mark, but it only counts if the deliveries ran."""
-    return [Mark("deliveries/s", it.delivered, least=0.98 * RATE)]
+def marks(result: Ingest) -> list[Mark]:
+    """Return the mark for deliveries, which must keep up. The time of a POST has no limit."""
+    return [Mark("deliveries/s", result.delivered, least=0.98 * RATE)]

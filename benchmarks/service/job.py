@@ -1,8 +1,9 @@
 """The job: many tasks of one POST each, of which one in five fails once, until all succeed.
 
-A run of a candidate: its processes start, do a small job to get warm, and rest; then the clock runs
-from the first enqueue to the last success at the target. Processor time is that of the workers, the
-enqueuing process, and the broker or database, until shortly after the last success.
+In a run of a candidate, its processes start, do a small job to warm up, and idle for a moment. Then
+the time is measured from the first enqueue to the last success at the target. Processor time is
+that of the workers, the enqueuing process, and the broker or database, until shortly after the last
+success. The gap of a task is the time from its failed attempt to the next attempt.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from benchmarks.service.target import Target, running_target
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-WARM_UP = 200
-REST_S = 1.0
+WARM_UP_TASKS = 200
+IDLE_S = 1.0
 SETTLE_S = 0.2
 SEED = 7
-PATIENCE_S = 120.0
-"""Seconds for a step of the slowest candidate."""
+STEP_TIMEOUT_S = 120.0
+"""Timeout of a step, long enough for the slowest candidate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +40,9 @@ class Run:
     """One run of one candidate."""
 
     rate: float
-    """Tasks a second."""
+    """Tasks per second."""
     cpu: float
-    """Milliseconds of processor time a task."""
+    """Milliseconds of processor time per task."""
     gap_p50: float
     gap_p99: float
     duplicates: int
@@ -58,13 +59,13 @@ class Row:
         return median(getattr(run, what) for run in self.runs)
 
     def ratio(self, other: Row, what: str) -> float:
-        """Return the median over the rounds of this one's figure to the other's."""
+        """Return the median over the rounds of this row's figure divided by the other's."""
         pairs = zip(self.runs, other.runs, strict=True)
-        return median(getattr(mine, what) / getattr(its, what) for mine, its in pairs)
+        return median(getattr(run, what) / getattr(other_run, what) for run, other_run in pairs)
 
 
 class Job:
-    """The servers, the target, and one run after another."""
+    """Starts the servers and the target, and runs candidates one after another."""
 
     def __init__(self, stack: ExitStack, needed: set[str], node: dict[str, str]) -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tarry-bench-")))
@@ -83,11 +84,11 @@ class Job:
         with tempfile.TemporaryDirectory(prefix="tarry-bench-") as home:
             folder = Path(home)
             with Group(self._environ(candidate, folder), folder) as group:
-                return self._measured(candidate, count, group, server)
+                return self._measure(candidate, count, group, server)
 
     def _environ(self, candidate: Candidate, folder: Path) -> dict[str, str]:
         packages = {"PYTHONPATH": str(candidate.packages)} if candidate.packages else {}
-        servers = {f"BENCH_{name.upper()}": it.url for name, it in self._servers.items()}
+        servers = {f"BENCH_{name.upper()}": server.url for name, server in self._servers.items()}
         return {
             **servers,
             **packages,
@@ -97,18 +98,18 @@ class Job:
             "BENCH_FOLDER": str(folder),
         }
 
-    def _measured(
+    def _measure(
         self, candidate: Candidate, count: int, group: Group, server: Server | None
     ) -> Run:
         if candidate.set_up:
             group.finish(candidate.set_up)
         pids = [group.start(command).pid for command in candidate.workers]
         pids += [] if server is None else [server.pid]
-        enqueuer = Enqueuer(group, candidate.enqueuer, PATIENCE_S)
+        enqueuer = Enqueuer(group, candidate.enqueuer, STEP_TIMEOUT_S)
         self._target.reset()
-        enqueuer.enqueue(WARM_UP)
-        self._await(WARM_UP, group)
-        time.sleep(REST_S)
+        enqueuer.enqueue(WARM_UP_TASKS)
+        self._await(WARM_UP_TASKS, group)
+        time.sleep(IDLE_S)
         self._target.reset()
 
         before = sum(map(cpu_seconds, pids))
@@ -119,7 +120,7 @@ class Job:
         stats = self._target.stats()
         gaps = [seen.gap for seen in self._target.log().values() if seen.gap is not None]
         if stats["bad"]:
-            raise Failed(f"{stats['bad']} requests that the target does not understand")
+            raise Failed(f"{stats['bad']} requests were invalid for the target")
         return Run(
             rate=count / (stats["last_done"] - began),
             cpu=1e3 * spent / count,
@@ -129,18 +130,21 @@ class Job:
         )
 
     def _await(self, count: int, group: Group) -> None:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + STEP_TIMEOUT_S
         while (done := self._target.stats()["done"]) < count:
             group.check()
             if time.monotonic() > deadline:
-                raise Failed(f"{done} of {count} tasks done; it said:\n{group.last_words()}")
+                raise Failed(f"{done} of {count} tasks done; end of the log:\n{group.log_tail()}")
             time.sleep(0.02)
 
 
 def race(
     names: list[str], *, count: int, rounds: int, progress: Callable[[str], None]
 ) -> dict[str, Row]:
-    """Run all candidates in turns, in a new random order each round; a failed one is dropped."""
+    """Run all candidates in turns, in a new random order each round.
+
+    A candidate that fails is dropped, and its row has the error.
+    """
     rows = {name: Row() for name in names}
     rng = random.Random(SEED)
     node: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Figures and the marks they are held against."""
+"""Figures and their limits (marks)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A figure and what it must keep to; a missing figure misses its mark."""
+    """A figure with its lower and upper limit; a mark without a figure is missed."""
 
     what: str
     figure: float | None
@@ -29,6 +29,6 @@ class Mark:
 
 
 def quantile(figures: list[float], share: float) -> float:
-    """Return the figure that a share of them does not exceed; NaN of none."""
+    """Return a quantile: the figure that `share` of the figures do not exceed; NaN if empty."""
     ordered = sorted(figures)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")

@@ -30,18 +30,18 @@ def free_port() -> int:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the processor time of a process and all its descendants, the ended ones too."""
+    """Return the processor time of a process and its descendants, including ended ones."""
     total = 0.0
     with suppress(psutil.Error):
         process = psutil.Process(pid)
-        for one in (process, *process.children(recursive=True)):
+        for each in (process, *process.children(recursive=True)):
             with suppress(psutil.Error):
-                total += sum(one.cpu_times()[:4])  # its own, and those of children it waited for
+                total += sum(each.cpu_times()[:4])  # its own, and that of its ended children
     return total
 
 
 class Group:
-    """Processes with one environment and one log, which end together."""
+    """Processes with a common environment and log file, which are killed together."""
 
     def __init__(self, environ: dict[str, str], folder: Path) -> None:
         self._environ = {**os.environ, **environ, "PYTHONUNBUFFERED": "1"}
@@ -58,7 +58,7 @@ class Group:
             process.wait()
 
     def start(self, command: tuple[str, ...], **pipes: int) -> subprocess.Popen:
-        """Start a process, with children that can be found again."""
+        """Start a process in a new session, so that it can be killed with its children."""
         with self._log.open("ab") as log:
             pipes = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, **pipes}
             process = subprocess.Popen(
@@ -68,49 +68,51 @@ class Group:
         return process
 
     def finish(self, command: tuple[str, ...]) -> None:
-        """Run a process to its end."""
+        """Run a process and wait for its end; raise `Failed` if it fails."""
         if self.start(command).wait():
-            raise Failed(f"{' '.join(command)} failed:\n{self.last_words()}")
+            raise Failed(f"{' '.join(command)} failed:\n{self.log_tail()}")
 
     def check(self) -> None:
-        """Raise when a process has ended that should not have."""
+        """Raise `Failed` if a process has ended with an error."""
         for process in self._all:
             if process.poll():
-                raise Failed(f"a process ended with {process.returncode}:\n{self.last_words()}")
+                raise Failed(f"a process ended with {process.returncode}:\n{self.log_tail()}")
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         return self._log.read_text(errors="replace")[-2000:]
 
 
 class Enqueuer:
     """A process that enqueues tasks on command; see `peers.common.serve`."""
 
-    def __init__(self, group: Group, command: tuple[str, ...], patience: float) -> None:
+    def __init__(self, group: Group, command: tuple[str, ...], timeout_s: float) -> None:
         self._group = group
-        self._patience = patience
+        self._timeout_s = timeout_s
         self._process = group.start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
-        threading.Thread(target=self._listen, daemon=True).start()
-        if self._answer() != "ready":
-            raise Failed(f"the enqueuer is not ready:\n{group.last_words()}")
+        self._output_lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=self._read_output, daemon=True).start()
+        if self._next_line() != "ready":
+            raise Failed(f"the enqueuer is not ready:\n{group.log_tail()}")
 
     def enqueue(self, count: int) -> tuple[float, float]:
-        """Enqueue; return when it began (monotonic seconds) and the processor time it took."""
+        """Enqueue tasks; return the start in monotonic seconds, and the processor seconds used."""
         self._process.stdin.write(f"{count}\n")
         self._process.stdin.flush()
-        result = json.loads(self._answer())
+        result = json.loads(self._next_line())
         return result["began"], result["cpu"]
 
-    def _listen(self) -> None:
+    def _read_output(self) -> None:
         for line in self._process.stdout:
-            self._said.put(line.strip())
-        self._said.put("")
+            self._output_lines.put(line.strip())
+        self._output_lines.put("")
 
-    def _answer(self) -> str:
+    def _next_line(self) -> str:
         try:
-            said = self._said.get(timeout=self._patience)
+            line = self._output_lines.get(timeout=self._timeout_s)
         except queue.Empty:
-            raise Failed(f"the enqueuer is silent:\n{self._group.last_words()}") from None
-        if not said:
-            raise Failed(f"the enqueuer has ended:\n{self._group.last_words()}")
-        return said
+            raise Failed(
+                f"the enqueuer did not respond in time:\n{self._group.log_tail()}"
+            ) from None
+        if not line:
+            raise Failed(f"the enqueuer has ended:\n{self._group.log_tail()}")
+        return line

@@ -16,13 +16,13 @@ HEADS = ("tasks/s", "x best", "CPU ms", "x best", "gap p50", "gap p99", "twice")
 
 
 class Report:
-    """The rows of a race; ratios are to the fastest peer, and to the one that takes least CPU."""
+    """The rows of a race; ratios are to the fastest peer and to the peer with the least CPU."""
 
     def __init__(self, rows: dict[str, Row]) -> None:
         self._rows = rows
         peers = [name for name, row in rows.items() if is_peer(name) and row.runs]
         self._fastest = max(peers, key=lambda name: rows[name].median("rate"), default=None)
-        self._thriftiest = min(peers, key=lambda name: rows[name].median("cpu"), default=None)
+        self._least_cpu = min(peers, key=lambda name: rows[name].median("cpu"), default=None)
 
     def marks(self, name: str) -> list[Mark]:
         """Return the marks of a row; peers have none."""
@@ -33,7 +33,7 @@ class Report:
         gap = row.median("gap_p99") if row.runs else None
         return [
             Mark("x tasks/s", self._ratio(name, self._fastest, "rate"), least=least),
-            Mark("x CPU", self._ratio(name, self._thriftiest, "cpu"), most=0.5),
+            Mark("x CPU", self._ratio(name, self._least_cpu, "cpu"), most=0.5),
             Mark("gap p99 ms", gap, most=150.0),
         ]
 
@@ -49,7 +49,7 @@ class Report:
                 yield f"{name:16}  out: {first}"
                 yield from (f"{'':18}{line}" for line in rest)
         if self._fastest is not None:
-            yield f"best peer: {self._fastest} in tasks/s, {self._thriftiest} in CPU"
+            yield f"best peer: {self._fastest} in tasks/s, {self._least_cpu} in CPU"
         for name in self._rows:
             yield from (f"{name:16}  {mark}" for mark in self.marks(name))
 
@@ -59,7 +59,7 @@ class Report:
             f"{row.median('rate'):,.0f}",
             _format_ratio(self._ratio(name, self._fastest, "rate")),
             f"{row.median('cpu'):.3f}",
-            _format_ratio(self._ratio(name, self._thriftiest, "cpu")),
+            _format_ratio(self._ratio(name, self._least_cpu, "cpu")),
             f"{row.median('gap_p50'):,.0f}",
             f"{row.median('gap_p99'):,.0f}",
             f"{sum(run.duplicates for run in row.runs)}",

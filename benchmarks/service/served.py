@@ -1,4 +1,4 @@
-"""`tarry serve` in a process of its own, on a SQLite file (synchronous=FULL), as a user runs it."""
+"""Runs `tarry serve` in a separate process as a user does, with SQLite (synchronous=FULL)."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from benchmarks.service.processes import Group
 
 SERVE = (sys.executable, "-m", "tarry", "serve", "--dev")
-STARTS_WITHIN_S = 30.0
+START_TIMEOUT_S = 30.0
 
 
 def environ(folder: Path, port: int) -> dict[str, str]:
-    """Return what the service, and those who look for it, have to know."""
+    """Return the environment variables for the service and its clients."""
     return {"TARRY_STORE": f"sqlite:{folder / 'tarry.db'}", "TARRY_PORT": str(port)}
 
 
 def address(port: int | str = "") -> str:
-    """Return the address of the service; the default port is in the environment."""
+    """Return the address of the service; the default port is in TARRY_PORT."""
     return f"http://127.0.0.1:{port or os.environ['TARRY_PORT']}"
 
 
 def is_ready(port: int | str = "") -> bool:
     """Return whether the service accepts tasks."""
-    where = address(port).removeprefix("http://")
-    connection = http.client.HTTPConnection(where, timeout=5)
+    host_and_port = address(port).removeprefix("http://")
+    connection = http.client.HTTPConnection(host_and_port, timeout=5)
     try:
         connection.request("GET", "/readyz")
         return connection.getresponse().status == 200
@@ -42,12 +42,12 @@ def is_ready(port: int | str = "") -> bool:
 
 
 def await_ready(port: int | str = "", check: Callable[[], None] = lambda: None) -> None:
-    """Wait until it takes tasks; `check` raises when there is nothing to wait for."""
-    deadline = time.monotonic() + STARTS_WITHIN_S
+    """Wait until the service accepts tasks; `check` raises an error if its process has ended."""
+    deadline = time.monotonic() + START_TIMEOUT_S
     while not is_ready(port):
         check()
         if time.monotonic() > deadline:
-            raise TimeoutError(f"tarry serve is not ready after {STARTS_WITHIN_S:g} s")
+            raise TimeoutError(f"tarry serve is not ready after {START_TIMEOUT_S:g} s")
         time.sleep(0.05)
 
 

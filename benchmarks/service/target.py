@@ -1,4 +1,4 @@
-"""The target that all candidates call: compiled from target.c, run in a process of its own."""
+"""The target that all candidates call: compiled from target.c, run in a separate process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOURCE = Path(__file__).with_name("target.c")
 
 
 class Seen(NamedTuple):
-    """What the target knows of one id; `gap`: ms from its 503 to the next attempt, if any."""
+    """The requests of one task: first arrival, and ms from its 503 to the next attempt, if any."""
 
     arrived: float
     gap: float | None
@@ -31,20 +31,20 @@ class Target:
         self._port = port
 
     def reset(self) -> None:
-        self._ask("POST", "/reset")
+        self._request("POST", "/reset")
 
     def stats(self) -> dict[str, float]:
-        return json.loads(self._ask("GET", "/stats"))
+        return json.loads(self._request("GET", "/stats"))
 
     def log(self) -> dict[int, Seen]:
-        """Return what it has seen, by id."""
-        rows = (line.split() for line in self._ask("GET", "/log").splitlines())
+        """Return the requests of each task, by the number of the task."""
+        rows = (line.split() for line in self._request("GET", "/log").splitlines())
         return {
             int(task): Seen(float(arrived), float(gap) if float(gap) >= 0 else None)
             for task, arrived, gap in rows
         }
 
-    def _ask(self, method: str, path: str) -> bytes:
+    def _request(self, method: str, path: str) -> bytes:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=30)
         try:
             connection.request(method, path)

@@ -90,4 +90,4 @@ def test_targets_send_the_scripted_responses() -> None:
 
     assert ["503", DROP_CONNECTION, TOO_MANY_REQUESTS, "200", "200"] == steps
     assert ["503", "200"] == [before, after]
-    assert ["k", "k"] == flaky.keys["/a/2"]
+    assert ["k", "k"] == flaky.idempotency_keys["/a/2"]

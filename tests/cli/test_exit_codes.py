@@ -56,7 +56,9 @@ def test_error_message_has_detail_and_hint() -> None:
     shut = NotAuthorized("GET / ...", problem={"detail": "A key is needed."})
 
     assert "Too many tasks. Try again in 5 s." == error_message(busy)
-    assert error_message(shut).startswith("A key is needed. Pass a key with --key or TARRY_KEY;")
+    assert error_message(shut).startswith(
+        "A key is needed. Pass an API key with --key or TARRY_KEY;"
+    )
     assert "rate must be a number" == error_message(ConfigurationError("rate must be a number"))
     assert "GET / got no answer" == error_message(ServiceError("GET / got no answer"))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tarry.cli.policy_local import TARGETS, app
+from tarry.cli.policy_local import EXPORT_SYSTEMS, app
 from tarry.policyfile.defence import Defence
 from tarry.policyfile.export import to_grpc
 
@@ -47,4 +47,4 @@ def test_table_has_every_target() -> None:
     """The table on the page has every export target, and no other."""
     header = next(line for line in PAGE.splitlines() if line.startswith("| | "))
 
-    assert sorted(TARGETS) == sorted(re.findall(r"`([a-z-]+)`", header))
+    assert sorted(EXPORT_SYSTEMS) == sorted(re.findall(r"`([a-z-]+)`", header))

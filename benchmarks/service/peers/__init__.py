@@ -1,5 +1,5 @@
-"""One module for each peer: its worker, and who enqueues for it, at the best settings known.
+"""One module for each peer, with its worker and its enqueuer, at the fastest settings found.
 
-A module is run as `python -m benchmarks.service.peers.NAME ROLE`; where a peer brings a command of
-its own for the worker, that imports the module instead.
+A module is run as `python -m benchmarks.service.peers.NAME ROLE`; if a peer has its own command
+for workers, that command imports the module instead.
 """

@@ -1,4 +1,4 @@
-"""The limit: a bare client loop in one process, that keeps nothing and retries from memory."""
+"""The limit: a bare client loop in one process, without a store, which retries from memory."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ async def connect():
     async def enqueue(ids):
         loop = asyncio.get_running_loop()
         due = asyncio.Queue()
-        rest = len(ids)
+        unfinished = len(ids)
 
         async def work(connection):
-            nonlocal rest
+            nonlocal unfinished
             while True:
                 task, attempt = await due.get()
                 if task is None:
                     return
                 if await connection.post(f"/t/{task}", body) != 200:
-                    again = task, attempt + 1
-                    loop.call_later(common.delay(attempt), due.put_nowait, again)
+                    retry = task, attempt + 1
+                    loop.call_later(common.delay(attempt), due.put_nowait, retry)
                     continue
-                rest -= 1
-                if not rest:
+                unfinished -= 1
+                if not unfinished:
                     for _ in connections.all:
                         due.put_nowait((None, 0))
 

@@ -1,6 +1,6 @@
-"""What all drivers share: the job, the addresses of the servers, and the enqueuer's protocol.
+"""Shared by all peers: the job, the addresses of the servers, and the protocol of the enqueuer.
 
-Full jitter over a base of 100 ms, wherever a peer lets its user choose the delay.
+The delay has full jitter and a base of 100 ms, if a peer lets its user choose the delay.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ TARGET = os.environ.get("BENCH_TARGET", "")
 REDIS = os.environ.get("BENCH_REDIS", "redis://127.0.0.1")
 POSTGRES = os.environ.get("BENCH_POSTGRES", "")
 FOLDER = os.environ.get("BENCH_FOLDER", "")
-SIDE_BY_SIDE = 32
-"""Enqueuing coroutines, where a peer has no call for many jobs at once."""
+ENQUEUE_CONCURRENCY = 32
+"""Number of enqueuing coroutines, for a peer that cannot enqueue many jobs with one call."""
 BATCH = 500
 
 Ids = range
 
 
 def url(task: int) -> str:
-    """Return where the call of a task goes."""
+    """Return the target URL of a task."""
     return f"{TARGET}/t/{task}"
 
 
 def delay(retry: int) -> float:
-    """Return seconds to wait before a retry, counted from 1."""
+    """Return the seconds to wait before a retry; retries are counted from 1."""
     return random.random() * min(10.0, 0.1 * 2 ** (retry - 1))
 
 
 def batches(ids: Ids) -> list[Ids]:
-    """Cut the ids into parts of a batch each."""
+    """Split the ids into batches."""
     return [ids[begin : begin + BATCH] for begin in range(0, len(ids), BATCH)]
 
 
@@ -53,11 +53,11 @@ async def one_by_one(ids: Ids, enqueue: Callable[[int], Awaitable[object]]) -> N
     """Enqueue single jobs, several at a time."""
     rest = iter(ids)
 
-    async def some() -> None:
+    async def enqueue_next() -> None:
         for task in rest:
             await enqueue(task)
 
-    await asyncio.gather(*(some() for _ in range(SIDE_BY_SIDE)))
+    await asyncio.gather(*(enqueue_next() for _ in range(ENQUEUE_CONCURRENCY)))
 
 
 def session():
@@ -80,14 +80,14 @@ def client_session():
 
 
 async def post(pool, task: int | str, body: str | bytes) -> bool:
-    """Make the call of a task; say whether it succeeded."""
+    """Send the call of a task; return whether it succeeded."""
     async with pool.post(f"{TARGET}/t/{task}", data=body, headers=HEADERS) as response:
         await response.read()
         return response.status == 200
 
 
 def run(main: Awaitable[None]) -> None:
-    """Run a worker on the fast event loop, without its news."""
+    """Run a worker on uvloop, without logging."""
     import uvloop
 
     logging.disable(logging.CRITICAL)
@@ -95,7 +95,7 @@ def run(main: Awaitable[None]) -> None:
 
 
 def serve(enqueue: Callable[[Ids], None]) -> None:
-    """Enqueue as many tasks as each line of standard input says, and print the time it took."""
+    """For each number read from standard input, enqueue so many tasks and print the time used."""
     print("ready", flush=True)
     for line in sys.stdin:
         cpu, began = time.process_time(), time.monotonic()
@@ -105,7 +105,7 @@ def serve(enqueue: Callable[[Ids], None]) -> None:
 
 
 def serve_async(connect: Callable[[], Awaitable[Callable[[Ids], Awaitable[None]]]]) -> None:
-    """Do the same with coroutines; `connect` comes before the time that counts."""
+    """Do the same as `serve` with coroutines; the time of `connect` is not measured."""
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -114,5 +114,5 @@ def serve_async(connect: Callable[[], Awaitable[Callable[[Ids], Awaitable[None]]
 
 
 def role() -> str:
-    """Return what this process is to do."""
+    """Return the role of this process: the first argument, or an empty string."""
     return sys.argv[1] if len(sys.argv) > 1 else ""

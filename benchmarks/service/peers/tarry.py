@@ -1,4 +1,4 @@
-"""tarry: a client of `tarry serve`, with one POST for each task, or one for a batch."""
+"""tarry: a client of `tarry serve`, with one POST per task or one POST per batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.service.served import address, await_ready
 
 SINGLE_CONNECTIONS, BATCH_CONNECTIONS = 128, 4
 JSON = {"Content-Type": "application/json"}
-FORGETTING = {"Prefer": "return=minimal"}
+MINIMAL_RESPONSE = {"Prefer": "return=minimal"}
 
 encode = msgspec.json.Encoder().encode
 
@@ -25,13 +25,13 @@ async def connect():
     is_batch = common.role() == "batch"
     await_ready()
     count = BATCH_CONNECTIONS if is_batch else SINGLE_CONNECTIONS
-    headers = JSON | FORGETTING if is_batch else JSON
+    headers = JSON | MINIMAL_RESPONSE if is_batch else JSON
     connections = await Connections.open(address(), count, headers)
     path = "/retry-tasks/batch" if is_batch else "/retry-tasks"
 
     async def enqueue(ids):
         if is_batch:
-            bodies = ({"tasks": [task_of(task) for task in some]} for some in common.batches(ids))
+            bodies = ({"tasks": [task_of(task) for task in batch]} for batch in common.batches(ids))
         else:
             bodies = (task_of(task) for task in ids)
 

@@ -1,4 +1,4 @@
-"""The command line. Each command is one module, and imports what it needs when it runs."""
+"""The command line. Each command is a module that imports its dependencies only when it runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def main() -> None:
         sys.stderr.write("interrupted\n")
         sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:
-        sys.stdout = None  # otherwise Python flushes it at exit, and fails again
+        sys.stdout = None  # otherwise Python flushes stdout at exit, which fails again
         sys.exit(1)
 
 

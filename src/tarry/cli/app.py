@@ -70,40 +70,45 @@ def tarry(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """Define the options before the command name."""
+    """Handle the options that precede the name of the command, such as --version."""
 
 
-_SERVICE, _TASKS, _POLICY = "The service", "Tasks", "Policies"
+_SERVICE_PANEL, _TASKS_PANEL, _POLICY_PANEL = "The service", "Tasks", "Policies"
+"""Headings of the groups of commands in the help."""
 
-app.command(rich_help_panel=_SERVICE, epilog=example_epilog("tarry demo"))(demo)
-app.command(rich_help_panel=_SERVICE, epilog=example_epilog("tarry serve --dev"))(serve)
-app.command(rich_help_panel=_SERVICE, epilog=example_epilog("tarry config --port 9000"))(config)
-app.add_typer(keys.app, name="keys", rich_help_panel=_SERVICE)
+app.command(rich_help_panel=_SERVICE_PANEL, epilog=example_epilog("tarry demo"))(demo)
+app.command(rich_help_panel=_SERVICE_PANEL, epilog=example_epilog("tarry serve --dev"))(serve)
+app.command(rich_help_panel=_SERVICE_PANEL, epilog=example_epilog("tarry config --port 9000"))(
+    config
+)
+app.add_typer(keys.app, name="keys", rich_help_panel=_SERVICE_PANEL)
 app.command(
-    rich_help_panel=_TASKS,
+    rich_help_panel=_TASKS_PANEL,
     epilog=example_epilog("tarry send https://example.com/hook -d @order.json --wait 5"),
 )(send)
-app.add_typer(tasks.app, name="tasks", rich_help_panel=_TASKS)
-app.add_typer(dead.app, name="dead", rich_help_panel=_TASKS)
+app.add_typer(tasks.app, name="tasks", rich_help_panel=_TASKS_PANEL)
+app.add_typer(dead.app, name="dead", rich_help_panel=_TASKS_PANEL)
 app.command(
-    rich_help_panel=_TASKS, epilog=example_epilog("tarry downstreams pause https:example.com:443")
+    rich_help_panel=_TASKS_PANEL,
+    epilog=example_epilog("tarry downstreams pause https:example.com:443"),
 )(downstreams)
-app.command(rich_help_panel=_TASKS, epilog=example_epilog("tarry tail --json"))(tail)
-app.command(rich_help_panel=_TASKS, epilog=example_epilog("tarry top"))(top)
-app.add_typer(policy_local.app, name="policy", rich_help_panel=_POLICY)
+app.command(rich_help_panel=_TASKS_PANEL, epilog=example_epilog("tarry tail --json"))(tail)
+app.command(rich_help_panel=_TASKS_PANEL, epilog=example_epilog("tarry top"))(top)
+app.add_typer(policy_local.app, name="policy", rich_help_panel=_POLICY_PANEL)
 app.command(
-    rich_help_panel=_POLICY, epilog=example_epilog("tarry simulate storm --html report.html")
+    rich_help_panel=_POLICY_PANEL, epilog=example_epilog("tarry simulate storm --html report.html")
 )(simulate)
 app.command(
-    rich_help_panel=_POLICY, epilog=example_epilog("tarry tune attempts.csv --out policy.toml")
+    rich_help_panel=_POLICY_PANEL,
+    epilog=example_epilog("tarry tune attempts.csv --out policy.toml"),
 )(tune)
 
 
 def _unwrap_help(group: typer.Typer) -> None:
-    """Join the lines of each help paragraph, so that the terminal's width decides the breaks."""
+    """Join the lines of each help paragraph, so that it is wrapped at the terminal's width."""
     for command in group.registered_commands:
         paragraphs = (getdoc(command.callback) or "").split("\n\n")
-        command.help = "\n\n".join(" ".join(text.split()) for text in paragraphs)
+        command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
     for subgroup in group.registered_groups:
         if subgroup.typer_instance is not None:
             _unwrap_help(subgroup.typer_instance)

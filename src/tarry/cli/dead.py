@@ -9,8 +9,8 @@ import typer
 from tarry.cli.options import (
     DEFAULT_LIMIT,
     DEFAULT_SERVER,
+    ApiKeyOption,
     JsonOption,
-    KeyOption,
     LaneFilter,
     LimitOption,
     PolicyFilter,
@@ -42,7 +42,7 @@ def list_(
     reason: ReasonFilter = None,
     limit: LimitOption = DEFAULT_LIMIT,
     server: ServerOption = DEFAULT_SERVER,
-    key: KeyOption = None,
+    api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List dead letters, newest first."""
@@ -50,7 +50,7 @@ def list_(
 
     from tarry.cli.tasks import show_tasks
 
-    with connect(server, key) as client:
+    with connect(server, api_key) as client:
         dead_letters = client.dead_letters(policy=policy, lane=lane, reason=reason)
         show_tasks(list(islice(dead_letters, limit + 1)), limit, as_json=as_json, dead=True)
 
@@ -70,7 +70,7 @@ def replay(
         bool, typer.Option("--dry-run", help="Only count the matching dead letters.")
     ] = False,
     server: ServerOption = DEFAULT_SERVER,
-    key: KeyOption = None,
+    api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Replay dead letters: all of them, or those that match the options.
@@ -87,12 +87,13 @@ def replay(
             raise ConfigurationError(msg)
         from tarry.cli.tasks import retry
 
-        retry(task, server, key, as_json)
+        retry(task, server, api_key, as_json)
         return
     if rate is not None:
         check_positive("--rate", rate)
     filters: DeadLetterFilter = {"policy": policy, "lane": lane, "reason": reason}
-    with connect(server, key) as client:
+    with connect(server, api_key) as client:
+        # Without matches, a dry run returns the empty result without starting a replay.
         is_dry_run = not _count_matches(client, filters) or dry_run
         job = client.replay(**filters, rate=rate, dry_run=is_dry_run).job
     if as_json:
@@ -115,7 +116,7 @@ def purge(
     reason: ReasonFilter = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     server: ServerOption = DEFAULT_SERVER,
-    key: KeyOption = None,
+    api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Delete dead letters permanently: all of them, or those that match the options."""
@@ -127,7 +128,7 @@ def purge(
         rule = "is required when standard input is not a terminal: purging cannot be undone"
         raise ConfigurationError("--yes", rule)
     filters: DeadLetterFilter = {"policy": policy, "lane": lane, "reason": reason}
-    with connect(server, key) as client:
+    with connect(server, api_key) as client:
         matched = _count_matches(client, filters)
         if matched and not yes:
             question = f"Delete {pluralize(matched, 'dead letter')} permanently? [y/N] "
@@ -145,16 +146,16 @@ def purge(
 def _count_matches(client: Client, filters: DeadLetterFilter) -> int:
     """Return the number of matching dead letters.
 
-    When there are none, raise `NotFound` for a downstream or a policy that does not exist: its
-    name is probably misspelt.
+    If none match, raise `NotFound` when the lane or the policy of the filter does not exist,
+    because its name is probably misspelt.
     """
     count = client.replay(**filters, dry_run=True).matched
     if not count:
-        _check_exists(client, filters.get("lane"), filters.get("policy"))
+        _check_filter_names(client, filters.get("lane"), filters.get("policy"))
     return count
 
 
-def _check_exists(client: Client, lane: str | None, policy: str | None) -> None:
+def _check_filter_names(client: Client, lane: str | None, policy: str | None) -> None:
     if lane is not None and all(known.lane != lane for known in client.downstreams()):
         msg = (
             f"--lane: there is no downstream {lane!r}. The format is http:host:port or "

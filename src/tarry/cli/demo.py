@@ -22,6 +22,7 @@ _INITIAL_DELAY_S = 0.6
 _TIMEOUT_S = 60.0
 _POLL_INTERVAL_S = 0.1
 _READY_PREFIX = "tarry serves "
+"""Start of the line that `tarry serve` prints when it is ready; the address follows."""
 
 
 def demo() -> None:
@@ -56,7 +57,7 @@ def demo() -> None:
 
 
 class TaskBoard:
-    """Shows the state of the calls: a live table in a terminal, otherwise lines."""
+    """Shows the state of the calls: as a live table, or with `as_lines` as one line per attempt."""
 
     def __init__(self, client: Client, *, as_lines: bool) -> None:
         self._client = client
@@ -64,10 +65,10 @@ class TaskBoard:
         self._shown_attempts: dict[str, int] = {}
         self._last_attempts: dict[str, AttemptLog] = {}
         self.tasks: dict[str, RetryTask] = {}
-        """By the path of the target URL."""
+        """Each task by the path of its target URL."""
 
     def watch(self, paths: Iterable[str], replays: int = 0) -> None:
-        """Show calls until all have finished, after at least `replays` replays each."""
+        """Show calls until each has finished and has been replayed at least `replays` times."""
         from rich.live import Live
 
         from tarry.cli.output import console
@@ -93,14 +94,14 @@ class TaskBoard:
                 system.sleep(_POLL_INTERVAL_S, None)
 
     def _update(self) -> None:
-        """Fetch the tasks, and the attempts that are new."""
+        """Fetch all tasks, and the attempts made since the last update."""
         for task in self._client.tasks():
             path = "/" + task.target_url.split("/", 3)[3]
             self.tasks[path] = task
             if task.attempt_number > self._shown_attempts.get(path, 0):
-                self._add_attempts(path, task)
+                self._fetch_new_attempts(path, task)
 
-    def _add_attempts(self, path: str, task: RetryTask) -> None:
+    def _fetch_new_attempts(self, path: str, task: RetryTask) -> None:
         from tarry.cli.output import print_text
 
         for step in self._client.explain(task).steps:
@@ -129,7 +130,7 @@ class TaskBoard:
 
 
 def call_name(path: str) -> str:
-    """Return the name of a call: order 7."""
+    """Return the name of a call: `order 7` for the path /order/7."""
     return path.strip("/").replace("/", " ")
 
 
@@ -167,19 +168,21 @@ def _print_explanation(client: Client, task: RetryTask) -> None:
 
 
 def _print_summary(targets: FlakyTargets, board: TaskBoard) -> None:
-    """Print how many attempts were needed; raise an error if a call was not delivered."""
+    """Print the number of attempts; raise `NotFinished` if a call was not delivered."""
     from tarry.cli.demo_target import RESPONSES_BY_PATH
     from tarry.cli.output import print_text
 
     undelivered = [
         call_name(path) for path in RESPONSES_BY_PATH if board.tasks[path].status != "SUCCEEDED"
     ]
-    rekeyed = [call_name(path) for path, keys in targets.keys.items() if len(set(keys)) != 1]
-    if undelivered or rekeyed:
-        msg = f"not delivered: {undelivered}; sent with more than one key: {rekeyed}"
+    sent_with_several_keys = [
+        call_name(path) for path, keys in targets.idempotency_keys.items() if len(set(keys)) != 1
+    ]
+    if undelivered or sent_with_several_keys:
+        msg = f"not delivered: {undelivered}; sent with more than one key: {sent_with_several_keys}"
         raise NotFinished(msg)
-    requests = sum(map(len, targets.keys.values()))
-    retried = sum(len(keys) > 1 for keys in targets.keys.values())
+    requests = sum(map(len, targets.idempotency_keys.values()))
+    retried = sum(len(keys) > 1 for keys in targets.idempotency_keys.values())
     print_text("")
     print_text(
         f"All {len(RESPONSES_BY_PATH)} calls were delivered, in {requests} attempts: {retried} "
@@ -192,7 +195,7 @@ def _print_summary(targets: FlakyTargets, board: TaskBoard) -> None:
 def _run_service(folder: Path) -> Generator[str]:
     """Run a service in a separate process; yield its address.
 
-    Flags are used for all settings, because they take precedence over TARRY_* variables.
+    All settings are passed as flags, because flags take precedence over TARRY_* variables.
     """
     import subprocess
     import sys

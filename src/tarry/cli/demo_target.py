@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
 DROP_CONNECTION = "drop"
-"""Closes the connection in the middle of the response."""
+"""Scripted response whose connection is closed before the announced body is sent."""
 TOO_MANY_REQUESTS = "429"
-"""Sent with a Retry-After header."""
+"""Scripted response that is sent with a Retry-After header."""
 RETRY_AFTER_S = 1
 
 MAX_ATTEMPTS = 4
@@ -31,23 +31,23 @@ RESPONSES_BY_PATH: dict[str, tuple[str, ...]] = {
     "/mail/11": ("500",),
     "/mail/12": ("503",) * MAX_ATTEMPTS,
 }
-"""Responses to each call before the first 200.
+"""Failure responses for each path; all later requests to the path are answered with 200.
 
-The first part of a path selects one of three servers: on one server, all these failures together
-would open its breaker.
+The first segment of a path selects one of three servers, because so many failures of a single
+server would open its breaker.
 """
 DEAD_LETTER_PATH = "/mail/12"
 
 
 class FlakyTargets:
-    """HTTP servers that send the scripted responses of each path, and 200 after the last."""
+    """HTTP servers that send the scripted responses of each path, and then only 200."""
 
     def __init__(self, responses: Mapping[str, Sequence[str]]) -> None:
         self._responses = responses
         self._lock = threading.Lock()
         self.is_fixed: bool = False
-        """Set to answer every request with 200 from now on."""
-        self.keys: dict[str, list[str]] = {path: [] for path in responses}
+        """If True, every request is answered with 200."""
+        self.idempotency_keys: dict[str, list[str]] = {path: [] for path in responses}
         """Idempotency key of each received request, by path."""
         targets = self
 
@@ -69,23 +69,23 @@ class FlakyTargets:
                 self.send_header("content-length", "0")
                 self.end_headers()
 
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as in the base class
                 """Log nothing."""
 
         self._servers = {
-            group: ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-            for group in dict.fromkeys(map(_group_of, responses))
+            name: ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+            for name in dict.fromkeys(map(_server_name, responses))
         }
 
     def url_of(self, path: str) -> str:
-        """Return the URL of a path."""
-        return f"http://127.0.0.1:{self._servers[_group_of(path)].server_port}{path}"
+        """Return the URL of a path on its server."""
+        return f"http://127.0.0.1:{self._servers[_server_name(path)].server_port}{path}"
 
-    def next_response(self, path: str, key: str) -> str:
+    def next_response(self, path: str, idempotency_key: str) -> str:
         """Record a request, and return its scripted response."""
         with self._lock:
-            keys = self.keys.setdefault(path, [])
-            keys.append(key)
+            keys = self.idempotency_keys.setdefault(path, [])
+            keys.append(idempotency_key)
             responses = () if self.is_fixed else self._responses.get(path, ())
             return responses[len(keys) - 1] if len(keys) <= len(responses) else "200"
 
@@ -102,7 +102,7 @@ class FlakyTargets:
             server.server_close()
 
 
-def _group_of(path: str) -> str:
+def _server_name(path: str) -> str:
     return path.split("/")[1]
 
 

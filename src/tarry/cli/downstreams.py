@@ -1,4 +1,4 @@
-"""`tarry downstreams`: list the targets' hosts; pause, resume or reset one."""
+"""`tarry downstreams`: list downstreams (the hosts of targets); pause, resume or reset one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import typer
 from tarry.cli.options import (
     DEFAULT_LIMIT,
     DEFAULT_SERVER,
+    ApiKeyOption,
     JsonOption,
-    KeyOption,
     LimitOption,
     ServerOption,
 )
@@ -44,7 +44,7 @@ def downstreams(
     ] = None,
     limit: LimitOption = DEFAULT_LIMIT,
     server: ServerOption = DEFAULT_SERVER,
-    key: KeyOption = None,
+    api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the targets' hosts with state, backlog and latency; or pause, resume or reset one."""
@@ -53,9 +53,9 @@ def downstreams(
     from tarry.cli.output import console, print_json, print_text
 
     if action is not None:
-        _change_state(action, lane, server, key, as_json=as_json)
+        _run_action(action, lane, server, api_key, as_json=as_json)
         return
-    with connect(server, key) as client:
+    with connect(server, api_key) as client:
         listed = list(islice(client.downstreams(), limit))
     if as_json:
         print_json(listed)
@@ -72,8 +72,8 @@ def downstream_table(rows: Iterable[DownstreamInfo]) -> Table:
     return table(_HEADINGS, map(_row, rows))
 
 
-def _change_state(
-    action: str, lane: str | None, server: str, key: str | None, *, as_json: bool
+def _run_action(
+    action: str, lane: str | None, server: str, api_key: str | None, *, as_json: bool
 ) -> None:
     from tarry.cli.output import print_json, print_text
     from tarry.core.checks import check_one_of
@@ -82,13 +82,13 @@ def _change_state(
     if lane is None:
         rule = f"is required: the downstream to {action}. `tarry downstreams` lists all"
         raise ConfigurationError("LANE", rule)
-    with connect(server, key) as client:
-        change = {"pause": client.pause, "resume": client.resume, "reset": client.reset}[action]
-        changed = change(lane)
+    with connect(server, api_key) as client:
+        run = {"pause": client.pause, "resume": client.resume, "reset": client.reset}[action]
+        downstream = run(lane)
     if as_json:
-        print_json(changed)
+        print_json(downstream)
     else:
-        print_text(f"{changed.lane} {changed.state}")
+        print_text(f"{downstream.lane} {downstream.state}")
 
 
 def _row(downstream: DownstreamInfo) -> tuple[object, ...]:

@@ -21,7 +21,7 @@ EXIT_INTERRUPTED = 130
 
 EXIT_CODES = {
     0: "success",
-    EXIT_FAILED: "the task or the assertion failed, or the task's state does not allow it",
+    EXIT_FAILED: "the task or the assertion failed, or the task's state does not allow the command",
     EXIT_INVALID: "an argument, option, file or API key is invalid",
     EXIT_NOT_FOUND: "the task, policy, key or downstream does not exist",
     EXIT_UNREACHABLE: "the service is unreachable or overloaded, or it failed",
@@ -39,20 +39,27 @@ _CODE_BY_ERROR: tuple[tuple[type[TarryError], int], ...] = (
     (StoreUnavailable, EXIT_UNREACHABLE),
     (Overloaded, EXIT_UNREACHABLE),
 )
+"""Exit code of each error type. The first match counts: subclasses precede `ServiceError`."""
 
 
 def exit_code_of(error: TarryError) -> int:
-    """Return the exit code for an error; an error in no list is the user's: `EXIT_INVALID`."""
-    return next((code for kind, code in _CODE_BY_ERROR if isinstance(error, kind)), EXIT_INVALID)
+    """Return the exit code for an error.
+
+    Errors of all other types are caused by the user's input, so their code is `EXIT_INVALID`.
+    """
+    for error_type, code in _CODE_BY_ERROR:
+        if isinstance(error, error_type):
+            return code
+    return EXIT_INVALID
 
 
 def error_message(error: TarryError) -> str:
-    """Return what is wrong and, where known, what to do."""
+    """Return the message for an error: what is wrong and, if known, what to do about it."""
     if not isinstance(error, ServiceError):
         return str(error)
     message = error.detail or str(error)
     if isinstance(error, NotAuthorized):
-        message += " Pass a key with --key or TARRY_KEY; create one with `tarry keys create`."
+        message += " Pass an API key with --key or TARRY_KEY; create one with `tarry keys create`."
     if error.retry_after is not None:
         message += f" Try again in {format_duration(error.retry_after)}."
     return message

@@ -1,6 +1,7 @@
 """`tarry keys`: create, list and revoke API keys.
 
-The commands open the store directly, because the first key cannot be created with a key.
+The commands open the store directly instead of calling the service, because a request to the
+service may already need an API key.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def create(
         str, typer.Option(help="Tenant of the key. Tenants see only their own tasks.")
     ],
     name: Annotated[str, typer.Option(help="Description of the key, for `tarry keys list`.")] = "",
-    store: StoreOption = None,
+    store_url: StoreOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -59,7 +60,7 @@ def create(
     from tarry.service.api.auth import make_key
 
     secret, api_key = make_key(tenant, str(uuid7()), name)
-    _with_store(store, config, lambda opened: opened.put_key(api_key), can_create=True)
+    _run_with_store(store_url, config, lambda store: store.put_key(api_key), can_create=True)
     if as_json:
         print_json({"id": api_key.id, "tenant": tenant, "name": name, "key": secret})
         return
@@ -70,7 +71,7 @@ def create(
 @app.command("list", epilog=example_epilog("tarry keys list --tenant shop"))
 def list_(
     tenant: Annotated[str | None, typer.Option(help="Only keys of this tenant.")] = None,
-    store: StoreOption = None,
+    store_url: StoreOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -78,30 +79,32 @@ def list_(
     from tarry.cli.output import console, print_json, print_text, table, time_since
     from tarry.runtime.clocks import system
 
-    listed = _with_store(store, config, lambda opened: opened.list_keys(tenant))
+    api_keys = _run_with_store(store_url, config, lambda store: store.list_keys(tenant))
     if as_json:
-        print_json([_to_json(key) for key in listed])
-    elif not listed:
+        print_json([_to_json(api_key) for api_key in api_keys])
+    elif not api_keys:
         print_text("none")
     else:
         now = system.unix_time()
         rows = [
             (
-                key.id,
-                key.tenant,
-                key.name,
-                time_since(key.created_at, now),
-                None if key.revoked_at is None else time_since(key.revoked_at, now),
+                api_key.id,
+                api_key.tenant,
+                api_key.name,
+                time_since(api_key.created_at, now),
+                None if api_key.revoked_at is None else time_since(api_key.revoked_at, now),
             )
-            for key in listed
+            for api_key in api_keys
         ]
         console().print(table(("key", "tenant", "name", "created", "revoked"), rows))
 
 
 @app.command(epilog=example_epilog("tarry keys revoke 0199c0de-0000-7000-8000-000000000000"))
 def revoke(
-    key: Annotated[str, typer.Argument(metavar="ID", help="Id of the key; see `tarry keys list`.")],
-    store: StoreOption = None,
+    key_id: Annotated[
+        str, typer.Argument(metavar="ID", help="Id of the key; see `tarry keys list`.")
+    ],
+    store_url: StoreOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -109,23 +112,26 @@ def revoke(
     from tarry.cli.output import print_json, print_text
     from tarry.client.errors import NotFound
 
-    if not _with_store(store, config, lambda opened: opened.revoke_key(key)):
-        msg = f"there is no key {key!r}; `tarry keys list` lists all ids"
+    if not _run_with_store(store_url, config, lambda store: store.revoke_key(key_id)):
+        msg = f"there is no key {key_id!r}; `tarry keys list` lists all ids"
         raise NotFound(msg)
     if as_json:
-        print_json({"id": key, "revoked": True})
+        print_json({"id": key_id, "revoked": True})
     else:
-        print_text(f"{key} revoked")
+        print_text(f"{key_id} revoked")
 
 
-def _with_store(
+def _run_with_store(
     url: str | None,
     config: Path | None,
     work: Callable[[Store], Awaitable[T]],
     *,
     can_create: bool = False,
 ) -> T:
-    """Open the store, run `work` and close the store; `can_create` allows a new store."""
+    """Open the store, return the result of `work(store)` and close the store.
+
+    A store file that does not exist is an error, or is created if `can_create` is true.
+    """
     import asyncio
 
     from tarry.errors import ConfigurationError
@@ -135,7 +141,7 @@ def _with_store(
 
     url = load_settings({"store": url}, file=config).settings.store
     if url == "memory:":
-        rule = "must be sqlite:PATH: a memory: store exists only inside its service"
+        rule = "must be sqlite:PATH, because a memory: store exists only inside its service"
         raise ConfigurationError("--store", rule)
     if url.startswith("sqlite:") and not can_create and not sqlite_path(url).exists():
         msg = f"--store: {sqlite_path(url)} does not exist. Is this the store of your service?"
@@ -152,11 +158,11 @@ def _with_store(
     return asyncio.run(run())
 
 
-def _to_json(key: ApiKey) -> dict[str, Any]:
+def _to_json(api_key: ApiKey) -> dict[str, Any]:
     return {
-        "id": key.id,
-        "tenant": key.tenant,
-        "name": key.name,
-        "createdAt": key.created_at,
-        "revokedAt": key.revoked_at,
+        "id": api_key.id,
+        "tenant": api_key.tenant,
+        "name": api_key.name,
+        "createdAt": api_key.created_at,
+        "revokedAt": api_key.revoked_at,
     }

@@ -13,7 +13,7 @@ ServerOption = Annotated[
     str,
     typer.Option("--server", envvar="TARRY_SERVER", help="Address of the service.", metavar="URL"),
 ]
-KeyOption = Annotated[
+ApiKeyOption = Annotated[
     str | None,
     typer.Option("--key", envvar="TARRY_KEY", help="API key, if the service requires one."),
 ]
@@ -33,5 +33,5 @@ TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="Id of the tas
 
 
 def example_epilog(command: str) -> str:
-    """Return the end of a command's help text: an example."""
+    """Return the last paragraph of a command's help text, which shows an example."""
     return f"[bold]Example[/bold]\n\n[bold cyan]  {command}[/bold cyan]"

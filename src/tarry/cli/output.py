@@ -1,7 +1,7 @@
 """Terminal output of the commands that talk to a service: text and tables, or JSON.
 
-Text from outside, such as a target's response, is never interpreted: no markup, and control
-characters are escaped.
+Text from outside, such as a target's response, is printed literally: rich does not interpret it
+as markup, and control characters are escaped.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TASK_HEADINGS = ("task", "status", "attempts", "next", "target")
 DEAD_LETTER_HEADINGS = ("task", "reason", "attempts", "died", "target")
 
 _PIPE_WIDTH = 10_000
-"""Columns when the output is not a terminal: wide enough that a table row is one line."""
+"""Width of output that is not a terminal, in characters, so that a table row is never wrapped."""
 _UNPRINTABLE = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -70,7 +70,8 @@ def table(
 ) -> Table:
     """Return a table. The first column is never wrapped, so that ids can be copied.
 
-    The column named `truncate` is cut at the edge of the terminal; the others are wrapped.
+    The column with the heading `truncate` is cut at the edge of the terminal. Other columns are
+    wrapped.
     """
     result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for index, heading in enumerate(headings):
@@ -93,14 +94,14 @@ def format_cell(value: object) -> Text:
 
 
 def to_builtins(value: object) -> Any:
-    """Return a wire type as dicts, lists and scalars, under the API's names."""
+    """Return a wire type as dicts, lists and scalars, with the field names of the API."""
     import msgspec
 
     return msgspec.to_builtins(value)
 
 
 def print_json(value: object) -> None:
-    """Print a JSON document; non-ASCII is escaped, so that it cannot control the terminal."""
+    """Print a JSON document; non-ASCII is escaped, because it may contain control characters."""
     sys.stdout.write(json.dumps(to_builtins(value), indent=2) + "\n")
 
 
@@ -125,7 +126,7 @@ def task_row(task: RetryTask, now: float) -> tuple[object, ...]:
 
 
 def dead_letter_row(task: RetryTask, now: float) -> tuple[object, ...]:
-    """Return the cells of a dead letter under `DEAD_LETTER_HEADINGS`; `now` in epoch seconds."""
+    """Return the cells of a dead letter under `DEAD_LETTER_HEADINGS`; `now` as in `task_row`."""
     return (
         task.task_id,
         task.reason,
@@ -143,7 +144,7 @@ def attempt_result(attempt: AttemptLog) -> str:
 
 
 def decision_text(attempt: AttemptLog) -> str:
-    """Return what was decided after an attempt; empty after a success."""
+    """Return the decision after an attempt as text: when to retry, or why not; empty if done."""
     decision = attempt.decision
     if decision is None or decision.action == "done":
         return ""
@@ -153,13 +154,13 @@ def decision_text(attempt: AttemptLog) -> str:
 
 
 def time_until(epoch_ms: int, now: float) -> str:
-    """Return how far a time is in the future: in 3 s."""
-    left = epoch_ms / 1000 - now
-    return f"in {format_duration(left)}" if left > 0 else "now"
+    """Return how far a time is in the future, such as "in 3 s"; "now" if it is in the past."""
+    seconds_left = epoch_ms / 1000 - now
+    return f"in {format_duration(seconds_left)}" if seconds_left > 0 else "now"
 
 
 def time_since(epoch_ms: int, now: float) -> str:
-    """Return how far a time is in the past: 3 s ago."""
+    """Return how far a time is in the past, such as "3 s ago"."""
     return f"{format_duration(max(0.0, now - epoch_ms / 1000))} ago"
 
 
@@ -169,5 +170,5 @@ def time_of_day(epoch_ms: int) -> str:
 
 
 def pluralize(number: int, noun: str) -> str:
-    """Return a number with its noun: 1 attempt, 2 attempts."""
+    """Return a number with its noun, such as "1 attempt" or "2 attempts"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     from tarry.policyfile.losses import Loss
 
-TARGETS = ("envoy", "gateway-api", "grpc", "istio")
+EXPORT_SYSTEMS = ("envoy", "gateway-api", "grpc", "istio")
 DEFAULT_PORT = 80
-SOURCES = ("grpc", "istio")
-FORMATS = (".json", ".toml")
+IMPORT_SYSTEMS = ("grpc", "istio")
+POLICY_SUFFIXES = (".json", ".toml")
 
 app: typer.Typer = typer.Typer(
     name="policy",
@@ -50,7 +50,7 @@ MethodOption = Annotated[str | None, typer.Option(help="grpc: method name.", sho
 @app.command(epilog=example_epilog("tarry policy export policy.toml --to istio --host payments"))
 def export(
     file: FileArgument,
-    to: Annotated[str, typer.Option(help=f"Target system: {', '.join(TARGETS)}.")],
+    to: Annotated[str, typer.Option(help=f"Target system: {', '.join(EXPORT_SYSTEMS)}.")],
     host: Annotated[
         str | None, typer.Option(help="Host of the called service; not for grpc.")
     ] = None,
@@ -74,7 +74,7 @@ def export(
     from tarry.core.checks import check_one_of
     from tarry.policyfile.export import to_envoy, to_gateway_api, to_grpc, to_istio
 
-    check_one_of("--to", to, TARGETS)
+    check_one_of("--to", to, EXPORT_SYSTEMS)
     _check_output(out)
     if to == "grpc":
         reason = "use --service and --method to name the called service"
@@ -106,7 +106,9 @@ def export(
 @app.command("import", epilog=example_epilog("tarry policy import config.json --from grpc"))
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Document in JSON or YAML.")],
-    source: Annotated[str, typer.Option("--from", help=f"Source system: {', '.join(SOURCES)}.")],
+    source: Annotated[
+        str, typer.Option("--from", help=f"Source system: {', '.join(IMPORT_SYSTEMS)}.")
+    ],
     service: ServiceOption = None,
     method: MethodOption = None,
     out: Annotated[
@@ -125,8 +127,8 @@ def import_(
     from tarry.policyfile import toml
     from tarry.policyfile.imports import from_grpc, from_istio
 
-    check_one_of("--from", source, SOURCES)
-    _check_output(out, FORMATS)
+    check_one_of("--from", source, IMPORT_SYSTEMS)
+    _check_output(out, POLICY_SUFFIXES)
     if source == "istio":
         reason = "the first route of the file is imported"
         _reject_options(f"--from {source}", reason, service=service, method=method)
@@ -170,20 +172,20 @@ def check(file: FileArgument) -> None:
     from tarry.policyfile.defence import Defence
 
     defence = read_policy(file)
-    for doubt in find_warnings(defence):
-        typer.echo(f"{file}: warning: {doubt}", err=True)
+    for warning in find_warnings(defence):
+        typer.echo(f"{file}: warning: {warning}", err=True)
     attempts = (defence.hedging or defence.policy).max_attempts
-    limit = "1 attempt" if attempts == 1 else f"up to {attempts} attempts"
+    attempts_text = "1 attempt" if attempts == 1 else f"up to {attempts} attempts"
     hedged = [] if defence.hedging is None else ["hedged"]
     guards = [
         name for name in ("breaker", "budget", "limiter") if getattr(defence, name) is not None
     ]
     defaults = " (all fields have their defaults)" if defence == Defence() else ""
-    typer.echo(f"{file}: ok: {', '.join([limit, *hedged, *guards])}{defaults}")
+    typer.echo(f"{file}: ok: {', '.join([attempts_text, *hedged, *guards])}{defaults}")
 
 
 def _reject_options(used_with: str, reason: str, **options: object) -> None:
-    """Raise an error for options that would be ignored."""
+    """Raise `ConfigurationError` for each given option, because it would be ignored."""
     from tarry.errors import ConfigurationError
 
     for name, value in options.items():
@@ -200,12 +202,17 @@ def _to_json(document: object) -> str:
 def _write_with_losses(
     text: str, losses: Sequence[Loss], command: tuple[str, str, str], out: Path | None
 ) -> None:
-    """Write a document with its losses as comments; report them too, unless on a terminal."""
+    """Write a document that begins with its losses as comments.
+
+    A loss is a setting that the other system lacks or treats differently. Losses are also printed
+    to standard error, unless the document itself is printed on a terminal. `command` has the
+    verb, the option's name and its value: ("export", "to", "istio").
+    """
     from tarry.cli.output import printable
 
-    verb, preposition, system = command
+    verb, option, system = command
     lines = [
-        f"Written by `tarry policy {verb} --{preposition} {system}`.",
+        f"Written by `tarry policy {verb} --{option} {system}`.",
         *(f"Differs: {printable(str(loss))}" for loss in losses),
     ]
     _write("".join(f"# {line}\n" for line in lines) + text, out)
@@ -213,18 +220,18 @@ def _write_with_losses(
         _report_losses(losses, f"{system if verb == 'export' else 'tarry'} differs")
 
 
-def _report_losses(losses: Sequence[Loss], what: str) -> None:
+def _report_losses(losses: Sequence[Loss], prefix: str) -> None:
     from tarry.cli.output import printable
 
     for loss in losses:
-        typer.echo(f"{what}: {printable(str(loss))}", err=True)
+        typer.echo(f"{prefix}: {printable(str(loss))}", err=True)
 
 
-def _check_output(out: Path | None, formats: tuple[str, ...] = ()) -> None:
+def _check_output(out: Path | None, suffixes: tuple[str, ...] = ()) -> None:
     from tarry.cli.files import check_output_path
 
     if out is not None:
-        check_output_path(out, formats)
+        check_output_path(out, suffixes)
 
 
 def _write(text: str, out: Path | None) -> None:

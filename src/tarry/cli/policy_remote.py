@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tarry.cli.options import DEFAULT_SERVER, JsonOption, KeyOption, ServerOption
+from tarry.cli.options import DEFAULT_SERVER, ApiKeyOption, JsonOption, ServerOption
 from tarry.cli.remote import connect
 from tarry.client.errors import InvalidRequest, NotFound
 from tarry.errors import ConfigurationError
@@ -29,12 +29,12 @@ _HEADINGS = (
 
 
 def list_(
-    server: ServerOption = DEFAULT_SERVER, key: KeyOption = None, as_json: JsonOption = False
+    server: ServerOption = DEFAULT_SERVER, api_key: ApiKeyOption = None, as_json: JsonOption = False
 ) -> None:
     """List the policies of a service; the built-in policies come last."""
     from tarry.cli.output import console, print_json, table
 
-    with connect(server, key) as client:
+    with connect(server, api_key) as client:
         policies = list(client.policies())
     if as_json:
         print_json(policies)
@@ -48,7 +48,7 @@ def show(
         int | None, typer.Option(min=1, help="Version.", show_default="newest")
     ] = None,
     server: ServerOption = DEFAULT_SERVER,
-    key: KeyOption = None,
+    api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print a policy of a service as TOML, as `tarry policy apply` accepts it."""
@@ -57,7 +57,7 @@ def show(
     from tarry.policyfile import toml
     from tarry.wire.policies import JSON_FIELDS, policy_from_json
 
-    with connect(server, key) as client:
+    with connect(server, api_key) as client:
         policy = _get_policy(client, name, version)
     if as_json:
         print_json(policy)
@@ -67,7 +67,7 @@ def show(
 
 
 def _get_policy(client: Client, name: str, version: int | None) -> RetryPolicy:
-    """Return a policy; the error for an unknown version names the newest."""
+    """Return a policy. If it lacks the version, the error names its newest version."""
     try:
         return client.policy(name, version)
     except NotFound as error:
@@ -85,7 +85,7 @@ def apply(
         str | None, typer.Option(help="Name of the policy.", show_default="the file's name")
     ] = None,
     server: ServerOption = DEFAULT_SERVER,
-    key: KeyOption = None,
+    api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Create a policy of a service, or a new version of it.
@@ -102,13 +102,13 @@ def apply(
         msg = f"{file}: the service does not support hedging: remove [hedging]"
         raise ConfigurationError(msg)
     fields = dict(read_document(file).data)
-    for part in ("breaker", "budget", "limiter"):
-        if fields.pop(part, None) is not None:
-            typer.echo(f"{file}: [{part}] is ignored: the service has its own", err=True)
+    for section in ("breaker", "budget", "limiter"):
+        if fields.pop(section, None) is not None:
+            typer.echo(f"{file}: [{section}] is ignored: the service has its own", err=True)
     if fields.pop("retry_marked", False):
         typer.echo(f"{file}: retry_marked is ignored: it has no effect in the service", err=True)
     policy = policy_to_json(service_policy_from_file(fields))
-    with connect(server, key) as client:
+    with connect(server, api_key) as client:
         try:
             stored = client.put_policy(name or file.stem, policy)
         except InvalidRequest as error:
@@ -121,7 +121,7 @@ def apply(
 
 
 def _field_location(file: Path, field: str) -> str:
-    """Return the option, or the file and its field, that an API field comes from."""
+    """Return where the value of an API field was set: an option, or a field of the file."""
     from tarry.wire.policies import JSON_FIELDS
 
     json_name = field.partition("[")[0]

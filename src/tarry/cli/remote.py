@@ -1,4 +1,4 @@
-"""Connects a command to the service, and reports on standard error why it has to wait."""
+"""Connects a command to the service, and prints the reason for long waits to standard error."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _MIN_REPORTED_WAIT_S = 1.0
 class _WaitReporter(logging.Handler):
     """Prints the client's log records that explain a long wait.
 
-    These are a lost event stream, and a wait that the service asked for. Other retries are not
-    reported, because the last error is printed anyway.
+    Reported are a lost event stream, and a wait that the service requested with Retry-After. Other
+    retries are not reported, because the command prints the last error if all attempts fail.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -31,7 +31,7 @@ class _WaitReporter(logging.Handler):
         if record.name == "tarry.client":
             typer.echo(printable(record.getMessage()), err=True)
         elif (
-            "max_retries" in fields  # the record of a wait between two attempts
+            "max_retries" in fields  # only in records of a wait before a retry
             and fields["hint"] is not None
             and fields["delay"] >= _MIN_REPORTED_WAIT_S
         ):
@@ -40,15 +40,15 @@ class _WaitReporter(logging.Handler):
 
 
 @contextmanager
-def connect(server: str, key: str | None) -> Generator[Client]:
-    """Open a client; the error for an unreachable service says how to start one."""
+def connect(server: str, api_key: str | None) -> Generator[Client]:
+    """Open a client; the error for an unreachable service says how to start the service."""
     from tarry.client.errors import ServiceUnreachable
 
-    opened = _open_client(server, key)
+    new_client = _open_client(server, api_key)
     logger = logging.getLogger("tarry")
     logger.addHandler(reporter := _WaitReporter())
     try:
-        with opened as client:
+        with new_client as client:
             yield client
     except ServiceUnreachable as error:
         msg = (
@@ -60,7 +60,7 @@ def connect(server: str, key: str | None) -> Generator[Client]:
         logger.removeHandler(reporter)
 
 
-def _open_client(server: str, key: str | None) -> Client:
+def _open_client(server: str, api_key: str | None) -> Client:
     from tarry.client import Client
     from tarry.client.transport import require_packages
     from tarry.errors import ConfigurationError
@@ -70,7 +70,7 @@ def _open_client(server: str, key: str | None) -> Client:
 
     check_environment()
     try:
-        return Client(server, key=key)
+        return Client(server, key=api_key)
     except ConfigurationError as error:
         option = "--server" if error.field == "url" else f"--{error.field}"
         raise error.with_field(option) from None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tarry.cli.options import DEFAULT_SERVER, JsonOption, KeyOption, ServerOption
+from tarry.cli.options import DEFAULT_SERVER, ApiKeyOption, JsonOption, ServerOption
 from tarry.cli.remote import connect
 from tarry.errors import ConfigurationError
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tarry.wire.tasks import RetryTask
 
 _MAX_BODY_BYTES = 64 << 20
-"""More than the service accepts; bounds the memory of this process."""
+"""Larger than any body that the service accepts; limits the memory of this process."""
 
 
 def send(
@@ -49,7 +49,7 @@ def send(
         ),
     ] = None,
     server: ServerOption = DEFAULT_SERVER,
-    key: KeyOption = None,
+    api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Add a task: an HTTP call that the service retries until it succeeds or its policy stops it.
@@ -73,12 +73,12 @@ def send(
         "key": idempotency_key,
         "delay": delay_s,
     }
-    with connect(server, key) as client:
+    with connect(server, api_key) as client:
         task = _enqueue(client, url, body, wait_s, options)
     if as_json:
         print_json(task)
     else:
-        _show(task)
+        _print_task(task)
     if wait_s is not None and task.status != "SUCCEEDED":
         raise typer.Exit(1)
 
@@ -90,7 +90,10 @@ def _enqueue(
     wait_s: float | None,
     options: EnqueueOptions,
 ) -> RetryTask:
-    """Add the task and wait for its result, also longer than the service itself waits."""
+    """Add the task, and wait up to `wait_s` seconds for its result.
+
+    The service waits only a limited time before it responds, and the client waits for the rest.
+    """
     from tarry.client.errors import NotFinished
     from tarry.client.operations import FINAL_STATUSES
     from tarry.runtime.clocks import system
@@ -106,7 +109,7 @@ def _enqueue(
         return client.get(task)
 
 
-def _show(task: RetryTask) -> None:
+def _print_task(task: RetryTask) -> None:
     from tarry.cli.output import pluralize, print_text
 
     reason = "" if task.reason is None else f": {task.reason}"
@@ -123,12 +126,12 @@ def _show(task: RetryTask) -> None:
         print_text(f"to see why: tarry tasks explain {task.task_id}")
 
 
-def _parse_headers(texts: list[str]) -> dict[str, str]:
+def _parse_headers(options: list[str]) -> dict[str, str]:
     headers: dict[str, str] = {}
-    for text in texts:
-        name, colon, value = (part.strip() for part in text.partition(":"))
+    for option in options:
+        name, colon, value = (part.strip() for part in option.partition(":"))
         if not colon or not name:
-            raise ConfigurationError("--header", "must have the format 'Name: value'", text)
+            raise ConfigurationError("--header", "must have the format 'Name: value'", option)
         if name.lower() in map(str.lower, headers):
             raise ConfigurationError("--header", f"sets {name} twice")
         headers[name] = value
@@ -136,7 +139,7 @@ def _parse_headers(texts: list[str]) -> dict[str, str]:
 
 
 def _read_body(data: str) -> str | bytes:
-    """Return the body: text if it is valid UTF-8, because the service stores text readably."""
+    """Return the body; as str if it is UTF-8, because the service stores str as readable text."""
     raw = _read_file(data[1:]) if data.startswith("@") else data.encode(errors="surrogateescape")
     try:
         return raw.decode()
@@ -161,7 +164,10 @@ def _read_file(name: str) -> bytes:
 
 
 def _is_json(text: str) -> bool:
-    """Return whether text is a JSON object or array; a bare word or number may be plain text."""
+    """Return whether text is a JSON object or array.
+
+    Other JSON, such as a number, is not recognised, because it may be meant as plain text.
+    """
     import json
 
     if not text.lstrip().startswith(("{", "[")):

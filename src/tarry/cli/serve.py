@@ -40,7 +40,7 @@ SetOption = Annotated[
     ),
 ]
 _SHUTDOWN_GRACE_S = 5
-"""Extra time for open connections at shutdown, after the time for running attempts."""
+"""Time for open connections at shutdown, in addition to `drain_ms` for running attempts."""
 
 
 def serve(
@@ -127,22 +127,22 @@ def config(
 
 
 def _bind_error_hint(error: OSError, host: str, port: int) -> str | None:
-    """Return what to do about an error from binding the port; None for an unknown error."""
+    """Return the cause of a failure to bind the port and what to do; None for an unknown error."""
     import errno
     import socket
 
     if error.errno == errno.EADDRINUSE:
         return f"port {port} of {host} is already in use: choose another with --port"
     if error.errno == errno.EACCES:
-        return f"this user must not listen on port {port}: choose a port above 1023 with --port"
+        return f"this user may not listen on port {port}: choose a port above 1023 with --port"
     if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
         return f"{host} is not an address of this machine: choose another with --host"
     return None
 
 
-def _description_of(annotated: Any) -> str:
+def _description_of(field_type: Any) -> str:
     """Return the description of a setting: the last item of its type's metadata."""
-    return str(annotated.__metadata__[-1].description)
+    return str(field_type.__metadata__[-1].description)
 
 
 def _exit_on_sigterm(_signal: int, _frame: object) -> None:
@@ -180,10 +180,10 @@ def load_command_settings(
     from tarry.service.settings import load_settings
 
     overrides: dict[str, str] = {}
-    for text in changes or ():
-        name, equals, value = text.partition("=")
+    for change in changes or ():
+        name, equals, value = change.partition("=")
         if not equals:
-            raise ConfigurationError("--set", "must have the format NAME=VALUE", text)
+            raise ConfigurationError("--set", "must have the format NAME=VALUE", change)
         overrides[name.strip().replace("-", "_")] = value
     flags = {
         "store": store,
@@ -205,7 +205,7 @@ def _configure_logging(format_: str, level: str) -> None:
     text_formatter = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
     handler.setFormatter(JsonFormatter() if format_ == "json" else text_formatter)
     logging.basicConfig(level=level.upper(), handlers=[handler])
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # the greeting replaces its messages
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # the greeting replaces its startup log
 
 
 def _print_greeting(address: str, loaded: LoadedSettings) -> None:
@@ -216,7 +216,7 @@ def _print_greeting(address: str, loaded: LoadedSettings) -> None:
     from tarry.service.settings import DEFAULT
 
     settings = loaded.settings
-    # A wildcard address cannot be requested: show the loopback address instead.
+    # Clients cannot connect to a wildcard address, so the loopback address is shown instead.
     local_url = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
     lines = [
         f"tarry serves {address} (API at {local_url}/docs)",
@@ -227,18 +227,18 @@ def _print_greeting(address: str, loaded: LoadedSettings) -> None:
             "--dev: this machine is allowed as a target; do not use it where others can add tasks"
         )
     if requires_keys(settings):
-        store = "" if loaded.sources["store"] == DEFAULT else f" --store {settings.store}"
-        lines.append(f"requests need an API key: tarry keys create --tenant NAME{store}")
-        key = " -H 'Authorization: Bearer KEY'"
+        store_option = "" if loaded.sources["store"] == DEFAULT else f" --store {settings.store}"
+        lines.append(f"requests need an API key: tarry keys create --tenant NAME{store_option}")
+        auth_option = " -H 'Authorization: Bearer KEY'"
     else:
-        key = ""
+        auth_option = ""
     # With --dev the example targets the service itself, so that it succeeds.
     task: dict[str, Any] = {"targetUrl": f"{local_url}/healthz", "method": "GET"}
     if not settings.dev:
         task = {"targetUrl": "https://example.com/hook", "body": {"hello": "world"}}
     lines += [
         "",
-        f"curl {local_url}/retry-tasks{key} \\",
+        f"curl {local_url}/retry-tasks{auth_option} \\",
         f"  -H 'Content-Type: application/json' -H 'Prefer: wait=5' -d '{json.dumps(task)}'",
         "",
     ]

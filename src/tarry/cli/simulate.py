@@ -1,4 +1,7 @@
-"""`tarry simulate`: simulate the effect of a retry policy on a failing dependency."""
+"""`tarry simulate`: simulate the effect of a retry policy on a failing dependency.
+
+A study is a scenario with its variants (usually policies), parameters and reported metrics.
+"""
 
 from __future__ import annotations
 
@@ -89,28 +92,30 @@ def simulate(
     if show:
         simulate_output.print_study(study, as_json=as_json)
         return
-    chosen = [name.strip() for name in variants.split(",")] if variants else list(study.variants)
-    for text in assertions or []:  # reject an invalid assertion before the long run
-        parse_assertion(text, chosen, metric_units(study.columns))
+    variant_names = (
+        [name.strip() for name in variants.split(",")] if variants else list(study.variants)
+    )
+    for assertion in assertions or []:  # reject an invalid assertion before the long run
+        parse_assertion(assertion, variant_names, metric_units(study.columns))
     for option, path, suffixes in (
         ("--html", html, (".html", ".htm")),
         ("--png", png, (".png",)),
         ("--svg", svg, (".svg",)),
     ):
-        if path is not None:  # a pipe or a device has no suffix
+        if path is not None:  # a path without a suffix may be a pipe or a device
             check_output_path(path, suffixes if path.suffix else (), option)
     with simulate_output.ProgressBar(hidden=quiet) as bar:
         results = run_study(
             study,
             seed=seed,
             trials=trials,
-            variants=chosen,
+            variants=variant_names,
             parameters=changes,
             sweep=parse_sweeps(sweep, study.parameters) if sweep else None,
             jobs=_count_cores() if jobs is None else jobs,
             progress=bar.update,
         )
-    checked = check_assertions(results, assertions or [])
+    assertion_results = check_assertions(results, assertions or [])
     if html is not None:
         options = {"--set": set_, "--sweep": sweep, "--variants": variants, "--trials": trials}
         report.write_html(results, html, command=_command_line(scenarios, compare, options, seed))
@@ -119,10 +124,10 @@ def simulate(
     if svg is not None:
         report.write_svg(results, svg)
     if not quiet or as_json:
-        simulate_output.print_results(results, checked, as_json=as_json)
+        simulate_output.print_results(results, assertion_results, as_json=as_json)
     if not quiet:
         simulate_output.print_written_files(path for path in (html, png, svg) if path is not None)
-    if not simulate_output.report_failures(checked, quiet=quiet or as_json):
+    if not simulate_output.report_failures(assertion_results, quiet=quiet or as_json):
         raise typer.Exit(EXIT_FAILED)
 
 

@@ -26,24 +26,24 @@ if TYPE_CHECKING:
 MAX_SWEEPS = 2
 MAX_SWEEP_VALUES = 1_000
 _MIN_SIMILARITY = 0.7
-"""For suggestions: high enough that `budget` does not suggest `total_budget`."""
+"""Minimum similarity of a suggested name, so high that `budget` does not suggest `total_budget`."""
 _RANGE = re.compile(r"(?P<first>[^.]+(?:\.\d+)?)\.\.(?P<last>[^:]+?)(?::(?P<step>.+))?")
 
 
-def parse_settings(texts: Iterable[str], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the value of each `--set` option."""
-    return {name: parse_value(text) for name, text in _parse_pairs("--set", texts, known)}
+def parse_settings(options: Iterable[str], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the value of each parameter that a `--set` option names."""
+    return {name: parse_value(text) for name, text in _parse_pairs("--set", options, parameters)}
 
 
-def parse_sweeps(texts: Sequence[str], known: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return the values of each `--sweep` option."""
-    if len(texts) > MAX_SWEEPS:
-        raise ConfigurationError("--sweep", f"can be used at most {MAX_SWEEPS} times", len(texts))
-    return {name: parse_values(text) for name, text in _parse_pairs("--sweep", texts, known)}
+def parse_sweeps(options: Sequence[str], parameters: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return the values of each parameter that a `--sweep` option names."""
+    if len(options) > MAX_SWEEPS:
+        raise ConfigurationError("--sweep", f"can be used at most {MAX_SWEEPS} times", len(options))
+    return {name: parse_values(text) for name, text in _parse_pairs("--sweep", options, parameters)}
 
 
 def parse_value(text: str) -> Any:
-    """Parse a value as TOML; a value that is not TOML is text."""
+    """Return a value parsed as TOML, or the text itself if it is not valid TOML."""
     try:
         parsed: dict[str, Any] = tomllib.loads(f"value = {text}")
     except ValueError:
@@ -69,27 +69,30 @@ def _expand_range(text: str, match: re.Match[str]) -> list[Any]:
     try:
         first, last = Decimal(match["first"]), Decimal(match["last"])
         step = Decimal(match["step"] or 1)
-        size = int((last - first) / step) + 1
+        count = int((last - first) / step) + 1
     except (InvalidOperation, ZeroDivisionError, ValueError, OverflowError):
-        size, first, step = 0, Decimal(0), Decimal(0)
-    if size < 1 or step <= 0:
+        count, first, step = 0, Decimal(0), Decimal(0)  # rejected below
+    if count < 1 or step <= 0:
         msg = f"a range has the format first..last:step, such as 10..200:10, got {text!r}"
         raise ConfigurationError(msg)
-    exact = (first + step * index for index in range(min(size, MAX_SWEEP_VALUES + 1)))
-    is_whole = first == first.to_integral_value() and step == step.to_integral_value()
-    return [int(value) if is_whole else float(value) for value in exact]
+    # One value too many is enough for the caller to reject the range.
+    values = (first + step * index for index in range(min(count, MAX_SWEEP_VALUES + 1)))
+    is_integer = first == first.to_integral_value() and step == step.to_integral_value()
+    return [int(value) if is_integer else float(value) for value in values]
 
 
 def _parse_pairs(
-    option: str, texts: Iterable[str], known: Mapping[str, Any]
+    option: str, texts: Iterable[str], parameters: Mapping[str, Any]
 ) -> Iterable[tuple[str, str]]:
+    """Yield the name and the value of each text `name=value` given with the option."""
     seen: set[str] = set()
     for text in texts:
-        name, sign, value = (part.strip() for part in text.partition("="))
-        if not sign or not value:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not value:
             raise ConfigurationError(option, "must have the format name=value", text)
-        if name not in known:
-            msg = f"{option}: there is no parameter {name!r}; {_suggest_parameter(name, known)}"
+        if name not in parameters:
+            hint = _suggest_parameter(name, parameters)
+            msg = f"{option}: there is no parameter {name!r}; {hint}"
             raise ConfigurationError(msg)
         if name in seen:
             raise ConfigurationError(option, f"sets {name} twice")
@@ -97,23 +100,32 @@ def _parse_pairs(
         yield name, value
 
 
-def _suggest_parameter(name: str, known: Iterable[str]) -> str:
-    """Suggest a name from the same table, or from the nearest enclosing table that exists."""
-    names = list(known)
+def _suggest_parameter(name: str, parameters: Iterable[str]) -> str:
+    """Suggest a name from the same table, or from the nearest enclosing table that exists.
+
+    The table of `clients.retry.delay` is `clients.retry`, and its key is `delay`.
+    """
+    names = list(parameters)
     table, _, key = name.rpartition(".")
     while table:
         prefix = f"{table}."
-        inside = [known.removeprefix(prefix) for known in names if known.startswith(prefix)]
-        keys = dict.fromkeys(path.partition(".")[0] for path in inside)
+        paths = [known.removeprefix(prefix) for known in names if known.startswith(prefix)]
+        keys = dict.fromkeys(path.partition(".")[0] for path in paths)
         if keys:
-            close = suggest(key, keys, similarity=_MIN_SIMILARITY)
-            return f"did you mean {table}.{close}?" if close else f"{table} has {', '.join(keys)}"
+            similar = suggest(key, keys, similarity=_MIN_SIMILARITY)
+            if similar:
+                return f"did you mean {table}.{similar}?"
+            return f"{table} has {', '.join(keys)}"
         table, _, key = table.rpartition(".")
     return did_you_mean(name, names)
 
 
 def select_study(arguments: Sequence[str], *, compare: bool) -> Study:
-    """Return the study that the arguments name; with `compare`, a comparison of several files."""
+    """Return the study that the arguments name.
+
+    With `compare`, the arguments are several scenario files, or one scenario and the policies to
+    compare in it.
+    """
     first, others = arguments[0], arguments[1:]
     if not compare:
         if others:

@@ -1,4 +1,8 @@
-"""Output of `tarry simulate`: progress, tables, JSON and failed assertions."""
+"""Output of `tarry simulate`: progress, tables, JSON and failed assertions.
+
+A table of results has key columns, which identify the row (its variant and swept parameters), and
+metric columns.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class ProgressBar:
-    """A progress bar on standard error; hidden when that is not a terminal."""
+    """A progress bar on standard error; hidden if standard error is not a terminal."""
 
     def __init__(self, *, hidden: bool) -> None:
         self._progress = Progress(
@@ -62,7 +66,7 @@ class ProgressBar:
         self._progress.stop()
 
     def update(self, done: int, total: int) -> None:
-        """Set the number of finished runs, and of all runs."""
+        """Set the number of finished runs and the total number of runs."""
         self._progress.update(self._task, completed=done, total=total)
 
 
@@ -72,7 +76,7 @@ def print_studies(*, as_json: bool) -> None:
         print_json([_study_to_json(study) for study in STUDIES.values()])
         return
     console = Console()
-    _show_studies(console, STUDIES)
+    _print_study_list(console, STUDIES)
     console.print()
     console.print("To run one: tarry simulate NAME. Its parameters: tarry simulate NAME --show.")
 
@@ -82,42 +86,42 @@ def print_study(study: Study, *, as_json: bool) -> None:
     if as_json:
         print_json(_study_to_json(study))
     else:
-        _show_study(Console(), study)
+        _print_study_text(Console(), study)
 
 
 def print_results(
-    results: StudyResults, assertions: Sequence[AssertionResult], *, as_json: bool
+    results: StudyResults, assertion_results: Sequence[AssertionResult], *, as_json: bool
 ) -> None:
     """Print the metrics of each row; JSON includes the results of the assertions."""
     if not as_json:
-        _show_results(Console(), results)
+        _print_result_tables(Console(), results)
         return
-    checked = [
+    assertions = [
         {
-            "assertion": assertion.assertion.text,
-            "variant": assertion.row.variant,
-            "parameters": assertion.row.parameters,
-            "holds": assertion.holds,
+            "assertion": result.assertion.text,
+            "variant": result.row.variant,
+            "parameters": result.row.parameters,
+            "holds": result.holds,
         }
-        for assertion in assertions
+        for result in assertion_results
     ]
-    print_json({**results.to_dict(), "assertions": checked})
+    print_json({**results.to_dict(), "assertions": assertions})
 
 
 def print_written_files(paths: Iterable[Path]) -> None:
-    """Print the names of written files to standard error: standard output may be parsed."""
+    """Print the names of written files to standard error, as standard output may be parsed."""
     for path in paths:
         sys.stderr.write(f"written to {printable(str(path))}\n")
 
 
 def print_json(value: object) -> None:
-    """Print JSON with sorted keys: equal values give equal bytes."""
+    """Print JSON with sorted keys, so that equal values give equal bytes."""
     text = json.dumps(value, sort_keys=True, indent=2, allow_nan=False, default=str)
     sys.stdout.write(f"{text}\n")
 
 
 def report_failures(results: Sequence[AssertionResult], *, quiet: bool) -> bool:
-    """Print the rows that fail an assertion; return whether there are none."""
+    """Print each row that fails an assertion; return True if all assertions hold."""
     failed = [result for result in results if not result.holds]
     for result in failed:
         message = f"{result.assertion.text}, but {result.describe_value()}"
@@ -142,7 +146,7 @@ def _study_to_json(study: Study) -> dict[str, Any]:
 _COLUMN_GAP = 3
 """Characters between two columns of a table."""
 _MIN_KEY_WIDTH = 4
-"""Width of a key column in a narrow terminal; longer names are wrapped."""
+"""Minimum width of a key column in a narrow terminal, in characters; longer names are wrapped."""
 
 
 class _Column(NamedTuple):
@@ -150,40 +154,43 @@ class _Column(NamedTuple):
     cells: list[str]
 
     @property
-    def width(self) -> int:
-        """Minimum width: the title may be wrapped between words, cells may not."""
+    def min_width(self) -> int:
+        """Width of the longest word of the title or longest cell, as cells are not wrapped."""
         return max(len(word) for word in [*self.title.split(), *self.cells, ""])
 
 
-def _show_results(console: Console, results: StudyResults) -> None:
-    """Print the question, one row per variant and sweep point, and the lesson.
+def _print_result_tables(console: Console, results: StudyResults) -> None:
+    """Print the study's question, a row per variant and sweep point, and the study's lesson.
 
-    The number columns are split over several tables when the terminal is too narrow for one.
+    A sweep point is one combination of the swept values. The metric columns are split over several
+    tables if the terminal is too narrow for a single table.
     """
     study = results.study
     if study.question:
         console.print(Text(printable(study.question), style="bold"))
         console.print()
     rows = results.rows
-    swept = list(rows[0].parameters) if rows else []
-    keys = [_Column(study.variant_parameter, [printable(row.variant) for row in rows])]
-    keys += [
+    swept_parameters = list(rows[0].parameters) if rows else []
+    key_columns = [_Column(study.variant_parameter, [printable(row.variant) for row in rows])]
+    key_columns += [
         _Column(_last_part(name), [printable(str(row.parameters[name])) for row in rows])
-        for name in swept
+        for name in swept_parameters
     ]
-    metrics = [row.metrics for row in rows]
-    numbers = [
+    metric_columns = [
         _Column(
-            column.title, [format_value(values[column.metric], column.unit) for values in metrics]
+            column.title, [format_value(row.metrics[column.metric], column.unit) for row in rows]
         )
         for column in study.columns
     ]
-    widest = max((number.width for number in numbers), default=0)
-    key_widths = _key_widths(keys, console.width - widest - _COLUMN_GAP * len(keys))
-    width_left = console.width - sum(key_widths) - _COLUMN_GAP * len(keys)
-    for group in _group_by_width(numbers, width_left):
-        widths = [*key_widths, *_number_widths(group, width_left)]
-        console.print(_table([*keys, *group], widths, len(keys), _section_ends(rows)))
+    gaps_width = _COLUMN_GAP * len(key_columns)
+    # Leave space for at least the widest metric column.
+    widest_metric = max((column.min_width for column in metric_columns), default=0)
+    key_widths = _key_widths(key_columns, console.width - widest_metric - gaps_width)
+    metrics_width = console.width - sum(key_widths) - gaps_width
+    for group in _group_by_width(metric_columns, metrics_width):
+        widths = [*key_widths, *_metric_widths(group, metrics_width)]
+        columns = [*key_columns, *group]
+        console.print(_table(columns, widths, len(key_columns), _section_ends(rows)))
         console.print()
     trials = "1 trial" if results.trials == 1 else f"{results.trials} trials"
     console.print(Text(f"seed {results.seed}, {trials} for each row", style="dim"))
@@ -192,7 +199,7 @@ def _show_results(console: Console, results: StudyResults) -> None:
         console.print(Text(printable(study.lesson)))
 
 
-def _show_studies(console: Console, studies: Mapping[str, Study]) -> None:
+def _print_study_list(console: Console, studies: Mapping[str, Study]) -> None:
     """Print the name and the question of each study."""
     table = Table(box=None, show_header=False, padding=(0, _COLUMN_GAP, 0, 0))
     table.add_column(no_wrap=True)
@@ -202,7 +209,7 @@ def _show_studies(console: Console, studies: Mapping[str, Study]) -> None:
     console.print(table)
 
 
-def _show_study(console: Console, study: Study) -> None:
+def _print_study_text(console: Console, study: Study) -> None:
     """Print the variants, parameters and metrics of a study, and the settings of its scenario."""
     if study.question:
         console.print(Text(printable(study.question), style="bold"))
@@ -213,9 +220,8 @@ def _show_study(console: Console, study: Study) -> None:
     _print_rows(
         console,
         (
-            (name, _format_setting(value), f"swept: {', '.join(map(str, swept))}" if swept else "")
+            (name, _format_setting(value), _sweep_note(study, name))
             for name, value in study.parameters.items()
-            for swept in [study.sweep.get(name)]
         ),
     )
     if study.build_scenario is not None:
@@ -226,7 +232,7 @@ def _show_study(console: Console, study: Study) -> None:
             ((name, _format_setting(value), "") for name, value in _scenario_settings(scenario)),
         )
     console.print(Text("--assert, and the columns of the table:"))
-    # A study with its own metrics gives the standard metrics another meaning, too.
+    # The descriptions do not apply to a study that defines metrics of its own.
     has_standard_metrics = all(column.metric in METRICS for column in study.columns)
     _print_rows(
         console,
@@ -241,6 +247,12 @@ def _show_study(console: Console, study: Study) -> None:
     )
 
 
+def _sweep_note(study: Study, name: str) -> str:
+    """Return the values that a parameter is swept over by default, as text; empty without sweep."""
+    values = study.sweep.get(name)
+    return f"swept: {', '.join(map(str, values))}" if values else ""
+
+
 def _print_rows(console: Console, rows: Iterable[tuple[str, str, str]]) -> None:
     table = Table(box=None, show_header=False, padding=(0, _COLUMN_GAP, 0, 0))
     table.add_column(overflow="fold", no_wrap=True)
@@ -250,13 +262,15 @@ def _print_rows(console: Console, rows: Iterable[tuple[str, str, str]]) -> None:
 
 
 def _scenario_settings(scenario: Scenario) -> Iterable[tuple[str, object]]:
-    """Yield the settings of a scenario, except its policy: the variants set that."""
+    """Yield the settings of a scenario except the policy, which the variants set."""
     arrivals = scenario.clients.arrivals
-    unused = tuple(
-        f"clients.{key}" for key, fits in ARRIVALS_BY_KEY.items() if arrivals not in fits
+    without_effect = tuple(
+        f"clients.{key}"
+        for key, arrivals_with_effect in ARRIVALS_BY_KEY.items()
+        if arrivals not in arrivals_with_effect
     )
     for name, value in list_parameters(scenario).items():
-        if value is not None and not name.startswith(("clients.defence.", *unused)):
+        if value is not None and not name.startswith(("clients.defence.", *without_effect)):
             yield name, value
     for name, server in scenario.servers.items():
         if server.capacity is not None:
@@ -268,36 +282,40 @@ def _format_setting(value: object) -> str:
 
 
 def row_name(row: StudyRow) -> str:
-    """Return the variant and the swept values of a row: full, clients=100."""
+    """Return the variant and the swept values of a row, such as "full, clients=100"."""
     swept = [f"{_last_part(name)}={value}" for name, value in row.parameters.items()]
     return printable(", ".join([row.variant, *swept]))
 
 
-def _key_widths(keys: list[_Column], width_left: int) -> list[int]:
-    """Return the width of each key column; the widest are narrowed until all fit."""
-    widths = [key.width for key in keys]
-    while sum(widths) > width_left and max(widths) > _MIN_KEY_WIDTH:
+def _key_widths(key_columns: list[_Column], available: int) -> list[int]:
+    """Return the width of each key column.
+
+    The widest column is narrowed until all columns fit into the available width, or until all
+    have the minimum width.
+    """
+    widths = [column.min_width for column in key_columns]
+    while sum(widths) > available and max(widths) > _MIN_KEY_WIDTH:
         widths[widths.index(max(widths))] -= 1
     return widths
 
 
-def _group_by_width(numbers: list[_Column], width_left: int) -> Iterable[list[_Column]]:
-    """Split the number columns into groups; each group fits into one table."""
+def _group_by_width(metric_columns: list[_Column], available: int) -> Iterable[list[_Column]]:
+    """Split the metric columns into groups that each fit into the available width."""
     group: list[_Column] = []
     used = 0
-    for column in numbers:
-        if group and used + column.width > width_left:
+    for column in metric_columns:
+        if group and used + column.min_width > available:
             yield group
             group, used = [], 0
         group.append(column)
-        used += column.width + _COLUMN_GAP
+        used += column.min_width + _COLUMN_GAP
     yield group
 
 
-def _number_widths(group: list[_Column], width_left: int) -> list[int]:
-    """Return the width of each number column; spare width goes to the most wrapped titles."""
-    widths = [column.width for column in group]
-    for _ in range(width_left - sum(widths) - _COLUMN_GAP * (len(group) - 1)):
+def _metric_widths(group: list[_Column], available: int) -> list[int]:
+    """Return the width of each metric column; titles with the most lines get the spare width."""
+    widths = [column.min_width for column in group]
+    for _ in range(available - sum(widths) - _COLUMN_GAP * (len(group) - 1)):
         lines = [
             len(wrap(column.title, width)) for column, width in zip(group, widths, strict=True)
         ]
@@ -308,13 +326,16 @@ def _number_widths(group: list[_Column], width_left: int) -> list[int]:
 
 
 def _section_ends(rows: list[StudyRow]) -> list[bool]:
-    """Return for each row whether a line follows it: after the last row of a sweep point."""
+    """Return for each row whether it is the last of its sweep point, so that a line follows."""
     if len({row.variant for row in rows}) == 1:
         return [False] * len(rows)
-    return [row.parameters != after.parameters for row, after in pairwise(rows)] + [False]
+    return [row.parameters != following.parameters for row, following in pairwise(rows)] + [False]
 
 
-def _table(columns: list[_Column], widths: list[int], key_count: int, ends: list[bool]) -> Table:
+def _table(
+    columns: list[_Column], widths: list[int], key_count: int, section_ends: list[bool]
+) -> Table:
+    """Return a table; its first `key_count` columns are key columns."""
     # All widths are explicit, because rich would narrow columns whose cells cannot be wrapped.
     table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
     for index, (column, width) in enumerate(zip(columns, widths, strict=True)):
@@ -325,10 +346,13 @@ def _table(columns: list[_Column], widths: list[int], key_count: int, ends: list
             vertical="bottom",
             width=width,
         )
-    for end, *cells in zip(ends, *(column.cells for column in columns), strict=True):
-        table.add_row(*map(Text, cells), end_section=end)
+    for is_section_end, *cells in zip(
+        section_ends, *(column.cells for column in columns), strict=True
+    ):
+        table.add_row(*map(Text, cells), end_section=is_section_end)
     return table
 
 
 def _last_part(name: str) -> str:
+    """Return the part of a parameter's name after the last dot."""
     return name.rpartition(".")[2]

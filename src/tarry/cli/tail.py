@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tarry.cli.options import DEFAULT_SERVER, JsonOption, KeyOption, ServerOption
+from tarry.cli.options import DEFAULT_SERVER, ApiKeyOption, JsonOption, ServerOption
 from tarry.cli.remote import connect
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ _STYLES = {"succeeded": "green", "exhausted": "red", "parked": "red", "missed": 
 
 
 def tail(
-    server: ServerOption = DEFAULT_SERVER, key: KeyOption = None, as_json: JsonOption = False
+    server: ServerOption = DEFAULT_SERVER, api_key: ApiKeyOption = None, as_json: JsonOption = False
 ) -> None:
     """Print live events: attempts, finished tasks, downstreams that fail or recover.
 
@@ -22,22 +22,23 @@ def tail(
     """
     from tarry.cli.output import print_json_line, to_builtins
 
-    with connect(server, key) as client:
+    with connect(server, api_key) as client:
         for event in client.events():
             if as_json:
                 fields = to_builtins(event)
-                print_json_line({k: value for k, value in fields.items() if value is not None})
+                present = {name: value for name, value in fields.items() if value is not None}
+                print_json_line(present)
             else:
-                _show(event)
+                _print_event(event)
 
 
-def _show(event: ServiceEvent) -> None:
+def _print_event(event: ServiceEvent) -> None:
     from rich.text import Text
 
     from tarry.cli.output import console, printable, time_of_day
 
-    at = "" if event.at is None else time_of_day(event.at)
-    line = Text(f"{at:12}  ", style="dim")
+    time = "" if event.at is None else time_of_day(event.at)
+    line = Text(f"{time:12}  ", style="dim")
     line.append(f"{printable(event.kind):10}  ", style=_STYLES.get(event.kind, "not dim"))
     parts = [event.task_id or "", event.lane or "", event_details(event)]
     line.append("  ".join(printable(part) for part in parts if part), style="not dim")
@@ -45,7 +46,7 @@ def _show(event: ServiceEvent) -> None:
 
 
 def event_details(event: ServiceEvent) -> str:
-    """Return what an event reports besides its kind, task and lane."""
+    """Return the details of an event other than its kind, task and lane."""
     from tarry.cli.output import attempt_result, decision_text
     from tarry.core.durations import format_duration
 

@@ -10,8 +10,8 @@ import typer
 from tarry.cli.options import (
     DEFAULT_LIMIT,
     DEFAULT_SERVER,
+    ApiKeyOption,
     JsonOption,
-    KeyOption,
     LaneFilter,
     LimitOption,
     PolicyFilter,
@@ -43,7 +43,7 @@ def list_(
     reason: ReasonFilter = None,
     limit: LimitOption = DEFAULT_LIMIT,
     server: ServerOption = DEFAULT_SERVER,
-    key: KeyOption = None,
+    api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List tasks, newest first."""
@@ -51,7 +51,7 @@ def list_(
 
     from tarry.core.checks import check_one_of
 
-    with connect(server, key) as client:
+    with connect(server, api_key) as client:
         from tarry.wire.tasks import StatusName
 
         if status is not None:
@@ -67,32 +67,32 @@ def list_(
 def show(
     task: TaskArgument,
     server: ServerOption = DEFAULT_SERVER,
-    key: KeyOption = None,
+    api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show a task and its attempts."""
     from tarry.cli.output import print_json, to_builtins
 
-    with connect(server, key) as client:
+    with connect(server, api_key) as client:
         details = client.get(task)
         attempts = list(client.attempts(details))
     if as_json:
         print_json({**to_builtins(details), "attempts": to_builtins(attempts)})
     else:
-        _show(details, attempts)
+        _print_details(details, attempts)
 
 
 @app.command(epilog=example_epilog("tarry tasks explain 0199c0de-0000-7000-8000-000000000000"))
 def explain(
     task: TaskArgument,
     server: ServerOption = DEFAULT_SERVER,
-    key: KeyOption = None,
+    api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Explain why a task was retried or not, and what happens next."""
     from tarry.cli.output import print_json, print_text
 
-    with connect(server, key) as client:
+    with connect(server, api_key) as client:
         explanation = client.explain(task)
     if as_json:
         print_json(explanation)
@@ -105,11 +105,11 @@ def explain(
 def cancel(
     task: TaskArgument,
     server: ServerOption = DEFAULT_SERVER,
-    key: KeyOption = None,
+    api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Cancel a task. A running attempt may finish; no other attempt follows."""
-    with connect(server, key) as client:
+    with connect(server, api_key) as client:
         cancelled = client.cancel(task)
     is_running = cancelled.status == "IN_FLIGHT"
     message = "cancelled; the running attempt may finish" if is_running else "cancelled"
@@ -120,23 +120,26 @@ def cancel(
 def retry(
     task: TaskArgument,
     server: ServerOption = DEFAULT_SERVER,
-    key: KeyOption = None,
+    api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make the next attempt now; a dead letter starts again with attempt 1."""
-    with connect(server, key) as client:
+    with connect(server, api_key) as client:
         retried = client.retry(task)
         if retried.status == "IN_FLIGHT":
             message = "an attempt is running; if it fails, the policy decides when the next starts"
             _print_state(retried, retried.status, message, as_json=as_json)
             return
-        # The task may still have to wait: its downstream is paused, or its breaker is open.
+        # The task may still have to wait, because its downstream is paused or fails.
         explanation = client.explain(retried)
     _print_state(retried, explanation.status, explanation.next.text, as_json=as_json)
 
 
 def show_tasks(tasks: list[RetryTask], limit: int, *, as_json: bool, dead: bool = False) -> None:
-    """Print up to `limit` tasks. Dead letters have other columns: the reason, no next attempt."""
+    """Print up to `limit` tasks, and a hint to standard error if there are more.
+
+    With `dead`, the tasks are dead letters, whose table has other columns.
+    """
     from tarry.cli import output
     from tarry.runtime.clocks import system
 
@@ -156,7 +159,7 @@ def show_tasks(tasks: list[RetryTask], limit: int, *, as_json: bool, dead: bool 
 
 
 def explanation_lines(text: str, next_step: str) -> list[str]:
-    """Split an explanation into one line per attempt, and a last line for the next step."""
+    """Return an explanation as one line per attempt, and a last line for the next step."""
     history = text.removesuffix(next_step).rstrip(" .")
     first, *rest = history.split("; attempt ")
     return [first, *(f"attempt {attempt}" for attempt in rest), next_step]
@@ -171,7 +174,7 @@ def _print_state(task: RetryTask, status: str, message: str, *, as_json: bool) -
         print_text(f"{task.task_id} {status}: {message}")
 
 
-def _show(task: RetryTask, attempts: list[AttemptLog]) -> None:
+def _print_details(task: RetryTask, attempts: list[AttemptLog]) -> None:
     from tarry.cli.output import console, table
 
     terminal = console()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tarry.cli.options import DEFAULT_SERVER, JsonOption, KeyOption, ServerOption
+from tarry.cli.options import DEFAULT_SERVER, ApiKeyOption, JsonOption, ServerOption
 from tarry.cli.remote import connect
 
 if TYPE_CHECKING:
@@ -18,14 +18,18 @@ if TYPE_CHECKING:
 
 REFRESH_INTERVAL_S = 1.0
 _MAX_DOWNSTREAMS = 1_000
-"""Downstreams that are fetched; the busiest of them are shown."""
+"""Number of downstreams to fetch; the busiest of them are shown."""
+_LINES_AROUND_ROWS = 5
+"""Lines of the terminal that the rows of downstreams cannot use."""
 _SAMPLE = re.compile(r"(retry_\w+)\{([^}]*)\} (\S+)")
+"""Line of the Prometheus text format: metric, labels and value."""
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _LABEL_OF_METRIC = {
     "retry_tasks": "status",
     "retry_attempts_total": "outcome",
     "retry_task_outcomes_total": "outcome",
 }
+"""Metrics to show, and the label by which each is summed up."""
 
 
 class Snapshot(NamedTuple):
@@ -34,14 +38,14 @@ class Snapshot(NamedTuple):
     at: float
     """Monotonic seconds."""
     metrics: dict[str, dict[str, float]]
-    """Value of each metric in `_LABEL_OF_METRIC`, by label."""
+    """Values of each metric in `_LABEL_OF_METRIC`, by the value of its label."""
     downstreams: list[DownstreamInfo]
     has_rates: bool = True
-    """Whether the service exposes attempt counters; it does so only for an operator's key."""
+    """Whether the service exposes attempt counters, which only an operator's key can read."""
 
 
 def top(
-    server: ServerOption = DEFAULT_SERVER, key: KeyOption = None, as_json: JsonOption = False
+    server: ServerOption = DEFAULT_SERVER, api_key: ApiKeyOption = None, as_json: JsonOption = False
 ) -> None:
     """Show tasks by status, rates and the busiest downstreams, once a second.
 
@@ -52,8 +56,8 @@ def top(
     from tarry.cli.output import console, print_json_line
 
     terminal = console()
-    with connect(server, key) as client:
-        pairs = _snapshot_pairs(client, server, key)
+    with connect(server, api_key) as client:
+        pairs = _snapshot_pairs(client, server, api_key)
         if as_json:
             for previous, current in pairs:
                 print_json_line(summarize(previous, current))
@@ -62,7 +66,10 @@ def top(
         else:
             with Live(console=terminal, auto_refresh=False, screen=True) as live:
                 for previous, current in pairs:
-                    live.update(_render(previous, current, terminal.height - 5), refresh=True)
+                    live.update(
+                        _render(previous, current, terminal.height - _LINES_AROUND_ROWS),
+                        refresh=True,
+                    )
 
 
 def summarize(previous: Snapshot, current: Snapshot) -> dict[str, Any]:
@@ -90,38 +97,38 @@ def parse_metrics(text: str) -> dict[str, dict[str, float]]:
 
 
 def _snapshot_pairs(
-    client: Client, server: str, key: str | None
+    client: Client, server: str, api_key: str | None
 ) -> Iterator[tuple[Snapshot, Snapshot]]:
     """Yield each snapshot together with the previous one, forever."""
     from tarry.runtime.clocks import system
 
-    previous = _take_snapshot(client, server, key)
+    previous = _take_snapshot(client, server, api_key)
     while True:
         system.sleep(REFRESH_INTERVAL_S, None)
-        current = _take_snapshot(client, server, key)
+        current = _take_snapshot(client, server, api_key)
         yield previous, current
         previous = current
 
 
-def _take_snapshot(client: Client, server: str, key: str | None) -> Snapshot:
+def _take_snapshot(client: Client, server: str, api_key: str | None) -> Snapshot:
     from itertools import islice
 
     from tarry.runtime.clocks import system
 
     downstreams = sorted(
         islice(client.downstreams(), _MAX_DOWNSTREAMS),
-        key=lambda each: (-each.pending - each.in_flight, -each.dead, each.lane),
+        key=lambda info: (-info.pending - info.in_flight, -info.dead, info.lane),
     )
-    text = _fetch_metrics(server, key)
+    text = _fetch_metrics(server, api_key)
     return Snapshot(system.now(), parse_metrics(text), downstreams, "retry_attempts_total" in text)
 
 
-def _fetch_metrics(server: str, key: str | None) -> str:
+def _fetch_metrics(server: str, api_key: str | None) -> str:
     import httpx
 
     from tarry.client.errors import ServiceUnavailable, ServiceUnreachable
 
-    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
     try:
         response = httpx.get(f"{server.rstrip('/')}/metrics", headers=headers, trust_env=False)
     except httpx.RequestError as error:
@@ -134,12 +141,13 @@ def _fetch_metrics(server: str, key: str | None) -> str:
 
 
 def _rates(name: str, previous: Snapshot, current: Snapshot) -> dict[str, float] | None:
+    """Return the increase per second of a counter, by label; None without counters."""
     if not current.has_rates:
         return None
-    elapsed = max(current.at - previous.at, 1e-9)
-    # After a restart of the service the counters start at zero: never negative.
+    elapsed_s = max(current.at - previous.at, 1e-9)
+    # A restart of the service resets its counters, so a negative difference counts as 0.
     return {
-        label: max(0.0, count - previous.metrics[name].get(label, 0.0)) / elapsed
+        label: max(0.0, count - previous.metrics[name].get(label, 0.0)) / elapsed_s
         for label, count in current.metrics[name].items()
     }
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tarry.tuning.comparison import Comparison
     from tarry.tuning.proposal import Proposal
 
-FORMATS = (".json", ".toml")
+POLICY_SUFFIXES = (".json", ".toml")
 
 
 def tune(
@@ -27,7 +27,7 @@ def tune(
         typer.Option(help="Current policy, in TOML, YAML or JSON.", show_default="the defaults"),
     ] = None,
     latency_target: Annotated[
-        str | None, typer.Option(metavar="TIME", help="What a call may take in all: 2s, 500ms.")
+        str | None, typer.Option(metavar="TIME", help="Maximum time of a call in total: 2s, 500ms.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write the proposed policy: NAME.toml or NAME.json.")
@@ -43,8 +43,8 @@ def tune(
 ) -> None:
     """Propose a policy from a log of attempts, with the reason for each setting.
 
-    A setting stays as it is when the log has too little data for it. Then the current and the
-    proposed policy are simulated with the recorded latencies.
+    A setting is not changed if the log has too little data for it. Afterwards, the current and
+    the proposed policy are simulated with the recorded latencies.
     """
     from tarry.cli.files import check_output_path
     from tarry.simulator.files import read_defence
@@ -55,16 +55,18 @@ def tune(
     from tarry.tuning.proposal import propose
 
     if out is not None:
-        check_output_path(out, FORMATS)
-    target = None if latency_target is None else parse_duration("--latency-target", latency_target)
+        check_output_path(out, POLICY_SUFFIXES)
+    latency_target_s = (
+        None if latency_target is None else parse_duration("--latency-target", latency_target)
+    )
     current = None if policy is None else read_defence(policy)
     evidence = analyze_log(read_attempt_log(log))
-    proposal = propose(evidence, current, target)
+    proposal = propose(evidence, current, latency_target_s)
     comparison: Comparison | None = None
     if not no_simulate and proposal.defence != proposal.current:
         comparison = compare_policies(evidence, proposal.current, proposal.defence, seed=seed)
     if out is not None:
-        _write(out, proposal)
+        _write_policy(out, proposal)
     if as_json:
         from tarry.tuning.proposal import to_json
 
@@ -82,13 +84,14 @@ def tune(
         print_line(console, f"written to {out}")
 
 
-def _write(path: Path, proposal: Proposal) -> None:
+def _write_policy(path: Path, proposal: Proposal) -> None:
+    """Write the proposed policy as JSON or TOML; the suffix of the path selects the format."""
     import json
 
     from tarry.cli.files import write_text
     from tarry.policyfile.toml import dumps
 
     fields = proposal.defence.to_dict()
-    as_json = path.suffix.lower() == ".json"
-    text = json.dumps(fields, indent=2) + "\n" if as_json else dumps(fields)
+    is_json = path.suffix.lower() == ".json"
+    text = json.dumps(fields, indent=2) + "\n" if is_json else dumps(fields)
     write_text(path, text)

@@ -1,4 +1,4 @@
-"""Output of `tarry tune`: the proposed policy, and the simulated comparison with the current."""
+"""Output of `tarry tune`: the proposed policy, and a simulation of it and the current policy."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ _METRICS = (
     ("recovered_after", "time to recover from outages", "s"),
     ("unfinished", "calls still running at the end", ""),
 )
+"""Name, row title and unit of each metric in the comparison."""
 
 
 def print_line(console: Console, text: str, style: str = "") -> None:
@@ -43,7 +44,10 @@ def print_line(console: Console, text: str, style: str = "") -> None:
 
 
 def show_proposal(console: Console, evidence: Evidence, proposal: Proposal) -> None:
-    """Print each setting with the reason and the evidence, and the estimated effect of hedging."""
+    """Print each setting with its reason and evidence, and the estimated effect of hedging.
+
+    Hedging sends a second request when the first one takes longer than a percentile of latency.
+    """
     print_line(
         console,
         f"{format_count(evidence.attempts, 'attempt')} of {format_count(evidence.calls, 'call')} "
@@ -62,7 +66,7 @@ def show_proposal(console: Console, evidence: Evidence, proposal: Proposal) -> N
             Text(printable(format_setting(suggestion.field, suggestion.current))),
             Text(
                 printable(format_setting(suggestion.field, suggestion.proposed)),
-                style=_style(suggestion),
+                style=_proposal_style(suggestion),
             ),
             why,
         )
@@ -71,66 +75,73 @@ def show_proposal(console: Console, evidence: Evidence, proposal: Proposal) -> N
     if len(evidence.success_durations) >= required_samples(TAIL_QUANTILE):
         table = _table("hedge percentile", "after", "p99.9", "saves", "adds")
         for hedge in evidence.hedges:
-            times = (format_duration(hedge.delay), format_duration(hedge.tail))
             table.add_row(
-                hedge.percentile, *times, format_percent(hedge.saving), format_percent(hedge.load)
+                hedge.percentile,
+                format_duration(hedge.delay),
+                format_duration(hedge.tail),
+                format_percent(hedge.saving),
+                format_percent(hedge.load),
             )
         console.print(table)
         console.print()
 
 
 def show_comparison(
-    console: Console, evidence: Evidence, proposal: Proposal, runs: Comparison | None
+    console: Console, evidence: Evidence, proposal: Proposal, comparison: Comparison | None
 ) -> None:
-    """Print the metrics of the current and the proposed policy in the same simulation."""
+    """Print the metrics of the log, and of simulations with the current and the proposed policy.
+
+    Without a comparison, print why the policies were not simulated.
+    """
     if proposal.defence == proposal.current:
         print_line(console, "not simulated: the proposed policy equals the current one")
         return
-    if runs is None:
+    if comparison is None:
         attempts = format_count(len(evidence.success_durations), "healthy attempt")
-        available = f"{attempts}, {MIN_HEALTHY_ATTEMPTS} needed"
+        shortage = f"{attempts}, {MIN_HEALTHY_ATTEMPTS} needed"
         if not evidence.calls:
-            available = "no call with a first attempt"
-        print_line(console, f"not simulated: too little data: {available}")
+            shortage = "no call with a first attempt"
+        print_line(console, f"not simulated: too little data: {shortage}")
         return
     print_line(
         console,
-        f"simulated: {format_duration(runs.duration)} at {runs.rate:.3g} calls per second "
-        f"with {format_count(runs.outages, 'outage')}",
+        f"simulated: {format_duration(comparison.duration)} "
+        f"at {comparison.rate:.3g} calls per second "
+        f"with {format_count(comparison.outages, 'outage')}",
         "bold",
     )
     print_line(
         console,
-        f"on a server for {format_count(runs.concurrency, 'request')} at a time, "
+        f"on a server for {format_count(comparison.concurrency, 'request')} at a time, "
         "about twice the concurrency in the log",
         "dim",
     )
     table = _table("", "in the log", "now", "proposed")
     logged = _metrics_in_log(evidence)
-    old, new = runs.old.metrics(), runs.new.metrics()
+    current, proposed = comparison.old.metrics(), comparison.new.metrics()
     for name, title, unit in _METRICS:
-        if old[name] or new[name]:
-            values = (logged.get(name, nan), old[name], new[name])
+        if current[name] or proposed[name]:
+            values = (logged.get(name, nan), current[name], proposed[name])
             table.add_row(title, *(format_value(value, unit) for value in values))
     console.print(table)
-    if runs.duration < evidence.span:
+    if comparison.duration < evidence.span:
         outages = format_count(len(evidence.outages), "outage")
-        covered = f"{format_duration(evidence.span)} with {outages}"
-        print_line(console, f"the log covers {covered}; the simulation, a part of that", "dim")
-    console.print(Text(describe_changes(runs.old, runs.new)))
+        log_span = f"{format_duration(evidence.span)} with {outages}"
+        print_line(console, f"the log covers {log_span}; the simulation, a part of that", "dim")
+    console.print(Text(describe_changes(comparison.old, comparison.new)))
 
 
 def _metrics_in_log(evidence: Evidence) -> dict[str, float]:
-    """Return the metrics that can be computed from the log itself."""
-    times = evidence.call_durations
+    """Return the metrics that the log has enough data for."""
+    durations = evidence.call_durations
     quantiles = {"p50": 0.5, "p99": 0.99, "p999": TAIL_QUANTILE}
     return {
         "success_rate": evidence.success_rate,
         "amplification": evidence.attempts_per_call,
         **{
-            name: quantile(times, q)
+            name: quantile(durations, q)
             for name, q in quantiles.items()
-            if len(times) >= required_samples(q)
+            if len(durations) >= required_samples(q)
         },
     }
 
@@ -142,7 +153,7 @@ def _table(*titles: str) -> Table:
     return table
 
 
-def _style(suggestion: Suggestion) -> str:
+def _proposal_style(suggestion: Suggestion) -> str:
     if not suggestion.has_enough_data:
         return "yellow"
     return "green" if suggestion.proposed != suggestion.current and not suggestion.is_advice else ""
