@@ -173,7 +173,7 @@ def test_config_shows_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         (["--set", "port=x"], "--set port: must be a whole number, got"),
         (["--port", "99999"], "--port: must be a whole number <= 65535"),
         (["--config", "none.toml"], "cannot read none.toml"),
-        (["--allow-target", "10.0.0.0/99"], "--allow-target: allow_target must hold CIDRs"),
+        (["--allow-target", "10.0.0.0/99"], "--allow-target: allow_target must contain CIDRs"),
         (["--set", "ca_file=/nope.pem"], "--set ca_file: ca_file must be a file of PEM"),
         (["--store", "sqlite:/usr"], "--store: store must be a file, but /usr is a folder"),
     ],

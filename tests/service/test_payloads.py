@@ -85,7 +85,7 @@ def test_encrypted_bodies(tmp_path: Path) -> None:
         for ref in (early, late):
             content = TaskContent(url="", body_ref=ref, body_size=9, checksum=checksum)
             assert b"hush hush" == await sealed.read(content)
-        with pytest.raises(BodyUnavailable, match="key that is not here"):
+        with pytest.raises(BodyUnavailable, match="key that is not configured"):
             await plain.read(TaskContent(url="", body_ref=late, body_size=9, checksum=checksum))
 
     asyncio.run(main())
@@ -216,7 +216,7 @@ def test_object_whose_folder_became_a_file_is_missing(tmp_path: Path) -> None:
     """No attempt waits for an object that cannot come back."""
     payloads = PayloadStore(str(tmp_path), max_bytes=10)
     (tmp_path / "default").write_text("a file")
-    with pytest.raises(BodyUnavailable, match="gone"):
+    with pytest.raises(BodyUnavailable, match="no longer exists"):
         asyncio.run(payloads.read(TaskContent(url="", body_ref="default/x", body_size=1)))
 
 

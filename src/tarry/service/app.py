@@ -36,8 +36,8 @@ try:
     from tarry.service.settings_checks import MEMORY, SQLITE, check_setting, sqlite_path
     from tarry.service.store import Lease, Retention
 except ImportError as _missing:
-    _needed = f"the service needs {_missing.name}: pip install 'tarry[service]'"
-    raise MissingExtra(_needed) from _missing
+    _message = f"the service needs {_missing.name}: pip install 'tarry[service]'"
+    raise MissingExtra(_message) from _missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,7 +144,7 @@ class Service:
         await self.engine.start()
 
     def begin_shutdown(self) -> None:
-        """Start no more attempts, and end waiting requests and event streams.
+        """Stop starting attempts, and end waiting requests and event streams.
 
         Called before the server closes its connections.
         """
@@ -188,12 +188,12 @@ def make_store(url: str, *, writer_process: bool = False) -> Store:
     from tarry.service.stores.sqlite import IN_MEMORY, SqliteStore
 
     if url == MEMORY:
-        return SqliteStore(IN_MEMORY)  # another process cannot write to this memory
+        return SqliteStore(IN_MEMORY)  # a writer process could not access this memory
     path = sqlite_path(url)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            path.touch(mode=0o600)  # only for the owner: it contains the data of callers
+            path.touch(mode=0o600)  # readable only by the owner, because it contains callers' data
     except OSError as error:
         msg = f"store: cannot create {path}: {error.strerror}"
         raise ConfigurationError(msg) from error
@@ -201,7 +201,7 @@ def make_store(url: str, *, writer_process: bool = False) -> Store:
 
 
 def payload_url(settings: Settings) -> str:
-    """Return the URL or folder of large bodies; by default a folder next to the store."""
+    """Return the URL or folder for large bodies; by default a folder next to the store."""
     if settings.bodies:
         return settings.bodies
     if settings.store.startswith(SQLITE):
@@ -217,7 +217,10 @@ def data_location(settings: Settings) -> str:
 
 
 def requires_keys(settings: Settings) -> bool:
-    """Return whether callers need an API key: always, except on loopback by default."""
+    """Return whether callers need an API key.
+
+    They do, unless the service listens on loopback and `require_keys` is not set.
+    """
     if settings.require_keys:
         return True
     try:
@@ -227,7 +230,7 @@ def requires_keys(settings: Settings) -> bool:
 
 
 def allowed_hosts(settings: Settings) -> frozenset[str] | None:
-    """Return the accepted `Host` names, or None if API keys protect the service anyway.
+    """Return the accepted `Host` names; None if any is accepted, because API keys are required.
 
     Protects against DNS rebinding: a web page can make its own host name resolve to loopback, but
     the browser still sends that name as `Host`.

@@ -1,7 +1,7 @@
 """Default limits and durations of the service, each defined once.
 
-`Settings` offers them to the operator; the API and the engine use the same values when they are
-built without settings, as in tests.
+They are the defaults of `Settings`. The API and the engine use them too when they are built without
+settings, as in tests.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ MAX_RESPONSE_BYTES: Final = 1_048_576
 MAX_ATTEMPT_TIMEOUT_MS: Final = 60_000
 """Largest `attemptTimeoutMs` that a policy may have."""
 LEASE_GRACE_MS: Final = 5_000
-"""Time that a lease must leave after the longest attempt, so that its result can be stored."""
+"""Time that is left of a lease after the longest attempt, to store the result."""
 MAX_IN_FLIGHT: Final = 512
-"""Attempts that run in one process at a time."""
+"""Concurrent attempts of one process."""
 MAX_LANE_IN_FLIGHT: Final = 128
-"""Attempts that one process runs against one downstream at a time."""
+"""Concurrent attempts of one process to one downstream."""

@@ -1,4 +1,4 @@
-"""Durable files and folders: synced to disk when the call returns."""
+"""Creation of files and folders that are synced to disk when the call returns."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 def create_file(folder: Path, name: str, data: bytes) -> None:
-    """Create a file that only its owner can read; `name` is its path in `folder`.
+    """Create a file that only its owner can read; `name` is its path relative to `folder`.
 
-    Raise FileExistsError if it exists. Every folder of the path is synced each time, because
-    another process may have just created it.
+    Raise FileExistsError if the file exists. Every folder of the path is synced each time, because
+    another process may have created a folder and not synced it yet.
     """
     path = folder / name
     create_folder(path.parent)

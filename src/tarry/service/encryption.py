@@ -1,8 +1,8 @@
 """Encoding of a task's content for the store: msgpack, encrypted when a key is configured.
 
-Encrypted content starts with a byte that msgpack never uses, so plain and encrypted content can be
-stored side by side while keys are introduced. The first key encrypts and all keys decrypt, which is
-how keys are rotated.
+Encrypted content starts with a byte that msgpack never uses, so one store can contain plain and
+encrypted content, for example after the first key was configured. New content is encrypted with the
+first key. All configured keys can decrypt, so that keys can be rotated.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(TaskContent).decode
 _ENCRYPTED_PREFIX = b"\xc1"
-"""The one byte that msgpack never uses."""
+"""The only byte with which msgpack data never starts."""
 
 
 class DecryptionFailed(TarryError):
@@ -31,33 +31,33 @@ class PlainCodec:
     """Encodes content without encryption."""
 
     def encrypt(self, body: bytes) -> bytes:
-        """Return a large body unchanged."""
+        """Return a large body unchanged: it is stored without encryption."""
         return body
 
     def decrypt(self, stored: bytes) -> bytes:
-        """Return a large body unchanged."""
+        """Return a stored large body unchanged."""
         return stored
 
     def pack(self, content: TaskContent) -> bytes:
-        """Return the stored form of a content."""
+        """Return the content of a task, encoded for the store."""
         return _pack(content)
 
     def unpack(self, stored: bytes) -> TaskContent:
-        """Return the content of its stored form; raise DecryptionFailed if it is encrypted."""
+        """Decode the content of a task; raise DecryptionFailed if it is encrypted."""
         if stored[:1] == _ENCRYPTED_PREFIX:
-            msg = "this content is encrypted, and no encryption key is set (TARRY_ENCRYPTION_KEYS)"
+            msg = "the content is encrypted, but no encryption key is set (TARRY_ENCRYPTION_KEYS)"
             raise DecryptionFailed(msg)
         return _unpack(stored)
 
 
 class EncryptedCodec:
-    """Encodes and encrypts content with Fernet keys, the newest key first."""
+    """Encodes and encrypts content. `keys` are Fernet keys, the newest first."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         try:
             from cryptography.fernet import Fernet, InvalidToken, MultiFernet
         except ImportError as error:
-            msg = "encryption keys need cryptography: pip install 'tarry[service]'"
+            msg = "encryption needs the package cryptography: pip install 'tarry[service]'"
             raise MissingExtra(msg) from error
         try:
             self._fernet = MultiFernet([Fernet(key) for key in keys])
@@ -67,26 +67,26 @@ class EncryptedCodec:
         self._invalid_token = InvalidToken
 
     def encrypt(self, body: bytes) -> bytes:
-        """Return a large body encrypted."""
+        """Return the encrypted form of a large body."""
         return self._fernet.encrypt(body)
 
     def decrypt(self, stored: bytes) -> bytes:
-        """Return a large body decrypted; one that was stored before encryption is unchanged."""
+        """Decrypt a large body. A body that was stored without encryption is returned unchanged."""
         try:
             return self._fernet.decrypt(stored)
         except self._invalid_token:
-            return stored  # the caller compares the checksum with that of the accepted body
+            return stored  # a wrong key is found by the caller, which compares the checksum
 
     def pack(self, content: TaskContent) -> bytes:
-        """Return the stored, encrypted form of a content."""
+        """Return the content of a task, encoded for the store and encrypted."""
         return _ENCRYPTED_PREFIX + self._fernet.encrypt(_pack(content))
 
     def unpack(self, stored: bytes) -> TaskContent:
-        """Return the content of its stored form; raise DecryptionFailed without its key."""
+        """Decode the content of a task; raise DecryptionFailed if its key is not configured."""
         if stored[:1] != _ENCRYPTED_PREFIX:
             return _unpack(stored)
         try:
             return _unpack(self._fernet.decrypt(stored[1:]))
         except self._invalid_token as error:
-            msg = "this content was encrypted with a key that is not among the present ones"
+            msg = "the content was encrypted with a key that is not configured"
             raise DecryptionFailed(msg) from error

@@ -2,13 +2,14 @@
 
 A body is written before the row that refers to it, and deleted after that row. Its path is
 `.tarry/LOCATION/TENANT/TASK`, so a body without a task (an orphan) is found by its path. LOCATION
-is an id that is generated with the first body, and the marker object `.tarry/places/LOCATION` is
-stored with the bodies. When a body and its marker are both missing, the storage itself is missing
-(a folder that is not mounted), and no body is treated as lost. A task may also refer to an object
+is an id of the storage that is generated with the first body. The marker object
+`.tarry/places/LOCATION` is stored with the bodies. If a body and the marker are both missing, the
+storage itself is missing (for example, a folder is not mounted), and the body is not treated as
+lost. A task may also refer to an object
 of the caller under `TENANT/`; such an object is never deleted.
 
-In a folder a body is written under its final name, without a temporary file: no task refers to it
-yet, and the remains of an interrupted write are removed like any orphan.
+In a folder, a body is written directly to its final path. A temporary file is not needed, because
+no task refers to the body yet, and an incomplete file is deleted like any orphan.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ _MARKERS = ".tarry/places"
 _MARKER_TEXT = b"The bodies of tasks lie here. Keep this with them.\n"
 _MAX_REF_BYTES = 1024
 _ORPHAN_AGE = timedelta(hours=1)
-"""A body is written before its task, so a younger body may still get its task."""
+"""Younger bodies are kept, because the task of a body is stored after the body."""
 _CALL_TIMEOUT_S = 30.0
-"""The longest time of one storage call including its retries."""
+"""Timeout of one storage call including its retries."""
 _RETRIES = {"max_retries": 3, "retry_timeout": timedelta(seconds=10)}
 _REQUEST_TIMEOUT = timedelta(seconds=20)
 _RESERVED_NAME = re.compile(r"[^#]*#[0-9]+")
-"""File names that `obstore` uses internally in a folder and does not list."""
+"""File names that `obstore` uses internally in a folder, and that it does not list."""
 _IMPOSSIBLE_PATH = tuple(f"(os error {code})" for code in (errno.ENOTDIR, errno.ENAMETOOLONG))
 """Endings of `obstore` errors about a path that no file can have."""
 
@@ -51,7 +52,7 @@ class BodyUnavailable(TarryError):
 
 
 class PayloadStore:
-    """Bodies at `url`: a folder, or a URL that `obstore` supports (s3://, gs://, az://).
+    """Stores bodies at `url`: a folder, or a URL that `obstore` supports (s3://, gs://, az://).
 
     `endpoint` is the URL of an S3-compatible server. Credentials come from the environment
     variables of the provider. `encrypt` and `decrypt` apply to bodies, not to callers' objects.
@@ -102,7 +103,7 @@ class PayloadStore:
         return ref, sha256(body).digest()
 
     def validate_ref(self, tenant: str, ref: str) -> str:
-        """Return the path of a caller's object; raise ConfigurationError if it is not valid."""
+        """Return the path of a caller's object, or raise ConfigurationError if it is not valid."""
         parts = ref.split("/")
         if (
             not ref.isprintable()
@@ -112,9 +113,9 @@ class PayloadStore:
             rule = f"must be a path such as {tenant}/invoices/7.json"
             raise ConfigurationError("bodyRef", rule, ref)
         if parts[0] != tenant or len(parts) == 1:
-            raise ConfigurationError("bodyRef", f"must lie under {tenant}/", ref)
+            raise ConfigurationError("bodyRef", f"must start with {tenant}/", ref)
         if self._folder is not None and _RESERVED_NAME.fullmatch(parts[-1]):
-            rule = "cannot end with # and digits where bodies are files"
+            rule = "must not end with # and digits if bodies are stored in a folder"
             raise ConfigurationError("bodyRef", rule, ref)
         return ref
 
@@ -135,20 +136,21 @@ class PayloadStore:
         ref = content.body_ref
         assert ref is not None  # noqa: S101 - only called for a stored body
         try:
-            found = await _call_existing(self._obstore.get_async(self._store, ref))
+            stored_object = await _call_existing(self._obstore.get_async(self._store, ref))
         except FileNotFoundError:
             if content.checksum is not None:
                 await self._check_location(ref)
-            msg = f"the body {ref} is gone"
+            msg = f"the body {ref} no longer exists"
             raise BodyUnavailable(msg) from None
         if content.checksum is None:
-            if (found.meta["size"], found.meta["e_tag"]) != (content.body_size, content.etag):
+            meta = stored_object.meta
+            if (meta["size"], meta["e_tag"]) != (content.body_size, content.etag):
                 msg = f"the body {ref} was changed after the task was accepted"
                 raise BodyUnavailable(msg)
-            return bytes(await _call(found.bytes_async()))
-        body = self._decrypt(bytes(await _call(found.bytes_async())))
+            return bytes(await _call(stored_object.bytes_async()))
+        body = self._decrypt(bytes(await _call(stored_object.bytes_async())))
         if sha256(body).digest() != content.checksum:
-            msg = f"the body {ref} is damaged, or was encrypted with a key that is not here"
+            msg = f"the body {ref} is damaged, or was encrypted with a key that is not configured"
             raise BodyUnavailable(msg)
         return body
 
@@ -163,16 +165,19 @@ class PayloadStore:
     async def sweep(
         self, task_exists: Callable[[str, str], Awaitable[bool]], now: float, limit: int
     ) -> int:
-        """Delete up to `limit` orphans; `task_exists` gets the tenant and the id of a task."""
+        """Delete up to about `limit` orphans and return their number.
+
+        `task_exists` is called with the tenant and the id of a task. `now` is in epoch seconds.
+        """
         before = datetime.fromtimestamp(now, UTC) - _ORPHAN_AGE
         orphans: list[str] = []
         batches = self._obstore.list(self._store, prefix=_ROOT, chunk_size=limit)
         while (batch := await _call(anext(batches, None))) is not None:
-            for found in batch:
-                match found["path"].split("/"):
-                    case [_, _, tenant, task_id] if found["last_modified"] < before:
+            for entry in batch:
+                match entry["path"].split("/"):
+                    case [_, _, tenant, task_id] if entry["last_modified"] < before:
                         if not await task_exists(tenant, task_id):
-                            orphans.append(found["path"])
+                            orphans.append(entry["path"])
                     case _:
                         pass  # too young, a marker, or not a body
             if len(orphans) >= limit:
@@ -201,7 +206,7 @@ class PayloadStore:
             await asyncio.to_thread(create_file, self._folder, ref, data)
 
     async def _check_location(self, ref: str) -> None:
-        """Raise StoreUnavailable if the marker that was stored with a body is missing, too."""
+        """Raise StoreUnavailable if the marker of a missing body is missing, too."""
         marker = f"{_MARKERS}/{ref.split('/')[1]}"
         try:
             await _call_existing(self._obstore.head_async(self._store, marker))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DEFAULT = "default"
-"""The source of a setting that no other source sets."""
+"""The name of the source of a setting that is not set anywhere."""
 SECRETS = frozenset({"encryption_keys", "signing_secrets"})
 
 _REDACTED = "[redacted]"
@@ -141,7 +141,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class LoadedSettings(msgspec.Struct, frozen=True):
-    """Settings, and the source of each of them."""
+    """Settings, and the source of each setting."""
 
     settings: Settings
     sources: dict[str, str]
@@ -172,15 +172,15 @@ _KUBERNETES_LINK = re.compile(
 )
 _TYPES = {field.name: field.type for field in msgspec.structs.fields(Settings)}
 _VARIABLE_NAMES = (*_TYPES, "key", "server")
-"""The settings, and the variables of clients: TARRY_KEY and TARRY_SERVER."""
+"""The names of all variables: the settings, and TARRY_KEY and TARRY_SERVER of clients."""
 _BOUND = re.compile(r" [<>]=? \S+$")
 """The end of msgspec's message about a number that is too large or too small."""
 _TYPE_TEXTS = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
-    str: "a text",
-    tuple: "a list of texts",
+    str: "a string",
+    tuple: "a list of strings",
 }
 
 
@@ -191,7 +191,7 @@ class _SourcedValue(NamedTuple):
     name: str
     value: Any
     is_typed: bool = False
-    """Whether the source has types, as TOML does: there, a number in quotes is a text."""
+    """Whether the source has types, as TOML does. There, a number in quotes is not a number."""
 
 
 def load_settings(
@@ -201,7 +201,7 @@ def load_settings(
     *,
     changes: Mapping[str, Any] = MappingProxyType({}),
 ) -> LoadedSettings:
-    """Load the settings; `changes` are those of `--set`. A flag that is None is not given."""
+    """Load the settings; `changes` has the values of `--set`. A flag that is None was not given."""
     # Imports components of the service, which client commands do not need.
     from tarry.service.settings_checks import check_setting
 
@@ -237,12 +237,12 @@ def check_environment(environ: Mapping[str, str] | None = None) -> None:
 
     A misspelt variable would otherwise leave a default in place without notice.
     """
-    known = {_variable(name) for name in _VARIABLE_NAMES}
+    known = {_variable_name(name) for name in _VARIABLE_NAMES}
     for variable, text in (os.environ if environ is None else environ).items():
-        is_ours = variable.startswith(_PREFIX) and not _is_kubernetes_link(variable, text)
-        if is_ours and variable not in known:
+        is_tarry_variable = variable.startswith(_PREFIX) and not _is_kubernetes_link(variable, text)
+        if is_tarry_variable and variable not in known:
             name = variable.removeprefix(_PREFIX).lower()
-            raise _unknown_setting(variable, name, _VARIABLE_NAMES, _variable)
+            raise _unknown_setting(variable, name, _VARIABLE_NAMES, _variable_name)
 
 
 def _read_file(file: Path) -> list[_SourcedValue]:
@@ -263,11 +263,11 @@ def _read_file(file: Path) -> list[_SourcedValue]:
 def _read_environment(environ: Mapping[str, str] | None) -> list[_SourcedValue]:
     environ = os.environ if environ is None else environ
     check_environment(environ)
-    texts = {name: environ.get(_variable(name)) for name in _TYPES}
+    texts = {name: environ.get(_variable_name(name)) for name in _TYPES}
     return [
-        _SourcedValue(_variable(name), name, text)
+        _SourcedValue(_variable_name(name), name, text)
         for name, text in texts.items()
-        if text is not None and not _is_kubernetes_link(_variable(name), text)
+        if text is not None and not _is_kubernetes_link(_variable_name(name), text)
     ]
 
 
@@ -278,20 +278,20 @@ def _is_kubernetes_link(variable: str, text: str) -> bool:
     )
 
 
-def _variable(name: str) -> str:
+def _variable_name(name: str) -> str:
     return _PREFIX + name.upper()
 
 
 def _unknown_setting(
-    source: str, name: str, known_names: Iterable[str], spell: Callable[[str], str]
+    source: str, name: str, known_names: Iterable[str], format_name: Callable[[str], str]
 ) -> ConfigurationError:
-    """Return the error for an unknown setting; `spell` returns a name as the source writes it."""
+    """Return the error for an unknown setting; `format_name` writes a name as its source does."""
     names = sorted(known_names)
     similar = suggest(name, names)
     hint = (
-        f"did you mean {spell(similar)}?"
+        f"did you mean {format_name(similar)}?"
         if similar
-        else f"there are {', '.join(map(spell, names))}"
+        else f"there are {', '.join(map(format_name, names))}"
     )
     return ConfigurationError(f"{source}: there is no such setting; {hint}")
 

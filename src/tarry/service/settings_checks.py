@@ -1,6 +1,6 @@
-"""Rules for the values of settings beyond their types: those of the component that uses them.
+"""Checks of the values of settings, beyond their types.
 
-A check creates and changes nothing on the disk.
+Most checks call the component that uses the setting. A check does not create or change files.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ if TYPE_CHECKING:
 MEMORY, SQLITE = "memory:", "sqlite:"
 _HTTP_SCHEMES = frozenset({"http", "https"})
 _REQUIRED = frozenset({"host", "store"})
+"""Settings that must not be empty."""
 
 
 def check_setting(name: str, value: Any) -> None:
     """Raise ConfigurationError when a value breaks the rule of its setting."""
-    if name not in _RULES or (not value and name not in _REQUIRED):
+    if name not in _CHECKS or (not value and name not in _REQUIRED):
         return
     try:
-        _RULES[name](value)
+        _CHECKS[name](value)
     except ConfigurationError as error:
-        # The error names a parameter of the component; the user knows the setting.
+        # The error names the parameter of a component; the operator knows the name of the setting.
         raise error.with_field(name) from None
 
 
@@ -67,7 +68,7 @@ def _check_bodies(url: str) -> None:
         try:
             PayloadStore(url, max_bytes=1)
         except ConfigurationError as error:
-            rule = f"must be a folder, or a bucket like s3://bucket/path: {error}"
+            rule = f"must be a folder, or a bucket like s3://bucket/path ({error})"
             raise ConfigurationError("bodies", rule) from None
     else:
         _check_folder("bodies", Path(url))
@@ -77,7 +78,7 @@ def _check_folder(name: str, path: Path) -> None:
     """Raise ConfigurationError unless the folder is writable or can be created."""
     existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not existing.is_dir():
-        raise ConfigurationError(name, f"must be in a folder, but {existing} is not one")
+        raise ConfigurationError(name, f"must be in a folder, but {existing} is not a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
         rule = f"must be in a writable folder, but {existing} is not writable"
         raise ConfigurationError(name, rule)
@@ -115,7 +116,7 @@ def _check_hosts(hosts: Sequence[str]) -> None:
             raise ConfigurationError("allow_host", "must contain host names", host)
 
 
-_RULES: dict[str, Callable[[Any], object]] = {
+_CHECKS: dict[str, Callable[[Any], object]] = {
     "store": _check_store,
     "bodies": _check_bodies,
     "bodies_endpoint": _check_endpoint,
@@ -129,4 +130,4 @@ _RULES: dict[str, Callable[[Any], object]] = {
     "signing_secrets": Signer,
     "encryption_keys": EncryptedCodec,
 }
-"""The rule of each setting: a callable that raises ConfigurationError for a bad value."""
+"""The check of each setting: a callable that raises ConfigurationError for an invalid value."""

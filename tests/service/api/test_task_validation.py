@@ -18,7 +18,7 @@ BAD_TASKS: list[tuple[dict[str, Any], str, str]] = [
     ({"targetUrl": ""}, "targetUrl", "length >= 1"),
     ({"targetUrl": 7}, "targetUrl", "expected string, got integer"),
     ({"targetUrl": "ftp://a.b/"}, "targetUrl", "must start with http://"),
-    ({"targetUrl": "https://user:pw@a.b/"}, "targetUrl", "no user info"),
+    ({"targetUrl": "https://user:pw@a.b/"}, "targetUrl", "must not have user info"),
     ({"targetUrl": "https://a.b/\r\nX: y"}, "targetUrl", "control characters"),
     ({"targetUrl": "https://[fe80::1%25eth0]/"}, "targetUrl", "zone id"),
     ({"targetUrl": "http://127.0.0.1/"}, "targetUrl", "loopback"),

@@ -163,9 +163,9 @@ def test_allowed_address_passes_as_a_url() -> None:
 @pytest.mark.parametrize("entry", ["", "10.0.0.1/8", "http://h/", "h:80", "*", "a*.b", "10.0.0"])
 def test_bad_entry_is_rejected(entry: str) -> None:
     """The message names the field and the valid forms."""
-    with pytest.raises(ConfigurationError, match=r"^allow must hold CIDRs"):
+    with pytest.raises(ConfigurationError, match=r"^allow must contain CIDRs"):
         Guard([entry])
-    with pytest.raises(TypeError, match=r"^allow must hold CIDRs"):
+    with pytest.raises(TypeError, match=r"^allow must contain CIDRs"):
         Guard([7])  # type: ignore[list-item]
 
 

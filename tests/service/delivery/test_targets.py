@@ -144,7 +144,7 @@ def test_error_shows_no_secret() -> None:
 def test_url_that_is_not_text_is_rejected() -> None:
     """A number or bytes is rejected."""
     for value in (None, 7, b"http://h/"):
-        with pytest.raises(TypeError, match="targetUrl must be text"):
+        with pytest.raises(TypeError, match="targetUrl must be a string"):
             parse_target(value)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""The ASGI application of the API: all operations, their routes and their description."""
+"""The ASGI application of the API: all operations, their routes and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ class Api:
         self._endpoint_by_path = {
             path: endpoint for path, endpoint in endpoints.items() if "{" not in path
         }
-        """Paths without parameters: a dict lookup is faster than Starlette's router."""
+        """By path without parameters: a dict lookup is faster than Starlette's router."""
         self.fast_routes: dict[bytes, CompleteRequestHandler] = {
             _FAST_PATH.encode(): endpoints[_FAST_PATH].handle_complete
         }
-        """By path: handlers of a `POST` whose body is complete, for the HTTP server."""
+        """By path: the handler for a `POST` whose body is complete; used by the HTTP server."""
         # Longer paths first: `{lane}` must not match `{lane}/pause`.
         self._router = Router(
             [
@@ -78,13 +78,13 @@ class Api:
                 )
             ],
             redirect_slashes=False,
-            default=_unknown_path,
+            default=_reject_unknown_path,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
-        can_look_up = scope["type"] == "http" and not scope.get("root_path")
-        endpoint = self._endpoint_by_path.get(scope["path"]) if can_look_up else None
+        has_full_path = scope["type"] == "http" and not scope.get("root_path")
+        endpoint = self._endpoint_by_path.get(scope["path"]) if has_full_path else None
         await (endpoint or self._router)(scope, receive, send)
 
     def close(self) -> None:
@@ -113,18 +113,18 @@ def _build_endpoints(
 
 def _description_operations(build_document: Callable[[], dict[str, object]]) -> list[Operation]:
     """Return the operations that describe the API; the OpenAPI document does not list them."""
-    encoded = cache(lambda: msgspec.json.encode(build_document()))
-    page = cache(lambda: build_docs_page(build_document()))
+    encode_document = cache(lambda: msgspec.json.encode(build_document()))
+    build_page = cache(lambda: build_docs_page(build_document()))
 
     async def get_json(_: ApiRequest) -> ApiResponse:
-        return ApiResponse(200, encoded(), [(b"content-type", b"application/json")])
+        return ApiResponse(200, encode_document(), [(b"content-type", b"application/json")])
 
     async def get_page(_: ApiRequest) -> ApiResponse:
         headers = [
             (b"content-type", b"text/html; charset=utf-8"),
             (b"content-security-policy", CONTENT_SECURITY_POLICY),
         ]
-        return ApiResponse(200, page(), headers)
+        return ApiResponse(200, build_page(), headers)
 
     return [
         Operation(
@@ -135,9 +135,9 @@ def _description_operations(build_document: Callable[[], dict[str, object]]) -> 
     ]  # fmt: skip
 
 
-async def _unknown_path(scope: Scope, _: Receive, send: Send) -> None:
+async def _reject_unknown_path(scope: Scope, _: Receive, send: Send) -> None:
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1000})
     else:
-        error = problems.no_such("path: GET /docs lists them")
+        error = problems.no_such("path. GET /docs lists all paths")
         await problem_response(error).send(scope, send)

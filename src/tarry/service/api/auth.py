@@ -1,7 +1,7 @@
 """Authentication: API keys, the tenant of a request, and the check of its `Host`.
 
-An API key has 256 random bits and belongs to one tenant. The store keeps only its SHA-256 digest:
-for a random key of this length, a fast digest protects as well as a slow password hash.
+An API key has 256 random bits and belongs to one tenant. Only its SHA-256 digest is stored. A slow
+password hash would add nothing, because a random key of this length cannot be guessed.
 """
 
 from __future__ import annotations
@@ -27,36 +27,41 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 KEY_PREFIX = "tarry_"
-"""Lets scanners for leaked secrets recognise a key."""
+"""A fixed prefix, by which scanners for leaked secrets recognise a key."""
 DEFAULT_TENANT = "default"
 
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _MAX_KEY_LENGTH = 200
 _MAX_CACHED_KEYS = 10_000
-_CACHE_SECONDS = 5.0
-"""How long a lookup is cached; a revoked key stays valid that long."""
+_CACHE_TTL_S = 5.0
+"""How long a lookup is cached. A revoked key may stay valid for this time."""
 
 
 class Authenticator:
-    """Finds the tenant of a request by its API key; without keys, all share the default tenant."""
+    """Finds the tenant of a request by its API key.
+
+    If no keys are required, every request belongs to the default tenant.
+    """
 
     def __init__(self, context: ApiContext) -> None:
         self._keys = ApiKeyCache(context.store, context.monotonic)
         self.authenticate: Callable[[ApiRequest], Awaitable[str] | str] | str = (
             self._authenticate if context.require_keys else DEFAULT_TENANT
         )
-        """Returns the tenant of a request, at once if its key is cached.
+        """Returns the tenant of a request, or an awaitable if its key is not cached.
 
-        The tenant itself where no key is required, which saves a call per request.
+        If no key is required, the name of the tenant instead, which saves a call per request.
         """
         self.check_host: Callable[[dict[bytes, bytes]], None] | None = (
             None if context.allowed_hosts is None else AllowedHosts(context.allowed_hosts).check
         )
 
     def _authenticate(self, request: ApiRequest) -> Awaitable[str] | str:
-        key, second_key = _keys_in(request.headers)
-        if second_key is not None and second_key != key:
-            raise problems.unauthorized("Authorization and X-API-Key differ. Send one key.")
+        key, other_key = _read_keys(request.headers)
+        if other_key is not None and other_key != key:
+            raise problems.unauthorized(
+                "Authorization and X-API-Key have different keys. Send one key."
+            )
         if key is None:
             detail = "Send `Authorization: Bearer KEY`, or `X-API-Key: KEY`."
             raise problems.unauthorized(detail)
@@ -79,10 +84,13 @@ class AllowedHosts:
     def __init__(self, names: Iterable[str]) -> None:
         self._names = frozenset(map(_host_name, names))
         self._last_accepted: bytes | None = None
-        """Compared first: most clients always send the same `Host`."""
+        """Compared first, because most clients always send the same `Host`."""
 
     def check(self, headers: dict[bytes, bytes]) -> None:
-        """Raise ApiError for another host. A request without `Host` is not from a browser."""
+        """Raise ApiError if `Host` is not accepted.
+
+        A request without `Host` is accepted: it does not come from a browser.
+        """
         host = headers.get(b"host")
         if host is None or host == self._last_accepted:
             return
@@ -104,7 +112,7 @@ class ApiKeyCache:
         self._invalid: dict[bytes, float] = {}
 
     def cached_tenant(self, key: str) -> str | None:
-        """Return the tenant of a valid key that is cached, else None."""
+        """Return the tenant of a key that is cached as valid, else None."""
         if len(key) > _MAX_KEY_LENGTH:
             return None
         cached = self._valid.get(key_digest(key))
@@ -119,21 +127,24 @@ class ApiKeyCache:
         digest, now = key_digest(key), self._now()
         if now < self._invalid.get(digest, now):
             return None
-        found = await self._store.find_key(digest)
+        record = await self._store.find_key(digest)
         if (
-            found is None
-            or found.revoked_at is not None
-            or not compare_digest(found.digest, digest)
+            record is None
+            or record.revoked_at is not None
+            or not compare_digest(record.digest, digest)
         ):
             self._valid.pop(digest, None)
-            _put(self._invalid, digest, now + _CACHE_SECONDS)
+            _put_in_cache(self._invalid, digest, now + _CACHE_TTL_S)
             return None
-        _put(self._valid, digest, (found.tenant, now + _CACHE_SECONDS))
-        return found.tenant
+        _put_in_cache(self._valid, digest, (record.tenant, now + _CACHE_TTL_S))
+        return record.tenant
 
 
 def check_tenant(tenant: str) -> str:
-    """Return a valid tenant name. It has no slash, because it is the prefix of its lane names."""
+    """Return the tenant name if it is valid, or raise ConfigurationError.
+
+    It must not have a slash, which separates the tenant from the rest of a lane name.
+    """
     if not _TENANT.fullmatch(tenant):
         rule = "must have 1 to 63 letters, digits and ._- and begin with a letter or digit"
         raise ConfigurationError("tenant", rule, tenant)
@@ -141,18 +152,18 @@ def check_tenant(tenant: str) -> str:
 
 
 def key_digest(key: str) -> bytes:
-    """Return the digest of a key: the only part that is stored."""
+    """Return the digest of a key. The key itself is not stored."""
     return sha256(key.encode()).digest()
 
 
 def make_key(tenant: str, key_id: str, name: str = "") -> tuple[str, ApiKey]:
-    """Return a new key, which is shown only once, and its record for the store."""
+    """Return a new key, and its record for the store, which does not contain the key."""
     key = KEY_PREFIX + secrets.token_urlsafe(32)
     record = ApiKey(id=key_id, tenant=check_tenant(tenant), digest=key_digest(key), name=name)
     return key, record
 
 
-def _put(cache: dict[bytes, T], digest: bytes, value: T) -> None:
+def _put_in_cache(cache: dict[bytes, T], digest: bytes, value: T) -> None:
     cache.pop(digest, None)
     if len(cache) >= _MAX_CACHED_KEYS:
         del cache[next(iter(cache))]  # the oldest entry
@@ -175,8 +186,8 @@ def _is_loopback(name: str) -> bool:
         return False
 
 
-def _keys_in(headers: dict[bytes, bytes]) -> tuple[str | None, str | None]:
-    """Return the key of a request, and a second one if both headers are sent."""
+def _read_keys(headers: dict[bytes, bytes]) -> tuple[str | None, str | None]:
+    """Return the API key of a request, and that of `X-API-Key` if both headers are sent."""
     header = headers.get(b"x-api-key")
     api_key = None if header is None else header.strip().decode("latin-1")
     authorization = headers.get(b"authorization")

@@ -1,4 +1,4 @@
-"""The dependencies of the API: built by `tarry.service.app`, and with fakes by tests."""
+"""The dependencies of the API. `tarry.service.app` builds them; tests use fakes."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ class ApiLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Upper bounds for one request, one tenant and one process."""
 
     max_request_bytes: int = defaults.MAX_REQUEST_BYTES
-    """JSON of one task, or of any other request that is not a batch."""
+    """Largest JSON body of a request, except a batch."""
     max_batch_bytes: int = 16 << 20
-    """JSON of a batch."""
+    """Largest JSON body of a batch."""
     inline_body_bytes: int = defaults.INLINE_BODY_BYTES
     """A task body of up to this size is stored with its task, a larger one as a payload."""
     max_headers: int = 100
-    """Headers of one task."""
+    """Largest number of headers of one task."""
     max_header_bytes: int = 32 << 10
-    """Names and values of all headers of one task."""
+    """Largest size of all header names and values of one task."""
     max_wait_s: int = 60
-    """Longest `Prefer: wait`; a longer one is reduced to this."""
+    """Longest `Prefer: wait`; a longer wait is reduced to this."""
     max_waiting_requests: int = 1_000
-    """Requests that wait for a result at a time; further ones are answered at once."""
+    """Requests that wait for a result at a time; further requests are answered at once."""
     max_event_streams: int = 100
-    """Open `/events` streams."""
+    """Largest number of open `/events` streams."""
     max_attempt_timeout_s: float = defaults.MAX_ATTEMPT_TIMEOUT_MS / 1000
-    """Longest attempt that a policy may allow; a lease must outlast it."""
+    """Longest attempt that a policy may allow, because a lease must last longer than an attempt."""
     tenant_tasks_per_s: float | None = None
-    """Tasks that one tenant may add per second in the long run; None: no limit."""
+    """Tasks that one tenant may add per second on average; None for no limit."""
     tenant_burst: float = 1_000.0
     """Tasks that a tenant may add at once before `tenant_tasks_per_s` applies."""
 
@@ -52,7 +52,7 @@ class ApiContext(msgspec.Struct, frozen=True, kw_only=True):
     store: Store
     payloads: PayloadStore
     codec: PlainCodec | EncryptedCodec
-    """Encodes task content for the store, encrypted if there are keys."""
+    """Encodes task content for the store, encrypted if encryption keys are configured."""
     guard: Guard
     new_id: Callable[[], str]
     """Returns a new UUIDv7."""
@@ -64,7 +64,7 @@ class ApiContext(msgspec.Struct, frozen=True, kw_only=True):
     operator: str = ""
     """The tenant whose keys may read the metrics of all tenants."""
     allowed_hosts: frozenset[str] | None = None
-    """Accepted `Host` names in addition to loopback names; None accepts any."""
+    """Accepted `Host` names in addition to loopback names; None accepts any `Host`."""
     has_grpc: bool = True
     """Whether gRPC targets are supported (grpcio is installed)."""
     limits: ApiLimits = ApiLimits()

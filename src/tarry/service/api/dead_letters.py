@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 
 _replay_decoder = msgspec.json.Decoder(ReplayRequest)
 _PURGE_CHUNK = 500
+"""Tasks that one call of the store deletes."""
 _MAX_PURGE_CHUNKS = 20
-"""One request purges at most 20 chunks of 500 tasks; its response says whether more are left."""
+"""Calls of the store per request; the response reports whether more dead letters are left."""
 
 
 class PurgeQuery(
@@ -152,17 +153,17 @@ class DeadLetterResource:
     async def start_replay(self, request: ApiRequest) -> ApiResponse:
         """Start a replay job, or preview one (dry run)."""
         replay = await request.read_json(_replay_decoder, self._context.limits.max_request_bytes)
-        letter_filter = replay.filter or ReplayFilter()
-        check_epoch_ms("filter.before", letter_filter.before)
-        check_reason("filter.reason", letter_filter.reason)
-        lane = letter_filter.lane
+        replay_filter = replay.filter or ReplayFilter()
+        check_epoch_ms("filter.before", replay_filter.before)
+        check_reason("filter.reason", replay_filter.reason)
+        lane = replay_filter.lane
         job = ReplayRecord(
             id=self._context.new_id(),
             tenant=request.tenant,
             lane=None if lane is None else internal_lane_name(request.tenant, lane),
-            policy_id=letter_filter.policy_id,
-            reason=letter_filter.reason,
-            before=letter_filter.before or 0,
+            policy_id=replay_filter.policy_id,
+            reason=replay_filter.reason,
+            before=replay_filter.before or 0,
             rate=replay.rate or 0.0,
         )
         if replay.dry_run:

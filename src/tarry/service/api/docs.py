@@ -102,8 +102,8 @@ def _render_type(name: str, schema: dict[str, Any]) -> Iterator[str]:
     yield f"<p>{escape(schema.get('description', ''))}</p><table>"
     required = schema.get("required", ())
     for field, field_schema in schema.get("properties", {}).items():
-        mark = "required" if field in required else ""
-        yield f"<tr><td><code>{escape(field)}</code></td><td>{mark}</td>"
+        note = "required" if field in required else ""
+        yield f"<tr><td><code>{escape(field)}</code></td><td>{note}</td>"
         yield f"<td>{_render_schema(field_schema)}</td></tr>"
     yield "</table></div></details>"
 

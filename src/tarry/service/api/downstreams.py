@@ -1,4 +1,7 @@
-"""`/downstreams`: read the state of lanes, and pause, resume or reset them."""
+"""`/downstreams`: read the state of downstreams, and pause, resume or reset them.
+
+The store has one lane (queue) per downstream.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,7 @@ class DownstreamResource:
         ]
 
     async def list_downstreams(self, request: ApiRequest) -> ApiResponse:
-        """List lanes by name."""
+        """List downstreams by name."""
         query = request.parse_query(PageQuery)
         try:
             page = await self._context.store.list_lanes(
@@ -87,7 +90,7 @@ class DownstreamResource:
         return json_response(200, Page(items=items, next_cursor=page.cursor))
 
     async def get(self, request: ApiRequest) -> ApiResponse:
-        """Return one lane."""
+        """Return one downstream."""
         request.parse_query(NoQuery)
         return json_response(200, self._view(await self._find(request)))
 

@@ -1,7 +1,8 @@
 """`GET /events`: attempts and state changes as server-sent events (HTML Standard, 9.2).
 
-A stream starts with the present; earlier attempts are in the attempt logs. A client that reads too
-slowly receives the number of events that it missed. A stream ends when its API key is revoked.
+A stream contains no events from before it was opened; attempt logs have the earlier attempts. A
+client that reads too slowly misses events, and receives the number of missed events. A stream ends
+when its API key is revoked.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
 
 _encode = msgspec.json.Encoder().encode
 _HEARTBEAT_S = 15.0
-"""Interval of comments on an idle stream: proxies close connections that are silent."""
+"""Interval of comments on an idle stream, because proxies close idle connections."""
 _KEY_CHECK_INTERVAL_S = 1.0
-"""Interval of checks of a stream's API key; most of them are answered by the key cache."""
-_BUSY_RETRY_AFTER_S = 10.0
-_HEADERS = [
+"""Interval at which the API key of a stream is checked; most checks only read the key cache."""
+_TOO_MANY_STREAMS_RETRY_AFTER_S = 10.0
+_RESPONSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
     (b"x-content-type-options", b"nosniff"),
@@ -44,7 +45,7 @@ _HEADERS = [
 
 
 class EventResource:
-    """The open event streams of this process, up to a limit."""
+    """The operation that streams events, and the open streams of this process."""
 
     def __init__(self, context: ApiContext, heartbeat_s: float = _HEARTBEAT_S) -> None:
         self._context = context
@@ -72,23 +73,23 @@ class EventResource:
         request.parse_query(NoQuery)
         if len(self._streams) >= self._context.limits.max_event_streams:
             detail = f"{len(self._streams)} event streams are open already."
-            raise problems.unavailable(detail, _BUSY_RETRY_AFTER_S)
+            raise problems.unavailable(detail, _TOO_MANY_STREAMS_RETRY_AFTER_S)
         subscription = self._context.engine.events.subscribe(request.tenant)
         stream = EventStream(
             subscription,
             self._heartbeat_s,
-            partial(self._until_unauthorized, request),
+            partial(self._wait_until_unauthorized, request),
             self._streams.discard,
             is_head=request.scope["method"] == "HEAD",
         )
         self._streams.add(stream)
         return stream
 
-    async def _until_unauthorized(self, request: ApiRequest) -> None:
-        """Return when the API key is no longer valid, or the store cannot be asked."""
+    async def _wait_until_unauthorized(self, request: ApiRequest) -> None:
+        """Return when the API key is no longer valid, or the store is unavailable."""
         authenticate = self._authenticate
         if isinstance(authenticate, str):
-            await asyncio.Event().wait()
+            await asyncio.Event().wait()  # no key is required: wait forever
             return
         try:
             while True:
@@ -106,20 +107,20 @@ class EventResource:
 
 
 class EventStream:
-    """One open stream."""
+    """One open event stream, which sends events until it ends."""
 
     def __init__(
         self,
         subscription: Subscription,
         heartbeat_s: float,
-        until_unauthorized: Callable[[], Coroutine[Any, Any, None]],
+        wait_until_unauthorized: Callable[[], Coroutine[Any, Any, None]],
         on_end: Callable[[EventStream], None],
         *,
         is_head: bool,
     ) -> None:
         self._subscription = subscription
         self._heartbeat_s = heartbeat_s
-        self._until_unauthorized = until_unauthorized
+        self._wait_until_unauthorized = wait_until_unauthorized
         self._on_end = on_end
         self._is_head = is_head
         self._end_requested = asyncio.Event()
@@ -132,7 +133,7 @@ class EventStream:
     async def run(self, receive: Receive, send: Send) -> None:
         """Send events until the client disconnects, its key is revoked or the service stops."""
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            await send({"type": "http.response.start", "status": 200, "headers": _RESPONSE_HEADERS})
             if not self._is_head:
                 await self._run(receive, send)
             await send({"type": "http.response.body", "body": b""})
@@ -144,8 +145,8 @@ class EventStream:
         loop = asyncio.get_running_loop()
         running: set[asyncio.Task[Any]] = {
             loop.create_task(self._send_events(send)),
-            loop.create_task(self._until_unauthorized()),
-            loop.create_task(_until_disconnected(receive)),
+            loop.create_task(self._wait_until_unauthorized()),
+            loop.create_task(_wait_until_disconnected(receive)),
             loop.create_task(self._end_requested.wait()),
         }
         try:
@@ -179,12 +180,12 @@ class EventStream:
 
 
 def _event_view(event: Event) -> ServiceEvent:
-    """Return the JSON of an event, without text of the target, which may contain secrets."""
+    """Return an event as the API shows it, without text of the target (it may contain secrets)."""
     attempt = None
     if event.attempt is not None:
-        attempt = attempt_view(event.task_id or "", event.attempt, [])
+        attempt = attempt_view(event.task_id or "", event.attempt, secrets=[])
         attempt.response_excerpt, attempt.response_truncated = None, False
-        if isinstance(event.attempt.status, str):  # gRPC: the message is text of the target
+        if isinstance(event.attempt.status, str):  # gRPC: the target wrote the error message
             attempt.error_message = None
     return ServiceEvent(
         kind=event.kind,
@@ -203,7 +204,7 @@ async def _write(send: Send, text: bytes) -> None:
     await send({"type": "http.response.body", "body": text, "more_body": True})
 
 
-async def _until_disconnected(receive: Receive) -> None:
+async def _wait_until_disconnected(receive: Receive) -> None:
     """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 _REASON_TEXTS = {reason.value: reason.description for reason in Reason}
 _DONE = frozenset({Status.SUCCEEDED, Status.CANCELLED})
 _SELF_EXPLANATORY = frozenset({"refused"})
-"""Error classes whose error message adds nothing."""
+"""Error classes whose error message adds no information."""
 _MAX_ERROR_LENGTH = 200
 _EARLY_TOLERANCE_MS, _LATE_TOLERANCE_MS = 50, 1_000
-"""Differences between decided and actual wait that are not mentioned: clocks differ a little."""
+"""Differences between the decided and the actual wait up to which only one wait is described."""
 
 
 def explain_task(
@@ -35,7 +35,11 @@ def explain_task(
     lane: LaneRecord | None,
     now: int,
 ) -> Explanation:
-    """Explain a task; `chosen` is the policy that it names, None if that was deleted."""
+    """Explain the attempts of a task and its next step.
+
+    `attempts` are the latest attempts. `chosen` is the policy that the task names, None if that
+    policy was deleted. `lane` is the queue of the task. `now` is in epoch milliseconds.
+    """
     status = task.status_at(now)
     policy = _with_overrides(chosen or SERVICE_PRESETS["default"], content)
     secrets = find_secrets(content)
@@ -45,7 +49,7 @@ def explain_task(
     for attempt, wait_end in zip(attempts, wait_ends, strict=False):
         view = attempt_view(task.id, attempt, secrets)
         text = _describe_attempt(attempt, view.error_message, wait_end)
-        if _stopped(attempt) and (attempt is not attempts[-1] or not status.is_terminal):
+        if _was_stopped_by(attempt) and (attempt is not attempts[-1] or not status.is_terminal):
             text += "; was replayed"
         steps.append(ExplainedStep(attempt_number=attempt.number, text=text, attempt=view))
     next_step = _next_step(task, status, policy, lane, now)
@@ -55,7 +59,7 @@ def explain_task(
     sentences = [step.text for step in steps]
     if attempts and attempts[0].number > 1:
         sentences.insert(0, f"{attempts[0].number - 1} attempts before")
-    if task.reason is not None and not (attempts and _stopped(attempts[-1])):
+    if task.reason is not None and not (attempts and _was_stopped_by(attempts[-1])):
         sentences.append(f"stopped: {reason_text(task.reason)}")
     if not sentences:
         sentences = ["no attempt was made yet" if not status.is_terminal else "no attempt was made"]
@@ -70,7 +74,7 @@ def explain_task(
 
 
 def reason_text(reason: str) -> str:
-    """Return the text of a reason, as part of a sentence."""
+    """Return a description of a reason that fits into a sentence."""
     return _REASON_TEXTS.get(reason, reason)
 
 
@@ -87,14 +91,14 @@ def _with_overrides(chosen: Policy, content: TaskContent | None) -> Policy:
         return chosen
     try:
         return policy_from_json(content.overrides, chosen)
-    except ConfigurationError:  # the policy has changed, and the overrides no longer fit
+    except ConfigurationError:  # the policy has changed, and the overrides are no longer valid
         return chosen
 
 
 def _describe_attempt(attempt: AttemptRecord, error: str | None, wait_end: int | None) -> str:
-    """Describe an attempt and the wait after it, which ended at `wait_end`.
+    """Describe an attempt and the wait after it, which ended at `wait_end` (None: not yet).
 
-    `error` is its error message without secrets.
+    `error` is the error message of the attempt without secrets.
     """
     if attempt.outcome == LOST:
         result = f"attempt {attempt.number} was lost with its worker"
@@ -107,14 +111,14 @@ def _describe_attempt(attempt: AttemptRecord, error: str | None, wait_end: int |
         result = f"attempt {attempt.number} failed ({cause})"
     if attempt.decision is None or attempt.decision.action == "done":
         return result
-    waited = None
+    waited_ms = None
     if wait_end is not None:
-        waited = wait_end - attempt.started_at - (attempt.duration_ms or 0.0)
-    return f"{result}; {_describe_decision(attempt.decision, waited)}"
+        waited_ms = wait_end - attempt.started_at - (attempt.duration_ms or 0.0)
+    return f"{result}; {_describe_decision(attempt.decision, waited_ms)}"
 
 
-def _describe_decision(decision: Decision, waited: float | None) -> str:
-    """Describe a decision; `waited` is the actual wait in ms, None while it lasts."""
+def _describe_decision(decision: Decision, waited_ms: float | None) -> str:
+    """Describe a decision; `waited_ms` is the actual wait, None while it lasts."""
     details: list[str] = []
     if decision.ceiling_ms is not None:
         details.append(f"ceiling {format_duration(decision.ceiling_ms / 1000)}")
@@ -126,18 +130,18 @@ def _describe_decision(decision: Decision, waited: float | None) -> str:
     suffix = f" ({', '.join(details)})" if details else ""
     if decision.action == "stop":
         return f"stopped: {reason_text(decision.reason or 'unknown')}{suffix}"
-    delay = decision.delay_ms or 0.0
-    planned = f"{format_duration(delay / 1000)}{suffix}"
-    if waited is None:
+    delay_ms = decision.delay_ms or 0.0
+    planned = f"{format_duration(delay_ms / 1000)}{suffix}"
+    if waited_ms is None:
         return f"waits {planned}"
-    if -_EARLY_TOLERANCE_MS <= waited - delay <= _LATE_TOLERANCE_MS:
+    if -_EARLY_TOLERANCE_MS <= waited_ms - delay_ms <= _LATE_TOLERANCE_MS:
         return f"waited {planned}"
-    actual = format_duration(max(0.0, waited) / 1000)
-    ending = f"cut short after {actual}" if waited < delay else f"waited {actual}"
+    actual = format_duration(max(0.0, waited_ms) / 1000)
+    ending = f"cut short after {actual}" if waited_ms < delay_ms else f"waited {actual}"
     return f"was to wait {planned}, {ending}"
 
 
-def _stopped(attempt: AttemptRecord) -> bool:
+def _was_stopped_by(attempt: AttemptRecord) -> bool:
     return attempt.decision is not None and attempt.decision.action == "stop"
 
 

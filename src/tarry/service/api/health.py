@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _STORE_TIMEOUT_S = 5.0
 _CHECK_INTERVAL_S = 1.0
-"""The check is cached: no API key is needed for it, and it costs the store a write."""
+"""How long a check of the store is cached: it needs no API key, and each check is a write."""
 _RETRY_AFTER_S = 5.0
 
 
@@ -69,7 +69,7 @@ class HealthResource:
         ]
 
     async def get_liveness(self, _: ApiRequest) -> ApiResponse:
-        """Return 200: the process responds."""
+        """Return 200, which shows that the process responds."""
         return json_response(200, HealthStatus())
 
     async def get_readiness(self, _: ApiRequest) -> ApiResponse:
@@ -80,14 +80,14 @@ class HealthResource:
             failing = {**failing, "store": self._store_error}
         if not failing:
             return json_response(200, HealthStatus())
-        # With keys, unauthenticated callers can read this endpoint, and a cause may name hosts and
-        # files: causes are then only logged.
+        # A cause may name hosts and files. If keys are required, causes are only logged, because
+        # callers without a key can read this endpoint.
         shown = dict.fromkeys(failing, "see the log") if self._context.require_keys else failing
         detail = f"Failing: {', '.join(sorted(failing))}."
         raise problems.unavailable(detail, _RETRY_AFTER_S, failing=shown)
 
     async def get_metrics(self, request: ApiRequest) -> ApiResponse:
-        """Return all metrics to the operator, and to another tenant its own."""
+        """Return the metrics of all tenants to the operator, and to another tenant only its own."""
         sees_all = not self._context.require_keys or request.tenant == self._context.operator
         body, content_type = await self._context.render_metrics(
             None if sees_all else request.tenant

@@ -1,4 +1,4 @@
-"""The OpenAPI document, built from the operations and the types of their JSON."""
+"""The OpenAPI document, built from the operations and their request and response types."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tarry.service.api.routing import Operation
 
-_REF = "#/components/schemas/{name}"
+_REF_TEMPLATE = "#/components/schemas/{name}"
 _GENERIC_PAGE = re.compile(rb"\bPage_(\w+?)_(?=\")")
 _PATH_PARAMETER = re.compile(r"{(\w+)}")
 _PROBLEM_SCHEMA: dict[str, Any] = {
@@ -47,9 +47,9 @@ def build_openapi(
 ) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of the API."""
     types = [json_type for operation in operations for json_type in _json_types(operation)]
-    found, schemas = msgspec.json.schema_components(types, ref_template=_REF)
-    schema_by_type = dict(zip(map(str, types), found, strict=True))
-    _add_missing_rules(schemas)
+    type_schemas, schemas = msgspec.json.schema_components(types, ref_template=_REF_TEMPLATE)
+    schema_by_type = dict(zip(map(str, types), type_schemas, strict=True))
+    _add_untyped_rules(schemas)
     schemas["Problem"] = _PROBLEM_SCHEMA
     query_names = {
         operation.query_type.__name__ for operation in operations if operation.query_type
@@ -60,8 +60,9 @@ def build_openapi(
         methods[operation.method.lower()] = _describe_operation(
             operation, schema_by_type, schemas, require_keys=require_keys
         )
-    shown = {name: schema for name, schema in schemas.items() if name not in query_names}
-    components: dict[str, Any] = {"schemas": shown}
+    # Query types are not listed: their fields appear as parameters of the operations.
+    listed = {name: schema for name, schema in schemas.items() if name not in query_names}
+    components: dict[str, Any] = {"schemas": listed}
     if require_keys:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     document = {
@@ -74,13 +75,14 @@ def build_openapi(
         "paths": paths,
         "components": components,
     }
-    # msgspec names Page[RetryTask] Page_RetryTask_; here it is RetryTaskPage.
+    # msgspec names the type Page[RetryTask] "Page_RetryTask_"; it is renamed to "RetryTaskPage".
     text = _GENERIC_PAGE.sub(rb"\1Page", msgspec.json.encode(document))
     renamed: dict[str, Any] = msgspec.json.decode(text)
     return renamed
 
 
 def _json_types(operation: Operation) -> Iterable[Any]:
+    """Yield the types of an operation that need a schema."""
     yield from (
         json_type
         for json_type in operation.responses.values()
@@ -91,11 +93,12 @@ def _json_types(operation: Operation) -> Iterable[Any]:
             yield json_type
 
 
-def _add_missing_rules(schemas: dict[str, Any]) -> None:
+def _add_untyped_rules(schemas: dict[str, Any]) -> None:
     """Add rules that the Python types cannot express: JSON values, formats, overrides."""
     tasks = schemas[BatchRequest.__name__]["properties"]["tasks"]
-    # Any JSON value is accepted: an invalid task has its own result.
-    task = {"$ref": _REF.format(name=RetryTaskRequest.__name__)}
+    # Any JSON value is accepted, because an invalid task does not fail the batch: it gets its own
+    # result.
+    task = {"$ref": _REF_TEMPLATE.format(name=RetryTaskRequest.__name__)}
     tasks.update(items={"anyOf": [task, {}]}, maxItems=MAX_BATCH_SIZE)
     fields = schemas[RetryTaskRequest.__name__]["properties"]
     fields["body"] = {"description": "Text, or any other JSON value. null means no body."}
@@ -191,7 +194,7 @@ def _describe_response(
 
 
 def _describe_problem(status: int) -> dict[str, Any]:
-    schema = {"$ref": _REF.format(name="Problem")}
+    schema = {"$ref": _REF_TEMPLATE.format(name="Problem")}
     return {
         "description": HTTPStatus(status).phrase,
         "content": {MEDIA_TYPE: {"schema": schema}},

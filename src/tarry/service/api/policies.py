@@ -40,13 +40,16 @@ if TYPE_CHECKING:
     from tarry.service.api.response import ApiResponse
 
 _fields_decoder = msgspec.json.Decoder(dict[str, Any])
-_encode = msgspec.json.Encoder(order="deterministic").encode
+_encode_sorted = msgspec.json.Encoder(order="deterministic").encode
 _PRESET_CURSOR = "preset:"
-"""Prefix of a cursor within the built-in policies, which are listed last; no id has a colon."""
+"""Prefix of a cursor in the built-in policies, which are listed last.
+
+A policy id has no colon, so such a cursor cannot be one of the store.
+"""
 
 
 def _json_type(field: PolicyField) -> Any:
-    """Return the type of a field in JSON, with its bounds and its help for OpenAPI."""
+    """Return the JSON type of a policy field, with its bounds and its description for OpenAPI."""
     json_type: Any
     bounds: dict[str, Any] = {}
     match field.type:
@@ -57,10 +60,10 @@ def _json_type(field: PolicyField) -> Any:
         case "codes":
             json_type = list[str]
         case _:
-            lowest = "ge" if field.is_minimum_allowed else "gt"
+            lower_bound = "ge" if field.is_minimum_allowed else "gt"
             maximum = MAX_DURATION_MS if field.type == "seconds" else MAX_NUMBER
             json_type = int if field.type == "count" else float
-            bounds = {lowest: field.minimum, "le": maximum}
+            bounds = {lower_bound: field.minimum, "le": maximum}
     if field is SCHEDULE_FIELD:
         json_type = list[Annotated[float, Meta(**bounds)]]
         bounds = {"min_length": 1, "max_length": MAX_ENTRIES}
@@ -185,14 +188,14 @@ class PolicyResource:
         policy_id = check_policy_id(request.path_params["policyId"])
         fields = await self._read_fields(request)
         if fields.pop("policyId", policy_id) != policy_id:
-            raise problems.invalid("policyId", "must be the one of the path")
+            raise problems.invalid("policyId", "must be equal to the policyId in the path")
         write_status, policy = await self._write(request.tenant, policy_id, fields, replace=True)
         return json_response(
             201 if write_status is PolicyWriteStatus.CREATED else 200, _stored_view(policy)
         )
 
     async def list_policies(self, request: ApiRequest) -> ApiResponse:
-        """List the policies of the tenant, then the built-in ones that it has not replaced."""
+        """List the policies of the tenant, then the built-in policies that it has not replaced."""
         query = request.parse_query(PageQuery)
         items: list[RetryPolicy] = []
         cursor = query.cursor
@@ -207,15 +210,15 @@ class PolicyResource:
             if page.cursor is not None:
                 return json_response(200, Page(items=items, next_cursor=page.cursor))
             cursor = _PRESET_CURSOR
-        last = cursor.removeprefix(_PRESET_CURSOR)
+        last_name = cursor.removeprefix(_PRESET_CURSOR)
         for name in sorted(SERVICE_PRESETS):
-            if name <= last:
+            if name <= last_name:
                 continue
             if len(items) == query.limit:
-                return json_response(200, Page(items=items, next_cursor=_PRESET_CURSOR + last))
+                return json_response(200, Page(items=items, next_cursor=_PRESET_CURSOR + last_name))
             if await self._context.store.get_policy(request.tenant, name) is None:
                 items.append(_preset_view(name))
-            last = name
+            last_name = name
         return json_response(200, Page(items=items, next_cursor=None))
 
     async def get(self, request: ApiRequest) -> ApiResponse:
@@ -243,7 +246,7 @@ class PolicyResource:
             raise problems.conflict(problem_types.POLICY_IN_USE, _in_use_detail(policy_id))
         if write_status is PolicyWriteStatus.MISSING:
             if policy_id in SERVICE_PRESETS:
-                detail = f"{policy_id} is built in. PUT creates a policy of yours that replaces it."
+                detail = f"{policy_id} is built in. PUT creates your own policy, which replaces it."
                 raise problems.conflict(problem_types.POLICY_BUILT_IN, detail)
             raise problems.no_such("policy")
         return empty_response()
@@ -261,8 +264,8 @@ class PolicyResource:
         self, tenant: str, policy_id: str, fields: dict[str, Any], *, replace: bool
     ) -> tuple[PolicyWriteStatus, PolicyVersion]:
         checked = check_policy(fields, SERVICE_PRESETS["default"], self._context.limits)
-        # With all fields and sorted: equal policies must have equal documents.
-        document = _encode(policy_to_json(checked))
+        # All fields are written, in sorted order, so that equal policies have equal documents.
+        document = _encode_sorted(policy_to_json(checked))
         policy = PolicyVersion(tenant=tenant, id=policy_id, version=0, document=document)
         result = await self._context.store.put_policy(policy, replace=replace)
         self._context.engine.policies.forget(tenant, policy_id)

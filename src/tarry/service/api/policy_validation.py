@@ -19,7 +19,7 @@ _POLICY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def check_policy_id(policy_id: str) -> str:
-    """Return a valid policy id, or raise ApiError."""
+    """Return the policy id if it is valid, or raise ApiError."""
     if not _POLICY_ID.fullmatch(policy_id):
         rule = "must have 1 to 100 letters, digits and ._- and begin with a letter or digit"
         raise invalid("policyId", rule, policy_id)
@@ -27,7 +27,7 @@ def check_policy_id(policy_id: str) -> str:
 
 
 def describe_missing_version(policy_id: str, newest: int | None) -> str:
-    """Return the versions that a policy has; `newest` is None for a built-in policy."""
+    """Describe which versions a policy has; `newest` is None for a built-in policy."""
     if newest is None:
         return f"{policy_id} is built in and has no versions"
     return f"the newest version of {policy_id} is {newest}"
@@ -53,6 +53,6 @@ def check_policy(
         raise from_configuration_error(path, error) from None
     if policy.attempt_timeout is None or policy.attempt_timeout > limits.max_attempt_timeout_s:
         max_ms = f"{limits.max_attempt_timeout_s * 1000:.0f}"
-        rule = f"must be at most {max_ms} (max_attempt_timeout_ms): a lease outlasts an attempt"
+        rule = f"must be at most {max_ms} (max_attempt_timeout_ms), so that the lease lasts longer"
         raise invalid(f"{prefix}attemptTimeoutMs", rule)
     return policy

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _WAIT = re.compile(r'(?:^|,)\s*wait\s*=\s*"?([0-9]{1,9})"?\s*(?=$|[;,])', re.IGNORECASE)
 _RETURN = re.compile(rb'(?:^|,)\s*return\s*=\s*"?([a-z]+)"?\s*(?=$|[;,])', re.IGNORECASE)
 _POLL_INTERVAL_S = 1.0
-"""A task may be finished by another process, which sends no notification to this one."""
+"""The task is polled, because another process may finish it without notifying this one."""
 
 WAIT_HEADER = {"Prefer": "wait=SECONDS delays the response until the task is finished (RFC 7240)."}
 MINIMAL_HEADER = {"Prefer": "return=minimal returns only the taskId of each task (RFC 7240)."}
@@ -38,31 +38,37 @@ class ResultWaiter:
     def requested_wait(self, request: ApiRequest) -> int | None:
         """Return the seconds to wait, at most `max_wait_s`.
 
-        None if the request has no valid `Prefer: wait`, or too many requests wait already.
+        Return None if the request has no valid `Prefer: wait`, or too many requests wait already.
         """
-        found = _WAIT.search(b",".join(request.header_lines(b"prefer")).decode("latin-1"))
-        if found is None or self._waiting_requests >= self._context.limits.max_waiting_requests:
+        wait_match = _WAIT.search(b",".join(request.header_lines(b"prefer")).decode("latin-1"))
+        if (
+            wait_match is None
+            or self._waiting_requests >= self._context.limits.max_waiting_requests
+        ):
             return None
-        return min(int(found[1]), self._context.limits.max_wait_s)
+        return min(int(wait_match[1]), self._context.limits.max_wait_s)
 
     async def wait(self, task: Task, view: RetryTask, seconds: int) -> RetryTask:
-        """Return the finished task with its target's response, or its state after `seconds`."""
+        """Wait until a task is finished, for at most `seconds`, and return its current view.
+
+        The view has the response of the target if the task was finished during the wait.
+        """
         if task.status.is_terminal:
             return view
         self._waiting_requests += 1
         try:
-            stored, settled = await self._poll(task, seconds)
+            stored, completion = await self._poll(task, seconds)
         finally:
             self._waiting_requests -= 1
         if stored is not None:
             view = stored_task_view(self._context, stored)
-        if settled is not None:
-            view.status, view.reason = STATUS_NAMES[settled.status], settled.reason
-            if settled.status.is_terminal:
+        if completion is not None:
+            view.status, view.reason = STATUS_NAMES[completion.status], completion.reason
+            if completion.status.is_terminal:
                 view.next_attempt_at = None
-            if settled.delivered is not None and settled.delivered.status is not None:
+            if completion.delivered is not None and completion.delivered.status is not None:
                 secrets = find_secrets(read_content(self._context, task))
-                view.response = response_view(settled.delivered, secrets)
+                view.response = response_view(completion.delivered, secrets)
         return view
 
     def close(self) -> None:
@@ -72,14 +78,16 @@ class ResultWaiter:
     async def _poll(self, task: Task, seconds: int) -> tuple[Task | None, TaskCompletion | None]:
         context, stored = self._context, None
         for _ in range(seconds):
-            settled = await context.engine.wait_for_completion(task.id, _POLL_INTERVAL_S)
+            completion = await context.engine.wait_for_completion(task.id, _POLL_INTERVAL_S)
             try:
                 stored = await context.store.get_task(task.tenant, task.id)
             except StoreUnavailable:
                 stored = None
-            is_finished = settled is not None or (stored is not None and stored.status.is_terminal)
+            is_finished = completion is not None or (
+                stored is not None and stored.status.is_terminal
+            )
             if is_finished or self._is_closed:
-                return stored, settled
+                return stored, completion
         return stored, None
 
 
@@ -91,5 +99,5 @@ def wait_applied(seconds: int) -> tuple[bytes, bytes]:
 def prefers_minimal(request: ApiRequest) -> bool:
     """Return whether the request has `Prefer: return=minimal`."""
     # The first preference of a name counts (RFC 7240, 2).
-    found = _RETURN.search(b",".join(request.header_lines(b"prefer")))
-    return found is not None and found[1].lower() == b"minimal"
+    return_match = _RETURN.search(b",".join(request.header_lines(b"prefer")))
+    return return_match is not None and return_match[1].lower() == b"minimal"

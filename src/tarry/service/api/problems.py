@@ -24,18 +24,19 @@ if TYPE_CHECKING:
     from tarry.wire.problem import Problem
 
 # Parts of msgspec's messages, such as: Object missing required field `x` - at `$.tasks[...]`
-_PATH = re.compile(r" - at `\$\.?(.*)`$")
+_JSON_PATH = re.compile(r" - at `\$\.?(.*)`$")
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING_FIELD = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 _PYTHON_TYPES = re.compile(r"`([a-z| ]+)`")
 _JSON_TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
 _TRUNCATED = r"The JSON is truncated, or has half of a \u surrogate pair (\ud83d alone)."
-_MAX_SHOWN_NAME = 100
-_NOT_SHOWN = object()
+_MAX_NAME_CHARS = 100
+"""Length at which an unknown field name is cut off in a message."""
+_NO_VALUE = object()
 
 
 class ApiError(Exception):
-    """A request is answered with a problem; nothing was stored unless the problem says so."""
+    """The response is a problem. Nothing was stored, unless the problem says otherwise."""
 
     def __init__(self, problem: Problem, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
         super().__init__(problem.detail)
@@ -43,33 +44,33 @@ class ApiError(Exception):
         self.headers: list[tuple[bytes, bytes]] = list(headers)
 
 
-def invalid(field: str, rule: str, value: object = _NOT_SHOWN, *, status: int = 422) -> ApiError:
+def invalid(field: str, rule: str, value: object = _NO_VALUE, *, status: int = 422) -> ApiError:
     """Return the error for a field that breaks a rule.
 
-    `field` is a path in the JSON, or the name of a parameter or header. `rule` is a predicate. The
-    detail reads "maxAttempts must be at least 1, got 0.", and the problem has field, rule and
-    value as members, too.
+    `field` is a path in the JSON, or the name of a parameter or header. `rule` continues a sentence
+    that begins with the field, as in "maxAttempts must be at least 1, got 0.". The problem has this
+    sentence as its detail, and `field`, `rule` and `value` as extension members.
     """
-    parts = {"field": field, "rule": rule}
+    members = {"field": field, "rule": rule}
     detail = f"{field or 'The document'} {rule}"
-    if value is not _NOT_SHOWN:
-        parts["value"] = _show(value)
-        detail += f", got {parts['value']}"
+    if value is not _NO_VALUE:
+        members["value"] = _format_value(value)
+        detail += f", got {members['value']}"
     if not detail.endswith("?"):
         detail += "."
-    return ApiError(problem_types.INVALID.problem(detail, status, **parts))
+    return ApiError(problem_types.INVALID.problem(detail, status, **members))
 
 
 def from_configuration_error(field: str, error: ConfigurationError) -> ApiError:
-    """Return the error for a field whose value another component rejected."""
+    """Return the error for `field`, whose value was rejected with a ConfigurationError."""
     if error.has_value:
         return invalid(field, error.rule, error.value)
     return invalid(field, error.rule)
 
 
 def unknown_field(parent: str, name: str, known_names: Iterable[str]) -> ApiError:
-    """Return the error for a field that does not exist, with the most similar name."""
-    name, known_names = name[:_MAX_SHOWN_NAME], list(known_names)
+    """Return the error for a field that does not exist; it suggests the most similar name."""
+    name, known_names = name[:_MAX_NAME_CHARS], list(known_names)
     rule = "is not a known field"
     if similar := suggest(name, known_names):
         rule += f"; did you mean {similar}?"
@@ -97,7 +98,7 @@ def unexpected_body(query_names: Sequence[str]) -> ApiError:
 
 
 def nested_too_deeply() -> ApiError:
-    """Return the error for JSON with more levels than can be decoded or encoded."""
+    """Return the error for JSON that is nested too deeply to be decoded or encoded."""
     return malformed("The JSON is nested too deeply.")
 
 
@@ -176,7 +177,7 @@ def too_many_requests(detail: str, retry_after_s: float) -> ApiError:
 
 
 def unavailable(detail: str, retry_after_s: float = 1.0, **more: Any) -> ApiError:
-    """Return the error for a request that may succeed when it is sent again later."""
+    """Return the error (503) for a request that may succeed if it is sent again later."""
     problem = problem_types.UNAVAILABLE.problem(detail, **more)
     return ApiError(problem, [retry_after_header(retry_after_s)])
 
@@ -187,12 +188,12 @@ def internal_error() -> ApiError:
 
 
 def retry_after_header(seconds: float) -> tuple[bytes, bytes]:
-    """Return the `Retry-After` header, in whole seconds, at least one."""
+    """Return the `Retry-After` header: `seconds` rounded up, at least 1."""
     return b"retry-after", str(max(1, ceil(seconds))).encode()
 
 
 def from_decode_error(error: Exception, document_type: type[msgspec.Struct]) -> ApiError:
-    """Return the error for a document that msgspec could not decode; it names the field."""
+    """Return the error for a document that msgspec could not decode, with the invalid field."""
     if isinstance(error, RecursionError):
         return nested_too_deeply()
     if isinstance(error, UnicodeDecodeError):
@@ -200,9 +201,9 @@ def from_decode_error(error: Exception, document_type: type[msgspec.Struct]) -> 
     text = str(error)
     if not isinstance(error, msgspec.ValidationError):
         return malformed(_TRUNCATED if text == "Input data was truncated" else f"{text}.")
-    found = _PATH.search(text)
-    path = "" if found is None else found[1].replace("[...]", "")
-    message = text if found is None else text[: found.start()]
+    path_match = _JSON_PATH.search(text)
+    path = "" if path_match is None else path_match[1].replace("[...]", "")
+    message = text if path_match is None else text[: path_match.start()]
     if unknown := _UNKNOWN_FIELD.fullmatch(message):
         return unknown_field(path, unknown[1], _field_names_at(document_type, path))
     if missing := _MISSING_FIELD.fullmatch(message):
@@ -214,7 +215,7 @@ def from_decode_error(error: Exception, document_type: type[msgspec.Struct]) -> 
 
 
 def _types_at(document_type: type[msgspec.Struct], path: str) -> list[Any]:
-    """Return the msgspec types that a document has at a path."""
+    """Return the types that msgspec allows at a path of a document (several for a union)."""
     types: list[Any] = [msgspec.inspect.type_info(document_type)]
     for name in filter(None, path.split(".")):
         fields = [field for struct in types for field in getattr(struct, "fields", ())]
@@ -241,8 +242,8 @@ def _to_json_types(match: re.Match[str]) -> str:
     return " or ".join(_JSON_TYPES.get(name, name) for name in match[1].split(" | "))
 
 
-def _show(value: object) -> str:
-    """Return a rejected value for a message; null, true and false as JSON writes them."""
+def _format_value(value: object) -> str:
+    """Return a rejected value as text for a message; null, true and false are written as JSON."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     return short_repr(value)

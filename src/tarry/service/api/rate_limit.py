@@ -11,7 +11,11 @@ _MAX_BUCKETS = 10_000
 
 
 class TenantRateLimiter:
-    """Token buckets by tenant. A batch may overdraw its bucket; later requests then wait longer."""
+    """One token bucket per tenant.
+
+    A batch is accepted if its bucket has at least one token, and may make the balance negative.
+    Later requests then wait longer.
+    """
 
     def __init__(self, rate: float, burst: float, monotonic: Callable[[], float]) -> None:
         """`rate` is in tokens per second, `burst` the size of a bucket."""
@@ -19,10 +23,10 @@ class TenantRateLimiter:
         self._burst = burst
         self._now = monotonic
         self._buckets: dict[str, tuple[float, float]] = {}
-        """By tenant: balance and time of the last change; least recently used first."""
+        """By tenant: the number of tokens, and the time of the last change; least recent first."""
 
     def take(self, tenant: str, tokens: int) -> float:
-        """Take tokens and return 0, or return the seconds until there is a token again."""
+        """Take tokens and return 0. If there is no token, return the seconds until there is one."""
         now = self._now()
         balance, updated_at = self._buckets.pop(tenant, (self._burst, now))
         balance = min(self._burst, balance + (now - updated_at) * self._rate)

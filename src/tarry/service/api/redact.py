@@ -1,4 +1,4 @@
-"""Redaction of secrets in everything that the API returns: defines what counts as a secret."""
+"""Redaction of secrets in everything that the API returns, and the definition of a secret."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SECRET_NAME = re.compile(
 )
 _QUERY_PARAMETER = re.compile(r"([?&;])([^=&;#]*)=([^&;#]*)")
 _MIN_SECRET_LENGTH = 6
-"""Shorter secrets are not searched for in other texts: they would be found by chance."""
+"""Shorter secrets are not searched for in texts, where they would be found by chance."""
 
 
 @lru_cache(4096)
@@ -47,7 +47,7 @@ def redact_url(url: str) -> str:
 def redact_text(
     text: str | None, secrets: Sequence[str] | None, *, is_truncated: bool = False
 ) -> str | None:
-    """Return a target's text without the secrets that it was sent.
+    """Return a text that the target sent, without the secrets that the task sent to the target.
 
     If the secrets are unknown (None), the whole text is redacted. A truncated text may end with
     the beginning of a secret, which is redacted too.
@@ -64,9 +64,9 @@ def redact_text(
 def redact_bytes(
     data: bytes, secrets: Sequence[str] | None, *, is_truncated: bool = False
 ) -> bytes:
-    """Return a target's bytes without the secrets that it was sent, like `redact_text`."""
-    as_latin1 = secrets and [_utf8_as_latin1(secret) for secret in secrets]
-    redacted = redact_text(data.decode("latin-1"), as_latin1, is_truncated=is_truncated)
+    """Do the same as `redact_text` for bytes that the target sent."""
+    latin1_secrets = secrets and [_utf8_as_latin1(secret) for secret in secrets]
+    redacted = redact_text(data.decode("latin-1"), latin1_secrets, is_truncated=is_truncated)
     return (redacted or "").encode("latin-1")
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=msgspec.Struct)
 
 MAX_PARTIAL_BODY_BYTES = 256 << 20
-"""Limit for all request bodies together that have arrived only in part."""
+"""Limit for the memory used by all request bodies that have not arrived completely."""
 
 _MAX_QUERY_BYTES = 8192
 _MAX_QUERY_FIELDS = 100
@@ -27,7 +27,7 @@ _READ_METHODS = frozenset({"GET", "HEAD"})
 
 
 class _PartialBodies:
-    """Memory used by bodies that have arrived in part: many slow clients could fill it."""
+    """Counts the memory of incomplete bodies, which many slow clients could fill."""
 
     size_bytes = 0
 
@@ -66,12 +66,12 @@ class ApiRequest:
         self.body: bytes | None = body
         """The complete body if it arrived together with the headers, else None."""
         self.headers: dict[bytes, bytes] = headers
-        """By lower-case name; of a repeated header, the last line."""
+        """Values by lower-case name; only the last value of a header that is repeated."""
         self.tenant: str = ""
         self.path_params: Mapping[str, str] = scope.get("path_params") or {}
 
     def header_lines(self, name: bytes) -> list[bytes]:
-        """Return the values of all lines of a header."""
+        """Return all values of a header that may be repeated."""
         if name not in self.headers:
             return []
         return [value for header, value in self.scope["headers"] if header == name]
@@ -84,13 +84,13 @@ class ApiRequest:
         if self.scope.get("query_string"):
             self._parse_query_string(NoQuery)
         content_type = self.headers.get(b"content-type", b"")
-        # A missing type is rejected too: a page of another site could send such a request without
-        # a CORS preflight.
+        # A missing content type is rejected too, because a web page of another site could send such
+        # a request without a CORS preflight.
         if content_type != b"application/json" and not _is_json(content_type):
             raise problems.unsupported_media_type()
         if self.body is None:
             length = self.headers.get(b"content-length", b"")
-            # float, because int() rejects more than 4,300 digits
+            # float, because int() raises ValueError above 4,300 digits
             is_too_large = length.isdigit() and float(length) > max_bytes
         else:
             is_too_large = len(self.body) > max_bytes
@@ -135,8 +135,8 @@ class ApiRequest:
     def parse_query(self, query_type: type[S]) -> S:
         """Return the query parameters.
 
-        An operation with query parameters has no body. A body is an error, except for GET and
-        HEAD: some clients send one, and it cannot be meant to change anything.
+        An operation with query parameters has no body, so a body is an error. With GET and HEAD a
+        body is ignored, because some clients send one.
         """
         headers = self.headers
         has_body = headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
@@ -147,7 +147,7 @@ class ApiRequest:
     def _parse_query_string(self, query_type: type[S]) -> S:
         raw: bytes = self.scope.get("query_string", b"")
         if len(raw) > _MAX_QUERY_BYTES:
-            raise problems.invalid("query", f"The query may have {_MAX_QUERY_BYTES} bytes.")
+            raise problems.invalid("query", f"must have at most {_MAX_QUERY_BYTES} bytes")
         try:
             pairs = parse_qsl(
                 raw.decode("ascii"),
@@ -156,13 +156,13 @@ class ApiRequest:
                 max_num_fields=_MAX_QUERY_FIELDS,
             )
         except ValueError:
-            detail = "The query must be name=value pairs with UTF-8 in percent escapes."
-            raise problems.invalid("query", detail, status=400) from None
+            rule = "must be name=value pairs, percent-encoded in UTF-8"
+            raise problems.invalid("query", rule, status=400) from None
         values = dict(pairs)
         if len(values) < len(pairs):
             names = [name for name, _ in pairs]
             repeated = next(name for name in names if names.count(name) > 1)
-            raise problems.invalid(repeated, f"{repeated} must be given once.")
+            raise problems.invalid(repeated, "must be given only once")
         try:
             query = msgspec.convert(values, query_type, strict=False)
         except msgspec.ValidationError as error:
@@ -170,8 +170,8 @@ class ApiRequest:
         for name, attribute in zip(
             query_type.__struct_encode_fields__, query_type.__struct_fields__, strict=True
         ):
-            if name in values and getattr(query, attribute) is None:  # the text "null"
-                raise problems.invalid(name, f"{name} must have a value, or be left out.")
+            if name in values and getattr(query, attribute) is None:  # the string "null"
+                raise problems.invalid(name, "must have a value or be omitted")
         return query
 
 

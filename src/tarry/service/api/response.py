@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 _encode = msgspec.json.Encoder().encode
 _COMMON_HEADERS = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
 _COMMON_HEADER_LINES = b"".join(b"%b: %b\r\n" % header for header in _COMMON_HEADERS)
-_JSON_TYPE = (b"content-type", b"application/json")
-_PROBLEM_TYPE = (b"content-type", MEDIA_TYPE.encode())
+_JSON_CONTENT_TYPE = (b"content-type", b"application/json")
+_PROBLEM_CONTENT_TYPE = (b"content-type", MEDIA_TYPE.encode())
 _NO_CONTENT = 204
 
 
@@ -51,7 +51,7 @@ class ApiResponse:
         )
 
     async def send(self, scope: Scope, send: Send) -> None:
-        """Send the response through ASGI; without its body if the request is a HEAD."""
+        """Send the response through ASGI. The response to a HEAD request has no body."""
         headers = [*self.headers, *_COMMON_HEADERS]
         if self.status != _NO_CONTENT:
             headers.append((b"content-length", b"%d" % len(self.body)))
@@ -61,10 +61,10 @@ class ApiResponse:
 
 
 class PendingResponse:
-    """A response that `build_response` makes from the result of one awaitable.
+    """A response that is not ready yet: `build_response` builds it when `result` is available.
 
-    The fast path adds a callback to the awaitable, so that `POST /retry-tasks` needs no task of
-    its own. Elsewhere it is awaited like a coroutine.
+    The fast path adds a callback to `result`, so that it needs no asyncio task for a
+    `POST /retry-tasks`. Other callers await the PendingResponse like a coroutine.
     """
 
     __slots__ = ("build_response", "result")
@@ -84,12 +84,12 @@ CompleteRequestHandler: TypeAlias = (
 )
 """Handles a request whose body is complete: called with scope, body and a response callback.
 
-Returns the task that computes the response, if one was needed.
+Returns the asyncio task that computes the response, or None if no task was needed.
 """
 
 
 class ResponseStream(Protocol):
-    """A response whose body is sent in parts, without a known end."""
+    """A response whose body is sent in parts, with no length known in advance."""
 
     async def run(self, receive: Receive, send: Send) -> None:
         """Send the response until the client or the service ends it."""
@@ -98,7 +98,7 @@ class ResponseStream(Protocol):
 
 def json_response(status: int, value: object, *headers: tuple[bytes, bytes]) -> ApiResponse:
     """Return a response with a JSON body."""
-    return ApiResponse(status, _encode(value), [_JSON_TYPE, *headers])
+    return ApiResponse(status, _encode(value), [_JSON_CONTENT_TYPE, *headers])
 
 
 def empty_response(status: int = _NO_CONTENT, *headers: tuple[bytes, bytes]) -> ApiResponse:
@@ -107,6 +107,6 @@ def empty_response(status: int = _NO_CONTENT, *headers: tuple[bytes, bytes]) -> 
 
 
 def problem_response(error: ApiError) -> ApiResponse:
-    """Return the problem details (RFC 9457) of an error."""
+    """Return the response for an error: its problem details (RFC 9457) and headers."""
     problem = error.problem
-    return ApiResponse(problem.status, problem.to_json(), [_PROBLEM_TYPE, *error.headers])
+    return ApiResponse(problem.status, problem.to_json(), [_PROBLEM_CONTENT_TYPE, *error.headers])

@@ -40,15 +40,15 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     summary: str
     handler: Handler
     responses: dict[int, Any]
-    """By status: the type of the JSON, a media type as a string, or None for no content."""
+    """By status: the type of the JSON body, a media type as a string, or None for no body."""
     error_statuses: tuple[int, ...] = ()
-    """Statuses of problems, except 401, which every operation with a key has."""
+    """Statuses of problems, except 401, which every operation that needs a key can return."""
     request_type: type[msgspec.Struct] | None = None
     query_type: type[msgspec.Struct] | None = None
     request_headers: dict[str, str] = {}
     """Request headers that change the result, with a description."""
     callback_type: type[msgspec.Struct] | None = None
-    """The JSON that is later posted to the `callbackUrl` of the request."""
+    """The type of the JSON that is later posted to the `callbackUrl` of the request."""
     is_public: bool = False
     """Whether no API key is needed."""
 
@@ -92,16 +92,16 @@ class Endpoint:
         return a stream.
         """
         try:
-            pending = self._dispatch(scope, _receive_nothing, body)
+            pending = self._dispatch(scope, _receive_disconnect, body)
         except Exception as error:  # noqa: BLE001 - reported to the caller
             respond(_error_response(error, scope))
             return None
         if not isinstance(pending, PendingResponse):
-            pending = PendingResponse(pending, _unchanged)
+            pending = PendingResponse(pending, _identity)
         result, task = pending.result, None
         if not isinstance(result, asyncio.Future):
             result = task = asyncio.ensure_future(result)
-        result.add_done_callback(partial(_respond, scope, pending.build_response, respond))
+        result.add_done_callback(partial(_on_result, scope, pending.build_response, respond))
         return task
 
     def _dispatch(
@@ -116,7 +116,7 @@ class Endpoint:
         authenticate = self._authenticate
         tenant = authenticate if isinstance(authenticate, str) else authenticate(request)
         if not isinstance(tenant, str):
-            return _handle_as(tenant, handler, request)
+            return _authenticate_and_handle(tenant, handler, request)
         request.tenant = tenant
         return handler(request)
 
@@ -126,7 +126,7 @@ class Endpoint:
         raise problems.method_not_allowed(self._allowed)
 
     def _checked_headers(self, scope: Scope) -> dict[bytes, bytes]:
-        """Return the headers, or raise ApiError if `Host` or `Origin` are not acceptable."""
+        """Return the headers, or raise ApiError if `Host` or `Origin` is not accepted."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
         if self._check_host is not None:
             self._check_host(headers)
@@ -135,14 +135,14 @@ class Endpoint:
         return headers
 
 
-async def _handle_as(
+async def _authenticate_and_handle(
     tenant: Awaitable[str], handler: Handler, request: ApiRequest
 ) -> ApiResponse | ResponseStream:
     request.tenant = await tenant
     return await handler(request)
 
 
-def _respond(
+def _on_result(
     scope: Scope,
     build_response: Callable[[Any], ApiResponse],
     respond: Callable[[ApiResponse], None],
@@ -155,16 +155,16 @@ def _respond(
     respond(response)
 
 
-def _unchanged(response: ApiResponse) -> ApiResponse:
+def _identity(response: ApiResponse) -> ApiResponse:
     return response
 
 
-async def _receive_nothing() -> NoReturn:
+async def _receive_disconnect() -> NoReturn:
     raise Disconnected
 
 
 def _error_response(error: BaseException, scope: Scope) -> ApiResponse:
-    """Return the response for an exception; log the unexpected ones."""
+    """Return the response for an exception; log an exception that is not expected."""
     if isinstance(error, ApiError):
         return problem_response(error)
     if isinstance(error, RecursionError):
@@ -183,9 +183,9 @@ def _error_response(error: BaseException, scope: Scope) -> ApiResponse:
 
 
 def _check_origin(headers: dict[bytes, bytes]) -> None:
-    """Raise ApiError for a request that a web page of another origin makes a browser send.
+    """Raise ApiError for a request that a browser sends for a web page of another origin.
 
-    The service has no cookies, but on loopback it needs no API key either.
+    On loopback the service needs no API key, so such a page could otherwise use it.
     """
     origin = headers[b"origin"]
     if origin.rpartition(b"://")[2] != headers.get(b"host"):

@@ -53,16 +53,16 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("tarry.service")
 _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-_YIELD_EVERY = 50
-"""Tasks of a batch that are validated before other requests get a turn of the event loop."""
+_YIELD_EVERY_TASKS = 50
+"""Number of tasks after which the validation of a batch yields to the event loop."""
 _QUOTA_RETRY_AFTER_S = 10.0
-"""A tenant at its limit of unfinished tasks may have finished some of them by then."""
+"""`Retry-After` for a tenant at its limit of unfinished tasks; some may be finished by then."""
 _MAX_STORE_FAILURES = 3
-"""After so many failures in a row, the rest of a batch is rejected without asking the store."""
+"""Consecutive failures of the store after which a batch makes no further calls to it."""
 
 
-class _KeyOnly(msgspec.Struct, rename="camel"):
-    """A task of which only the idempotency key is decoded."""
+class _IdempotencyKeyOnly(msgspec.Struct, rename="camel"):
+    """The idempotency key of a task; its other fields are not decoded."""
 
     idempotency_key: Any = None
 
@@ -76,11 +76,11 @@ class _ValidBatch(msgspec.Struct, forbid_unknown_fields=True):
 _task_decoder = msgspec.json.Decoder(RetryTaskRequest)
 _batch_decoder = msgspec.json.Decoder(BatchRequest)
 _valid_batch_decoder = msgspec.json.Decoder(_ValidBatch)
-_key_decoder = msgspec.json.Decoder(_KeyOnly)
+_key_decoder = msgspec.json.Decoder(_IdempotencyKeyOnly)
 
 
 class TaskCreation:
-    """Creates tasks. A task is durable before its 201 is sent."""
+    """Creates tasks. A task is stored durably before the response 201 is sent."""
 
     def __init__(self, context: ApiContext, result_waiter: ResultWaiter) -> None:
         self._context = context
@@ -130,8 +130,8 @@ class TaskCreation:
     def create(self, request: ApiRequest) -> Awaitable[ApiResponse]:
         """Create one task.
 
-        Not a coroutine: when the body is complete and nothing but the store is awaited, the
-        PendingResponse saves the fast path an asyncio task per request.
+        Not a coroutine: if the body is complete and only the store has to be awaited, a
+        PendingResponse is returned, for which the fast path needs no asyncio task.
         """
         if request.body is None:
             return self._read_and_create(request)
@@ -145,10 +145,12 @@ class TaskCreation:
     def _create(self, request: ApiRequest, body: bytes) -> Awaitable[ApiResponse]:
         task_request = decode_json(_task_decoder, body)
         headers = request.headers
-        key = _parse_key_header(request) if b"idempotency-key" in headers else None
+        idempotency_key = _parse_key_header(request) if b"idempotency-key" in headers else None
         trace = _valid_traceparent(headers[b"traceparent"]) if b"traceparent" in headers else None
         self._charge(request.tenant, 1)
-        new, content = self._validator.build_task(request.tenant, task_request, key, trace)
+        new, content = self._validator.build_task(
+            request.tenant, task_request, idempotency_key, trace
+        )
         if not new.task.content or b"prefer" in headers:
             return self._create_slowly(request, new, content)
         added = self._context.engine.submit([new], [content])
@@ -157,7 +159,7 @@ class TaskCreation:
     async def _create_slowly(
         self, request: ApiRequest, new: NewTask, content: TaskContent
     ) -> ApiResponse:
-        """Create a task that needs more I/O than the insert, or whose result is waited for."""
+        """Create a task that needs more I/O than its insert, or handle a `Prefer` header."""
         if not new.task.content:
             await self._validator.complete_task(new.task, content)
         added = (await self._context.engine.submit([new], [content]))[0]
@@ -177,13 +179,13 @@ class TaskCreation:
         """Create many tasks. An invalid task does not affect the others."""
         body = await request.read_body(self._context.limits.max_batch_bytes)
         tasks = self._decode_batch(body)
-        if b"idempotency-key" in request.headers and not all(map(_has_key, tasks)):
+        if b"idempotency-key" in request.headers and not all(map(_has_idempotency_key, tasks)):
             rule = "applies to one task: give each task of a batch its own idempotencyKey"
             raise problems.invalid("Idempotency-Key", rule, status=400)
         if len(tasks) > MAX_BATCH_SIZE:
             raise problems.invalid("tasks", f"may have {MAX_BATCH_SIZE} entries", len(tasks))
         self._charge(request.tenant, len(tasks))
-        results: list[BatchResult | None] = []  # None: valid, not added yet
+        results: list[BatchResult | None] = []  # None for a valid task that is not added yet
         valid: list[NewTask] = []
         contents: list[TaskContent] = []
         store_failures = 0
@@ -210,7 +212,7 @@ class TaskCreation:
                 results.append(None)
                 valid.append(new)
                 contents.append(content)
-            if not i % _YIELD_EVERY:
+            if not i % _YIELD_EVERY_TASKS:
                 await asyncio.sleep(0)
         is_minimal = prefers_minimal(request)
         added_tasks = iter(await self._context.engine.submit(valid, contents) if valid else ())
@@ -236,9 +238,10 @@ class TaskCreation:
         return BatchResult(status=status, task=view)
 
     def _decode_batch(self, body: bytes) -> Sequence[RetryTaskRequest | msgspec.Raw]:
-        """Return the tasks of a batch, decoded if all of them can be.
+        """Return the tasks of a batch, decoded if every task can be decoded.
 
-        Otherwise they are decoded one by one later, so that each has its own result.
+        Otherwise return them as raw JSON. The caller decodes them one by one, so that each has
+        its own result.
         """
         if len(body) <= self._context.limits.max_request_bytes:
             with suppress(*_DECODE_ERRORS):
@@ -252,6 +255,7 @@ class TaskCreation:
         return decode_json(_task_decoder, task)
 
     def _charge(self, tenant: str, tasks: int) -> None:
+        """Take tokens for new tasks from the rate limit of a tenant, or raise ApiError (429)."""
         if self._rate_limiter is not None and (wait_s := self._rate_limiter.take(tenant, tasks)):
             rate = self._context.limits.tenant_tasks_per_s
             detail = f"A tenant may add {rate:g} tasks per second (tenant_rate)."
@@ -265,6 +269,7 @@ class TaskCreation:
 
 
 def _http_status(added: AddResult) -> int:
+    """Return the status of a task that exists now, or raise ApiError if it was not added."""
     status = added.status
     if status is AddStatus.ADDED:
         return 201
@@ -281,13 +286,13 @@ def _task_response(status: int, task: RetryTask, *headers: tuple[bytes, bytes]) 
     return json_response(status, task, location, *headers)
 
 
-def _has_key(task: RetryTaskRequest | msgspec.Raw) -> bool:
+def _has_idempotency_key(task: RetryTaskRequest | msgspec.Raw) -> bool:
     if isinstance(task, RetryTaskRequest):
         return task.idempotency_key is not None
     try:
         return _key_decoder.decode(task).idempotency_key is not None
     except _DECODE_ERRORS:
-        return True  # not a task at all: its own result reports that
+        return True  # not a valid task, which its own result reports
 
 
 def _parse_key_header(request: ApiRequest) -> str:
@@ -298,7 +303,7 @@ def _parse_key_header(request: ApiRequest) -> str:
 
 
 def _valid_traceparent(header: bytes) -> str | None:
-    """Return a valid `traceparent`; W3C Trace Context requires to ignore an invalid one."""
+    """Return the `traceparent` if it is valid; an invalid one is ignored (W3C Trace Context)."""
     return header.decode() if _TRACEPARENT.fullmatch(header) else None
 
 

@@ -42,7 +42,7 @@ _GRPC_SCHEMES = frozenset({"grpc", "grpcs"})
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
 _is_header_value = re.compile(r"(?:[!-~]++(?:[\t ]++[!-~]++)*+)?").fullmatch
-"""Visible ASCII with blanks inside (RFC 9110, 5.5), so that no second header can be injected."""
+"""Visible ASCII with blanks inside (RFC 9110, 5.5), which cannot inject another header."""
 _HOP_BY_HOP_HEADERS = frozenset({
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection",
     "te", "trailer", "transfer-encoding", "upgrade",
@@ -52,7 +52,7 @@ _RESERVED_HEADERS = frozenset({
     "tracestate", "x-retry-attempt",
 })  # fmt: skip
 _RESERVED_PREFIX = "webhook-"
-_MAX_HEADER_NAME = 256
+_MAX_HEADER_NAME_CHARS = 256
 
 _encode_canonically = msgspec.msgpack.Encoder(order="deterministic").encode
 _decode_string = msgspec.json.Decoder(str).decode
@@ -74,9 +74,9 @@ class TaskValidator:
     ) -> tuple[NewTask, TaskContent]:
         """Return the task to add and its content, or raise ApiError.
 
-        `header_key` is the value of the `Idempotency-Key` header. The packed content of the task
-        is empty if I/O is needed first: the caller then awaits `complete_task`. Most tasks need
-        none, and stay on the fast path.
+        `header_key` and `trace` are the headers `Idempotency-Key` and `traceparent` of the request.
+        If I/O is needed to complete the task, its packed content is empty, and the caller has to
+        await `complete_task`. Most tasks need no I/O and stay on the fast path.
         """
         context = self._context
         target = self._parse_target("targetUrl", request.target_url)
@@ -95,7 +95,7 @@ class TaskValidator:
             if request.delay_ms is not None:
                 raise invalid("nextAttemptAt", "must not be given together with delayMs")
             check_epoch_ms("nextAttemptAt", first_attempt_at)
-        key = _choose_key(request.idempotency_key, header_key)
+        idempotency_key = _choose_idempotency_key(request.idempotency_key, header_key)
         task_id = context.new_id()
         content = TaskContent(
             url=target.url,
@@ -112,7 +112,7 @@ class TaskValidator:
             id=task_id,
             tenant=tenant,
             lane=f"{tenant}/{target.origin}",
-            key=task_id if key is None else key,
+            key=task_id if idempotency_key is None else idempotency_key,
             fingerprint=b"",
             content=b"",
             policy_id=check_policy_id(request.policy_id) if request.policy_id else "default",
@@ -162,7 +162,7 @@ class TaskValidator:
         except ConfigurationError as error:
             raise from_configuration_error(field, error) from None
         if target.scheme in _GRPC_SCHEMES and not self._context.has_grpc:
-            rule = "must be http or https: this service has no gRPC (tarry[grpc])"
+            rule = "must be http or https, because gRPC is not installed here (tarry[grpc])"
             raise invalid(field, rule)
         return target
 
@@ -194,7 +194,7 @@ class TaskValidator:
 
 
 def check_epoch_ms(field: str, time: int | None) -> None:
-    """Raise ApiError for a time near 1970: it is probably in seconds."""
+    """Raise ApiError for a time near 1970, which is probably in seconds."""
     if time is not None and time < MIN_TIME_MS:
         rule = f"must be milliseconds since 1970, at least {MIN_TIME_MS} (are these seconds?)"
         raise invalid(field, rule, time)
@@ -203,7 +203,7 @@ def check_epoch_ms(field: str, time: int | None) -> None:
 def check_headers(headers: dict[str, Any], limits: ApiLimits) -> tuple[str, ...]:
     """Return the header names in lower case, or raise ApiError for an invalid header."""
     if len(headers) > limits.max_headers:
-        raise invalid("headers", f"may have {limits.max_headers} fields", len(headers))
+        raise invalid("headers", f"must have at most {limits.max_headers} fields", len(headers))
     lower = lower_header_names(tuple(headers))
     size = 0
     for name, value in headers.items():
@@ -216,13 +216,13 @@ def check_headers(headers: dict[str, Any], limits: ApiLimits) -> tuple[str, ...]
             raise invalid(_header_path(name), rule)
         size += len(name) + len(value) + 4
     if size > limits.max_header_bytes:
-        raise invalid("headers", f"may have {limits.max_header_bytes} bytes", size)
+        raise invalid("headers", f"must have at most {limits.max_header_bytes} bytes", size)
     return lower
 
 
 @lru_cache(256)  # most tasks have the same few names; long or invalid names are not cached
 def lower_header_names(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return header names in lower case, or raise ApiError for one that may not be set."""
+    """Return header names in lower case, or raise ApiError for a name that must not be set."""
     for name in names:
         _check_header_name(name)
     lower = tuple(name.lower() for name in names)
@@ -234,17 +234,19 @@ def lower_header_names(names: tuple[str, ...]) -> tuple[str, ...]:
 
 def _check_header_name(name: str) -> None:
     if not _HEADER_NAME.fullmatch(name):
-        rule = f"must have a token of 1 to {_MAX_HEADER_NAME} characters as its name"
+        rule = (
+            f"must have a token (RFC 9110) of 1 to {_MAX_HEADER_NAME_CHARS} characters as its name"
+        )
         raise invalid(_header_path(name), rule, name)
     lower = name.lower()
     if lower in _HOP_BY_HOP_HEADERS:
-        raise invalid(_header_path(name), "applies to one connection only and cannot be set")
+        raise invalid(_header_path(name), "applies only to one connection and must not be set")
     if lower in _RESERVED_HEADERS or lower.startswith(_RESERVED_PREFIX):
         raise invalid(_header_path(name), "is set by the service itself")
 
 
 def _header_path(name: str) -> str:
-    return f"headers.{name[:_MAX_HEADER_NAME]}"
+    return f"headers.{name[:_MAX_HEADER_NAME_CHARS]}"
 
 
 def _check_method(method: str, target: Target) -> str:
@@ -259,7 +261,7 @@ def _check_method(method: str, target: Target) -> str:
     return method
 
 
-def _choose_key(body_key: str | None, header_key: str | None) -> str | None:
+def _choose_idempotency_key(body_key: str | None, header_key: str | None) -> str | None:
     if body_key is None:
         return header_key
     if not (body_key.isascii() and body_key.isprintable()):
@@ -272,7 +274,7 @@ def _choose_key(body_key: str | None, header_key: str | None) -> str | None:
 def _encode_body(request: RetryTaskRequest) -> tuple[bytes, bool]:
     """Return the bytes to send, and whether they are JSON."""
     raw = b"" if request.body is msgspec.UNSET else bytes(request.body)
-    has_body = raw not in (b"", b"null")  # a tuple: a set would hash a long body
+    has_body = raw not in (b"", b"null")  # not a set, which would hash a long body
     if request.body_base64 is not None or request.body_ref is not None:
         _check_single_body(request, has_body=has_body)
     if request.body_base64 is not None:
@@ -287,7 +289,7 @@ def _encode_body(request: RetryTaskRequest) -> tuple[bytes, bool]:
             return _decode_string(raw).encode(), False
         raw.decode()
         return msgspec.json.format(raw, indent=-1), True
-    except UnicodeDecodeError:  # the syntax was checked when the document was decoded
+    except UnicodeDecodeError:  # other errors were found when the document was decoded
         raise malformed("The JSON is not UTF-8.") from None
 
 
@@ -300,10 +302,10 @@ def _check_single_body(request: RetryTaskRequest, *, has_body: bool) -> None:
 
 
 def _fingerprint(task: Task, content: TaskContent, header_names: tuple[str, ...]) -> bytes:
-    """Return a digest of the requested call, to recognise a repeated request by its key.
+    """Return a digest of a task, to compare requests that have the same idempotency key.
 
-    Empty when the caller gave no idempotency key. `header_names` are in lower case. The time of
-    the first attempt is not part of it: a caller that repeats a request may have less time left.
+    Empty if the caller gave no idempotency key. `header_names` are in lower case. The digest does
+    not contain the time of the first attempt, because a repeated request may have another delay.
     """
     if task.key == task.id:
         return b""

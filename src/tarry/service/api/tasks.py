@@ -37,16 +37,16 @@ if TYPE_CHECKING:
     from tarry.service.api.response import ApiResponse
     from tarry.service.model import Task
 
-_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_TASK_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _REASONS = tuple(Reason)
 _MAX_EXPLAINED_ATTEMPTS = 100
 _MAX_CURSOR_DIGITS = 9
-_YIELD_EVERY = 100
-"""Tasks of a page that are unpacked before other requests get a turn of the event loop."""
+_YIELD_EVERY_TASKS = 100
+"""Number of tasks after which the decoding of a page yields to the event loop."""
 
 
 class DeadLetterQuery(PageQuery, frozen=True):
-    """Filter and page of a list of dead letters."""
+    """Query parameters of a list of dead letters: filter and page."""
 
     policy_id: PolicyName | None = None
     lane: LaneName | None = None
@@ -54,16 +54,16 @@ class DeadLetterQuery(PageQuery, frozen=True):
 
 
 class TaskQuery(DeadLetterQuery, frozen=True):
-    """Filter and page of a list of tasks.
+    """Query parameters of a list of tasks: filter and page.
 
-    A leased task is listed as IN_FLIGHT, which begins shortly before its attempt.
+    A task is listed as IN_FLIGHT from the time it is leased, shortly before its attempt starts.
     """
 
     status: StatusName | None = None
 
 
 class AttemptQuery(PageQuery, frozen=True):
-    """Page of a list of attempts."""
+    """Query parameters of a list of attempts."""
 
 
 class TaskResource:
@@ -149,7 +149,7 @@ class TaskResource:
     async def read_page(
         self, tenant: str, query: DeadLetterQuery, status: Status | None
     ) -> Page[RetryTask]:
-        """Return a page of tasks with a status, or with any status for None."""
+        """Return a page of the tasks that match `query` and `status`; None matches any status."""
         check_reason("reason", query.reason)
         task_filter = TaskFilter(
             status=status,
@@ -166,12 +166,12 @@ class TaskResource:
         items: list[RetryTask] = []
         for i, task in enumerate(page.items, 1):
             items.append(self._view(task))
-            if not i % _YIELD_EVERY:
+            if not i % _YIELD_EVERY_TASKS:
                 await asyncio.sleep(0)
         return Page(items=items, next_cursor=page.cursor)
 
     async def get(self, request: ApiRequest) -> ApiResponse:
-        """Return one task, with `Prefer: wait` when it is finished."""
+        """Return one task; with `Prefer: wait`, respond only when the task is finished."""
         request.parse_query(NoQuery)
         task = await self._find(request)
         view = self._view(task)
@@ -216,17 +216,18 @@ class TaskResource:
     async def list_attempts(self, request: ApiRequest) -> ApiResponse:
         """List the attempts of a task, oldest first."""
         query = request.parse_query(AttemptQuery)
-        after = 0
+        after_number = 0
         if query.cursor is not None:
             is_number = query.cursor.isascii() and query.cursor.isdigit()
             if not is_number or len(query.cursor) > _MAX_CURSOR_DIGITS:
                 raise problems.invalid("cursor", "must be a nextCursor of this list")
-            after = int(query.cursor)
+            after_number = int(query.cursor)
         task = await self._find(request)
-        found = await self._context.store.list_attempts(
-            request.tenant, task.id, after=after, limit=query.limit + 1
+        attempts = await self._context.store.list_attempts(
+            request.tenant, task.id, after=after_number, limit=query.limit + 1
         )
-        page, has_more = found[: query.limit], len(found) > query.limit
+        # One more than requested was read, to find out whether there is another page.
+        page, has_more = attempts[: query.limit], len(attempts) > query.limit
         secrets = find_secrets(read_content(self._context, task))
         return json_response(
             200,
@@ -242,7 +243,7 @@ class TaskResource:
         context = self._context
         task = await self._find(request)
         after = max(0, task.attempts - _MAX_EXPLAINED_ATTEMPTS)
-        found = await context.store.list_attempts(
+        attempts = await context.store.list_attempts(
             request.tenant, task.id, after=after, limit=_MAX_EXPLAINED_ATTEMPTS
         )
         chosen = await context.engine.policies.read(
@@ -253,7 +254,7 @@ class TaskResource:
             explain_task(
                 task,
                 read_content(context, task),
-                found,
+                attempts,
                 chosen=None if chosen is None else chosen.policy,
                 lane=await context.store.get_lane(task.lane),
                 now=context.engine.clock.now(),
@@ -273,14 +274,15 @@ class TaskResource:
 def check_reason(field: str, reason: str | None) -> None:
     """Raise ApiError for an unknown reason.
 
-    A filter with it would match nothing, which would look as if there were no failures.
+    A filter with an unknown reason would match nothing, as if there were no failures.
     """
     if reason is not None and reason not in _REASONS:
         raise problems.invalid(field, f"must be {' or '.join(_REASONS)}", reason)
 
 
 def _task_id(request: ApiRequest) -> str:
+    """Return the task id of the path; raise ApiError (404) if it is not a UUID."""
     task_id = request.path_params["taskId"]
-    if not _ID.fullmatch(task_id):
+    if not _TASK_ID.fullmatch(task_id):
         raise problems.no_such("task")
     return task_id

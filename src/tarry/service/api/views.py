@@ -37,10 +37,10 @@ _UNREADABLE_CONTENT = TaskContent(url=_ENCRYPTED, method=_ENCRYPTED)
 
 
 def task_view(task: Task, content: TaskContent, status: Status) -> RetryTask:
-    """Return a task; `status` is its status now."""
+    """Return the view of a task; `status` is its current status."""
     return RetryTask(
-        # The first twelve are positional for speed: CPython builds a dict for a call with more than
-        # 30 keyword names and values.
+        # The first twelve arguments are positional for speed: CPython builds a dict for a call in
+        # which the keyword arguments have more than 30 names and values.
         task.id,
         STATUS_NAMES[status],
         task.reason,
@@ -66,7 +66,7 @@ def task_view(task: Task, content: TaskContent, status: Status) -> RetryTask:
 
 
 def stored_task_view(context: ApiContext, task: Task) -> RetryTask:
-    """Return a task that was read from the store."""
+    """Return the view of a task that was read from the store."""
     status = task.status_at(context.engine.clock.now())
     return task_view(task, read_content(context, task) or _UNREADABLE_CONTENT, status)
 
@@ -74,7 +74,7 @@ def stored_task_view(context: ApiContext, task: Task) -> RetryTask:
 def read_content(context: ApiContext, task: Task) -> TaskContent | None:
     """Return the content of a task; None if its encryption key is not configured.
 
-    Such a task can still be listed and cancelled.
+    A task without its content can still be listed and cancelled.
     """
     try:
         return context.codec.unpack(task.content)
@@ -83,7 +83,7 @@ def read_content(context: ApiContext, task: Task) -> TaskContent | None:
 
 
 def response_view(delivered: DeliveryResult, secrets: list[str] | None) -> TargetResponse:
-    """Return the response of a target; `secrets` are those that the task sends."""
+    """Return the view of a target's response. The task's `secrets` are redacted in it."""
     headers: dict[str, str] = {}
     for name, value in delivered.headers:
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
@@ -118,7 +118,7 @@ def _decode_excerpt(delivered: DeliveryResult) -> str | None:
 def attempt_view(
     task_id: str, attempt: model.AttemptRecord, secrets: list[str] | None
 ) -> AttemptLog:
-    """Return one line of the attempt log; `secrets` are those that the task sends."""
+    """Return one entry of the attempt log. The task's `secrets` are redacted in it."""
     decision = attempt.decision
     return AttemptLog(
         task_id=task_id,
@@ -160,13 +160,13 @@ def _decision_view(decision: model.Decision) -> Decision:
 def policy_view(
     policy_id: str, version: int | None, created_at: int | None, document: dict[str, Any]
 ) -> RetryPolicy:
-    """Return a policy with all its fields."""
+    """Return the view of a policy with all its fields."""
     fields = {**document, "policyId": policy_id, "version": version, "createdAt": created_at}
     return msgspec.convert(fields, RetryPolicy)
 
 
 def replay_view(job: model.ReplayRecord, *, dry_run: bool = False) -> ReplayJob:
-    """Return a replay job, or the preview of one."""
+    """Return the view of a replay job; with `dry_run`, of a job that was not started."""
     names: dict[str, Any] = {"running": "RUNNING", "done": "DONE", "cancelled": "CANCELLED"}
     return ReplayJob(
         replay_id=None if dry_run else job.id,
@@ -186,7 +186,7 @@ def replay_view(job: model.ReplayRecord, *, dry_run: bool = False) -> ReplayJob:
 
 
 def downstream_view(lane: model.LaneRecord, local: LocalStats | None, now: int) -> DownstreamInfo:
-    """Return a lane: the state that all processes share, and the `local` state of this one."""
+    """Return the view of a lane: its stored state, and the `local` state of this process."""
     return DownstreamInfo(
         lane=public_lane_name(lane.name),
         state=_lane_state(lane, now),

@@ -1,1 +1,1 @@
-"""How one attempt reaches its target: HTTP, gRPC, the guard of addresses, signatures."""
+"""How one attempt reaches its target: HTTP, gRPC, the check of addresses, signatures."""

@@ -1,4 +1,4 @@
-"""Dispatch of requests to the delivery for the scheme of their URL."""
+"""Dispatch of each request to HTTP or gRPC, by the scheme of its URL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class DeliveryDispatcher:
-    """Sends by HTTP or gRPC; `build_grpc` is called for the first gRPC target."""
+    """Sends requests over HTTP or gRPC; `build_grpc` is called for the first gRPC target."""
 
     def __init__(self, http: Delivery, build_grpc: Callable[[], Delivery]) -> None:
         self._http = http
@@ -36,7 +36,7 @@ class DeliveryDispatcher:
         return await self._grpc.send(request)
 
     async def close(self) -> None:
-        """Close both deliveries, the second also when closing the first one fails."""
+        """Close both deliveries. gRPC is closed even if closing HTTP fails."""
         try:
             await self._http.close()
         finally:

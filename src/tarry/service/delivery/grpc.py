@@ -1,8 +1,8 @@
 """gRPC deliveries to `grpc://host:port/package.Service/Method` and `grpcs://...` targets.
 
-The task's body is the request message, its headers are the call's metadata. The name of the status
-code is the result's status, the trailing metadata are its headers. The retries of the channel are
-switched off: the service decides about retries.
+The task's body is the request message, and its headers are the metadata of the call. The status of
+the result is the name of the gRPC status code, and its headers are the trailing metadata. The
+retries of gRPC itself are switched off, because the service decides about retries.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 MAX_CHANNELS = 256
 MAX_RESPONSE_BYTES = 4 << 20
-"""gRPC reads a response message completely or not at all."""
+"""A longer response is an error, because gRPC reads a message completely or not at all."""
 _ADDRESS_TTL_S = 60.0
 """Seconds after which the addresses of a channel are resolved and checked again."""
 _IDLE_TIMEOUT_MS = 60_000
@@ -47,7 +47,7 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
 )
 _SET_BY_GRPC = frozenset({"accept-encoding", "content-type", "te", "user-agent"})
-# gRPC reports an oversized message as RESOURCE_EXHAUSTED; only the text tells it from throttling.
+# gRPC reports an oversized message as RESOURCE_EXHAUSTED, like throttling. Only its text differs.
 _is_oversized = re.compile(
     rf"Received message larger than max \(\d+ vs\. {MAX_RESPONSE_BYTES}\)"
     "|Decompressed message larger than"
@@ -61,7 +61,7 @@ def is_installed() -> bool:
 
 
 class GrpcDelivery:
-    """Makes attempts over gRPC. `proxy` (http only) and `ca` are as for HTTP."""
+    """Makes attempts over gRPC. `proxy` (http only) and `ca` are those of `HttpDelivery`."""
 
     def __init__(self, guard: Guard, *, proxy: str | None = None, ca: str | None = None) -> None:
         try:
@@ -92,13 +92,15 @@ class GrpcDelivery:
             async with asyncio.timeout(request.timeout):
                 channel = await self._channels.acquire(target)
         except TimeoutError:
-            result = DeliveryResult(fault=Fault.TIMEOUT, error="The name was not resolved in time")
+            result = DeliveryResult(
+                fault=Fault.TIMEOUT, error="The host name was not resolved in time"
+            )
         except DeliveryError as error:
             result = DeliveryResult(fault=error.fault, error=str(error))
         else:
-            until = started + request.timeout
+            deadline = started + request.timeout
             try:
-                result = await self._call(channel, target, request, metadata, until)
+                result = await self._call(channel, target, request, metadata, deadline)
             finally:
                 await self._channels.release(channel)
             result.remote = channel.remote
@@ -115,12 +117,12 @@ class GrpcDelivery:
         target: Target,
         request: DeliveryRequest,
         metadata: list[tuple[str, str | bytes]],
-        until: float,
+        deadline: float,
     ) -> DeliveryResult:
         now = asyncio.get_running_loop().time
         try:
             call = channel.raw.unary_unary(target.path)(
-                request.body, timeout=max(until - now(), _MIN_TIMEOUT_S), metadata=metadata
+                request.body, timeout=max(deadline - now(), _MIN_TIMEOUT_S), metadata=metadata
             )
             response = await call
             headers = _decode_metadata(await call.trailing_metadata())
@@ -128,11 +130,11 @@ class GrpcDelivery:
             code, details = error.code().name, _printable(error.details() or "")
             if code == "UNAVAILABLE":
                 self._channels.discard(target)
-            if code == "DEADLINE_EXCEEDED" and now() >= until:
+            if code == "DEADLINE_EXCEEDED" and now() >= deadline:
                 return DeliveryResult(fault=Fault.TIMEOUT, error=details)
             if code == "RESOURCE_EXHAUSTED" and _is_oversized(details):
-                # The target is not overloaded: it may have done the work, and the response to a
-                # retry would be as long.
+                # The target is not overloaded. It may have done the work, and a retry would get a
+                # response of the same length.
                 return DeliveryResult(fault=Fault.INVALID, error=_OVERSIZED)
             headers = _decode_metadata(error.trailing_metadata())
             return DeliveryResult(status=code, headers=headers, error=details)
@@ -140,7 +142,9 @@ class GrpcDelivery:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            return DeliveryResult(fault=Fault.INTERNAL, error="the delivery was closed meanwhile")
+            return DeliveryResult(
+                fault=Fault.INTERNAL, error="the delivery was closed during the call"
+            )
         limit = request.max_excerpt
         return DeliveryResult(
             status="OK", headers=headers, excerpt=response[:limit], truncated=len(response) > limit
@@ -148,24 +152,24 @@ class GrpcDelivery:
 
 
 def _encode_metadata(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str | bytes]]:
-    """Return headers as metadata: names in lower case, `-bin` values as bytes."""
+    """Return headers as metadata: names in lower case, values of `-bin` names as bytes."""
     metadata: list[tuple[str, str | bytes]] = []
     for original_name, value in headers:
         name = original_name.lower()
         if name in _SET_BY_GRPC:
             continue
         if not _is_metadata_name(name):
-            rule = "must have names of letters, digits, '-', '_' and '.'"
+            rule = "must have names that consist of letters, digits, '-', '_' and '.'"
             raise ConfigurationError("headers", rule, original_name)
         if name.endswith("-bin"):
             try:
                 metadata.append((name, b64decode(value + "=" * (-len(value) % 4), validate=True)))
             except (binascii.Error, ValueError):
-                raise ConfigurationError("headers", f"must have base64 in {name}") from None
+                raise ConfigurationError("headers", f"must have valid base64 in {name}") from None
         elif value.isascii() and (value.isprintable() or not value):
             metadata.append((name, value))
         else:
-            rule = f"must be printable ASCII for a gRPC target, {name} is not"
+            rule = f"must be printable ASCII for a gRPC target, but {name} is not"
             raise ConfigurationError("headers", rule)
     return metadata
 
@@ -206,7 +210,7 @@ class Channel:
 
 
 class ChannelPool:
-    """Open channels by origin; beyond `MAX_CHANNELS` the least recently used one is closed."""
+    """Open channels by origin. Above `MAX_CHANNELS`, the least recently used channel is drained."""
 
     def __init__(self, grpc: Any, guard: Guard, proxy: str | None, ca: Path | None) -> None:
         self._grpc = grpc
@@ -265,12 +269,12 @@ class ChannelPool:
         await self._dns.close()
 
     async def _resolve_address(self, target: Target) -> str:
-        """Return the address for gRPC to connect to: every allowed address of the name."""
+        """Return gRPC's address string for a target, with every allowed address of its host."""
         if self._proxy is not None:
             return f"dns:///{target.authority}"
         addresses = await resolve_host(target.host, self._dns)
         allowed = select_allowed(addresses, target.host, self._guard)
-        is_ipv6 = ":" in allowed[0]  # a gRPC address string holds addresses of one family
+        is_ipv6 = ":" in allowed[0]  # an address string cannot mix IPv4 and IPv6
         endpoints = [
             f"[{each}]:{target.port}" if is_ipv6 else f"{each}:{target.port}"
             for each in allowed

@@ -1,12 +1,12 @@
 """The guard against server-side request forgery (SSRF): which addresses attempts may connect to.
 
-By default only public internet addresses are allowed; configuration can allow others. The guard
-checks twice. When a task is posted, `check_url` rejects a URL that can never be allowed. When a
-connection is opened, `refusal` checks each address that is about to be used, so that neither a name
-that changes its address (DNS rebinding) nor a redirect gets around the check.
+By default only public internet addresses are allowed; the operator can allow other addresses. The
+guard checks twice. When a task is posted, `check_url` rejects a URL whose host is known not to be
+allowed. When a connection is opened, `refusal` checks each address right before it is used, so that
+neither a name that changes its address (DNS rebinding) nor a redirect gets around the check.
 
-IPv6 forms that contain an IPv4 address (mapped, NAT64, 6to4, Teredo, ISATAP) are refused. Where
-configuration allows such a form, the contained address is checked as well.
+IPv6 addresses that contain an IPv4 address (mapped, NAT64, 6to4, Teredo, ISATAP) are refused. If
+the operator allows such a network, the contained IPv4 address must be allowed as well.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ _Address: TypeAlias = IPv4Address | IPv6Address
 _Network: TypeAlias = IPv4Network | IPv6Network
 
 
-def _parse_table(rows: str) -> tuple[tuple[_Network, str], ...]:
-    pairs = (row.split(maxsplit=1) for row in rows.strip().splitlines())
-    return tuple((ip_network(network), text.strip()) for network, text in pairs)
+def _parse_table(table: str) -> tuple[tuple[_Network, str], ...]:
+    """Return the networks of a table, each with its description."""
+    rows = (row.split(maxsplit=1) for row in table.strip().splitlines())
+    return tuple((ip_network(network), description.strip()) for network, description in rows)
 
 
 # The first matching row applies. Sources: IANA's registries of special-purpose addresses, and the
-# metadata addresses of cloud providers, which hand out credentials (Azure's is a public address).
-_SPECIAL = _parse_table("""
+# metadata addresses of cloud providers, whose servers return credentials. Azure's metadata address,
+# 168.63.129.16, is a public one.
+_SPECIAL_NETWORKS = _parse_table("""
     169.254.169.254/32   a cloud metadata address
     169.254.170.2/32     a cloud metadata address
     169.254.170.23/32    a cloud metadata address
@@ -79,13 +81,14 @@ _SPECIAL = _parse_table("""
     fec0::/10            a private address
     ff00::/8             a multicast address
 """)
-_UNICAST = IPv6Network("2000::/3")
+_GLOBAL_UNICAST = IPv6Network("2000::/3")
 """The allocated part of IPv6; the rest is reserved."""
 _LOOPBACK: tuple[_Network, ...] = (IPv4Network("127.0.0.0/8"), IPv6Network("::1/128"))
-_ISATAP = frozenset({0x00005EFE, 0x02005EFE})
-_LAST_32 = 0xFFFF_FFFF
+_ISATAP_PREFIXES = frozenset({0x00005EFE, 0x02005EFE})
+"""The upper 32 bits of an ISATAP interface identifier; the lower 32 are the IPv4 address."""
+_LAST_32_BITS = 0xFFFF_FFFF
 _MAX_CACHED_HOSTS = 1024
-"""Cached results of `check_url`: few servers get most of the tasks."""
+"""Hosts whose result of `check_url` is cached, because few servers get most of the tasks."""
 
 _WELL_KNOWN_NAMES = {
     "localhost": "127.0.0.1",
@@ -98,7 +101,10 @@ _WELL_KNOWN_NAMES = {
 
 
 class Guard:
-    """The address rules. `allow` has CIDRs, host names and `*.suffix`; `dev` allows loopback."""
+    """Decides which addresses attempts may connect to.
+
+    `allow` lists networks (CIDR), host names and `*.suffix`. `dev` allows loopback addresses.
+    """
 
     def __init__(self, allow: Sequence[str] = (), *, dev: bool = False) -> None:
         self._networks: list[_Network] = list(_LOOPBACK) if dev else []
@@ -110,15 +116,16 @@ class Guard:
 
     def check_url(self, target: Target) -> None:
         """Raise ConfigurationError if the host of the URL is known not to be allowed."""
-        if why := self._cached_host_refusal(target.host):
-            raise ConfigurationError("targetUrl", f"must be an address that is allowed: {why}")
+        if reason := self._cached_host_refusal(target.host):
+            raise ConfigurationError("targetUrl", f"must be an address that is allowed: {reason}")
 
     def _host_refusal(self, host: str) -> str | None:
+        """Return the reason why a host is not allowed, as far as is known without DNS."""
         address = "127.0.0.1" if host.endswith(".localhost") else _WELL_KNOWN_NAMES.get(host, host)
         try:
             ip_address(address)
         except ValueError:
-            return None  # a name: its addresses are checked when a connection is opened
+            return None  # a host name, whose addresses are checked when a connection is opened
         return self.refusal(address, host)
 
     def refusal(self, address: str, host: str) -> str | None:
@@ -136,6 +143,7 @@ class Guard:
         return f"{subject} {reason}; the operator can allow it (--allow-target)"
 
     def _ip_refusal(self, ip: _Address) -> str | None:
+        """Return the description of an address that is not allowed, or None if it is allowed."""
         contained = list(_contained_ipv4(ip)) if isinstance(ip, IPv6Address) else []
         if not any(ip in network for network in self._networks):
             description = _describe_special(ip) or ("an ISATAP address" if contained else None)
@@ -148,7 +156,7 @@ class Guard:
 
     def _allow(self, entry: str) -> None:
         if not isinstance(entry, str):
-            raise ConfigurationTypeError("allow", "must hold CIDRs and host names", entry)
+            raise ConfigurationTypeError("allow", "must contain CIDRs and host names", entry)
         try:
             self._networks.append(ip_network(entry))
             return
@@ -160,16 +168,16 @@ class Guard:
             else:
                 self._hosts.add(parse_host(entry))
         except ConfigurationError:
-            rule = "must hold CIDRs (10.1.0.0/16, without host bits), host names or *.suffixes"
+            rule = "must contain CIDRs (10.1.0.0/16, no host bits), host names or *.suffixes"
             raise ConfigurationError("allow", rule, entry) from None
 
 
 def _describe_special(ip: _Address) -> str | None:
     """Return a description of a special-purpose address, or None for a public address."""
-    for network, description in _SPECIAL:
+    for network, description in _SPECIAL_NETWORKS:
         if ip in network:
             return description
-    if isinstance(ip, IPv6Address) and ip not in _UNICAST:
+    if isinstance(ip, IPv6Address) and ip not in _GLOBAL_UNICAST:
         return "a reserved address"
     return None
 
@@ -178,14 +186,14 @@ def _contained_ipv4(ip: IPv6Address) -> Iterator[IPv4Address]:
     """Yield the IPv4 addresses that an IPv6 address contains."""
     bits = int(ip)
     if bits >> 32 in (0, 0xFFFF, 0xFFFF_0000, 0x64_FF9B << 64) and bits > 1:
-        yield IPv4Address(bits & _LAST_32)
-    elif bits >> 80 == 0x64_FF9B_0001:  # noqa: PLR2004 - RFC 6052, 2.2: after 48 bits, or after 96
+        yield IPv4Address(bits & _LAST_32_BITS)
+    elif bits >> 80 == 0x64_FF9B_0001:  # noqa: PLR2004 - RFC 6052, 2.2: after a prefix of 48 or 96
         yield IPv4Address(((bits >> 64 & 0xFFFF) << 16) | (bits >> 40 & 0xFFFF))
-        yield IPv4Address(bits & _LAST_32)
+        yield IPv4Address(bits & _LAST_32_BITS)
     elif bits >> 112 == 0x2002:  # noqa: PLR2004 - 6to4
-        yield IPv4Address(bits >> 80 & _LAST_32)
-    elif bits >> 96 == 0x2001_0000:  # noqa: PLR2004 - Teredo: its server, and its client inverted
-        yield IPv4Address(bits >> 64 & _LAST_32)
-        yield IPv4Address(~bits & _LAST_32)
-    elif bits >> 32 & _LAST_32 in _ISATAP:
-        yield IPv4Address(bits & _LAST_32)
+        yield IPv4Address(bits >> 80 & _LAST_32_BITS)
+    elif bits >> 96 == 0x2001_0000:  # noqa: PLR2004 - Teredo: server, then inverted client
+        yield IPv4Address(bits >> 64 & _LAST_32_BITS)
+        yield IPv4Address(~bits & _LAST_32_BITS)
+    elif bits >> 32 & _LAST_32_BITS in _ISATAP_PREFIXES:
+        yield IPv4Address(bits & _LAST_32_BITS)

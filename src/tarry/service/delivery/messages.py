@@ -26,13 +26,13 @@ class Fault(StrEnum):
     PROTOCOL = "protocol"
     """The response is malformed, or its headers exceed a limit."""
     INVALID = "invalid"
-    """The request can never be sent, or its response can never be read: no retry helps."""
+    """The request can never be sent, or its response can never be read, so it is not retried."""
     INTERNAL = "internal"
-    """The service itself failed (egress proxy, file descriptors): no attempt is counted."""
+    """The service itself failed (egress proxy, file descriptors), so no attempt is counted."""
 
 
 class DeliveryRequest(msgspec.Struct, kw_only=True, gc=False):
-    """One attempt to send; `timeout` (seconds) covers everything from DNS to the last byte."""
+    """The request of one attempt; `timeout` (seconds) covers all phases, DNS to last byte."""
 
     url: str
     method: str
@@ -79,7 +79,7 @@ class Delivery(Protocol):
     def send(self, request: DeliveryRequest) -> Awaitable[DeliveryResult]:
         """Make one attempt. Failures of the target are results, never exceptions.
 
-        May return a coroutine, or a future, which has started and costs less.
+        Returns a coroutine, or a future: a future has started already and costs less.
         """
         ...
 

@@ -1,8 +1,8 @@
 """Signatures of Standard Webhooks 1.0.0, by which a target verifies the sender of an attempt.
 
-The signed text is `id.timestamp.body`, with the body exactly as it is sent. The id stays the same
-over retries; the timestamp is that of the attempt. Several secrets give several signatures, so that
-a secret can be replaced without a gap: sign with both until every target has the new one.
+The signed text is `id.timestamp.body`, with the body exactly as it is sent. All attempts of a task
+have the same id; each attempt has its own timestamp. An attempt has one signature per secret. To
+replace a secret, configure the old and the new one until every target knows the new one.
 """
 
 from __future__ import annotations
@@ -19,47 +19,51 @@ if TYPE_CHECKING:
 
 _MIN_SECRET_BYTES, _MAX_SECRET_BYTES = 24, 64
 _ED25519_BYTES = 32
-"""Size of a private key; some libraries append the public key."""
+"""Size of a private key. Some libraries append the public key, which has the same size."""
 
 
 class Signer:
-    """Signs with every secret: `whsec_` + base64 (HMAC-SHA256), `whsk_` + base64 (ed25519)."""
+    """Signs attempts with every secret.
+
+    A secret is `whsec_` + base64 for HMAC-SHA256, or `whsk_` + base64 for ed25519.
+    """
 
     def __init__(self, secrets: Sequence[str]) -> None:
         if isinstance(secrets, str):
-            raise ConfigurationTypeError("secrets", "must be a list of texts, got one text")
+            raise ConfigurationTypeError("secrets", "must be a list of strings, got a string")
         if not secrets:
-            raise ConfigurationError("secrets", "must hold at least one secret")
+            raise ConfigurationError("secrets", "must contain at least one secret")
         self._signers = [
-            _create_signer(f"secrets[{at}]", secret) for at, secret in enumerate(secrets)
+            _create_signer(f"secrets[{index}]", secret) for index, secret in enumerate(secrets)
         ]
 
     def headers(self, id: str, timestamp: int, body: bytes) -> list[tuple[str, str]]:  # noqa: A002 - the standard's word
-        """Return the three headers of an attempt made at `timestamp` (epoch seconds)."""
+        """Return the signature headers of an attempt made at `timestamp` (epoch seconds)."""
         if "." in id:
-            raise ConfigurationError("id", "must have no '.', which divides what is signed", id)
-        signed = b"%b.%d.%b" % (id.encode(), timestamp, body)
+            rule = "must not contain '.', which separates the parts of the signed text"
+            raise ConfigurationError("id", rule, id)
+        signed_text = b"%b.%d.%b" % (id.encode(), timestamp, body)
         return [
             ("webhook-id", id),
             ("webhook-timestamp", str(timestamp)),
-            ("webhook-signature", " ".join([sign(signed) for sign in self._signers])),
+            ("webhook-signature", " ".join([sign(signed_text) for sign in self._signers])),
         ]
 
 
 def _create_signer(field: str, secret: str) -> Callable[[bytes], str]:
-    """Return a function that signs with a secret. Error messages never show the secret."""
+    """Return a function that signs a text with `secret`. Error messages never show the secret."""
     if not isinstance(secret, str):
-        raise ConfigurationTypeError(field, f"must be text, got {type(secret).__name__}")
-    prefix, _, text = secret.partition("_")
+        raise ConfigurationTypeError(field, f"must be a string, got {type(secret).__name__}")
+    prefix, _, encoded_key = secret.partition("_")
     if prefix == "whpk":
-        rule = "must be a private key (whsk_...): a public one (whpk_...) cannot sign"
+        rule = "must be a private key (whsk_...), because a public key (whpk_...) cannot sign"
         raise ConfigurationError(field, rule)
     if prefix not in {"whsec", "whsk"}:
         raise ConfigurationError(field, "must start with whsec_ (HMAC-SHA256) or whsk_ (ed25519)")
     try:
-        key = b64decode(text, validate=True)
+        key = b64decode(encoded_key, validate=True)
     except (binascii.Error, ValueError):
-        raise ConfigurationError(field, f"must be base64 after {prefix}_") from None
+        raise ConfigurationError(field, f"must have valid base64 after {prefix}_") from None
     return (
         _create_hmac_signer(field, key) if prefix == "whsec" else _create_ed25519_signer(field, key)
     )
@@ -67,9 +71,12 @@ def _create_signer(field: str, secret: str) -> Callable[[bytes], str]:
 
 def _create_hmac_signer(field: str, key: bytes) -> Callable[[bytes], str]:
     if not _MIN_SECRET_BYTES <= len(key) <= _MAX_SECRET_BYTES:
-        rule = f"must be {_MIN_SECRET_BYTES} to {_MAX_SECRET_BYTES} bytes in base64, got {len(key)}"
+        rule = (
+            f"must be {_MIN_SECRET_BYTES} to {_MAX_SECRET_BYTES} bytes in base64, "
+            f"got {len(key)} bytes"
+        )
         raise ConfigurationError(field, rule)
-    return lambda signed: f"v1,{b64encode(hmac.digest(key, signed, 'sha256')).decode()}"
+    return lambda text: f"v1,{b64encode(hmac.digest(key, text, 'sha256')).decode()}"
 
 
 def _create_ed25519_signer(field: str, key: bytes) -> Callable[[bytes], str]:
@@ -80,9 +87,14 @@ def _create_ed25519_signer(field: str, key: bytes) -> Callable[[bytes], str]:
         raise MissingExtra(msg) from None
 
     if len(key) not in {_ED25519_BYTES, 2 * _ED25519_BYTES}:
-        rule = f"must be an ed25519 private key of {_ED25519_BYTES} bytes in base64, got {len(key)}"
+        rule = (
+            f"must be an ed25519 private key of {_ED25519_BYTES} bytes in base64, "
+            f"got {len(key)} bytes"
+        )
         raise ConfigurationError(field, rule)
-    private = Ed25519PrivateKey.from_private_bytes(key[:_ED25519_BYTES])
-    if key[_ED25519_BYTES:] not in {b"", private.public_key().public_bytes_raw()}:
-        raise ConfigurationError(field, "must hold a public key that belongs to its private key")
-    return lambda signed: f"v1a,{b64encode(private.sign(signed)).decode()}"
+    private_key = Ed25519PrivateKey.from_private_bytes(key[:_ED25519_BYTES])
+    if key[_ED25519_BYTES:] not in {b"", private_key.public_key().public_bytes_raw()}:
+        raise ConfigurationError(
+            field, "must contain the public key that belongs to its private key, or none"
+        )
+    return lambda text: f"v1a,{b64encode(private_key.sign(text)).decode()}"

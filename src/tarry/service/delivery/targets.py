@@ -1,7 +1,7 @@
-"""Target URLs: the one parser, and their canonical form. Pure functions.
+"""The parser of target URLs, and their canonical form. Pure functions.
 
-The URL that is sent is rebuilt from the parsed parts, so no second parser can interpret it
-differently. Spellings that programs interpret differently (`127.1`, `0x7f.0.0.1`, user info, zone
+The URL that is sent is rebuilt from the parsed parts, so no other parser can interpret it
+differently. Notations that programs interpret differently (`127.1`, `0x7f.0.0.1`, user info, zone
 ids, backslashes) are rejected. An error message shows only the invalid part of the URL, because the
 rest may be secret.
 """
@@ -30,13 +30,13 @@ _MAX_HOST_CHARS = 253
 _FORBIDDEN_CHARS = re.compile(r"[\x00-\x20\x7f\\\s]")
 _SERVER = r"([^:/?#]*+://[^/?#]*+)"
 _PARTS = re.compile(rf"{_SERVER}([^#]*)", re.DOTALL)
-_PLAIN = re.compile(rf"{_SERVER}([A-Za-z0-9/?:@!$&'()*+,;=._~%\[\]-]*+)")
+_NEEDS_NO_ENCODING = re.compile(rf"{_SERVER}([A-Za-z0-9/?:@!$&'()*+,;=._~%\[\]-]*+)")
 """A URL whose path and query need no encoding, as two groups: server, and path with query."""
 _PORT = re.compile(r"[0-9]{1,5}")
 _LABEL = r"(?!-)[a-z0-9_-]{1,63}(?<!-)"
 _NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
-_NUMBER = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)", re.DOTALL)
-"""A host that ends in a number: it must be a valid IPv4 address (WHATWG URL standard)."""
+_ENDS_IN_NUMBER = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)", re.DOTALL)
+"""Matches a host whose last label is a number: it must be an IPv4 address (WHATWG URL)."""
 _SAFE_CHARS = "/?:@!$&'()*+,;=._~%[]-"
 _ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
 _GRPC_METHOD = re.compile(r"/[A-Za-z_][\w.]*/[A-Za-z_]\w*", re.ASCII)
@@ -46,14 +46,14 @@ class Target(msgspec.Struct, frozen=True, gc=False):
     """A parsed target URL."""
 
     url: str
-    """The canonical URL, which is the one that is sent."""
+    """The canonical URL, to which the request is sent."""
     scheme: str
     """`http`, `https`, `grpc` or `grpcs`."""
     host: str
-    """In ASCII and lower case; an IPv6 address without its brackets."""
+    """The host in ASCII and lower case; an IPv6 address has no brackets."""
     port: int
     origin: str
-    """`scheme:host:port`, which names the lane."""
+    """`scheme:host:port`, the name of the lane (the queue of this target)."""
     path: str
     """The path, followed by the query if there is one."""
 
@@ -66,10 +66,10 @@ class Target(msgspec.Struct, frozen=True, gc=False):
 def parse_target(text: str) -> Target:
     """Parse a target URL; raise ConfigurationError for the field `targetUrl` if it is invalid."""
     if not isinstance(text, str):
-        raise ConfigurationTypeError("targetUrl", f"must be text, got {short_repr(text)}")
+        raise ConfigurationTypeError("targetUrl", f"must be a string, got {short_repr(text)}")
     if len(text) > MAX_URL_BYTES:
         _reject(f"must have at most {MAX_URL_BYTES} bytes: send long data in the body")
-    plain = _PLAIN.fullmatch(text)
+    plain = _NEEDS_NO_ENCODING.fullmatch(text)
     server, path = _encode_path(text) if plain is None else plain.groups()
     scheme, host, port, canonical_server, origin = _parse_server(server)
     if scheme not in _DEFAULT_PORTS and _GRPC_METHOD.fullmatch(path) is None:
@@ -77,7 +77,7 @@ def parse_target(text: str) -> Target:
     if not path.startswith("/"):
         path = f"/{path}"
     if "%" in path:
-        path = _ESCAPE.sub(lambda found: found[0].upper(), path)
+        path = _ESCAPE.sub(lambda escape: escape[0].upper(), path)
     url = canonical_server + path
     if len(url) > MAX_URL_BYTES:
         _reject(f"must have at most {MAX_URL_BYTES} bytes: send long data in the body")
@@ -87,18 +87,21 @@ def parse_target(text: str) -> Target:
 def parse_host(text: str) -> str:
     """Return the canonical form of a host: a name, or an address (IPv6 without brackets)."""
     if "%" in text:
-        _reject("must have no percent-encoding in the host: write the name itself")
+        _reject("must not have percent-encoding in the host: write the name itself")
     host = text.lower() if text.isascii() else _encode_idna(text)
     host = host.removesuffix(".")
     if not host:
         _reject("must name a host")
-    if _NUMBER.fullmatch(host):
+    if _ENDS_IN_NUMBER.fullmatch(host):
         try:
             return str(IPv4Address(host))
         except AddressValueError:
-            _reject(f"must spell an IPv4 address as four decimal numbers, got {short_repr(host)}")
+            _reject(f"must write an IPv4 address as four decimal numbers, got {short_repr(host)}")
     if len(host) > _MAX_HOST_CHARS or _NAME.fullmatch(host) is None:
-        _reject(f"must name a host of letters, digits, '-', '_' and '.', got {short_repr(host)}")
+        _reject(
+            "must name a host that consists of letters, digits, '-', '_' and '.', "
+            f"got {short_repr(host)}"
+        )
     if "xn--" in host:
         _encode_idna(host)
     return host
@@ -113,7 +116,7 @@ def _parse_server(server: str) -> tuple[str, str, int, str, str]:
     if scheme not in _SCHEMES:
         _reject(_SCHEME_RULE)
     if "@" in authority:
-        _reject("must have no user info before the host: put credentials into headers")
+        _reject("must not have user info before the host: put credentials into headers")
     host, port_text = _split_authority(authority)
     port = _parse_port(port_text, scheme)
     bracketed = f"[{host}]" if ":" in host else host
@@ -122,7 +125,7 @@ def _parse_server(server: str) -> tuple[str, str, int, str, str]:
 
 
 def _split_authority(authority: str) -> tuple[str, str | None]:
-    """Return the host and the text of the port of an authority."""
+    """Return the host of an authority and its port as text, None if it has no port."""
     if not authority.startswith("["):
         name, colon, port = authority.partition(":")
         if ":" in port:
@@ -130,9 +133,9 @@ def _split_authority(authority: str) -> tuple[str, str | None]:
         return parse_host(name), port if colon else None
     text, bracket, rest = authority[1:].partition("]")
     if not bracket or (rest and rest[0] != ":"):
-        _reject("must have square brackets around an IPv6 address, and a port after them or none")
+        _reject("must have square brackets around an IPv6 address, followed by :PORT or nothing")
     if "%" in text:
-        _reject("must have no zone id in an IPv6 address")
+        _reject("must not have a zone id in an IPv6 address")
     try:
         address = IPv6Address(text)
     except AddressValueError:
@@ -164,9 +167,9 @@ def _encode_path(text: str) -> tuple[str, str]:
 
 
 def _check_characters(text: str) -> None:
-    if found := _FORBIDDEN_CHARS.search(text):
+    if forbidden := _FORBIDDEN_CHARS.search(text):
         _reject(
-            f"must have no spaces, control characters or backslashes, found {found[0]!r}: "
+            f"must not have spaces, control characters or backslashes, found {forbidden[0]!r}: "
             "write them as %XX"
         )
 
@@ -178,7 +181,7 @@ def _encode_idna(host: str) -> str:
     try:
         return idna.encode(host, uts46=True).decode("ascii")
     except (idna.IDNAError, UnicodeError):
-        _reject(f"must name a host that DNS can have (IDNA 2008), got {short_repr(host)}")
+        _reject(f"must name a host that is valid in DNS (IDNA 2008), got {short_repr(host)}")
 
 
 def _reject(rule: str) -> NoReturn:

@@ -1,6 +1,6 @@
 """The uvicorn protocol with limits on the size and the duration of each request.
 
-uvicorn itself bounds neither. The class overrides parts of uvicorn that are not a public API.
+uvicorn itself has neither limit. The class overrides parts of uvicorn that are not a public API.
 `tests/service/http/test_uvicorn_internals.py` lists them and fails when one of them changes.
 """
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from tarry.wire.problem import Problem
 
 _Awaited: TypeAlias = Literal["first", "headers", "body"]
-"""What the client has to send next: a first request, the rest of its headers or of its body."""
+"""What the client has to send next: its first request, or the rest of headers or of a body."""
 
 _MAX_HEADER_BYTES = 65_536
 _HEADERS_TOO_LARGE = problem_types.HEADERS_TOO_LARGE.problem(
-    f"The request line and the headers may have {_MAX_HEADER_BYTES} bytes together."
+    f"The request line and the headers may have at most {_MAX_HEADER_BYTES} bytes together."
 )
 _TIMED_OUT = problem_types.TIMEOUT.problem("The rest of the request did not arrive in time.")
 _UNREAD_RESPONSE_GRACE_S = 1.0
@@ -31,7 +31,7 @@ _UNREAD_RESPONSE_GRACE_S = 1.0
 
 
 class LimitedHttpProtocol(FastPathProtocol):
-    """A connection that bounds headers, bodies and trailers in size and in time.
+    """A connection that limits the size of headers and trailers, and the time of each request.
 
     A request that arrives in one read, as most do, sets no timer. The keep-alive timer is not
     cancelled by each request; when it fires, it checks how long the connection has been idle.
@@ -42,12 +42,12 @@ class LimitedHttpProtocol(FastPathProtocol):
     _read_bytes = _first_read_bytes = 0
     """Bytes of the last read, and of the read in which the request began.
 
-    Such a read may also contain the end of the previous request.
+    The latter may include bytes of the previous request.
     """
     _is_too_large = False
     _awaited: _Awaited | None = "first"
     _timer_for: _Awaited | None = None
-    """What the running timer waits for."""
+    """The value of `_awaited` for which the running timer was set."""
     _timer: TimerHandle | None = None
     _idle_since: float | None = None
     _served_cycle: Any = None
@@ -79,14 +79,14 @@ class LimitedHttpProtocol(FastPathProtocol):
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """Close the connection; a request that has not arrived completely times out now."""
+        """Close the connection. A request that has not arrived completely is rejected."""
         super().shutdown()
         if self._awaited is not None and not self.transport.is_closing():
             self._on_timeout()
         self._abort_if_unread(is_second_check=False)
 
     def _abort_if_unread(self, *, is_second_check: bool) -> None:
-        """Abort a connection whose client does not read its response: it delays the shutdown."""
+        """Abort a connection whose client does not read its response, which delays the shutdown."""
         if self not in self.connections:
             return
         is_unread = self.transport.get_write_buffer_size() > 0
@@ -114,8 +114,8 @@ class LimitedHttpProtocol(FastPathProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """Serve the request, and wait for its body."""
-        # A large body may have arrived in the same read: count the headers exactly.
+        """Start to serve the request, and wait for its body."""
+        # The count may include a large body that arrived in the same read, so count exactly.
         if self._first_read_bytes + self._header_bytes > _MAX_HEADER_BYTES:
             size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
             self._is_too_large = size > _MAX_HEADER_BYTES
@@ -190,8 +190,8 @@ class LimitedHttpProtocol(FastPathProtocol):
         )
 
     def _on_timeout(self) -> None:
-        """Reject a request that does not arrive, unless this side has paused reading."""
-        # While headers arrive, `cycle` is that of the previous request, or None.
+        """Reject a request that has not arrived in time, unless this side has paused reading."""
+        # While headers arrive, `cycle` belongs to the previous request, or is None.
         awaited, cycle = self._awaited, self.cycle
         is_responding = bool(cycle) and not cycle.response_complete
         if self.pipeline or self.flow.read_paused or (is_responding and awaited == "headers"):

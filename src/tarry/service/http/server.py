@@ -1,4 +1,4 @@
-"""The server process: socket, event loop and signals, by uvicorn."""
+"""The server process. uvicorn provides the socket, the event loop and the signal handling."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _BACKLOG = 2048
 _GC_THRESHOLD = 10_000
 """Allocations between two runs of the cyclic garbage collector.
 
-The service creates few cycles: with the default of 700, a twentieth of its processor time went
-into the search for them.
+The service creates few reference cycles. With the default threshold of 700, the collector took 5 %
+of the CPU time.
 """
 _KEEP_ALIVE_S = 75
-"""Longer than the idle timeout of most load balancers (60 s), so that they close first."""
+"""Longer than the idle timeout of most load balancers (60 s); the balancer then closes first."""
 
 
 class Server:
@@ -83,7 +83,7 @@ class _UvicornServer(uvicorn.Server):
     async def startup(self, sockets: list[socket] | None = None) -> None:
         await super().startup(sockets)
         gc.collect()
-        gc.freeze()  # objects that exist now stay: the collector need not visit them again
+        gc.freeze()  # the collector need not visit the objects of startup again
         gc.set_threshold(_GC_THRESHOLD)
         if self.started and self.servers:
             host, port = self.servers[0].sockets[0].getsockname()[:2]

@@ -242,5 +242,5 @@ def test_proxy_url(url: str, host: str, port: int) -> None:
 )
 def test_invalid_proxy_url_is_rejected(url: str) -> None:
     """The message names the option."""
-    with pytest.raises(ConfigurationError, match="proxy must be a URL as http://host:port"):
+    with pytest.raises(ConfigurationError, match="proxy must be a URL like http://host:port"):
         parse_proxy(url)

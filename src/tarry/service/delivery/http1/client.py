@@ -1,13 +1,13 @@
 """The HTTP client of the service: `HttpDelivery`.
 
-Keep-alive connections per server, one deadline over all phases, no redirects, no decompression, no
-cookies, nothing from the environment. The guard checks every address right before a connection to
-it is opened. With an egress proxy, the proxy resolves names, so the guard checks what the URL alone
-shows, before each attempt.
+It keeps connections to each server alive and applies one deadline to all phases of an attempt. It
+does not follow redirects, decompress bodies, store cookies or read proxy settings from the
+environment. The guard checks every address right before a connection to it is opened. An egress
+proxy resolves names itself, so with a proxy the guard checks only the URL, before each attempt.
 
 The client is written by hand for two reasons: the guard sees the exact address, and an attempt
-takes half the CPU time of libcurl (17 us instead of 35). The difficult parts come from libraries:
-llhttp parses, the ssl module does TLS, the event loop does the rest.
+takes half the CPU time that it takes with libcurl (17 us instead of 35). Libraries do the difficult
+parts: llhttp parses responses, and the ssl module does TLS.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ _COMMON_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
 _FORBIDDEN_METHODS = frozenset({"CONNECT", "TRACE"})
 _METHODS_WITHOUT_BODY = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
 """Methods whose requests have no Content-Length header when they have no body."""
-_NOT_CANONICAL = "targetUrl must be in its canonical form"
+_NOT_CANONICAL = "targetUrl must be in its canonical form"  # as `parse_target` returns it
 
 
 class HttpDelivery:
     """Makes attempts over HTTP/1.1.
 
-    `proxy` is the URL of an egress proxy (`http://host:port` or `https`), `ca` a PEM file of
-    trusted certificates instead of the system's. Bound to the event loop of its first attempt.
+    `proxy` is the URL of an egress proxy (`http://host:port` or `https://host:port`). `ca` is a PEM
+    file of certificates to trust instead of the system's. All attempts must be made on one event
+    loop.
     """
 
     def __init__(
@@ -72,13 +73,13 @@ class HttpDelivery:
             check_count("max_connections", max_connections), self._close_an_idle_connection
         )
         self._pools: dict[str, ConnectionPool] = {}
-        """By scheme and authority, as they stand at the beginning of a URL."""
+        """Pools by the part of a canonical URL before its path (`https://host`)."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._is_closed = False
 
     def send(self, request: DeliveryRequest) -> asyncio.Future[DeliveryResult]:
-        """Make one attempt; cancelling the future frees its connection."""
+        """Make one attempt. Cancelling the returned future aborts the attempt."""
         loop = self._loop
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
@@ -111,7 +112,7 @@ class HttpDelivery:
     # --- preparing a request ----------------------------------------------------------------------
 
     def _prepare(self, request: DeliveryRequest) -> tuple[ConnectionPool, bytes]:
-        """Return the pool and the head of a request; raise DeliveryError if it is not valid."""
+        """Return the pool and the encoded head of a request, or raise DeliveryError."""
         url, method, body = request.url, request.method, request.body
         path_start = url.find("/", 8)  # after https://
         # The pool's key is a prefix of the canonical URL, so a known server needs no URL parser.
@@ -125,7 +126,9 @@ class HttpDelivery:
             _check_method(method, body)
         lines = encode_headers(request.headers)
         if lines is None:
-            message = "headers must have names that are tokens, and no line breaks in their values"
+            message = (
+                "headers must have tokens (RFC 9110) as names, and no line breaks in their values"
+            )
             raise DeliveryError(Fault.INVALID, message)
         if body or method not in _METHODS_WITHOUT_BODY:
             lines = f"{lines}Content-Length: {len(body)}\r\n"
@@ -136,7 +139,7 @@ class HttpDelivery:
             raise DeliveryError(Fault.INVALID, "headers must be valid Unicode text") from None
 
     def _get_pool(self, url: str) -> ConnectionPool:
-        """Return the pool for a URL, after the same checks as when the task was posted."""
+        """Return the pool for a URL; repeat the checks that were made when the task was posted."""
         try:
             target = parse_target(url)
         except ConfigurationError as error:
@@ -153,7 +156,7 @@ class HttpDelivery:
             raise DeliveryError(Fault.INTERNAL, "the delivery is closed")
         use_tls = target.scheme == "https"
         if self._tls is None and (use_tls or (proxy is not None and proxy.scheme == "https")):
-            raise DeliveryError(Fault.INTERNAL, "no trusted certificates found: set `ca`")
+            raise DeliveryError(Fault.INTERNAL, "no trusted certificates found: set `ca_file`")
         server = url[: url.index("/", 8)]
         pool = self._pools.get(server)
         if pool is None:
@@ -165,7 +168,7 @@ class HttpDelivery:
                 max_body=self._max_body,
             )
             pool.header_lines = f"Host: {server.partition('://')[2]}\r\n"
-            if proxy is not None and not use_tls:  # a tunnel hides the request from the proxy
+            if proxy is not None and not use_tls:  # with TLS, the proxy sees only a tunnel
                 pool.target_prefix = server
                 pool.header_lines += proxy.header_lines
             self._pools[server] = pool
@@ -175,8 +178,8 @@ class HttpDelivery:
     # --- idle connections -------------------------------------------------------------------------
 
     def _close_an_idle_connection(self) -> None:
-        """Close one idle connection of any pool, if there is one."""
-        any(pool.close_oldest_idle() for pool in self._pools.values())
+        """Close one idle connection of any pool, if any pool has one."""
+        any(pool.close_oldest_idle() for pool in self._pools.values())  # stops at the first True
 
     def _schedule_sweep(self) -> None:
         if self._sweep_timer is None and self._loop is not None:
@@ -198,19 +201,19 @@ def _check_method(method: str, body: bytes) -> None:
         message = f"method must be an HTTP method other than CONNECT and TRACE, got {method!r}"
         raise DeliveryError(Fault.INVALID, message)
     if method == "HEAD" and body:
-        raise DeliveryError(Fault.INVALID, "body must be empty: a HEAD request has none")
+        raise DeliveryError(Fault.INVALID, "body must be empty, because a HEAD request has no body")
 
 
 def _create_tls_context(ca: str | None) -> ssl.SSLContext | None:
-    """Return the TLS settings; None when this machine has no trusted certificates."""
+    """Return the TLS context; None if this machine has no trusted certificates."""
     if ca is not None and not Path(ca).is_file():
         raise ConfigurationError("ca", "must be a file of PEM certificates", ca)
     try:
         context = ssl.create_default_context(cafile=ca)
     except ssl.SSLError:
-        rule = f"must be a file of PEM certificates, and {short_repr(ca)} has none"
+        rule = f"must be a file of PEM certificates, but {short_repr(ca)} has none"
         raise ConfigurationError("ca", rule) from None
     context.set_alpn_protocols(["http/1.1"])
     paths = ssl.get_default_verify_paths()
-    has_any = context.cert_store_stats()["x509_ca"] or paths.cafile or paths.capath
-    return context if ca is not None or has_any else None
+    has_certificates = context.cert_store_stats()["x509_ca"] or paths.cafile or paths.capath
+    return context if ca is not None or has_certificates else None

@@ -1,7 +1,8 @@
 """One HTTP/1.1 connection with one request at a time.
 
-llhttp parses the response, strictly. The body is kept up to the size of the excerpt and read up to
-a limit. At the limit the connection is closed and the response counts, because its status is known.
+llhttp parses the response in strict mode. The body is read up to a limit, and its beginning is kept
+as the excerpt. A body above the limit is not an error: the connection is closed, and the attempt
+has the response, because its status is known.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
     from tarry.service.delivery.http1.pending_request import PendingRequest
 
 MAX_RESPONSE_HEADERS, MAX_RESPONSE_HEADER_BYTES = 200, 64 * 1024
-"""Limits for the headers of a response together with the interim responses before it."""
+"""Limits for the headers of a response and of the interim responses (1xx) before it, together."""
 _MAX_JOINED_BODY_BYTES = 64 * 1024
-"""A body up to this size is copied, to be written in one call with the request's head."""
+"""A body up to this size is copied behind the head, so that both are written in one call."""
 _TLS_SHUTDOWN_TIMEOUT_S = 1.0
 _FIRST_FINAL_STATUS = 200
 _FRAMING_HEADERS = frozenset({"content-length", "transfer-encoding"})
@@ -30,21 +31,21 @@ _STATUSES_WITHOUT_BODY = frozenset({204, 304})
 
 
 class ConnectionOwner(Protocol):
-    """The pool of a connection, which imports this module."""
+    """The pool of a connection. A protocol, because the module of the pool imports this one."""
 
     max_body: int
-    """Bytes of a response body to read."""
+    """Maximum number of bytes that are read of a response body."""
 
     def release(self, connection: Connection, now: float) -> None:
-        """Take back a connection that can be used again."""
+        """Called with a connection whose request is complete and that can be used again."""
         ...
 
     def remove(self, connection: Connection) -> None:
-        """Forget a closed connection."""
+        """Called with a connection that was closed."""
         ...
 
     def resend(self, pending: PendingRequest) -> None:
-        """Send a request again on a new connection."""
+        """Called with a request that must be sent again on a new connection."""
         ...
 
 
@@ -59,7 +60,7 @@ class Connection(asyncio.Protocol):
         """The transport below TLS, which knows how many bytes were not sent yet."""
         self._parser: httptools.HttpResponseParser | None = None
         self._connect_result: ConnectResult | None = None
-        """Durations of the connect phases, until the first result has reported them."""
+        """Has the durations of the connect phases. None once a result has reported them."""
         self._remote = ""
         self._is_secure = False
         self._shutdown_timer: asyncio.TimerHandle | None = None
@@ -67,7 +68,7 @@ class Connection(asyncio.Protocol):
         self.opened_at: float = 0.0
         self.idle_since: float = 0.0
         self._is_unused = True
-        """Whether no response was received on it yet."""
+        """Whether no response was received on this connection yet."""
         self._reset(0.0)
 
     def start(self, connected: ConnectResult) -> None:
@@ -81,7 +82,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether a request can be sent on it, as far as is known locally."""
+        """Whether the connection is open, as far as this side knows."""
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, pending: PendingRequest, now: float) -> None:
@@ -112,7 +113,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def close(self) -> None:
-        """Close the connection, with a TLS close_notify (RFC 9112, 9.8) if all data was sent."""
+        """Close the connection; send a TLS close_notify (RFC 9112, 9.8) if all data was sent."""
         transport, socket = self._transport, self._socket
         assert transport is not None  # noqa: S101 - the connection is established
         assert socket is not None  # noqa: S101 - likewise
@@ -127,7 +128,7 @@ class Connection(asyncio.Protocol):
     # --- callbacks of the event loop --------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport; a TLS handshake may follow."""
+        """Store the transport; a TLS handshake may follow."""
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
@@ -157,7 +158,7 @@ class Connection(asyncio.Protocol):
             self._respond()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Complete the request, which may be in the middle of its response."""
+        """Complete, fail or resend the request that was sent on this connection."""
         pending, self._parser = self.pending, None
         if self._shutdown_timer is not None:
             self._shutdown_timer.cancel()
@@ -167,9 +168,9 @@ class Connection(asyncio.Protocol):
         if self._has_headers and not self._is_framed and exc is None:
             self._respond()  # the close marks the end of the body
         elif not self._received_bytes and not self._is_unused and not pending.is_resent:
-            # The target closed the connection while it was idle, which shows only when it is used
-            # (RFC 9112, 9.3.1). The target has most likely not seen the request, and the
-            # idempotency key covers the rest. Resent once, on a new connection.
+            # The target closed the connection while it was idle, which this side noticed only when
+            # it sent a request (RFC 9112, 9.3.1). The target has most likely not read the request;
+            # if it has, it recognises the idempotency key. A request is resent only once.
             self.pending = pending.connection = None
             pending.is_resent = True
             self._owner.resend(pending)
@@ -192,7 +193,7 @@ class Connection(asyncio.Protocol):
             self._headers.append(header)
 
     def on_headers_complete(self) -> None:
-        """Determine how the end of the body is found."""
+        """Determine whether the headers or the close of the connection mark the end of the body."""
         assert self._parser is not None  # noqa: S101 - the parser calls
         assert self.pending is not None  # noqa: S101 - data without a request is not parsed
         self._status = status = self._parser.get_status_code()
@@ -214,9 +215,9 @@ class Connection(asyncio.Protocol):
         assert self.pending is not None  # noqa: S101 - data without a request is not parsed
         kept_bytes = len(self._excerpt)
         self._body_bytes += len(body)
-        limit = min(self.pending.request.max_excerpt, self._owner.max_body)
-        if kept_bytes < limit:
-            addition = body[: limit - kept_bytes]
+        max_kept_bytes = min(self.pending.request.max_excerpt, self._owner.max_body)
+        if kept_bytes < max_kept_bytes:
+            addition = body[: max_kept_bytes - kept_bytes]
             self._excerpt = self._excerpt + addition if kept_bytes else addition
 
     def on_message_complete(self) -> None:
@@ -252,7 +253,7 @@ class Connection(asyncio.Protocol):
         self.pending = pending.connection = None
         self._is_unused = False
         pending.complete(result, now)
-        # A request that is still being written would mix with the next one.
+        # While the request is still being written, the next one cannot be sent.
         if self._is_complete and self._can_keep_alive and not socket.get_write_buffer_size():
             self._owner.release(self, now)
         else:
@@ -282,7 +283,7 @@ class Connection(asyncio.Protocol):
 
     def _describe_parser_error(self, error: Exception) -> str:
         if isinstance(error, httptools.HttpParserUpgrade):
-            return f"{self._status} is not a response to this request"
+            return f"The status {self._status} is not valid for this request"
         cause = error.__context__ if isinstance(error.__context__, ValueError) else error
         return f"The response is not valid HTTP: {str(cause)[:200]}"
 

@@ -1,8 +1,8 @@
 """Connecting to a server: DNS, the guard's check of each address, TCP, TLS, egress proxy.
 
-With an egress proxy the connection goes to the proxy, and through a tunnel when the target uses
-TLS. The proxy resolves the target's name and applies its own address rules. The proxy's address is
-set by the operator and is not checked. Failures of the proxy, or on the way to it, are
+With an egress proxy the connection goes to the proxy, through a tunnel if the target uses TLS. The
+proxy resolves the target's name and applies its own address rules. The address of the proxy itself
+is not checked, because the operator sets it. If the proxy fails or cannot be reached, the fault is
 `Fault.INTERNAL`.
 """
 
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from tarry.service.delivery.targets import Target
 
 _LOCAL_ERRNOS = frozenset({EMFILE, ENFILE, ENOBUFS, ENOMEM})
-"""Errors of this process or machine, not of the target."""
+"""Error numbers of failures of this process or machine, not of the target."""
 _CLOSED_IN_HANDSHAKE = "The connection was closed during the TLS handshake"
 _HEAD_START_S = 0.25
-"""Time that an address has to itself before the next one is tried as well (RFC 8305, 5)."""
+"""Time after which the next address is tried in parallel (RFC 8305, 5)."""
 
 
 class ConnectResult(msgspec.Struct):
@@ -103,7 +103,9 @@ class Connector:
             sock, remote = await connect_first(addresses, port)
         except OSError as error:
             if error.errno in _LOCAL_ERRNOS:
-                raise DeliveryError(Fault.INTERNAL, f"no socket: {error.strerror}") from None
+                raise DeliveryError(
+                    Fault.INTERNAL, f"cannot create a socket: {error.strerror}"
+                ) from None
             message = f"Could not connect to {host} port {port}: {error.strerror or error}"
             raise DeliveryError(Fault.REFUSED, message) from None
         connected = system.now()
@@ -173,7 +175,7 @@ class _BeforeTls(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Close the connection: its peer is not authenticated yet."""
+        """Close the connection, because the peer is not authenticated yet."""
         del data
         self._transport.abort()
 
@@ -194,7 +196,7 @@ async def _create_transport(sock: socket, protocol: asyncio.Protocol) -> asyncio
 
 
 async def resolve_host(host: str, dns: DnsCache) -> tuple[str, ...]:
-    """Return the addresses of a host in canonical form; raise DeliveryError if it has none."""
+    """Return the addresses of a host (in canonical form), or raise DeliveryError."""
     if ":" in host or host.replace(".", "").isdigit():
         return (host,)
     # RFC 6761, 6.3: every name below .localhost is localhost, which some resolvers do not know.
@@ -204,8 +206,8 @@ async def resolve_host(host: str, dns: DnsCache) -> tuple[str, ...]:
 def select_allowed(addresses: Sequence[str], host: str, guard: Guard) -> list[str]:
     """Return the addresses that the guard allows; raise DeliveryError if there are none.
 
-    The addresses are the ones that are connected to next, so DNS cannot change them after the
-    check (DNS rebinding).
+    The caller connects to the returned addresses without another lookup, so that DNS cannot change
+    them after the check (DNS rebinding).
     """
     first_refusal: str | None = None
     allowed: list[str] = []
@@ -230,7 +232,7 @@ def _describe_tls_error(error: Exception) -> str:
 async def connect_first(addresses: Sequence[str], port: int) -> tuple[socket, str]:
     """Return a connected socket and its address; raise the last OSError if all addresses fail.
 
-    Addresses are tried in order, each with a head start before the next (Happy Eyeballs, RFC 8305).
+    Addresses are tried in order, each a little after the one before it (Happy Eyeballs, RFC 8305).
     """
     if len(addresses) == 1:
         return await _connect_socket(addresses[0], port)
@@ -253,14 +255,14 @@ async def connect_first(addresses: Sequence[str], port: int) -> tuple[socket, st
                 last_error = error
         raise last_error
     finally:
-        del last_error  # its traceback refers to this frame: a reference cycle
+        del last_error  # breaks a reference cycle: its traceback refers to this frame
         for task in racing:
             task.add_done_callback(_close_unused)
             task.cancel()
 
 
 def _close_unused(task: asyncio.Task[tuple[socket, str]]) -> None:
-    """Close the socket of a connection that was established after another had won."""
+    """Close a socket that was connected after the socket that is used."""
     if not task.cancelled() and task.exception() is None:
         task.result()[0].close()
 

@@ -1,6 +1,6 @@
-"""A cache of DNS lookups. A name is resolved by one thread at a time, and again after a minute.
+"""A cache of DNS lookups, with one lookup per name at a time and entries valid for a minute.
 
-The cache holds unchecked answers of DNS: the guard checks an address each time it is used.
+The addresses in the cache are not checked. The guard checks an address each time it is used.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _Answer: TypeAlias = "Addresses | str"
 _TTL_S = 60.0
 _MAX_CACHED_NAMES = 1024
 _MAX_LOOKUPS = 64
-"""Lookups at a time: a name whose server does not answer occupies a thread."""
+"""Concurrent lookups. Each occupies a thread, for long if the DNS server does not answer."""
 _MAX_ADDRESSES = 8
 
 
 class DnsCache:
-    """Addresses of names, in the order of the system's resolver."""
+    """Caches the addresses of host names, in the order that the system's resolver returned."""
 
     def __init__(self) -> None:
         self._cached: dict[str, tuple[float, Addresses]] = {}
@@ -45,11 +45,12 @@ class DnsCache:
             addresses = self._get_cached(host)
             if addresses is None and host not in self._lookups:
                 self._start_lookup(host)
-            else:  # another caller was faster
+            else:  # another caller has started or finished the lookup meanwhile
                 self._free_lookups.release()
         if addresses is not None:
             return addresses
-        # Shielded: other callers wait for the same lookup when this one is cancelled.
+        # Shielded: cancelling this caller must not cancel the lookup, for which other callers may
+        # be waiting.
         answer = await asyncio.shield(self._lookups[host])
         if isinstance(answer, str):
             raise DeliveryError(Fault.INTERNAL if self._is_closed else Fault.DNS, answer)
@@ -68,14 +69,16 @@ class DnsCache:
 
     def _start_lookup(self, host: str) -> None:
         loop = asyncio.get_running_loop()
-        # One thread per lookup instead of a thread pool: dead names would occupy all threads of a
-        # pool, and the process would wait for them at exit.
+        # One thread per lookup instead of a thread pool: names that cannot be resolved would occupy
+        # all threads of a pool, and the process would wait for those threads at exit.
         thread = Thread(target=_resolve, args=(host, loop, self._on_resolved), daemon=True)
         try:
             thread.start()
         except RuntimeError as error:
             self._free_lookups.release()
-            raise DeliveryError(Fault.INTERNAL, f"no thread for a DNS lookup: {error}") from None
+            raise DeliveryError(
+                Fault.INTERNAL, f"cannot start a thread for a DNS lookup: {error}"
+            ) from None
         self._lookups[host] = loop.create_future()
 
     def _on_resolved(self, host: str, answer: _Answer) -> None:
@@ -95,11 +98,11 @@ def _resolve(
     """Resolve a name in a thread of its own, and pass the answer to the event loop."""
     answer: _Answer
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        answer = tuple(dict.fromkeys(str(each[4][0]) for each in found))[:_MAX_ADDRESSES]
+        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        answer = tuple(dict.fromkeys(str(entry[4][0]) for entry in entries))[:_MAX_ADDRESSES]
     except OSError as error:
         answer = f"Could not resolve {host}: {error.strerror or error}"
     except UnicodeError as error:
         answer = f"Could not resolve {host}: {error}"
-    with suppress(RuntimeError):  # the loop is closed, so no caller waits
+    with suppress(RuntimeError):  # raised if the loop is closed; then no caller waits
         loop.call_soon_threadsafe(on_resolved, host, answer)

@@ -1,6 +1,6 @@
 """Header lines of requests.
 
-This is the last check that stops a header value from injecting a line into the request.
+`encode_headers` is the last check against a header value that injects a line into the request.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CONNECTION_HEADERS = frozenset(
         "upgrade",
     }
 )
-"""Headers of the connection, which a task must not set."""
+"""Headers that belong to the connection or the message framing; a task must not set them."""
 _DEFAULT_HEADERS = {
     "user-agent": f"tarry/{version('tarry')}",
     "accept": "*/*",
@@ -35,15 +35,15 @@ _DEFAULT_HEADERS = {
 
 
 def is_token(text: str) -> bool:
-    """Return whether a text is valid as a method or as a header name (RFC 9110, 5.6.2)."""
+    """Return whether a string is valid as a method or as a header name (RFC 9110, 5.6.2)."""
     return _TOKEN.fullmatch(text) is not None
 
 
 def encode_headers(headers: list[tuple[str, str]]) -> str | None:
-    """Return the header lines, default headers first; None when a header must not be sent."""
+    """Return the header lines, default headers first; None if a header is not valid."""
     defaults = _default_lines(tuple([name for name, _ in headers]))
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
-    # Counting line breaks over all lines at once is cheaper than a check of each value.
+    # Counting the line breaks of all lines at once is faster than a check of each value.
     count = len(headers)
     if (
         defaults is None
@@ -57,7 +57,7 @@ def encode_headers(headers: list[tuple[str, str]]) -> str | None:
 
 @lru_cache(1024)  # the requests of one caller mostly have the same header names
 def _default_lines(names: tuple[str, ...]) -> str | None:
-    """Return the lines of the defaults that `names` lack; None when a name is not allowed."""
+    """Return the lines of default headers that are not in `names`; None if a name is invalid."""
     present = {name.lower() for name in names}
     if present & CONNECTION_HEADERS or not all(map(is_token, names)):
         return None

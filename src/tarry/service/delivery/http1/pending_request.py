@@ -1,4 +1,4 @@
-"""Requests that wait for their response, and the one timer for all of their deadlines."""
+"""Requests that wait for their response, and one timer for the deadlines of all requests."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ if TYPE_CHECKING:
 Deadline: TypeAlias = list[Any]
 """`[due, tie_breaker, callback]`; the callback is None once the deadline is cancelled.
 
-A list, because the heap compares its entries all the time and lists compare item by item in C.
+A list and not an object with `__lt__`: the heap compares entries often, and lists compare in C.
 """
 CALLBACK = 2
-"""The index of the callback."""
+"""The index of the callback in a Deadline."""
 _MIN_COMPACT_SIZE = 512
 
 
 class DeadlineTimer:
-    """Calls back when deadlines pass. One timer serves all, because most are cancelled early."""
+    """Calls back when deadlines pass.
+
+    All deadlines share one timer of the event loop, because most deadlines are cancelled early.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -41,7 +44,7 @@ class DeadlineTimer:
         return len(self._heap)
 
     def add(self, due: float, callback: Callable[[], None]) -> Deadline:
-        """Call back at a time. To cancel, set `deadline[CALLBACK] = None`."""
+        """Call `callback` at the time `due`. To cancel, set `deadline[CALLBACK] = None`."""
         heap, deadline = self._heap, [due, next(self._tie_breaker), callback]
         if len(heap) >= self._compact_size:
             heap[:] = [each for each in heap if each[CALLBACK] is not None]
@@ -66,21 +69,21 @@ class DeadlineTimer:
         self._timer = asyncio.get_running_loop().call_later(delay, self._on_timer)
 
     def _on_timer(self) -> None:
-        # A timer may fire early (uvloop's by up to 1.4 ms): the clock decides what is due, and the
-        # timer is set again for the rest.
+        # A timer may fire early (uvloop's by up to 1.4 ms). The clock decides which deadlines have
+        # passed, and the timer is set again for the others.
         self._timer = None
         heap, now = self._heap, self._clock()
         while heap and (heap[0][0] <= now or heap[0][CALLBACK] is None):
             callback = heappop(heap)[CALLBACK]
             if callback is not None:
-                # In a call of its own: an error in one callback does not affect the others.
+                # Not called directly, so that an error in one callback does not affect the others.
                 asyncio.get_running_loop().call_soon(callback)
         if heap:
             self._set_timer(heap[0][0])
 
 
 class RequestOwner(Protocol):
-    """The connection pool of a request, which imports this module."""
+    """The connection pool of a request. A protocol, because its module imports this one."""
 
     def abort(self, pending: PendingRequest) -> None:
         """Drop a request that was cancelled."""
@@ -92,7 +95,7 @@ class RequestOwner(Protocol):
 
 
 class RequestConnection(Protocol):
-    """The connection of a request, whose module imports this one."""
+    """The connection of a request. A protocol, because its module imports this one."""
 
     def abort(self) -> None:
         """Close the connection at once."""
@@ -106,8 +109,8 @@ class RequestConnection(Protocol):
 class PendingRequest(asyncio.Future[DeliveryResult]):
     """A request without a response yet.
 
-    A future that callbacks complete, not a task: a coroutine per request would have to be woken for
-    each step of the exchange.
+    A future that is completed by callbacks, not a task: the event loop would have to resume the
+    coroutine of a task for each step of the exchange.
     """
 
     deadline: Deadline | None = None
@@ -115,7 +118,7 @@ class PendingRequest(asyncio.Future[DeliveryResult]):
     """The task that opens a connection for this request."""
     connection: RequestConnection | None = None
     is_resent: bool = False
-    """Whether it was sent before, on an idle connection that the target had closed."""
+    """Whether the request was sent before, on an idle connection that the target had closed."""
 
     def __init__(
         self,
@@ -141,7 +144,7 @@ class PendingRequest(asyncio.Future[DeliveryResult]):
             self.set_result(result)
 
     def fail(self, error: BaseException) -> None:
-        """Raise an unexpected error in the caller that awaits the request."""
+        """Set an unexpected error, which is raised in the caller that awaits the request."""
         if self.deadline is not None:
             self.deadline[CALLBACK] = None
         if not self.done():

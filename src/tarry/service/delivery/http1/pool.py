@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 _MAX_IDLE_S = 60.0
 _MAX_AGE_S = 300.0
-"""A connection is closed after this time, so that its name is resolved again."""
+"""Age at which a connection is closed, so that its host name is resolved again."""
 _MAX_AGE_WHEN_SCARCE_S = 5.0
-"""The same, while another server waits for the limit of all connections."""
+"""The same, while the pool of another server waits for a free connection."""
 
 
 class ConnectionLimit:
-    """The number of connections to all servers together."""
+    """Limits the number of connections to all servers together."""
 
     def __init__(self, limit: int, on_limit_reached: Callable[[], None]) -> None:
         self._free = limit
@@ -32,7 +32,10 @@ class ConnectionLimit:
         """Pools that wait for a free connection, first come first served."""
 
     def acquire(self, pool: ConnectionPool) -> bool:
-        """Reserve a connection. A pool that gets none is served when one is released."""
+        """Reserve a connection and return True, or queue the pool and return False.
+
+        When a connection is released, `open_connections` of the first queued pool is called.
+        """
         if self._free:
             self._free -= 1
             return True
@@ -42,9 +45,9 @@ class ConnectionLimit:
         return False
 
     def release(self) -> None:
-        """Free the place of a closed connection and serve the next pool."""
+        """Release the reservation of a closed connection, and let the next pool open one."""
         self._free += 1
-        while self._free and self.waiting:  # the first pool may not need it any longer
+        while self._free and self.waiting:  # a pool may not need a connection any longer
             self.waiting.popitem(last=False)[0].open_connections()
 
 
@@ -77,7 +80,7 @@ class ConnectionPool:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has neither connections nor requests."""
+        """Whether the pool has neither connections nor requests."""
         return not (self._connections or self._connecting or self._queue)
 
     def send(self, pending: PendingRequest, now: float) -> None:
@@ -137,23 +140,23 @@ class ConnectionPool:
     # --- called by connections --------------------------------------------------------------------
 
     def release(self, connection: Connection, now: float) -> None:
-        """Take back a connection: send the next request on it, keep it idle, or close it."""
-        age, is_scarce = now - connection.opened_at, self._limit.waiting
+        """Send the next request on a released connection, keep the connection idle, or close it."""
+        age, waiting_pools = now - connection.opened_at, self._limit.waiting
         if self._queue:
-            max_age = _MAX_AGE_WHEN_SCARCE_S if is_scarce else _MAX_AGE_S
+            max_age = _MAX_AGE_WHEN_SCARCE_S if waiting_pools else _MAX_AGE_S
             # A request that is resent must get a new connection.
             if age >= max_age or self._queue[0].is_resent:
                 connection.close()
             else:
                 connection.send(self._queue.popleft(), now)
-        elif is_scarce or age >= _MAX_AGE_S:
+        elif waiting_pools or age >= _MAX_AGE_S:
             connection.close()
         else:
             connection.idle_since = now
             self._idle.append(connection)
 
     def remove(self, connection: Connection) -> None:
-        """Forget a closed connection."""
+        """Remove a closed connection from the pool."""
         if connection in self._connections:
             self._connections.remove(connection)
             if connection in self._idle:
@@ -162,7 +165,7 @@ class ConnectionPool:
             self.open_connections()
 
     def resend(self, pending: PendingRequest) -> None:
-        """Send a request again on a new connection: the target had closed the idle one."""
+        """Send a request again on a new connection, because the target had closed the idle one."""
         self._queue.appendleft(pending)
         self.open_connections()
 
@@ -175,12 +178,12 @@ class ConnectionPool:
             result = pending.connection.failure(Fault.TIMEOUT, f"No response {within}")
         elif pending.connecting is not None:
             _, connection = self._connecting[pending.connecting]
-            # Before the tunnel is open, a proxy that does not answer is the service's problem.
+            # If the proxy does not answer, the service has failed, not the target.
             is_target_reached = connection.is_open or not self._connector.uses_proxy
             fault = Fault.TIMEOUT if is_target_reached else Fault.INTERNAL
             result = DeliveryResult(fault=fault, error=f"No connection {within}")
         else:
-            message = f"No connection came free {within}: raise the limits"
+            message = f"No connection became free {within}: raise the connection limits"
             result = DeliveryResult(fault=Fault.INTERNAL, error=message)
         pending.complete(result, self._clock())
         self.abort(pending)
@@ -195,7 +198,7 @@ class ConnectionPool:
             self._queue.remove(pending)
 
     def close_oldest_idle(self) -> bool:
-        """Close the connection that was idle for longest; return whether there was one."""
+        """Close the connection that has been idle longest; return False if none is idle."""
         if self._idle:
             self._idle.pop(0).close()
             return True

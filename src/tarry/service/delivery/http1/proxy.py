@@ -14,7 +14,10 @@ from tarry.service.delivery.messages import DeliveryError, Fault
 MAX_CONNECT_RESPONSE_BYTES = 16 * 1024
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _STATUS_FAULTS = {403: Fault.BLOCKED, 502: Fault.REFUSED, 503: Fault.REFUSED, 504: Fault.REFUSED}
-"""Statuses by which a proxy reports a problem of the target; others are failures of the proxy."""
+"""The fault for a status with which a proxy reports a problem of the target.
+
+Any other status is a failure of the proxy itself.
+"""
 
 
 class Proxy(msgspec.Struct, frozen=True):
@@ -24,7 +27,7 @@ class Proxy(msgspec.Struct, frozen=True):
     host: str
     port: int
     header_lines: str
-    """The header lines for the proxy itself: its credentials, if it has any."""
+    """The header lines that only the proxy receives: credentials, if its URL has any."""
 
 
 def parse_proxy(url: str) -> Proxy:
@@ -35,7 +38,7 @@ def parse_proxy(url: str) -> Proxy:
     except ValueError:
         parts, port = urlsplit(""), 0
     if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or port == 0:
-        rule = "must be a URL as http://host:port"
+        rule = "must be a URL like http://host:port"
         raise ConfigurationError("proxy", rule, url.rpartition("@")[2])
     header_lines = ""
     if parts.username is not None:
@@ -54,10 +57,10 @@ async def open_tunnel(
     try:
         response = await reader.readuntil(b"\r\n\r\n")
     except (OSError, EOFError, asyncio.LimitOverrunError):
-        raise DeliveryError(Fault.INTERNAL, "The egress proxy did not answer") from None
+        raise DeliveryError(Fault.INTERNAL, "The egress proxy sent no valid response") from None
     status = response[9:12]
     if response[:7] != b"HTTP/1." or not status.isdigit():
         raise DeliveryError(Fault.INTERNAL, "The response of the egress proxy is not HTTP")
     if not status.startswith(b"2"):
         fault = _STATUS_FAULTS.get(int(status), Fault.INTERNAL)
-        raise DeliveryError(fault, f"The egress proxy refused the tunnel: {int(status)}")
+        raise DeliveryError(fault, f"The egress proxy refused the tunnel: status {int(status)}")
