@@ -133,8 +133,8 @@ def test_inexact_timeout_is_inferred(faults: list[float]) -> None:
     cut = find_timeout(LATENCY, faults, None)
 
     assert cut is not None
-    assert (1.0, True) == (round_two_digits(cut.limit), cut.is_inferred)
-    assert 50 <= cut.attempts <= 60
+    assert (1.0, True) == (round_two_digits(cut.timeout), cut.is_inferred)
+    assert 50 <= cut.cut_off_attempts <= 60
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""When the simulated clients start their calls: all at once, randomly, in turn, or as a backlog."""
+"""Start the calls of the simulated clients: at once, at random, after pauses, or from a backlog."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ if TYPE_CHECKING:
     from tarry.simulator.scenario import Clients
 
 StartCall: TypeAlias = "Callable[[float, int, OnCallEnd], Stop | None]"
-"""`start_call(now, client, on_end)` starts a call, or returns why it was refused at once."""
+"""`start_call(now, client, on_end)` starts a call.
+
+It returns None, or the `Stop` if the call ended at once because it was refused."""
 
 _DEFERRABLE_REASONS = frozenset({Reason.BREAKER_OPEN, Reason.LIMIT, Reason.BUDGET_EMPTY})
 _WARM_UP_THINK_TIMES = 10.0
-"""Closed clients start this many mean think times before 0, so that their calls are spread out."""
+"""Closed clients are simulated from this many mean think times before the start of the run, so that
+their calls are spread out when it starts."""
 _MAX_WARM_UP_CALLS = 1000
 _POLL_INTERVAL_S = 0.1
-"""How often a backlog tries to start calls when a refusal names no time."""
+"""The time after which a refused call is tried again, if the refusal has no `retry_after`."""
 
 
 class ArrivalSource:
@@ -88,7 +91,8 @@ class ArrivalSource:
     def _schedule_arrival(self, now: float, client: int) -> None:
         """Schedule the next Poisson arrival, or a new draw at the time when the rate changes.
 
-        The process has no memory, so drawing again from the change on is exact.
+        Drawing again is exact, because a Poisson process has no memory: the pause from the change
+        to the next arrival does not depend on the arrivals before.
         """
         if not self._clients.surges:
             pause = self._unit_pause() / self._clients.rate
@@ -111,20 +115,24 @@ class ArrivalSource:
         self._schedule_arrival(now, client + 1)
 
     def _first_call_time(self, think: Sampler) -> float:
-        """Return the time of a closed client's first call, as if it had been running for long."""
+        """Return the time of a closed client's first call in the run.
+
+        The client is treated as if it had made calls long before the run starts.
+        """
         when = -self._clients.think.mean * (_WARM_UP_THINK_TIMES + self._random.random())
         for _ in range(_MAX_WARM_UP_CALLS):
             if when >= 0:
                 return when
             when += think()
-        # Most think times are far below their mean: stop warming up.
+        # If most think times are far below their mean, the loop does not reach 0.
         return think() * self._random.random()
 
     def _start_closed(self, now: float, client_and_think: tuple[int, Sampler]) -> None:
         def on_end(started: float, now: float, stop: Stop | None, attempts: int) -> None:
             self._record_end(started, now, stop, attempts)
             when = now + think()
-            # A client without think time that is refused at once would loop at one instant.
+            # Without a think time, a client that is refused at once would call again at the same
+            # instant, and virtual time would never advance.
             if when <= started:
                 when = now + _POLL_INTERVAL_S
             self._loop.schedule(when, self._start_closed, client_and_think)
@@ -138,19 +146,19 @@ class ArrivalSource:
         self._start_backlog(now)
 
     def _start_backlog(self, now: float, _: object = None) -> None:
-        """Start calls of the backlog until every instance has refused one in a row."""
-        refusals, soonest = 0, inf
+        """Start calls of the backlog until each instance in turn has refused one."""
+        refusals, shortest_wait = 0, inf
         while self._backlog and refusals < self._clients.instances:
             self._backlog -= 1
             self._next_client += 1
             stop = self._start_call(now, self._next_client, self._end_backlog_call)
             if stop is None:
-                refusals, soonest = 0, inf
+                refusals, shortest_wait = 0, inf
             else:
                 refusals += 1
-                soonest = min(soonest, stop.retry_after or _POLL_INTERVAL_S)
+                shortest_wait = min(shortest_wait, stop.retry_after or _POLL_INTERVAL_S)
         if self._backlog:
-            self._schedule_poll(now + max(_POLL_INTERVAL_S, soonest))
+            self._schedule_poll(now + max(_POLL_INTERVAL_S, shortest_wait))
 
     def _schedule_poll(self, when: float) -> None:
         if not self._is_poll_scheduled:
@@ -160,10 +168,11 @@ class ArrivalSource:
     def _end_backlog_call(
         self, _started: float, now: float, stop: Stop | None, attempts: int
     ) -> None:
-        # As in the service, a refusal by breaker, limit or budget defers a call at no cost.
+        # As in the service, a call that breaker, limiter or budget refuses goes back to the backlog
+        # and does not count as failed.
         if stop is not None and stop.reason in _DEFERRABLE_REASONS:
             self._backlog += 1
-            if attempts:  # a call refused before its first attempt is polled by _start_backlog
+            if attempts:  # without an attempt, _start_backlog itself schedules the next poll
                 self._schedule_poll(now + max(_POLL_INTERVAL_S, stop.retry_after or 0.0))
         else:
             self._record_end(0.0, now, stop, attempts)

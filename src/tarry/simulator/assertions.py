@@ -32,7 +32,7 @@ _BOUND_UNITS = {
     "s": _TIME_UNITS,
     "ms": _TIME_UNITS,
 }
-"""By the unit of a metric, the units that a bound may be written in."""
+"""The units in which a bound may be written, by the unit of the metric."""
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<": lt,
     "<=": le,
@@ -54,7 +54,7 @@ _MISSING_VALUE_CAUSES = {
 
 
 class Assertion(NamedTuple):
-    """A condition on a metric, for all rows or for those of one variant."""
+    """A condition on a metric: for the rows of one variant, or for all rows if it is None."""
 
     text: str
     variant: str | None
@@ -76,7 +76,7 @@ class AssertionResult(NamedTuple):
     """The number of trials in which the metric has no value."""
 
     def describe_value(self) -> str:
-        """Return the actual value as text, or why there is none."""
+        """Return the actual value as text, or the cause if the metric has no value."""
         metric, trials = self.assertion.metric, len(self.row.trials)
         if not self.missing:
             unit = self.assertion.unit if isfinite(self.value) else ""
@@ -162,7 +162,8 @@ def _check_row(
         )
         raise ConfigurationError(msg)
     value = metrics[assertion.metric]
-    # The mean ignores trials without a value, and those may be the failed ones.
+    # The mean ignores trials without a value, but a missing value may be a sign of failure. So an
+    # assertion holds only if all trials have a value.
     missing = sum(isnan(trial.metrics()[assertion.metric]) for trial in row.trials)
     holds = not missing and _OPERATORS[assertion.operator](value, assertion.bound)
     return AssertionResult(assertion, row, value, holds, missing)

@@ -1,7 +1,11 @@
 """Drivers of the core's `Call` and `HedgedCall` on virtual time.
 
-Like the drivers of the runtime they carry out the commands of the core and decide nothing. Where
-those sleep, cancel or time out, these schedule events.
+Like the drivers in `tarry.runtime`, they only carry out the decisions of the core. Where the
+runtime sleeps, cancels or waits with a timeout, the simulator schedules events.
+
+`number` identifies the response that an event belongs to. It starts as the number of the attempt.
+A node can replace a response that is already scheduled, for example when it crashes. The event loop
+cannot cancel the event of the replaced response, so the caller ignores it when it is due.
 """
 
 from __future__ import annotations
@@ -27,12 +31,12 @@ if TYPE_CHECKING:
     from tarry.simulator.node import Node, OnCallEnd
 
 
-_REPLACED_RESPONSE = 1 << 32
-"""Added to an attempt's number when its response is replaced; larger than any such number."""
+_REPLACEMENT_OFFSET = 1 << 32
+"""Added to `number` when a response is replaced. It is larger than any attempt number."""
 
 
 class Route:
-    """What all callers of one node share: the network, the node and the metrics."""
+    """The state that all callers of one node share: the network, the node and the metrics."""
 
     __slots__ = ("draw", "metrics", "network_delay", "node", "permanent_statuses", "schedule")
 
@@ -48,7 +52,7 @@ class Route:
         self.network_delay: Sampler = network_delay
         self.node: Node = node
         self.metrics: MetricsRecorder | None = metrics
-        """None for the calls of a server: only those of the clients are recorded."""
+        """None if a server makes the calls, because only the calls of clients are recorded."""
         self.permanent_statuses: frozenset[str] = frozenset()
         """Error statuses that the callers' policy does not retry."""
 
@@ -70,12 +74,12 @@ class RetryingCaller:
         self._call = Call(policy, downstream, now)
         self._on_end = on_end
         self._awaited = 0
-        """Identifies the response that the running attempt waits for; 0 when none runs. An event
-        that carries another value is outdated and ignored, so events need no cancellation."""
+        """The number of the response that the running attempt waits for; 0 if no attempt runs. An
+        event with another number is outdated and ignored."""
         self._deadline = inf
 
     def start(self, now: float, _: object = None) -> Stop | None:
-        """Start the next attempt; return the reason if the call ends instead."""
+        """Start the next attempt, or return the `Stop` that ended the call."""
         attempt = self._call.start(now)
         if isinstance(attempt, Stop):
             self._on_end(self._call.started, now, attempt, self._call.attempts)
@@ -94,24 +98,24 @@ class RetryingCaller:
         return None
 
     def discard_response(self, number: int) -> int:
-        """Discard the scheduled response; return the number to use for the later one."""
+        """Ignore the scheduled response; return the number of the response that replaces it."""
         if number != self._awaited:
             return number
-        self._awaited = replaced = number + _REPLACED_RESPONSE
+        self._awaited = new_number = number + _REPLACEMENT_OFFSET
         if self._deadline < inf:
-            self._route.schedule(self._deadline, self._time_out, replaced)
-        return replaced
+            self._route.schedule(self._deadline, self._time_out, new_number)
+        return new_number
 
     def respond(self, now: float, number: int, outcome: Outcome) -> None:
-        """Take a response that leaves the node now, instead of a scheduled one."""
+        """Accept a response that the node sends now; it replaces a scheduled response."""
         if number == self._awaited:
-            self._awaited = replaced = number + _REPLACED_RESPONSE
-            self._schedule_response(now + self._route.network_delay(), replaced, outcome)
+            self._awaited = new_number = number + _REPLACEMENT_OFFSET
+            self._schedule_response(now + self._route.network_delay(), new_number, outcome)
 
     def _reach_node(self, now: float, number: int) -> None:
         route = self._route
         response = route.node.handle(now, self, number)
-        if number != self._awaited:  # timed out on the way; the node works on it nevertheless
+        if number != self._awaited:  # timed out in the network; the node handles it nevertheless
             return
         if response is None:
             if self._deadline < inf:
@@ -119,7 +123,7 @@ class RetryingCaller:
             return
         when, outcome = response
         when += route.network_delay()
-        # The same as in _schedule_response, without the call: most responses are successes.
+        # _schedule_response does the same. This saves a function call for most responses.
         if outcome is SUCCESS and when <= self._deadline:
             route.schedule(when, self._succeed, number)
         else:
@@ -171,22 +175,23 @@ class HedgingCaller:
         self._started = now
         self._on_end = on_end
         self._running: dict[int, int] = {}
-        """The running copies, and how often the scheduled response of each was replaced."""
+        """The number of each running copy, and how often its scheduled response was replaced. An
+        event with another count is outdated and ignored."""
 
     def start(self, now: float, _: object = None) -> Stop | None:
-        """Send the first copy; return the reason if the call ends instead."""
+        """Send the first copy, or return the `Stop` that ended the call."""
         attempt = self._call.start(now)
         self._execute(now, attempt)
         return attempt if isinstance(attempt, Stop) else None
 
     def discard_response(self, number: int) -> int:
-        """Discard the scheduled response; return the number to use for the later one."""
+        """Ignore the scheduled response; return the number of the response that replaces it."""
         if number in self._running:
             self._running[number] += 1
         return number
 
     def respond(self, now: float, number: int, outcome: Outcome) -> None:
-        """Take a response that leaves the node now, instead of a scheduled one."""
+        """Accept a response that the node sends now; it replaces a scheduled response."""
         if number in self._running:
             self._running[number] += 1
             self._schedule_response(now, number, outcome)
@@ -229,7 +234,7 @@ class HedgingCaller:
 
     def _receive(self, now: float, response: tuple[int, int, Outcome]) -> None:
         number, replacements, outcome = response
-        if self._running.get(number) != replacements:
+        if self._running.get(number) != replacements:  # an outdated response
             return
         del self._running[number]
         if outcome is SUCCESS:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Sampler: TypeAlias = "Callable[[], float]"
+"""A function that draws one value from a distribution."""
 
 _MAX_SIGMA = 10.0
 
@@ -64,7 +65,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Every value from `low` to `high` with the same probability."""
+    """The uniform distribution from `low` to `high`."""
 
     low: float
     high: float
@@ -102,7 +103,10 @@ class Exponential:
 
 @dataclass(frozen=True, slots=True)
 class Normal:
-    """The absolute value of a normal distribution, as in the AWS study of contention."""
+    """The absolute value of a normal distribution, as in the AWS study of contention.
+
+    `mean` and `sd` are those of the normal distribution.
+    """
 
     mean: float
     sd: float
@@ -119,7 +123,10 @@ class Normal:
 
 @dataclass(frozen=True, slots=True)
 class Lognormal:
-    """Mostly near `median`, sometimes several times as long: the usual shape of latencies."""
+    """The log-normal distribution, which is the usual shape of latencies.
+
+    Most values are near `median`, some are several times as long.
+    """
 
     median: float
     sigma: float = 0.5

@@ -19,7 +19,7 @@ Callback: TypeAlias = "Callable[[float, Any], None]"
 
 
 class EventLoop:
-    """Runs callbacks in the order of their time; at the same time, in the order of scheduling."""
+    """Runs callbacks in the order of their times; equal times run in the order of scheduling."""
 
     __slots__ = ("_callbacks", "_seed", "_times", "schedule")
 
@@ -43,10 +43,11 @@ class EventLoop:
         return distribution.sampler(self.random_source(name))
 
     def run(self, until: float) -> None:
-        """Run the callbacks that are due before `until`, including those scheduled meanwhile."""
+        """Run all callbacks that are due before `until`, also those that callbacks schedule."""
         times, pop_callbacks = self._times, self._callbacks.pop
         gc_was_enabled = gc.isenabled()
-        gc.disable()  # callbacks create no cycles, and searching for them doubles a large run
+        # Callbacks create no cycles, and the collector would double the time of a large run.
+        gc.disable()
         try:
             while times and times[0] < until:
                 now = heappop(times)
@@ -58,16 +59,17 @@ class EventLoop:
 
 
 def trial_seed(seed: int, trial: int) -> str:
-    """Return the seed of one trial; no two pairs of seed and trial share it."""
+    """Return the seed of one trial, which differs for each pair of seed and trial."""
     return f"{seed}/{trial}"
 
 
 def _make_schedule(
     times: list[float], callbacks: dict[float, list[tuple[Callback, Any]]]
 ) -> Callable[..., None]:
-    """Return `schedule`. A closure is faster than a method, and each attempt calls it three times.
+    """Return the function `EventLoop.schedule`.
 
-    The heap holds bare floats, because they compare faster than tuples.
+    It is a closure because a closure is faster than a method, and each attempt calls it three
+    times. The heap `times` holds floats and not tuples, because floats compare faster.
     """
     push = heappush
 

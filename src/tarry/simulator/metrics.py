@@ -1,4 +1,4 @@
-"""The numbers of a run: counted while it runs, then summed up as a `Summary`."""
+"""The metrics of a run: `MetricsRecorder` counts events during the run and returns a `Summary`."""
 
 from __future__ import annotations
 
@@ -14,25 +14,29 @@ if TYPE_CHECKING:
     from tarry.core.verdict import Reason
     from tarry.simulator.scenario import Scenario
 
-# A bucket of the time series counts as healthy, and a run as recovered, by these tolerances.
+# These tolerances decide whether a bucket of the time series is healthy, and a run has recovered.
 _TOLERATED_FAILURE_RATE = 0.05
-"""On top of the failure rate that the scenario itself configures."""
+"""The failure rate of a healthy bucket may exceed the scenario's own failure rate by this much."""
 _TOLERATED_STANDARD_DEVIATIONS = 4.0
-"""Of the number of failures, because a bucket with few calls varies by chance."""
+"""The number of failures in a healthy bucket may exceed its expected value by this many standard
+deviations, because the failure rate of a bucket with few calls varies by chance."""
 _TOLERATED_WAITING_CALLS = 10
-"""On top of twice the number of calls that waited before the disruption."""
+"""The number of waiting calls in a healthy bucket may exceed twice the number before the disruption
+by this much."""
 _RECOVERY_CUTOFF = 0.9
-"""A run that is not healthy from this share of its duration on has not recovered."""
+"""A run has recovered if it is healthy from this share of its duration on, or from earlier on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Summary:
-    """The numbers of one run. Times are in seconds."""
+    """The metrics of one run. Times are in seconds."""
 
     calls: int
     """Calls that were started."""
     succeeded: int
+    """Calls that succeeded before the end of the run."""
     failed: int
+    """Calls that failed. For failed attempts, see `failures`."""
     unfinished: int
     """Calls that still ran or waited at the end of the run."""
     attempts: int
@@ -42,6 +46,7 @@ class Summary:
     failures: int
     """Attempts of the clients that failed."""
     crashes: int
+    """Crashes of servers under load."""
     success_rate: float
     """The share of the started calls that succeeded before the end of the run."""
     attempts_per_call: float
@@ -52,19 +57,20 @@ class Summary:
     recovered_after: float
     """Seconds from the end of the disruption until the run stays healthy; inf for never."""
     recovered: float
-    """1 if the run recovered, else 0; the mean over trials is a share."""
+    """1 if the run recovered, else 0, so that the mean over trials is the share that recovered."""
     p50: float
     p99: float
     p999: float
-    """Quantiles of the duration of successful calls, waits included."""
+    """p50, p99 and p999 are quantiles of the duration of successful calls, including waits."""
     reasons: dict[str, int] = field(default_factory=dict)
-    """Failed calls by `tarry.Reason`."""
+    """The number of failed calls by `tarry.Reason`."""
     bucket: float = 1.0
+    """The width of a bucket of `series`, in seconds."""
     series: dict[str, list[float]] = field(default_factory=dict)
-    """Per bucket: calls (started), requests, succeeded, failed, in_progress."""
+    """The time series calls (started), requests, succeeded, failed and in_progress, by name."""
 
     def __eq__(self, other: object) -> bool:
-        """Compare by text, so that nan equals nan."""
+        """Compare the representations as text, so that nan equals nan."""
         return isinstance(other, Summary) and repr(self) == repr(other)
 
     def __hash__(self) -> int:
@@ -109,7 +115,7 @@ METRICS: dict[str, Metric] = {
 
 
 class MetricsRecorder:
-    """Counts the events of one run, in buckets of time."""
+    """Counts the events of one run, in buckets of equal duration."""
 
     __slots__ = (
         "_bucket",
@@ -145,7 +151,7 @@ class MetricsRecorder:
         self.attempts: int = 0
 
     def record_call(self, now: float) -> None:
-        """Count a call that starts."""
+        """Count a started call."""
         self._calls[int(now * self._buckets_per_second)] += 1
 
     def record_request(self, now: float) -> None:
@@ -169,11 +175,11 @@ class MetricsRecorder:
         self._reasons[reason.value] = self._reasons.get(reason.value, 0) + 1
 
     def record_in_progress(self, index: int, requests: int) -> None:
-        """Store the number of requests in progress at the beginning of a bucket."""
+        """Store the number of requests in progress at the start of the bucket with this index."""
         self._in_progress[index] = requests
 
     def summarize(self, scenario: Scenario, crashes: int) -> Summary:
-        """Return the numbers of the whole run."""
+        """Return the metrics of the whole run."""
         calls, requests = sum(self._calls), sum(self._requests)
         succeeded, failed = sum(self._succeeded), sum(self._failed)
         capacity = scenario.servers[scenario.path()[-1]].capacity
@@ -210,12 +216,15 @@ class MetricsRecorder:
 
     def _series(self, counts: list[int]) -> list[float]:
         series = [float(count) for count in counts[: self.bucket_count]]
-        # The last bucket includes the events that rounding put at the very end.
+        # The last bucket includes the events that rounding has put after it.
         series[-1:] = [float(sum(counts[self.bucket_count - 1 :]))]
         return series
 
     def _peak_request_rate(self, scenario: Scenario) -> float:
-        """Return the highest rate after the disruption, or of the whole run if it never ends."""
+        """Return the highest request rate after the disruption.
+
+        If there is no disruption or it does not end, return the highest rate of the whole run.
+        """
         disruption = scenario.disruption()
         start = int(disruption[1] * self._buckets_per_second) if disruption else 0
         after = self._requests[start : self.bucket_count]
@@ -224,7 +233,7 @@ class MetricsRecorder:
     def _recovered_after(self, scenario: Scenario) -> float:
         """Return the time from the end of the disruption to the end of the last unhealthy bucket.
 
-        It is nan without a disruption, and inf if the run does not recover.
+        Return nan if there is no disruption, and inf if the run does not recover.
         """
         disruption = scenario.disruption()
         if disruption is None:
@@ -235,10 +244,10 @@ class MetricsRecorder:
         waiting = self._waiting_calls()
         tail = slice(int(_RECOVERY_CUTOFF * self.bucket_count), self.bucket_count)
         if waiting[-1] > 0 and not sum(self._succeeded[tail]):
-            return inf
+            return inf  # calls are waiting and none succeeds
         usually_waiting = waiting[: int(start * self._buckets_per_second)] or waiting[tail]
-        waiting_at_end = waiting[min(self.bucket_count, int(end * self._buckets_per_second))]
-        if waiting[-1] > 2 * waiting_at_end + _TOLERATED_WAITING_CALLS:
+        waiting_after = waiting[min(self.bucket_count, int(end * self._buckets_per_second))]
+        if waiting[-1] > 2 * waiting_after + _TOLERATED_WAITING_CALLS:
             return inf  # calls keep piling up after the disruption
         max_waiting = 2 * sum(usually_waiting) / len(usually_waiting) + _TOLERATED_WAITING_CALLS
         tolerated_rate = usual_failure_rate + _TOLERATED_FAILURE_RATE
@@ -253,11 +262,12 @@ class MetricsRecorder:
         return max(0.0, healthy_from - end)
 
     def _waiting_calls(self) -> list[int]:
-        """Return the number of started and unfinished calls at the end of each bucket."""
+        """Return the number of started calls that have not ended, at the end of each bucket."""
         changes = zip(self._calls, self._succeeded, self._failed, strict=True)
         return list(accumulate(calls - succeeded - failed for calls, succeeded, failed in changes))
 
     def _is_healthy(self, index: int, tolerated_rate: float) -> bool:
+        """Return whether a bucket has few failures; `_recovered_after` checks the waiting calls."""
         failures = self._failed_attempts[index] + self._refused[index]
         total = self._succeeded[index] + failures
         deviation = sqrt(total * tolerated_rate * max(0.0, 1 - tolerated_rate))

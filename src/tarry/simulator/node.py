@@ -1,8 +1,8 @@
-"""Simulated servers: each handles a request and returns when it responds, and how.
+"""Simulated servers: a node handles a request and returns the time and outcome of its response.
 
-A leaf node knows that at the moment a request arrives, because its queue is first come, first
-served. So a request costs two events: its arrival and its response. A relay node calls another
-node and responds when that call ends.
+A leaf node does the work itself. Its queue is first come, first served, so it can compute the
+response when the request arrives. A request thus costs only two events: arrival and response. A
+relay node calls another node and responds when that call ends.
 """
 
 from __future__ import annotations
@@ -31,29 +31,30 @@ TIMEOUT = Outcome(Kind.TRANSIENT, timeout=True, detail="timeout")
 INTERNAL_ERROR = outcome_of_status(500, now=0.0)
 UNAVAILABLE = outcome_of_status(503, now=0.0)
 RETRIES_EXHAUSTED = UNAVAILABLE.replace(retried=True)
-"""The response of a relay whose own call failed after retries: callers should not retry it."""
+"""The response of a relay whose own call failed after retries. It is marked as retried, so that
+callers do not retry it again."""
 
 _MAX_ANSWERED_ENTRIES = 1000
-"""A leaf node removes answered requests from its list when it holds this many of them."""
+"""A leaf node removes answered requests from its list once it holds about this many of them."""
 
 OnCallEnd: TypeAlias = "Callable[[float, float, Stop | None, int], None]"
-"""`on_end(started, now, stop, attempts)` is called when a call ends; stop is None on success."""
+"""`on_end(started, now, stop, attempts)` is called when a call ends; `stop` is None on success."""
 
 
 class Requester(Protocol):
     """A caller that waits for the response to an attempt."""
 
     def respond(self, now: float, number: int, outcome: Outcome) -> None:
-        """Take the response to attempt `number`, which leaves the node now."""
+        """Accept the response to attempt `number`, which the node sends now."""
         ...
 
     def discard_response(self, number: int) -> int:
-        """Discard the scheduled response; return the number to use for the later one."""
+        """Ignore the scheduled response; return the number of the response that replaces it."""
         ...
 
 
 _Request: TypeAlias = tuple[Requester, int]
-"""The requester and the number of its attempt."""
+"""The requester, and the number of its attempt or of a replaced response."""
 
 
 class Node:
@@ -78,18 +79,20 @@ class Node:
         self._server = server
         self._loop = loop
         self._capacity: float = inf
-        """Requests that fit in, queued ones included."""
+        """The highest number of running and queued requests; further requests are rejected."""
         if server.concurrency is not None and server.queue is not None:
             self._capacity = server.concurrency + server.queue
         self._max_load: float = min(self._capacity, server.crash_above or inf)
+        """With this many requests, the next request is rejected or crashes the server."""
         self._rejection = _error_outcome(server.reject_status, server.retry_after)
         self._frozen: dict[Failure, list[_Request]] = {}
-        """Requests that get no response before the freeze ends."""
+        """The requests that get no response before their freeze ends."""
         self._random = loop.random_source(f"failures of {name}")
         self._up_at: float = 0.0
+        """The time at which the server is up again after a crash."""
         self.crashes: int = 0
         self.metrics: MetricsRecorder | None = None
-        """Set on the last node of the path only: it counts the requests that arrive there."""
+        """Counts the requests that reach this node; None except for the last node of the path."""
         for failure in server.failures:
             if failure.kind == "refuse" and failure.rate >= 1:
                 loop.schedule(failure.start, self._go_down, failure)
@@ -120,7 +123,7 @@ class Node:
         return now, DROPPED
 
     def in_progress(self, now: float) -> int:
-        """Return the number of requests without a response, frozen ones included."""
+        """Return the number of requests without a response, including frozen requests."""
         return self.load(now) + sum(map(len, self._frozen.values()))
 
     def load(self, now: float) -> int:
@@ -128,7 +131,7 @@ class Node:
         raise NotImplementedError
 
     def accept(self, now: float, requester: Requester, number: int) -> tuple[float, Outcome] | None:
-        """Process a request; the result is that of `handle`."""
+        """Process a request that no failure affects; the return value is that of `handle`."""
         raise NotImplementedError
 
     def pending_requests(self, now: float) -> list[_Request]:
@@ -136,11 +139,11 @@ class Node:
         raise NotImplementedError
 
     def restart(self, until: float) -> None:
-        """Forget all requests; the new process accepts requests from `until` on."""
+        """Remove all requests and send no responses; accept new requests from `until` on."""
         raise NotImplementedError
 
     def drop_all(self, now: float, until: float) -> None:
-        """Reset the connections of all requests and restart."""
+        """Reset the connections of all requests, and restart; the server is up from `until` on."""
         dropped = self.pending_requests(now)
         for requests in self._frozen.values():
             dropped += requests
@@ -164,7 +167,7 @@ class Node:
         self.drop_all(now, failure.end)
 
     def _start_freeze(self, now: float, failure: Failure) -> None:
-        """Freeze the requests in progress; `_apply_failure` adds those that arrive later."""
+        """Freeze the requests in progress; `_apply_failure` freezes requests that arrive later."""
         if failure.rate >= 1:
             pending = self.pending_requests(now)
             self.restart(failure.end)
@@ -176,7 +179,7 @@ class Node:
     def _end_freeze(self, now: float, failure: Failure) -> None:
         for other in self._frozen:
             if other is not failure and other.rate >= 1 and other.start <= now < other.end:
-                # Another freeze still lasts: these requests stay frozen until it ends.
+                # The requests stay frozen until the end of another freeze that still lasts.
                 self._frozen[other] += self._frozen.pop(failure)
                 return
         for requester, number in self._frozen.pop(failure, []):
@@ -204,10 +207,12 @@ class LeafNode(Node):
         self._free_at = [0.0] * (server.concurrency or 0)
         """Heap of the times at which each worker becomes free."""
         self._started_at: float = 0.0
+        """The time of the last restart, from which the caches warm up."""
         self._is_cold: bool = False
         self._may_drop_requests = server.crash_above is not None or bool(server.failures)
         self._unanswered: list[tuple[float, Requester, int]] = []
-        """Only filled if the node may drop requests. Answered ones are removed now and then."""
+        """End time, requester and number of each request, if the node may drop requests. Answered
+        requests are removed only from time to time."""
 
     def load(self, now: float) -> int:
         """Return the number of requests whose end time is in the future."""
@@ -225,15 +230,15 @@ class LeafNode(Node):
         if load >= self._max_load:
             return self.reject_or_crash(now, load)
         duration = self._draw_latency() + server.slowdown * load
-        begin = max(now, free_at[0]) if free_at else now
+        start = max(now, free_at[0]) if free_at else now
         if self._is_cold:
-            duration *= self._cold_factor(begin)
-        end = begin + duration
+            duration *= self._update_cold_factor(start)
+        end = start + duration
         if free_at:
             heapreplace(free_at, end)
         heappush(end_times, end)
         if self._may_drop_requests:
-            self._remember(now, load, (end, requester, number))
+            self._add_unanswered(now, load, (end, requester, number))
         if server.failure_rate and self._random.random() < server.failure_rate:
             return end, INTERNAL_ERROR
         return end, SUCCESS
@@ -250,14 +255,14 @@ class LeafNode(Node):
         self._free_at = [until] * len(self._free_at)
         self._started_at, self._is_cold = until, self._server.warmup > 0
 
-    def _remember(self, now: float, load: int, entry: tuple[float, Requester, int]) -> None:
+    def _add_unanswered(self, now: float, load: int, entry: tuple[float, Requester, int]) -> None:
         self._unanswered.append(entry)
         if len(self._unanswered) > 2 * load + _MAX_ANSWERED_ENTRIES:
             self._unanswered = [entry for entry in self._unanswered if entry[0] > now]
 
-    def _cold_factor(self, begin: float) -> float:
-        """Return the factor by which cold caches slow a request down."""
-        progress = (begin - self._started_at) / self._server.warmup
+    def _update_cold_factor(self, start: float) -> float:
+        """Return the factor by which cold caches slow down a request that starts at `start`."""
+        progress = (start - self._started_at) / self._server.warmup
         self._is_cold = progress < 1
         return self._server.cold_factor + (1 - self._server.cold_factor) * min(1.0, progress)
 
@@ -295,7 +300,7 @@ class RelayNode(Node):
         return len(self._running) + len(self._queue)
 
     def accept(self, now: float, requester: Requester, number: int) -> tuple[float, Outcome] | None:
-        """Queue the request, and start its call once a worker is free."""
+        """Queue the request; its call starts once a worker is free."""
         load = len(self._running) + len(self._queue)
         if load >= self._max_load:
             return self.reject_or_crash(now, load)
@@ -308,7 +313,7 @@ class RelayNode(Node):
         return [*self._running, *self._queue]
 
     def restart(self, until: float) -> None:  # noqa: ARG002 - a relay has no cold caches
-        """Forget all requests; their calls to the next node continue without a requester."""
+        """Drop all requests; their calls to the next node continue, but the results are ignored."""
         self._running.clear()
         self._queue.clear()
 
@@ -332,10 +337,10 @@ class RelayNode(Node):
             if stop is None:
                 self._finish(now, request, SUCCESS)
             else:
-                # The mark of a node below, which has retried already, is passed on.
-                is_marked = stop.reason is Reason.RETRIED_BELOW
-                final = is_marked or is_final(stop, attempts, self._max_attempts)
-                self._finish(now, request, RETRIES_EXHAUSTED if final else UNAVAILABLE)
+                # If a node below has retried already, its mark is passed on to the requester.
+                retried_below = stop.reason is Reason.RETRIED_BELOW
+                is_retried = retried_below or is_final(stop, attempts, self._max_attempts)
+                self._finish(now, request, RETRIES_EXHAUSTED if is_retried else UNAVAILABLE)
 
         self._start_call(now, 0, on_end)
 
@@ -348,5 +353,5 @@ class RelayNode(Node):
 
 def _error_outcome(status: int, retry_after: float | None) -> Outcome:
     headers = {} if retry_after is None else {"retry-after-ms": f"{retry_after * 1000:.0f}"}
-    # Every status counts as retryable here; a caller applies the statuses of its own policy.
+    # Every status is retryable here, because the caller applies the statuses of its own policy.
     return outcome_of_status(status, headers, now=0.0, retryable=ERROR_STATUSES)

@@ -1,6 +1,6 @@
 """The description of a simulation: clients, a network, and servers that may call each other.
 
-All values are checked when they are constructed, so that every `Scenario` object can be run.
+The constructors check all values, so that every `Scenario` object can be run.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ ARRIVAL_KINDS = ("at-once", "poisson", "closed", "backlog")
 FAILURE_KINDS = ("error", "refuse", "hang", "freeze")
 
 ERROR_STATUSES = frozenset(range(400, 600))
+"""The HTTP statuses that a simulated server can fail with."""
 
 _MAX_BUCKETS = 1_000_000
 _MAX_CLIENTS = 10_000_000
@@ -33,7 +34,7 @@ _MAX_INSTANCES = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surge:
-    """A period in which calls arrive at another rate."""
+    """A period in which calls arrive at `rate` per second instead of the rate of the clients."""
 
     start: float
     end: float
@@ -48,9 +49,12 @@ class Surge:
 class Failure:
     """A period in which a server fails all requests, or the share `rate` of them.
 
-    error: the server responds with `status`. refuse: it refuses connections. hang: it never
-    responds. freeze: it responds to nothing until the period ends; then it restarts and drops
-    all connections.
+    kind:
+        error: the server responds with `status`.
+        refuse: the server refuses connections.
+        hang: the server never responds to these requests.
+        freeze: the server does not respond until the period ends. Then it restarts and drops all
+            connections.
     """
 
     start: float = 0.0
@@ -73,17 +77,20 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """One node. It does the work itself, or calls the server named in `calls`.
+    """One server. It does the work itself, or calls the server named in `calls`.
 
+    latency: the time that the work takes. A server that calls another one works before the call.
     concurrency: requests that run at the same time, including those that wait for a call to
         another server; None for no limit.
     queue: requests that may wait for a free worker; None for no limit. When the queue is full,
         a request is rejected with `reject_status` (429 counts as throttling) and `retry_after`.
     slowdown: seconds added to a request for each other request in progress when it arrives.
     crash_above: with more requests in progress than this, the server crashes, drops them all
-        and restarts after `restart_after` seconds. After a restart requests take
-        `cold_factor` times as long, decreasing to the normal time over `warmup` seconds.
-    failure_rate: the share of requests that fail at any time.
+        and restarts after `restart_after` seconds.
+    cold_factor: after a restart, requests take this many times as long. The factor decreases to 1
+        over `warmup` seconds.
+    failure_rate: the share of requests that fail with status 500, also outside `failures`.
+    defence: applies to the calls that this server makes to another server.
     """
 
     latency: Distribution = field(default_factory=lambda: Fixed(0.0))
@@ -151,7 +158,8 @@ class Clients:
     arrivals:
         poisson: calls arrive at random times, `rate` per second in total.
         at-once: `count` clients make one call each at the start.
-        closed: each of `count` clients makes a call, waits for its think time, and repeats.
+        closed: each of `count` clients makes a call, pauses for a time drawn from `think`, and
+            repeats.
         backlog: `count` calls wait and start as soon as breaker, budget and limiter admit them.
     instances: the number of processes that the clients share. Each process has its own breaker,
         budget and limiter.
@@ -180,9 +188,9 @@ class Clients:
         if self.surges and self.arrivals != "poisson":
             msg = f"surges need arrivals = 'poisson', got {self.arrivals!r}"
             raise ConfigurationError(msg)
-        for before, after in pairwise(sorted(self.surges, key=lambda surge: surge.start)):
-            if after.start < before.end:
-                rule = f"must not overlap: one ends at {before.end:g}, after {after.start:g}"
+        for earlier, later in pairwise(sorted(self.surges, key=lambda surge: surge.start)):
+            if later.start < earlier.end:
+                rule = f"must not overlap: one ends at {earlier.end:g}, after {later.start:g}"
                 raise ConfigurationError("surges", rule)
 
 
@@ -196,7 +204,7 @@ class Scenario:
     """The one-way delay between any two nodes."""
     duration: float = 60.0
     bucket: float = 1.0
-    """The width of one point in the time series, in seconds."""
+    """The time that one point of the time series covers, in seconds."""
 
     def __post_init__(self) -> None:
         check_positive("duration", self.duration)
@@ -219,10 +227,10 @@ class Scenario:
         for name, server in self.servers.items():
             if server.calls is not None:
                 check_one_of(f"servers.{name}.calls", server.calls, self.servers)
-        self.path()
+        self.path()  # raises if servers call each other in a circle
 
     def path(self) -> list[str]:
-        """Return the names of the servers, from the one that clients call to the last one."""
+        """Return the names of the servers that a call reaches, from the first to the last."""
         path: list[str] = []
         name: str | None = self.clients.calls
         while name is not None:
@@ -234,7 +242,7 @@ class Scenario:
         return path
 
     def disruption(self) -> tuple[float, float] | None:
-        """Return when the first failure or surge starts and the last one ends, or None.
+        """Return the start of the first and the end of the last failure or surge; None without any.
 
         Failures of servers that no call reaches are ignored.
         """

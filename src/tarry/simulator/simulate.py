@@ -37,11 +37,11 @@ def simulate(scenario: Scenario, *, seed: int | str = 0) -> Summary:
             nodes.append(LeafNode(name, server, loop))
             nodes[-1].metrics = metrics
         else:
-            route = Route(loop, nodes[-1], network_delay, None)
-            start_call = _call_starter(route, server.defence or Defence(), 1)
+            route = Route(loop, nodes[-1], network_delay, metrics=None)
+            start_call = _make_start_call(route, server.defence or Defence(), instances=1)
             nodes.append(RelayNode(name, server, loop, start_call))
     route = Route(loop, nodes[-1], network_delay, metrics)
-    start_call = _call_starter(route, scenario.clients.defence, scenario.clients.instances)
+    start_call = _make_start_call(route, scenario.clients.defence, scenario.clients.instances)
     ArrivalSource(scenario.clients, loop, metrics, start_call).start()
     for index in range(metrics.bucket_count):
         loop.schedule(index * scenario.bucket, _record_in_progress, (metrics, nodes[0], index))
@@ -57,16 +57,19 @@ def run_trials(scenario: Scenario, trials: int, seed: int) -> list[Summary]:
     ]
 
 
-def _record_in_progress(now: float, target: tuple[MetricsRecorder, Node, int]) -> None:
-    metrics, node, index = target
+def _record_in_progress(now: float, arguments: tuple[MetricsRecorder, Node, int]) -> None:
+    metrics, node, index = arguments
     metrics.record_in_progress(index, node.in_progress(now))
 
 
-def _call_starter(route: Route, defence: Defence, instances: int) -> StartCall:
-    """Return a function that starts a call with this defence."""
+def _make_start_call(route: Route, defence: Defence, instances: int) -> StartCall:
+    """Return a function that starts a call with this defence.
+
+    Each of the instances has its own `Downstream`: the state of its breaker, budget and limiter.
+    """
     hedging, policy = defence.hedging, defence.policy
     has_state = hedging is not None or any(
-        part is not None for part in (defence.breaker, defence.budget, defence.limiter)
+        settings is not None for settings in (defence.breaker, defence.budget, defence.limiter)
     )
     downstreams = [defence.downstream(f"instance {number}") for number in range(instances)]
 

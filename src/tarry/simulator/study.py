@@ -1,4 +1,4 @@
-"""Studies: a question, the variants to compare, and the results of running them."""
+"""Studies: a question, a scenario in several variants that answers it, and the results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Trial(Protocol):
-    """The result of one run."""
+    """The result of one run of a variant."""
 
     def metrics(self) -> dict[str, float]:
         """Return the value of each metric by its name."""
@@ -47,9 +47,10 @@ class Column(NamedTuple):
 class Plot(NamedTuple):
     """A chart of the report.
 
-    series: the time series `y` of the first trial of each variant.
-    bars: the metric `y`, one bar for each variant.
-    lines: the metric `y` over the swept parameter or the metric `x`, one line for each variant.
+    kind:
+        series: the time series `y` of the first trial of each variant.
+        bars: the metric `y`, one bar for each variant.
+        lines: the metric `y` over the swept parameter or the metric `x`, one line for each variant.
     """
 
     kind: str
@@ -58,17 +59,19 @@ class Plot(NamedTuple):
     x: str = ""
     y_title: str = ""
     log: bool = False
+    """Whether the axis of `y` is logarithmic."""
     spans: tuple[tuple[float, float, str], ...] = ()
     """Periods to shade behind a time series: start, end and label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """What `tarry simulate NAME` runs and shows."""
+    """The definition of a study, which `tarry simulate NAME` runs and shows."""
 
     name: str
     question: str
     lesson: str
+    """What the results teach; shown below them."""
     run: Callable[..., Sequence[Trial]]
     """Takes the variant parameter, `trials`, `seed` and the parameters as keyword arguments, and
     returns one result for each trial."""
@@ -89,7 +92,7 @@ class Study:
     """The parameters to sweep by default, and their values."""
 
     def unit(self, metric: str) -> str:
-        """Return the unit of a metric: that of its column, or else its own unit."""
+        """Return the unit of a metric's column, or the metric's own unit if it has no column."""
         for column in self.columns:
             if column.metric == metric:
                 return column.unit
@@ -113,7 +116,7 @@ class StudyRow(NamedTuple):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The mean of each metric over the trials, or its median if a trial is infinite."""
+        """The mean of each metric over the trials, or the median if a value is infinite."""
         trials = [trial.metrics() for trial in self.trials]
         return {name: _average([trial[name] for trial in trials]) for name in trials[0]}
 
@@ -144,7 +147,7 @@ class StudyResults(NamedTuple):
         return {name: value for name, value in parameters.items() if name not in swept}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON; infinite and missing values are None."""
+        """Return data that JSON can represent; infinite and missing values are None."""
         study = self.study
         return {
             "study": study.name,
@@ -179,7 +182,7 @@ def run_study(
     jobs: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> StudyResults:
-    """Run each variant with each combination of swept values; the same seed gives equal results.
+    """Run each variant with each combination of swept values. Equal seeds give equal results.
 
     `jobs` is the number of processes. `progress` is called with the number of finished runs and
     the total.
@@ -219,11 +222,13 @@ def run_study(
 def with_parameters(study: Study, changes: Mapping[str, Any]) -> Study:
     """Return the study with changed parameters.
 
-    Changing `latency` removes `latency.median`: the new value replaces the whole table.
+    Changing `latency` removes `latency.median`, because the new value replaces the whole table.
     """
-    replaced = tuple(f"{name}." for name in changes)
+    removed_prefixes = tuple(f"{name}." for name in changes)
     rest = {
-        name: value for name, value in study.parameters.items() if not name.startswith(replaced)
+        name: value
+        for name, value in study.parameters.items()
+        if not name.startswith(removed_prefixes)
     }
     return replace(study, parameters={**rest, **changes})
 
@@ -247,7 +252,7 @@ def compare_defences(
 ) -> Study:
     """Return the study with the user's defences as its variants.
 
-    It has no lesson, because the lesson of the study is about the built-in variants.
+    The returned study has no lesson, because the lesson is about the built-in variants.
     """
     run = partial(run_with_defence, build_scenario, defences)
     return replace(study, run=run, variants=tuple(defences), lesson="")
@@ -286,7 +291,7 @@ def _run_all(
     jobs: int,
     progress: Callable[[int, int], None],
 ) -> list[Sequence[Trial]]:
-    """Call `run` with each of the arguments, in `jobs` processes."""
+    """Call `run` with each dict of keyword arguments, in `jobs` processes."""
     total = len(arguments)
     progress(0, total)
     results: list[Sequence[Trial]] = [()] * total
@@ -308,7 +313,7 @@ def _run_all(
         msg = "a simulation process died, possibly out of memory; try jobs = 1"
         raise TarryError(msg) from error
     except BaseException:
-        # Without this, shutdown waits until each worker has finished its current run.
+        # If the workers were not terminated, shutdown would wait until their current runs end.
         for worker in set(active_children()) - unrelated_children:
             worker.terminate()
         raise
@@ -318,5 +323,5 @@ def _run_all(
 
 
 def _restore_sigint() -> None:
-    """Make Ctrl-C end a worker process without a traceback; the parent reports the interrupt."""
+    """Let Ctrl-C end a worker process without a traceback, because the parent reports it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -2,10 +2,11 @@
 
 The columns are those of the service's attempt log, in camelCase or snake_case: taskId,
 attemptNumber (from 1), startedAt (epoch milliseconds), durationMs, and outcome or responseStatus.
-Without an outcome, the core's tables classify the status; an attempt without a status got no
-response and is transient. Other columns are ignored.
+If a row has no outcome, the core's tables derive the outcome from the status. If it has no status
+either, the attempt got no response, and its outcome is transient. Other columns are ignored.
 
-A log may come from an untrusted source: its size is limited, and errors name the file and line.
+The number of attempts and the length of a line are limited, because a log may come from an
+untrusted source. Errors name the file and the line.
 """
 
 from __future__ import annotations
@@ -40,15 +41,16 @@ _NUMBER = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
 _MAX_ATTEMPT_NUMBER = 1_000_000
 _MAX_DURATION_MS = 366 * 86_400_000.0
 _MAX_STARTED_AT_MS = 1e14
-_LIKELY_SECONDS = (1e9, 1e10)
-"""As epoch seconds this is the range from 2001 to 2286; as milliseconds it is early 1970."""
+_MIN_LIKELY_SECONDS, _MAX_LIKELY_SECONDS = 1e9, 1e10
+"""A startedAt in this range is probably in seconds, from 2001 to 2286. In milliseconds, it would be
+in early 1970."""
 
 Row: TypeAlias = "Mapping[str, object]"
 """The known columns of a row, by their camelCase names."""
 
 
 class LoggedAttempt(NamedTuple):
-    """One attempt. Times are in seconds; `start` is seconds since the epoch."""
+    """One attempt. `start` is in seconds since the epoch, `duration` in seconds."""
 
     task: str
     number: int
@@ -58,18 +60,18 @@ class LoggedAttempt(NamedTuple):
 
 
 class AttemptLog:
-    """Attempts ordered by their start, stored in columns so that millions fit into memory."""
+    """Attempts ordered by start time, stored as one array per column to save memory."""
 
     __slots__ = ("durations", "kinds", "numbers", "starts", "tasks")
 
     def __init__(self, attempts: Iterable[LoggedAttempt] = ()) -> None:
         self.tasks: array[int] = array("Q")
-        """A digest of each task id, which is enough to find the attempts of one call."""
+        """A digest of each task id: attempts with the same digest belong to the same task."""
         self.numbers: array[int] = array("L")
         self.starts: array[float] = array("d")
         self.durations: array[float] = array("d")
         self.kinds: array[int] = array("B")
-        """Positions in `OUTCOME_KINDS`."""
+        """The outcome kind of each attempt, as an index into `OUTCOME_KINDS`."""
         is_sorted, previous = True, (0.0, 0)
         for attempt in attempts:
             self.tasks.append(_digest(attempt.task))
@@ -77,8 +79,8 @@ class AttemptLog:
             self.starts.append(attempt.start)
             self.durations.append(attempt.duration)
             self.kinds.append(OUTCOME_KINDS.index(attempt.kind))
-            key = (attempt.start, attempt.number)
-            is_sorted, previous = is_sorted and previous <= key, key
+            sort_key = (attempt.start, attempt.number)
+            is_sorted, previous = is_sorted and previous <= sort_key, sort_key
         if not is_sorted:
             self._sort()
 
@@ -87,7 +89,8 @@ class AttemptLog:
         return len(self.starts)
 
     def _sort(self) -> None:
-        # Two stable sorts: sorting by pairs would need ten times the memory of the columns.
+        # Two stable sorts order by start, then by number. One sort by (start, number) would need
+        # ten times the memory of the columns, because of the tuples.
         order = sorted(range(len(self)), key=self.numbers.__getitem__)
         order.sort(key=self.starts.__getitem__)
         for name in self.__slots__:
@@ -98,7 +101,7 @@ class AttemptLog:
 
 
 def read_attempt_log(path: Path | str) -> AttemptLog:
-    """Read a log; the suffix selects CSV or JSONL, and else the first line does."""
+    """Read a log. Its suffix selects CSV or JSONL; if it is unknown, the first line does."""
     path = Path(path)
     line_number = 0
     try:
@@ -125,7 +128,7 @@ def read_attempt_log(path: Path | str) -> AttemptLog:
 
 
 class LineReader:
-    """Iterates over the lines of a UTF-8 file; `number` is the line that was read last."""
+    """Iterates over the lines of a UTF-8 file; `number` is the number of the last line read."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -146,27 +149,27 @@ class LineReader:
 
 
 def read_rows(lines: Iterable[str], suffix: str) -> Iterator[Row]:
-    """Parse rows in the format of the suffix, or in the format that the first line looks like.
+    """Parse rows in the format of the suffix; if it is unknown, guess from the first line.
 
-    Errors do not name the line; the caller adds it from `LineReader`.
+    Errors do not contain the line number. The caller adds it from `LineReader`.
     """
     parsers: dict[str, Callable[[Iterator[str]], Iterator[Row]]] = {
         ".csv": _parse_csv,
         ".jsonl": _parse_jsonl,
         ".ndjson": _parse_jsonl,
     }
-    filled_lines = (line for line in lines if line.strip())
+    nonblank_lines = (line for line in lines if line.strip())
     parse = parsers.get(suffix.lower())
     if parse is not None:
-        return parse(filled_lines)
-    first = next(filled_lines, "")
-    parse = _parse_jsonl if first.lstrip().startswith(("{", "[")) else _parse_csv
-    return parse(_prepend(first, filled_lines))
+        return parse(nonblank_lines)
+    first_line = next(nonblank_lines, "")
+    parse = _parse_jsonl if first_line.lstrip().startswith(("{", "[")) else _parse_csv
+    return parse(_prepend(first_line, nonblank_lines))
 
 
-def _prepend(first: str, rest: Iterator[str]) -> Iterator[str]:
-    if first:
-        yield first
+def _prepend(first_line: str, rest: Iterator[str]) -> Iterator[str]:
+    if first_line:
+        yield first_line
     yield from rest
 
 
@@ -195,7 +198,7 @@ def _parse_csv(lines: Iterator[str]) -> Iterator[Row]:
 
 
 def _parse_cell(name: str, cell: str) -> object:
-    """Return the value that JSON would have; a cell that is not a number stays a string."""
+    """Return a number, a string, or None for an empty cell, as a JSON log would have it."""
     if name in _TEXT_COLUMNS:
         return cell
     return float(cell) if _NUMBER.fullmatch(cell) else cell or None
@@ -222,10 +225,14 @@ def _parse_jsonl(lines: Iterator[str]) -> Iterator[Row]:
 
 
 def _check_columns(known: Iterable[str], actual: Iterable[str]) -> None:
-    """Raise if a required column is not among the known ones; the error lists the actual ones."""
-    found = set(known)
-    missing = [name for name in REQUIRED_COLUMNS if name not in found]
-    if not found & {"outcome", "responseStatus"}:
+    """Raise if a required column is missing.
+
+    `known` holds the recognised columns by their camelCase names, `actual` all columns as they are
+    written in the file. The error lists the latter.
+    """
+    recognised = set(known)
+    missing = [name for name in REQUIRED_COLUMNS if name not in recognised]
+    if not recognised & {"outcome", "responseStatus"}:
         missing.append("outcome or responseStatus")
     if missing:
         columns = ", ".join(short_repr(name) for name in actual)
@@ -246,21 +253,21 @@ def _parse_attempt(row: Row) -> LoggedAttempt:
     if isinstance(task, bool) or not isinstance(task, (str, int)) or task == "":
         msg = f"column taskId must be a string or an integer, got {short_repr(task)}"
         raise ConfigurationError(msg)
-    start = _parse_number("startedAt", row["startedAt"], 0, _MAX_STARTED_AT_MS)
-    if _LIKELY_SECONDS[0] <= start < _LIKELY_SECONDS[1]:
-        msg = f"column startedAt must be epoch milliseconds, got {start:.0f}: these are seconds"
+    start_ms = _parse_number("startedAt", row["startedAt"], 0, _MAX_STARTED_AT_MS)
+    if _MIN_LIKELY_SECONDS <= start_ms < _MAX_LIKELY_SECONDS:
+        msg = f"column startedAt must be epoch milliseconds, got {start_ms:.0f}: these are seconds"
         raise ConfigurationError(msg)
     return LoggedAttempt(
         str(task),
         _parse_integer("attemptNumber", row["attemptNumber"], 1, _MAX_ATTEMPT_NUMBER),
-        start / 1000,
+        start_ms / 1000,
         _parse_number("durationMs", row["durationMs"], 0, _MAX_DURATION_MS) / 1000,
         _parse_kind(row.get("outcome"), row.get("responseStatus")),
     )
 
 
 def _parse_number(column: str, value: object, low: float, high: float) -> float:
-    if isinstance(value, float) and low <= value <= high:  # nearly all values: skip the checks
+    if isinstance(value, float) and low <= value <= high:  # the fast path: nearly all values
         return value
     if value is None or isinstance(value, str):
         got = short_repr(value) if value else "nothing"
@@ -274,7 +281,7 @@ def _parse_number(column: str, value: object, low: float, high: float) -> float:
 
 
 def _parse_integer(column: str, value: object, low: int, high: int) -> int:
-    """Return an integer; 2.0 is accepted, because tables with gaps write integers like that."""
+    """Return an integer. 2.0 is accepted: pandas writes integers so if the column has gaps."""
     result = _parse_number(column, value, low, high)
     if result != int(result):
         msg = f"column {column} must be a whole number, got {short_repr(value)}"

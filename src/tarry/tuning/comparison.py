@@ -1,15 +1,19 @@
 """Simulate the current defence against the proposed one, on a model of the logged dependency.
 
-The simulated server has the logged durations of healthy attempts, fails as often, and has the
-logged outages. A simulation is limited in size: of a long log it covers the period around the
-longest outage, with an outage cut to half of the run so that its recovery is visible; of a busy log
-it has fewer calls per second. Both runs have the same seed.
+The simulated server has the durations, the failure rate and the outages of the log. The size of a
+simulation is limited:
 
-A log does not show how much load the dependency can handle before it breaks, and without a limit
-retries would cost nothing. So the server is assumed to run twice as many requests at a time as were
-seen to succeed together, and a hundred times as many may wait. In an outage, failures that took
-longer than nearly all successes take as long as logged; other failures are immediate. Outside
-outages failures take as long as successes.
+* If the log is long, the run covers only the period around the longest outage. An outage is cut to
+  half of the run, so that the recovery from it is visible.
+* If the log has many calls per second, the run has fewer.
+
+Both runs have the same seed.
+
+A log does not show how much load the dependency can handle. If the simulated server could handle
+any load, retries would cost nothing. So the server is assumed to run twice as many requests at a
+time as ever succeeded at the same time in the log, and to queue a hundred requests for each running
+one. In an outage, failures that took longer than nearly all successes take as long as in the log,
+and other failures are immediate. Outside outages, failures take as long as successes.
 """
 
 from __future__ import annotations
@@ -32,23 +36,23 @@ if TYPE_CHECKING:
     from tarry.tuning.evidence import Evidence
 
 MIN_HEALTHY_ATTEMPTS = 100
-"""With fewer healthy attempts nothing is simulated."""
+"""`compare_policies` returns None if the log has fewer healthy attempts."""
 MAX_CALLS = 10_000
 CONCURRENCY_HEADROOM = 2
 QUEUE_PER_WORKER = 100
-"""Requests that may wait for each one that runs; further ones are rejected."""
+"""The length of the server's queue, as a multiple of its concurrency."""
 _MIN_DURATION_S = 600.0
-"""A run is not shortened below this to reduce the number of calls."""
+"""A run is shortened to reduce its number of calls, but not to less than this."""
 _MAX_SAMPLES = 10_000
 _MAX_OUTAGES = 20
 _LEAD_SHARE = 0.1
-"""The share of a run that lies before its longest outage."""
+"""The share of a run that comes before its longest outage."""
 _SERIES_POINTS = 600
-_MAX_UNREPORTED_LOSS = 0.01
-"""If more of all calls are lost, `describe_changes` says so first."""
+_MAX_MINOR_LOSS = 0.01
+"""If the success rate drops by more than this, `describe_changes` starts with a warning."""
 _MIN_RELATIVE_CHANGE = 0.05
 _MIN_SUCCESS_RATE_CHANGE = 0.001
-"""Of 10,000 calls, ten more or fewer successes are not worth mentioning."""
+"""A smaller change is not reported: it is less than ten of 10,000 calls."""
 _LESS_IS_BETTER = (
     ("p99", "ms", 0.001, "calls that succeed end sooner: p99", "calls that succeed end later: p99"),
     ("amplification", "x", 0.01, "fewer requests per call:", "more requests per call:"),
@@ -61,10 +65,15 @@ class Comparison(NamedTuple):
     """The results of both runs, and the size of the simulation."""
 
     old: Summary
+    """The result with the current defence."""
     new: Summary
+    """The result with the proposed defence."""
     duration: float
+    """The simulated time of each run, in seconds."""
     rate: float
+    """Calls per second."""
     outages: int
+    """The number of simulated outages."""
     concurrency: int
     """Requests that the simulated server runs at a time."""
 
@@ -75,22 +84,26 @@ def compare_policies(
     """Simulate both defences under the same conditions; None if the log is too small."""
     if len(evidence.success_durations) < MIN_HEALTHY_ATTEMPTS or not evidence.calls:
         return None
-    # A hedged call has no timeout that would end an attempt that hangs.
+    # A hedged call has no attempt timeout, so that a hanging attempt would never end.
     may_hang = old.hedging is None and new.hedging is None
-    before, after = (build_scenario(evidence, one, may_hang=may_hang) for one in (old, new))
-    server = before.servers["server"]
+    old_scenario = build_scenario(evidence, old, may_hang=may_hang)
+    new_scenario = build_scenario(evidence, new, may_hang=may_hang)
+    server = old_scenario.servers["server"]
     return Comparison(
-        simulate(before, seed=seed),
-        simulate(after, seed=seed),
-        before.duration,
-        before.clients.rate,
-        len(server.failures),
-        server.concurrency or 0,
+        old=simulate(old_scenario, seed=seed),
+        new=simulate(new_scenario, seed=seed),
+        duration=old_scenario.duration,
+        rate=old_scenario.clients.rate,
+        outages=len(server.failures),
+        concurrency=server.concurrency or 0,
     )
 
 
 def build_scenario(evidence: Evidence, defence: Defence, *, may_hang: bool = True) -> Scenario:
-    """Return a scenario that models the logged dependency, called with this defence."""
+    """Return a scenario that models the logged dependency, called with this defence.
+
+    `may_hang`: whether attempts hang in outages whose failures were slow.
+    """
     duration = max(1.0, min(evidence.span, max(_MIN_DURATION_S, MAX_CALLS / evidence.rate)))
     rate = min(evidence.rate, MAX_CALLS / duration)
     latency = Empirical(_thin_durations(evidence))
@@ -114,7 +127,7 @@ def build_scenario(evidence: Evidence, defence: Defence, *, may_hang: bool = Tru
 
 
 def describe_changes(old: Summary, new: Summary) -> str:
-    """Return which metrics got better and which got worse; small changes are left out."""
+    """Describe which metrics got worse and which got better; small changes are left out."""
     better: list[str] = []
     worse: list[str] = []
     gain = new.success_rate - old.success_rate
@@ -124,13 +137,13 @@ def describe_changes(old: Summary, new: Summary) -> str:
     if gain < -_MIN_SUCCESS_RATE_CHANGE:
         worse.append(f"fewer calls succeed: {rates}{_describe_cause(old, new)}")
     for name, unit, min_change, decrease, increase in _LESS_IS_BETTER:
-        before, after = float(getattr(old, name)), float(getattr(new, name))
-        if isnan(before + after) or isclose(
-            before, after, rel_tol=_MIN_RELATIVE_CHANGE, abs_tol=min_change
+        old_value, new_value = float(getattr(old, name)), float(getattr(new, name))
+        if isnan(old_value + new_value) or isclose(
+            old_value, new_value, rel_tol=_MIN_RELATIVE_CHANGE, abs_tol=min_change
         ):
             continue
-        change = _format_change(before, after, unit)
-        if after < before:
+        change = _format_change(old_value, new_value, unit)
+        if new_value < old_value:
             better.append(f"{decrease} {change}")
         else:
             worse.append(f"{increase} {change}")
@@ -139,24 +152,25 @@ def describe_changes(old: Summary, new: Summary) -> str:
         for title, changes in (("Worse", worse), ("Better", better))
         if changes
     ]
-    if gain < -_MAX_UNREPORTED_LOSS:
+    if gain < -_MAX_MINOR_LOSS:
         sentences.insert(0, "The proposal loses calls in this simulation.")
     return " ".join(sentences) or "No metric changes by much."
 
 
-def _concurrency(evidence: Evidence, rate: float, mean: float) -> int:
+def _concurrency(evidence: Evidence, rate: float, mean_duration: float) -> int:
     """Return the assumed concurrency: twice the logged one, scaled to the simulated rate.
 
-    It is no less than independent calls need, whose number in progress has a Poisson distribution:
-    relative to their number, few calls have larger peaks than many.
+    Scaling alone would be too low for a small rate, because the peaks of few calls are higher
+    relative to their mean than those of many. The number of independent calls in progress has a
+    Poisson distribution, so the result is at least its mean plus four standard deviations.
     """
-    usual = rate * mean
-    peak = CONCURRENCY_HEADROOM * evidence.max_concurrency * rate / evidence.rate
-    return ceil(max(peak, usual + 4 * sqrt(usual) + 1))
+    mean_in_progress = rate * mean_duration
+    scaled = CONCURRENCY_HEADROOM * evidence.max_concurrency * rate / evidence.rate
+    return ceil(max(scaled, mean_in_progress + 4 * sqrt(mean_in_progress) + 1))
 
 
 def _limit_timeout(evidence: Evidence, defence: Defence) -> Defence:
-    """Limit the attempt timeout to the logged duration of failures, so that hangs end."""
+    """Limit the attempt timeout to the logged duration of failures; hanging attempts end then."""
     longest = max(outage.median_failure_duration for outage in evidence.outages)
     longest = max(longest, quantile(evidence.success_durations, TAIL_QUANTILE))
     policy = defence.policy
@@ -170,7 +184,7 @@ def _limit_timeout(evidence: Evidence, defence: Defence) -> Defence:
 
 
 def _thin_durations(evidence: Evidence) -> tuple[float, ...]:
-    """Return evenly spaced ranks of the sorted durations, which have the same quantiles."""
+    """Return durations at evenly spaced ranks, so that the quantiles stay the same."""
     durations = evidence.success_durations
     size = len(durations)
     count = min(size, _MAX_SAMPLES)
@@ -178,33 +192,35 @@ def _thin_durations(evidence: Evidence) -> tuple[float, ...]:
 
 
 def _failures(evidence: Evidence, duration: float, *, may_hang: bool) -> tuple[Failure, ...]:
+    """Return the outages that lie in the simulated period, as failures of the server."""
     if not evidence.outages:
         return ()
     longest = max(evidence.outages, key=lambda outage: outage.length)
-    latest_begin = evidence.start + evidence.span - duration
-    begin = max(evidence.start, min(longest.start - _LEAD_SHARE * duration, latest_begin))
-    slow = quantile(evidence.success_durations, TIMEOUT_QUANTILE)
+    latest_start = evidence.start + evidence.span - duration
+    # The time in the log at which the simulated period starts.
+    run_start = max(evidence.start, min(longest.start - _LEAD_SHARE * duration, latest_start))
+    slow_duration = quantile(evidence.success_durations, TIMEOUT_QUANTILE)
     failures: list[Failure] = []
     for outage in evidence.outages:
-        start = max(0.0, outage.start - begin)
-        end = min(outage.end - begin, start + duration / 2, duration)
+        start = max(0.0, outage.start - run_start)
+        end = min(outage.end - run_start, start + duration / 2, duration)
         if end > start and len(failures) < _MAX_OUTAGES:
-            hangs = may_hang and outage.median_failure_duration > slow
+            hangs = may_hang and outage.median_failure_duration > slow_duration
             kind = "hang" if hangs else "error"
             failures.append(Failure(start=start, end=end, kind=kind, rate=outage.share))
     return tuple(failures)
 
 
-def _format_change(before: float, after: float, unit: str) -> str:
-    return f"{format_value(before, unit)} → {format_value(after, unit)}"
+def _format_change(old: float, new: float, unit: str) -> str:
+    return f"{format_value(old, unit)} → {format_value(new, unit)}"
 
 
 def _describe_cause(old: Summary, new: Summary) -> str:
-    """Return the stop reason whose number of calls grew most, as a subordinate clause."""
-    growth = {name: count - old.reasons.get(name, 0) for name, count in new.reasons.items()}
-    name = max(growth, key=growth.__getitem__, default=None)
-    if name is None or growth[name] <= 0:
+    """Return the stop reason that became more frequent by most calls, as a subordinate clause."""
+    growth = {reason: count - old.reasons.get(reason, 0) for reason, count in new.reasons.items()}
+    reason = max(growth, key=growth.__getitem__, default=None)
+    if reason is None or growth[reason] <= 0:
         return ""
-    cause = "no attempts are left" if name == Reason.ATTEMPTS else Reason(name).description
-    counts = f"{old.reasons.get(name, 0):,} → {new.reasons[name]:,}"
+    cause = "no attempts are left" if reason == Reason.ATTEMPTS else Reason(reason).description
+    counts = f"{old.reasons.get(reason, 0):,} → {new.reasons[reason]:,}"
     return f", because more calls end where {cause}: {counts}"

@@ -1,4 +1,4 @@
-"""Statistical estimates from samples, with confidence intervals. Samples are sorted, ascending."""
+"""Statistical estimates from samples, with confidence intervals. `ordered` is a sorted sample."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Z_SCORE = 1.96
-"""Of a confidence level of 95 %, for all intervals."""
+"""The z-score of the confidence level 95 %, which all intervals have."""
 MIN_SAMPLES_BEYOND = 5
-"""Samples that must lie beyond a quantile, so that its interval ends within the sample."""
+"""Values that must lie above a quantile, so that the sample contains the end of its interval."""
 _ROUNDING_ERROR = 1e-12
 _DIGITS = 2
 
@@ -20,8 +20,9 @@ _DIGITS = 2
 def quantile_interval(ordered: Sequence[float], q: float) -> tuple[float, float]:
     """Return the confidence interval of a quantile.
 
-    The number of samples below the true quantile is binomial, so the bounds of the interval are
-    samples some ranks away.
+    The number of values below the true quantile has a binomial distribution with the standard
+    deviation sqrt(size * q * (1 - q)). So the bounds are the values `spread` ranks below and above
+    the rank of the quantile.
     """
     size = len(ordered)
     spread = Z_SCORE * sqrt(size * q * (1 - q))
@@ -31,12 +32,12 @@ def quantile_interval(ordered: Sequence[float], q: float) -> tuple[float, float]
 
 
 def required_samples(q: float) -> int:
-    """Return the number of samples that estimating a quantile requires."""
+    """Return the size that a sample must have to estimate the quantile `q`."""
     return ceil(MIN_SAMPLES_BEYOND / (1 - q) - _ROUNDING_ERROR / (1 - q))
 
 
 def wilson_interval(successes: int, tries: int) -> tuple[float, float]:
-    """Return Wilson's confidence interval of a share, which is also accurate near 0 and 1."""
+    """Return Wilson's confidence interval of a success rate; it is accurate even near 0 and 1."""
     if not tries:
         return 0.0, 1.0
     share, z_squared = successes / tries, Z_SCORE * Z_SCORE
@@ -47,36 +48,37 @@ def wilson_interval(successes: int, tries: int) -> tuple[float, float]:
 
 
 def share_above(ordered: Sequence[float], value: float) -> float:
-    """Return the share of the sample that is above a value."""
+    """Return the share of the sample that is greater than `value`."""
     return (len(ordered) - bisect_right(ordered, value)) / len(ordered)
 
 
 def hedged_quantile(ordered: Sequence[float], q: float, delay: float) -> float:
     """Return the quantile of a call that sends a second copy after `delay`.
 
-    The call takes longer than t if the first copy does and the second copy, sent later, does too:
-    with S(t) = share_above(t) that is S(t) * S(t - delay), and S(t) alone before the delay. This
-    product falls in steps, at the samples and at the samples shifted by the delay. So the quantile
-    is one of these values, and bisection finds it.
+    A hedged call takes longer than t if both copies do. Let S(t) be the share of the sample above
+    t. Before the delay, only the first copy runs, and the probability is S(t). After it, the second
+    copy has run for t - delay, and the probability is S(t) * S(t - delay). This product falls only
+    where t is a sampled value or a sampled value plus the delay. So the quantile is one of these
+    values, and bisection finds it.
     """
     max_share = 1 - q - _ROUNDING_ERROR
     last = len(ordered) - 1
 
     def is_reached_at(t: float) -> bool:
-        second = share_above(ordered, t - delay) if t >= delay else 1.0
-        return share_above(ordered, t) * second <= max_share
+        second_copy_share = share_above(ordered, t - delay) if t >= delay else 1.0
+        return share_above(ordered, t) * second_copy_share <= max_share
 
-    # The same for t + delay. It is written out because (t + delay) - delay need not equal t.
+    # Equal to is_reached_at(t + delay), except for rounding: (t + delay) - delay need not equal t.
     def is_reached_at_shifted(t: float) -> bool:
         return share_above(ordered, t + delay) * share_above(ordered, t) <= max_share
 
-    sample = bisect_left(ordered, 1, hi=last, key=is_reached_at)
-    shifted = bisect_left(ordered, 1, hi=last, key=is_reached_at_shifted)
-    return min(ordered[sample], ordered[shifted] + delay)
+    index = bisect_left(ordered, 1, hi=last, key=is_reached_at)
+    shifted_index = bisect_left(ordered, 1, hi=last, key=is_reached_at_shifted)
+    return min(ordered[index], ordered[shifted_index] + delay)
 
 
 def round_two_digits(value: float, *, up: bool = False) -> float:
-    """Return a value rounded to two significant digits, or rounded up to them."""
+    """Round a value to two significant digits: to the nearest, or upwards if `up` is set."""
     if value <= 0:
         return 0.0
     exponent = floor(log10(value)) - _DIGITS + 1

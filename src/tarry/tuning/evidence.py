@@ -1,20 +1,23 @@
-"""What an attempt log shows, in numbers: durations, success rates, outages and estimated hedges.
+"""Compute statistics of an attempt log: durations, success rates, outages and estimated hedges.
 
-Attempts are *healthy* when they lie outside outages. A *call* is the attempts of one task in the
-order of their numbers. A new call begins where the number does not increase, because a replayed
-task keeps its id. If the first attempt of a call is not in the log, the other attempts are counted
-but the call is not.
+Attempts are *healthy* when they lie outside outages. A *call* consists of the attempts of one task
+with increasing attempt numbers. A replayed task keeps its id, so a new call of the same task starts
+where the number does not increase. If the first attempt of a call is not in the log, its other
+attempts are counted as attempts, but the call is not counted.
 
-Outages are found in blocks of 20 attempts, in the order of their start. An outage is a run of
-blocks that each have a quarter of failures, if two neighbouring blocks each have half. The reasons:
+To find outages, the attempts are ordered by start time and divided into blocks of 20. An outage is
+a sequence of blocks in which at least a quarter of the attempts failed, if in two neighbouring
+blocks of the sequence at least half failed. The reasons:
 
-* Attempts and not seconds, because an open breaker or a quiet night leaves periods without data.
-* Two blocks, because where a fifth of the attempts always fails, one block can be chance.
-* A quarter, so that a service that flaps has one outage and not ten.
+* A block is a number of attempts and not of seconds, because an open breaker or a quiet night
+  leaves periods without data.
+* Two blocks must have half, because one block can have half by chance if a fifth of the attempts
+  always fails.
+* The other blocks need only a quarter, so that an unstable service has one outage and not ten.
 
-An outage lasts from the start of its first failed attempt to the start of its last one, because an
-attempt that hung may have ended long after the recovery. Permanent failures are ignored: they are
-caused by the request.
+An outage lasts from the start of its first failed attempt to the start of its last failed attempt.
+The end of that attempt would be wrong: if it hung, it ended long after the recovery. Permanent
+failures are ignored, because the request causes them and not the dependency.
 """
 
 from __future__ import annotations
@@ -42,10 +45,10 @@ TAIL_QUANTILE = 0.999
 BLOCK_ATTEMPTS = 20
 
 _SUCCESS, _PERMANENT = OUTCOME_KINDS.index(Kind.SUCCESS), OUTCOME_KINDS.index(Kind.PERMANENT)
-_OUTAGE_CORE_FAILURES = 0.5
-"""The share of failures that two neighbouring blocks of an outage have."""
-_OUTAGE_FAILURES = 0.25
-"""The share of failures that each block of an outage has."""
+_MIN_CORE_FAILURE_SHARE = 0.5
+"""The lowest share of failures in two neighbouring blocks of an outage."""
+_MIN_FAILURE_SHARE = 0.25
+"""The lowest share of failures in every block of an outage."""
 
 
 class Outage(NamedTuple):
@@ -54,11 +57,11 @@ class Outage(NamedTuple):
     start: float
     end: float
     first: int
-    """The position of its first attempt in the log."""
+    """The index of the outage's first attempt in the log."""
     stop: int
-    """The position after its last attempt."""
+    """The index after the outage's last attempt."""
     share: float
-    """The share of its attempts that failed."""
+    """The share of the outage's attempts that failed."""
     median_failure_duration: float
 
     @property
@@ -68,60 +71,62 @@ class Outage(NamedTuple):
 
 
 class AttemptOdds(NamedTuple):
-    """How often the attempt with this number succeeded, of all calls that made it."""
+    """How often attempt `number` succeeded, of all calls that made so many attempts."""
 
     number: int
     tries: int
     successes: int
     low: float
+    """The lower bound of the 95 % interval of `share`."""
     high: float
-    """The bounds of the 95 % interval."""
+    """The upper bound of the 95 % interval of `share`."""
 
     @property
     def share(self) -> float:
-        """The share that succeeded."""
+        """The share of the tries that succeeded."""
         return self.successes / self.tries
 
 
 class HedgeEstimate(NamedTuple):
-    """The estimated effect of a second copy after `delay` on healthy attempts.
+    """The estimated effect of sending a second copy of a healthy attempt after `delay` seconds.
 
-    It assumes that both copies draw their durations independently from the logged durations.
+    The estimate assumes that the durations of both copies are independent.
     """
 
     percentile: str
+    """The percentile of the durations that is used as `delay`, such as "p95"."""
     delay: float
     tail: float
-    """The p99.9 with the second copy."""
+    """The p99.9 of the durations with the second copy."""
     saving: float
-    """The share of the p99.9 that is saved."""
+    """The reduction of the p99.9, as a share of the p99.9 without the second copy."""
     load: float
     """Additional requests per call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """The numbers of a log. Times are in seconds, sequences are sorted."""
+    """The statistics of a log. Times are in seconds, sequences of durations are sorted."""
 
     attempts: int
     calls: int
     start: float
     span: float
-    """From the start of the first attempt to the end of the last one."""
+    """The time from the first start of an attempt to the last end of one."""
     success_durations: Sequence[float]
-    """Of healthy attempts that succeeded."""
+    """The durations of healthy attempts that succeeded."""
     failure_durations: Sequence[float]
-    """Of healthy attempts that failed, without permanent failures."""
+    """The durations of healthy attempts that failed, without permanent failures."""
     call_durations: Sequence[float]
-    """Of successful calls, waits included."""
+    """The durations of successful calls, including the waits between attempts."""
     odds: tuple[AttemptOdds, ...]
-    """Of all attempts, by attempt number."""
+    """The odds of each attempt number, from all attempts."""
     healthy_odds: tuple[AttemptOdds, ...]
-    """Of healthy attempts, by attempt number."""
+    """The odds of each attempt number, from healthy attempts."""
     healthy_calls: int
     """Calls that started outside outages."""
     healthy_retries: int
-    """The retries of those calls."""
+    """The retries of the calls that started outside outages."""
     retries: int
     max_concurrency: int
     """The highest number of healthy attempts that ran at the same time and succeeded."""
@@ -140,7 +145,7 @@ class Evidence:
 
     @property
     def attempts_per_call(self) -> float:
-        """Attempts per call, of calls whose first attempt is in the log."""
+        """The mean number of attempts of the calls whose first attempt is in the log."""
         return 1 + self.retries / max(1, self.calls)
 
     @property
@@ -156,19 +161,23 @@ class Evidence:
 
 
 class _Call(NamedTuple):
+    """A call: the indices of its first and last attempt in the log, and its number of retries."""
+
     first: int
     last: int
     retries: int
 
 
 class _Block(NamedTuple):
+    """Consecutive attempts: the index of the first one, and the index after the last one."""
+
     first: int
     stop: int
-    share: float
+    failure_share: float
 
 
 def analyze_log(log: AttemptLog) -> Evidence:
-    """Compute the numbers that a proposal is based on."""
+    """Compute the statistics that a proposal is based on."""
     if not len(log):
         raise ConfigurationError("the log must have at least one attempt, got none")
     outages = find_outages(log)
@@ -178,7 +187,7 @@ def analyze_log(log: AttemptLog) -> Evidence:
     success_durations = _durations(log, in_outage, failed=False)
     call_durations: array[float] = array("d")
     calls = retries = healthy_calls = healthy_retries = 0
-    for call in _calls(log):
+    for call in _group_calls(log):
         calls += 1
         retries += call.retries
         if not in_outage[call.first]:
@@ -195,8 +204,8 @@ def analyze_log(log: AttemptLog) -> Evidence:
         success_durations=success_durations,
         failure_durations=_durations(log, in_outage, failed=True),
         call_durations=_sorted(call_durations),
-        odds=_count_odds(log, bytes(len(log))),
-        healthy_odds=_count_odds(log, in_outage),
+        odds=_count_odds(log, excluded=bytes(len(log))),
+        healthy_odds=_count_odds(log, excluded=in_outage),
         healthy_calls=healthy_calls,
         healthy_retries=healthy_retries,
         retries=retries,
@@ -211,7 +220,7 @@ def analyze_log(log: AttemptLog) -> Evidence:
 
 
 def estimate_hedge(durations: Sequence[float], percentile: str) -> HedgeEstimate:
-    """Estimate the effect of a second copy at this percentile."""
+    """Estimate the effect of a second copy that is sent after this percentile of the durations."""
     delay = quantile(durations, float(percentile[1:]) / 100)
     tail = quantile(durations, TAIL_QUANTILE)
     hedged_tail = hedged_quantile(durations, TAIL_QUANTILE, delay)
@@ -220,47 +229,47 @@ def estimate_hedge(durations: Sequence[float], percentile: str) -> HedgeEstimate
 
 
 def find_outages(log: AttemptLog) -> tuple[Outage, ...]:
-    """Find the outages of a log, in order; the module docstring has the rule."""
+    """Find the outages of a log, in order, by the rule in the docstring of this module."""
     outages: list[Outage] = []
-    run: list[_Block] = []
-    end = _Block(len(log), len(log), 0.0)
-    for block in (*_blocks(log), end):
-        if block.share >= _OUTAGE_FAILURES:
-            run.append(block)
+    blocks: list[_Block] = []
+    end = _Block(len(log), len(log), failure_share=0.0)  # completes an outage that is still open
+    for block in (*_divide_into_blocks(log), end):
+        if block.failure_share >= _MIN_FAILURE_SHARE:
+            blocks.append(block)
             continue
         if any(
-            first.share >= _OUTAGE_CORE_FAILURES and second.share >= _OUTAGE_CORE_FAILURES
-            for first, second in pairwise(run)
+            min(block.failure_share, next_block.failure_share) >= _MIN_CORE_FAILURE_SHARE
+            for block, next_block in pairwise(blocks)
         ):
-            outages.append(_make_outage(log, run[0].first, run[-1].stop))
-        run = []
+            outages.append(_make_outage(log, blocks[0].first, blocks[-1].stop))
+        blocks = []
     return tuple(outages)
 
 
-def _blocks(log: AttemptLog) -> Iterator[_Block]:
+def _divide_into_blocks(log: AttemptLog) -> Iterator[_Block]:
     first = attempts = failed = 0
-    for position, kind in enumerate(log.kinds):
+    for index, kind in enumerate(log.kinds):
         if kind == _PERMANENT:
             continue
         attempts += 1
         failed += kind != _SUCCESS
         if attempts == BLOCK_ATTEMPTS:
-            yield _Block(first, position + 1, failed / attempts)
-            first, attempts, failed = position + 1, 0, 0
+            yield _Block(first, index + 1, failed / attempts)
+            first, attempts, failed = index + 1, 0, 0
     if attempts:  # the missing attempts of an incomplete last block count as successes
         yield _Block(first, len(log), failed / BLOCK_ATTEMPTS)
 
 
 def _make_outage(log: AttemptLog, first: int, stop: int) -> Outage:
-    attempts = [at for at in range(first, stop) if log.kinds[at] != _PERMANENT]
-    failed = [at for at in attempts if log.kinds[at] != _SUCCESS]
+    attempts = [index for index in range(first, stop) if log.kinds[index] != _PERMANENT]
+    failed = [index for index in attempts if log.kinds[index] != _SUCCESS]
     return Outage(
-        log.starts[failed[0]],
-        log.starts[failed[-1]],
-        first,
-        stop,
-        len(failed) / len(attempts),
-        median(log.durations[at] for at in failed),
+        start=log.starts[failed[0]],
+        end=log.starts[failed[-1]],
+        first=first,
+        stop=stop,
+        share=len(failed) / len(attempts),
+        median_failure_duration=median(log.durations[index] for index in failed),
     )
 
 
@@ -281,11 +290,11 @@ def _max_concurrency(log: AttemptLog, in_outage: Sequence[int]) -> int:
             starts.append(start)
             ends.append(start + duration)
     ends = _sorted(ends)
-    highest = ended = 0
-    for started, start in enumerate(starts):
-        while ended < started and ends[ended] <= start:
-            ended += 1
-        highest = max(highest, started + 1 - ended)
+    highest = ended_count = 0
+    for started_before, start in enumerate(starts):
+        while ended_count < started_before and ends[ended_count] <= start:
+            ended_count += 1
+        highest = max(highest, started_before + 1 - ended_count)
     return highest
 
 
@@ -293,20 +302,23 @@ def _sorted(values: array[float]) -> array[float]:
     return array("d", sorted(values))
 
 
-def _calls(log: AttemptLog) -> Iterator[_Call]:
-    """Group attempts into calls. Sorting positions needs far less memory than lists by task."""
+def _group_calls(log: AttemptLog) -> Iterator[_Call]:
+    """Group attempts into calls.
+
+    Sorting the indices by task needs far less memory than a list of attempts for each task.
+    """
     order = sorted(range(len(log)), key=log.tasks.__getitem__)
     first: int | None = None
     last = retries = 0
     task, number = -1, 0
-    for at in order:
-        if log.tasks[at] != task or log.numbers[at] <= number:
+    for index in order:
+        if log.tasks[index] != task or log.numbers[index] <= number:
             if first is not None:
                 yield _Call(first, last, retries)
-            first, retries = (at if log.numbers[at] == 1 else None), 0
+            first, retries = (index if log.numbers[index] == 1 else None), 0
         else:
             retries += 1
-        task, number, last = log.tasks[at], log.numbers[at], at
+        task, number, last = log.tasks[index], log.numbers[index], index
     if first is not None:
         yield _Call(first, last, retries)
 

@@ -16,7 +16,7 @@ _DURATION_FIELDS = ("attempt_timeout", "initial_delay", "max_delay", "total_budg
 _DURATION = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(ms|s|m|min|h|)\s*", re.ASCII)
 _SECONDS_BY_UNIT = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _MIN_INTEGER_PERCENT = 9.95
-"""From here on a percentage is rounded to an integer, which has two digits."""
+"""A percentage of at least this is rounded to an integer, so that it has two digits or more."""
 _MIN_SHOWN_PERCENT = 0.01
 
 
@@ -41,7 +41,8 @@ def format_setting(field: str, value: object) -> str:
         return format_duration(value)
     if isinstance(value, Mapping):
         table = cast("Mapping[str, Any]", value)
-        # "ratio 0.02" instead of "kind=ratio ratio=0.02"
+        # The names of `kind` and of the key that is named like the kind are left out:
+        # "ratio 0.02" instead of "kind=ratio ratio=0.02".
         unnamed = ("kind", table.get("kind"))
         return " ".join(
             f"{item}" if name in unnamed else f"{name}={item}" for name, item in table.items()

@@ -1,23 +1,29 @@
-"""Propose a policy from evidence, each value with its reason.
+"""Propose a defence from evidence, with a reason for each value.
 
-attempt_timeout   the p99.5 of healthy attempts; attempts that a timeout has cut off count as the
-                  longest. The current timeout is kept if the log does not contradict it.
-initial_delay     twice the median of healthy attempts, at least 10 ms.
-max_delay         a quarter of the median outage.
-max_attempts      up to the last attempt that succeeds often enough: outside outages at least 1 %
-                  for certain, or else overall possibly 1 % (by Wilson's interval). The attempts of
-                  one outage fail together, so that none is dropped with fewer than three outages.
-                  None is dropped for the latency target: total_budget limits the time.
-total_budget      the latency target. One that is below the median of healthy attempts is rejected.
-budget            a ratio: twice the retries per call outside outages, from 2 % to 20 %.
-hedging.after     the earliest percentile that adds at most 5 % of requests, if it saves a tenth
-                  of the p99.9. A call is retried or hedged, so next to a policy it is advice.
+A `Defence` is a policy, or hedging, with its breaker, retry budget and limiter. The values are:
 
-For a policy of one attempt nothing is proposed for waits and retries, because it has none.
+attempt_timeout   The p99.5 of the durations of healthy attempts. Attempts that a timeout has cut
+                  off count as longer than all others. The current timeout is kept if it lies
+                  within the confidence interval of the p99.5.
+initial_delay     Twice the median duration of healthy attempts, at least 10 ms.
+max_delay         A quarter of the median outage.
+max_attempts      The number of the last attempt that may succeed in 1 % of the cases, by the upper
+                  bound of Wilson's interval. The odds outside outages are used if there are enough
+                  tries, otherwise the odds of the whole log. The attempts of one outage fail
+                  together, so the whole log counts against an attempt only if it has three outages.
+                  The latency target drops no attempt, because total_budget limits the time.
+total_budget      The latency target. A target below the median of healthy attempts is rejected.
+budget            A ratio: twice the retries per call outside outages, from 2 % to 20 %.
+hedging.after     The earliest percentile that adds at most 5 % of requests, if hedging then
+                  reduces the p99.9 by a tenth. A call is either retried or hedged, so for a
+                  defence with a policy this is only advice.
 
-A value is not guessed if the log is too small for it: the current value is kept, and the reason
-says so. A quantile needs five samples beyond it (1,000 for p99.5, 5,000 for p99.9), the median and
-the odds of an attempt need 200 samples, the median outage needs 3, the retry ratio 1,000 calls.
+A policy of one attempt has no waits and retries, so nothing is proposed for them.
+
+If the log is too small to derive a value, the current value is kept, and the reason says so. A
+quantile needs five samples above it (1,000 samples for p99.5, 5,000 for p99.9). The median and the
+odds of an attempt need 200 samples, the median outage needs 3 outages, and the retry ratio needs
+1,000 calls.
 """
 
 from __future__ import annotations
@@ -55,9 +61,9 @@ _POLICY_RULES = (
     rules.suggest_total_budget,
 )
 _MIN_PLAUSIBLE_MEDIAN_S = 0.001
-"""Few dependencies respond faster; durations in seconds that were meant as milliseconds do."""
+"""A lower median suggests that the log has durations in seconds instead of milliseconds."""
 _MAX_OUTAGE_SHARE = 0.9
-"""Retries multiply the attempts of an outage, so that a useful log may have two thirds in one."""
+"""Retries multiply attempts during an outage, so two thirds in outages are no reason to warn."""
 _JSON_QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p99.5": 0.995, "p99.9": 0.999}
 
 
@@ -68,16 +74,18 @@ class Proposal:
     suggestions: tuple[Suggestion, ...]
     current: Defence
     defence: Defence
+    """The proposed defence."""
     warnings: tuple[str, ...] = ()
-    """Doubts about the log or the latency target."""
+    """Possible mistakes in the log or in the latency target."""
 
 
 def propose(
     evidence: Evidence, current: Defence | None = None, latency_target: float | None = None
 ) -> Proposal:
-    """Propose a defence; without a current one, the default policy is the current one.
+    """Propose a defence.
 
-    `latency_target`: the seconds that a call may take in total.
+    `current` is the defence that is used now; by default, the default policy. `latency_target` is
+    the time that a call may take in total, in seconds.
     """
     warnings = list(_log_warnings(evidence))
     if latency_target is not None:
@@ -86,7 +94,7 @@ def propose(
     current = current or Defence()
     budget = rules.suggest_retry_budget(evidence, current)
     hedge = rules.suggest_hedging(evidence, current)
-    parts: dict[str, Any] = {
+    state_tables: dict[str, Any] = {
         "breaker": current.breaker,
         "budget": budget.proposed,
         "limiter": current.limiter,
@@ -95,7 +103,7 @@ def propose(
         hedging = replace(current.hedging, after=hedge.proposed)
         if latency_target is not None:
             warnings.append("a hedged call has no total_budget: the latency target has no effect")
-        defence = Defence(hedging=hedging, **parts)
+        defence = Defence(hedging=hedging, **state_tables)
         return Proposal((hedge, budget), current, defence, tuple(warnings))
     policy = current.policy
     suggestions: list[Suggestion] = []
@@ -106,16 +114,18 @@ def propose(
             suggestions.append(suggestion)
     if policy.max_attempts == 1:
         policy = policy.replace(**{name: getattr(current.policy, name) for name in _RETRY_FIELDS})
-        suggestions = [one for one in suggestions if one.field not in _RETRY_FIELDS]
-        parts["budget"] = current.budget
+        suggestions = [
+            suggestion for suggestion in suggestions if suggestion.field not in _RETRY_FIELDS
+        ]
+        state_tables["budget"] = current.budget
     else:
         suggestions.append(budget)
-    defence = Defence(policy, **parts)
+    defence = Defence(policy, **state_tables)
     return Proposal((*suggestions, hedge), current, defence, tuple(warnings))
 
 
 def to_json(evidence: Evidence, proposal: Proposal, comparison: Comparison | None = None) -> str:
-    """Return evidence, proposal and comparison as JSON. Times are seconds; infinity is null."""
+    """Return evidence, proposal and comparison as JSON text; times are in seconds, inf is null."""
     data: dict[str, Any] = {
         "log": {
             "attempts": evidence.attempts,
@@ -153,7 +163,7 @@ def to_json(evidence: Evidence, proposal: Proposal, comparison: Comparison | Non
 
 
 def _log_warnings(evidence: Evidence) -> Iterator[str]:
-    """Yield what looks wrong with a log."""
+    """Yield a warning for each possible mistake in a log."""
     median = quantile(evidence.success_durations, 0.5)
     if median < _MIN_PLAUSIBLE_MEDIAN_S:
         yield f"durationMs has a median of {format_duration(median)}: are these seconds?"
@@ -173,7 +183,7 @@ def _log_warnings(evidence: Evidence) -> Iterator[str]:
 
 
 def _latency_target_warnings(evidence: Evidence, target: float) -> Iterator[str]:
-    """Yield which healthy attempts miss the target; raise if half of them do."""
+    """Warn if many healthy attempts take longer than the target; raise if more than half do."""
     durations = evidence.success_durations
     if len(durations) < required_samples(0.5):
         return

@@ -1,7 +1,7 @@
-"""The rules that derive each field of a policy, its retry budget and its hedging from evidence.
+"""The rules that derive the fields of a policy, the retry budget and the hedging from evidence.
 
-Each rule for a field of the policy gets the policy as the previous rules have changed it.
-`tarry.tuning.timeouts` has the rule for the attempt timeout.
+The rules for policy fields run one after the other, and each gets the policy with the values that
+the earlier rules proposed. The rule for the attempt timeout is in `tarry.tuning.timeouts`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from tarry.tuning.evidence import AttemptOdds, Evidence, HedgeEstimate
 
 MIN_TRIES = 200
+"""The tries that are needed to estimate how often an attempt succeeds."""
 MIN_CLEAR_TRIES = 30
-"""Enough tries to keep an attempt if their success rate is clearly high enough."""
+"""Enough tries to keep an attempt, if even the lower bound of its success rate is high enough."""
 MIN_OUTAGES = 3
 MIN_SUCCESS_RATE = 0.01
-"""An attempt that succeeds less often is not worth making."""
+"""An attempt with a lower success rate is not worth making."""
 MIN_INITIAL_DELAY_S = 0.01
 MAX_MAX_DELAY_S = 3600.0
 MIN_CALLS = 1_000
@@ -37,7 +38,7 @@ _TARGET_LIMITS_WAIT = "the latency target: no wait can be longer"
 
 
 class Suggestion(NamedTuple):
-    """The proposed value of one field, with its reason. Values are seconds, counts or tables."""
+    """The proposed value of one field, with its reason. Times are in seconds."""
 
     field: str
     current: Any
@@ -47,7 +48,7 @@ class Suggestion(NamedTuple):
     has_enough_data: bool = True
     """False if the log is too small, so that the current value is kept."""
     is_advice: bool = False
-    """True if the proposed defence does not include it."""
+    """True if the proposed defence does not include the proposed value."""
 
 
 def keep_value(
@@ -69,8 +70,8 @@ def suggest_initial_delay(
 ) -> Suggestion:
     """Suggest twice the median of healthy attempts.
 
-    With full jitter the average wait is half of its ceiling, so that the first wait is one round
-    trip on average.
+    With full jitter, a wait is on average half as long as its ceiling (the delay before jitter).
+    So the first wait takes one round trip on average.
     """
     field, current, durations = "initial_delay", policy.initial_delay, evidence.success_durations
     if not isinstance(policy.backoff, str):
@@ -94,7 +95,7 @@ def suggest_max_delay(
 ) -> Suggestion:
     """Suggest a quarter of the median outage.
 
-    A call that waits when the dependency recovers then retries at most that much later.
+    A call that is waiting when the dependency recovers is then retried within that time.
     """
     field, current = "max_delay", policy.max_delay
     if not isinstance(policy.backoff, str):
@@ -118,9 +119,9 @@ def suggest_max_delay(
 def suggest_max_attempts(
     evidence: Evidence, policy: Policy, latency_target: float | None
 ) -> Suggestion:
-    """Suggest all attempts that succeed often enough.
+    """Suggest as many attempts as succeed often enough.
 
-    The latency target does not reduce their number, because total_budget limits their time.
+    The latency target does not reduce the number, because total_budget limits the time.
     """
     suggestion = _suggest_by_odds(evidence, policy.max_attempts)
     if latency_target is None or policy.attempt_timeout is None:
@@ -136,7 +137,7 @@ def suggest_max_attempts(
 def suggest_total_budget(
     evidence: Evidence, policy: Policy, latency_target: float | None
 ) -> Suggestion | None:
-    """Suggest the latency target, or nothing without one. A running attempt may end later."""
+    """Suggest the latency target, or None without a target. Running attempts may exceed it."""
     if latency_target is None:
         return None
     durations = evidence.call_durations
@@ -148,7 +149,7 @@ def suggest_total_budget(
 
 
 def suggest_retry_budget(evidence: Evidence, current: Defence) -> Suggestion:
-    """Suggest a ratio that stops no retry outside outages, and limits those of an outage."""
+    """Suggest a ratio that permits all retries outside outages, and limits retries in an outage."""
     current_budget = None if current.budget is None else dict(current.budget)
     if evidence.healthy_calls < MIN_CALLS:
         available = format_count(evidence.healthy_calls, "call") + " outside outages"
@@ -172,7 +173,10 @@ def suggest_retry_budget(evidence: Evidence, current: Defence) -> Suggestion:
 
 
 def suggest_hedging(evidence: Evidence, current: Defence) -> Suggestion:
-    """Suggest the earliest percentile that adds little load; it is advice next to a policy."""
+    """Suggest to hedge after the earliest percentile that adds little load.
+
+    If the current defence has a policy instead of hedging, the suggestion is only advice.
+    """
     field = "hedging.after"
     current_after = None if current.hedging is None else current.hedging.after
     durations = evidence.success_durations
@@ -240,8 +244,9 @@ def _choose_odds(
 ) -> AttemptOdds | None:
     """Return the odds that decide whether an attempt is worth making; None for too little data.
 
-    Odds outside outages come first, because the retry budget limits the cost of an outage. The
-    attempts of one outage fail together, so that they count as one sample however many they are.
+    The odds outside outages are preferred, because the retry budget limits the cost of retries in
+    an outage. The attempts of one outage fail together and thus count as one sample. So the overall
+    odds can rule out an attempt only if the log has several outages.
     """
     if healthy is not None and (
         healthy.tries >= MIN_TRIES

@@ -1,12 +1,13 @@
 """The rule for the attempt timeout.
 
-An attempt that a timeout has cut off would have taken longer, by an unknown time. If such attempts
-were left out of the sample, the suggested timeout would be shorter, would cut off more attempts,
-and would shrink with each round of tuning. So they count as longer than all others: a quantile
-that falls among them is known to be beyond the timeout, and nothing more.
+An attempt that a timeout has cut off would have taken longer; how much longer is unknown. If these
+attempts were left out of the sample, the suggested timeout would be too short and would cut off
+more attempts, and the timeout would shrink with each round of tuning. So the sample contains them
+with an infinite duration. If a quantile of the sample is infinite, all that is known is that it is
+longer than the timeout.
 
-The timeout is that of the policy, or one that shows in the log: failures after nearly the same
-duration, above which hardly any attempt succeeds.
+The timeout that cut off attempts is the timeout of the policy, or it is inferred from the log: many
+attempts failed after nearly the same duration, and hardly any attempt that took longer succeeded.
 """
 
 from __future__ import annotations
@@ -40,20 +41,21 @@ _MIN_TIMEOUT_S = 0.001
 _EQUAL_DURATIONS_RATIO = 1.02
 """Durations within 2 % count as equal, because timers are not exact."""
 _LOG_RESOLUTION_S = 0.001
-"""A duration logged in whole milliseconds may be this much shorter than the timeout."""
+"""Logged durations are whole milliseconds, so rounding can make them this much too short."""
 _MIN_EQUAL_FAILURES = 3
-"""Fewer failures after nearly the same duration may be chance."""
+"""Fewer failures with nearly the same duration may be a coincidence."""
 _SLOW_QUANTILE = 0.99
-"""Failures faster than this quantile of the successes are responses, which cluster as well."""
+"""Failures faster than this quantile of the successes are error responses and not timeouts. They
+are ignored, because error responses can have nearly equal durations, too."""
 
 
 class ObservedTimeout(NamedTuple):
-    """A timeout and the healthy attempts that it has cut off."""
+    """A timeout that has cut off healthy attempts."""
 
-    limit: float
-    attempts: int
+    timeout: float
+    cut_off_attempts: int
     is_inferred: bool
-    """True if the timeout is not that of the policy but shows in the log."""
+    """True if the timeout is not set by the policy but inferred from the log."""
 
 
 def suggest_attempt_timeout(
@@ -66,24 +68,29 @@ def suggest_attempt_timeout(
         return suggestion
     reason = "the latency target: no attempt can take longer"
     durations = evidence.success_durations
-    cut_off = share_above(durations, latency_target) if durations else 0.0
-    if cut_off:
-        reason += f", and {format_percent(cut_off)} of healthy ones are cut off"
+    cut_off_share = share_above(durations, latency_target) if durations else 0.0
+    if cut_off_share:
+        reason += f", and {format_percent(cut_off_share)} of healthy ones are cut off"
     return Suggestion(_FIELD, suggestion.current, latency_target, reason, suggestion.evidence)
 
 
 def find_timeout(
-    successes: Sequence[float], failures: Sequence[float], limit: float | None
+    successes: Sequence[float], failures: Sequence[float], policy_timeout: float | None
 ) -> ObservedTimeout | None:
-    """Find the timeout that has cut off attempts: the limit of the policy, or an inferred one."""
-    candidates = [] if limit is None else [(limit - _LOG_RESOLUTION_S, limit, False)]
+    """Find the timeout that has cut off attempts; None if no timeout did.
+
+    `successes` and `failures` are the sorted durations of healthy attempts.
+    """
+    candidates: list[tuple[float, float, bool]] = []
+    if policy_timeout is not None:
+        candidates.append((policy_timeout - _LOG_RESOLUTION_S, policy_timeout, False))
     cluster = _largest_cluster(successes, failures)
     if cluster:
         candidates.append((cluster[0], median(cluster), True))
     for threshold, timeout, is_inferred in candidates:
         failed_above = len(failures) - bisect_left(failures, threshold)
         succeeded_above = len(successes) - bisect_left(successes, threshold)
-        if failed_above > succeeded_above:  # otherwise few attempts had this timeout, or none
+        if failed_above > succeeded_above:  # otherwise most attempts did not have this timeout
             return ObservedTimeout(timeout, failed_above, is_inferred)
     return None
 
@@ -96,34 +103,37 @@ def _suggest_by_latency(evidence: Evidence, current: float | None) -> Suggestion
         return insufficient_data(_FIELD, current, available, f"{required:,} needed for p99.5")
     observed = find_timeout(successes, evidence.failure_durations, current)
     sample = list(successes)
-    in_force = current
+    effective = current  # the timeout that the logged attempts had
     if observed is not None:
-        sample.extend(repeat(inf, observed.attempts))
-        limit = round_two_digits(observed.limit) if observed.is_inferred else observed.limit
-        in_force = max(current or 0.0, limit)
+        sample.extend(repeat(inf, observed.cut_off_attempts))
+        timeout = observed.timeout
+        effective = max(
+            current or 0.0, round_two_digits(timeout) if observed.is_inferred else timeout
+        )
     p995 = quantile(sample, TIMEOUT_QUANTILE)
     low, high = quantile_interval(sample, TIMEOUT_QUANTILE)
     found = _describe_evidence(observed, len(sample), p995, low, high)
     if observed is not None and low == inf:
         reason = (
-            f"{format_percent(observed.attempts / len(sample))} of healthy attempts ran into the "
-            "timeout, so p99.5 lies beyond it: raise it and measure again"
+            f"{format_percent(observed.cut_off_attempts / len(sample))} of healthy attempts ran "
+            "into the timeout, so p99.5 lies beyond it: raise it and measure again"
         )
-        suggestion = keep_value(_FIELD, in_force, reason, found, has_enough_data=False)
+        suggestion = keep_value(_FIELD, effective, reason, found, has_enough_data=False)
         return suggestion._replace(current=current)
-    if in_force is not None and (p995 == inf or _round_up(low) <= in_force <= _round_up(high)):
-        # A smaller change would follow chance, and only downwards: longer attempts are cut off.
+    if effective is not None and (p995 == inf or _round_up(low) <= effective <= _round_up(high)):
+        # A change within the confidence interval would follow chance. As the timeout cuts off the
+        # longest attempts, such changes would only ever shorten it.
         reason = "p99.5 of healthy attempts, as closely as the log can tell"
-        return keep_value(_FIELD, in_force, reason, found)._replace(current=current)
+        return keep_value(_FIELD, effective, reason, found)._replace(current=current)
     return Suggestion(_FIELD, current, _round_up(p995), "p99.5 of healthy attempts", found)
 
 
 def _largest_cluster(successes: Sequence[float], failures: Sequence[float]) -> Sequence[float]:
-    """Return the largest group of slow failures after nearly the same duration."""
+    """Return the largest group of slow failures with nearly the same duration, or nothing."""
     slow = failures[bisect_left(failures, quantile(successes, _SLOW_QUANTILE)) :]
     sizes = [
-        bisect_right(slow, shortest * _EQUAL_DURATIONS_RATIO) - at
-        for at, shortest in enumerate(slow)
+        bisect_right(slow, shortest * _EQUAL_DURATIONS_RATIO) - index
+        for index, shortest in enumerate(slow)
     ]
     size = max(sizes, default=0)
     first = sizes.index(size) if size >= _MIN_EQUAL_FAILURES else len(slow)
@@ -135,18 +145,18 @@ def _round_up(value: float) -> float:
 
 
 def _describe_evidence(
-    observed: ObservedTimeout | None, size: int, p995: float, low: float, high: float
+    observed: ObservedTimeout | None, sample_size: int, p995: float, low: float, high: float
 ) -> str:
     times = (p995, low, high)
     if observed is None:
-        return _describe_interval(size, *map(format_duration, times))
-    limit = format_duration(observed.limit)
-    texts = (f"over {limit}" if time == inf else format_duration(time) for time in times)
+        return _describe_interval(sample_size, *map(format_duration, times))
+    timeout = format_duration(observed.timeout)
+    texts = (f"over {timeout}" if time == inf else format_duration(time) for time in times)
     cause = ": they failed after nearly the same time" if observed.is_inferred else ""
-    interval = _describe_interval(size, *texts)
-    return f"{interval}, {observed.attempts:,} cut off at {limit}{cause}"
+    interval = _describe_interval(sample_size, *texts)
+    return f"{interval}, {observed.cut_off_attempts:,} cut off at {timeout}{cause}"
 
 
-def _describe_interval(size: int, p995: str, low: str, high: str) -> str:
+def _describe_interval(sample_size: int, p995: str, low: str, high: str) -> str:
     interval = "" if low == high else f" ({INTERVAL} {low} to {high})"
-    return f"{p995}{interval} of {size:,}"
+    return f"{p995}{interval} of {sample_size:,}"

@@ -66,7 +66,7 @@ class Document:
     locations: dict[KeyPath, SourceLocation]
 
     def error_at(self, key_path: KeyPath, message: str) -> ConfigurationError:
-        """Return an error located at a value, or at the nearest enclosing table that is known."""
+        """Return an error located at a value, or at the nearest enclosing table with a location."""
         while key_path and key_path not in self.locations:
             key_path = key_path[:-1]
         location = self.locations.get(key_path, SourceLocation(str(self.path)))
@@ -74,7 +74,7 @@ class Document:
 
 
 class ParsedDocument(NamedTuple):
-    """One document of a file, the line of each value, and the line on which it begins."""
+    """One document of a file, the line of each value, and the line on which the document starts."""
 
     data: Any
     lines: dict[KeyPath, int]
@@ -82,7 +82,7 @@ class ParsedDocument(NamedTuple):
 
 
 class DocumentSyntaxError(Exception):
-    """A text that cannot be parsed; `line` is 0 when it is not known."""
+    """Raised if a text cannot be parsed; `line` is 0 if the line is unknown."""
 
     def __init__(self, message: str, line: int = 0) -> None:
         super().__init__(message)
@@ -184,7 +184,7 @@ def _record_yaml_lines(
     """Record the line of each value below a YAML node; reject aliases and ambiguous keys."""
     import yaml
 
-    if id(node) in visited:  # nested aliases can expand to more values than memory holds
+    if id(node) in visited:  # an alias; nested aliases can expand to more values than fit in memory
         raise DocumentSyntaxError("write the value out instead of an alias", lines.get(key_path, 1))
     visited.add(id(node))
     if isinstance(node, yaml.SequenceNode):
@@ -211,7 +211,7 @@ PARSERS: dict[str, Callable[[str], list[ParsedDocument]]] = {
     ".yml": _parse_yaml,
     ".json": _parse_json,
 }
-"""By the suffix of the file."""
+"""The parser for each file suffix."""
 
 
 class _Token(NamedTuple):
@@ -220,7 +220,7 @@ class _Token(NamedTuple):
 
 
 class _LineFinder:
-    """Walks over the tokens of a valid text once and records the line of each key and item."""
+    """Reads the tokens of a valid TOML or JSON text, and records the line of each key and item."""
 
     def __init__(self, text: str, pattern: re.Pattern[str], unquote: Callable[[str], str]) -> None:
         self.lines: dict[KeyPath, int] = {}
@@ -265,8 +265,8 @@ class _LineFinder:
         line = self.peek().line
         for part in self.take_key(separator):
             key_path = (*key_path, part)
-            # In TOML this can also be the first part that two dotted keys share. Only JSON
-            # reads `duplicate`: the TOML parser itself rejects real duplicates.
+            # In TOML this need not be a duplicate: two dotted keys can have the same first part.
+            # Only JSON uses `duplicate`, because the TOML parser rejects duplicates itself.
             if self.lines.setdefault(key_path, line) != line:
                 self.duplicate = _Token(part, line)
         self.skip("\n")
@@ -294,7 +294,7 @@ class _LineFinder:
 def toml_lines(text: str) -> dict[KeyPath, int]:
     """Return the line of each table, key and list item of a valid TOML text."""
     finder = _LineFinder(text, _TOML_TOKEN, _unquote_toml)
-    last_index: dict[KeyPath, int] = {}  # of each array of tables: the index of its last table
+    last_index: dict[KeyPath, int] = {}  # the index of the last table in each array of tables
     table: KeyPath = ()
     while (token := finder.skip("\n")).text:
         if token.text != "[":

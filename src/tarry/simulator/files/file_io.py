@@ -57,7 +57,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    # Not `tempfile`, whose files only their owner can read.
+    # `tempfile` is not used, because it creates files that only their owner can read.
     temporary = path.with_name(f".{path.name}.{token_hex(4)}")
     try:
         temporary.write_bytes(content)

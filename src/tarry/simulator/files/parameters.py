@@ -1,4 +1,4 @@
-"""The values of a scenario by their dotted names, such as `servers.payments.concurrency`."""
+"""List and change the values of a scenario by dotted names like `servers.payments.concurrency`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tarry.simulator.files.documents import Document, KeyPath
     from tarry.simulator.scenario import Scenario
 
-_DISTRIBUTION_KINDS: dict[type, str] = {make: kind for kind, make in DISTRIBUTIONS.items()}
+_DISTRIBUTION_KINDS: dict[type, str] = {cls: kind for kind, cls in DISTRIBUTIONS.items()}
 
 
 def list_parameters(scenario: Scenario) -> dict[str, Any]:
@@ -29,7 +29,10 @@ def list_parameters(scenario: Scenario) -> dict[str, Any]:
 
 
 def with_value(document: Document, name: str, value: object) -> Document:
-    """Return a document with one value changed; errors about the value name the change."""
+    """Return a document with one value changed.
+
+    An error about the value shows the change, such as `clients.rate = 5`, instead of a line.
+    """
     key_path: KeyPath = tuple(int(part) if part.isdecimal() else part for part in name.split("."))
     location = SourceLocation(f"{name} = {short_repr(value)}")
     data = cast("dict[str, Any]", _replace_at(document.data, key_path, value))
@@ -37,9 +40,10 @@ def with_value(document: Document, name: str, value: object) -> Document:
 
 
 def merge_tables(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table with the changes of a variant, merged table by table.
+    """Return the base table with the changes of a variant.
 
-    `false` removes a table. A table with a `kind` replaces the whole table.
+    Nested tables are merged as well, with two exceptions: `false` removes a table, and a table that
+    has a `kind` replaces the base table instead of being merged.
     """
     result = dict(base)
     for key, value in changes.items():
@@ -64,7 +68,7 @@ def _list_values(name: str, value: object) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, Empirical):
         value = value.mean
     elif type(value) in _DISTRIBUTION_KINDS:
-        # The name of the table itself, so that a number can replace the whole table.
+        # List the table itself too, so that a number can replace the whole table.
         yield name.removeprefix("."), _DISTRIBUTION_KINDS[type(value)]
         inner = _field_values(value)
     elif is_dataclass(value):
@@ -86,13 +90,14 @@ def _field_values(value: Any) -> dict[str, object]:
 
 
 def _defence_values(defence: Defence) -> dict[str, Any]:
-    """Return the fields of the policy and of the parts of a defence, including defaults."""
+    """Return the fields of a defence's policy and parts, including those with default values."""
     data = defence.to_dict()
     values = dict.fromkeys(signature(Policy).parameters) if defence.hedging is None else {}
     values |= data
-    for name, make in part_classes(data).items():
-        parameters = signature(make).parameters.values()
-        values[name] = {one.name: one.default for one in parameters} | data[name]
+    for name, cls in part_classes(data).items():
+        parameters = signature(cls).parameters.values()
+        defaults = {parameter.name: parameter.default for parameter in parameters}
+        values[name] = defaults | data[name]
     return values
 
 

@@ -1,7 +1,8 @@
-"""Build scenarios and defences from the data of a document; errors name the line of a value.
+"""Build scenarios and defences from the data of a document. Errors name the line of the value.
 
-The fields of the dataclasses in `tarry.simulator.scenario` are the keys of a scenario file, and
-their annotations say how a value is built.
+The keys of a scenario file are the fields of the dataclasses in `tarry.simulator.scenario`. The
+annotation of a field selects how its value is built. A defence is a policy with optional parts:
+breaker, hedging, budget and limiter.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ MAX_DURATIONS_BYTES = 50_000_000
 MAX_DURATIONS = 1_000_000
 _DOTTED_NAME = re.compile(r"[A-Za-z_][\w-]*(?:\.[\w-]+)*")
 _PART_KINDS: dict[str, Mapping[str, Callable[..., Any]]] = {"budget": BUDGETS, "limiter": LIMITERS}
-"""The parts of a defence whose class depends on `kind`."""
+"""The parts of a defence whose class depends on their `kind`, with the class of each kind."""
 _PART_CLASSES: dict[str, Callable[..., Any]] = {"breaker": Breaker, "hedging": Hedging}
+"""The parts of a defence that have only one class."""
 DEFENCE_KEYS = ("preset", *signature(Policy).parameters, *_PART_CLASSES, *_PART_KINDS)
 
 
@@ -55,13 +57,13 @@ def build_defence(document: Document, key_path: KeyPath, data: object) -> Defenc
     table = _as_table(document, key_path, data)
     check_keys(document, key_path, table, DEFENCE_KEYS)
     for name in (*_PART_CLASSES, *_PART_KINDS):
-        if name in table:  # each part separately first, so that an error names the key of the part
+        if name in table:  # check each part on its own, so that an error names its key
             _check_part(document, (*key_path, name), name, table[name])
     return _with_location(document, key_path, table, lambda: Defence.from_dict(table))
 
 
 def build_distribution(document: Document, key_path: KeyPath, data: object) -> Distribution:
-    """Build a distribution from a number, which is a fixed value, or from a table with a kind."""
+    """Build a distribution from a number of seconds (`Fixed`), or from a table with a `kind`."""
     if isinstance(data, (int, float)) and not isinstance(data, bool):
         return Fixed(_check(document, key_path, lambda name: check_at_least(name, data, 0)))
     if not isinstance(data, Mapping):
@@ -75,18 +77,18 @@ def build_distribution(document: Document, key_path: KeyPath, data: object) -> D
 
 
 def part_classes(defence: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
-    """Return the class of each part (breaker, budget, ...) in the plain data of a defence."""
-    classes = {name: make for name, make in _PART_CLASSES.items() if name in defence}
+    """Return the class of each part (breaker, budget, ...) that the data of a defence contains."""
+    single = {name: cls for name, cls in _PART_CLASSES.items() if name in defence}
     by_kind = {
         name: kinds[defence[name]["kind"]] for name, kinds in _PART_KINDS.items() if name in defence
     }
-    return classes | by_kind
+    return single | by_kind
 
 
 def check_keys(
     document: Document, key_path: KeyPath, table: Mapping[str, Any], known: Iterable[str]
 ) -> None:
-    """Raise if a table has an unknown key; the error suggests a known one."""
+    """Raise if a table has a key that is not in `known`; the error suggests the closest one."""
     names = list(known)
     for key in table:
         if key not in names:
@@ -99,7 +101,8 @@ def read_durations(
 ) -> tuple[float, ...]:
     """Read the file of `{ kind = "empirical", file = ..., column = ..., scale = ... }`.
 
-    It has one number on each line, or is a CSV file if a column is named.
+    The file has one number on each line, or it is a CSV file if the table has a `column`. Each
+    number is multiplied by `scale` to get seconds.
     """
     check_keys(document, key_path, table, ("kind", "file", "column", "scale"))
     name, column = table["file"], table.get("column")
@@ -122,29 +125,29 @@ def _check_part(document: Document, key_path: KeyPath, name: str, data: object) 
     if name in _PART_KINDS:
         _get_kind(document, key_path, table, _PART_KINDS[name])
     parameters = signature(part_classes({name: table})[name]).parameters
-    kind = ["kind"] if name in _PART_KINDS else []
-    check_keys(document, key_path, table, [*kind, *parameters])
+    kind_key = ["kind"] if name in _PART_KINDS else []
+    check_keys(document, key_path, table, [*kind_key, *parameters])
     for key, parameter in parameters.items():
         if parameter.default is Parameter.empty and key not in table:
             raise document.error_at(key_path, f"{_format_key_path(key_path)} needs the key {key!r}")
     _with_location(document, key_path, table, lambda: Defence.from_dict({name: table}))
 
 
-def _build(make: type[T], document: Document, key_path: KeyPath, data: object) -> T:
-    """Build a dataclass from a table."""
+def _build(cls: type[T], document: Document, key_path: KeyPath, data: object) -> T:
+    """Build an instance of a dataclass from a table."""
     table = _as_table(document, key_path, data)
-    known = {field.name: field for field in fields(cast("Any", make))}
-    check_keys(document, key_path, table, known)
-    for name, field in known.items():
+    fields_by_name = {field.name: field for field in fields(cast("Any", cls))}
+    check_keys(document, key_path, table, fields_by_name)
+    for name, field in fields_by_name.items():
         is_required = field.default is MISSING and field.default_factory is MISSING
         if is_required and name not in table:
             msg = f"{_format_key_path(key_path)} needs the key {name!r}"
             raise document.error_at(key_path, msg)
     values = {
-        name: _build_value(str(known[name].type), document, (*key_path, name), value)
+        name: _build_value(str(fields_by_name[name].type), document, (*key_path, name), value)
         for name, value in table.items()
     }
-    return _with_location(document, key_path, table, lambda: make(**values))
+    return _with_location(document, key_path, table, lambda: cls(**values))
 
 
 def _build_value(annotation: str, document: Document, key_path: KeyPath, data: object) -> Any:
@@ -182,13 +185,11 @@ def _build_value(annotation: str, document: Document, key_path: KeyPath, data: o
             return data
 
 
-def _build_list(
-    make: type[T], document: Document, key_path: KeyPath, data: object
-) -> tuple[T, ...]:
+def _build_list(cls: type[T], document: Document, key_path: KeyPath, data: object) -> tuple[T, ...]:
     if not isinstance(data, list):
         raise _type_error(document, key_path, "a list of tables", data)
     items = enumerate(cast("list[object]", data))
-    return tuple(_build(make, document, (*key_path, index), item) for index, item in items)
+    return tuple(_build(cls, document, (*key_path, index), item) for index, item in items)
 
 
 def _as_table(document: Document, key_path: KeyPath, data: object) -> Mapping[str, Any]:
@@ -220,21 +221,24 @@ def _with_location(
     document: Document,
     key_path: KeyPath,
     table: Mapping[str, Any],
-    make: Callable[[], T],
+    build: Callable[[], T],
 ) -> T:
-    """Call `make`; locate an error at its field, or at the first key that its rule mentions."""
+    """Return `build()`; add the location of the value to an error.
+
+    The value is the field of the error, or else the first key of the table that the error mentions.
+    """
     try:
-        return make()
+        return build()
     except ConfigurationError as error:
         mentioned = [error.field or "", *_DOTTED_NAME.findall(error.rule)]
-        key_paths = (tuple(name.split(".")) for name in mentioned)
-        inner = next((names for names in key_paths if names[0] in table), ())
+        candidates = (tuple(name.split(".")) for name in mentioned)
+        inner_path = next((names for names in candidates if names[0] in table), ())
         prefix = f"{_format_key_path(key_path)}: " if key_path else ""
-        raise document.error_at((*key_path, *inner), f"{prefix}{error}") from None
+        raise document.error_at((*key_path, *inner_path), f"{prefix}{error}") from None
 
 
 def _check(document: Document, key_path: KeyPath, check: Callable[[str], T], hint: str = "") -> T:
-    """Call `check` with the full name of a value, and locate its error."""
+    """Return `check(name)` for the full name of a value; add the location to an error."""
     try:
         return check(_format_key_path(key_path))
     except ConfigurationError as error:
@@ -242,7 +246,7 @@ def _check(document: Document, key_path: KeyPath, check: Callable[[str], T], hin
 
 
 def _number_hint(data: object) -> str:
-    """Return how to write a number that quotes, or YAML, turned into a string."""
+    """Return a hint if a string looks like a number: it was quoted, or YAML read it as a string."""
     if not isinstance(data, str):
         return ""
     try:

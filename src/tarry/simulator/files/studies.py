@@ -4,8 +4,8 @@
 `clients.defence.max_attempts`. Each run builds its scenario from the plain data again, so that a
 swept value passes the same checks as a value in the file.
 
-A value that is in the file but has no effect is rejected, because its author expected an effect.
-Values that are set or swept are not checked for that: they may well disable a part.
+A value in a file that has no effect is rejected, because it is probably a mistake. Values that are
+set or swept are not checked for an effect, because a sweep may disable a part on purpose.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 STUDY_KEYS = ("question", "lesson", "trials", "variants")
 """The keys of a file that are not part of its scenario."""
 DIFFERS = "(differs)"
-"""The value of a parameter that is not the same in all variants."""
+"""Shown as the value of a parameter that is not the same in all variants."""
 ARRIVALS_BY_KEY = {
     "rate": ("poisson",),
     "count": ("at-once", "closed", "backlog"),
     "think": ("closed",),
 }
-"""The kinds of arrivals for which a key of the clients has an effect."""
+"""The kinds of arrivals for which each of these keys of the clients has an effect."""
 COLUMNS = (
     Column("success_rate", "succeeded", "%"),
     Column("attempts_per_call", "attempts per call"),
@@ -100,7 +100,7 @@ def is_scenario(path: Path) -> bool:
 def run_variant(
     documents: Mapping[str, Document], *, variant: str, trials: int, seed: int, **parameters: Any
 ) -> list[Summary]:
-    """Run one variant; parameters that it does not have are ignored."""
+    """Run one variant; parameters that the variant does not have are ignored."""
     document = documents[variant]
     known = list_parameters(build_scenario(document))
     for name, value in parameters.items():
@@ -168,7 +168,7 @@ def _with_defences(
     trials: int,
     defences: Mapping[str, Defence],
 ) -> Study:
-    """Return a study of the first variant, with each of the defences for its clients."""
+    """Return a study that runs the first variant with each of the defences."""
     document = next(iter(documents.values()))
     variants: dict[str, Document] = {}
     for variant, defence in defences.items():
@@ -192,14 +192,16 @@ def _build_variants(document: Document) -> dict[str, Document]:
         if not isinstance(changes, Mapping):
             msg = f"variants.{name} must be a table, got {short_repr(changes)}"
             raise document.error_at(root, msg)
-        # A value that the variant changes is located where the variant has it.
-        changed = {
+        # Errors about a value that the variant changes must name its line in the variant.
+        changed_locations = {
             key_path[2:]: location
             for key_path, location in document.locations.items()
             if key_path[:2] == root and key_path != root
         }
         data = merge_tables(base, cast("Mapping[str, Any]", changes))
-        documents[name] = replace(document, data=data, locations=document.locations | changed)
+        documents[name] = replace(
+            document, data=data, locations=document.locations | changed_locations
+        )
         scenarios[name] = build_scenario(documents[name])
         _check_periods(documents[name], scenarios[name])
     _check_arrivals(document, changes_by_name, scenarios)
@@ -208,7 +210,7 @@ def _build_variants(document: Document) -> dict[str, Document]:
 
 
 def _inline_files(document: Document) -> Document:
-    """Return the document with the content of the policy files and durations that it names."""
+    """Return the document with the content of the policy files and duration files it refers to."""
     locations = dict(document.locations)
 
     def inline(key_path: KeyPath, value: object) -> Any:
@@ -263,7 +265,7 @@ def _check_periods(document: Document, scenario: Scenario) -> None:
 def _check_arrivals(
     document: Document, variants: Mapping[str, Any], scenarios: Mapping[str, Scenario]
 ) -> None:
-    """Raise if a key of the clients has no effect in any variant that it applies to."""
+    """Raise if a key of the clients has no effect in any of the variants that use it."""
     arrivals = {name: scenario.clients.arrivals for name, scenario in scenarios.items()}
     _check_client_keys(document, (), document.data, list(arrivals.values()))
     for name, changes in variants.items():
@@ -286,7 +288,7 @@ def _check_client_keys(
 
 
 def _check_calls(documents: Mapping[str, Document], scenarios: Mapping[str, Scenario]) -> None:
-    """Raise if a server is called in no variant: its name is probably misspelt somewhere."""
+    """Raise if no variant calls a server, because its name is probably misspelt somewhere."""
     called = {name for scenario in scenarios.values() for name in scenario.path()}
     for variant, scenario in scenarios.items():
         for name in scenario.servers:

@@ -33,16 +33,18 @@ if TYPE_CHECKING:
     from tarry.simulator.study import Plot, StudyResults, StudyRow
 
 Records = list[dict[str, Any]]
-"""The data of a chart; `vega` describes the fields."""
+"""The data of a chart; the docstring of `vega` describes the fields of a record."""
 
 _SERIES_HEADROOM = 1.02
 _LABEL_HEADROOM = 1.25
+"""Leaves space for the value next to the longest bar."""
 _NEVER_HEADROOM = 1.15
+"""Leaves space for the line of values that are "never" (infinite)."""
 _MAX_SERIES_POINTS = 600
 
 
 class Panel(NamedTuple):
-    """One view of a chart; `variant` is the number of the only variant it shows, or None."""
+    """One view of a chart. `variant` is the index of the variant, or None if it shows several."""
 
     label: str
     variant: int | None
@@ -51,7 +53,7 @@ class Panel(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """One plot of a study; it has no panels when there is nothing to draw."""
+    """One plot of a study. It has no panels if there is nothing to draw."""
 
     title: str
     kind: str
@@ -81,7 +83,7 @@ def _build_chart(results: StudyResults, plot: Plot) -> Chart:
 
 def _series_chart(results: StudyResults, plot: Plot) -> Chart:
     names = results.variants
-    # Of a sweep only the last point is drawn: usually the one with the highest load.
+    # Only the last point of a sweep is drawn, because it usually has the highest load.
     last_point = results.rows[-1].parameters
     rows = [row for row in results.rows if row.parameters == last_point]
     series_by_variant = {names.index(row.variant): _thin_series(row, plot.y) for row in rows}
@@ -148,7 +150,7 @@ def _bar_chart(results: StudyResults, plot: Plot) -> Chart:
     records_by_point: dict[str, Records] = {}
     for row, record in zip(results.rows, records, strict=True):
         point = format_point(row.parameters)
-        records_by_point.setdefault(point, []).append(_position(record, x_range))
+        records_by_point.setdefault(point, []).append(_with_position(record, x_range))
     unit = results.study.unit(plot.y)
     view = bars_view(results.variants, x_range, unit, _y_title(results, plot))
     panels = [Panel(label, None, records, view) for label, records in records_by_point.items()]
@@ -209,7 +211,7 @@ def _line_chart(results: StudyResults, plot: Plot) -> Chart:
             _describe_log_scale(records, y_range, "The vertical scale is logarithmic."),
         ),
         describe_values(plot.title, _named_values(results, records)),
-        [Panel("", None, [_position(record, y_range) for record in records], view)],
+        [Panel("", None, [_with_position(record, y_range) for record in records], view)],
     )
 
 
@@ -229,7 +231,7 @@ def _heat_map(results: StudyResults, plot: Plot) -> Chart:
     groups: dict[tuple[int, str], Records] = {}
     for row, record in zip(results.rows, records, strict=True):
         point = format_point({name: row.parameters[name] for name in other_names})
-        groups.setdefault((record["i"], point), []).append(_position(record, value_range))
+        groups.setdefault((record["i"], point), []).append(_with_position(record, value_range))
     panels = [
         Panel(
             ", ".join(filter(None, (names[variant], point))),
@@ -253,7 +255,7 @@ def _heat_map(results: StudyResults, plot: Plot) -> Chart:
 
 
 def _record(results: StudyResults, row: StudyRow, metric: str) -> dict[str, Any]:
-    """Return the record of one value; `y` is None when the value has no place on the axis."""
+    """Return the record of one value; `y` is None if the value is infinite or missing."""
     value = row.metrics.get(metric, nan)
     unit = results.study.unit(metric)
     return {
@@ -268,14 +270,15 @@ def _record(results: StudyResults, row: StudyRow, metric: str) -> dict[str, Any]
 def _thin_series(row: StudyRow, name: str) -> tuple[float, list[float]]:
     """Return the bucket width and the points of a time series of the first trial.
 
-    A long series is thinned to the highest value of each stretch, because peaks must not vanish.
+    Of a long series, several buckets become one point. It has their highest value, because peaks
+    must stay visible.
     """
     trial = row.trials[0] if row.trials else None
     values: Sequence[float] = getattr(trial, "series", {}).get(name, ())
     bucket: float = getattr(trial, "bucket", 1.0)
-    stretch = max(1, ceil(len(values) / _MAX_SERIES_POINTS))
-    stretches = (values[start : start + stretch] for start in range(0, len(values), stretch))
-    return bucket * stretch, [max(points) for points in stretches]
+    group_size = max(1, ceil(len(values) / _MAX_SERIES_POINTS))
+    groups = (values[start : start + group_size] for start in range(0, len(values), group_size))
+    return bucket * group_size, [max(group) for group in groups]
 
 
 def _named_values(results: StudyResults, records: Records) -> list[tuple[str, str]]:
@@ -287,11 +290,12 @@ def _named_values(results: StudyResults, records: Records) -> list[tuple[str, st
 
 
 def _y_title(results: StudyResults, plot: Plot) -> str:
-    """Return the title of the y axis; a bare unit is replaced by the title of the metric."""
+    """Return the title of the y axis; if it is empty or only a unit, the title of the metric."""
     return results.study.title(plot.y) if plot.y_title in UNIT_SUFFIXES else plot.y_title
 
 
-def _position(record: dict[str, Any], value_range: AxisRange) -> dict[str, Any]:
+def _with_position(record: dict[str, Any], value_range: AxisRange) -> dict[str, Any]:
+    """Return a record in which `y` is the position at which the value is drawn."""
     return {**record, "y": value_range.position(record["y"], never=record["never"])}
 
 

@@ -1,6 +1,7 @@
-"""Format the values of a study as text: the same in the terminal, the page and the charts.
+"""Format the values of a study as text, in the same way for the terminal, the page and charts.
 
-Values are in seconds and shares; the unit says how a value is written.
+Values are stored in seconds and as shares from 0 to 1. The unit, such as "ms" or "%", selects how a
+value is written.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _MAX_DESCRIBED_VALUES = 24
 
 
 def format_value(value: float, unit: str = "") -> str:
-    """Return a value with its unit: 12,345, 0.25 s, 250 ms, 99.2 %, 4.1x; "never" for inf s."""
+    """Return a value with its unit: 12,345, 0.25 s, 250 ms, 99.2 %, 4.1x, or "never" for inf s."""
     if isnan(value):
         return _NO_VALUE
     if isinf(value):
@@ -32,7 +33,7 @@ def format_value(value: float, unit: str = "") -> str:
 
 
 def scale_value(value: float, unit: str) -> float:
-    """Return the number that is written in front of the unit."""
+    """Convert a stored value to the unit: 0.25 becomes 250 for "ms" and 25 for "%"."""
     return value * _UNIT_FACTORS[unit]
 
 
@@ -52,7 +53,7 @@ def format_point(parameters: dict[str, Any]) -> str:
 
 
 def is_numeric(values: Iterable[object]) -> bool:
-    """Return whether all values are finite numbers, which have a place on an axis."""
+    """Return whether all values are finite numbers, so that an axis can show them."""
     return all(
         isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
         for value in values
@@ -60,14 +61,14 @@ def is_numeric(values: Iterable[object]) -> bool:
 
 
 def join_sentences(*sentences: str) -> str:
-    """Join the sentences that are not empty, each with a capital letter."""
+    """Capitalise and join the sentences that are not empty."""
     return " ".join(f"{part[0].upper()}{part[1:]}" for part in sentences if part)
 
 
 def describe_average(results: StudyResults, *metrics: str) -> str:
-    """Return a sentence that says how a value comes from several trials (see `StudyRow.metrics`).
+    """Return a sentence that says whether values are means or medians (see `StudyRow.metrics`).
 
-    It is empty for a single trial.
+    Return an empty string if there is only one trial.
     """
     if results.trials == 1:
         return ""
@@ -78,7 +79,7 @@ def describe_average(results: StudyResults, *metrics: str) -> str:
 
 
 def describe_values(title: str, values: Sequence[tuple[str, str]]) -> str:
-    """Return the values of a chart as text for screen readers, limited to a bearable length."""
+    """Return the first values of a chart as text for screen readers."""
     listed = "; ".join(f"{name}: {text}" for name, text in values[:_MAX_DESCRIBED_VALUES])
     more = "; the table has all values" if len(values) > _MAX_DESCRIBED_VALUES else ""
     return f"{title}. {listed}{more}."
@@ -95,7 +96,7 @@ def _format_number(value: float, unit: str) -> str:
 
 
 def _round(number: float) -> str:
-    """Return three significant digits, and all digits before the decimal point."""
+    """Format a number with three significant digits, and all digits before the decimal point."""
     if number == 0:
         return "0"
     decimals = max(0, _SIGNIFICANT_DIGITS - 1 - floor(log10(abs(number))))

@@ -1,4 +1,4 @@
-"""The charts of a study as one PNG or SVG image, and the library that draws charts."""
+"""Write the charts of a study as one PNG or SVG image, and import the library that draws them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from tarry.simulator.study import StudyResults
 
 _WIDTH_PX = 860
-_TITLE_CHARACTERS = 88
-_CAPTION_CHARACTERS = 108
+_MAX_TITLE_LINE = 88
+_MAX_CAPTION_LINE = 108
+"""Characters after which the text is wrapped."""
 _PNG_SCALE = 2.0
-"""Pixels per point: sharp on a high-resolution screen."""
-_TITLE_SIZE, _QUESTION_SIZE, _LABEL_SIZE = 17, 21, 13
+"""Pixels per point; 2 is sharp on a high-resolution screen."""
+_TITLE_SIZE_PX, _QUESTION_SIZE_PX, _LABEL_SIZE_PX = 17, 21, 13
 
 
 def write_png(results: StudyResults, path: Path) -> None:
@@ -44,8 +45,8 @@ def write_svg(results: StudyResults, path: Path) -> None:
 def image_spec(results: StudyResults) -> dict[str, Any]:
     """Return the Vega-Lite specification of all charts, one below the other."""
     question = {
-        "text": wrap(results.study.question, _TITLE_CHARACTERS),
-        "fontSize": _QUESTION_SIZE,
+        "text": wrap(results.study.question, _MAX_TITLE_LINE),
+        "fontSize": _QUESTION_SIZE_PX,
         "offset": 24,
     }
     return {
@@ -61,10 +62,10 @@ def image_spec(results: StudyResults) -> dict[str, Any]:
 
 def _chart_spec(chart: Chart) -> dict[str, Any]:
     title = {
-        "text": wrap(chart.title, _TITLE_CHARACTERS),
-        "subtitle": wrap(chart.caption, _CAPTION_CHARACTERS),
-        "fontSize": _TITLE_SIZE,
-        "subtitleFontSize": _LABEL_SIZE,
+        "text": wrap(chart.title, _MAX_TITLE_LINE),
+        "subtitle": wrap(chart.caption, _MAX_CAPTION_LINE),
+        "fontSize": _TITLE_SIZE_PX,
+        "subtitleFontSize": _LABEL_SIZE_PX,
         "subtitlePadding": 6,
         "offset": 14,
     }
@@ -77,7 +78,7 @@ def _chart_spec(chart: Chart) -> dict[str, Any]:
 
 
 def _panel_spec(panel: Panel) -> dict[str, Any]:
-    label = {"text": panel.label, "fontSize": _LABEL_SIZE, "limit": _WIDTH_PX}
+    label = {"text": panel.label, "fontSize": _LABEL_SIZE_PX, "limit": _WIDTH_PX}
     title = {"title": label} if panel.label else {}
     return {**title, "width": _WIDTH_PX, "data": {"values": panel.records}, **panel.view}
 
@@ -94,7 +95,8 @@ def import_vl_convert() -> ModuleType:
 
 @cache
 def javascript_bundle() -> str:
-    """Return the script that draws the charts of a page. Building it takes seconds."""
+    """Return the JavaScript libraries for a page; cached, because building takes seconds."""
     code: str = import_vl_convert().javascript_bundle()
-    # In a page a script element ends at the first such tag, even inside a string.
+    # The HTML parser ends a script element at the first "</script", even in a string literal, and
+    # "<!--" starts a comment.
     return code.replace("</script", "<\\/script").replace("<!--", "<\\!--").replace("\r\n", "\n")

@@ -1,6 +1,6 @@
 """The report as one self-contained HTML file: question, table, charts and lesson.
 
-All inserted text is escaped at the place of insertion: as HTML, or as JSON within HTML.
+All text is escaped where it is inserted, as HTML or as JSON within HTML.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ _SHAPE_PATHS = {
 
 
 def write_html(results: StudyResults, path: Path, *, command: str = "") -> None:
-    """Write the report; it shows `command` as the command line that created it."""
+    """Write the report. It shows `command`, the command line that created it."""
     check_writable(path)
     write_atomically(path, render_page(results, command=command).encode())
 
 
 def render_page(results: StudyResults, *, command: str = "") -> str:
-    """Return the page. The same results give the same text."""
+    """Return the page as HTML. Equal results give equal pages."""
     study = results.study
     charts = build_charts(results)
     style = css_properties() + _read_asset("page.css")
@@ -110,7 +110,7 @@ def _render_table(results: StudyResults) -> str:
         cells = "".join(f"<td>{escape(text)}</td>" for text in texts)
         variant = names.index(row.variant)
         name = f'<th scope="row" class="variant">{_render_mark(variant)}{escape(row.variant)}</th>'
-        # The first row of each point of a sweep has a line above it.
+        # A line is drawn above the first row of each point of a sweep.
         starts_point = len(names) > 1 and row.parameters != previous
         css_class = ' class="point"' if starts_point else ""
         previous = row.parameters
@@ -136,7 +136,7 @@ def _render_prose(text: str) -> str:
 
 
 def _render_mark(variant: int) -> str:
-    """Return the coloured shape of a variant."""
+    """Return the coloured shape that identifies a variant, as SVG."""
     path = _SHAPE_PATHS[SHAPES[variant % len(SHAPES)]]
     colour = variant % len(LIGHT.variants)
     return (
@@ -205,7 +205,10 @@ def _render_facts(results: StudyResults) -> str:
 
 
 def _chart_data(charts: list[Chart]) -> str:
-    """Return the JSON that page.js draws; panels that share their records refer to one copy."""
+    """Return the data of the charts as JSON text for page.js.
+
+    Panels with the same records refer to them by index, so that the page has them only once.
+    """
     data: list[dict[str, Any]] = []
     for chart in charts:
         records_by_id = {id(panel.records): panel.records for panel in chart.panels}
@@ -226,7 +229,7 @@ def _chart_data(charts: list[Chart]) -> str:
         ensure_ascii=True,
         separators=(",", ":"),
     )
-    # These characters could end the script element or begin a comment in it.
+    # These characters could end the script element or start a comment in it.
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 

@@ -7,28 +7,39 @@ from typing import Any, NamedTuple
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 TEXT_SIZE = 12
 
-# Seven shapes and eight colours have no common factor: 56 variants differ in shape or colour.
+# Variant n has the shape n % 7 and the colour n % 8. As 7 and 8 have no common factor, 56 variants
+# differ in shape or colour.
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
 
 
 class Theme(NamedTuple):
-    """Colours. Against `page` and `surface`, text has a contrast of 4.5 and marks one of 3."""
+    """The colours of a theme.
+
+    On `page` and `surface`, text has a contrast ratio of at least 4.5, and marks of at least 3.
+    """
 
     page: str
+    """The background of the page."""
     surface: str
+    """The background of tables and charts."""
     ink: str
+    """Text."""
     muted: str
+    """Text of less importance, such as captions and axis labels."""
     line: str
+    """Borders, axes and grid lines."""
     context: str
-    """The lines of the other variants of a time series."""
+    """The lines of the other variants in a time series of one variant."""
     accent: str
+    """Highlights, such as the focus outline."""
     wash: str
     """The background of the lesson and of the selected variant."""
     span: str
     """The shading of a period behind a time series."""
     variants: tuple[str, ...]
+    """The colours of the variants."""
     ramp: tuple[str, str]
-    """The two ends of the heat map's colours; `ink` is readable on both."""
+    """The colours of the lowest and highest value of a heat map; `ink` is readable on both."""
 
 
 LIGHT = Theme(
@@ -78,7 +89,7 @@ DARK = Theme(
 
 
 def css_properties() -> str:
-    """Return the colours as CSS custom properties, light or dark as the system prefers."""
+    """Return CSS custom properties for the theme that the browser prefers, light or dark."""
     return (
         f":root{{color-scheme:light dark;{_properties(LIGHT)}}}"
         f"@media (prefers-color-scheme:dark){{:root{{{_properties(DARK)}}}}}"
@@ -94,7 +105,10 @@ def _properties(theme: Theme) -> str:
 
 
 def vega_config(theme: Theme, *, legend: bool) -> dict[str, Any]:
-    """Return the theme as a Vega-Lite configuration; the page has its own legend."""
+    """Return the theme as a Vega-Lite configuration.
+
+    `legend`: whether charts have a legend. On the page they have none, because the page has one.
+    """
     text = {"labelColor": theme.muted, "titleColor": theme.muted, "titleFontWeight": "normal"}
     sizes = {"labelFontSize": TEXT_SIZE, "titleFontSize": TEXT_SIZE}
     return {

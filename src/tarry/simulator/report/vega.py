@@ -1,7 +1,16 @@
-"""Vega-Lite specifications of each kind of chart, drawn from the records that `charts` builds.
+"""Build the Vega-Lite specification of each kind of chart. `charts` builds the records, their data.
 
-A record has `i` (the number of its variant), `v` (its name), `y` (its position) and `text` (its
-formatted value). A variant has the same colour in every chart.
+The fields of a record are short, because a page can have thousands of records:
+
+i, v    the index and the name of the variant
+y       the value, or the position at which it is drawn
+text    the formatted value
+never   whether the value is infinite (shown as "never")
+x, at   the x value of a line chart or time series, and the same as text
+n       the order of the points of a line
+a, b    the column and the row of a heat map
+
+A variant has the same colour in every chart.
 """
 
 from __future__ import annotations
@@ -18,18 +27,18 @@ if TYPE_CHECKING:
 Spec = dict[str, Any]
 
 _SUBDIVIDED_DECADES = 2
-"""A log axis of at most so many decades also has ticks at 2 and 5."""
+"""A log axis of at most this many decades also has ticks at 2 and 5."""
 _LOG_AXIS_RATIO = 50
-"""The x axis is logarithmic when the largest value is at least so many times the smallest."""
+"""The x axis is logarithmic if the largest value is at least this many times the smallest."""
 _MAX_TICKS = 8
 _FADED_OPACITY = 0.12
-_BAR_HEIGHT = 48
-_CELL_HEIGHT = 34
+_BAR_HEIGHT_PX = 48
+_CELL_HEIGHT_PX = 34
 _MAX_LABELLED_COLUMNS = 6
-"""A heat map with more columns has no room for the values in its cells."""
+"""The cells of a heat map with more columns are too narrow to show the values."""
 
 PICKED: Spec = {"name": "picked", "value": -1}
-"""The signal that holds the number of the variant that the reader selected, or -1."""
+"""The Vega signal with the index of the variant that the reader has selected, or -1."""
 _TITLE_ABOVE_AXIS: Spec = {
     "titleAngle": 0,
     "titleAlign": "left",
@@ -38,11 +47,14 @@ _TITLE_ABOVE_AXIS: Spec = {
     "titleX": 0,
     "titleY": -TEXT_SIZE,
 }
-"""Puts the title of a y axis above it, where it is horizontal and takes no width."""
+"""Axis options that put the title of a y axis above the axis, where it needs no width."""
 
 
 class AxisRange(NamedTuple):
-    """The range of an axis. Values that are "never" are drawn at `top`."""
+    """The range of an axis: `low` to `high` for values, and up to `top` for the space above.
+
+    Values that are "never" (infinite) are drawn at `top`.
+    """
 
     low: float
     high: float
@@ -50,7 +62,7 @@ class AxisRange(NamedTuple):
     log: bool
 
     def position(self, value: float | None, *, never: bool = False) -> float | None:
-        """Return where a value is drawn: on a log axis, zero is drawn at the low end."""
+        """Return the position of a value. On a log axis, zero is drawn at the low end."""
         if never:
             return self.top
         if value is None:
@@ -64,7 +76,10 @@ class AxisRange(NamedTuple):
 
 
 def axis_range(values: Iterable[float | None], *, log: bool, headroom: float = 1.0) -> AxisRange:
-    """Return a range that contains all values; `headroom` is a factor above the highest."""
+    """Return a range that contains all values.
+
+    `headroom` is the length of the whole axis, divided by its length up to the highest value.
+    """
     known = [value for value in values if value is not None]
     positive = [value for value in known if value > 0]
     if log and positive:
@@ -78,7 +93,7 @@ def axis_range(values: Iterable[float | None], *, log: bool, headroom: float = 1
 
 
 def log_ticks(y_range: AxisRange) -> list[float]:
-    """Return the powers of ten on a log axis, and steps between them if there are few."""
+    """Return ticks at the powers of ten, and also between them if the axis has few decades."""
     first, last = floor(log10(y_range.low)), ceil(log10(y_range.high))
     steps = (1, 2, 5) if last - first <= _SUBDIVIDED_DECADES else (1,)
     every = max(1, (last - first) // 5)
@@ -89,7 +104,8 @@ def log_ticks(y_range: AxisRange) -> list[float]:
 def x_channel(values: Sequence[Any], title: str, unit: str, *, swept: bool) -> Spec:
     """Return the x channel of a line chart.
 
-    Numbers get a quantitative axis, logarithmic if they span decades; other values are ordinal.
+    Numbers get a quantitative axis, which is logarithmic if their range is wide. Other values get
+    an ordinal axis. `swept`: the values are those of a swept parameter, which get ticks.
     """
     if not is_numeric(values):
         names = list(dict.fromkeys(format_parameter(value) for value in values))
@@ -120,7 +136,7 @@ def series_view(
     y_title: str,
     background: Sequence[Spec] = (),
 ) -> Spec:
-    """Return a filled time series of one variant, in front of grey lines of the other variants."""
+    """Return a chart of one variant's time series, with the other variants as grey lines behind."""
     y_axis = _axis(y_range, "", None, 3)
     y = {"field": "y", "type": "quantitative", "scale": y_range.scale(), "axis": y_axis}
     own_records: Spec = {"transform": [{"filter": {"field": "i", "equal": variant}}]}
@@ -171,7 +187,7 @@ def span_layers(span: tuple[float, float, str], duration: float) -> list[Spec]:
     """Return layers that shade a period of a time series and put its label above the chart."""
     start, end, label = span
     data = {"values": [{"start": start, "end": min(end, duration), "label": label}]}
-    # A label in the right half is aligned right, so that it does not leave the picture.
+    # A label in the right half is aligned right, so that it stays within the chart.
     is_late = start > duration / 2
     text = {"type": "text", "style": "note", "align": "right" if is_late else "left"}
     full_height = {"y": {"value": 0}, "y2": {"value": "height"}}
@@ -194,7 +210,10 @@ def span_layers(span: tuple[float, float, str], duration: float) -> list[Spec]:
 
 
 def bars_view(names: Sequence[str], x_range: AxisRange, unit: str, title: str) -> Spec:
-    """Return a bar below the name of each variant, with its value; "never" is a dashed bar."""
+    """Return a chart with one bar for each variant, labelled with its name and value.
+
+    A value that is "never" has a dashed bar.
+    """
     axis = _axis(x_range, unit, f"{title} (log scale)") if x_range.log else None
     x = {"field": "y", "type": "quantitative", "scale": x_range.scale(), "axis": axis}
     bar_channels = {
@@ -211,7 +230,7 @@ def bars_view(names: Sequence[str], x_range: AxisRange, unit: str, title: str) -
     not_finite = [{"filter": "datum.never || !isValid(datum.y)"}]
     y = {"field": "v", "type": "nominal", "sort": list(names), "axis": None}
     return {
-        "height": len(names) * _BAR_HEIGHT,
+        "height": len(names) * _BAR_HEIGHT_PX,
         "encoding": {"y": {**y, "scale": {"padding": 0}}, "opacity": _opacity()},
         "layer": [
             {"transform": finite, "mark": bar, "encoding": bar_channels},
@@ -241,7 +260,7 @@ def bars_view(names: Sequence[str], x_range: AxisRange, unit: str, title: str) -
 def lines_view(
     names: Sequence[str], y_range: AxisRange, x: Spec, unit: str, titles: tuple[str, str]
 ) -> Spec:
-    """Return a line with points for each variant; "never" is drawn on a dashed line on top."""
+    """Return a chart with one line for each variant; "never" is a point on a dashed line on top."""
     x_title, y_title = titles
     y_axis = {**_axis(y_range, unit, y_title, 5), **_TITLE_ABOVE_AXIS}
     y = {"field": "y", "type": "quantitative", "scale": y_range.scale(), "axis": y_axis}
@@ -277,7 +296,7 @@ def lines_view(
 def heat_map_view(
     value_range: AxisRange, columns: Sequence[str], rows: Sequence[str], titles: Sequence[str]
 ) -> Spec:
-    """Return a cell for each pair of parameter values; "never" has no colour."""
+    """Return a heat map with a cell for each pair of parameter values; "never" has no colour."""
     x_title, y_title, title = titles
     plain_axis = {"ticks": False, "domain": False, "labelAngle": 0}
     x = {"field": "a", "type": "ordinal", "sort": list(columns)}
@@ -293,7 +312,7 @@ def heat_map_view(
     tooltip = _tooltip(("v", "variant"), ("a", x_title), ("b", y_title), ("text", title))
     text: list[Spec] = [{"mark": {"type": "text"}, "encoding": {"text": {"field": "text"}}}]
     return {
-        "height": len(rows) * _CELL_HEIGHT,
+        "height": len(rows) * _CELL_HEIGHT_PX,
         "encoding": {
             "x": {**x, "axis": {**plain_axis, "title": x_title}},
             "y": {**y, "axis": {**plain_axis, **_TITLE_ABOVE_AXIS, "title": y_title}},
@@ -340,7 +359,7 @@ def _colour(names: Sequence[str], **options: object) -> Spec:
 
 
 def _opacity() -> Spec:
-    """Return the opacity of a variant: faded while the reader has selected another one."""
+    """Return the opacity of a variant, which is faded while the reader has selected another."""
     is_opaque = {"test": "picked == -1 || picked == datum.i", "value": 1}
     return {"condition": is_opaque, "value": _FADED_OPACITY}
 

@@ -1,4 +1,4 @@
-"""The built-in studies, one module each."""
+"""The built-in studies: each module has a scenario and the study that compares its variants."""
 
 from tarry.simulator.scenarios import (
     amplification,

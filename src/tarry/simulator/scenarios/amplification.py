@@ -15,10 +15,12 @@ from tarry.simulator.study import Column, Plot, Study
 if TYPE_CHECKING:
     from tarry.simulator.metrics import Summary
 
-_DURATION_S, _LAST_CALL_S = 60.0, 50.0
+_DURATION_S = 60.0
+_LAST_CALL_AT_S = 50.0
 
 
-def _defence(rule: str, attempts: int) -> Defence:
+def _build_defence(rule: str, attempts: int) -> Defence:
+    # retry_marked: also retry errors that are marked as retried by a layer below.
     policy = Policy(max_attempts=attempts, initial_delay=0.01, retry_marked=True)
     if rule == "every-layer":
         return Defence(policy)
@@ -36,10 +38,10 @@ def amplification(
     """Run the chain of three layers.
 
     `rule` is "every-layer" (each layer retries), "budget" (each retries within a budget of 10 %)
-    or "one-layer" (a layer does not retry what a layer below has retried).
+    or "one-layer" (a layer does not retry an error that a layer below has already retried).
     """
     check_one_of("rule", rule, RULES)
-    defence = _defence(rule, attempts)
+    defence = _build_defence(rule, attempts)
     scenario = Scenario(
         servers={
             "gateway": Server(calls="orders", defence=defence),
@@ -50,7 +52,7 @@ def amplification(
             calls="gateway",
             rate=20.0,
             # No calls start in the last seconds, so that all calls end before the run does.
-            surges=(Surge(start=_LAST_CALL_S, end=_DURATION_S, rate=0.0),),
+            surges=(Surge(start=_LAST_CALL_AT_S, end=_DURATION_S, rate=0.0),),
             defence=defence,
         ),
         network=Fixed(0.001),

@@ -1,9 +1,9 @@
 """Contention for one row: the 2015 AWS study "Exponential Backoff And Jitter".
 
-Each client reads the version of one row and writes the row back; the write succeeds only if the
-version is still the same. A write counts as a call, a read does not. Times and rules are those of
-the study: network delays of |N(10 ms, 2 ms)|, a base of 5 ms, a cap of 2,000 ms, and ceilings of
-5 ms * 2**n from n = 1 on, so that the first ceiling is 10 ms.
+Each client reads the version of one row and writes the row back. The write succeeds only if the
+version has not changed. A write counts as a call, a read does not. Times and rules are those of the
+AWS study: network delays of |N(10 ms, 2 ms)|, a base of 5 ms, a cap of 2,000 ms, and ceilings
+(upper bounds of the delay before jitter) of 5 ms * 2**n for retry n. So the first ceiling is 10 ms.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ _BASE_S, _CAP_S = 0.005, 2.0
 _UNLIMITED_ATTEMPTS = 1_000_000_000
 
 
-def _no_delay(_k: int) -> float:
+def _no_delay(_retry: int) -> float:
     return 0.0
 
 
 def _draw_clamped(_ceiling: float, previous: float, u: float) -> float:
-    """Return a delay of the AWS form of decorrelated jitter, which clamps the drawn delay."""
+    """Return a delay with decorrelated jitter as AWS defines it: drawn, then limited to the cap.
+
+    `u` is a random number in [0, 1).
+    """
     return min(_CAP_S, _BASE_S + u * (3 * previous - _BASE_S))
 
 
@@ -52,10 +55,10 @@ class Contention(NamedTuple):
     calls: int
     """Writes until each client has succeeded once."""
     time_ms: float
-    """When the last client received its success."""
+    """The time at which the last client received its success."""
 
     def metrics(self) -> dict[str, float]:
-        """Return both values by name; the time in seconds, as in all studies."""
+        """Return both values by name. The time is in seconds, as in all studies."""
         return {"calls": float(self.calls), "time": self.time_ms / 1000}
 
 
@@ -73,7 +76,7 @@ def contention(
 
 
 class _Row:
-    """The row, and the state that all writers share."""
+    """The row that all writers write, and the other state that they share."""
 
     __slots__ = ("calls", "draw", "last_success", "network_delay", "schedule", "version")
 
@@ -87,6 +90,8 @@ class _Row:
 
 
 class _Writer:
+    """A client that reads and writes the row until a write succeeds."""
+
     __slots__ = ("_call", "_row")
 
     def __init__(self, row: _Row, policy: Policy) -> None:
@@ -94,7 +99,7 @@ class _Writer:
         self._call = Call(policy)
 
     def start(self, now: float) -> None:
-        """Send the read."""
+        """Start an attempt: send the read."""
         self._call.start(now)
         self._row.schedule(now + self._row.network_delay(), self._read)
 

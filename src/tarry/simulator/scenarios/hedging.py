@@ -24,7 +24,7 @@ def hedging(
 ) -> list[Summary]:
     """Run calls with heavy-tailed latency, hedged after a percentile or ("none") not at all.
 
-    `shape` is that of the Pareto distribution of latencies.
+    `shape` is the shape of the Pareto distribution of latencies.
     """
     check_one_of("after", after, HEDGE_DELAYS)
     check_positive("shape", shape)

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from tarry.simulator.metrics import Summary
 
 
-_SURGE_S = (20.0, 25.0)
+_SURGE_START_S, _SURGE_END_S = 20.0, 25.0
 
 
-def _no_delay(_k: int) -> float:
+def _no_delay(_retry: int) -> float:
     return 0.0
 
 
@@ -42,7 +42,7 @@ DEFENCES: dict[str, Defence] = {
 def metastable(
     *, defence: str = "retries", surge: float = 80.0, trials: int = 1, seed: int = 0
 ) -> list[Summary]:
-    """Run the model with one of the built-in defences; `surge` is the rate during the trigger."""
+    """Run the model with one of the built-in defences; `surge` is the call rate in the surge."""
     return run_with_defence(
         _build_scenario, DEFENCES, defence=defence, trials=trials, seed=seed, surge=surge
     )
@@ -53,7 +53,7 @@ def _build_scenario(defence: Defence, *, surge: float = 80.0) -> Scenario:
         servers={"server": Server(latency=Fixed(1.0), slowdown=0.01)},
         clients=Clients(
             rate=40.0,
-            surges=(Surge(start=_SURGE_S[0], end=_SURGE_S[1], rate=surge),),
+            surges=(Surge(start=_SURGE_START_S, end=_SURGE_END_S, rate=surge),),
             defence=defence,
         ),
         network=Exponential(0.1),
@@ -65,7 +65,7 @@ def _with_defences(defences: Mapping[str, Defence]) -> Study:
     return compare_defences(STUDY, _build_scenario, defences)
 
 
-_SPANS = ((*_SURGE_S, "surge"),)
+_SPANS = ((_SURGE_START_S, _SURGE_END_S, "surge"),)
 STUDY = Study(
     name="metastable",
     question=(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tarry.simulator.metrics import Summary
 
 _MAX_IN_FLIGHT = 200
-_DOWN_S = (0.0, 20.0)
+_DOWN_START_S, _DOWN_END_S = 0.0, 20.0
 _LIMITERS: dict[str, dict[str, Any]] = {
     "wall": {"kind": "in-flight", "limit": _MAX_IN_FLIGHT, "ramp": 0.001},
     "ramp": {"kind": "in-flight", "limit": _MAX_IN_FLIGHT, "ramp": 20.0},
@@ -29,7 +29,11 @@ _BREAKER = {"open_for": 5.0, "growth": 1.0, "spread": 0.0}
 def recovery(
     *, limit: str = "ramp", backlog: int = 5000, trials: int = 1, seed: int = 0
 ) -> list[Summary]:
-    """Run a backlog with a limit that is full at once ("wall"), ramps up, or adapts ("aimd")."""
+    """Run a backlog with one of three in-flight limits.
+
+    "wall" permits the full number of requests at once, "ramp" increases the limit over 20 s, and
+    "aimd" adapts it to successes and failures.
+    """
     check_one_of("limit", limit, _LIMITERS)
     scenario = Scenario(
         servers={
@@ -39,7 +43,7 @@ def recovery(
                 queue=1000,
                 warmup=20.0,
                 cold_factor=8.0,
-                failures=(Failure(start=_DOWN_S[0], end=_DOWN_S[1], kind="refuse"),),
+                failures=(Failure(start=_DOWN_START_S, end=_DOWN_END_S, kind="refuse"),),
             )
         },
         clients=Clients(

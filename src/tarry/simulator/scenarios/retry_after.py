@@ -26,7 +26,7 @@ def retry_after(
     trials: int = 1,
     seed: int = 0,
 ) -> list[Summary]:
-    """Run clients that receive `Retry-After: seconds`, with or without jitter on top of it."""
+    """Run clients that receive `Retry-After: seconds`, and add jitter to that delay or not."""
     check_one_of("jitter", jitter, _JITTERS)
     policy = Policy(max_attempts=5, max_hint=max(120.0, seconds), jitter=jitter)  # type: ignore[arg-type]
     scenario = Scenario(

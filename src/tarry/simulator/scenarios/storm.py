@@ -1,7 +1,8 @@
 """A retry storm: a dependency freezes, restarts, and meets all its clients at once.
 
-It freezes for 20 s, then restarts and drops every connection, so that all waiting calls fail at the
-same moment. With more than two seconds of work in progress it crashes again, for 3 s.
+The dependency freezes for 20 s, then restarts and drops every connection, so that all waiting calls
+fail at the same moment. If it then gets more requests than it can process in two seconds, it
+crashes and is down for 3 s.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from tarry.simulator.metrics import Summary
 
 _THINK_TIME_S = 30.0
-_FROZEN_S = (20.0, 40.0)
+_FREEZE_START_S, _FREEZE_END_S = 20.0, 40.0
 _LATENCY = Lognormal(0.08, 0.5)
 _HEADROOM = 2.0
 """The capacity of the server, divided by its usual load."""
@@ -44,15 +45,18 @@ DEFENCES: dict[str, Defence] = {
 def storm(
     *, defence: str = "full", clients: int = 1000, trials: int = 1, seed: int = 0
 ) -> list[Summary]:
-    """Run the storm with one of the built-in defences; the server scales with the clients."""
+    """Run the storm with one of the built-in defences.
+
+    The capacity of the server is proportional to the number of clients.
+    """
     return run_with_defence(
         _build_scenario, DEFENCES, defence=defence, trials=trials, seed=seed, clients=clients
     )
 
 
 def _build_scenario(defence: Defence, *, clients: int = 1000) -> Scenario:
-    load = check_count("clients", clients) / _THINK_TIME_S
-    workers = max(1, ceil(_HEADROOM * load * _LATENCY.mean))
+    usual_rate = check_count("clients", clients) / _THINK_TIME_S
+    workers = max(1, ceil(_HEADROOM * usual_rate * _LATENCY.mean))
     two_seconds_of_work = ceil(2 * workers / _LATENCY.mean)
     return Scenario(
         servers={
@@ -61,7 +65,7 @@ def _build_scenario(defence: Defence, *, clients: int = 1000) -> Scenario:
                 concurrency=workers,
                 crash_above=two_seconds_of_work,
                 restart_after=3.0,
-                failures=(Failure(start=_FROZEN_S[0], end=_FROZEN_S[1], kind="freeze"),),
+                failures=(Failure(start=_FREEZE_START_S, end=_FREEZE_END_S, kind="freeze"),),
             )
         },
         clients=Clients(
@@ -79,7 +83,7 @@ def _with_defences(defences: Mapping[str, Defence]) -> Study:
     return compare_defences(STUDY, _build_scenario, defences)
 
 
-_SPANS = ((*_FROZEN_S, "frozen"),)
+_SPANS = ((_FREEZE_START_S, _FREEZE_END_S, "frozen"),)
 STUDY = Study(
     name="storm",
     question=(
