@@ -46,7 +46,7 @@ def test_breaker_opens_during_the_wait(
 
     with client.open(downstream=payments, policy=Policy(jitter=opens)) as session:
         if plan == "long":
-            with pytest.raises(tarry.BreakerOpen, match="the last answer was 503"):
+            with pytest.raises(tarry.BreakerOpen, match="the last response was 503"):
                 session.send("GET", server.url(plan))
         else:
             assert ClientResponse(503, "answer 1") == session.send("GET", server.url(plan))
@@ -114,7 +114,7 @@ def test_outer_retry_does_not_multiply_attempts(
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("idempotency_key", "order-7", "with one key, all requests would count as one"),
+        ("idempotency_key", "order-7", "all requests would have the same key"),
         ("idempotency_key", 7, 'must be "auto", a function of the request, or None, got 7'),
         ("downstream", "payments", 'must be a tarry.Downstream("name")'),
         ("policy", 4, "policy must be a tarry.Policy"),

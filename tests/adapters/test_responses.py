@@ -79,7 +79,7 @@ def test_deadline_during_the_wait(
     monkeypatch.setattr(system, "async_sleep", ajump)
     with client.open() as session, tarry.deadline(60):
         if plan == "long":
-            with pytest.raises(tarry.DeadlineExceeded, match="the last answer was 503"):
+            with pytest.raises(tarry.DeadlineExceeded, match="the last response was 503"):
                 session.send("GET", server.url(plan))
         else:
             assert ClientResponse(503, "answer 1") == session.send("GET", server.url(plan))

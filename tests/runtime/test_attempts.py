@@ -88,9 +88,9 @@ def test_block_is_entered_once() -> None:
     """Entering a block twice, inside or after its body, raises an error."""
     block = next(iter(tarry.attempts(on=OSError)))
 
-    with block, pytest.raises(tarry.ConfigurationError, match="entered once"):
+    with block, pytest.raises(tarry.ConfigurationError, match="entered only once"):
         block.__enter__()
-    with pytest.raises(tarry.ConfigurationError, match="entered once"), block:
+    with pytest.raises(tarry.ConfigurationError, match="entered only once"), block:
         raise AssertionError
 
 
@@ -110,7 +110,7 @@ def test_async_block_is_entered_once(clock: VirtualClock) -> None:
     """Entering an async block twice raises an error, and its deadline is removed."""
 
     async def main() -> float | None:
-        with pytest.raises(tarry.ConfigurationError, match="entered once"):
+        with pytest.raises(tarry.ConfigurationError, match="entered only once"):
             async for attempt in tarry.attempts(on=OSError, timeout=3):
                 with attempt, attempt:
                     pass

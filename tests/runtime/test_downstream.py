@@ -218,8 +218,8 @@ def test_force_to_an_unknown_state() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": ""}, "name must be a text"),
-        ({"name": 7}, "name must be a text"),
+        ({"name": ""}, "name must be a non-empty string"),
+        ({"name": 7}, "name must be a non-empty string"),
         ({"breaker": tarry.Breaker}, r"breaker must be a tarry\.Breaker\(\)"),
         ({"breaker": True}, r"breaker must be a tarry\.Breaker\(\)"),
         ({"budget": 500}, r"budget must be a tarry\.TokenBudget"),

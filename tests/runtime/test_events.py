@@ -140,11 +140,11 @@ class Listener:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "advice"), [(Listener, r": make one, Listener\(\)$"), ("log", "got 'log'$")]
+    ("wrong", "advice"), [(Listener, r": use an instance, Listener\(\)$"), ("log", "got 'log'$")]
 )
 def test_invalid_listeners(wrong: Any, advice: str) -> None:
     """A listener that is a class or a text is rejected."""
-    with pytest.raises(tarry.ConfigurationTypeError, match=f"a function of one event.*{advice}"):
+    with pytest.raises(tarry.ConfigurationTypeError, match=f"the event as its argument.*{advice}"):
         tarry.listen(wrong)
 
 

@@ -343,7 +343,7 @@ def test_attempts_and_timeout_override_the_policy(driver: Driver, clock: Virtual
         ({"policy": Policy}, r"policy must be a tarry\.Policy"),
         ({"downstream": "payments"}, r"downstream must be a tarry\.Downstream"),
         ({"cancel": object()}, r"cancel must be a tarry\.CancelToken"),
-        ({"name": 7}, "name must be a text"),
+        ({"name": 7}, "name must be a string"),
         ({"random": 7}, "random must be a source"),
     ],
     ids=str,
@@ -375,7 +375,7 @@ def test_what_cannot_be_decorated(thing: Any) -> None:
 @pytest.mark.parametrize("fn", [generator_documented, async_generator_documented])
 def test_until_of_a_generator(fn: Callable[..., Any]) -> None:
     """`until` is rejected for generators, which have no result."""
-    with pytest.raises(tarry.ConfigurationError, match="is a generator, which has none"):
+    with pytest.raises(tarry.ConfigurationError, match="is a generator, which has no result"):
         tarry.retry(until=bool)(fn)
 
 

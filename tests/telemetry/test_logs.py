@@ -264,7 +264,7 @@ def test_result_that_is_not_accepted(caplog: pytest.LogCaptureFixture) -> None:
 
     first = warnings(caplog)[0]
     assert "ResultNotAccepted" == fields(first)["error"]
-    assert first.getMessage().startswith("load: no result that `until` accepts; retry 1 of 3 ")
+    assert first.getMessage().startswith("load: `until` did not accept the result; retry 1 of 3 ")
 
 
 def test_the_operation_is_named_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,5 @@
 """Adapters that add retries to HTTP and gRPC clients, and one for ASGI servers.
 
-One module for each library. They do not import each other; `http` is the code they share.
+There is one module for each library. The modules do not import each other; `http` has the code that
+they share.
 """

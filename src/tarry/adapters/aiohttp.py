@@ -2,8 +2,8 @@
 
     session = aiohttp.ClientSession(middlewares=(RetryMiddleware(),))
 
-The middleware handles every request and response of the session. It returns the last response as
-the session would without it: a 503 is returned, not raised.
+The middleware handles every request and response of the session. When it gives up, it returns the
+last response, as the session would without the middleware: a 503 is returned, not raised.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ _NOT_SENT_ERRORS = (ClientConnectorError, ConnectionTimeoutError)
 _MAYBE_READ_ERRORS = (ClientConnectionError, ClientPayloadError, ConnectionError, TimeoutError)
 
 _last_key: ContextVar[tuple[object, str, str] | None] = ContextVar("tarry_key", default=None)
-"""The last request of this task with an Idempotency-Key: call identity, method, key."""
+"""Call identity, method and key of the last request of this task that had an Idempotency-Key."""
 _last_error: ContextVar[tuple[object, Exception] | None] = ContextVar("tarry_aiohttp", default=None)
-"""The last call of this task that was given up: call identity, error."""
+"""Call identity and error of the last call of this task that was given up."""
 
 
 class RetryMiddleware:
@@ -80,7 +80,7 @@ class RetryMiddleware:
         downstream: one `tarry.Downstream` for all origins, or a function that returns one for an
             origin. By default each origin gets its own, with a breaker and a retry budget.
         idempotency_key: "auto" or a function of the request adds an Idempotency-Key to requests
-            that are not idempotent, the same on all attempts. That makes them safe to retry.
+            that are not idempotent, which makes them repeatable. All attempts send the same key.
         hand_off: a `tarry.AsyncClient`. A repeatable request that cannot succeed now is enqueued
             there, and `HandedOff` is raised.
     """
@@ -152,28 +152,29 @@ class RetryMiddleware:
             return await handler(request)
         except TimeoutError as error:
             if type(error) is TimeoutError:
-                # The session's total timeout, which covers all attempts and waits, is over.
+                # The session's total timeout has expired. It covers all attempts and waits, so no
+                # further attempt may start.
                 call.deadline = system.now()
             raise
 
 
 def _call_identity(request: ClientRequest) -> object:
-    """Return an object that all requests of one session call share; there is no public one."""
+    """Return a (private) object that all requests of one call of the session share."""
     return request._traces  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 def _copy_key_to_redirect(request: ClientRequest) -> None:
-    """Copy the key to the request after a redirect, for which aiohttp creates new headers."""
+    """Copy the key to the request that follows a redirect: aiohttp creates new headers for it."""
     last = _last_key.get()
     if last is not None and last[0] is _call_identity(request) and last[1] == request.method:
         request.headers.setdefault(http.IDEMPOTENCY_KEY_HEADER, last[2])
 
 
 def _raise_if_given_up(request: ClientRequest) -> None:
-    """Raise the error with which this call was given up, if aiohttp sends its request again.
+    """Raise the error of a call that was given up, if aiohttp sends the request of the call again.
 
-    When a connection breaks, aiohttp itself sends an idempotent request a second time, through all
-    middlewares. That would be a second layer of retries around this one.
+    When a connection is lost, aiohttp itself sends an idempotent request a second time, through all
+    middlewares. The attempts of both layers of retries would multiply.
     """
     last = _last_error.get()
     if last is not None:
@@ -195,7 +196,8 @@ def _snapshot(request: ClientRequest) -> RequestSnapshot:
     body: Any = request.body
     if isinstance(body, BytesPayload):
         body = body._value  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    # aiohttp would compress the body while sending it: the headers describe the compressed body.
+    # With `compress`, aiohttp compresses the body while it sends it. The headers describe the
+    # compressed body, which is not available here.
     is_bytes = isinstance(body, (bytes, bytearray, memoryview)) and not request.compress
     body_bytes = bytes(cast("bytes", body)) if is_bytes else None
     return RequestSnapshot(request.method, str(request.url), request.headers.items(), body_bytes)
@@ -220,9 +222,9 @@ def _classify_response(policy: Policy, repeatable: bool, response: ClientRespons
 
 
 async def _release(response: ClientResponse) -> bool:
-    """Release the connection of a response. Read a short rest, so that it can be used again.
+    """Release the connection of a response; return whether the user can still read the response.
 
-    Return whether the response can still be read by the user.
+    If the rest of the body is short, it is read first, so that the connection can be reused.
     """
     is_complete = False
     with suppress(ClientError):  # if reading fails, the connection is closed
@@ -236,7 +238,7 @@ async def _release(response: ClientResponse) -> bool:
 
 
 async def _drain(response: ClientResponse) -> bool:
-    """Read the rest of a response up to a limit; return whether it was complete."""
+    """Read the rest of a response up to a size limit; return whether it is complete."""
     chunks: list[bytes] = []
     bytes_left = MAX_DRAINED_BYTES
     async for chunk in response.content.iter_any():

@@ -1,14 +1,14 @@
-"""ASGI middleware that keeps retries at one layer: the server's side.
+"""ASGI middleware for servers: prevents retries by both this server and its clients.
 
     app = OneRetryLayerMiddleware(app)
 
-Deadlines: if a request says how long its client waits, all calls that its handler makes share that
-deadline, until the response is sent.
+Deadlines: a request may have a header with the time that its client waits. All calls that its
+handler makes share this deadline, until the response is sent.
 
-Retries: when a handler fails because a call of its own was given up, after retries or because of an
-open breaker, the response has `X-Should-Retry: false`. The client should not repeat what was
-retried here already; clients of tarry obey the header. A call that was made only once, because it
-is not safe to repeat, does not count: it was not retried. Two cases:
+Retries: a handler may fail because one of its calls was given up, after retries or because of an
+open breaker. The response then has `X-Should-Retry: false`, because the client should not repeat
+what was retried here already. Clients that use tarry obey the header. A call that was made only
+once because it is not repeatable does not count, because it was not retried. Two cases:
 
 - The handler raises an error. If the error comes from a call that was given up, the middleware
   sends the response.
@@ -54,10 +54,10 @@ class OneRetryLayerMiddleware:
             await self._app(scope, receive, send)
             return
         remaining = _client_deadline(scope)
-        key = None if remaining is None else deadlines.enter(system.now() + remaining)
+        deadline_key = None if remaining is None else deadlines.enter(system.now() + remaining)
         given_up = error_record.GiveUpLog()
         token = error_record.give_up_log.set(given_up)
-        response = _MarkedResponse(send, given_up, key)
+        response = _MarkedResponse(send, given_up, deadline_key)
         try:
             await self._app(scope, receive, response.send)
         except Exception as error:
@@ -68,19 +68,22 @@ class OneRetryLayerMiddleware:
         finally:
             given_up.close()
             error_record.give_up_log.reset(token)
-            if key is not None:
-                deadlines.leave(key)
+            if deadline_key is not None:
+                deadlines.leave(deadline_key)
 
 
 class _MarkedResponse:
-    """The ASGI `send` of one request; adds the header to failed responses."""
+    """The ASGI `send` of one request. It adds `X-Should-Retry: false` to failed responses."""
 
     def __init__(
-        self, send: Send, given_up: error_record.GiveUpLog, key: deadlines.DeadlineKey | None
+        self,
+        send: Send,
+        given_up: error_record.GiveUpLog,
+        deadline_key: deadlines.DeadlineKey | None,
     ) -> None:
         self._send = send
         self._given_up = given_up
-        self._deadline_key = key
+        self._deadline_key = deadline_key
         self.has_started: bool = False
 
     async def send(self, message: Message) -> None:
@@ -95,10 +98,10 @@ class _MarkedResponse:
         await self._send(message)
         is_last = message_type in _BODY_MESSAGES and not message.get("more_body", False)
         if self._deadline_key is not None and is_last:
-            deadlines.end(self._deadline_key)  # background work of the handler has no client
+            deadlines.end(self._deadline_key)  # no client waits for later background work
 
     async def send_failure(self, record: CallRecord) -> None:
-        """Send a 503 for a handler that raised, with `Retry-After` if the time is known."""
+        """Send a 503 for a handler that raised, with `Retry-After` if the delay is known."""
         problem = Problem(503, "Service Unavailable", "A service behind this one does not answer.")
         body = problem.to_json()
         headers = [

@@ -2,8 +2,8 @@
 
     client = httpx.Client(transport=RetryTransport(httpx.HTTPTransport()))
 
-The transport handles every request and response of the client. It returns the last response as the
-client would without it: a 503 is returned, not raised.
+The transport handles every request and response of the client. When it gives up, it returns the
+last response, as the inner transport would: a 503 is returned, not raised.
 
 httpx and httpx2 are both optional. Their classes are therefore recognised by name.
 """
@@ -75,27 +75,28 @@ _CacheKey: TypeAlias = "tuple[str, str, str, int | None, type[Any]]"
 """Method, scheme, host and port of a request, and the type of its body."""
 
 _BYTES_STREAM = "ByteStream"
-"""The type of a body that is bytes, or of an empty body."""
+"""The name of the type of bodies that are bytes, including empty bodies."""
 _TIMEOUT_PHASES = ("connect", "read", "write", "pool")
 _CONNECT_SHARE = 0.9
-"""The share of an attempt's time limit for getting a connection. If it is exceeded, the client
-raises its own error, which shows that nothing was sent. A cancelled attempt does not show that."""
+"""The share of an attempt's time limit that is available for connecting. Connecting thus times out
+before the attempt is cancelled: the client's timeout error shows that nothing was sent, and a
+cancellation does not."""
 _NOT_SENT_ERRORS = frozenset({"ConnectError", "ConnectTimeout", "PoolTimeout"})
 _MAYBE_READ_ERRORS = frozenset(
     {"TimeoutException", "NetworkError", "RemoteProtocolError", "ProxyError"}
 )
 
-_deadline = deadlines.scope.get
+_get_deadline_scope = deadlines.scope.get
 
 
 # --- transports -----------------------------------------------------------------------------------
 
 
 def _raise_wrong_client(transport: object, *_: object) -> Never:
-    """Raise for a transport that was passed to the other type of client."""
+    """Raise because a sync transport was passed to an async client, or the reverse."""
     msg = (
-        "a Client takes a RetryTransport, and an AsyncClient an AsyncRetryTransport; this one got "
-        f"the other's, {type(transport).__name__}"
+        "a Client takes a RetryTransport, and an AsyncClient an AsyncRetryTransport; this client "
+        f"got the wrong one, {type(transport).__name__}"
     )
     raise ConfigurationTypeError(msg)
 
@@ -107,14 +108,14 @@ class _RetryTransportBase:
     _sender: RequestSender
     _hand_off: HandOff | None
     _cached_sends: LRUCache[_CacheKey, Callable[..., Any]]
-    """The functions that send requests which are repeatable whatever their headers are."""
+    """Functions that send requests whose method and body type show that they are repeatable."""
     tarry_retries: ClassVar[bool] = True
     """Marks a transport that retries, so that it is not wrapped in another one."""
 
     def _send_function(self, request: Any, cache_key: _CacheKey) -> Callable[..., Any]:
         """Return the function that sends a request.
 
-        Cache it if the method and the type of the body alone decide.
+        Cache the function if method and body type alone show that the request is repeatable.
         """
         sender, (method, scheme, host, port, stream_type) = self._sender, cache_key
         can_cache = method in http.IDEMPOTENT_METHODS and stream_type.__name__ == _BYTES_STREAM
@@ -126,7 +127,7 @@ class _RetryTransportBase:
         return self._cached_sends.add(cache_key, send) if can_cache else send
 
     def _explain_error(self, request: Any, error: Exception) -> None:
-        """Raise or add an explanation that the error itself does not contain."""
+        """Explain an error that is hard to understand: raise a better one, or add a note."""
         _raise_if_other_package(self._transport, request, error)
         add_safety_note(error, can_resend_body=_can_resend_body(request))
 
@@ -142,7 +143,7 @@ class RetryTransport(_RetryTransportBase, _BaseTransport):
         downstream: one `tarry.Downstream` for all origins, or a function that returns one for an
             origin. By default each origin gets its own, with a breaker and a retry budget.
         idempotency_key: "auto" or a function of the request adds an Idempotency-Key to requests
-            that are not idempotent, the same on all attempts. That makes them safe to retry.
+            that are not idempotent, which makes them repeatable. All attempts send the same key.
         hand_off: a `tarry.Client`. A repeatable request that cannot succeed now is enqueued there,
             and `HandedOff` is raised.
     """
@@ -184,7 +185,7 @@ class RetryTransport(_RetryTransportBase, _BaseTransport):
     def handle_request(self, request: Any) -> Any:
         """Send a request and retry it; return the last response."""
         try:
-            # The properties of an httpx URL read `_uri_reference`: this skips a call for each.
+            # Reading `_uri_reference` directly saves a call for each property of the httpx URL.
             url = getattr(request.url, "_uri_reference", request.url)
             cache_key = request.method, url.scheme, url.host, url.port, request.stream.__class__
             send = self._cached_sends.get(cache_key) or self._send_function(request, cache_key)
@@ -298,13 +299,14 @@ class AsyncRetryTransport(_RetryTransportBase, _AsyncBaseTransport):
         await self._transport.__aexit__(exc_type, exc_value, traceback)
 
 
-# Functions instead of methods: with bound methods a transport would refer to itself, and its
-# connections would stay open until the garbage collector finds the cycle.
+# These are functions, not methods: with bound methods, a transport would refer to itself, and its
+# connections would stay open until the garbage collector breaks the reference cycle.
 def _send(transport: Any, request: Any, *, limit: float | None, number: int = 1) -> Any:
-    if number > 1 or limit is not None or _deadline() is not None:
+    if number > 1 or limit is not None or _get_deadline_scope() is not None:
         request = _attempt_request(request, number, limit)
         response = transport.handle_request(request)
-        # `_release` reads the timeouts from it. The client later replaces it by the user's request.
+        # `_release` reads the timeouts from this request. The client later replaces it with the
+        # user's request.
         response.request = request
         return response
     return transport.handle_request(request)
@@ -315,7 +317,7 @@ def _send_first(transport: Any, request: Any) -> Any:
 
 
 async def _async_send(transport: Any, request: Any, *, limit: float | None, number: int = 1) -> Any:
-    if number > 1 or limit is not None or _deadline() is not None:
+    if number > 1 or limit is not None or _get_deadline_scope() is not None:
         request = _attempt_request(request, number, limit)
     return await transport.handle_async_request(request)
 
@@ -358,7 +360,7 @@ def _new_transport(class_name: str) -> Any:
 
 
 def _raise_if_other_package(transport: object, request: object, error: Exception) -> None:
-    """Raise ConfigurationError if one of transport and client is of httpx, the other of httpx2."""
+    """Raise ConfigurationError if transport and client come from different httpx packages."""
     inner, outer = _package_name(transport), _package_name(request)
     if isinstance(error, AssertionError) and {inner, outer} == {"httpx", "httpx2"}:
         msg = (
@@ -376,13 +378,14 @@ def _package_name(value: object) -> str:
 
 
 class _AttemptTimeouts(dict[str, Any]):
-    """The timeouts of one attempt. Of a type of its own, because `_release` may change them."""
+    """The timeouts of one attempt, which `_release` may change, unlike the timeouts of the user."""
 
 
 def _can_resend_body(request: Any, *, in_parallel: bool = False) -> bool:
     """Return whether the body can be sent a second time: bytes can, an iterator cannot.
 
-    httpx rewinds the files of a form itself, but two copies cannot read one file in parallel.
+    httpx rewinds the files of a form itself. But two hedged copies of a request cannot read the
+    same file in parallel.
     """
     stream_type = type(request.stream).__name__
     if stream_type == _BYTES_STREAM:
@@ -406,8 +409,8 @@ def _attempt_request(request: Any, number: int, attempt_timeout: float | None) -
     if limit is not None:
         timeout = max(limit, MIN_TIMEOUT_S)
         for phase in _TIMEOUT_PHASES:
-            longest = timeout * _CONNECT_SHARE if phase in ("connect", "pool") else timeout
-            timeouts[phase] = min(longest, timeouts.get(phase) or longest)
+            phase_limit = timeout * _CONNECT_SHARE if phase in ("connect", "pool") else timeout
+            timeouts[phase] = min(phase_limit, timeouts.get(phase) or phase_limit)
     copy = type(request)(
         request.method,
         request.url,
@@ -447,8 +450,9 @@ def _classify_error(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT
 def _is_tls_error(error: Exception) -> bool:
     """Return whether a permanent TLS error, such as an invalid certificate, is the cause.
 
-    The cause of an httpx error is an error of httpcore. That one has no cause itself, but its
-    context is the original error. Contexts further up may be unrelated errors of the user.
+    The cause of an httpx error is an httpcore error. The httpcore error has no cause, but its
+    context is the original error. The context of the original error is not searched, because it may
+    be an unrelated error of the user.
     """
     httpcore_error = error.__cause__
     if httpcore_error is None:
@@ -471,9 +475,9 @@ _classify_response: Callable[[Policy, bool, Any], Outcome] = response_classifier
 
 
 def _release(response: Any) -> bool:
-    """Release the connection of a response. Read a short rest, so that it can be used again.
+    """Release the connection of a response; return whether the user can still read the response.
 
-    Return whether the response can still be read by the user.
+    If the rest of the body is short, it is read first, so that the connection can be reused.
     """
     stream, is_complete = response.stream, False
     with suppress(Exception):  # if reading fails, the connection is closed
@@ -486,7 +490,7 @@ def _release(response: Any) -> bool:
 
 
 async def _async_release(response: Any) -> bool:
-    """The same as `_release`, for async responses."""
+    """Do the same as `_release`, for async responses."""
     stream, is_complete = response.stream, False
     with suppress(Exception):
         if is_worth_draining(response.headers):
@@ -503,7 +507,7 @@ async def _async_release(response: Any) -> bool:
 
 
 class _DrainedBody:
-    """The rest of a response that is read within limits of size and time."""
+    """Collects the rest of a body, within limits of size and time."""
 
     def __init__(self, timeout: float) -> None:
         self._chunks: list[bytes] = []
@@ -512,8 +516,8 @@ class _DrainedBody:
         self._ends_at = system.now() + timeout
 
     def limit_read_timeout(self, response: Any) -> None:
-        """Lower the read timeout of a blocking client, if the timeouts belong to the attempt."""
-        with suppress(RuntimeError):  # no `request`: the user's own request was sent
+        """Lower the read timeout of a blocking client, unless the timeouts are the user's."""
+        with suppress(RuntimeError):  # `request` is not set if the user's own request was sent
             timeouts = response.request.extensions.get("timeout")
             if isinstance(timeouts, _AttemptTimeouts):
                 timeouts["read"] = min(timeouts.get("read") or self._timeout, self._timeout)

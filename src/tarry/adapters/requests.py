@@ -2,8 +2,8 @@
 
     session.mount("https://", RetryAdapter())
 
-The adapter handles every request and response of the session. It returns the last response as the
-session would without it: a 503 is returned, not raised.
+The adapter handles every request and response of the session. When it gives up, it returns the last
+response, as an `HTTPAdapter` would: a 503 is returned, not raised.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ if TYPE_CHECKING:
     from tarry.core.policy import Policy
 
 _TimeoutPair: TypeAlias = "tuple[float | None, float | None]"
-"""Connect and read timeout."""
+"""Connect and read timeout in seconds."""
 
 _DEFAULT_POOL_SIZE = 10
-"""The default of requests."""
+"""The default of requests, in connections."""
 _TUNNEL_FAILED = "Tunnel connection failed: "
-"""The text of the urllib3 error for a proxy that refused to open a tunnel; the status follows."""
+"""The start of the error text if a proxy refused to open a tunnel. The status follows."""
 
 
 class RetryAdapter(HTTPAdapter):
@@ -75,10 +75,10 @@ class RetryAdapter(HTTPAdapter):
         downstream: one `tarry.Downstream` for all origins, or a function that returns one for an
             origin. By default each origin gets its own, with a breaker and a retry budget.
         idempotency_key: "auto" or a function of the request adds an Idempotency-Key to requests
-            that are not idempotent, the same on all attempts. That makes them safe to retry.
+            that are not idempotent, which makes them repeatable. All attempts send the same key.
         hand_off: a `tarry.Client`. A repeatable request that cannot succeed now is enqueued there,
             and `HandedOff` is raised.
-        max_retries: must be 0: urllib3's own retries stay off.
+        max_retries: must be 0, so that urllib3 does not retry too.
 
     The other arguments are those of `HTTPAdapter`.
     """
@@ -98,8 +98,8 @@ class RetryAdapter(HTTPAdapter):
     ) -> None:
         if max_retries != 0:
             rule = (
-                f"must be 0, got {max_retries!r}: urllib3 would retry below each attempt, and two "
-                "layers multiply; use policy=tarry.Policy(max_attempts=4)"
+                f"must be 0, got {max_retries!r}: urllib3 would retry within each attempt, and the "
+                "attempts of two layers multiply; use policy=tarry.Policy(max_attempts=4)"
             )
             raise ConfigurationError("max_retries", rule)
         self._options: dict[str, Any] = {
@@ -267,11 +267,12 @@ def _classify_error(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT
 
 
 def _original_error(error: Exception) -> Any:
-    """Return the original error: its type shows whether the request may have been sent.
+    """Return the original error, whose type shows whether the request may have been sent.
 
-    The type of the requests error does not: it is `ProxyError` also if the proxy has read the
-    request, and `SSLError` also if the connection is lost later. The original error is wrapped in a
-    `MaxRetryError` of urllib3, and with a proxy or TLS in one more error inside.
+    The type of the requests error does not show that. A `ProxyError` may mean that the proxy has
+    read the request, and an `SSLError` that the connection was lost later. The requests error
+    contains a `MaxRetryError` of urllib3, which contains the original error. With a proxy or TLS,
+    there is one more error between these two.
     """
     wrapped: Any = error.args[0] if error.args else None
     reason = getattr(wrapped, "reason", wrapped)
@@ -296,9 +297,9 @@ _classify_response = response_classifier(_header_pairs)
 
 
 def _release(response: Response) -> bool:
-    """Release the connection of a response. Read a short rest, so that it can be used again.
+    """Release the connection of a response; return whether the user can still read the response.
 
-    Return whether the response can still be read by the user.
+    If the rest of the body is short, it is read first, so that the connection can be reused.
     """
     is_complete = False
     with suppress(RequestException, OSError):  # if reading fails, the connection is closed
@@ -308,7 +309,7 @@ def _release(response: Response) -> bool:
 
 
 def _drain(response: Response, timeout: float) -> bool:
-    """Read the rest of a response within limits of size and time; return whether that worked."""
+    """Read the rest of a response within limits of size and time; return whether it is complete."""
     socket = getattr(getattr(response.raw, "connection", None), "sock", None)
     if socket is not None:
         socket.settimeout(timeout)  # the next request on the connection sets its own

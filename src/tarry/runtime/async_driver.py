@@ -21,39 +21,41 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_deadline = deadlines.scope.get
+_get_deadline_scope = deadlines.scope.get
 
 
 def wrap(
     fn: Callable[..., Awaitable[T]],
     config: RetryConfig,
-    first: Callable[..., Awaitable[T]] | None = None,
+    first_fn: Callable[..., Awaitable[T]] | None = None,
     is_success: Callable[[T], bool] | None = None,
 ) -> Callable[..., Coroutine[Any, Any, T]]:
-    """Return the cheapest wrapper of `fn` that does what the config asks for.
+    """Return the fastest wrapper of `fn` that supports the options in `config`.
 
-    An adapter may pass `first`, a faster function for first attempts, and `is_success`, a test
-    that is faster than `config.classify_result` and true only for successes.
+    An adapter may pass `first_fn`, a faster function that makes first attempts, and `is_success`, a
+    test that is faster than `config.classify_result`. The test may be false for some successes, but
+    must be false for every failure.
     """
     if config.needs_full_driver:
         return _wrap_full(fn, config)
     if config.downstream is None:
         return _wrap_plain(fn, config)
     return _wrap_guarded(
-        fn, config, config.downstream, first or fn, is_success or config.success_test()
+        fn, config, config.downstream, first_fn or fn, is_success or config.success_test()
     )
 
 
 def wrap_generator(
     fn: Callable[..., AsyncGenerator[Any, Any]], config: RetryConfig
 ) -> Callable[..., AsyncGenerator[Any, Any]]:
-    """Retry an async generator until its first item; errors after that reach the caller."""
+    """Retry an async generator until it yields its first item; later errors are not retried."""
 
     @wraps(fn)
     async def first_item(*args: Any, **kwargs: Any) -> tuple[AsyncGenerator[Any, Any] | None, Any]:
         generator = fn(*args, **kwargs)
-        # The event loop must know only the generator that the caller has, which closes this one.
-        # If it knew both, it would close both at the same time when it shuts down.
+        # Hide the inner generator from the event loop, which closes all generators that it knows
+        # when it shuts down. It knows the outer generator, which closes the inner one. If it knew
+        # both, it would close both at the same time.
         hooks = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(None, None)
         try:
@@ -85,9 +87,8 @@ def wrap_generator(
         except StopAsyncIteration:
             return
         finally:
-            if not getattr(
-                generator, "ag_running", False
-            ):  # the loop may be closing it at shutdown
+            # If the generator is running, the event loop is closing it at shutdown.
+            if not getattr(generator, "ag_running", False):
                 await generator.aclose()
 
     return generate
@@ -99,7 +100,7 @@ async def drive(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> T:
-    """Make attempts until the call ends; return its result or raise its error."""
+    """Make attempts until the call succeeds or is given up; return its result or raise."""
     try:
         while True:
             attempt = running.begin_attempt()
@@ -126,7 +127,7 @@ async def drive(
 
 
 async def release_result(running: RunningCall, result: object) -> None:
-    """Release the connection of a result that was not accepted, before the wait."""
+    """Release the connection of a result that was not accepted, before the wait for a retry."""
     release = running.config.release
     if release is not None and not await release(result):
         running.discard_error()
@@ -139,19 +140,19 @@ async def _call_with_timeout(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> T:
-    key = deadlines.enter(system.now() + timeout)
+    deadline_key = deadlines.enter(system.now() + timeout)
     try:
         with event_loops.timeout(timeout):
             return await fn(*args, **kwargs)
     finally:
-        deadlines.leave(key)
+        deadlines.leave(deadline_key)
     raise running.timeout_error(timeout)
 
 
 def _wrap_full(
     fn: Callable[..., Awaitable[T]], config: RetryConfig
 ) -> Callable[..., Coroutine[Any, Any, T]]:
-    """Return the wrapper that makes a `RunningCall` for each call."""
+    """Return the wrapper that creates a `RunningCall` for each call; it supports all options."""
 
     @wraps(fn)
     async def call(*args: Any, **kwargs: Any) -> T:
@@ -167,17 +168,18 @@ def _wrap_plain(
 
     @wraps(fn)
     async def call(*args: Any, **kwargs: Any) -> T:
-        if bus.listeners or _deadline() is not None:
+        if bus.listeners or _get_deadline_scope() is not None:
             return await drive(RunningCall.new(config), fn, args, kwargs)
         serial = bus.serial
         try:
-            if kwargs:  # an empty **kwargs would still build a dict
+            if kwargs:  # passing an empty **kwargs would still build a dict
                 return await fn(*args, **kwargs)
             return await fn(*args)
         except Exception as error:
             decision = decide_after_first_failure(config, error, serial)
             if decision is None:
                 raise
+            # A tuple is a `FirstFailure`; its last item is the wait.
             if isinstance(decision, tuple) and decision[2].delay > 0:
                 await system.async_sleep(decision[2].delay)
         if isinstance(decision, tuple):
@@ -201,12 +203,12 @@ def _wrap_guarded(
     fn: Callable[..., Awaitable[T]],
     config: RetryConfig,
     downstream: Downstream,
-    first: Callable[..., Awaitable[T]],
+    first_fn: Callable[..., Awaitable[T]],
     is_success: Callable[[T], bool] | None,
 ) -> Callable[..., Coroutine[Any, Any, T]]:
-    """Return the wrapper for calls that share a downstream: the guarded happy path.
+    """Return the wrapper for calls with a downstream, fast if the first attempt succeeds.
 
-    The same code as in `sync_driver`, where the comments are: change both together.
+    The code is that of `sync_driver`, which has the comments. Change both together.
     """
     closed, successes = downstream.closed, downstream.uncounted_successes
 
@@ -216,14 +218,14 @@ def _wrap_guarded(
         if (
             (breaker is not None and breaker.state is not closed)
             or bus.listeners
-            or _deadline() is not None
+            or _get_deadline_scope() is not None
         ):
             return await drive(RunningCall.new(config), fn, args, kwargs)
         permit = 0 if breaker is None else breaker.generation
         serial, clock = bus.serial, system.now
         started = clock()
         try:
-            result = await first(*args, **kwargs) if kwargs else await first(*args)
+            result = await first_fn(*args, **kwargs) if kwargs else await first_fn(*args)
             succeeded = is_success is None or is_success(result)
         except Exception as error:
             running = RunningCall.after_first_attempt(config, started, serial, permit)
@@ -235,7 +237,7 @@ def _wrap_guarded(
                 if breaker is None or breaker.is_fault_free:
                     successes.append((permit, started, now))
                     if len(successes) > MAX_UNCOUNTED_SUCCESSES:
-                        downstream.settle()
+                        downstream.count_successes()
                 else:
                     downstream.record(permit, SUCCESS, now - started, now, system.draw())
                 return result

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class AttemptBlock:
-    """One attempt of a call: run its body inside `with attempt:`."""
+    """One attempt of a call. The code to retry runs inside `with attempt:`."""
 
     __slots__ = (
         "_attempt",
@@ -53,7 +53,7 @@ class AttemptBlock:
     def __enter__(self) -> Self:
         """Begin the attempt."""
         if self.entered:
-            msg = "an attempt is entered once: one `with attempt:` for the whole body"
+            msg = "an attempt can be entered only once: use one `with attempt:` for the whole body"
             raise ConfigurationError(msg)
         self.entered = True
         try:
@@ -107,7 +107,7 @@ class AttemptBlock:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        """Leave the timeout and the deadline; return whether the timeout ended the block."""
+        """Exit the timeout scope and the deadline; return whether the timeout ended the block."""
         scope, self._timeout_scope = self._timeout_scope, None
         try:
             return scope is not None and bool(scope.__exit__(error_type, error, traceback))
@@ -128,8 +128,8 @@ class Attempts:
         """Begin a call for a `for` loop."""
         if self._config.policy.attempt_timeout is not None:
             msg = (
-                "timeout cannot cut off a plain block: use @tarry.retry or tarry.call, or give "
-                "the client inside the block a timeout of its own"
+                "timeout cannot interrupt a plain block: use @tarry.retry or tarry.call, or set a "
+                "timeout on the client that the block uses"
             )
             raise ConfigurationError(msg)
         return AttemptIterator(self._config)
@@ -142,7 +142,7 @@ class Attempts:
 
 
 class _AttemptIteration:
-    """The common part of both iterators."""
+    """Base class of the two iterators."""
 
     __slots__ = ("_block", "_call")
 
@@ -151,7 +151,7 @@ class _AttemptIteration:
         self._block: AttemptBlock | None = None
 
     def __del__(self) -> None:
-        """Release the permit of an attempt that was begun and never entered."""
+        """Release the permit of an attempt whose `with` block was never entered."""
         block: AttemptBlock | None = getattr(self, "_block", None)
         if block is not None and not block.entered:
             self._call.release_permit_in_finalizer()
@@ -176,7 +176,7 @@ class AttemptIterator(_AttemptIteration):
         return self
 
     def __next__(self) -> AttemptBlock:
-        """Wait, and begin the next attempt."""
+        """Wait until the next attempt is due, and begin it."""
         if self._is_finished():
             raise StopIteration
         running = self._call
@@ -203,7 +203,7 @@ class AsyncAttemptIterator(_AttemptIteration):
         return self
 
     async def __anext__(self) -> AttemptBlock:
-        """Wait, and begin the next attempt."""
+        """Wait until the next attempt is due, and begin it."""
         if self._is_finished():
             raise StopAsyncIteration
         running = self._call

@@ -1,13 +1,16 @@
-"""One call as every driver runs it: the core's `Call` with clock, random numbers, lock and events.
+"""The state of a call that a driver runs: the core's `Call` with clock, random numbers, events.
+
+A driver is the loop that makes the attempts. Drivers differ only in how they call the function and
+in how they wait. They call these methods:
 
     running.begin_attempt()      begin an attempt, or raise
-    running.should_retry(error)  True: wait and begin the next attempt; False: raise the error
-    running.accepts(result)      True: return the result; False: wait and begin the next attempt
-    running.discard_error()      the result that was not accepted cannot be returned any more
-    running.abort()              the driver is left early: release the permit
-    running.wait(), async_wait() the wait between two attempts
-
-Drivers differ only in how they call the function and in how they wait.
+    running.should_retry(error)  record a failure. True: wait, then begin the next attempt.
+                                 False: raise the error
+    running.accepts(result)      record a result. True: return the result. False: wait, then begin
+                                 the next attempt
+    running.discard_error()      forget a result that was not accepted and is no longer usable
+    running.abort()              release the permit, before the driver raises
+    running.wait(), async_wait() wait until the next attempt is due
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ if TYPE_CHECKING:
     from tarry.runtime.config import RetryConfig
 
 FirstFailure: TypeAlias = "tuple[Outcome, str, Wait]"
-"""The outcome of a first attempt that failed, the name of its error, and the verdict."""
+"""The outcome of a first attempt that failed, the type name of its error, and the wait after it."""
 
 _REJECTIONS: dict[Reason, type[Rejected]] = {
     Reason.BREAKER_OPEN: BreakerOpen,
@@ -57,7 +60,7 @@ _REJECTIONS: dict[Reason, type[Rejected]] = {
 class RunningCall(Call):
     """The state of one call while a driver runs it.
 
-    It extends `Call` instead of holding one, so that a failure allocates one object.
+    It is a subclass of `Call`, so that a failure allocates one object instead of two.
     """
 
     __slots__ = ("_error", "_is_observed", "_serial", "_uses_clock", "_wait", "config")
@@ -69,7 +72,7 @@ class RunningCall(Call):
     def __init__(
         self, config: RetryConfig, started: float | None, deadline: float | None, serial: int
     ) -> None:
-        """Prepare a call; `started` is None if no limit of the call needs a clock."""
+        """Prepare a call; `started` is None if the call has no time limit and needs no clock."""
         cap = system.max_attempts
         policy = config.policy if cap is None else _capped(config.policy, cap)
         Call.__init__(self, policy, config.downstream, started or 0.0, deadline)
@@ -80,7 +83,7 @@ class RunningCall(Call):
         self._error: Exception | None = None
         """The error of the last attempt, while the call waits for the next one."""
         self._is_observed = False
-        """Whether events of this call were emitted, so that later ones must be too."""
+        """Whether events of this call have been emitted, so that its later events must be too."""
 
     @classmethod
     def new(cls, config: RetryConfig) -> Self:
@@ -96,33 +99,33 @@ class RunningCall(Call):
     def after_first_attempt(
         cls, config: RetryConfig, started: float, serial: int, permit: int
     ) -> Self:
-        """Return a call whose first attempt a driver has made without a `RunningCall`."""
+        """Return the state of a call whose first attempt was made without a `RunningCall`."""
         running = cls(config, started, None, serial)
         running.adopt_first_attempt(permit)
         return running
 
     def begin_attempt(self) -> Attempt:
-        """Begin the next attempt, or raise: the last error, or a rejection before the first one."""
+        """Begin the next attempt; raise the last error, or a rejection, if none may begin."""
         command = self.start(system.now() if self._uses_clock else 0.0)
-        # The error's traceback refers to this object: leave no reference cycle.
+        # The error's traceback refers to this object: break the reference cycle.
         error, self._error = self._error, None
         if isinstance(command, Stop):
             if error is None:
                 name = None if self.downstream is None else self.downstream.name
-                last = self.steps[-1].detail if self.attempts else ""
-                error = rejection_error(command, self.config.operation, name, last)
+                last_result = self.steps[-1].detail if self.attempts else ""
+                error = rejection_error(command, self.config.operation, name, last_result)
             self._record_give_up(command, error)
             try:
                 raise error
             finally:
-                del error  # its traceback refers to this frame: leave no cycle
+                del error  # its traceback refers to this frame: break the reference cycle
         self._serial = bus.serial
         if bus.listeners or self._is_observed:
-            _events().emit_started(self.config.operation, self)
+            _emit_module().emit_started(self.config.operation, self)
         return command
 
     def should_retry(self, error: Exception, outcome: Outcome | None = None) -> bool:
-        """Record a failed attempt and return whether another one follows.
+        """Record a failed attempt and return whether another attempt follows.
 
         The error is classified unless the caller passes its outcome.
         """
@@ -135,17 +138,18 @@ class RunningCall(Call):
     def _decide(self, error: Exception, outcome: Outcome | None) -> bool:
         config = self.config
         if outcome is None:
-            classify = config.classify_error  # into a local variable: faster, see `System`
+            classify = config.classify_error  # a local variable is faster: see `System`
             outcome = classify(error, self._serial)
         now = system.now() if self._uses_clock else 0.0
         u = (config.draw or system.draw)()
         verdict = self.record_failure(outcome, now, u, type(error).__name__)
         log_enabled = bus.log_enabled
         if bus.listeners or log_enabled(LOG_WARNING):
-            if not self._is_observed and not bus.listeners:  # not emitted when it started
-                _events().emit_started(config.operation, self)
+            # For the log alone, no event is emitted when an attempt starts: emit it now.
+            if not self._is_observed and not bus.listeners:
+                _emit_module().emit_started(config.operation, self)
             self._is_observed = True
-            _events().emit_failed(config.operation, self, outcome, verdict, error)
+            _emit_module().emit_failed(config.operation, self, outcome, verdict, error)
         if isinstance(verdict, Stop):
             self._record_give_up(verdict, error)
             return False
@@ -154,7 +158,7 @@ class RunningCall(Call):
         return True
 
     def accepts(self, result: object) -> bool:
-        """Record an attempt with a result; return whether the call ends with this result."""
+        """Record the result of an attempt; return whether the call ends with this result."""
         classify_result = self.config.classify_result
         if classify_result is not None:
             outcome = classify_result(result)
@@ -165,22 +169,22 @@ class RunningCall(Call):
                 return self._reject_result(result, outcome, outcome.detail)
         until = self.config.until
         if until is not None and not until(result):
-            return self._reject_result(result, TRANSIENT, "no result that `until` accepts")
+            return self._reject_result(result, TRANSIENT, "`until` did not accept the result")
         if self.downstream is not None:
             self.record_success(system.now(), (self.config.draw or system.draw)())
         if bus.listeners or self._is_observed:
-            _events().emit_succeeded(self.config.operation, self)
+            _emit_module().emit_succeeded(self.config.operation, self)
         return True
 
     def _end_with_permanent(self, outcome: Outcome) -> None:
-        """Record a result that is a failure no retry would change, such as a 404."""
+        """Record a result that is a permanent failure, such as a 404."""
         verdict = self.record_failure(outcome, system.now(), (self.config.draw or system.draw)())
         if isinstance(verdict, Stop) and (bus.listeners or self._is_observed):
-            _events().emit_failed(self.config.operation, self, outcome, verdict, None)
-            _events().emit_gave_up(self.config.operation, self, verdict, None)
+            _emit_module().emit_failed(self.config.operation, self, outcome, verdict, None)
+            _emit_module().emit_gave_up(self.config.operation, self, verdict, None)
 
     def _reject_result(self, result: object, outcome: Outcome, problem: str) -> bool:
-        """Record a result as a failure: return False if a retry follows, else raise."""
+        """Record a result as a failure; return False if a retry follows, else raise."""
         error = ResultNotAccepted(f"{self.config.operation}: {problem}", result)
         if self.should_retry(error, outcome):
             return False
@@ -190,7 +194,10 @@ class RunningCall(Call):
             del error
 
     def discard_error(self) -> None:
-        """Drop the last error and result. Without another attempt the call then ends rejected."""
+        """Drop the last error and its result.
+
+        If no other attempt may begin, `begin_attempt` then raises a rejection instead of the error.
+        """
         self._error = None
 
     def abort(self) -> None:
@@ -202,7 +209,7 @@ class RunningCall(Call):
         """Return the error for an attempt that was stopped after `timeout` seconds."""
         operation, number = self.config.operation, self.attempts
         limit = self.policy.attempt_timeout
-        if limit is None or timeout < limit:  # the deadline came first
+        if limit is None or timeout < limit:  # the deadline was earlier than the attempt timeout
             return DeadlineExceeded(f"{operation}: the deadline passed during attempt {number}")
         return AttemptTimeout(
             f"{operation}: attempt {number} took longer than {format_duration(limit)}"
@@ -211,11 +218,11 @@ class RunningCall(Call):
     def wait(self, admission_delay: float | None = None) -> None:
         """Block until the next attempt is due.
 
-        With `admission_delay`, block for those seconds instead: a limiter has admitted the attempt
-        that was begun, but only after this delay.
+        With `admission_delay`, block for that many seconds instead. It is the delay after which a
+        limiter admits an attempt that has been begun.
         """
         delay = self._wait.delay if admission_delay is None else admission_delay
-        began = system.now() if self._is_observed else None
+        wait_started = system.now() if self._is_observed else None
         try:
             blocking_wait(self.config, delay, self._error)
         except BaseException:
@@ -223,13 +230,13 @@ class RunningCall(Call):
             if admission_delay is None and self.downstream is not None:
                 self.refund_retry(system.now())
             raise
-        if began is not None and admission_delay is None:
-            self._emit_waited(began)
+        if wait_started is not None and admission_delay is None:
+            self._emit_waited(wait_started)
 
     async def async_wait(self, admission_delay: float | None = None) -> None:
-        """Like `wait`, on the event loop."""
+        """Like `wait`, but sleep on the event loop instead of blocking."""
         delay = self._wait.delay if admission_delay is None else admission_delay
-        began = system.now() if self._is_observed else None
+        wait_started = system.now() if self._is_observed else None
         try:
             if delay > 0:
                 await system.async_sleep(delay)
@@ -238,8 +245,8 @@ class RunningCall(Call):
             if admission_delay is None and self.downstream is not None:
                 self.refund_retry(system.now())
             raise
-        if began is not None and admission_delay is None:
-            self._emit_waited(began)
+        if wait_started is not None and admission_delay is None:
+            self._emit_waited(wait_started)
 
     def _record_give_up(self, stop: Stop, error: Exception) -> None:
         name = None if self.downstream is None else self.downstream.name
@@ -252,16 +259,16 @@ class RunningCall(Call):
             stop.retry_after,
             self.steps,
         )
-        if not has_record_since(error, self._serial):  # else keep the more detailed inner record
+        if not has_record_since(error, self._serial):  # else keep the inner loop's record
             final = is_final(stop, self.attempts, self.policy.max_attempts)
             attach_record(error, record, final=final, block=self._is_block)
         add_note(error, record)
         if self._is_observed or bus.is_observed():
-            _events().emit_gave_up(self.config.operation, self, stop, error)
+            _emit_module().emit_gave_up(self.config.operation, self, stop, error)
 
-    def _emit_waited(self, began: float) -> None:
-        slept = system.now() - began
-        _events().emit_waited(self.config.operation, self, self._wait, slept, self._error)
+    def _emit_waited(self, wait_started: float) -> None:
+        slept = system.now() - wait_started
+        _emit_module().emit_waited(self.config.operation, self, self._wait, slept, self._error)
 
 
 class RunningBlock(RunningCall):
@@ -272,13 +279,14 @@ class RunningBlock(RunningCall):
     _is_block = True
 
     def __del__(self) -> None:
-        """Release the permit of a block that was entered and never left."""
+        """Release the permit of an attempt whose `with` block was entered and never left."""
         self.release_permit_in_finalizer()
 
     def release_permit_in_finalizer(self) -> None:
-        """Leave the permit to the next `admit`.
+        """Put the permit into `abandoned_permits`, from which the next `admit` releases it.
 
-        A finalizer may run in a thread that holds the downstream's lock, so it must not acquire it.
+        A finalizer may run in a thread that holds the downstream's lock. It must therefore not
+        acquire the lock to release the permit itself.
         """
         shared, permit = self.config.downstream, self.take_permit()
         if shared is not None and permit is not None:
@@ -288,11 +296,11 @@ class RunningBlock(RunningCall):
 def decide_after_first_failure(
     config: RetryConfig, error: Exception, serial: int
 ) -> RunningCall | FirstFailure | None:
-    """Decide what follows the first failed attempt of a call without a downstream.
+    """Decide whether a call without a downstream continues after its first attempt has failed.
 
-    Returns a `RunningCall` to go on with, a `FirstFailure` whose wait comes next, or None: raise
-    the error. Most calls succeed at their second attempt, so without listeners no `RunningCall` is
-    made before that one fails too.
+    Returns a `RunningCall` or a `FirstFailure` if the driver must wait and retry, and None if it
+    must raise the error. Most calls succeed at the second attempt. Without listeners, a
+    `RunningCall` is therefore created only after the second attempt has failed too.
     """
     log_enabled = bus.log_enabled
     outcome = None
@@ -312,12 +320,12 @@ def decide_after_first_failure(
 
 
 def blocking_wait(config: RetryConfig, delay: float, error: Exception | None) -> None:
-    """Sleep; raise if that would block an event loop or if the cancel token is set."""
+    """Sleep; raise if that would block an event loop, or if the call has been cancelled."""
     if delay > 0:
         if event_loops.in_event_loop():
             msg = (
                 f"{config.operation}: a wait of {format_duration(delay)} would block the running "
-                "event loop; make it an async def (a block: async for), or run it in a thread"
+                "event loop; use an async def (for a block: async for), or run it in a thread"
             )
             raise BlockingWait(msg) from error
         sleep = system.sleep
@@ -327,18 +335,20 @@ def blocking_wait(config: RetryConfig, delay: float, error: Exception | None) ->
         raise Cancelled(msg) from error
 
 
-def _events() -> ModuleType:
-    """Return the module that builds events, which is imported on first use."""
+def _emit_module() -> ModuleType:
+    """Return the `emit` module, which is imported on first use."""
     from tarry.runtime import emit
 
     return emit
 
 
-def rejection_error(stop: Stop, operation: str, downstream: str | None, last: str = "") -> Rejected:
-    """Return the error for a call that was rejected; `last` describes the last result, if any."""
+def rejection_error(
+    stop: Stop, operation: str, downstream: str | None, last_result: str = ""
+) -> Rejected:
+    """Return the error for a call that was rejected; `last_result` describes its last result."""
     after = "" if stop.retry_after is None else f"; retry after {format_duration(stop.retry_after)}"
-    answered = f"; the last answer was {last}" if last else ""
-    msg = f"{downstream or operation}: {stop.reason.description}{after}{answered}"
+    last_response_text = f"; the last response was {last_result}" if last_result else ""
+    msg = f"{downstream or operation}: {stop.reason.description}{after}{last_response_text}"
     kind = _REJECTIONS.get(stop.reason, Rejected)
     return kind(msg, downstream=downstream, retry_after=stop.retry_after)
 

@@ -1,4 +1,4 @@
-"""The kind and the name of a callable, and checks of callables that users pass."""
+"""Find out whether a callable is async, and its name; check callables that users pass."""
 
 from __future__ import annotations
 
@@ -29,16 +29,19 @@ def name_of(fn: Any) -> str:
 
 
 def check_callable(api_name: str, fn: Any) -> None:
-    """Raise if `fn` is not callable: most likely it is the result of a call."""
+    """Raise if `fn` is not callable; most likely the user has called the function."""
     if not callable(fn):
         if hasattr(fn, "cr_code"):
-            fn.close()  # or Python warns that it was never awaited
-        msg = f"tarry.{api_name} takes the function and its arguments, not its call: got {fn!r}"
+            fn.close()  # otherwise Python warns that the coroutine was never awaited
+        msg = (
+            f"tarry.{api_name} takes the function and its arguments, not the result of a call: "
+            f"got {fn!r}"
+        )
         raise ConfigurationTypeError(msg)
 
 
 def check_not_async(field: str, fn: object) -> None:
-    """Raise if `fn` is a coroutine function: its coroutine would count as a true result."""
+    """Raise if `fn` is a coroutine function, because the coroutine it returns is always truthy."""
     if flags_of(fn) & (COROUTINE | ASYNC_GENERATOR):
         rule = f"must be a plain function, got the coroutine function {name_of(fn)}"
         raise ConfigurationTypeError(field, rule)

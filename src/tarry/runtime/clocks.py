@@ -1,6 +1,6 @@
 """The only module that reads a clock, draws random numbers or sleeps.
 
-Everything else calls `system`, whose functions `tarry.testing` replaces. A `CancelToken`
+All other modules call the functions of `system`, which `tarry.testing` can replace. A `CancelToken`
 interrupts a sleep.
 """
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 
-# A generator of its own, because a program that calls random.seed(42) in every worker would
-# synchronise the retries of its workers. It is seeded again after a fork, because the child would
-# otherwise draw the same numbers as its parent.
+# tarry does not use the global generator: if every worker of a program called random.seed(42), the
+# delays of all workers would be equal. The generator is seeded again after a fork, because the
+# child would otherwise draw the same numbers as its parent.
 _random = random.Random()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_random.seed)
@@ -39,7 +39,7 @@ class CancelToken:
         self._event = threading.Event()
 
     def cancel(self) -> None:
-        """End all waits that use this token, the current and all later ones."""
+        """End all waits that use this token: current waits now, later waits when they start."""
         self._event.set()
 
     @property
@@ -52,34 +52,35 @@ class CancelToken:
         return self._event.wait(seconds)
 
 
-def _sleep(seconds: float, cancel: CancelToken | None) -> None:
+def _sleep(seconds: float, cancel_token: CancelToken | None) -> None:
     seconds = min(seconds, threading.TIMEOUT_MAX)  # 292 years on 64-bit systems
-    if cancel is None:
+    if cancel_token is None:
         time.sleep(seconds)
     else:
-        cancel.wait(seconds)
+        cancel_token.wait(seconds)
 
 
 class System:
     """The clock, random source and sleep functions of the process.
 
-    Code on the path of every call reads the function into a local variable first and calls that
-    (`clock = system.now`): `system.now()` would look up a method, which is three times slower for
-    a function in a slot.
+    Code on the hot path first assigns the function to a local variable (`clock = system.now`) and
+    then calls that variable. `system.now()` is compiled to a method call, whose lookup is three
+    times slower if the function is in a slot.
     """
 
     __slots__ = ("async_sleep", "draw", "max_attempts", "now", "sleep", "unix_time")
 
     now: Callable[[], float]
-    """Seconds of a monotonic clock."""
+    """Returns the time of a monotonic clock in seconds."""
     unix_time: Callable[[], float]
-    """Seconds since 1970, to compare with dates from servers."""
+    """Returns the seconds since 1970, which are compared with dates that servers send."""
     draw: Callable[[], float]
-    """A random number from [0, 1)."""
+    """Returns a random number in [0, 1)."""
     sleep: Callable[[float, CancelToken | None], None]
+    """Blocks for some seconds, or until the token is cancelled."""
     async_sleep: Callable[[float], Awaitable[None]]
     max_attempts: int | None
-    """Caps the attempts of every policy, for tests."""
+    """An upper limit for the `max_attempts` of every policy, set by tests; None for no limit."""
 
     def __init__(self) -> None:
         self.now = time.monotonic

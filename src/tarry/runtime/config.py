@@ -1,4 +1,4 @@
-"""The arguments of `retry`, `call`, `acall` and `attempts`: checked once, shared by all calls."""
+"""The arguments of `retry`, `call`, `acall` and `attempts`: checked once, and shared by calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tarry.runtime.downstream import Downstream
 
 RETRY_AND_HEDGE_MESSAGE = (
-    "a call has a retry policy or a hedging policy, never both (gRFC A6): "
+    "a call can have a retry policy or a hedging policy, but not both (gRFC A6): "
     "use tarry.retry(...) or tarry.hedge(...)"
 )
 CANCEL_IN_COROUTINE_MESSAGE = (
@@ -33,7 +33,7 @@ _DEFAULT_POLICY = Policy()
 
 
 class RetryConfig:
-    """The configuration of one retry loop. Its calls share it, so it is not modified."""
+    """The configuration of one retry loop. It is not modified, because all calls share it."""
 
     __slots__ = (
         "after_one_attempt",
@@ -65,7 +65,7 @@ class RetryConfig:
         random: Random | None = None,
         classify_result: Callable[[Any], Outcome] | None = None,
         release: Callable[[Any], Any] | None = None,
-        safe: bool = True,
+        repeatable: bool = True,
         passes_number: bool = False,
     ) -> None:
         if on is None and until is None:
@@ -77,7 +77,7 @@ class RetryConfig:
             raise ConfigurationTypeError(msg)
         check_instance("policy", policy, Policy, "a tarry.Policy(...)")
         check_instance("cancel", cancel, CancelToken, "a tarry.CancelToken()")
-        check_instance("name", name, str, "a text")
+        check_instance("name", name, str, "a string")
         if downstream is not None:
             from tarry.runtime.downstream import Downstream
 
@@ -96,14 +96,14 @@ class RetryConfig:
             changes["attempt_timeout"] = check_positive("timeout", timeout)
         base = policy or _DEFAULT_POLICY
         self.policy: Policy = base.replace(**changes) if changes else base
-        classifier = Classifier(on, safe=safe)  # unsafe: an attempt that timed out is not repeated
+        classifier = Classifier(on, repeatable=repeatable)
         self.classify_error: Callable[[Exception, int], Outcome] = classifier.classify_error
         self.until: Callable[[Any], bool] | None = until
         self.classify_result: Callable[[Any], Outcome] | None = classify_result
-        """Classifies results, for adapters: a failed HTTP request returns a response."""
+        """Classifies results. Set by HTTP adapters, because a failed request returns a response."""
         self.release: Callable[[Any], Any] | None = release
-        """Releases the connection of a result that is not accepted, before the wait. Returns
-        whether the result can still be returned to the caller."""
+        """Releases the connection of a result that is not accepted, before the wait for the next
+        attempt. Returns whether the result can still be returned to the caller."""
         self.passes_number: bool = passes_number
         """Whether the function takes the number of the attempt as the argument `number`."""
         self.deadline: float | None = (
@@ -117,7 +117,7 @@ class RetryConfig:
         self.draw: Callable[[], float] | None = None if random is None else random.random
 
     def success_test(self) -> Callable[[Any], bool] | None:
-        """Return a test whether a result is a success; None: every result is one."""
+        """Return a predicate that is true for successes, or None if every result is a success."""
         classify_result = self.classify_result
         if classify_result is None:
             return None
@@ -125,7 +125,7 @@ class RetryConfig:
 
     @property
     def needs_full_driver(self) -> bool:
-        """Whether a call needs a `RunningCall` even if its first attempt succeeds."""
+        """Whether a `RunningCall` must be created before the first attempt of each call."""
         return (
             self.until is not None
             or (self.classify_result is not None and self.downstream is None)
@@ -136,7 +136,7 @@ class RetryConfig:
         )
 
     def with_default_name(self, operation: str) -> RetryConfig:
-        """Return a copy with this name of the operation, unless the user gave a name."""
+        """Return a copy whose operation has this name; return self if the user gave a name."""
         if self.operation:
             return self
         copy = RetryConfig.__new__(RetryConfig)

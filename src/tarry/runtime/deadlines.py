@@ -1,8 +1,8 @@
-"""The deadline of the current context, which all calls made in it share.
+"""The deadline of the current context, shared by all calls that are made in the context.
 
-Generators and pools may enter a deadline in one place and leave it in another: out of order, or in
-another context. The scopes therefore form an immutable linked list; leaving a deadline sets a new
-list without its scope, wherever in the list that scope is by then.
+Generators and pools may leave deadlines in another order than they entered them, or in another
+context. The scopes therefore form an immutable linked list. Leaving a deadline sets a new list
+without the scope of that deadline, which need not be the innermost one.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class DeadlineKey:
-    """Identifies one `enter`."""
+    """Identifies one deadline from `enter` to `leave`."""
 
     is_over: bool = False
-    """Whether the deadline no longer applies, also in contexts that were copied while it did."""
+    """Whether the deadline has been ended in all contexts, including copies of the original one."""
 
 
 class DeadlineScope(NamedTuple):
@@ -30,6 +30,7 @@ class DeadlineScope(NamedTuple):
 
     key: DeadlineKey
     moment: float
+    """The time of the monotonic clock at which the deadline passes."""
     outer: DeadlineScope | None
 
 
@@ -62,14 +63,17 @@ def current() -> float | None:
 
 
 def earliest(moment: float) -> float:
-    """Return `moment` or the current deadline, whichever comes first."""
+    """Return the earlier one of `moment` and the current deadline."""
     outer = current()
     return moment if outer is None else min(moment, outer)
 
 
 @contextmanager
 def deadline(seconds: float) -> Generator[None]:
-    """Limit all calls in the block to `seconds` from now; an earlier outer deadline stays."""
+    """Set a deadline `seconds` from now for all calls in the block.
+
+    If a deadline outside the block is earlier, it still applies.
+    """
     key = enter(system.now() + check_number("seconds", seconds))
     try:
         yield
@@ -78,7 +82,7 @@ def deadline(seconds: float) -> Generator[None]:
 
 
 def remaining() -> float | None:
-    """Return the seconds until the current deadline, or None: use it as a client's timeout."""
+    """Return the seconds until the current deadline, or None, to use as a client's timeout."""
     moment = current()
     return None if moment is None else max(0.0, moment - system.now())
 

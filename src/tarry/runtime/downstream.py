@@ -1,8 +1,8 @@
-"""The state of a dependency that calls share: the core's `Downstream` with a lock.
+"""The state of a dependency, shared by all calls to it: the core's `Downstream` with a lock.
 
-The lock is held while the core computes, and never while user code runs: not the called function,
-a listener or a jitter function. The exception is a budget or limiter that the user wrote, whose
-methods are called under the lock.
+The lock is held while the core computes. It is not held while user code runs, such as the called
+function, a listener or a jitter function. The only exceptions are budgets and limiters that users
+wrote: their methods are called under the lock.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from tarry.core.verdict import DelayedPermit, Stop
 
 MAX_ABANDONED_PERMITS = 10_000
+"""Permits that finalizers may leave in `abandoned_permits`; beyond that, the oldest are lost."""
 
 MAX_UNCOUNTED_SUCCESSES = 32
-"""Entries that a driver may leave in `uncounted_successes` before it calls `settle`."""
+"""A driver that makes `uncounted_successes` longer than this calls `count_successes`."""
 
 _downstreams: WeakSet[Downstream] = WeakSet()
 
@@ -57,7 +58,7 @@ def live_downstreams() -> list[Downstream]:
 
 
 class LockedDownstream(core.Downstream):
-    """The core's state of a dependency, each step of it under a lock.
+    """The core's state of a dependency, with methods that acquire a lock.
 
     Drivers call these methods. The methods for users are in `Downstream`.
     """
@@ -65,7 +66,7 @@ class LockedDownstream(core.Downstream):
     __slots__ = ("__weakref__", "_lock", "abandoned_permits", "uncounted_successes")
 
     closed = BreakerState.CLOSED
-    """For drivers, which compare states without importing the breaker's module."""
+    """A constant for drivers, which therefore need not import the breaker's module."""
 
     def __init__(
         self,
@@ -81,17 +82,17 @@ class LockedDownstream(core.Downstream):
         )
         self._lock = threading.Lock()
         self.abandoned_permits: deque[int] = deque(maxlen=MAX_ABANDONED_PERMITS)
-        """Permits of attempts that were garbage collected. Their finalizers may run in a thread
-        that holds the lock, so they only append here; the next `admit` returns the permits."""
+        """Permits of attempts that were garbage collected. Finalizers may run in a thread that
+        holds the lock, so they only append permits here. The next `admit` releases them."""
         self.uncounted_successes: deque[tuple[int, float, float]] = deque()
-        """Successful first attempts that changed nothing but counts: permit, start and end. Each
-        method that reads the counts adds them first. Counting them in bulk saves a lock and three
-        calls for each call that succeeds."""
+        """The permit, start and end of successful first attempts that are not counted yet. Each
+        method that reads the counts first adds these. Counting them in bulk saves a lock and three
+        function calls for each successful call."""
 
     def admit(self, now: float) -> int | DelayedPermit | Stop:
-        """Return a permit for an attempt, a permit with a delay, or why none may start."""
+        """Return a permit for an attempt, a permit with a delay, or a `Stop` with the reason."""
         with self._lock:
-            self._settle()
+            self._count_successes_locked()
             while self.abandoned_permits:
                 super().release(self.abandoned_permits.popleft(), 0.0, now)
             answer = super().admit(now)
@@ -99,14 +100,14 @@ class LockedDownstream(core.Downstream):
             self._emit_transitions()
         return answer
 
-    def settle(self) -> None:
-        """Count the entries of `uncounted_successes`."""
+    def count_successes(self) -> None:
+        """Count the entries of `uncounted_successes`, and empty it."""
         with self._lock:
-            self._settle()
+            self._count_successes_locked()
         if self.transitions:
             self._emit_transitions()
 
-    def _settle(self) -> None:
+    def _count_successes_locked(self) -> None:
         successes = self.uncounted_successes
         while successes:
             permit, started, now = successes.popleft()
@@ -122,28 +123,28 @@ class LockedDownstream(core.Downstream):
         u: float,
         paid: float = 0.0,
     ) -> None:
-        """Count an attempt that ended."""
+        """Count an attempt that ended; `u` is a random number in [0, 1)."""
         with self._lock:
-            self._settle()
+            self._count_successes_locked()
             super().record(permit, outcome, duration, now, u, paid)
         if self.transitions:
             self._emit_transitions()
 
     def release(self, permit: int, duration: float, now: float) -> None:
-        """Return the permit of an attempt that ended without an outcome."""
+        """Release the permit of an attempt that ended without an outcome."""
         with self._lock:
             super().release(permit, duration, now)
 
     def check_retry(self, outcome: Outcome, now: float) -> Stop | None:
-        """Return why no retry may follow `outcome`, or None; changes nothing."""
+        """Return a `Stop` if no retry may follow `outcome`, else None; changes no state."""
         with self._lock:
-            self._settle()
+            self._count_successes_locked()
             return super().check_retry(outcome, now)
 
     def withdraw(self, outcome: Outcome, now: float) -> float | None:
-        """Withdraw the cost of a retry from the budget; None if the balance is too low."""
+        """Withdraw the cost of a retry from the budget; return None if the balance is too low."""
         with self._lock:
-            self._settle()
+            self._count_successes_locked()
             return super().withdraw(outcome, now)
 
     def deposit(self, paid: float, now: float) -> None:
@@ -154,33 +155,33 @@ class LockedDownstream(core.Downstream):
     def status(self, now: float) -> tuple[str | None, float | None]:
         """Return the breaker's state and the budget's balance."""
         with self._lock:
-            self._settle()
+            self._count_successes_locked()
             return super().status(now)
 
     def expected_duration(self) -> float:
         """Return the median duration of the latest calls."""
         with self._lock:
-            self._settle()
+            self._count_successes_locked()
             return super().expected_duration()
 
     def hedge_delay(self, quantile: float, min_samples: int) -> float | None:
         """Return a quantile of the latency, or None while there are too few samples."""
         with self._lock:
-            self._settle()
+            self._count_successes_locked()
             return super().hedge_delay(quantile, min_samples)
 
     def add_hedge_credit(self, share: float) -> None:
-        """Add one call's share to the credit that pays for hedges."""
+        """Add `share` to the credit from which hedges are paid; called once for each call."""
         with self._lock:
             super().add_hedge_credit(share)
 
     def take_hedge_credit(self, amount: float = 1.0) -> bool:
-        """Take one hedge from the credit; -1 refunds one."""
+        """Take the cost of one hedge from the credit if it suffices; an amount of -1 refunds it."""
         with self._lock:
             return super().take_hedge_credit(amount)
 
     def _emit_transitions(self) -> None:
-        """Emit the breaker's state changes, outside the lock: listeners are user code."""
+        """Emit the breaker's state changes; called without the lock, as listeners are user code."""
         while True:
             try:
                 transition = self.transitions.popleft()
@@ -211,7 +212,7 @@ class Downstream(LockedDownstream):
         max_in_flight: int | None = None,
     ) -> None:
         if not isinstance(name, str) or not name:
-            raise ConfigurationTypeError("name", "must be a text that is not empty", name)
+            raise ConfigurationTypeError("name", "must be a non-empty string", name)
         _check_method("breaker", breaker, "admit", "a tarry.Breaker()")
         _check_method("budget", budget, "withdraw", "a tarry.TokenBudget() or another budget")
         _check_method("limiter", limiter, "acquire", "a tarry.AIMD() or another limiter")
@@ -229,23 +230,26 @@ class Downstream(LockedDownstream):
     def balance(self) -> float | None:
         """The retry budget's balance; None without a budget."""
         with self._lock:
-            self._settle()
+            self._count_successes_locked()
             return None if self.budget is None else self.budget.balance(system.now())
 
     def quantile(self, q: float) -> float | None:
-        """Return the duration that the share `q` of the latest calls did not exceed."""
+        """Return the `q` quantile of the durations of the latest calls, or None without calls."""
         check_share("q", q)
         with self._lock:
-            self._settle()
+            self._count_successes_locked()
             return self.latency.quantile(q)
 
     def force(self, state: str) -> None:
-        """Set the breaker by hand: open, closed (automatic again), disabled, metrics-only."""
+        """Force the breaker into a state: open, disabled, metrics-only, or closed.
+
+        Forcing it to "closed" also lets it change its state automatically again.
+        """
         if self.breaker is None:
-            msg = f"downstream {self.name!r} has no breaker; give it one with breaker="
+            msg = f"downstream {self.name!r} has no breaker; pass one with breaker="
             raise ConfigurationError(msg)
         with self._lock:
-            self._settle()
+            self._count_successes_locked()
             super().force(state)
         self._emit_transitions()
 

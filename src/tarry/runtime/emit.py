@@ -1,6 +1,7 @@
 """Build and emit the events of a call.
 
-Imported only when there is a listener: `tarry.core.events` is not needed before.
+Imported only when an event must be emitted, so that other programs do not load
+`tarry.core.events`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def emit_started(operation: str, call: Call) -> None:
 def emit_failed(
     operation: str, call: Call, outcome: Outcome, verdict: Wait | Stop, error: Exception | None
 ) -> None:
-    """Emit that an attempt failed, and that a wait follows if it does."""
+    """Emit that an attempt failed, and that the call will wait if a retry follows."""
     name = _downstream_name(call)
     attempt, max_attempts = call.attempts, call.policy.max_attempts
     detail = outcome.detail or type(error).__name__
@@ -105,7 +106,7 @@ def emit_gave_up(operation: str, call: Call, stop: Stop, error: Exception | None
 
 
 def _detail(call: Call, error: Exception | None) -> str:
-    """Return the last attempt's detail, or the error's type for a rejection."""
+    """Return the detail of the last attempt, or the name of the error's type for a rejection."""
     steps = call.steps
     rejected = isinstance(error, Rejected) or not steps
     return type(error).__name__ if rejected else steps[-1].detail

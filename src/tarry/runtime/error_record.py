@@ -1,10 +1,14 @@
-"""The record that tarry attaches to an error that ends a call, and a note for people.
+"""The record and the note that tarry attaches to an error when a call is given up.
 
-The record also tells an outer retry loop not to retry the error again. But one exception object
-may be raised by many calls: later, if it is a mock or a module constant; at the same time, if a
-lost connection fails every request that used it. So an outer loop considers a record only if it
-was attached during the loop's own attempt (`serial`), and if the error was raised through the loop
-that attached it (its traceback).
+The note is for people. The record also prevents an outer retry loop from retrying an error that an
+inner loop has given up on. But a record on an error may come from another call, because several
+calls may raise the same exception object: one after another, if it is a mock or a module constant,
+or at the same time, if the connection that they share is lost. An outer loop therefore considers a
+record only if both conditions hold:
+
+- The record was attached during the outer loop's current attempt. `bus.serial` is the number of the
+  record that was attached last; a record from before the attempt has no higher number.
+- The error was raised through the loop that attached the record, as its traceback shows.
 """
 
 from __future__ import annotations
@@ -28,12 +32,12 @@ RECORD_ATTRIBUTE = "__tarry__"
 """The attribute of an error that holds its `ErrorRecord`."""
 
 MAX_CHAIN_LENGTH = 10
-"""How many causes, contexts and group members of an error are followed."""
+"""How deep the causes, contexts and group members of an error are searched."""
 
 _DRIVER_MODULES = ("tarry.runtime.", "tarry.adapters.http.")
 _DRIVER_FUNCTIONS = frozenset({"call", "drive", "hedge", "hedge_sync"})
-"""Functions in these modules that an error passes through when a retry loop has given up on it.
-Keep the names in step with the drivers."""
+"""The functions in these modules that run a retry loop. If one of them is in the traceback of an
+error, the error was raised through a retry loop. Update the names when a driver is renamed."""
 
 MAX_GIVE_UPS_PER_REQUEST = 100
 
@@ -56,8 +60,8 @@ class GiveUpLog:
         self._entries.append((error, record))
 
     def find(self, error: BaseException) -> CallRecord | None:
-        """Return the record of the call that this error, or one of its causes, ended."""
-        entries = list(self._entries)  # a thread of the handler may add entries meanwhile
+        """Return the record of the call that was given up with this error or one of its causes."""
+        entries = list(self._entries)  # a copy: a thread of the handler may add entries meanwhile
         for link in _chain(error, MAX_CHAIN_LENGTH):
             # Adapters return the last response instead of raising; `raise_for_status` then
             # raises an error that holds that response.
@@ -72,22 +76,22 @@ class GiveUpLog:
         return None
 
     def close(self) -> None:
-        """Drop all entries, now and later: tasks that outlive the request share this object."""
+        """Drop all entries, and ignore those that tasks add after the request has ended."""
         self._entries = deque(maxlen=0)
 
 
 give_up_log: ContextVar[GiveUpLog | None] = ContextVar("tarry_give_up_log", default=None)
-"""Set by the server middleware, which answers `X-Should-Retry: false` after a call gave up."""
+"""Set by the server middleware, which sends `X-Should-Retry: false` if a call was given up."""
 
 
 class ErrorRecord(NamedTuple):
     """The value of `RECORD_ATTRIBUTE`."""
 
     serial: int
-    """The position among all final records; 0 if outer loops may retry the error."""
+    """The number of this record, counted from 1; 0 if outer loops may retry the error."""
     record: CallRecord
     block: bool
-    """Whether the attempts were `with` blocks, which leave no driver in the traceback."""
+    """Whether the attempts were `with` blocks, which leave no driver function in the traceback."""
 
 
 def attach_record(
@@ -98,8 +102,9 @@ def attach_record(
     if final:
         bus.serial = serial = next(_serials)
         log = give_up_log.get()
-        # A request that is unsafe to repeat and was sent once was not retried. Whether the request
-        # that this server handles can be repeated, its client knows by its method or its key.
+        # Skip a call that was made only once because it is not repeatable: it was not retried, so
+        # the client may retry. It knows from the method and the idempotency key of its own request
+        # whether that is repeatable.
         if log is not None and (record.reason is not Reason.UNSAFE or record.attempts > 1):
             log.add(error, record)
     # Bypasses a __setattr__ of the user's class, which may be frozen.
@@ -107,10 +112,11 @@ def attach_record(
 
 
 def add_note(error: BaseException, record: CallRecord) -> None:
-    """Add a note to the error that says how its call ended."""
+    """Add a note to the error that describes how its call was given up."""
     prefix = f"tarry: {record.operation} "
     previous: list[str] = getattr(error, "__notes__", [])
-    # Replaces an earlier note: an exception object that is raised many times keeps one.
+    # Replace the note of an earlier call, so that an exception object that is raised many times
+    # does not collect notes.
     notes = [note for note in previous if not note.startswith(prefix)]
     object.__setattr__(error, "__notes__", [*notes, prefix + record.summary()])
 
@@ -118,15 +124,15 @@ def add_note(error: BaseException, record: CallRecord) -> None:
 def has_record_since(error: BaseException, serial: int) -> bool:
     """Return whether an inner loop gave up on the error after `bus.serial` was `serial`.
 
-    Also if it gave up on an error that this one comes from: its cause, its context, a member of
-    its group.
+    This includes an inner loop that gave up on the cause or the context of the error, or on a
+    member of its exception group.
     """
     for link in _chain(error, MAX_CHAIN_LENGTH):
-        found: ErrorRecord | None = getattr(link, RECORD_ATTRIBUTE, None)
+        error_record: ErrorRecord | None = getattr(link, RECORD_ATTRIBUTE, None)
         if (
-            found is not None
-            and found.serial > serial
-            and (found.block or _passed_driver(link, is_caught_here=link is error))
+            error_record is not None
+            and error_record.serial > serial
+            and (error_record.block or _passed_driver(link, is_caught_here=link is error))
         ):
             return True
     return False
@@ -147,12 +153,12 @@ def _chain(error: BaseException, depth: int) -> Iterator[BaseException]:
 
 
 def _passed_driver(error: BaseException, *, is_caught_here: bool) -> bool:
-    """Return whether the error passed a driver function between its origin and the handler.
+    """Return whether the error was raised through a driver function on its way to the handler.
 
-    An exception object that is raised a second time, by `raise lost`, has the traceback entries of
-    its first journey after the entry of that statement. They are not part of the way to this
-    handler, unless the next entry's frame was already seen: then code on this way caught the error
-    and raised it again.
+    If an exception object that was raised before is raised again by `raise error`, the traceback
+    entries after this statement belong to the first time and must be ignored. There is one
+    exception: if the frame of the next entry was already seen, the error was caught and raised
+    again on the way to this handler, and the entries count.
     """
     from opcode import opmap  # needed only here, after a nested failure
 
@@ -186,7 +192,7 @@ def _is_in_driver_module(frame: FrameType) -> bool:
 def record_of(error: object) -> CallRecord | None:
     """Return the decision record of the call that ended with this error, or None.
 
-    Also for a response that an adapter returned after the last attempt, such as a 503.
+    `error` may also be a response that an adapter returned after the last attempt, such as a 503.
     """
-    found: ErrorRecord | None = getattr(error, RECORD_ATTRIBUTE, None)
-    return None if found is None else found.record
+    error_record: ErrorRecord | None = getattr(error, RECORD_ATTRIBUTE, None)
+    return None if error_record is None else error_record.record

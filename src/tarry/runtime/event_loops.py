@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def in_trio() -> bool:
     """Return whether the caller runs inside a trio task."""
     trio = sys.modules.get("trio")
-    # An old version of trio, without this function, may have been imported by another library.
+    # Another library may have imported an old version of trio, which lacks this function.
     in_task = None if trio is None else getattr(trio.lowlevel, "in_trio_task", None)
     return in_task is not None and bool(in_task())
 
@@ -52,10 +52,10 @@ class TimeoutStatus:
 
 @contextmanager
 def timeout(seconds: float) -> Generator[TimeoutStatus]:
-    """Cancel the block after `seconds` and suppress that cancellation.
+    """Cancel the block after `seconds`, and continue after the block.
 
-    A plain `with` on both loops, so that `with attempt:` is written the same way inside
-    `async for attempt in ...` and `for attempt in ...`.
+    This is not an async context manager, although asyncio's own timeout is one. `with attempt:` can
+    therefore be written the same way in `for` and in `async for` loops.
     """
     expiry = TimeoutStatus()
     if in_trio():

@@ -1,6 +1,6 @@
-"""The event bus of the process: passes what happens to calls on to listeners.
+"""The event bus of the process: passes the events of calls to listeners.
 
-Without listeners, a call that succeeds pays for one attribute test.
+Without listeners, it costs a successful call one test of an attribute.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Listener = Callable[["Event"], None]
 
 
 LOG_WARNING = 30
-"""`logging.WARNING`, without importing `logging` before the first failure."""
+"""The value of `logging.WARNING`. `logging` itself is not imported before the first failure."""
 
 _LOG_LISTENER_MODULE = "tarry.telemetry.logs"
-"""The built-in log listener. Imported by name and on first use: that module imports this one, and
-a program that imports only an adapter must get its log lines too."""
+"""The module of the built-in log listener. It imports this module, so it is imported by name and
+on first use. A program that imports only an adapter thereby gets log lines too."""
 
 
 class _Subscription:
@@ -52,17 +52,17 @@ class EventBus:
         self.listeners: tuple[Listener, ...] = ()
         """The user's listeners, which get every event."""
         self.log: Listener | None = None
-        """The built-in log listener. It gets no events of calls that succeed at once."""
+        """The built-in log listener. It gets no events of calls whose first attempt succeeds."""
         self.log_enabled: Callable[[int], bool] = self._load_log_and_test
-        """Returns whether the built-in listener logs at a level. Its first call loads it."""
+        """Returns whether the log listener logs at a level. The first call loads the listener."""
         self.serial: int = 0
-        """Counts the error records that were attached; see `error_record`."""
+        """The number of the error record that was attached last; see `error_record`."""
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Call `listener` with every event from now on; return a function that stops this."""
+        """Call `listener` with every event from now on; return a function that removes it."""
         if not callable(listener) or isinstance(listener, type):
-            hint = f": make one, {listener.__name__}()" if isinstance(listener, type) else ""
-            msg = f"listen takes a function of one event, got {listener!r}{hint}"
+            hint = f": use an instance, {listener.__name__}()" if isinstance(listener, type) else ""
+            msg = f"listen takes a function with the event as its argument, got {listener!r}{hint}"
             raise ConfigurationTypeError(msg)
         subscription = _Subscription(listener)
         with self.lock:
@@ -77,7 +77,7 @@ class EventBus:
         return remove
 
     def is_observed(self) -> bool:
-        """Return whether a listener or the log wants events about failures."""
+        """Return whether there is a listener, or the log records failures."""
         return bool(self.listeners) or self.log_enabled(LOG_WARNING)
 
     def emit(self, event: Event) -> None:

@@ -1,7 +1,8 @@
-"""Hedged calls: send another copy when the first takes too long; the first result wins.
+"""Hedged calls: if the first copy of a call takes too long, another copy starts.
 
-`RunningHedgedCall` is the core's `HedgedCall` with clock, random numbers and events; `drive` and
-`drive_async` run its copies.
+A copy is one execution of the function. The first copy to return a result ends the call.
+`RunningHedgedCall` adds a clock, random numbers and events to the core's `HedgedCall`; `drive` and
+`drive_async` run the copies.
 """
 
 from __future__ import annotations
@@ -61,11 +62,13 @@ async def hedge(
 ) -> T:
     """Await a coroutine function; start another copy of the call when it takes too long.
 
-    after: seconds, or a percentile of the latest calls such as "p95", used after 100 calls.
-    max_extra_load: 0.05 hedges at p95 and adds at most 5 % to the number of calls.
-    max_attempts: copies in all, the first included (2).
+    after: when another copy starts: after these seconds, or after a percentile such as "p95" of the
+        latencies of the latest calls. A percentile has no effect until 100 calls were measured.
+    max_extra_load: the maximum number of additional copies as a share of the calls. With 0.05,
+        another copy starts at p95, and copies add at most 5 % to the number of calls.
+    max_attempts: the maximum number of copies, including the first (default 2).
     on: errors after which the next copy starts at once; any other error ends the call.
-    downstream: the dependency; without one, latency is measured per function.
+    downstream: the dependency, whose latency is measured. By default each function has its own.
     """
     if policy is not None:
         raise ConfigurationError(RETRY_AND_HEDGE_MESSAGE)
@@ -89,8 +92,8 @@ def hedge_sync(
 ) -> T:
     """Call a plain function in a thread; start another copy when it takes too long.
 
-    Takes the arguments of `hedge`. A copy that lost cannot be cancelled: its thread runs on, and
-    its result is discarded.
+    Takes the arguments of `hedge`. A copy that is still running when another copy has returned the
+    result cannot be cancelled. Its thread continues, and its result is discarded.
     """
     if policy is not None:
         raise ConfigurationError(RETRY_AND_HEDGE_MESSAGE)
@@ -120,10 +123,10 @@ def _running_call(
 def drive(
     call: RunningHedgedCall, fn: Callable[[int], T], release: Callable[[Any], bool] | None = None
 ) -> T:
-    """Run copies of a function in threads until one has the result.
+    """Run copies of a function in threads until one of them returns a result that is accepted.
 
-    `fn` takes the number of the copy. `release` releases the connection of a result that is not
-    returned to the caller; it returns whether the result is still usable.
+    `fn` takes the number of the copy. `release` is called with each result that was not accepted.
+    It releases the connection of the result and returns whether the result is still usable.
     """
     copies: ThreadCopies[T] = ThreadCopies(fn, release)
     try:
@@ -132,15 +135,15 @@ def drive(
         while True:
             finished = copies.next(call.seconds_to_wait())
             if finished is None:
-                another = call.on_timeout()
+                next_copy = call.on_timeout()
             else:
                 try:
                     result = call.check_result(finished.result())
                 except Exception as error:
-                    following = call.record_failure(finished.number, error)
-                    if isinstance(following, Stop):
+                    next_step = call.record_failure(finished.number, error)
+                    if isinstance(next_step, Stop):
                         raise
-                    another = following
+                    next_copy = next_step
                     if (
                         release is not None
                         and isinstance(error, ResultNotAccepted)
@@ -150,8 +153,8 @@ def drive(
                 else:
                     call.record_success(finished.number)
                     return result
-            if another is not None and not _start(copies, another):
-                call.record_unsent(another.number)
+            if next_copy is not None and not _try_start(copies, next_copy):
+                call.record_unsent(next_copy.number)
     except BaseException:
         call.abort()
         raise
@@ -159,10 +162,10 @@ def drive(
         copies.close()
 
 
-def _start(copies: ThreadCopies[T], attempt: Attempt) -> bool:
+def _try_start(copies: ThreadCopies[T], attempt: Attempt) -> bool:
     try:
         copies.start(attempt.number, attempt.delay)
-    except (LimitReached, RuntimeError):  # no thread is available: go on without this copy
+    except (LimitReached, RuntimeError):  # no thread is available: continue without this copy
         return False
     return True
 
@@ -172,7 +175,7 @@ async def drive_async(
     fn: Callable[[int], Awaitable[T]],
     release: Callable[[Any], Awaitable[bool]] | None = None,
 ) -> T:
-    """Like `drive`, for a coroutine function, in tasks of the running event loop."""
+    """Like `drive`, but run copies of a coroutine function in tasks of the running event loop."""
     try:
         first = call.begin_attempt()
         tasks: ParallelCopies[T] = parallel_copies(fn, release)
@@ -181,15 +184,15 @@ async def drive_async(
             while True:
                 finished = await _next_finished(copies, call.seconds_to_wait())
                 if finished is None:
-                    another = call.on_timeout()
+                    next_copy = call.on_timeout()
                 else:
                     try:
                         result = call.check_result(finished.result())
                     except Exception as error:
-                        following = call.record_failure(finished.number, error)
-                        if isinstance(following, Stop):
+                        next_step = call.record_failure(finished.number, error)
+                        if isinstance(next_step, Stop):
                             raise
-                        another = following
+                        next_copy = next_step
                         if (
                             release is not None
                             and isinstance(error, ResultNotAccepted)
@@ -199,8 +202,8 @@ async def drive_async(
                     else:
                         call.record_success(finished.number)
                         return result
-                if another is not None:
-                    copies.start(another.number, another.delay)
+                if next_copy is not None:
+                    copies.start(next_copy.number, next_copy.delay)
     except BaseException:
         call.abort()
         raise
@@ -213,12 +216,13 @@ async def _next_finished(
         return await copies.next()
     with event_loops.timeout(timeout):
         return await copies.next()
-    return None  # the timeout came first
+    return None  # the timeout expired before a copy finished
 
 
 _downstreams: WeakKeyDictionary[Any, Downstream] = WeakKeyDictionary()
-"""A downstream for each hedged function, which keeps its latency between calls."""
+"""The default downstream of each hedged function. It keeps the measured latencies between calls."""
 _locks = [threading.RLock()]
+"""Holds the one lock of `_downstreams`. A list, so that the fork handler can replace the lock."""
 
 
 def _replace_lock_after_fork() -> None:
@@ -231,16 +235,16 @@ if hasattr(os, "register_at_fork"):
 
 
 def _downstream_of(fn: Callable[..., Any]) -> Downstream:
-    """Return the downstream of a function."""
+    """Return the default downstream of a function; all bound methods of a function share one."""
     key = getattr(fn, "__func__", fn)
     with _locks[0]:
         try:
-            found = _downstreams.get(key)
-            if found is None:
-                found = _downstreams[key] = Downstream(name_of(fn))
-        except TypeError:  # no weak references to it: every call starts without latencies
-            found = Downstream(name_of(fn))
-    return found
+            downstream = _downstreams.get(key)
+            if downstream is None:
+                downstream = _downstreams[key] = Downstream(name_of(fn))
+        except TypeError:  # `fn` cannot be weakly referenced: no latencies are kept between calls
+            downstream = Downstream(name_of(fn))
+    return downstream
 
 
 class RunningHedgedCall:
@@ -273,10 +277,12 @@ class RunningHedgedCall:
         self._classify = classify
         self._classify_result = classify_result
         self._outcome: Outcome | None = None
-        """The outcome of the last result."""
+        """The outcome of the latest result, until that result is recorded."""
         self._deadline = deadlines.current()
         self._serial = bus.serial
+        """The value of `bus.serial` when the call began; see `error_record`."""
         self._error: Exception | None = None
+        """The error of the copy that failed last, while the call continues."""
         self._detail = ""
         """A description of the last failure, for events."""
 
@@ -291,7 +297,7 @@ class RunningHedgedCall:
         return command
 
     def seconds_to_wait(self) -> float | None:
-        """Return the seconds until the next copy or the deadline is due, or None."""
+        """Return the seconds until the next copy is due or the deadline ends; None without both."""
         moments = [m for m in (self._call.next_hedge_at, self._deadline) if m is not None]
         return max(0.0, min(moments) - system.now()) if moments else None
 
@@ -304,13 +310,14 @@ class RunningHedgedCall:
             return None
         command = self._call.hedge(now)
         if isinstance(command, Stop):
-            # The server asked for this later time, and now no copy may start.
+            # No copy is running: the last one failed, and the server requested a delay before the
+            # next. The delay is over, but no further copy is allowed.
             self._raise_final_error(command)
-        self._emit_fired(command)
+        self._emit_hedge_fired(command)
         return command
 
     def check_result(self, result: T) -> T:
-        """Return a result that ends the call; raise `ResultNotAccepted` for a failure."""
+        """Return the result if it ends the call; raise `ResultNotAccepted` for a retryable one."""
         if self._classify_result is not None:
             self._outcome = outcome = self._classify_result(result)
             if outcome.kind not in (Kind.SUCCESS, Kind.PERMANENT):
@@ -318,14 +325,14 @@ class RunningHedgedCall:
         return result
 
     def record_success(self, number: int) -> None:
-        """Record that a copy has the result."""
-        self._error = None  # its traceback refers to self: leave no cycle
+        """Record that the result of this copy ends the call."""
+        self._error = None  # its traceback refers to self: break the reference cycle
         outcome = self._outcome or SUCCESS
         is_success = outcome.kind is Kind.SUCCESS
         if is_success:
             self._call.record_success(number, system.now(), system.draw())
         else:
-            self._call.cancel(system.now())  # a permanent failure says nothing about health
+            self._call.cancel(system.now())  # a permanent failure is no evidence of bad health
         if bus.listeners or (number > 1 and bus.is_observed()):
             if number > 1:
                 bus.emit(HedgeWon(self._operation, self._downstream.name, number))
@@ -335,7 +342,10 @@ class RunningHedgedCall:
                 self._emit_gave_up(Stop(Reason.PERMANENT), None, outcome.detail)
 
     def record_failure(self, number: int, error: Exception) -> Attempt | Stop | None:
-        """Record a failed copy; return the next copy, None to go on waiting, or a `Stop`."""
+        """Record a failed copy and decide how the call continues.
+
+        Return the next copy to start, None to wait for the copies that still run, or a `Stop`.
+        """
         outcome, self._outcome = self._outcome, None
         if outcome is None:
             classify = self._classify
@@ -346,16 +356,16 @@ class RunningHedgedCall:
             self._record_give_up(command, error)
         else:
             self._error = error
-            self._emit_fired(command)
+            self._emit_hedge_fired(command)
         return command
 
     def record_unsent(self, number: int) -> None:
-        """Record that no thread was available for a copy; raise if no other copy runs."""
+        """Record that a copy was not started for lack of a thread; raise if no other copy runs."""
         if not self._call.record_unsent(number, system.now()):
             self._raise_final_error(Stop(Reason.LIMIT))
 
     def discard_error(self) -> None:
-        """Drop the error of the copy that failed last: its result cannot be returned any more."""
+        """Drop the error of the copy that failed last, because its result is no longer usable."""
         self._error = None
 
     def abort(self) -> None:
@@ -363,7 +373,10 @@ class RunningHedgedCall:
         self._call.cancel(system.now())
 
     def _raise_final_error(self, stop: Stop) -> Never:
-        """End the call with the error of the copy that failed last; no copy runs any more."""
+        """Raise the error of the copy that failed last, or a rejection if there is none.
+
+        Called when no copy runs any more.
+        """
         error, self._error = self._error, None
         if error is None:
             error = rejection_error(stop, self._operation, self._downstream.name, self._detail)
@@ -371,9 +384,9 @@ class RunningHedgedCall:
         try:
             raise error
         finally:
-            del error  # its traceback refers to this frame: leave no cycle
+            del error  # its traceback refers to this frame: break the reference cycle
 
-    def _emit_fired(self, attempt: Attempt | None) -> None:
+    def _emit_hedge_fired(self, attempt: Attempt | None) -> None:
         if attempt is not None and bus.is_observed():
             bus.emit(HedgeFired(self._operation, self._downstream.name, attempt.number))
 

@@ -1,7 +1,8 @@
 """Copies of a call that run in parallel: in threads, asyncio tasks or trio tasks.
 
-All three classes have the same methods: `start(number)` starts a copy, `next` returns the next
-finished one. Results that are no longer waited for are passed to `discard`.
+All three classes have the same methods: `start(number)` starts a copy, and `next` waits for a copy
+to finish and returns it. The result of a copy that finishes after the call has ended is passed to
+`discard`.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_ATTEMPT_THREADS = 256
-"""Attempts in threads at the same time, including those that timed out and still run."""
+"""Limit of attempts that run in threads, including attempts that timed out but still run."""
 
 _thread_slots = [threading.BoundedSemaphore(MAX_ATTEMPT_THREADS)]
+"""Holds the one semaphore. A list, so that the fork handler can replace the semaphore."""
 
 
 def _reset_slots_after_fork() -> None:
@@ -43,7 +45,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class FinishedCopy(Generic[T]):
-    """The result or the error of one copy."""
+    """A copy that has finished, with its result or its error."""
 
     __slots__ = ("_error", "_result", "number")
 
@@ -64,15 +66,15 @@ class FinishedCopy(Generic[T]):
             try:
                 raise error
             finally:
-                del error  # its traceback refers to this frame: leave no cycle
+                del error  # its traceback refers to this frame: break the reference cycle
         return self._result  # type: ignore[return-value]
 
 
 class ThreadCopies(Generic[T]):
     """Copies of a plain function, each in a thread. The function takes the copy's number.
 
-    A thread cannot be stopped from outside. A copy that is no longer waited for runs on, and its
-    result is discarded. The number of these threads is limited.
+    A thread cannot be stopped from outside. After `close`, copies that have not finished continue
+    to run, and their results are discarded. `MAX_ATTEMPT_THREADS` limits the number of threads.
     """
 
     __slots__ = ("_discard", "_finished", "_fn", "_is_closed", "_lock")
@@ -87,13 +89,16 @@ class ThreadCopies(Generic[T]):
         self._is_closed = False
 
     def start(self, number: int, delay: float = 0.0) -> None:
-        """Start a copy in a copy of the caller's context."""
+        """Start a copy in a new thread after `delay` seconds, with the caller's context variables.
+
+        Raises LimitReached if too many threads run already.
+        """
         slots = _thread_slots[0]
         if not slots.acquire(blocking=False):
             msg = (
-                f"{MAX_ATTEMPT_THREADS} attempts run in threads already, most of them probably "
-                "cut off by a timeout; give the client inside a timeout of its own "
-                "(tarry.remaining())"
+                f"{MAX_ATTEMPT_THREADS} attempts run in threads already. Most of them have "
+                "probably timed out without being stopped; set a timeout on the client that they "
+                "use (tarry.remaining())"
             )
             raise LimitReached(msg)
         run, args = copy_context().run, (self._run, slots, number, delay)
@@ -128,7 +133,7 @@ class ThreadCopies(Generic[T]):
         self._discard_result(finished)
 
     def close(self) -> None:
-        """Stop waiting for copies: from now on each discards its own result."""
+        """Stop waiting for copies: each copy that finishes from now on discards its own result."""
         with self._lock:
             self._is_closed = True
         while (finished := self.next(0.0)) is not None:
@@ -140,13 +145,13 @@ class ThreadCopies(Generic[T]):
 
 
 class ParallelCopies(Protocol[T]):
-    """Copies of a coroutine function, which takes the copy's number.
+    """Copies of a coroutine function, each in a task. The function takes the copy's number.
 
-    Leaving the block cancels the copies that still run.
+    Used as an `async with` block. Leaving the block cancels the copies that still run.
     """
 
     async def __aenter__(self) -> Self:
-        """Begin."""
+        """Prepare to start copies."""
         ...
 
     async def __aexit__(
@@ -159,18 +164,18 @@ class ParallelCopies(Protocol[T]):
         ...
 
     def start(self, number: int, delay: float = 0.0) -> None:
-        """Start a copy."""
+        """Start a copy in a new task after `delay` seconds."""
         ...
 
     async def next(self) -> FinishedCopy[T]:
-        """Wait for the next finished copy."""
+        """Wait until a copy finishes, and return it."""
         ...
 
 
 def parallel_copies(
     fn: Callable[[int], Awaitable[T]], discard: Callable[[T], Awaitable[object]] | None = None
 ) -> ParallelCopies[T]:
-    """Return the class of copies for the running event loop."""
+    """Return an object that runs copies of `fn` on the running event loop."""
     return TrioCopies(fn, discard) if event_loops.in_trio() else AsyncioCopies(fn, discard)
 
 
@@ -199,7 +204,7 @@ class AsyncioCopies(Generic[T]):
         self._tasks: set[Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        """Begin."""
+        """Return itself: asyncio needs no preparation."""
         return self
 
     async def __aexit__(
@@ -220,13 +225,13 @@ class AsyncioCopies(Generic[T]):
                 await _discard_result(self._finished.get_nowait(), self._discard)
 
     def start(self, number: int, delay: float = 0.0) -> None:
-        """Start a copy."""
+        """Start a copy in a new task after `delay` seconds."""
         import asyncio
 
         self._tasks.add(asyncio.create_task(self._run(number, delay)))
 
     async def next(self) -> FinishedCopy[T]:
-        """Wait for the next finished copy."""
+        """Wait until a copy finishes, and return it."""
         return await self._finished.get()
 
     async def _run(self, number: int, delay: float) -> None:
@@ -287,11 +292,11 @@ class TrioCopies(Generic[T]):
                     await _discard_result(self._receive.receive_nowait(), self._discard)
 
     def start(self, number: int, delay: float = 0.0) -> None:
-        """Start a copy."""
+        """Start a copy in a new task after `delay` seconds."""
         self._nursery.start_soon(self._run, number, delay)
 
     async def next(self) -> FinishedCopy[T]:
-        """Wait for the next finished copy."""
+        """Wait until a copy finishes, and return it."""
         return await self._receive.receive()
 
     async def _run(self, number: int, delay: float) -> None:
@@ -299,7 +304,7 @@ class TrioCopies(Generic[T]):
             if delay:
                 await system.async_sleep(delay)
             finished = FinishedCopy(number, await self._fn(number), None)
-        except self._cancelled:  # by `__aexit__` or from outside: the nursery handles it
+        except self._cancelled:  # by `__aexit__` or by an outer scope: handled by the nursery
             raise
         except BaseException as error:
             finished = FinishedCopy[T](number, None, error)

@@ -35,7 +35,7 @@ Ts = TypeVarTuple("Ts")
 
 
 class Decorator(Protocol):
-    """A decorator that keeps the type of the function."""
+    """A decorator that returns a function of the same type."""
 
     def __call__(self, fn: F, /) -> F:
         """Wrap a function."""
@@ -60,21 +60,21 @@ def retry(
 
     on: which errors to retry: an exception type, a tuple of types, or a predicate over the
         exception. The predicate may also return an `Outcome`, with a kind and a server's hint.
-    until: a predicate over the result; a result for which it is false is retried too.
-    attempts: the maximum number of attempts, the first included (4).
-    timeout: seconds for one attempt. A plain function then runs in a thread, which runs on after
-        the timeout; its result is discarded.
-    deadline: seconds from the start of the call until it must end, with all its attempts and
-        waits. Calls made inside share it.
+    until: a predicate over the result. If it returns false, the call is retried.
+    attempts: the maximum number of attempts, including the first (default 4).
+    timeout: the time limit of one attempt in seconds. A plain function then runs in a thread, which
+        is not stopped by the timeout; its result is discarded.
+    deadline: the time limit of the whole call in seconds, including all attempts and waits. Calls
+        that the function makes share the deadline.
     policy: all other settings: delays, jitter, total budget, statuses.
     downstream: the dependency's breaker, retry budget and limits.
-    name: the name in logs and metrics; by default the function's.
+    name: the name in logs and metrics; by default the name of the function.
     cancel: a token that ends the waits of a plain function.
-    random: the source of jitter, such as random.Random(7).
+    random: the source of random numbers for jitter, such as random.Random(7).
     """
     if misused:
         msg = (
-            "@tarry.retry needs on=, which errors are worth another attempt, as in "
+            "@tarry.retry needs on=, the errors that are worth another attempt, as in "
             "@tarry.retry(on=ConnectionError); a bare @tarry.retry would also retry bugs"
         )
         raise ConfigurationTypeError(msg)
@@ -121,9 +121,9 @@ def call(
 ) -> T:
     """Call a plain function with retries: `tarry.call(fetch, url, on=OSError)`.
 
-    Takes the arguments of `retry`; keyword arguments of the function go into a lambda or
-    `functools.partial`. With a policy, `on` may be left out: then the standard library's
-    connection errors and timeouts are retried.
+    Takes the arguments of `retry`. To pass keyword arguments to the function, use a lambda or
+    `functools.partial`. If a policy is given, `on` is optional. By default, the standard library's
+    connection errors and timeouts are then retried.
     """
     check_callable("call", fn)
     if flags_of(fn) & COROUTINE:
@@ -192,7 +192,7 @@ def attempts(
 ) -> Attempts:
     """Retry a block: `for attempt in tarry.attempts(on=OSError):` and `with attempt:` inside.
 
-    In a coroutine, use `async for` instead of `for`; the `with` stays. Takes the arguments of
+    In a coroutine, use `async for`, but still a plain `with`. Takes the arguments of
     `retry` except `until`, because a block has no result. A `timeout` needs `async for`, because
     a plain block cannot be interrupted.
     """
@@ -222,7 +222,7 @@ def _check_no_generator(fn: object) -> None:
 def _wrap(fn: Callable[..., Any], config: RetryConfig) -> Callable[..., Any]:
     flags = flags_of(fn)
     if flags & (GENERATOR | ASYNC_GENERATOR) and config.until is not None:
-        msg = f"until looks at a result, and {config.operation} is a generator, which has none"
+        msg = f"until tests a result, but {config.operation} is a generator, which has no result"
         raise ConfigurationError(msg)
     if flags & (COROUTINE | ASYNC_GENERATOR) and config.cancel is not None:
         raise ConfigurationError(CANCEL_IN_COROUTINE_MESSAGE)

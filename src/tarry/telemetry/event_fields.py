@@ -1,7 +1,7 @@
 """The log level, stable name and fields of each event, shared by all log listeners.
 
-Waits and failed calls are warnings, successes after retries are information, and all else is for
-debugging.
+Waits, failed calls and state changes of breakers are warnings. Successes after retries are logged
+at level INFO, and all other events at level DEBUG.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ EVENT_NAMES: dict[type[Event], str] = {
     HedgeFired: "tarry.hedge_fired",
     HedgeWon: "tarry.hedge_won",
 }
-"""Names to search and alert for. They do not change when a class is renamed."""
+"""Names for searches and alerts. They do not change when an event class is renamed."""
 
 
 def log_level(event: Event) -> int | None:
@@ -50,8 +50,8 @@ def log_level(event: Event) -> int | None:
         case WillWait() | BreakerMoved():
             return logging.WARNING
         case GaveUp():
-            # An error that is never retried is the caller's to log. Calls that a breaker rejects
-            # follow a warning that it opened.
+            # An error that is never retried is logged by the caller. If a breaker rejects a call,
+            # the opening of the breaker has been logged as a warning before.
             is_not_retried = event.reason in (Reason.PERMANENT, Reason.RETRIED_BELOW)
             is_expected = not event.attempts or (is_not_retried and event.attempts == 1)
             return logging.DEBUG if is_expected else logging.WARNING

@@ -1,7 +1,7 @@
 """The built-in listener: writes events to the standard library's logger "tarry".
 
-Every log record carries the event's fields in `record.tarry`, a dict, so that a JSON formatter
-needs no parsing. This module builds the messages; levels and fields are in `event_fields`.
+Every log record has the event's fields in `record.tarry`, a dict, so that a JSON formatter need not
+parse the message. This module builds the messages; levels and fields are in `event_fields`.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _message(event: Event) -> str:
 
 
 def _hint_text(hint: Hint | None) -> str:
-    """Describe the server's hint. The wait may be longer, by the policy's own delay."""
+    """Describe the delay that the server requested. The actual delay may be longer."""
     if hint is None:
         return ""
     delay = duration_or_none(hint.delay)
@@ -95,7 +95,7 @@ def _hint_text(hint: Hint | None) -> str:
 
 
 def _failure(event: WillWait | GaveUp) -> str:
-    """Describe the failure on one short line; the error's text may be anything."""
+    """Describe the failure on one short line, even if the error's text is long or unprintable."""
     error = event.error
     if error is None:
         return event.detail or "result not accepted"
@@ -111,7 +111,7 @@ def _failure(event: WillWait | GaveUp) -> str:
 
 
 def _error_text(error: Any) -> object:
-    """Return the message of an error: for gRPC errors, whose text fills a page, the details."""
+    """Return the text of an error. For gRPC errors, whose text is very long, return the details."""
     is_grpc_error = callable(getattr(error, "code", None)) and callable(
         getattr(error, "details", None)
     )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tarry.core.events import GaveUp
 
 MAX_LABEL_VALUES = 100
-"""Distinct operations, and distinct downstreams, that get their own time series."""
+"""The maximum number of distinct operations, and of downstreams, with their own time series."""
 
 DELAY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 600, 3600)
 """Upper bounds of the buckets for delays: from a fast retry to the longest hint."""
@@ -24,7 +24,8 @@ DELAY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 
 class LabelLimit:
     """Limits the number of distinct values of a label; further values become "other".
 
-    Time series are kept for ever: a name that contains an id would create one for each call.
+    Time series are never deleted. Without a limit, a name that contains an id would create a new
+    time series for each call.
     """
 
     __slots__ = ("_max_values", "_overflow", "_seen")
@@ -52,7 +53,10 @@ def call_result(event: Succeeded | GaveUp) -> str:
 
 
 def count_breaker_states(labels: LabelLimit) -> dict[tuple[str, BreakerState], int]:
-    """Return the number of breakers in each state for each downstream: usually one 1, else 0."""
+    """Return the number of breakers in each state for each downstream name.
+
+    If only one downstream has a name, its current state has the number 1, and all others 0.
+    """
     counts: Counter[tuple[str, BreakerState]] = Counter()
     for downstream in live_downstreams():
         if downstream.state is not None:
@@ -63,7 +67,7 @@ def count_breaker_states(labels: LabelLimit) -> dict[tuple[str, BreakerState], i
 
 
 def sum_budget_balances(labels: LabelLimit) -> dict[str, float]:
-    """Return the balance of the retry budgets by downstream; budgets of one name are summed."""
+    """Return the sum of the retry budgets' balances for each downstream name."""
     sums: dict[str, float] = {}
     for downstream in live_downstreams():
         with suppress(Exception):  # raised by a user's budget: still report the others

@@ -3,8 +3,8 @@
     tarry.listen(OpenTelemetryListener())
 
 The span of an attempt ends before the wait that follows, so that backoff does not count as latency.
-A retried error is recorded on its attempt only. The span of the operation is not changed: the error
-that ends a call is recorded by the code that handles it.
+A retried error is recorded only on the span of its attempt. The current span of the program does
+not get an error status, because the code that handles the final error records it.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ if TYPE_CHECKING:
     from tarry.core.events import Event
 
 MAX_NESTED_ATTEMPTS = 16
-"""Nested attempts whose spans are kept. A cancelled attempt ends without an event, so without a
-limit a task that is cancelled often would keep ever more spans."""
+"""Limit of open spans in a context. A cancelled attempt emits no event that ends its span. Without
+a limit, the spans of a task with many cancelled attempts would accumulate."""
 
-_MIN_STATUS, _MAX_STATUS = 100, 599
+_MIN_HTTP_STATUS, _MAX_HTTP_STATUS = 100, 599
 
-_IS_HTTP = re.compile(r"\S+ https?://").match
-"""Matches operations of the HTTP adapters, which are named by method and origin."""
+_match_http_operation = re.compile(r"\S+ https?://").match
+"""Matches operations of the HTTP adapters, whose names consist of method and origin."""
 
 _AttemptKey: TypeAlias = tuple[str, str | None, int]
 
@@ -71,11 +71,11 @@ class _OpenSpan(NamedTuple):
 
 
 class OpenTelemetryListener:
-    """Records spans and metrics; the default providers are the global ones.
+    """Records spans and metrics, by default with the global providers.
 
     `spans`: "events" adds an event to the current span for each failed attempt and for giving up;
     "spans" creates a span for each attempt, of kind CLIENT if there is a downstream.
-    `max_names`: distinct operations, downstreams and error types in the metrics.
+    `max_names`: the maximum number of distinct operations, downstreams and error types in metrics.
     """
 
     def __init__(
@@ -93,8 +93,9 @@ class OpenTelemetryListener:
         self._metrics = OpenTelemetryMetrics(meter_provider, max_names)
         self._errors = LabelLimit(max_names, "_OTHER")
         self._trace = self._record_spans if spans == "spans" else self._record_events
-        # Events do not name the call they belong to, but a call stays in the context of one task
-        # or thread. Each listener has its own variable, because a program has few listeners.
+        # An event does not identify its call. But all events of a call are emitted in the context
+        # of one task or thread, so a context variable can hold the spans. Each listener has its
+        # own variable, which is never freed; a program has few listeners.
         self._open_spans: ContextVar[tuple[_OpenSpan, ...]] = ContextVar(
             "tarry_open_spans", default=()
         )
@@ -126,7 +127,8 @@ class OpenTelemetryListener:
     def _record_spans(self, event: Event, error_type: str | None) -> None:
         match event:
             case AttemptStarted():
-                # Not made the current span: after a cancellation no event would end that.
+                # The span is not made the current span, because after a cancellation no event
+                # would restore the previous one.
                 kinds = trace.SpanKind
                 kind = kinds.INTERNAL if event.downstream is None else kinds.CLIENT
                 span = self._tracer.start_span(
@@ -152,8 +154,8 @@ class OpenTelemetryListener:
     def _pop_span(self, key: _AttemptKey) -> Span | None:
         """Remove and return the span of the innermost attempt with this key.
 
-        Attempts inside it were cancelled; their spans are dropped. None for attempts that began
-        before the listener was added, and for hedges.
+        Attempts that started inside this attempt and are still open were cancelled; their spans are
+        dropped. Returns None for hedges and for attempts that began before the listener was added.
         """
         spans = self._open_spans.get()
         for index in range(len(spans) - 1, -1, -1):
@@ -178,8 +180,8 @@ def _call_attributes(event: Event) -> dict[str, str | int]:
 
 def _attempt_attributes(event: AttemptStarted | AttemptFailed) -> dict[str, str | int]:
     attributes = _call_attributes(event) | {"tarry.attempt": event.attempt}
-    # The semantic conventions leave this attribute out on the first attempt.
-    if event.attempt > 1 and _IS_HTTP(event.operation):
+    # The semantic conventions omit this attribute on the first attempt.
+    if event.attempt > 1 and _match_http_operation(event.operation):
         attributes["http.request.resend_count"] = event.attempt - 1
     return attributes
 
@@ -190,7 +192,7 @@ def _error_type(event: AttemptFailed) -> str:
     if isinstance(error, ResultNotAccepted):
         for name in ("status_code", "status"):
             status = getattr(error.result, name, None)
-            if isinstance(status, int) and _MIN_STATUS <= status <= _MAX_STATUS:
+            if isinstance(status, int) and _MIN_HTTP_STATUS <= status <= _MAX_HTTP_STATUS:
                 return str(int(status))
     if error is None or event.detail not in ("", type(error).__name__):
         return event.detail or "_OTHER"
@@ -198,7 +200,7 @@ def _error_type(event: AttemptFailed) -> str:
 
 
 class OpenTelemetryMetrics:
-    """The instruments: the metrics of the Prometheus listener, named by OpenTelemetry's rules."""
+    """The same metrics as in the Prometheus listener, with names by OpenTelemetry's conventions."""
 
     def __init__(self, provider: MeterProvider | None, max_names: int) -> None:
         meter = metrics.get_meter("tarry", meter_provider=provider)
@@ -223,10 +225,13 @@ class OpenTelemetryMetrics:
             "tarry.hedges", "{hedge}", "Additional copies of hedged calls: fired, and won."
         )
         meter.create_observable_up_down_counter(
-            "tarry.breaker.state", [self._states], "{breaker}", "Circuit breakers in each state."
+            "tarry.breaker.state",
+            [self._observe_states],
+            "{breaker}",
+            "Circuit breakers in each state.",
         )
         meter.create_observable_gauge(
-            "tarry.budget.balance", [self._balances], "{token}", "Tokens in retry budgets."
+            "tarry.budget.balance", [self._observe_balances], "{token}", "Tokens in retry budgets."
         )
 
     def count(self, event: Event, error_type: str | None) -> None:
@@ -265,11 +270,11 @@ class OpenTelemetryMetrics:
             attributes["tarry.downstream"] = self._downstreams(event.downstream)
         return attributes
 
-    def _states(self, _: CallbackOptions) -> Iterator[Observation]:
+    def _observe_states(self, _: CallbackOptions) -> Iterator[Observation]:
         for (name, state), number in count_breaker_states(self._downstreams).items():
             attributes = {"tarry.downstream": name, "tarry.breaker.state": state.value}
             yield metrics.Observation(number, attributes)
 
-    def _balances(self, _: CallbackOptions) -> Iterator[Observation]:
+    def _observe_balances(self, _: CallbackOptions) -> Iterator[Observation]:
         for name, balance in sum_budget_balances(self._downstreams).items():
             yield metrics.Observation(balance, {"tarry.downstream": name})

@@ -52,8 +52,8 @@ _LABELS = ("operation", "downstream")
 class PrometheusListener:
     """Keeps the metrics of this process in a registry, by default the global one.
 
-    `max_names`: distinct operations, and distinct downstreams, that get their own time series; the
-    rest is counted as "other".
+    `max_names`: the maximum number of distinct operations, and of downstreams, with their own time
+    series. All others are counted as "other".
     """
 
     def __init__(

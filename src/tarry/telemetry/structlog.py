@@ -2,8 +2,8 @@
 
     tarry.listen(StructlogListener())
 
-Levels, names and fields are in `event_fields`. The built-in listener still writes its warnings to
-the standard library's log.
+Levels, names and fields are in `event_fields`. The built-in listener remains active and writes its
+warnings to the standard library's log.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class StructlogListener:
         """Log one event."""
         level = log_level(event)
         if level is not None:
-            # Calls the method of the level, because some loggers have no `log`. Looks it up each
-            # time, because the program may configure structlog after creating this listener.
+            # Use the method for the level, because some loggers have no method `log`. Look it up
+            # each time, because the program may configure structlog after creating this listener.
             write = getattr(self._logger, _METHODS[level])
             write(EVENT_NAMES[type(event)], **event_fields(event))
 

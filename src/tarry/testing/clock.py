@@ -1,4 +1,4 @@
-"""Virtual time for plain code, asyncio and trio: waits of days end at once, in order."""
+"""Virtual time for plain code, asyncio and trio. Waits end at once, in the order of their times."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ class _TrioClock(NamedTuple):
 class VirtualClock:
     """A clock that advances only when code waits: `with VirtualClock() as clock:`.
 
-    Waits of plain code advance it at once. For coroutines, `clock.run(main)` and
-    `clock.run_trio(main)` run an event loop on the same time: when every task waits, the clock
-    jumps to the time of the next one. `start` is the initial time, by default the current one.
+    A wait of plain code advances the clock and returns at once. For coroutines, `clock.run(main)`
+    and `clock.run_trio(main)` run an event loop that uses the clock: when every task waits, the
+    clock jumps to the time at which the first of them continues. `start` is the initial time, by
+    default the current time.
     """
 
     def __init__(self, start: float | None = None) -> None:
@@ -48,7 +49,7 @@ class VirtualClock:
         return self._now if self._trio is None else self._trio.now()
 
     def advance(self, seconds: float) -> None:
-        """Advance the virtual time."""
+        """Advance the virtual time by `seconds`."""
         if seconds < 0:
             raise ConfigurationError("seconds", "must be at least 0", seconds)
         if self._trio is None:
@@ -123,7 +124,8 @@ def _virtual_loop(clock: VirtualClock) -> Any:
     class Loop(asyncio.SelectorEventLoop):
         def __init__(self, selector: selectors.BaseSelector) -> None:
             super().__init__(selector)
-            # The default, a nanosecond, is below the precision of a float after half a year.
+            # The default is a nanosecond. After half a year of virtual time, a float cannot
+            # represent such a small difference.
             self._clock_resolution = 1e-6
 
         def time(self) -> float:

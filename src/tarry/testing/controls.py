@@ -1,4 +1,4 @@
-"""Context managers for tests. Each applies to the whole process."""
+"""Context managers for tests. Each of them affects the whole process."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
 @contextmanager
 def no_wait() -> Generator[None]:
     """Make every wait return at once. Decisions, delays and events are unchanged."""
-    before = system.sleep, system.async_sleep
+    previous = system.sleep, system.async_sleep
     system.sleep, system.async_sleep = _sleep, _async_sleep
     try:
         yield
     finally:
-        system.sleep, system.async_sleep = before
+        system.sleep, system.async_sleep = previous
 
 
 @contextmanager
 def capped_attempts(max_attempts: int) -> Generator[None]:
     """Limit every call to `max_attempts` attempts."""
-    before = system.max_attempts
+    previous = system.max_attempts
     system.max_attempts = check_count("max_attempts", max_attempts)
     try:
         yield
     finally:
-        system.max_attempts = before
+        system.max_attempts = previous
 
 
 @contextmanager
 def scripted_random(numbers: Iterable[float]) -> Generator[None]:
-    """Use these numbers instead of random ones; the last one repeats."""
+    """Use these numbers instead of random numbers; the last number is repeated."""
     script = [float(number) for number in numbers]
     if not script or not all(0 <= number < 1 for number in script):
         raise ConfigurationError("numbers", "must be at least one number from [0, 1)", script)
@@ -50,12 +50,12 @@ def scripted_random(numbers: Iterable[float]) -> Generator[None]:
     def draw() -> float:
         return script.pop() if len(script) > 1 else script[0]
 
-    before = system.draw
+    previous = system.draw
     system.draw = draw
     try:
         yield
     finally:
-        system.draw = before
+        system.draw = previous
 
 
 @contextmanager

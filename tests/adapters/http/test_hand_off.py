@@ -173,7 +173,7 @@ def test_error_contains_the_original_result(
         answered = call_and_hand_off(session, "PUT", server.url("503,200"), BODY)
         dropped = call_and_hand_off(session, "PUT", server.url("drop,200", run="-2"), BODY)
 
-    assert f"handed off as task {answered.task.task_id}, for no attempts left" in str(answered)
+    assert f"handed off as task {answered.task.task_id}: no attempts left" in str(answered)
     assert isinstance(answered.__cause__, tarry.ResultNotAccepted)
     response: Any = answered.__cause__.result
     assert 503 == (response.status if client.name == "aiohttp" else response.status_code)
@@ -300,7 +300,7 @@ def test_unsafe_request_is_not_handed_off(
     ):
         session.send("POST", unreachable_url, BODY)
 
-    assert 'an Idempotency-Key (idempotency_key="auto") makes it so' in caught.value.__notes__[-1]
+    assert 'an Idempotency-Key; set idempotency_key="auto"' in caught.value.__notes__[-1]
 
 
 def test_iterator_is_not_handed_off(

@@ -24,22 +24,25 @@ if TYPE_CHECKING:
     from tarry.runtime.config import RetryConfig
 
 Repeatable: TypeAlias = "bool | Callable[[str], bool]"
-"""Whether a call may be repeated after the server may have read it; a function gets the method."""
+"""Whether calls may be repeated after the server may have read them: for all methods, or a function
+of the method."""
 
 CANCELLED_DURING_BACKOFF = "cancelled while waiting for the next attempt"
 
 _PREVIOUS_ATTEMPTS = "grpc-previous-rpc-attempts"
 _CLOCK_TOLERANCE_S = 0.01
-"""gRPC measures deadlines on a clock of its own, which may be this far ahead of ours."""
+"""gRPC measures deadlines with its own clock, which may be ahead of tarry's by this much."""
 
 
 class GrpcCall(RunningBlock):
-    """One call with its retries.
+    """The state of one gRPC call with all its attempts.
 
-    gRPC enforces the time limit of an attempt, so that the user gets an error of gRPC.
+    The time limit of an attempt is enforced by gRPC and not by the driver, so that the user gets a
+    gRPC error.
 
-    This is a `RunningBlock` because gRPC raises the final error again, also in other threads: the
-    traceback then holds no frame of tarry from which an outer retry could recognise the error.
+    This is a `RunningBlock` because gRPC raises the final error again, possibly in another thread.
+    The traceback then contains no frame of a driver, which an outer retry loop would look for to
+    recognise that the call was given up.
     """
 
     __slots__ = ("_attempt_ends_at", "_started_attempt")
@@ -51,17 +54,20 @@ class GrpcCall(RunningBlock):
         self._started_attempt: Attempt | None = None
         """The first attempt, until the driver calls `begin_attempt` for it."""
         self._attempt_ends_at: float | None = None
-        """When the time limit of the running attempt is reached."""
+        """The time at which the running attempt reaches its time limit."""
 
     def start_first_attempt(self) -> None:
-        """Begin the first attempt before a driver runs; the driver continues from there."""
+        """Begin the first attempt before a driver runs the call.
+
+        When the driver calls `begin_attempt`, it gets this attempt.
+        """
         attempt = self.begin_attempt()
         if attempt.delay:
             self.wait(attempt.delay)
         self._started_attempt = Attempt(attempt.number)
 
     def begin_attempt(self) -> Attempt:
-        """Begin the next attempt, without a timeout: gRPC enforces it, not the driver."""
+        """Begin the next attempt. It has no timeout for the driver, because gRPC enforces it."""
         started, self._started_attempt = self._started_attempt, None
         if started is not None:
             return started
@@ -69,7 +75,7 @@ class GrpcCall(RunningBlock):
         return Attempt(attempt.number, None, attempt.delay)
 
     def time_limit(self, attempt_timeout: float | None) -> float | None:
-        """Return the seconds that the next attempt may take, counted from now."""
+        """Return the time limit in seconds of an attempt that starts now, and remember its end."""
         now = system.now()
         remaining = None if self.deadline is None else self.deadline - now
         limits = [limit for limit in (remaining, attempt_timeout) if limit is not None]
@@ -77,10 +83,10 @@ class GrpcCall(RunningBlock):
         return min(limits, default=None)
 
     def should_retry(self, error: Exception, outcome: Outcome | None = None) -> bool:
-        """Return whether the call goes on after this error."""
+        """Record a failed attempt and return whether another attempt follows."""
         classified = outcome or self.config.classify_error(error, self._serial)
         if classified.timeout and classified.kind is Kind.PERMANENT and self._has_timed_out():
-            # DEADLINE_EXCEEDED comes from our own time limit, not from the server: retry it.
+            # DEADLINE_EXCEEDED was caused by the attempt's time limit, not by the server: retry.
             classified = classified.replace(kind=Kind.TRANSIENT)
         return super().should_retry(error, classified)
 
@@ -105,7 +111,7 @@ class CallFactory:
                 raise ConfigurationTypeError("repeatable", rule, repeatable)
             check_not_async("repeatable", repeatable)
         if not (target is None or (isinstance(target, str) and target)):
-            rule = "must be the address that the channel is made with"
+            rule = "must be the address for which the channel was created"
             raise ConfigurationTypeError("target", rule, target)
         self._repeatable = repeatable
         self._target = target
@@ -145,20 +151,20 @@ class CallFactory:
 
 
 class RetriedCall:
-    """A call object that the user holds while it is retried; it delegates to the last attempt.
+    """The call object that the user gets. It makes the attempts and delegates to the last one.
 
     The first attempt is already running when the user gets this object.
     """
 
     def __init__(self, call: GrpcCall, send: Callable[[], Any], first_attempt: Any) -> None:
         self._cancel_token = CancelToken()
-        call.config = copy(call.config)  # all calls of the method share the original
+        call.config = copy(call.config)  # the original is shared by all calls of the method
         call.config.cancel = self._cancel_token
         self._call = call
         self._send = send
         self._last_attempt = first_attempt
         self._is_first_attempt = True
-        # Later attempts see the context variables of the first, in whichever thread they run.
+        # Later attempts run with the context variables of the first attempt, in any thread.
         self._context = copy_context()
 
     def cancel(self) -> bool:
@@ -195,13 +201,13 @@ class RetriedCall:
             self._is_first_attempt = False
         else:
             self._last_attempt = self._send()
-            if self._cancel_token.cancelled:  # after the wait, before there was a new attempt
+            if self._cancel_token.cancelled:  # `cancel` came before the new attempt was stored
                 self._last_attempt.cancel()
         return self._last_attempt
 
 
 class CancelledAttempt(BaseException):
-    """Carries the error of a cancelled attempt through the driver, which would classify it."""
+    """Wraps the error of a cancelled attempt, so that the driver does not classify and retry it."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
@@ -209,15 +215,15 @@ class CancelledAttempt(BaseException):
 
 
 def attempt_metadata(call: GrpcCall, details: Any) -> list[Any]:
-    """Return the metadata of an attempt, with the number of attempts before it."""
-    # A server that forwards the metadata of its own caller may have that caller's number in it.
+    """Return the metadata of an attempt, with the number of previous attempts."""
+    # A server may forward its own client's metadata, with the number of that client's attempts.
     metadata = [pair for pair in details.metadata or () if pair[0] != _PREVIOUS_ATTEMPTS]
     previous = call.attempts - 1
     return [*metadata, (_PREVIOUS_ATTEMPTS, str(previous))] if previous else metadata
 
 
-def has_no_time(details: Any) -> bool:
-    """Return whether the caller's timeout is already over: gRPC then raises its own error."""
+def is_timeout_over(details: Any) -> bool:
+    """Return whether the user's timeout has no time left; gRPC then raises its own error."""
     return details.timeout is not None and details.timeout <= 0
 
 

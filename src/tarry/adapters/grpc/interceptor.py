@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tarry.adapters.grpc.call import CallFactory, attempt_metadata, has_no_time
+from tarry.adapters.grpc.call import CallFactory, attempt_metadata, is_timeout_over
 from tarry.adapters.grpc.library import grpc
 from tarry.adapters.grpc.stream_call import RetriedStream
 from tarry.adapters.grpc.unary_call import RetriedFuture
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _CallDetails(NamedTuple):
-    """The details of an attempt. A named tuple like gRPC's own, because interceptors rely on it."""
+    """The call details of an attempt. Some interceptors expect a named tuple, as gRPC's own is."""
 
     method: Any
     timeout: float | None
@@ -31,7 +31,7 @@ class _CallDetails(NamedTuple):
 
 
 class RetryInterceptor:
-    """Retries the unary calls of a channel, and its response streams until their first message.
+    """Retries unary calls, and response streams until their first message has arrived.
 
     Args:
         policy: the retry policy; by default `tarry.Policy()`.
@@ -57,7 +57,7 @@ class RetryInterceptor:
         self, continuation: Any, client_call_details: Any, request: Any
     ) -> Any:
         """Make a call and retry it; return a future if the user called `future()`."""
-        if has_no_time(client_call_details):
+        if is_timeout_over(client_call_details):
             return continuation(client_call_details, request)
         call, timeout = self._calls.new_call(client_call_details), self._calls.attempt_timeout
 
@@ -80,7 +80,7 @@ class RetryInterceptor:
         self, continuation: Any, client_call_details: Any, request: Any
     ) -> Any:
         """Start a response stream; it is retried when its first message is requested."""
-        if has_no_time(client_call_details):
+        if is_timeout_over(client_call_details):
             return continuation(client_call_details, request)
         call = self._calls.new_call(client_call_details)
 
@@ -104,8 +104,8 @@ def _send_first_attempt(call: GrpcCall, send: Callable[[], Any]) -> Any:
 def _is_future_call(response: Any) -> bool:
     """Return whether the user called `future()`; gRPC does not tell interceptors.
 
-    A blocking call is done by now. So is a future that failed at once, but unlike the error of a
-    blocking call it can be iterated.
+    A blocking call is done when its response is available here, a future usually is not. A future
+    that failed at once is done too, but unlike the error of a blocking call it can be iterated.
     """
     return not response.done() or (
         hasattr(response, "__next__") and response.exception() is response
@@ -135,7 +135,7 @@ def async_retry_interceptors(
     repeatable: Repeatable = True,
     target: str | None = None,
 ) -> list[Any]:
-    """Return the interceptors for a `grpc.aio` channel, which takes one for each type of call.
+    """Return the interceptors for a `grpc.aio` channel, which needs one for each type of call.
 
     The arguments are those of `RetryInterceptor`.
     """
@@ -150,7 +150,7 @@ class _AsyncUnaryUnaryInterceptor:
     async def intercept_unary_unary(
         self, continuation: Any, client_call_details: Any, request: Any
     ) -> Any:
-        if has_no_time(client_call_details):
+        if is_timeout_over(client_call_details):
             return await continuation(client_call_details, request)
         call, timeout = self._calls.new_call(client_call_details), self._calls.attempt_timeout
 
@@ -170,7 +170,7 @@ class _AsyncUnaryStreamInterceptor:
     async def intercept_unary_stream(
         self, continuation: Any, client_call_details: Any, request: Any
     ) -> Any:
-        if has_no_time(client_call_details):
+        if is_timeout_over(client_call_details):
             return await continuation(client_call_details, request)
         call = self._calls.new_call(client_call_details)
 
@@ -189,7 +189,7 @@ class _AsyncUnaryStreamInterceptor:
 class _StartedStream:
     """A response stream whose first message has been read.
 
-    Only an iterator: gRPC itself remembers the call object of the last attempt.
+    An iterator suffices, because gRPC itself keeps the call object of the last attempt.
     """
 
     def __init__(self, first_message: list[Any], messages: Any) -> None:

@@ -1,7 +1,7 @@
 """Channel options that turn gRPC's own retries off, so that only tarry retries.
 
 An interceptor sees neither the options of its channel nor the service config that a resolver may
-deliver. The channel options are the one place where both can be checked.
+deliver. Both can be controlled only with the options of the channel.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def channel_options(options: Iterable[tuple[str, Any]] | None = None) -> list[tu
 def _two_layers_message(found: str) -> str:
     return (
         f"{found}: the channel would retry beneath tarry, and the attempts of two layers multiply; "
-        "take it out (`tarry policy import --from grpc` makes a policy of it), or use no tarry here"
+        "remove it (`tarry policy import --from grpc` converts it to a policy), or do not use "
+        "tarry on this channel"
     )
 
 
@@ -62,24 +63,24 @@ def _retry_policies(config: Any) -> list[tuple[str, str]]:
     except (TypeError, ValueError) as error:
         rule = f"must be a service config as JSON, got {short_repr(config)}: {error}"
         raise ConfigurationError(_SERVICE_CONFIG, rule) from None
-    # A document with another structure has no policies; if it is invalid, gRPC reports that.
+    # A document with a different structure has no policies. If it is invalid, gRPC reports that.
     return [
         (policy, ", ".join(map(_method_name, _items(entry, "name"))) or "an entry without a name")
         for entry in _items(document, "methodConfig")
         for policy in _RETRY_POLICIES
-        if _get(entry, policy) is not None
+        if _get_key(entry, policy) is not None
     ]
 
 
-def _get(value: Any, key: str) -> Any:
+def _get_key(value: Any, key: str) -> Any:
     return value.get(key) if isinstance(value, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 def _items(value: Any, key: str) -> list[Any]:
-    found = _get(value, key)
+    found = _get_key(value, key)
     return list(found) if isinstance(found, list) else []  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _method_name(name: Any) -> str:
-    parts = (_get(name, "service"), _get(name, "method"))
+    parts = (_get_key(name, "service"), _get_key(name, "method"))
     return "/".join(str(part) for part in parts if part) or "all methods"

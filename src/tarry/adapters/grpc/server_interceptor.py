@@ -1,11 +1,11 @@
-"""Server interceptors that keep retries at one layer, for `grpc` and `grpc.aio` servers.
+"""Interceptors for `grpc` and `grpc.aio` servers: prevent retries by both server and clients.
 
     server = grpc.server(threads, interceptors=[OneRetryLayerInterceptor()])
     server = grpc.aio.server(interceptors=[AsyncOneRetryLayerInterceptor()])
 
 Deadlines: all calls that a handler makes share the deadline of the handler's own client.
 
-Retries: when a handler fails because a call of its own was given up after its retries, the trailers
+Retries: a handler may fail because one of its calls was given up after retries. The trailers then
 contain `grpc-retry-pushback-ms: -1`, which gRPC and tarry understand as "do not retry". Two cases:
 
 - The handler raises an error. If the error comes from a call that was given up, the status is
@@ -37,7 +37,7 @@ _SERVER_FAILURES = frozenset(
     for name in ("UNKNOWN", "INTERNAL", "DATA_LOSS", "UNAVAILABLE", "DEADLINE_EXCEEDED")
 )
 _NO_DEADLINE_S = 1e9
-"""For a call without a deadline, a `grpc` server reports a remaining time above this."""
+"""A `grpc` server reports more remaining seconds than this for a call without a deadline."""
 _END_OF_STREAM = object()
 
 
@@ -45,7 +45,7 @@ class OneRetryLayerInterceptor:
     """Passes client deadlines to handlers, and marks failures that were retried here already."""
 
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        """Return the handler of a method, wrapped."""
+        """Return the wrapped handler of a method."""
         return _wrap_handler(continuation(handler_call_details))
 
 
@@ -53,7 +53,7 @@ class AsyncOneRetryLayerInterceptor:
     """The same as `OneRetryLayerInterceptor`, for a `grpc.aio` server."""
 
     async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        """Return the handler of a method, wrapped."""
+        """Return the wrapped handler of a method."""
         return _wrap_handler(await continuation(handler_call_details))
 
 
@@ -69,7 +69,7 @@ class _HandlerContext:
         self._aborted = False
 
     def activate(self) -> None:
-        """Set the deadline, and record the calls that are given up, in the current context."""
+        """Set the deadline and the log of given-up calls in the current context."""
         error_record.give_up_log.set(self._given_up)
         remaining = self._context.time_remaining()
         if remaining is not None and remaining < _NO_DEADLINE_S:
@@ -145,7 +145,7 @@ def _wrap_handler(handler: Any) -> Any:
 
 def _wrap_function(behavior: Callable[..., Any]) -> Callable[..., Any]:
     def handle(request: Any, context: Any) -> Any:
-        run = copy_context().run  # the thread serves other calls after this one
+        run = copy_context().run  # a copy, because the thread later serves other calls
         with _HandlerContext(context) as wrapped:
             run(wrapped.activate)
             return run(behavior, request, wrapped)

@@ -33,14 +33,14 @@ class _StreamCancelled(Cancelled, grpc.RpcError):  # type: ignore[misc]  # pyrig
 class RetriedStream(RetriedCall):
     """A response stream that is retried until its first message has arrived.
 
-    All other methods delegate to the last attempt. Methods that wait for the server in gRPC (the
-    status, the metadata) first wait until no further attempt will be made.
+    Methods delegate to the last attempt. Those for the status and the metadata first wait until no
+    further attempt will be made.
     """
 
     def __init__(self, call: GrpcCall, send: Callable[[], Any], first_attempt: Any) -> None:
         super().__init__(call, send, first_attempt)
-        self._is_settled = False
-        """No further attempt will be made."""
+        self._has_final_attempt = False
+        """Whether no attempt will be made after the last one."""
         self._callbacks: list[tuple[str, Callable[..., None]]] = []
         self._lock = threading.RLock()  # one thread may read while another waits for the status
         self._first_message: list[Any] = []
@@ -50,7 +50,7 @@ class RetriedStream(RetriedCall):
         return self
 
     def __next__(self) -> Any:
-        self._settled_attempt()
+        self._final_attempt()
         error, self._error = self._error, None
         if error is not None:
             try:
@@ -59,10 +59,13 @@ class RetriedStream(RetriedCall):
                 del error  # its traceback refers to this frame: avoid a reference cycle
         return self._first_message.pop() if self._first_message else next(self._last_attempt)
 
-    def _settled_attempt(self) -> Any:
-        """Make attempts until one has its first message or the call is given up; return it."""
+    def _final_attempt(self) -> Any:
+        """Make attempts until a first message arrives or the call is given up.
+
+        Return the last attempt.
+        """
         with self._lock:
-            if self._is_settled:
+            if self._has_final_attempt:
                 return self._last_attempt
             try:
                 message = self._drive(_first_message_of)
@@ -74,7 +77,7 @@ class RetriedStream(RetriedCall):
             else:
                 self._first_message = [] if message is _END_OF_STREAM else [message]
             finally:
-                self._settle()
+                self._end_retries()
         return self._last_attempt
 
     def next(self) -> Any:
@@ -85,7 +88,7 @@ class RetriedStream(RetriedCall):
         """Cancel the stream, or the wait for its next attempt."""
         if self._is_first_attempt:  # no message was requested yet, and none will be
             self._call.abort()
-            self._settle()
+            self._end_retries()
         return super().cancel()
 
     def add_callback(self, callback: Callable[[], None]) -> bool:
@@ -98,37 +101,37 @@ class RetriedStream(RetriedCall):
 
     def code(self) -> Any:
         """Wait for the status code of the stream."""
-        return self._settled_attempt().code()
+        return self._final_attempt().code()
 
     def details(self) -> Any:
         """Wait for the details of the status."""
-        return self._settled_attempt().details()
+        return self._final_attempt().details()
 
     def initial_metadata(self) -> Any:
         """Wait for the initial metadata."""
-        return self._settled_attempt().initial_metadata()
+        return self._final_attempt().initial_metadata()
 
     def trailing_metadata(self) -> Any:
         """Wait for the trailing metadata."""
-        return self._settled_attempt().trailing_metadata()
+        return self._final_attempt().trailing_metadata()
 
     def debug_error_string(self) -> Any:
         """Wait for gRPC's debug information."""
-        return self._settled_attempt().debug_error_string()
+        return self._final_attempt().debug_error_string()
 
     def _add_callback(self, method: str, callback: Callable[..., None]) -> Any:
-        if self._is_settled:
+        if self._has_final_attempt:
             return getattr(self._last_attempt, method)(callback)
-        # Kept until then: another attempt may follow the running one.
+        # Another attempt may follow the running one: keep the callback for the last attempt.
         self._callbacks.append((method, callback))
         return True
 
-    def _settle(self) -> None:
-        """Make no further attempt, and pass the callbacks to the last one."""
-        self._is_settled = True
+    def _end_retries(self) -> None:
+        """Mark the last attempt as final, and add the user's callbacks to it."""
+        self._has_final_attempt = True
         while self._callbacks:
             method, callback = self._callbacks.pop(0)
-            if getattr(self._last_attempt, method)(callback) is False:  # it has ended
+            if getattr(self._last_attempt, method)(callback) is False:  # the attempt has ended
                 callback()
 
 

@@ -1,8 +1,8 @@
-"""The future that `future()` of a plain channel returns, and the event loop that retries it.
+"""The future that `future()` of a plain channel returns, and the event loop that retries its call.
 
-All futures wait for their next attempts on one event loop in one background thread, however many
-there are. A small thread pool runs the code that may block: other interceptors that send an
-attempt, and the user's callbacks.
+One event loop in one background thread serves all futures that wait for their next attempt. A small
+thread pool runs code that may block: other interceptors that send an attempt, and the user's
+callbacks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_BLOCKING_THREADS = 32
 
 _lock = threading.Lock()
 _loops: list[asyncio.AbstractEventLoop] = []
-"""The background loop, once it has been started."""
+"""Empty, or the one background loop after it has been started."""
 
 
 def _background_loop() -> asyncio.AbstractEventLoop:
@@ -42,7 +42,7 @@ def _background_loop() -> asyncio.AbstractEventLoop:
 
 
 def _reset_after_fork() -> None:
-    """Forget the loop in a forked child, which has none of its parent's threads."""
+    """Drop the loop in a forked child, because its thread exists only in the parent."""
     global _lock  # noqa: PLW0603 - the thread that held it does not exist in the child
     _lock = threading.Lock()
     _loops.clear()
@@ -85,7 +85,7 @@ class RetriedFuture(RetriedCall):
             result = await async_driver.drive(self._call, self._make_attempt, (), {})
         except CancelledAttempt as cancelled:
             error = cancelled.error
-        except asyncio.CancelledError:  # only `cancel` has a reference to the task
+        except asyncio.CancelledError:  # by `cancel`, which alone can cancel the task
             error = grpc.FutureCancelledError()
         except Exception as raised:
             error = raised
@@ -133,7 +133,7 @@ class RetriedFuture(RetriedCall):
         return self._future.done()
 
     def running(self) -> bool:
-        """Return whether the call is not done."""
+        """Return whether the call is not done yet."""
         return not self.done()
 
     is_active = running

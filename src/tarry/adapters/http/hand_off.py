@@ -1,8 +1,8 @@
-"""Hand a call off to the retry service when it cannot succeed now.
+"""Hand a failed call off to the retry service, which retries the request later.
 
 An adapter calls `try_hand_off` after a call has failed. If the service accepts the request as a
-task, `HandedOff` is raised. Otherwise nothing is raised, the call fails as it would without a
-hand-off, and a note on the error and a log line explain why it was not handed off.
+task, `try_hand_off` raises `HandedOff`. Otherwise it returns, and the adapter raises the error of
+the call as it would without a hand-off. A note on the error and a log line then give the reason.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ HAND_OFF_REASONS = frozenset({
     Reason.ATTEMPTS, Reason.BREAKER_OPEN, Reason.BUDGET_EMPTY, Reason.LIMIT,
     Reason.HINT_TOO_LONG, Reason.TOTAL_BUDGET, Reason.DEADLINE,
 })  # fmt: skip
-"""Reasons to give up a call that may succeed later."""
+"""Reasons for giving up a call that may still succeed later."""
 HAND_OFF_TIMEOUT_S = 5.0
-"""Independent of the caller's deadline, which may be over: that may be why the call failed."""
+"""Applies instead of the caller's deadline, which may have passed before the hand-off starts."""
 
 _DROPPED_HEADERS = frozenset({
     # Headers of one connection (RFC 9110, 7.6.1).
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection",
     "te", "trailer", "transfer-encoding", "upgrade",
-    # Headers of one attempt: the service sets its own.
+    # Headers of one attempt, which the service sets itself.
     "accept-encoding", "content-length", "expect", "traceparent", "tracestate",
     http.ATTEMPT_HEADER.lower(), http.DEADLINE_HEADER.lower(),
 })  # fmt: skip
 _NOT_HANDED_OFF = "not handed off to the retry service: "
 _NOTE_PREFIX = "tarry: " + _NOT_HANDED_OFF
-_ESCAPED = re.compile(r"\\(.)")
+_ESCAPED_CHARACTER = re.compile(r"\\(.)")
 
 
 class TaskClient(Protocol[T_co]):
-    """The method of the service's clients that a hand-off uses."""
+    """The part of the retry service's clients that a hand-off uses."""
 
     def enqueue(
         self,
@@ -68,7 +68,7 @@ class TaskClient(Protocol[T_co]):
         key: str,
         delay: float | None,
     ) -> T_co:
-        """Enqueue a task. It is durable when this returns, or when the result has been awaited."""
+        """Enqueue a task. The task is durable when this returns (async: when it was awaited)."""
         ...
 
 
@@ -85,7 +85,7 @@ class RequestSnapshot(NamedTuple):
     url: str
     headers: Iterable[tuple[str, str]]
     body: bytes | None
-    """b"" for a request without a body; None for a body that is not bytes, such as a file."""
+    """b"" if the request has no body; None if its body is not bytes, as that of a file upload."""
 
 
 class _CannotHandOff(Exception):
@@ -97,8 +97,8 @@ class HandOff:
 
     Args:
         client: a client of the service.
-        policy: the policy by which responses are classified.
-        snapshot: converts a request of the HTTP client.
+        policy: the policy that determines how responses are classified.
+        snapshot: converts a request of the HTTP client to a `RequestSnapshot`.
         classify_response: classifies a response of the HTTP client.
         release: releases the connection of a response. A coroutine function for async adapters,
             which must call `async_try_hand_off`.
@@ -142,7 +142,7 @@ class HandOff:
         raise _handed_off_error(task, record) from error
 
     async def async_try_hand_off(self, request: Any, error: Exception) -> None:
-        """The same as `try_hand_off`, for async adapters."""
+        """Do the same as `try_hand_off`, for async adapters."""
         record = record_of(error)
         if record is None or record.reason not in HAND_OFF_REASONS:
             return
@@ -165,30 +165,30 @@ class HandOff:
         """Return the arguments for `enqueue`; raise _CannotHandOff if the request is unsuitable."""
         method, url, header_lines, body = self._snapshot(request)
         scheme, netloc, path, query, _ = urlsplit(url)
-        # The client has already sent the credentials before the "@" in an Authorization header.
+        # Drop the credentials before the "@": the client has put them into an Authorization header.
         netloc = netloc.rpartition("@")[2]
         headers = _task_headers(header_lines)
         if _normalize_authority(scheme, headers.get("host", netloc)) == _normalize_authority(
             scheme, netloc
         ):
-            # The service sets this Host header itself. It rejects a different one, which is better
-            # than dropping it here.
+            # The service sets this Host header itself. A Host header that differs from the URL is
+            # not dropped, so that the service rejects the task instead of changing the request.
             headers.pop("host", None)
         key_header = headers.pop(http.IDEMPOTENCY_KEY_HEADER.lower(), "")
         if not http.is_repeatable(method, has_key=bool(key_header)):
             msg = (
-                f"a {method} is not safe to repeat; an Idempotency-Key "
-                '(idempotency_key="auto") makes it so'
+                f"a {method} is not safe to repeat without an Idempotency-Key; "
+                'set idempotency_key="auto"'
             )
             raise _CannotHandOff(msg)
         if body is None:
-            msg = "its body is a file or a stream; bytes can be handed off"
+            msg = "its body is a file or a stream; only bytes can be handed off"
             raise _CannotHandOff(msg)
         key = _parse_key_header(key_header) if key_header else uuid4().hex
         if key is None:
             msg = (
-                "the service sends an Idempotency-Key in double quotes (RFC 9651), and this "
-                "request has one without quotes, which its server may treat as a different key; "
+                "its Idempotency-Key is not in double quotes. The service would send the key in "
+                "quotes (RFC 9651), which the server may treat as a different key; "
                 'write it as "..."'
             )
             raise _CannotHandOff(msg)
@@ -204,8 +204,9 @@ class HandOff:
     def _first_delay(self, error: Exception, key: str) -> float | None:
         """Return the delay that the server's last response requested, plus some spread.
 
-        As in the core, the spread keeps clients that got the same delay from returning together. It
-        is derived from the key: a request that is handed off twice has the same task content.
+        As in the core, the spread prevents clients that got the same delay from retrying at the
+        same time. It is not random but derived from the key, so that a request that is handed off
+        twice yields the same task.
         """
         if not isinstance(error, ResultNotAccepted):
             return None
@@ -225,7 +226,7 @@ def make_hand_off(
     classify_response: Callable[[Policy, bool, Any], Outcome],
     release: Callable[[Any], Any],
 ) -> HandOff | None:
-    """Return the hand-off for the `hand_off` argument of an adapter; None if it is None."""
+    """Check the `hand_off` argument of an adapter and return its HandOff; None for None."""
     if client is None:
         return None
     enqueue = getattr(client, "enqueue", None)
@@ -250,7 +251,7 @@ def _hand_off_deadline() -> Generator[None]:
 
 def _handed_off_error(task: Any, record: CallRecord) -> HandedOff:
     task_id = getattr(task, "task_id", task)
-    msg = f"{record.operation}: handed off as task {task_id}, for {record.reason.description}"
+    msg = f"{record.operation}: handed off as task {task_id}: {record.reason.description}"
     error = HandedOff(msg, task)
     # Final: an outer retry would otherwise create a second task.
     attach_record(error, record, final=True, block=True)
@@ -276,7 +277,7 @@ def _report_failure(error: Exception, record: CallRecord, failure: Exception) ->
 
 
 def _task_headers(lines: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the headers that are the same in each attempt, one line each (RFC 9110, 5.3)."""
+    """Return the headers that are the same in each attempt; join repeated ones (RFC 9110, 5.3)."""
     headers: dict[str, str] = {}
     for original_name, value in lines:
         name = original_name.lower()
@@ -289,7 +290,7 @@ def _task_headers(lines: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def _normalize_authority(scheme: str, netloc: str) -> str:
-    """Return the origin of a host and port, so that different spellings are equal."""
+    """Return the origin of a host and port in one spelling, so that origins can be compared."""
     try:
         parts = urlsplit(f"{scheme}://{netloc}")
         return http.origin_of(scheme, parts.hostname or "", parts.port)
@@ -298,8 +299,8 @@ def _normalize_authority(scheme: str, netloc: str) -> str:
 
 
 def _parse_key_header(header: str) -> str | None:
-    """Return the key, or None if the service would send a different header for it."""
-    key = _ESCAPED.sub(r"\1", header[1:-1])
+    """Return the key in the header, or None if the service would send a different header."""
+    key = _ESCAPED_CHARACTER.sub(r"\1", header[1:-1])
     is_same = (
         key and key.isascii() and key.isprintable() and http.format_idempotency_key(key) == header
     )

@@ -1,6 +1,7 @@
 """Read and write the headers of requests and responses, independent of any HTTP client.
 
-A request is given by its method and its headers, a mapping with case-insensitive names.
+The functions take the method and the headers of a request instead of the request. The headers are
+a mapping with case-insensitive names.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ if TYPE_CHECKING:
     from tarry.errors import BlockingWait
 
 IdempotencyKey: TypeAlias = "str | Callable[[Any], str | None] | None"
-"""The argument of an adapter: None, "auto" for random keys, or a function of the request."""
+"""An adapter's `idempotency_key`: None, "auto" for random keys, or a function of the request."""
 HeaderPairs: TypeAlias = "Mapping[str, str] | Iterable[tuple[str, str]]"
 """The headers of a response."""
 
-_deadline = deadlines.scope.get
+_get_deadline_scope = deadlines.scope.get
 
-_FIRST_ERROR_STATUS = 400
+_MIN_ERROR_STATUS = 400
 MAX_DRAINED_BYTES = 65_536
-"""Reading the rest of a response up to this size is cheaper than opening a new connection."""
-_MAX_LENGTH_DIGITS = len(str(MAX_DRAINED_BYTES))
+"""Up to this size, reading the rest of a response is cheaper than opening a new connection."""
+_MAX_CONTENT_LENGTH_DIGITS = len(str(MAX_DRAINED_BYTES))
 DRAIN_TIMEOUT_S = 0.1
 MIN_TIMEOUT_S = 0.001
-"""Clients reject a timeout of 0, or take it for "do not block"."""
+"""The shortest timeout that is passed to clients. Some reject 0 or treat it as non-blocking."""
 
 _NO_KEY_NOTE = (
     "tarry: the server may have read the request, and its method is not idempotent; an "
@@ -52,12 +53,12 @@ _BODY_CONSUMED_NOTE = (
 
 
 def check_idempotency_key(idempotency_key: IdempotencyKey) -> IdempotencyKey:
-    """Return the argument of an adapter; raise ConfigurationError if it is invalid."""
+    """Return the `idempotency_key` of an adapter; raise ConfigurationError if it is invalid."""
     if idempotency_key is None or idempotency_key == "auto":
         return idempotency_key
     rule = 'must be "auto", a function of the request, or None'
     if isinstance(idempotency_key, str):
-        rule = f"{rule}, got {idempotency_key!r}: with one key, all requests would count as one"
+        rule = f"{rule}, got {idempotency_key!r}: all requests would have the same key"
         raise ConfigurationError("idempotency_key", rule)
     if not callable(idempotency_key):
         raise ConfigurationTypeError("idempotency_key", rule, idempotency_key)
@@ -66,53 +67,59 @@ def check_idempotency_key(idempotency_key: IdempotencyKey) -> IdempotencyKey:
 
 
 def make_repeatable(
-    method: str, headers: MutableMapping[str, str], key: IdempotencyKey, request: Any
+    method: str, headers: MutableMapping[str, str], idempotency_key: IdempotencyKey, request: Any
 ) -> bool:
-    """Return whether a request may be sent again after the server may have read it.
+    """Make a request repeatable if possible, and return whether it is repeatable.
 
-    If that needs an Idempotency-Key, add one, unless the request has one or `key` is None.
+    A repeatable request may be sent again even if the server may have read it. If the method is not
+    idempotent, this adds an Idempotency-Key to `headers`, unless `headers` has one already or
+    `idempotency_key` is None.
     """
     if method in http.IDEMPOTENT_METHODS or headers.get(http.IDEMPOTENCY_KEY_HEADER):
         return True
-    if key is not None:
-        text = uuid4().hex if isinstance(key, str) else key(request)
-        if text is not None:
-            headers[http.IDEMPOTENCY_KEY_HEADER] = http.format_idempotency_key(text)
+    if idempotency_key is not None:
+        # The only string that `check_idempotency_key` allows is "auto".
+        key = uuid4().hex if isinstance(idempotency_key, str) else idempotency_key(request)
+        if key is not None:
+            headers[http.IDEMPOTENCY_KEY_HEADER] = http.format_idempotency_key(key)
             return True
     return http.is_repeatable(method, has_key=False)
 
 
 def attempt_time_limit(attempt_timeout: float | None) -> float | None:
-    """Return the seconds for an attempt: the policy's timeout or what remains of the deadline."""
-    if _deadline() is None:
+    """Return the time limit of an attempt in seconds, or None.
+
+    It is the policy's timeout or the time until the current deadline, whichever is shorter.
+    """
+    if _get_deadline_scope() is None:
         return attempt_timeout
     limits = (attempt_timeout, deadlines.remaining())
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def set_attempt_headers(
-    headers: MutableMapping[str, str], attempt: int, limit: float | None
+    headers: MutableMapping[str, str], number: int, limit_s: float | None
 ) -> None:
-    """Set the headers with the number of the attempt and its time limit in seconds."""
-    if attempt > 1:
-        headers[http.ATTEMPT_HEADER] = str(attempt)
-    if limit is not None:
-        headers[http.DEADLINE_HEADER] = http.format_deadline_ms(limit)
+    """Set the headers with the number of the attempt and its time limit."""
+    if number > 1:
+        headers[http.ATTEMPT_HEADER] = str(number)
+    if limit_s is not None:
+        headers[http.DEADLINE_HEADER] = http.format_deadline_ms(limit_s)
 
 
 def response_classifier(
     header_pairs: Callable[[Any], HeaderPairs],
 ) -> Callable[[Policy, bool, Any], Outcome]:
-    """Return a function that classifies responses which have a `status_code`.
+    """Return a function that classifies responses with an attribute `status_code`.
 
-    `header_pairs` returns the headers of a response, with one pair for each line: the values of a
-    repeated header cannot be parsed once they are joined.
+    `header_pairs` returns the headers of a response, with one pair for each header line. The values
+    of a repeated header must not be joined, because the result could not be parsed.
     """
 
     def classify(policy: Policy, repeatable: bool, response: Any) -> Outcome:  # noqa: FBT001
         status: int = response.status_code
-        # Hot path: most responses need no look at their headers.
-        if status < _FIRST_ERROR_STATUS and status not in policy.retryable_statuses:
+        # Hot path: most responses can be classified without reading their headers.
+        if status < _MIN_ERROR_STATUS and status not in policy.retryable_statuses:
             return SUCCESS
         return classify_response(status, header_pairs(response), policy, repeatable=repeatable)
 
@@ -133,41 +140,45 @@ def classify_proxy_refusal(status: int) -> Outcome:
 
 
 def is_permanent_tls_error(error: object) -> bool:
-    """Return whether an error means that TLS fails for good, as with an invalid certificate.
+    """Return whether an error is a TLS error that a retry cannot fix, as an invalid certificate is.
 
-    A connection that was lost during the handshake may work the next time.
+    The loss of the connection during the handshake is not permanent.
     """
     is_lost_connection = isinstance(error, (SSLEOFError, SSLZeroReturnError))
     return isinstance(error, SSLError) and not is_lost_connection
 
 
 def is_worth_draining(headers: Mapping[str, str]) -> bool:
-    """Return whether a body is short enough to be read only to keep its connection open.
+    """Return whether to read the rest of a body, so that its connection can be reused.
 
-    The length of a chunked body is unknown: it is read up to `MAX_DRAINED_BYTES`.
+    A long body is not worth reading. The length of a chunked body is not known in advance, so it is
+    read up to `MAX_DRAINED_BYTES`.
     """
     length = headers.get("Content-Length", "0")
-    is_number = length.isascii() and length.isdigit() and len(length) <= _MAX_LENGTH_DIGITS
+    is_number = length.isascii() and length.isdigit() and len(length) <= _MAX_CONTENT_LENGTH_DIGITS
     return is_number and int(length) <= MAX_DRAINED_BYTES
 
 
 def drain_timeout() -> float:
-    """Return the seconds that reading such a body may take, within the current deadline."""
+    """Return the time limit in seconds for reading the rest of a body."""
     remaining = deadlines.remaining()
     return DRAIN_TIMEOUT_S if remaining is None else min(DRAIN_TIMEOUT_S, remaining)
 
 
 def final_response(error: ResultNotAccepted) -> Any:
-    """Return the last response of a call. `tarry.record_of(response)` explains why it is the last.
+    """Return the last response of a call that was given up; HTTP clients do not raise a 503.
 
-    HTTP clients return responses such as 503 and do not raise them.
+    Attach the decision record to the response, for `tarry.record_of(response)`.
     """
     object.__setattr__(error.result, RECORD_ATTRIBUTE, getattr(error, RECORD_ATTRIBUTE, None))
     return error.result
 
 
 def on_blocking_wait(error: BlockingWait) -> Any:
-    """Return the response, or raise the error, after which a wait would block an event loop."""
+    """Return the response or raise the error of the last attempt, instead of retrying.
+
+    Called if the wait for the next attempt would block an event loop.
+    """
     cause = error.__cause__
     if isinstance(cause, ResultNotAccepted):
         warnings.warn(f"{error}; this response is returned", RuntimeWarning, stacklevel=2)
@@ -179,7 +190,7 @@ def on_blocking_wait(error: BlockingWait) -> Any:
 
 
 def add_safety_note(error: Exception, *, can_resend_body: bool) -> None:
-    """Add a note to an error if its request was not sent again because that is unsafe."""
+    """Add a note to an error if its request was not retried because it is not repeatable."""
     record = record_of(error)
     if record is None or record.reason is not Reason.UNSAFE:
         return

@@ -1,4 +1,4 @@
-"""The downstreams and retry configurations of a client, by origin, created on first use."""
+"""The downstreams and retry configurations of an adapter, by origin, created on first use."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ downstream for each origin."""
 K = TypeVar("K")
 V = TypeVar("V")
 
-_MAX_CACHED = 1000
-"""Origins come from outside (redirects, URLs of users), so unused ones must be dropped."""
+_MAX_CACHED_ITEMS = 1000
+"""The size of a cache. It must be limited, because redirects and users supply the origins."""
 
 _locks = [threading.Lock()]
+"""Holds the one lock of the module. A list, so that the fork handler can replace the lock."""
 
 
 def _reset_after_fork() -> None:
@@ -42,11 +43,12 @@ if hasattr(os, "register_at_fork"):
 
 
 class LRUCache(dict[K, V]):
-    """An approximate LRU cache of up to 1,000 items whose `get` is that of a dict.
+    """An approximate LRU cache of up to 1,000 items, with the fast `get` of a dict.
 
-    A true LRU cache writes on each read. Here a hit is one dict lookup: the dict itself holds the
-    recent half of the items. When it is full, it becomes the old half, and the previous old half is
-    dropped. `lookup` moves an item that is used again from the old half to the recent one.
+    An exact LRU cache writes on each read. Here a hit costs one dict lookup. The dict itself holds
+    the recent half of the items. When this half is full, it becomes the old half, and the previous
+    old half is dropped. `lookup` copies an item that is used again from the old half to the recent
+    half.
     """
 
     __slots__ = ("_old",)
@@ -63,9 +65,9 @@ class LRUCache(dict[K, V]):
         return value
 
     def add(self, key: K, value: V) -> V:
-        """Add a value; if another thread has added one for this key, return that one."""
+        """Add a value and return it; return the existing value if another thread has added one."""
         with _locks[0]:
-            if len(self) >= _MAX_CACHED // 2:
+            if len(self) >= _MAX_CACHED_ITEMS // 2:
                 self._old = dict(self)
                 self.clear()
             return self.setdefault(key, value)
@@ -99,8 +101,8 @@ class OriginRegistry:
         self._classify_error = classify_error
         self._classify_response = classify_response
         self._release = release
-        # Weak, because the configurations hold the downstreams: as long as one configuration of an
-        # origin exists, new ones share its downstream.
+        # Weak references suffice, because each configuration refers to its downstream. As long as
+        # one configuration of an origin exists, new ones for this origin share its downstream.
         self._downstreams: WeakValueDictionary[str, Downstream] = WeakValueDictionary()
         self._configs: LRUCache[tuple[str, str, bool], RetryConfig] = LRUCache()
 
@@ -114,14 +116,14 @@ class OriginRegistry:
             if not isinstance(new, Downstream):
                 rule = f'must return a tarry.Downstream("name"), got {new!r} for {origin}'
                 raise ConfigurationTypeError("downstream", rule)
-            with _locks[0]:  # of two threads that create one, both use the first
+            with _locks[0]:  # if two threads create one, both use the one that is stored first
                 downstream = self._downstreams.setdefault(origin, new)
         return downstream
 
     def retry_config(
         self, method: str, origin: str, *, repeatable: bool, passes_number: bool = False
     ) -> RetryConfig:
-        """Return the retry configuration for an operation."""
+        """Return the retry configuration for an operation, which is a method of an origin."""
         config = self._configs.lookup((method, origin, repeatable))
         if config is None:
             classify_error, policy = self._classify_error, self.policy
@@ -132,7 +134,7 @@ class OriginRegistry:
                 policy=policy,
                 downstream=self.downstream(origin),
                 name=f"{method} {origin}",
-                safe=repeatable,
+                repeatable=repeatable,
                 passes_number=passes_number,
             )
             config = self._configs.add((method, origin, repeatable), config)

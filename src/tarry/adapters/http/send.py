@@ -1,7 +1,7 @@
 """Send the requests of an HTTP adapter with retries or hedging.
 
-Requests with the same method and origin, if they are also equally repeatable, share one function
-that sends them. The functions are created on first use and cached.
+One function sends all requests with the same method and origin, and another one those of them that
+are not repeatable. The functions are created on first use and cached.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ RequestKey: TypeAlias = "tuple[str, str, str, int | None, bool]"
 """Method, scheme, host, port, and whether the request is repeatable."""
 
 _POLICY_AND_HEDGING = (
-    "a request has a retry policy or a hedging policy, never both (gRFC A6): use policy= to send "
-    "it again after a failure, or hedging= to send a copy when it takes too long"
+    "a request can have a retry policy or a hedging policy, not both (gRFC A6): use policy= to "
+    "send it again after a failure, or hedging= to send a copy when it takes too long"
 )
 
 
@@ -83,8 +83,8 @@ class RequestSender:
         self._send_first = send_first if limit is None else None
         self._is_async = is_async
         self.send_functions: LRUCache[RequestKey, Callable[..., Any]] = LRUCache()
-        """The functions created so far. Adapters look here before they call `send_function`: on the
-        path of every request, a dict lookup is cheaper than a call."""
+        """The functions created so far. Adapters look here before they call `send_function`,
+        because on the hot path a dict lookup is cheaper than a function call."""
 
     def send_function(self, key: RequestKey) -> Callable[..., Any]:
         """Return the function that sends requests of this key; create it if needed."""
@@ -106,13 +106,13 @@ class RequestSender:
 
 
 def _success_test(policy: Policy) -> Callable[[Any], bool]:
-    """Return a quick test for responses that are successes whatever their headers are."""
+    """Return a fast predicate for responses whose status alone shows that they are successes."""
     statuses = frozenset(range(100, 400)) - policy.retryable_statuses
     return lambda response: response.status_code in statuses
 
 
-# The inner functions below must be called `call`: `runtime.error_record` recognises by the name of
-# a frame that an error has passed through tarry.
+# The inner functions below must be named `call`: `runtime.error_record` looks for this name in the
+# traceback of an error, to find out whether the error was raised through tarry.
 def _hedged(send: Callable[..., Any], config: RetryConfig, hedging: Hedging) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         hedged_call = _new_hedged_call(config, hedging)
