@@ -74,7 +74,7 @@ def retry(
     """
     if misused:
         msg = (
-            "@tarry.retry needs on=, the errors that are worth another attempt, as in "
+            "@tarry.retry needs on=, which errors are worth another attempt, as in "
             "@tarry.retry(on=ConnectionError); a bare @tarry.retry would also retry bugs"
         )
         raise ConfigurationTypeError(msg)
