@@ -1,4 +1,4 @@
-"""The exceptions that tarry raises. A call that fails otherwise raises the user's own exception.
+"""The exceptions that tarry raises itself. Exceptions of the called function are raised unchanged.
 
 TarryError
 ├── ConfigurationError (ValueError)
@@ -33,19 +33,19 @@ class TarryError(Exception):
 
 
 class ConfigurationError(TarryError, ValueError):
-    """A value breaks a rule, or arguments do not go together."""
+    """A value breaks a rule, or two arguments contradict each other."""
 
     def __init__(self, field: str, rule: str | None = None, value: object = _NOT_SHOWN) -> None:
         """Compose the message: "max_attempts must be at least 1, got 0".
 
-        That is `ConfigurationError("max_attempts", "must be at least 1", 0)`. Without a value the
-        message ends after the rule. A single argument is the whole message of an error that is
-        about no single field.
+        It results from `ConfigurationError("max_attempts", "must be at least 1", 0)`. Without a
+        value the message ends after the rule. A single argument is the complete message, for an
+        error that is not about one field.
         """
         self.field: str | None = None if rule is None else field
-        """The name of the rejected argument or setting; None when the error is about no field."""
+        """The name of the rejected argument or setting; None if the error is not about one."""
         self.rule: str = field if rule is None else rule
-        """The rule that is broken, as a predicate ("must be at least 1"); else the message."""
+        """The broken rule as a predicate ("must be at least 1"); without a field, the message."""
         self.has_value: bool = value is not _NOT_SHOWN
         """Whether the message shows the rejected value. Secrets are never shown."""
         self.value: object = value if self.has_value else None
@@ -54,9 +54,9 @@ class ConfigurationError(TarryError, ValueError):
         super().__init__(f"{message}, got {short_repr(value)}" if self.has_value else message)
 
     def with_field(self, field: str) -> Self:
-        """Return the same error under another name of its field: that of JSON, TOML or the CLI.
+        """Return the same error with another field name: the name in JSON, TOML or the CLI.
 
-        An index stays: `secrets[1]` becomes `signing_secrets[1]`. An error about no field is
+        An index is kept: `secrets[1]` becomes `signing_secrets[1]`. An error without a field is
         returned unchanged.
         """
         if self.field is None:

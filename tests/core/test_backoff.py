@@ -140,7 +140,7 @@ def test_schedule_is_immutable() -> None:
 @pytest.mark.parametrize(
     ("delays", "message"),
     [
-        ((), "delays must hold at least one delay, got none"),
+        ((), "delays must contain at least one delay, got none"),
         ((1, -1), "delays[1] must be at least 0, got -1"),
         ((nan,), "delays[0] must be finite, got nan"),
         ((1, 2, inf), "delays[2] must be finite, got inf"),

@@ -229,7 +229,7 @@ def test_codes_of_the_wrong_type(code: Any, name: str) -> None:
     """A code that is no text is rejected with the name to write for it, or an example."""
     with pytest.raises(ConfigurationTypeError) as caught:
         Policy(retryable_codes=[code])
-    text = f'retryable_codes[0] must be a name, as text ("{name}"), got {code!r}'
+    text = f'retryable_codes[0] must be the name of a code as a string ("{name}"), got {code!r}'
     assert text == str(caught.value)
 
 
@@ -454,7 +454,7 @@ def test_callables_have_no_dict_form(field: str) -> None:
         ({}, "backoff as a table must be {'schedule': [...]}, got {}"),
         ({"delays": [1]}, "backoff as a table must be {'schedule': [...]}, got {'delays': [1]}"),
         ({"schedule": 5}, "schedule must be a collection, got 5"),
-        ({"schedule": []}, "delays must hold at least one delay, got none"),
+        ({"schedule": []}, "delays must contain at least one delay, got none"),
         ({"schedule": [1, "x"]}, "delays[1] must be a number, got 'x'"),
     ],
 )

@@ -99,12 +99,12 @@ def test_none_is_refused_with_its_place() -> None:
 
 def test_unknown_values_are_refused_with_their_place() -> None:
     """What has no form in TOML is rejected with the place where it stood."""
-    with pytest.raises(ConfigurationTypeError, match=r"^a\.b must be text, .* got <object"):
+    with pytest.raises(ConfigurationTypeError, match=r"^a\.b must be a string, .* got <object"):
         toml.dumps({"a": {"b": object()}})
 
 
 @pytest.mark.parametrize("plain", [{1: 2}, {"a": {1: 2}}, {"a": [{1: 2}]}], ids=repr)
 def test_keys_that_are_no_text_are_refused(plain: dict[str, Any]) -> None:
     """A key is text, at any depth."""
-    with pytest.raises(ConfigurationTypeError, match="key of TOML must be text, got 1"):
+    with pytest.raises(ConfigurationTypeError, match="key of TOML must be a string, got 1"):
         toml.dumps(plain)

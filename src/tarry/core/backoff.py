@@ -1,4 +1,4 @@
-"""Backoff: the ceiling of the delay before retry k (k = 1, 2, ...), before jitter.
+"""Backoff: the ceiling of the delay before retry k (k = 1, 2, ...), its bound before jitter.
 
 A backoff is a name from `BACKOFFS` or any callable that takes k and returns seconds.
 """
@@ -30,7 +30,7 @@ def exponential(k: int, initial: float, multiplier: float, maximum: float) -> fl
     """Return a ceiling that grows by the factor `multiplier` with each retry."""
     try:
         return min(maximum, initial * multiplier ** (k - 1))
-    except OverflowError:  # a float power above 1e308: far beyond any maximum
+    except OverflowError:  # the power exceeds the largest float, about 1e308
         return maximum
 
 
@@ -53,7 +53,7 @@ class Schedule(Value):
             raise ConfigurationTypeError("delays", "must be a collection of seconds", delays)
         checked = tuple(check_at_least(f"delays[{i}]", d, 0) for i, d in enumerate(delays))
         if not checked:
-            raise ConfigurationError("delays", "must hold at least one delay, got none")
+            raise ConfigurationError("delays", "must contain at least one delay, got none")
         self._set(delays=checked)
 
     def __call__(self, k: int) -> float:

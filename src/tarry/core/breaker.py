@@ -4,9 +4,9 @@
                                    ▲                       │
                                    └────a probe fails──────┘   (open for longer each time)
 
-Each admitted call gets a permit, which is a number: the breaker's generation while it is closed, a
-number of its own for each probe. Every change of state starts a new generation. The result of a
-call from an earlier generation is not counted, because it is no evidence about the current state.
+Each admitted call gets a permit, which is a number: the generation of a closed breaker, or a new
+number for each probe. Every change of state starts a new generation. The result of a call from an
+earlier generation is not counted, because it is no evidence about the current state.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ class BreakerState(StrEnum):
 
 _CLOSED, _OPEN, _HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN
 _FORCED_OPEN, _DISABLED = BreakerState.FORCED_OPEN, BreakerState.DISABLED
-_MANUAL = {
+_MANUAL_STATES = {
     "open": _FORCED_OPEN,
     "closed": _CLOSED,
     "disabled": _DISABLED,
     "metrics-only": BreakerState.METRICS_ONLY,
 }
 _CALLS, _FAILURES, _SLOW = range(3)
+"""The columns of the sliding window."""
 _GENERATION_STEP = 1 << 40
 """Large enough that the probe numbers of one generation never reach the next."""
 
@@ -50,8 +51,8 @@ class Breaker:
     also opens when `consecutive` calls in a row failed.
 
     It stays open for `open_for` seconds. Each time it re-opens, this period grows by the factor
-    `growth`, up to `max_open`. A random part of up to `spread` times the period is added. Then it
-    admits `probes` calls at a time, and closes once that many have succeeded.
+    `growth`, up to `max_open`. A random part of up to `spread` times the period is added. After the
+    period it admits `probes` calls at a time, and closes once `probes` calls have succeeded.
     """
 
     __slots__ = (
@@ -112,18 +113,22 @@ class Breaker:
         self.state: BreakerState = _CLOSED
         self.generation: int = 0
         self.is_fault_free: bool = self._slow_after is None
-        """Whether a success only changes a counter: no failure in the window, no slow-call rule."""
+        """Whether a success changes only a counter, because no failure is in the window.
+
+        Always False with `slow_after`.
+        """
+        # Rules other than `failure_rate`
         self._has_other_rules = consecutive is not None or slow_after is not None
         self._failures_in_a_row = 0
         self.consecutive_opens: int = 0
-        """Number of times it has opened since it was last closed."""
+        """Number of times the breaker has opened since it was last closed."""
         self._open_until = 0.0
         self._running_probes: dict[int, float] = {}
         self._last_probe = 0
         self._probe_successes = 0
 
     def admit(self, now: float) -> int | None:
-        """Return a permit for a call, or None when it is rejected."""
+        """Return a permit for a call, or None when the call is rejected."""
         state = self.state
         if state is _CLOSED:
             return self.generation
@@ -136,7 +141,7 @@ class Breaker:
         return self.generation
 
     def would_admit(self, now: float) -> bool:
-        """Return whether `admit` would return a permit; changes nothing."""
+        """Return whether `admit` would return a permit. Changes no state."""
         state = self.state
         if state is _CLOSED:
             return True
@@ -145,10 +150,10 @@ class Breaker:
         return not (state is _FORCED_OPEN or (state is _OPEN and now < self._open_until))
 
     def try_count_success(self, permit: int, now: float) -> bool:
-        """Count a success if that changes nothing but a counter; otherwise return False.
+        """Count a success if this changes nothing but a counter.
 
-        The caller then uses `record`. Nearly every call of a healthy dependency ends here, so it
-        does as little as possible.
+        Return whether it was counted; if not, the caller must use `record`. Nearly every call of a
+        healthy dependency ends here, so this method does as little as possible.
         """
         if not self.is_fault_free or permit != self.generation:
             return False
@@ -196,13 +201,16 @@ class Breaker:
         self._running_probes.pop(permit, None)
 
     def force(self, state: str) -> None:
-        """Set the state manually: open, closed (then automatic), disabled or metrics-only."""
-        check_one_of("state", state, _MANUAL)
+        """Set the state manually: open, disabled, metrics-only, or closed (then automatic)."""
+        check_one_of("state", state, _MANUAL_STATES)
         self.consecutive_opens = 0
-        self._set_state(_MANUAL[state])
+        self._set_state(_MANUAL_STATES[state])
 
     def half_open(self, consecutive_opens: int) -> None:
-        """Start to probe a dependency whose breaker another process has opened so many times."""
+        """Start to probe a dependency whose breaker was opened by another process.
+
+        `consecutive_opens` is the number of times that the other process has opened it.
+        """
         self.consecutive_opens = consecutive_opens
         self._set_state(_HALF_OPEN)
 
@@ -227,7 +235,7 @@ class Breaker:
     def _count_running_probes(self, now: float) -> int:
         """Return the number of probes without a result.
 
-        A probe without a result for as long as an open period is ignored, so that a hung call
+        A probe that started at least `open_for` seconds ago is ignored, so that a call that hangs
         cannot keep the breaker half-open for ever.
         """
         return sum(started > now - self._open_for for started in self._running_probes.values())
@@ -236,8 +244,8 @@ class Breaker:
         if self._count_running_probes(now) >= self.probes:
             return None
         oldest = now - self._open_for
-        lost = [permit for permit, started in self._running_probes.items() if started <= oldest]
-        for permit in lost:
+        expired = [permit for permit, started in self._running_probes.items() if started <= oldest]
+        for permit in expired:
             del self._running_probes[permit]
         self._last_probe += 1
         self._running_probes[self._last_probe] = now

@@ -1,8 +1,8 @@
 """Retry budgets: limits on the load that retries add while a dependency fails.
 
-A budget is any object with the five methods of `Budget`. Each budget has its own unit for amounts.
-It belongs to one downstream, whose lock is held during every method: a method must not call the
-downstream.
+A budget is any object with the five methods of `Budget`. Costs and balances are in a unit that the
+budget chooses: tokens, or retries. A budget belongs to one downstream. The downstream's lock is
+held during every method, so a method must not call the downstream.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _SUCCESS, _THROTTLED = Kind.SUCCESS, Kind.THROTTLED
 _CALLS, _RETRIES = range(2)
+"""The columns of the sliding window of a `RatioBudget`."""
 
 
 class Budget(Protocol):
@@ -33,7 +34,7 @@ class Budget(Protocol):
         ...
 
     def withdraw(self, cost: float, now: float) -> bool:
-        """Withdraw `cost` if the balance covers it; return whether it did."""
+        """Withdraw `cost` if the balance is high enough; return whether it was withdrawn."""
         ...
 
     def deposit(self, amount: float, now: float) -> None:
@@ -41,17 +42,19 @@ class Budget(Protocol):
         ...
 
     def record(self, outcome: Outcome, paid: float, now: float) -> None:
-        """Record that an attempt ended; `paid` is its price, 0 for a first attempt."""
+        """Record that an attempt ended; `paid` is what it cost, 0 for a first attempt."""
         ...
 
 
 class _Prices(NamedTuple):
+    """Tokens that a retry costs, by the failure before it, and tokens that a success earns."""
+
     retry: float
     throttled: float
     timeout: float
     clean_success: float
     refund: float | None
-    """Tokens for a success after retries; None means the price of its last retry."""
+    """Tokens earned by a success after retries; None means the price of the last retry."""
 
 
 _PRICES = {
@@ -64,9 +67,9 @@ _PRICES = {
 class TokenBudget:
     """A token bucket like that of the AWS SDKs: retries cost tokens, successes earn tokens.
 
-    `classic`: a retry costs 5, a success earns 5. `aws-2020`: a retry costs 5, after a timeout
-    10; a success of the first attempt earns 1, a success after retries refunds the last price.
-    `aws-2026`: like `aws-2020`, but a retry costs 14, and 5 after throttling.
+    `classic`: a retry costs 5, a success earns 5. `aws-2020`: a retry costs 5, or 10 after a
+    timeout; a success of the first attempt earns 1; a success after retries earns the price of the
+    last retry. `aws-2026`: like `aws-2020`, but a retry costs 14, or 5 after throttling.
     """
 
     __slots__ = ("_capacity", "_prices", "_tokens")
@@ -110,18 +113,18 @@ class TokenBudget:
 class RatioBudget:
     """A limit on retries relative to recent calls, like that of Finagle.
 
-    Retries are at most the fraction `ratio` of the calls in the last `window` seconds, plus
-    `min_per_second`, so that a client with few calls can retry too.
+    In the last `window` seconds there are at most `ratio` times as many retries as calls, plus
+    `min_per_second` retries per second, so that a client with few calls can retry too.
     """
 
-    __slots__ = ("_floor", "_ratio", "_window")
+    __slots__ = ("_min_retries", "_ratio", "_window")
 
     def __init__(
         self, ratio: float = 0.1, *, window: float = 10.0, min_per_second: float = 1.0
     ) -> None:
         self._ratio = check_share("ratio", ratio)
         self._window = SlidingWindow(check_positive("window", window), 2)
-        self._floor = check_at_least("min_per_second", min_per_second, 0) * window
+        self._min_retries = check_at_least("min_per_second", min_per_second, 0) * window
 
     def cost(self, outcome: Outcome) -> float:  # noqa: ARG002 - part of the protocol
         """Return 1: every retry has the same price."""
@@ -130,7 +133,7 @@ class RatioBudget:
     def balance(self, now: float) -> float:
         """Return the number of retries that can still start in this window."""
         window = self._window_at(now)
-        earned = self._floor + self._ratio * window.total(_CALLS)
+        earned = self._min_retries + self._ratio * window.total(_CALLS)
         return max(0.0, earned - window.total(_RETRIES))
 
     def withdraw(self, cost: float, now: float) -> bool:
@@ -141,7 +144,7 @@ class RatioBudget:
         return True
 
     def deposit(self, amount: float, now: float) -> None:  # noqa: ARG002
-        """Take back one retry, unless it has left the window."""
+        """Remove one retry from the counts, unless it has left the window."""
         self._window_at(now).undo(_RETRIES)
 
     def record(self, outcome: Outcome, paid: float, now: float) -> None:  # noqa: ARG002
@@ -181,7 +184,7 @@ class ThrottleBudget:
             raise ConfigurationError("token_ratio", "must be at least 0.001", token_ratio)
 
     def cost(self, outcome: Outcome) -> float:  # noqa: ARG002 - part of the protocol
-        """Return the smallest amount: a retry takes no token, but needs more than half of them."""
+        """Return 0.001, the smallest amount: a retry is free, but needs a balance above 0."""
         return 0.001
 
     def balance(self, now: float) -> float:  # noqa: ARG002
@@ -189,14 +192,14 @@ class ThrottleBudget:
         return max(0, self._millitokens - self._capacity // 2) / 1000
 
     def withdraw(self, cost: float, now: float) -> bool:
-        """Return whether a retry can start. Nothing is taken: failures cost, retries do not."""
+        """Return whether a retry can start. Takes no tokens, because failures cost, not retries."""
         return self.balance(now) >= cost
 
     def deposit(self, amount: float, now: float) -> None:
         """Do nothing, because a withdrawal takes nothing."""
 
     def record(self, outcome: Outcome, paid: float, now: float) -> None:  # noqa: ARG002
-        """Take a token after a retryable or pushed-back failure, add some after a success."""
+        """Take one token after a failure that is not permanent; add some after a success."""
         if outcome.kind is _SUCCESS:
             self._millitokens = min(self._capacity, self._millitokens + self._ratio)
         elif outcome.kind is not Kind.PERMANENT:

@@ -1,8 +1,9 @@
-"""One call: its attempts, waits and end, decided by its policy and its downstream.
+"""The state machine of one call: policy and downstream decide about attempts, waits and its end.
 
-A driver calls `start` for the first attempt and again after each wait, runs the attempt, and
-reports its result with `record_success`, `record_failure` or `cancel_attempt`. The driver carries
-out the commands that it gets back (`Attempt`, `Wait`, `Stop`) and decides nothing itself.
+A driver is the code that runs attempts and waits. It calls `start` for the first
+attempt and again after each wait, runs the attempt, and reports the result with `record_success`,
+`record_failure` or `cancel_attempt`. The driver carries out the commands that these methods return
+(`Attempt`, `Wait`, `Stop`) and decides nothing itself.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ DownstreamStatus: TypeAlias = tuple[str | None, float | None]
 
 NO_STATUS: DownstreamStatus = (None, None)
 _Log: TypeAlias = "tuple[_Log | None, int, Outcome, str, Wait | Stop, DownstreamStatus]"
-"""A linked list of steps, newest first: appending is one tuple, and most calls never read it."""
+"""The decision record as a linked list, newest step first.
+
+Appending a step costs one tuple. `steps` builds the `Step` objects, because most calls never read
+their record.
+"""
 
 
 class Call:
@@ -64,14 +69,14 @@ class Call:
         self.backoff_offset: int = 0
         self._log: _Log | None = None
         self._dropped_waits = 0.0
-        if downstream is not None:  # without one these are never read
+        if downstream is not None:  # without a downstream these attributes are never read
             self._permit: int | None = None
             self._attempt_started = started
             self._paid = 0.0
 
     @property
     def progress(self) -> Progress:
-        """The attempts, start and backoff state, as plain data to store."""
+        """Number of attempts, start time and state of backoff, as plain data to store."""
         return Progress(self.attempts, self.started, self.previous_delay, self.backoff_offset)
 
     @property
@@ -95,11 +100,11 @@ class Call:
         self.attempts, self.started, self.previous_delay, self.backoff_offset = progress
 
     def start(self, now: float) -> Attempt | Stop:
-        """Start the next attempt, or end the call: no time is left or the downstream rejects it."""
-        deadline, budget = self.deadline, self.policy.total_budget
+        """Start the next attempt, or end the call if time is up or the downstream rejects it."""
+        deadline, total_budget = self.deadline, self.policy.total_budget
         if deadline is not None and now >= deadline:
             return self._stop(Stop(Reason.DEADLINE), now)
-        if budget is not None and now >= self.started + budget:
+        if total_budget is not None and now >= self.started + total_budget:
             return self._stop(Stop(Reason.TOTAL_BUDGET), now)
         delay = 0.0
         downstream = self.downstream
@@ -110,7 +115,7 @@ class Call:
             if isinstance(admitted, DelayedPermit):
                 self._permit, delay = admitted
                 if (deadline is not None and now + delay >= deadline) or (
-                    budget is not None and now + delay >= self.started + budget
+                    total_budget is not None and now + delay >= self.started + total_budget
                 ):
                     downstream.release(admitted.permit, 0.0, now)
                     self._permit = None
@@ -129,15 +134,16 @@ class Call:
         return Attempt(number, timeout, delay)
 
     def adopt_first_attempt(self, permit: int) -> None:
-        """Continue after a first attempt that the driver started itself, with this permit.
+        """Take over a first attempt that the driver started without a `Call`, under `permit`.
 
-        Drivers create a `Call` only when the first attempt fails, because most succeed.
+        Drivers create a `Call` only when the first attempt fails, because most first attempts
+        succeed.
         """
         self.attempts = 1
         self._permit = permit
 
     def adopt_first_failure(self, outcome: Outcome, detail: str, verdict: Wait) -> None:
-        """Continue after a first failure that the driver decided itself; attempt 2 is running."""
+        """Take over after the driver handled the first failure itself and started attempt 2."""
         self.attempts = 1
         self._log_step(outcome, detail, verdict, NO_STATUS)
         self.attempts = 2
@@ -145,7 +151,7 @@ class Call:
     def record_failure(
         self, outcome: Outcome, now: float, u: float, detail: str = ""
     ) -> Wait | Stop:
-        """Record that the attempt failed, and return whether and when the next one starts.
+        """Record that the attempt failed, and return whether and when the next attempt starts.
 
         `detail` is used in the decision record when the outcome has no detail of its own.
         """
@@ -158,7 +164,7 @@ class Call:
             status = downstream.status(now)
             if isinstance(verdict, Wait):
                 paid = downstream.withdraw(outcome, now)
-                if paid is None:  # another call took the last tokens since decide() looked
+                if paid is None:  # another call took the last tokens after decide() checked them
                     verdict = Stop(Reason.BUDGET_EMPTY)
                 else:
                     self._paid = paid
@@ -178,7 +184,7 @@ class Call:
         permit = self.take_permit()
         if self.downstream is not None and permit is not None:
             self.downstream.release(permit, now - self._attempt_started, now)
-            if now < self._attempt_started:  # it was still waiting for the rate limiter
+            if now < self._attempt_started:  # the attempt was still waiting for the rate limiter
                 self.refund_retry(now)
 
     def take_permit(self) -> int | None:
@@ -189,7 +195,7 @@ class Call:
         return permit
 
     def refund_retry(self, now: float) -> None:
-        """Return the price of the next attempt to the retry budget: it will not start."""
+        """Refund the price of the next attempt to the retry budget, because it will not start."""
         if self.downstream is not None:
             self.downstream.deposit(self._paid, now)
             self._paid = 0.0

@@ -2,7 +2,7 @@
 
 The checks run in a fixed order: retryable, safe to repeat, already retried by a layer below,
 attempts left, breaker and retry budget, delay, time left. Each failed check is a `Stop` with its
-own reason. Nothing is charged here: a caller that gets a `Wait` pays for the retry.
+own reason. `decide` does not charge the retry budget; a caller that gets a `Wait` does.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ if TYPE_CHECKING:
     from tarry.core.policy import Policy
 
 HINT_SPREAD = 0.1
-"""Clients that got the same hint spread over at least this fraction of it on top."""
+"""A random wait of up to this fraction of a hint is added to it, or the backoff delay if longer.
+
+Otherwise clients that got the same hint would retry together.
+"""
 
 _TRANSIENT, _THROTTLED = Kind.TRANSIENT, Kind.THROTTLED
 # tuple.__new__ takes half the time of Wait(...), and every retry creates one.
-_wait: Callable[[type[Wait], tuple[float, float, Hint | None]], Wait]
-_wait = tuple.__new__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+_new_wait: Callable[[type[Wait], tuple[float, float, Hint | None]], Wait]
+_new_wait = tuple.__new__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 class CallProgress(Protocol):
@@ -44,12 +47,12 @@ class CallProgress(Protocol):
 
     @property
     def previous_delay(self) -> float | None:
-        """The last delay; None before the first."""
+        """Seconds of the last wait; None before the first wait."""
         ...
 
     @property
     def backoff_offset(self) -> int:
-        """Number of attempts that backoff no longer counts."""
+        """Number of attempts that backoff does not count, because it has started over."""
         ...
 
 
@@ -57,11 +60,11 @@ class RetryGate(Protocol):
     """The part of a `Downstream` that `decide` uses."""
 
     def check_retry(self, outcome: Outcome, now: float) -> Stop | None:
-        """Return why a retry after `outcome` is rejected, or None; changes nothing."""
+        """Return why a retry after `outcome` is rejected, or None. Changes no state."""
         ...
 
     def expected_duration(self) -> float:
-        """Return the usual duration of an attempt."""
+        """Return the usual duration of an attempt in seconds."""
         ...
 
 
@@ -97,7 +100,7 @@ def decide(
             return rejection
 
     throttled = kind is _THROTTLED
-    k = attempts - progress.backoff_offset
+    k = attempts - progress.backoff_offset  # the number of the next retry, as backoff counts
     table = policy.delay_table
     if 0 < k < len(table) and not throttled:
         ceiling, shortest, width = table[k]
@@ -106,26 +109,26 @@ def decide(
         ceiling = policy.ceiling(k, throttled)
         delay = policy.delay(ceiling, progress.previous_delay, u, throttled)
     hint = outcome.hint
-    floor = None
-    if hint is not None and (floor := duration_or_none(hint.delay)) is not None:
-        if floor > policy.max_hint:
-            return Stop(Reason.HINT_TOO_LONG, floor, hint)
-        delay = _apply_hint(floor, delay, policy, hint, u)
+    hint_delay = None
+    if hint is not None and (hint_delay := duration_or_none(hint.delay)) is not None:
+        if hint_delay > policy.max_hint:
+            return Stop(Reason.HINT_TOO_LONG, hint_delay, hint)
+        delay = _apply_hint(hint_delay, delay, policy, hint, u)
 
     if policy.total_budget is not None or deadline is not None:
         end = now + delay + (0.0 if downstream is None else downstream.expected_duration())
         if policy.total_budget is not None and end - progress.started >= policy.total_budget:
-            return Stop(Reason.TOTAL_BUDGET, floor, hint)
+            return Stop(Reason.TOTAL_BUDGET, hint_delay, hint)
         if deadline is not None and end >= deadline:
-            return Stop(Reason.DEADLINE, floor, hint)
-    return _wait(Wait, (delay, ceiling, hint))
+            return Stop(Reason.DEADLINE, hint_delay, hint)
+    return _new_wait(Wait, (delay, ceiling, hint))
 
 
-def _apply_hint(floor: float, delay: float, policy: Policy, hint: Hint, u: float) -> float:
+def _apply_hint(hint_delay: float, delay: float, policy: Policy, hint: Hint, u: float) -> float:
     """Return the delay with the server's hint as its minimum."""
     if hint.exact:
-        return floor
+        return hint_delay
     if policy.jitter == "none":
-        return max(delay, floor)
-    # The jitter is added to the floor: clients that all got "120" must not retry together.
-    return floor + max(delay, u * floor * HINT_SPREAD)
+        return max(delay, hint_delay)
+    # Jitter is added on top, because clients that all got "120" must not retry together.
+    return hint_delay + max(delay, u * hint_delay * HINT_SPREAD)

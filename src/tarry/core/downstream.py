@@ -60,7 +60,7 @@ class Downstream:
         self.budget: Budget | None = budget
         self.latency: Latency = Latency()
         self.transitions: deque[BreakerTransition] = deque(maxlen=_MAX_TRANSITIONS)
-        """Changes of the breaker's state that no listener has read yet; the oldest are dropped."""
+        """The last 100 changes of the breaker's state that no listener has read yet."""
         in_flight: tuple[Limiter, ...] = ()
         if max_in_flight is not None:
             in_flight = (InFlight(check_count("max_in_flight", max_in_flight)),)
@@ -72,7 +72,7 @@ class Downstream:
         self._hedge_credit = 0.0
 
     def admit(self, now: float) -> int | DelayedPermit | Stop:
-        """Return a permit for an attempt, perhaps a delayed one, or why it is rejected."""
+        """Return a permit for an attempt, now or delayed, or a `Stop` when it is rejected."""
         permit = 0
         breaker = self.breaker
         if breaker is not None:
@@ -86,10 +86,10 @@ class Downstream:
         return self._acquire_limiters(permit, now) if self._limiters else permit
 
     def try_record_success(self, permit: int, duration: float, now: float) -> bool:
-        """Record the success of a first attempt if that only changes counters.
+        """Record the success of a first attempt if this changes nothing but counters.
 
-        Otherwise return False; the caller then uses `record`. Nearly every call of a healthy
-        dependency ends here, so it does as little as possible.
+        Return whether it was recorded; if not, the caller must use `record`. Nearly every call of a
+        healthy dependency ends here, so this method does as little as possible.
         """
         if self._limiters or (
             self.breaker is not None and not self.breaker.try_count_success(permit, now)
@@ -111,7 +111,7 @@ class Downstream:
         paid: float = 0.0,
     ) -> None:
         """Record the outcome of an attempt; `paid` is what the retry budget charged for it."""
-        if outcome.local:  # it failed before the dependency was called
+        if outcome.local:  # the attempt failed before the dependency was called
             Downstream.release(self, permit, duration, now)
             return
         for limiter in self._limiters:  # first, so that an error below leaves no slot taken
@@ -140,7 +140,7 @@ class Downstream:
             limiter.release(None, duration, now)
 
     def check_retry(self, outcome: Outcome, now: float) -> Stop | None:
-        """Return why a retry after `outcome` is rejected, or None; changes nothing."""
+        """Return why a retry after `outcome` is rejected, or None. Changes no state."""
         breaker, budget = self.breaker, self.budget
         if breaker is not None and not breaker.would_admit(now):
             return Stop(Reason.BREAKER_OPEN, breaker.retry_after(now))
@@ -167,15 +167,18 @@ class Downstream:
         return breaker, balance
 
     def expected_duration(self) -> float:
-        """Return the median duration of recent calls in seconds; 0 without any."""
+        """Return the median duration of recent calls in seconds, or 0 when there are none."""
         return self.latency.quantile(0.5) or 0.0
 
     def add_hedge_credit(self, share: float) -> None:
-        """Add the share of one call to the credit that pays for hedges."""
+        """Add what one call earns to the credit that pays for hedges: `share` of a hedge."""
         self._hedge_credit = min(_MAX_HEDGE_CREDIT, self._hedge_credit + share)
 
     def take_hedge_credit(self, amount: float = 1.0) -> bool:
-        """Take one hedge from the credit if there is enough; an amount of -1 refunds it."""
+        """Pay for a hedge if the credit is high enough, and return whether it was.
+
+        An amount of -1 refunds a hedge.
+        """
         if self._hedge_credit < amount:
             return False
         self._hedge_credit -= amount

@@ -1,8 +1,9 @@
-"""One call that outlives its process, as the retry service runs it.
+"""A call of the retry service, whose state is stored so that it outlives the process.
 
-It differs from `Call` in one point. When the downstream rejects an attempt, a `Call` ends, because
-its caller waits for it. A `DurableCall` is *deferred* instead: it is tried again later, and nothing
-is charged. So breaker, limits and retry budget are checked before an attempt, not after a failure.
+The difference to `Call`: when the downstream rejects an attempt, a `Call` ends, because its caller
+is waiting. A `DurableCall` is *deferred*: the same attempt is tried again later, and neither an
+attempt nor a token of the retry budget is used up. Therefore breaker, limits and retry budget are
+checked before each attempt and not after a failure.
 """
 
 from __future__ import annotations
@@ -22,26 +23,29 @@ if TYPE_CHECKING:
 
 
 class Defer(NamedTuple):
-    """Start no attempt now; try again after `delay` seconds, or when the downstream changes."""
+    """Start no attempt now; try again after `delay` seconds.
+
+    A delay of None means that the time is not known: try again when the downstream's state changes.
+    """
 
     reason: Reason
     delay: float | None = None
 
 
 class DurableCall(Call):
-    """The state of one call, resumed from its stored `Progress` for each attempt."""
+    """The state of one durable call. It is resumed from a stored `Progress` for each attempt."""
 
     __slots__ = ()
 
     def start_or_defer(
         self, now: float, last_outcome: Outcome = TRANSIENT
     ) -> Attempt | Defer | Stop:
-        """Start the next attempt, defer it, or end the call: no attempts or no time left.
+        """Start the next attempt or defer it. End the call when no attempts or no time are left.
 
-        `last_outcome` is that of the previous attempt; it sets the price of a retry.
+        `last_outcome` is the outcome of the previous attempt; the price of a retry depends on it.
         """
         downstream, policy = self.downstream, self.policy
-        if self.attempts >= policy.max_attempts:  # an attempt was lost, or the policy has changed
+        if self.attempts >= policy.max_attempts:  # the last worker died, or the policy changed
             return Stop(Reason.ATTEMPTS)
         if policy.total_budget is not None:
             expected = 0.0 if downstream is None else downstream.expected_duration()
@@ -60,15 +64,15 @@ class DurableCall(Call):
             self._permit, self._attempt_started = permit, now
         number = self.attempts + 1
         self.attempts: int = number
-        prepared = policy.attempt_commands
-        if number < len(prepared):
-            return prepared[number]
+        commands = policy.attempt_commands
+        if number < len(commands):
+            return commands[number]
         return Attempt(number, policy.attempt_timeout)
 
     def record_failure(
         self, outcome: Outcome, now: float, u: float, detail: str = ""
     ) -> Wait | Stop:
-        """Record that the attempt failed, and return whether and when the next one is due."""
+        """Record that the attempt failed, and return whether and when the next attempt is due."""
         downstream = self.downstream
         status = NO_STATUS
         gate = None
@@ -82,20 +86,23 @@ class DurableCall(Call):
 
     @property
     def last_status(self) -> DownstreamStatus:
-        """The breaker state and budget balance at the last verdict."""
+        """The breaker's state and the retry budget's balance at the time of the last verdict."""
         return NO_STATUS if self._log is None else self._log[-1]
 
 
-def _defer(downstream: Downstream, rejected: DelayedPermit | Stop, now: float) -> Defer:
-    """Return the `Defer` for an attempt that is rejected or delayed; release a delayed permit."""
-    if isinstance(rejected, Stop):
-        return Defer(rejected.reason, rejected.retry_after)
-    downstream.release(rejected.permit, 0.0, now)
-    return Defer(Reason.LIMIT, rejected.delay)
+def _defer(downstream: Downstream, rejection: DelayedPermit | Stop, now: float) -> Defer:
+    """Return the `Defer` for a rejected or delayed attempt, and release the delayed permit."""
+    if isinstance(rejection, Stop):
+        return Defer(rejection.reason, rejection.retry_after)
+    downstream.release(rejection.permit, 0.0, now)
+    return Defer(Reason.LIMIT, rejection.delay)
 
 
 class _LatencyOnly:
-    """A `RetryGate` that rejects no retry: `start_or_defer` checks the downstream later."""
+    """A `RetryGate` that knows the latency but rejects no retry.
+
+    `start_or_defer` asks the downstream when the retry is due.
+    """
 
     __slots__ = ("expected_duration",)
 
@@ -103,4 +110,4 @@ class _LatencyOnly:
         self.expected_duration = downstream.expected_duration
 
     def check_retry(self, outcome: Outcome, now: float) -> None:
-        """Reject nothing."""
+        """Return None: the retry is not rejected."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 _MIN_SECONDS_UNIT = 0.9995
-"""From here on the unit is seconds: three digits of milliseconds would read 1e+03."""
+"""Times from here on are in seconds, because 999.5 ms would be printed as 1e+03 ms."""
 _MIN_INTEGER, _MAX_INTEGER = 100, 1_000_000
-"""Numbers in this range have no decimals: `.3g` would lose digits or use an exponent."""
+"""Numbers in this range are printed without decimals, because `.3g` would drop digits."""
 
 
 def format_duration(seconds: float) -> str:
-    """Return seconds with three digits and a unit that suits them: 100 ms, 2.5 s, 3 min, 75 h."""
+    """Return seconds with three digits in the best unit: 100 ms, 2.5 s, 3 min, 75 h."""
     for size, unit in ((3600, "h"), (60, "min")):
         if seconds >= 2 * size:
             return f"{_format_number(seconds / size)} {unit}"

@@ -17,9 +17,9 @@ class Event:
     """The base class of all events."""
 
     operation: str
-    """The name of the operation: that of the function, or the one that the user set."""
+    """The name that the user set for the operation, otherwise the name of the function."""
     downstream: str | None
-    """The name of the downstream, or None without one."""
+    """The name of the downstream, or None without a downstream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class WaitEvent(Event):
     retry: int
     max_retries: int
     ceiling: float
-    """The bound of the delay before jitter."""
+    """Upper bound of the delay, before jitter."""
     delay: float
     """The delay after jitter and the server's hint."""
     hint: Hint | None
@@ -80,7 +80,7 @@ class Succeeded(Event):
 
 @dataclass(frozen=True, slots=True)
 class GaveUp(Event):
-    """The call ended without a result; `attempts` is 0 when it was rejected before the first."""
+    """The call ended without a result; `attempts` is 0 when the first attempt was rejected."""
 
     attempts: int
     reason: Reason
@@ -108,7 +108,7 @@ class BreakerMoved(Event):
 
 @dataclass(frozen=True, slots=True)
 class HedgeFired(Event):
-    """Another copy of a hedged call was sent."""
+    """Another copy of a hedged call was sent, in parallel to the first."""
 
     attempt: int
 

@@ -1,4 +1,4 @@
-"""Hedging: another copy of a call is sent when the first is slow, and the first result is used.
+"""Hedging: when a call is slow, a parallel copy of it is sent, and the first result is used.
 
 A call has a retry policy or a hedging policy, never both (gRFC A6).
 """
@@ -24,7 +24,7 @@ _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hedging:
-    """When another copy of a call is sent, and how many.
+    """When copies of a call are sent, and how many.
 
     `after` is a number of seconds or a percentile of the measured latency such as "p95".
     `max_extra_load=0.05` sets the percentile (p95) and also a limit: copies add at most 5 % to the
@@ -35,9 +35,9 @@ class Hedging:
     max_extra_load: float | None = None
     max_attempts: int = 2
     min_samples: int = 100
-    """Number of measured calls that a percentile needs; before, no copies are sent."""
+    """Number of measured calls that a percentile needs; until then no copies are sent."""
     max_hint: float = 120.0
-    """The longest wait that a server may ask for; a longer one ends the call."""
+    """Longest wait that a server may ask for. If it asks for a longer wait, the call ends."""
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -76,6 +76,8 @@ class Hedging:
 
 
 class _Copy(NamedTuple):
+    """A running attempt of a hedged call; `paid` is what the retry budget charged for it."""
+
     permit: int
     started: float
     paid: float
@@ -103,7 +105,7 @@ class HedgedCall:
         """The time at which the driver calls `hedge`, or None when no further copy is due."""
 
     def start(self, now: float) -> Attempt | Stop:
-        """Start the first copy, or return why it is rejected."""
+        """Start the first copy, or return why the call is rejected."""
         attempt = self._start_copy(now, paid=0.0)
         if isinstance(attempt, Attempt):
             if self._hedging.max_extra_load is not None:
@@ -115,7 +117,7 @@ class HedgedCall:
     def hedge(self, now: float) -> Attempt | Stop | None:
         """Start another copy, unless the downstream or the hedge credit does not allow it.
 
-        None means that no copy starts and others still run; `Stop` that none runs any more.
+        Return None when no copy starts but others are running, and `Stop` when none is running.
         """
         self.next_hedge_at = None
         rejection = Stop(Reason.ATTEMPTS)
@@ -143,23 +145,23 @@ class HedgedCall:
         return hedge
 
     def record_success(self, number: int, now: float, u: float) -> None:
-        """Record that a copy succeeded, and release the others, which the driver cancels.
+        """Record that a copy succeeded, and release the other copies, which the driver cancels.
 
-        The time that a cancelled copy has run so far is a lower bound of its latency. It is added
-        to the measured latency when it is longer than the winner took. Otherwise slow calls would
-        never be measured, and the percentile would fall with every hedge.
+        The time that a cancelled copy has run so far is a lower bound of its latency. This time is
+        added to the measured latencies if the copy started before the successful one. Otherwise
+        slow calls would never be measured, and the percentile would fall with every hedge.
         """
-        winner = self._running[number].started
+        winner_started = self._running[number].started
         self._record(number, SUCCESS, now, u)
         for copy in self._running.values():
-            if copy.started < winner:
+            if copy.started < winner_started:
                 self._downstream.latency.add(now - copy.started)
         self.cancel(now)
 
     def record_failure(
         self, number: int, outcome: Outcome, now: float, u: float
     ) -> Attempt | Stop | None:
-        """Record that a copy failed; start the next one, wait for the others (None) or stop.
+        """Record that a copy failed. Start the next copy, wait for the others (None), or stop.
 
         An outcome that must not be retried ends the call. After any other failure the next copy
         starts at once, unless the server asked for a wait (gRFC A6).
@@ -201,7 +203,7 @@ class HedgedCall:
             _, copy = self._running.popitem()
             try:
                 self._downstream.release(copy.permit, now - copy.started, now)
-                if now < copy.started:  # it was still waiting for the rate limiter
+                if now < copy.started:  # the copy was still waiting for the rate limiter
                     self._downstream.deposit(copy.paid, now)
             except BaseException as error:  # noqa: BLE001 - from a limiter: release the rest too
                 first_error = first_error or error

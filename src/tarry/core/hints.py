@@ -1,12 +1,12 @@
-"""Server hints: when a server asks for a retry, parsed from HTTP header fields into a `Hint`.
+"""Server hints: whether and when to retry, parsed from HTTP header fields into a `Hint`.
 
 Rules of this module and of `tarry.core.grpc_hints`:
 
 * The functions are pure. `now` (epoch seconds) is an argument, used only to turn dates into waits.
-* Nothing raises, whatever a server sends. A malformed hint is ignored. The one exception is a gRPC
-  pushback: a malformed one means "do not retry" (gRFC A6).
-* A hint is never shortened and never infinite: a longer wait becomes `MAX_WAIT_S`, which exceeds
-  any `max_hint` and so ends the call.
+* No function raises, whatever a server sends. A malformed hint is ignored, except that a malformed
+  gRPC pushback means "do not retry" (gRFC A6).
+* A wait of more than `MAX_WAIT_S`, even an infinite one, becomes `MAX_WAIT_S`. It still exceeds any
+  `max_hint`, and so ends the call. Shorter waits are not changed.
 * `tarry.core.decide` decides what a hint means for a call.
 """
 
@@ -29,8 +29,8 @@ OWS = " \t"
 _RETRY_AFTER = "retry-after"
 _RATE_LIMIT = "ratelimit"
 _AGE = "age"
-# The first valid field is used: the most precise fields first, and Retry-After before RateLimit as
-# section 6 of the RateLimit draft says. The first three are in milliseconds.
+# The first valid field in this order is used. The most precise fields come first, and Retry-After
+# precedes RateLimit as section 6 of the RateLimit draft says. The first three are in milliseconds.
 _WAIT_FIELDS = (
     "retry-after-ms",
     "x-ms-retry-after-ms",
@@ -59,7 +59,7 @@ _LIST = rf"{_MEMBER}(?:[ \t]*,[ \t]*{_MEMBER})*"
 
 
 class Hint(NamedTuple):
-    """What a server asks of its clients."""
+    """The request of a server to its clients about retries."""
 
     delay: float | None = None
     """The shortest wait in seconds from now."""
@@ -80,7 +80,7 @@ def parse_retry_after(value: str, now: float) -> float | None:
     """
     value = value.strip(OWS)
     if is_digits(value):
-        # float, not int: int refuses more than 4,300 digits, and is slow before that.
+        # float, because int rejects more than 4,300 digits and is slow for fewer digits.
         return min(float(value), MAX_WAIT_S)
     date = parse_http_date(value, now)
     return None if date is None else min(max(0.0, float(date - now)), MAX_WAIT_S)
@@ -96,9 +96,9 @@ def hint_from_headers(
     `x-amz-retry-after`, `Retry-After` and `RateLimit`. `x-should-retry` and `stripe-should-retry`
     are read in addition.
 
-    Only `RateLimit` may occur twice (RFC 9110 section 5.3). When another field does, the longest
-    valid wait and "do not retry" win. Pass pairs when the HTTP client has them: a mapping that
-    joins repeated fields with commas makes them malformed.
+    Only `RateLimit` may occur twice (RFC 9110 section 5.3). When another field occurs twice, the
+    longest valid wait and "do not retry" win. Pass pairs when the HTTP client has them, because a
+    mapping that joins repeated fields with commas makes them malformed.
     """
     items = getattr(headers, "items", None)
     pairs = headers if items is None else items()
@@ -109,17 +109,17 @@ def hint_from_headers(
     if not values_by_field:
         return None
     delay, delay_field = _find_delay(values_by_field, now)
-    should_retry, verdict_field = _find_should_retry(values_by_field)
+    should_retry, should_retry_field = _find_should_retry(values_by_field)
     if should_retry is None:
         return None if delay is None else Hint(delay, source=delay_field)
-    source = verdict_field if delay is None else f"{delay_field}, {verdict_field}"
+    source = should_retry_field if delay is None else f"{delay_field}, {should_retry_field}"
     return Hint(delay, should_retry, source=source)
 
 
 def select_fields(
     pairs: Iterable[tuple[object, object]], fields: frozenset[str]
 ) -> list[tuple[str, str | bytes]]:
-    """Return the pairs whose lower-case name is in `fields`; other types are left out."""
+    """Return the pairs of strings or bytes whose lower-case name is in `fields`."""
     return [
         (field, value)
         for name, value in pairs
@@ -136,12 +136,12 @@ def is_digits(text: str) -> bool:
 
 
 def max_or_none(waits: Iterable[float | None]) -> float | None:
-    """Return the longest wait, or None without any."""
+    """Return the longest wait, or None when there is none."""
     return max([wait for wait in waits if wait is not None], default=None)
 
 
 def _find_delay(values_by_field: Mapping[str, list[str]], now: float) -> tuple[float | None, str]:
-    """Return the longest wait of the first field that has a valid one, and the field."""
+    """Return the longest wait of the first field with a valid value, and the field."""
     for field in _WAIT_FIELDS:
         if field in values_by_field:
             delay = max_or_none(_parse_waits(field, values_by_field, now))
@@ -172,28 +172,28 @@ def _parse_milliseconds(value: str) -> float | None:
 
 
 def _find_should_retry(values_by_field: Mapping[str, list[str]]) -> tuple[bool | None, str]:
-    """Return whether the server wants a retry, and the field that contains it; False wins."""
-    found: tuple[bool | None, str] = (None, "")
+    """Return whether the server wants a retry, and the field that says so; False wins."""
+    result: tuple[bool | None, str] = (None, "")
     for field in _SHOULD_RETRY_FIELDS:
         values = [value.lower() for value in values_by_field.get(field, ())]
         if "false" in values:
             return False, field
-        if "true" in values and found[0] is None:
-            found = (True, field)
-    return found
+        if "true" in values and result[0] is None:
+            result = (True, field)
+    return result
 
 
 def parse_rate_limit(text: str) -> list[float]:
     """Return the reset time `t` of each exhausted quota of a `RateLimit` value, in seconds.
 
-    A malformed value gives an empty list. A quota with requests left (r > 0) asks for no wait.
+    A malformed value gives an empty list. A quota with remaining requests (r > 0) requires no wait.
     """
     if not re.fullmatch(_LIST, text):
         return []
     resets: list[float] = []
     for member in re.finditer(_MEMBER, text):
         # The last of two equal parameters wins (RFC 9651 section 4.2.3.2).
-        parameters = {found[1]: found[2] for found in re.finditer(_PARAMETER, member[1])}
+        parameters = {match[1]: match[2] for match in re.finditer(_PARAMETER, member[1])}
         remaining, reset = parameters.get("r"), parameters.get("t", "0")
         # Only an Integer consists of digits: other types have a point, a quote or a letter.
         if not (remaining and remaining.isdigit() and reset and reset.isdigit()):

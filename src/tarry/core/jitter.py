@@ -1,7 +1,8 @@
-"""Jitter: how a random number u from [0, 1) turns a ceiling into a delay.
+"""Jitter: the choice of a random delay below the ceiling, the upper bound that backoff returns.
 
-A jitter is a name from `JITTERS` or any callable `(ceiling, previous, u) -> seconds`, where
-`previous` is the delay before the last retry (the initial delay at first).
+A jitter is a name from `JITTERS` or any callable `(ceiling, previous, u) -> seconds`. `previous` is
+the delay before the last retry, or the initial delay for the first retry. `u` is a random number
+from [0, 1).
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def decorrelated(
 ) -> float:
     """Return a delay that grows from the previous delay instead of the attempt number.
 
-    The bound is limited to `maximum`, not the random delay (as in the AWS article of 2015):
-    limited delays would pile up at the maximum, and clients would retry together again.
+    `maximum` limits the bound of the random delay. The AWS article of 2015 limits the random delay
+    itself; then many delays would equal the maximum, and clients would retry together again.
     """
     bound = max(initial, min(maximum, 3 * previous))
     return initial + u * (bound - initial)

@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 
 MAX_SAMPLES = 512
 _MAX_UNSORTED = 32
-"""Once all samples are present, the sorted copy is renewed only after this many new durations."""
+"""Once there are `MAX_SAMPLES` durations, they are sorted again after this many new ones."""
 
 
 class Latency:
     """The durations of the last 512 calls.
 
-    Sorting is done when a quantile is read, not when a duration is added, because every call adds
-    one and few read.
+    Durations are sorted when a quantile is read, not when a duration is added, because every call
+    adds a duration and few calls read a quantile.
     """
 
     __slots__ = ("_durations", "_new", "_sorted", "add")
@@ -27,14 +27,14 @@ class Latency:
         self._new: deque[float] = deque(maxlen=MAX_SAMPLES)
         self._sorted: list[float] = []
         self.add: Callable[[float], None] = self._new.append
-        """Add one duration. Every call does it, so it is directly the append of a deque."""
+        """Add one duration. This is the `append` of a deque itself, because every call uses it."""
 
     def __len__(self) -> int:
         """Return the number of durations."""
         return min(MAX_SAMPLES, len(self._durations) + len(self._new))
 
     def quantile(self, q: float) -> float | None:
-        """Return the quantile `q` (0 to 1) of the durations, or None without any."""
+        """Return the quantile `q` (0 to 1) of the durations, or None when there are none."""
         new = self._new
         if new and (len(new) >= _MAX_UNSORTED or len(self._sorted) < MAX_SAMPLES):
             self._durations.extend(new)

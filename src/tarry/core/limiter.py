@@ -1,8 +1,9 @@
-"""Limits on all attempts that are sent to a dependency, including first attempts.
+"""Limits on all attempts to a dependency, whereas a retry budget limits only retries.
 
 A limiter is any object with the three methods of `Limiter`. After an outage its limit rises slowly,
 so that a recovering dependency does not get the full load at once. A limiter belongs to one
-downstream, whose lock is held during every method: a method must not call the downstream.
+downstream. The downstream's lock is held during every method, so a method must not call the
+downstream.
 """
 
 from __future__ import annotations
@@ -21,20 +22,23 @@ class Limiter(Protocol):
     """The interface of a limiter."""
 
     def acquire(self, now: float) -> float | None:
-        """Return the seconds to wait before the attempt (mostly 0), or None to reject it."""
+        """Return the seconds to wait before the attempt (usually 0), or None to reject it."""
         ...
 
     def release(self, outcome: Outcome | None, duration: float, now: float) -> None:
-        """Called when an attempt ended; the outcome is None when it had no result."""
+        """Called when an attempt has ended; `outcome` is None when the attempt had no result."""
         ...
 
     def on_recovery(self, now: float) -> None:
-        """Called when the dependency has recovered from an outage: start with a low limit."""
+        """Called when the dependency has recovered from an outage; restarts with a low limit."""
         ...
 
 
 class InFlight:
-    """At most `limit` attempts at a time. After an outage the limit grows from 1 in `ramp` s."""
+    """At most `limit` attempts at a time.
+
+    After an outage the limit grows from 1 to `limit` within `ramp` seconds.
+    """
 
     __slots__ = ("_limit", "_ramp", "_recovered_at", "_running")
 
@@ -48,13 +52,13 @@ class InFlight:
         """Return the current limit."""
         if self._recovered_at is None:
             return self._limit
-        share = (now - self._recovered_at) / self._ramp
-        if share < 0:  # the clock was set back: restart the ramp
-            self._recovered_at, share = now, 0.0
-        if share >= 1:
+        ramp_progress = (now - self._recovered_at) / self._ramp
+        if ramp_progress < 0:  # the clock was set back: restart the ramp
+            self._recovered_at, ramp_progress = now, 0.0
+        if ramp_progress >= 1:
             self._recovered_at = None
             return self._limit
-        return max(1, int(self._limit * share))
+        return max(1, int(self._limit * ramp_progress))
 
     def acquire(self, now: float) -> float | None:
         """Take a slot, or return None when all are taken."""
@@ -76,9 +80,9 @@ class InFlight:
 class AIMD:
     """A concurrency limit that adapts: additive increase, multiplicative decrease.
 
-    It grows by 1 for each round of successes and shrinks by the factor `backoff` after a failure.
-    It shrinks at most once per round trip: only a failure of an attempt that started after the
-    last decrease is evidence about the current limit.
+    The limit grows by 1 after as many successes as the limit, and is multiplied by `backoff` after
+    a failure. A failure is ignored if its attempt started before the last decrease, because it is
+    no evidence about the current limit.
     """
 
     __slots__ = ("_backoff", "_last_decrease", "_limit", "_max", "_min", "_running")
@@ -117,8 +121,8 @@ class AIMD:
 
     def release(self, outcome: Outcome | None, duration: float, now: float) -> None:
         """Release the slot and adapt the limit to the outcome."""
-        # Successes below half of the limit are no evidence that a higher limit is fine.
-        is_used = self._running * 2 > self._limit
+        # If less than half of the limit is used, a success is no evidence for a higher limit.
+        is_half_used = self._running * 2 > self._limit
         self._running -= 1
         if outcome is None:
             return
@@ -126,7 +130,7 @@ class AIMD:
             if now - duration >= self._last_decrease:
                 self._limit = max(self._min, self._limit * self._backoff)
                 self._last_decrease = now
-        elif is_used and outcome.kind is Kind.SUCCESS:
+        elif is_half_used and outcome.kind is Kind.SUCCESS:
             self._limit = min(self._max, self._limit + 1 / self._limit)
 
     def on_recovery(self, now: float) -> None:
@@ -138,16 +142,16 @@ class AIMD:
 class AdaptiveRate:
     """The adaptive mode of the AWS SDKs: off until the first throttled attempt, then a cubic rate.
 
-    A token bucket is filled at `rate`. Each attempt takes a token; without one it waits until the
-    tokens owed to earlier attempts are filled. An attempt that would wait longer than `max_wait`
-    seconds is rejected.
+    A token bucket is filled at `rate`. Each attempt takes a token. When the bucket is empty, the
+    attempt waits until its token is filled, after the tokens of the attempts that are waiting
+    already. An attempt that would wait longer than `max_wait` seconds is rejected.
     """
 
     __slots__ = (
-        "_bucket_count",
-        "_bucket_time",
         "_filled_at",
         "_inflection",
+        "_interval_count",
+        "_interval_start",
         "_max_wait",
         "_peak",
         "_throttled_at",
@@ -156,6 +160,8 @@ class AdaptiveRate:
         "rate",
     )
 
+    # The constants of the AWS SDKs: factor after throttling, steepness of the cubic curve, weight
+    # of the newest measurement, lowest rate in attempts per second.
     _BETA, _SCALE, _SMOOTHING, _MIN_RATE = 0.7, 0.4, 0.8, 0.5
 
     def __init__(self, *, max_wait: float = 30.0) -> None:
@@ -166,14 +172,14 @@ class AdaptiveRate:
         """The measured attempts per second, smoothed."""
         self._tokens = 0.0
         self._filled_at = 0.0
-        self._bucket_time: float | None = None
-        self._bucket_count = 0
-        self._peak = 0.0
+        self._interval_start: float | None = None
+        self._interval_count = 0
+        self._peak = 0.0  # the rate at the last throttled attempt
         self._throttled_at = 0.0
-        self._inflection = 0.0
+        self._inflection = 0.0  # seconds after throttling until the curve reaches the peak again
 
     def acquire(self, now: float) -> float | None:
-        """Take a token; return the seconds until it is filled, or None when that is too long."""
+        """Take a token; return the seconds until it is filled, or None if the wait is too long."""
         if self.rate is None:
             return 0.0
         self._fill(now)
@@ -186,7 +192,7 @@ class AdaptiveRate:
     def release(self, outcome: Outcome | None, duration: float, now: float) -> None:
         """Measure the rate and set the next limit; refund the token of an unsent attempt."""
         if outcome is None:
-            self._tokens += self.rate is not None and duration <= 0  # a duration of 0: never sent
+            self._tokens += self.rate is not None and duration <= 0  # adds 1 if never sent
             return
         self._measure(now)
         if outcome.kind is Kind.THROTTLED:
@@ -220,13 +226,13 @@ class AdaptiveRate:
         self._filled_at = max(self._filled_at, now)
 
     def _measure(self, now: float) -> None:
-        """Update the measured rate from attempts counted in half-second buckets."""
-        bucket = int(now * 2) / 2
-        if self._bucket_time is None:
-            self._bucket_time = bucket
-        self._bucket_count += 1
-        if bucket > self._bucket_time:
-            rate = self._bucket_count / (bucket - self._bucket_time)
+        """Update the measured rate from attempts counted in intervals of half a second."""
+        interval = int(now * 2) / 2
+        if self._interval_start is None:
+            self._interval_start = interval
+        self._interval_count += 1
+        if interval > self._interval_start:
+            rate = self._interval_count / (interval - self._interval_start)
             self.measured = self._SMOOTHING * rate + (1 - self._SMOOTHING) * self.measured
-            self._bucket_count = 0
-            self._bucket_time = bucket
+            self._interval_count = 0
+            self._interval_start = interval

@@ -1,6 +1,6 @@
 """Outcomes: the result of an attempt, classified from a status, a gRPC code or an exception.
 
-Classification does not depend on the attempts left; `tarry.core.decide` does that.
+An outcome does not depend on the attempts left. `tarry.core.decide` decides about a retry.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 
 class Kind(StrEnum):
-    """The class of an outcome."""
+    """The class of an outcome.
+
+    TRANSIENT: can be retried. THROTTLED: can be retried after a longer delay. OVERLOADED: could be
+    retried, but the server said not to. PERMANENT: a retry would fail again.
+    """
 
     SUCCESS = "success"
     TRANSIENT = "transient"
@@ -33,8 +37,9 @@ class Outcome(Value):
     """The classified result of one attempt.
 
     safe: the operation can be repeated, because it is idempotent or certainly was not received.
-    retried: a layer below has already retried it and gave up.
-    local: it failed in this process, before the dependency was called.
+    retried: an inner retry loop has already retried the operation and gave up.
+    timeout: the attempt or the server timed out, which some retry budgets charge more for.
+    local: the attempt failed in this process, before the dependency was called.
     detail: the status or the code, for logs.
     """
 
@@ -86,7 +91,7 @@ class Outcome(Value):
 
     @property
     def counts_as_failure(self) -> bool:
-        """Whether it is evidence against the dependency: permanent failures are the caller's."""
+        """Whether the dependency failed. A permanent failure is a mistake of the caller."""
         return not self.local and self.kind is not Kind.SUCCESS and self.kind is not Kind.PERMANENT
 
 
@@ -120,7 +125,7 @@ GRPC_CODES = (
 
 _FIRST_ERROR_STATUS = 400
 _TOO_MANY_REQUESTS = 429
-_TIMEOUTS = frozenset({408, 504})
+_TIMEOUT_STATUSES = frozenset({408, 504})
 _CONNECT_ERRNOS = frozenset({ECONNREFUSED, EHOSTDOWN, EHOSTUNREACH, ENETDOWN, ENETUNREACH})
 
 
@@ -147,7 +152,7 @@ def outcome_of_status(
         _apply_should_retry(kind, hint, retryable=status in retryable),
         hint,
         safe=safe,
-        timeout=status in _TIMEOUTS,
+        timeout=status in _TIMEOUT_STATUSES,
         detail=str(status),
     )
 
@@ -160,7 +165,7 @@ def outcome_of_code(
     safe: bool = True,
 ) -> Outcome:
     """Classify a gRPC status by its name or number, with its trailing metadata."""
-    name = _name_of(code) if isinstance(code, int) else code.upper()
+    name = _code_name(code) if isinstance(code, int) else code.upper()
     if name == "OK":
         return SUCCESS
     from tarry.core.grpc_hints import hint_from_grpc
@@ -182,7 +187,7 @@ def outcome_of_code(
 def outcome_of_exception(error: BaseException, *, safe: bool = True) -> Outcome:
     """Classify a network error of the standard library; any other exception is permanent.
 
-    Any operation is safe to repeat when no connection was made.
+    An operation for which no connection was made is always safe to repeat.
     """
     detail = type(error).__name__
     if _is_connect_error(error):
@@ -196,17 +201,20 @@ def outcome_of_exception(error: BaseException, *, safe: bool = True) -> Outcome:
 def _is_connect_error(error: BaseException) -> bool:
     if isinstance(error, ConnectionRefusedError):
         return True
-    # By name, because the core does not import `socket`.
+    # gaierror is recognised by its name, because the core does not import `socket`.
     unknown_host = any(base.__name__ == "gaierror" for base in type(error).__mro__)
     return isinstance(error, OSError) and (unknown_host or error.errno in _CONNECT_ERRNOS)
 
 
-def _name_of(code: int) -> str:
+def _code_name(code: int) -> str:
     return GRPC_CODES[code] if 0 <= code < len(GRPC_CODES) else str(code)
 
 
 def _apply_should_retry(kind: Kind, hint: Hint | None, *, retryable: bool) -> Kind:
-    """Return the class of a failure, which the server's should-retry header overrides."""
+    """Return `kind` for a failure that can be retried, otherwise OVERLOADED or PERMANENT.
+
+    The should-retry header of the server overrides `retryable`.
+    """
     if hint is not None and hint.should_retry is not None:
         if hint.should_retry:
             return kind

@@ -29,7 +29,7 @@ _JITTERS_WITHOUT_HISTORY = ("none", "full", "equal")
 _MAX_ROWS = 12
 _MAX_EXPLAINED_RETRIES = 10_000
 _HIGHEST_U = 1.0 - 2.0**-53
-"""The largest random number: it gives the longest delay."""
+"""The largest possible random number u, which gives the longest delay."""
 
 
 class Random(Protocol):
@@ -44,11 +44,11 @@ class Policy(Value):
     """What is retried, how often, after which delays and within which time. Times are in seconds.
 
     max_attempts: number of attempts, including the first.
-    total_budget: time for the whole call. No attempt starts that is not expected to end within it.
+    total_budget: time for the whole call. An attempt starts only if it is expected to end in it.
     attempt_timeout: time for one attempt.
     throttled_delay: initial delay after a throttled attempt (429, RESOURCE_EXHAUSTED).
-    max_hint: longest wait that a server may ask for; a longer one ends the call.
-    retry_marked: retry also errors on which an inner tarry loop gave up. This multiplies attempts.
+    max_hint: longest wait that a server may ask for. If it asks for a longer wait, the call ends.
+    retry_marked: also retry errors that an inner tarry loop has retried; this multiplies attempts.
     """
 
     _fields = tuple(field.name for field in POLICY_FIELDS)
@@ -68,16 +68,17 @@ class Policy(Value):
     max_hint: float
     retry_marked: bool
     delay_table: tuple[tuple[float, float, float], ...]
-    """Ceiling, shortest delay and width of the jitter window of retry k, at index k.
+    """At index k: ceiling, shortest delay and width of the jitter window of retry k.
 
-    Computed once, so that `decide` needs no power and no function call for a delay. Empty when a
-    delay cannot be known in advance: with a callable, or a jitter that uses the previous delay.
+    The table is computed once, so that `decide` needs no power and no function call for a delay.
+    It is empty when delays cannot be known in advance, because backoff or jitter is a callable or
+    the jitter uses the previous delay.
     """
     attempt_commands: tuple[Attempt, ...]
-    """The `Attempt` command of attempt n without a deadline, at index n; saves an allocation."""
+    """At index n: the `Attempt` for attempt n without a deadline. Saves an allocation per call."""
     _jitter: Callable[[float, float, float, float, float], float]
     _throttled: float
-    """The initial delay after a throttled attempt: between `initial_delay` and `max_delay`."""
+    """`throttled_delay`, limited to the range from `initial_delay` to `max_delay`."""
 
     def __init__(
         self,
@@ -125,7 +126,7 @@ class Policy(Value):
             self._set(delay_table=tuple(map(self._delay_row, retries)))
 
     def ceiling(self, k: int, throttled: bool = False) -> float:  # noqa: FBT001, FBT002
-        """Return the ceiling of the delay before retry k, before jitter."""
+        """Return the ceiling of the delay before retry k: its upper bound, before jitter."""
         check_count("k", k)
         initial = self._throttled if throttled else self.initial_delay
         backoff = self.backoff
@@ -185,7 +186,7 @@ class Policy(Value):
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Self:
-        """Return a policy from the result of `to_dict`; missing fields have their defaults."""
+        """Build a policy from the result of `to_dict`; missing fields get their defaults."""
         cls._check_names(plain)
         values = dict(plain)
         backoff = values.get("backoff")
@@ -256,8 +257,8 @@ def _explain(policy: Policy) -> str:
             f"total budget: {format_duration(policy.total_budget)}; no attempt starts beyond it"
         )
     # The policy does not know the retry budget; `tarry.policyfile.explain` adds its effect.
-    unless = ", unless a retry budget bounds it" if retries else ""
-    lines.append(f"worst case load: {retries + 1} x the calls while every attempt fails{unless}")
+    exception = ", unless a retry budget bounds it" if retries else ""
+    lines.append(f"worst case load: {retries + 1} x the calls while every attempt fails{exception}")
     return "\n".join(lines)
 
 
@@ -278,7 +279,7 @@ def _worst_case(policy: Policy) -> tuple[list[float], int, float]:
             break
         longest_wait += high
         ceilings.append(ceiling)
-    # No ceiling of a built-in backoff grows any more after so many retries.
+    # Each further retry is assumed to wait as long as the last one: the ceiling no longer grows.
     longest_wait += max(0, retries - _MAX_EXPLAINED_RETRIES) * high
     if policy.total_budget is not None:
         longest_wait = min(longest_wait, policy.total_budget)

@@ -39,16 +39,17 @@ class PolicyField(NamedTuple):
     is_minimum_allowed: bool = False
     """Whether a value may be equal to `minimum`. Numbers have no maximum."""
     is_optional: bool = False
-    """Whether None is allowed, which means that there is no such limit."""
+    """Whether None is allowed. None means that there is no limit."""
     is_required_by_service: bool = False
-    """Whether the service refuses null although None is allowed here."""
+    """Whether the service rejects null, although `Policy` allows None."""
     choices: tuple[str, ...] = ()
-    """The names that a choice can have; in Python it can also be a callable."""
+    """The allowed names. In Python, the value of a "choice" field can also be a callable."""
 
     def check(self, value: object, name: str | None = None) -> Any:
-        """Return the value as `Policy` keeps it, or raise an error about `name`.
+        """Return the value as `Policy` stores it, or raise ConfigurationError.
 
-        A duration can be checked in any unit, because the bounds of all of them are 0.
+        `name` is the field's name in the error, if not its name in Python. A duration can be
+        checked in any unit, because its only bound is 0.
         """
         if value is None and self.is_optional:
             return None
@@ -76,7 +77,7 @@ POLICY_FIELDS: tuple[PolicyField, ...] = (
     ),
     PolicyField(
         "total_budget", "totalBudgetMs", "seconds", None,
-        "Time for the whole call: no attempt starts that is not expected to end within it.",
+        "Time for the whole call. An attempt starts only if it is expected to end in this time.",
         is_optional=True,
     ),
     PolicyField(
@@ -110,12 +111,12 @@ POLICY_FIELDS: tuple[PolicyField, ...] = (
     ),
     PolicyField(
         "max_hint", "maxHintMs", "seconds", 120.0,
-        "Longest wait that a server may ask for; a longer one ends the call.",
+        "Longest wait that a server may ask for. If it asks for a longer wait, the call ends.",
         is_minimum_allowed=True,
     ),
     PolicyField(
         "retry_marked", None, "flag", False,  # noqa: FBT003 - a default, not a switch
-        "Retry also errors on which an inner tarry loop gave up; this multiplies attempts.",
+        "Also retry errors that an inner tarry loop has retried already; this multiplies attempts.",
     ),
 )  # fmt: skip
 
@@ -125,14 +126,17 @@ def check_max_delay(
     initial_delay: float,
     names: tuple[str, str] = ("max_delay", "initial_delay"),
 ) -> None:
-    """Raise ConfigurationError when the longest delay is shorter than the first one."""
+    """Raise ConfigurationError when `max_delay` is shorter than `initial_delay`.
+
+    `names` are the names of the two fields for the message.
+    """
     if max_delay < initial_delay:
         rule = f"must be at least {names[1]} ({initial_delay:g}), got {max_delay:g}"
         raise ConfigurationError(names[0], rule)
 
 
 def check_collection(name: str, value: object) -> Iterable[Any]:
-    """Return a collection; text and bytes are refused, although Python can iterate over them."""
+    """Return an iterable; str and bytes are rejected, although Python can iterate over them."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise ConfigurationTypeError(name, "must be a collection", value)
     return value  # pyright: ignore[reportUnknownVariableType]
@@ -173,7 +177,7 @@ def _check_codes(field: PolicyField, name: str, values: object) -> frozenset[str
     for i, code in enumerate(check_collection(name, values)):
         if not isinstance(code, str):
             example = getattr(code, "name", "UNAVAILABLE")  # a grpc.StatusCode has a name
-            rule = f'must be a name, as text ("{example}")'
+            rule = f'must be the name of a code as a string ("{example}")'
             raise ConfigurationTypeError(f"{name}[{i}]", rule, code)
         check_one_of(f"{name}[{i}]", code, field.choices)
         codes.add(code)

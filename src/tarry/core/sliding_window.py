@@ -9,7 +9,7 @@ _MIN_BUCKET_WIDTH_S = 1e-9
 
 
 class SlidingWindow:
-    """Counts over the last `span` seconds, exact to a tenth of the span.
+    """Counts over the last `span` seconds, with a resolution of a tenth of the span.
 
     The span is divided into ten buckets, each with one counter per column. To count an event:
     `if now >= window.bucket_end: window.advance(now)`, then add to `window.current[column]`.
@@ -23,7 +23,7 @@ class SlidingWindow:
         self._buckets = [[0] * columns for _ in range(_BUCKETS)]
         self.past: list[int] = [0] * columns
         """The counts of the nine older buckets, one sum per column."""
-        self._slot: int | None = None
+        self._slot: int | None = None  # number of the newest bucket, counted from time 0
         self.current: list[int] = self._buckets[0]
         """The counts of the newest bucket."""
         self.bucket_end: float = -inf
@@ -34,7 +34,7 @@ class SlidingWindow:
         return self.past[column] + self.current[column]
 
     def advance(self, now: float) -> None:
-        """Make the bucket of `now` the newest one and clear the buckets that left the window."""
+        """Make the bucket of `now` the newest bucket, and clear buckets that left the window."""
         slot = int(now // self._width)
         passed = _BUCKETS if self._slot is None else slot - self._slot
         if passed <= 0:  # another thread has read its clock later and has already advanced
@@ -52,7 +52,7 @@ class SlidingWindow:
         self.bucket_end = (slot + 1) * self._width
 
     def undo(self, column: int) -> None:
-        """Take back one event from the oldest bucket that has one.
+        """Remove one event from the oldest bucket that has an event.
 
         A bucket must not fall below zero: its negative count would distort later totals.
         """

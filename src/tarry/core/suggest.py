@@ -1,4 +1,4 @@
-"""The candidate that a misspelt name most likely meant, for "did you mean" in errors."""
+"""Suggestions for misspelt names: the "did you mean" of error messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 def suggest(word: str, candidates: Iterable[str], *, similarity: float = 0.6) -> str | None:
     """Return the candidate that is most like `word`, or None when none is similar enough.
 
-    `similarity` is between 0 and 1: the least ratio of `difflib.SequenceMatcher` that counts.
+    `similarity` is the lowest ratio of `difflib.SequenceMatcher` that is accepted, from 0 to 1.
     """
     from difflib import get_close_matches  # only for errors: `import tarry` loads without it
 

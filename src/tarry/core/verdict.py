@@ -1,7 +1,7 @@
-"""The values that the core returns to its drivers: what to do next, and why.
+"""The values that the core returns to its drivers, the code that runs attempts and waits.
 
-`decide` returns a verdict, `Wait` or `Stop`. `Call` also returns `Attempt`. `CallRecord` describes
-a call that ended without a result.
+`decide` returns a verdict after a failed attempt: `Wait` or `Stop`. `Call` also returns `Attempt`
+when an attempt may start. `CallRecord` describes a call that ended without a result.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Reason(StrEnum):
 
     @property
     def description(self) -> str:
-        """The reason as part of a sentence for people."""
+        """The reason as a clause for messages, such as "no attempts left"."""
         return _DESCRIPTIONS[self]
 
 
@@ -58,7 +58,7 @@ class Wait(NamedTuple):
 
     delay: float
     ceiling: float = 0.0
-    """The bound of the delay before jitter."""
+    """Upper bound of the delay in seconds, before jitter and before the server's hint."""
     hint: Hint | None = None
 
 
@@ -72,17 +72,21 @@ class Stop(NamedTuple):
 
 
 def is_final(stop: Stop, attempts: int, max_attempts: int) -> bool:
-    """Return whether outer retry loops pass on the error of a call instead of retrying it.
+    """Return whether an outer retry loop must pass on the error of this call without a retry.
 
-    True when the call was retried or rejected, or when a retry was not allowed (unsafe operation,
-    the server said not to retry, no time or budget left). False when its policy has one attempt,
-    or the error is permanent: then the outer loop decides by its own rules.
+    `attempts` is the number of attempts that the call made. The result is True when the call was
+    rejected (no attempts), when it was retried, and when a retry was not allowed (unsafe operation,
+    the server said not to retry, no time or budget left). The result is False when the call's
+    policy has one attempt or the error is permanent. Then the outer loop applies its own policy.
     """
     return not attempts or (max_attempts > 1 and stop.reason is not Reason.PERMANENT)
 
 
 class Attempt(Value):
-    """Run the operation now, or after `delay` seconds when a rate limiter delays it."""
+    """Run the operation now, or after `delay` seconds when a rate limiter delays it.
+
+    `timeout` is the time for this attempt in seconds; None means no timeout.
+    """
 
     __slots__ = __match_args__ = _fields = ("number", "timeout", "delay")
 
@@ -95,32 +99,38 @@ class Attempt(Value):
 
 
 class DelayedPermit(NamedTuple):
-    """A permit for an attempt that starts after `delay` seconds."""
+    """A permit of the breaker for an attempt that must not start before `delay` seconds."""
 
     permit: int
     delay: float
 
 
 class Progress(NamedTuple):
-    """The state of a call as plain data, with which another process can continue it."""
+    """The state of a call as plain data, from which another process can resume the call."""
 
     attempts: int = 0
     started: float = 0.0
+    """The time at which the call started."""
     previous_delay: float | None = None
+    """Seconds of the last wait; None before the first wait and after an exact delay."""
     backoff_offset: int = 0
-    """Number of attempts that backoff ignores: those before the last exact delay of a server."""
+    """Number of attempts that backoff does not count.
+
+    After a wait of exactly the length that the server requested, backoff starts over.
+    """
 
 
 class Step(NamedTuple):
-    """One line of a call's decision record."""
+    """One entry of a call's decision record: a failed attempt and the verdict about it."""
 
     attempt: int
     kind: Kind
     detail: str
     verdict: Wait | Stop
     breaker: str | None
+    """The state of the breaker at the time of the verdict; None without a breaker."""
     balance: float | None
-    """The balance of the retry budget at the time of the verdict."""
+    """The balance of the retry budget at the time of the verdict; None without a budget."""
 
 
 class CallRecord(NamedTuple):
@@ -130,16 +140,18 @@ class CallRecord(NamedTuple):
     downstream: str | None
     attempts: int
     waited: float
+    """The sum of all delays in seconds."""
     reason: Reason
     retry_after: float | None
+    """Seconds after which a new call can succeed, when that is known."""
     steps: tuple[Step, ...]
 
     def summary(self) -> str:
-        """Return a sentence with the number of attempts and why the call ended."""
+        """Return a clause with the number of attempts and the reason why the call ended."""
         plural = "" if self.attempts == 1 else "s"
         waits = f" and {format_duration(self.waited)} of waiting" if self.waited else ""
-        after = (
+        advice = (
             "" if self.retry_after is None else f"; retry after {format_duration(self.retry_after)}"
         )
-        why = f"{self.reason.description}{after}"
-        return f"gave up after {self.attempts} attempt{plural}{waits}: {why}"
+        cause = f"{self.reason.description}{advice}"
+        return f"gave up after {self.attempts} attempt{plural}{waits}: {cause}"

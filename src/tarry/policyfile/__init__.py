@@ -1,5 +1,6 @@
 """Policy files: a policy with its breaker, budget, limiter or hedging as one document.
 
-`defence` is the document itself. `check` finds settings that look wrong, `explain` describes a
-document in words, `toml` writes it, `export` and `imports` translate it to and from other systems.
+A policy file is a `Defence` (module `defence`). `check` finds settings that look wrong, `explain`
+describes a defence in words, `toml` writes it as a file, `export` and `imports` translate it to and
+from other systems.
 """

@@ -15,12 +15,15 @@ if TYPE_CHECKING:
 
 _FIRST_ERROR = 400
 _MIN_USEFUL_DELAY_S = 0.005
-"""Shorter than most calls: the dependency is in the same state at the retry."""
+"""Shorter than most calls, so the dependency is still in the same state at the retry."""
 _MANY_ATTEMPTS = 100
 _PERMANENT_STATUSES = frozenset(
     {*range(400, 408), *range(410, 418), 422, 426, 428, 431, 451, 501, 505}
 )
-"""By RFC 9110 and RFC 6585 a repeated request fails again. 409 and 423 can be temporary."""
+"""Statuses for which the same request fails again, by RFC 9110 and RFC 6585.
+
+409 and 423 are not listed, because they can be temporary.
+"""
 _PERMANENT_CODES = frozenset(
     {
         "ALREADY_EXISTS",
@@ -36,7 +39,7 @@ _PERMANENT_CODES = frozenset(
 
 
 def find_warnings(defence: Defence) -> list[str]:
-    """Return a line for each setting that is valid but probably a mistake."""
+    """Return a warning for each setting that is valid but probably a mistake."""
     if defence.hedging is not None:
         return []
     policy = defence.policy

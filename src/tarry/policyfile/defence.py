@@ -1,4 +1,4 @@
-"""A defence: a policy with its breaker, budget and limiter, or hedging, as in one policy file.
+"""A defence: a policy or hedging, with its breaker, retry budget and limiter; one policy file.
 
     max_attempts = 4            # the policy's own fields, or preset = "interactive"
     [breaker]                   # the arguments of tarry.Breaker
@@ -6,7 +6,8 @@
     [limiter]                   # kind = "in-flight", "aimd" or "adaptive", and its arguments
     [hedging]                   # instead of the policy's fields: a call is retried or hedged
 
-Breakers, budgets and limiters have state, so a defence holds their arguments and builds new ones.
+Breakers, budgets and limiters have state. Therefore a defence contains only their arguments, and
+`Defence.downstream` builds new objects from them.
 """
 
 from __future__ import annotations
@@ -77,12 +78,12 @@ class Defence(Value):
         self.downstream("check")  # so that a bad argument is rejected here and not later
 
     def downstream(self, name: str) -> Downstream:
-        """Return a new downstream with new state."""
+        """Return a new downstream with a new breaker, budget and limiter."""
         return Downstream(
             name,
             breaker=None if self.breaker is None else build_part("breaker", Breaker, self.breaker),
-            budget=None if self.budget is None else _of_kind("budget", BUDGETS, self.budget),
-            limiter=None if self.limiter is None else _of_kind("limiter", LIMITERS, self.limiter),
+            budget=None if self.budget is None else _build("budget", BUDGETS, self.budget),
+            limiter=None if self.limiter is None else _build("limiter", LIMITERS, self.limiter),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -98,8 +99,8 @@ class Defence(Value):
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Self:
-        """Return a defence from the result of `to_dict`; `preset` can name a base policy."""
-        tables = {name: _table(name, plain[name]) for name in _TABLES if name in plain}
+        """Build a defence from the result of `to_dict`; `preset` can name a base policy."""
+        tables = {name: _check_table(name, plain[name]) for name in _TABLES if name in plain}
         fields = {name: value for name, value in plain.items() if name not in _TABLES}
         policy: Policy | None = None
         if fields:
@@ -132,27 +133,30 @@ class Defence(Value):
         return hash((type(self), self.policy, self.hedging, *parts))
 
 
-def build_part(table: str, make: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """Build a part from the arguments in its table; reject unknown and missing fields."""
-    known = [name for name in signature(make).parameters if name != "kind"]
+def build_part(table: str, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """Build a breaker, budget, limiter or hedging from the arguments in its table.
+
+    Unknown and missing arguments raise ConfigurationError.
+    """
+    known = [name for name in signature(factory).parameters if name != "kind"]
     for name in arguments:
         if name not in known:
             msg = f"{table} has no field {name!r}; {did_you_mean(name, known)}"
             raise ConfigurationError(msg)
-    for name, parameter in signature(make).parameters.items():
+    for name, parameter in signature(factory).parameters.items():
         if parameter.default is Parameter.empty and name not in arguments:
             msg = f"{table} needs the field {name!r}"
             raise ConfigurationError(msg)
-    return make(**arguments)
+    return factory(**arguments)
 
 
-def _of_kind(
+def _build(
     table: str, kinds: Mapping[str, Callable[..., Any]], arguments: Mapping[str, Any]
 ) -> Any:
     kind = arguments.get("kind")
     check_one_of(f"{table}.kind", kind, kinds)
-    rest = {name: value for name, value in arguments.items() if name != "kind"}
-    return build_part(table, kinds[cast("str", kind)], rest)
+    others = {name: value for name, value in arguments.items() if name != "kind"}
+    return build_part(table, kinds[cast("str", kind)], others)
 
 
 def _copy_table(name: str, arguments: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -160,10 +164,10 @@ def _copy_table(name: str, arguments: Mapping[str, Any] | None) -> Mapping[str, 
 
     A shallow copy is enough, because every argument is a number or a name.
     """
-    return None if arguments is None else MappingProxyType(dict(_table(name, arguments)))
+    return None if arguments is None else MappingProxyType(dict(_check_table(name, arguments)))
 
 
-def _table(name: str, value: object) -> Mapping[str, Any]:
+def _check_table(name: str, value: object) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise ConfigurationTypeError(name, "must be a table of its arguments", value)
     return cast("Mapping[str, Any]", value)

@@ -45,7 +45,7 @@ def format_gateway(field: str, seconds: float) -> str:
 
 
 def round_to_ms(seconds: float) -> float:
-    """Return seconds rounded to whole milliseconds, at least one: the unit of proxies."""
+    """Return seconds rounded to whole milliseconds, at least 1 ms, because proxies count in ms."""
     rounded = max(1, round(seconds * 1000)) / 1000
     return seconds if isclose(rounded, seconds, rel_tol=1e-9) else rounded
 
@@ -54,8 +54,8 @@ def parse_proto(path: str, text: object) -> float:
     """Return the seconds of a duration in proto3 JSON, whose only unit is seconds."""
     seconds = parse_duration(path, text)
     if not _PROTO.fullmatch(str(text)):
-        right = format_proto(path, seconds)
-        rule = f'must be a duration such as "0.1s", got {text!r}: write "{right}"'
+        corrected = format_proto(path, seconds)
+        rule = f'must be a duration such as "0.1s", got {text!r}: write "{corrected}"'
         raise ConfigurationError(path, rule)
     return seconds
 

@@ -1,6 +1,6 @@
 """A defence as text: its policy, breaker, budget and limiter, and the resulting worst case load.
 
-`Policy.explain` describes the policy alone; the effect of a budget on its load is added here.
+`Policy.explain` describes the policy alone. This module adds how a budget limits the load.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 def explain(defence: Defence) -> str:
-    """Return a description of a defence."""
+    """Return a description of a defence for people."""
     hedging = defence.hedging
-    lines = [defence.policy.explain()] if hedging is None else _hedging(hedging)
+    lines = [defence.policy.explain()] if hedging is None else _explain_hedging(hedging)
     repeats = "retries" if hedging is None else "copies"
     budget = summarize_budget(defence)
     if hedging is None and defence.policy.max_attempts == 1:
         lines += [] if budget is None else ["budget: not used, because nothing is retried"]
     elif budget is not None:
-        lines.append(f"budget: {_budget(budget, repeats)}")
+        lines.append(f"budget: {_explain_budget(budget, repeats)}")
     elif hedging is None or hedging.max_extra_load is None:
         ratio = with_defaults(RatioBudget, {})["ratio"]
         lines.append(
@@ -38,20 +38,20 @@ def explain(defence: Defence) -> str:
         )
     breaker = breaker_arguments(defence)
     if breaker is not None:
-        lines.append(f"breaker: {_breaker(breaker)}")
+        lines.append(f"breaker: {_explain_breaker(breaker)}")
     if defence.limiter is not None:
-        lines.append(f"limiter: {_limiter(defence.limiter)}")
+        lines.append(f"limiter: {_explain_limiter(defence.limiter)}")
     return "\n".join(lines)
 
 
-def _hedging(hedging: Hedging) -> list[str]:
+def _explain_hedging(hedging: Hedging) -> list[str]:
     copies = hedging.max_attempts
     if isinstance(hedging.after, float):
         after = format_duration(hedging.after)
     else:
-        quantile = _percent(hedging.quantile or 0.0).removesuffix(" %")
+        quantile = _format_percent(hedging.quantile or 0.0).removesuffix(" %")
         after = f"the live p{quantile} of the latency (known from {hedging.min_samples} calls on)"
-    sent = (
+    rule = (
         f"hedging: at most {copies} copies of a call, and the first result is used; another copy "
         f"is sent after {after} without a result, or when one fails"
     )
@@ -59,17 +59,18 @@ def _hedging(hedging: Hedging) -> list[str]:
     load = f"worst case load: {copies} x the calls while every copy is slow or fails"
     if hedging.max_extra_load is not None:
         extra = hedging.max_extra_load
-        load = f"worst case load: {1 + extra:g} x the calls: copies add {_percent(extra)} at most"
-    return [sent, hint, load]
+        percent = _format_percent(extra)
+        load = f"worst case load: {1 + extra:g} x the calls: copies add {percent} at most"
+    return [rule, hint, load]
 
 
-def _budget(budget: BudgetSummary, repeats: str) -> str:
+def _explain_budget(budget: BudgetSummary, repeats: str) -> str:
     arguments = budget.arguments
     if budget.kind == "ratio":
         per_second = arguments["min_per_second"]
         minimum = f", plus {per_second:g} a second" if per_second else ""
         return (
-            f"{repeats} are at most {_percent(arguments['ratio'])} of the calls of the last "
+            f"{repeats} are at most {_format_percent(arguments['ratio'])} of the calls of the last "
             f"{format_duration(arguments['window'])}{minimum}: "
             f"{1 + arguments['ratio']:g} x the calls{minimum}"
         )
@@ -88,20 +89,22 @@ def _budget(budget: BudgetSummary, repeats: str) -> str:
     )
 
 
-def _breaker(breaker: Mapping[str, Any]) -> str:
-    rate, min_calls = _percent(breaker["failure_rate"]), breaker["min_calls"]
+def _explain_breaker(breaker: Mapping[str, Any]) -> str:
+    rate, min_calls = _format_percent(breaker["failure_rate"]), breaker["min_calls"]
     when = [f"{rate} of at least {min_calls} calls in {format_duration(breaker['window'])} failed"]
     if breaker["consecutive"] is not None:
         when.append(f"{breaker['consecutive']} in a row failed")
     if breaker["slow_after"] is not None:
-        slow, after = _percent(breaker["slow_rate"]), format_duration(breaker["slow_after"])
+        slow, after = _format_percent(breaker["slow_rate"]), format_duration(breaker["slow_after"])
         when.append(f"{slow} took longer than {after}")
     longer = ""
     if breaker["growth"] > 1:
         longest = format_duration(breaker["max_open"])
         longer = f", {breaker['growth']:g} x as long each further time, {longest} at most"
     spread = (
-        f", plus a random part of up to {_percent(breaker['spread'])}" if breaker["spread"] else ""
+        f", plus a random part of up to {_format_percent(breaker['spread'])}"
+        if breaker["spread"]
+        else ""
     )
     return (
         f"opens when {', or '.join(when)}; then it sends nothing for "
@@ -110,10 +113,10 @@ def _breaker(breaker: Mapping[str, Any]) -> str:
     )
 
 
-def _limiter(limiter: Mapping[str, Any]) -> str:
+def _explain_limiter(limiter: Mapping[str, Any]) -> str:
     kind = limiter["kind"]
-    rest = {name: value for name, value in limiter.items() if name != "kind"}
-    arguments = with_defaults(LIMITERS[kind], rest)
+    others = {name: value for name, value in limiter.items() if name != "kind"}
+    arguments = with_defaults(LIMITERS[kind], others)
     if kind == "in-flight":
         return (
             f"at most {arguments['limit']} attempts at a time, others are rejected; after an "
@@ -131,5 +134,5 @@ def _limiter(limiter: Mapping[str, Any]) -> str:
     )
 
 
-def _percent(share: float) -> str:
+def _format_percent(share: float) -> str:
     return f"{100 * share:.4g} %"

@@ -1,4 +1,4 @@
-"""Losses: settings that a translation to or from another system cannot keep.
+"""Losses: settings that cannot be translated to or from another system.
 
 Every loss is reported to the user; none is dropped silently.
 """
@@ -21,7 +21,7 @@ class Severity(IntEnum):
     """How serious a loss is; the most serious losses are reported first."""
 
     CRITICAL = 0
-    """The result is a different policy."""
+    """The translation is a different policy."""
     LOAD = 1
     """Changes whether and how often requests are sent."""
     TIMING = 2
@@ -31,7 +31,7 @@ class Severity(IntEnum):
 
 
 class Loss(NamedTuple):
-    """A setting that cannot be kept: its name, its value and what happens instead."""
+    """A setting that cannot be translated: its name, its value and what happens instead."""
 
     field: str
     value: object
@@ -68,7 +68,7 @@ class Imported(NamedTuple):
 
 
 def sort_losses(losses: Iterable[Loss]) -> tuple[Loss, ...]:
-    """Return losses with the most serious first; the order is otherwise kept."""
+    """Return the losses, the most serious first; equally serious losses keep their order."""
     return tuple(sorted(losses, key=lambda loss: loss.severity))
 
 

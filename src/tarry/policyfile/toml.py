@@ -27,30 +27,30 @@ _TO_ESCAPE = re.compile(r'[\x00-\x1f"\\\x7f]')
 
 def dumps(plain: Mapping[str, Any]) -> str:
     """Return the values as TOML text."""
-    return "\n\n".join(_tables(plain, ())) + "\n" if plain else ""
+    return "\n\n".join(_format_tables(plain, ())) + "\n" if plain else ""
 
 
-def _tables(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
+def _format_tables(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
     """Return the blocks of a table: its values first, then each of its sub-tables."""
-    lines = [f"[{'.'.join(map(_key, path))}]"] if path else []
+    lines = [f"[{'.'.join(map(_format_key, path))}]"] if path else []
     blocks: list[str] = []
     for name, value in table.items():
         value_path = (*path, name)
-        key = _key(name)
+        key = _format_key(name)
         if isinstance(value, Mapping):
-            blocks += _tables(cast("Mapping[str, Any]", value), value_path)
+            blocks += _format_tables(cast("Mapping[str, Any]", value), value_path)
         else:
-            lines.append(f"{key} = {_value(value, value_path)}")
+            lines.append(f"{key} = {_format_value(value, value_path)}")
     return ["\n".join(lines), *blocks] if lines else blocks
 
 
-def _key(name: object) -> str:
+def _format_key(name: object) -> str:
     if not isinstance(name, str):
-        raise ConfigurationTypeError("a key of TOML", "must be text", name)
+        raise ConfigurationTypeError("a key of TOML", "must be a string", name)
     return name if _BARE_KEY.fullmatch(name) else _quote(name)
 
 
-def _value(value: object, path: tuple[str, ...]) -> str:
+def _format_value(value: object, path: tuple[str, ...]) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -61,15 +61,17 @@ def _value(value: object, path: tuple[str, ...]) -> str:
         return float.__repr__(value)
     if isinstance(value, Mapping):
         items = cast("Mapping[str, Any]", value).items()
-        inside = ", ".join(f"{_key(name)} = {_value(item, (*path, name))}" for name, item in items)
+        inside = ", ".join(
+            f"{_format_key(name)} = {_format_value(item, (*path, name))}" for name, item in items
+        )
         return f"{{ {inside} }}" if inside else "{}"
     if isinstance(value, (list, tuple)):
         listed = cast("list[object]", value)
-        return f"[{', '.join(_value(item, path) for item in listed)}]"
+        return f"[{', '.join(_format_value(item, path) for item in listed)}]"
     where = ".".join(path)
     if value is None:
-        raise ConfigurationError(where, "is None, which TOML does not have: leave it out")
-    rule = "must be text, a number, true or false, a list or a table"
+        raise ConfigurationError(where, "is None, but TOML has no null: leave it out")
+    rule = "must be a string, a number, true or false, a list or a table"
     raise ConfigurationTypeError(where, rule, value)
 
 
@@ -77,6 +79,6 @@ def _quote(text: str) -> str:
     return f'"{_TO_ESCAPE.sub(_escape, text)}"'
 
 
-def _escape(found: re.Match[str]) -> str:
-    character = found[0]
+def _escape(match: re.Match[str]) -> str:
+    character = match[0]
     return _ESCAPES.get(character, f"\\u{ord(character):04x}")

@@ -10,4 +10,4 @@ Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
-"""Called as app(scope, receive, send). Any: frameworks have narrower types for these arguments."""
+"""Called as app(scope, receive, send), typed as Any because frameworks have narrower types."""

@@ -1,4 +1,4 @@
-"""HTTP for retries: which methods can be repeated, and the headers that carry retry information."""
+"""HTTP methods that can be repeated, and headers that carry information about retries."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ ATTEMPT_HEADER = "X-Retry-Attempt"
 DEADLINE_HEADER = "X-Deadline-Ms"
 """The milliseconds left for the request at the time it is sent."""
 SHOULD_RETRY_HEADER = "X-Should-Retry"
-"""Whether a server wants another attempt, independent of the status."""
+"""A server sends true or false to allow or forbid a retry, whatever the status is."""
 
 _MAX_DEADLINE_DIGITS = 15
-"""30,000 years in milliseconds; a longer number is ignored."""
+"""15 digits are 30,000 years in milliseconds; a longer number is ignored."""
 
 
 def is_repeatable(method: str, *, has_key: bool) -> bool:
-    """Return whether a request can be sent again although the server may have received it."""
+    """Return whether a request can be sent again although the server may have received it.
+
+    `has_key` is whether the request has an idempotency key.
+    """
     return has_key or method.upper() in IDEMPOTENT_METHODS
 
 
@@ -35,21 +38,21 @@ def origin_of(scheme: str, host: str, port: int | None) -> str:
 
 
 def format_idempotency_key(key: str) -> str:
-    """Return the header value for a key: a quoted string (RFC 9651 section 3.3.3)."""
+    """Return an idempotency key as a header value: a quoted string (RFC 9651 section 3.3.3)."""
     if not (isinstance(key, str) and key and key.isascii() and key.isprintable()):
-        rule = "must be a text of visible ASCII characters"
+        rule = "must be a string of visible ASCII characters"
         raise ConfigurationError("an idempotency key", rule, key)
     escaped = key.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
 
 def format_deadline_ms(seconds: float) -> str:
-    """Return the header value for the seconds left, rounded down to milliseconds."""
+    """Return the value of `X-Deadline-Ms` for the seconds left, rounded down."""
     return str(max(0, int(seconds * 1000)))
 
 
 def parse_deadline_ms(text: str) -> float | None:
-    """Return the seconds of a header value, or None when it is malformed."""
+    """Return the seconds of a value of `X-Deadline-Ms`, or None when it is malformed."""
     text = text.strip()
     if not text.isascii() or not text.isdigit() or len(text) > _MAX_DEADLINE_DIGITS:
         return None

@@ -19,13 +19,13 @@ from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_DAY = 24 * 3600.0
+_DAY_S = 24 * 3600.0
 MAX_DURATION_MS = 3_155_760_000_000
 """A hundred years."""
 MAX_NUMBER = 2**53
 """The largest whole number that every JSON parser reads exactly."""
 MAX_ENTRIES = 1_000
-"""Limit for a list of delays, statuses or codes."""
+"""Largest number of entries in a list of delays, statuses or codes."""
 SCHEDULE = "SCHEDULE"
 """The `backoffType` for a list of delays in `scheduleMs`."""
 
@@ -33,7 +33,7 @@ SERVICE_PRESETS: dict[str, Policy] = {
     name: preset.replace(
         attempt_timeout=preset.attempt_timeout or 30.0,
         # No caller waits for a durable call, so it can wait as long as the server asks.
-        max_hint=max(preset.max_hint, _DAY),
+        max_hint=max(preset.max_hint, _DAY_S),
         **({"max_attempts": 5} if name == "default" else {}),
     )
     for name, preset in PRESETS.items()
@@ -60,14 +60,14 @@ JSON_FIELDS: dict[str, PolicyField] = {
 def policy_from_json(document: Mapping[str, Any], base: Policy) -> Policy:
     """Return `base` with the fields of a JSON document applied.
 
-    A longer `initialDelayMs` without `maxDelayMs` also raises `max_delay`. Errors use the JSON
-    names.
+    If `initialDelayMs` is longer than the `max_delay` of `base` and there is no `maxDelayMs`,
+    `max_delay` is raised to it. Errors use the JSON names.
     """
     changes: dict[str, Any] = {}
     for name, value in document.items():
         if name not in JSON_FIELDS:
-            known = did_you_mean(name, JSON_FIELDS)
-            msg = f"a policy has no field {short_repr(name)}; {known}"
+            suggestion = did_you_mean(name, JSON_FIELDS)
+            msg = f"a policy has no field {short_repr(name)}; {suggestion}"
             raise ConfigurationError(msg)
         field = JSON_FIELDS[name]
         changes[field.name] = _from_json_value(field, name, value)
@@ -85,14 +85,14 @@ def _from_json_value(field: PolicyField, name: str, value: object) -> Any:
     """Check a JSON value and return the value for `Policy`."""
     _check_size(name, value, MAX_DURATION_MS if field.type == "seconds" else MAX_NUMBER)
     if field is SCHEDULE_FIELD:
-        delays = _list(name, value)
+        delays = _check_list(name, value)
         if not delays:
-            raise ConfigurationError(name, "must hold at least one delay, got none")
+            raise ConfigurationError(name, "must contain at least one delay, got none")
         return Schedule(field.check(delay, f"{name}[{i}]") / 1000 for i, delay in enumerate(delays))
     if field.type == "choice":
         return _read_choice(field, name, value)
     if field.type in {"statuses", "codes"}:
-        value = _list(name, value)
+        value = _check_list(name, value)
     if value is None and field.is_required_by_service:
         raise ConfigurationTypeError(name, "must be a number", value)
     checked = field.check(value, name)
@@ -105,19 +105,19 @@ def _read_choice(field: PolicyField, name: str, value: object) -> str:
 
 
 def json_choices(field: PolicyField) -> list[str]:
-    """Return the names that a choice has in JSON: capitals, and SCHEDULE for a backoff."""
+    """Return the JSON names of the choices: in capitals, and for a backoff also SCHEDULE."""
     choices = [choice.upper() for choice in field.choices]
     return [*choices, SCHEDULE] if field.name == "backoff" else choices
 
 
-def _list(name: str, value: object) -> list[object]:
+def _check_list(name: str, value: object) -> list[object]:
     if not isinstance(value, list):
         raise ConfigurationTypeError(name, "must be a list", value)
     return cast("list[object]", value)
 
 
 def _check_size(name: str, value: object, maximum: int) -> None:
-    """Reject numbers that a JSON parser or a store cannot hold, and durations over 100 years."""
+    """Reject lists with too many entries, and numbers above `maximum`, also those in lists."""
     if isinstance(value, list):
         entries = cast("list[object]", value)
         if len(entries) > MAX_ENTRIES:
@@ -130,6 +130,7 @@ def _check_size(name: str, value: object, maximum: int) -> None:
 
 
 def _merge_schedule(changes: dict[str, Any], base: Policy) -> None:
+    """Replace `schedule` in `changes` by a `backoff`, as `Policy` expects it."""
     schedule = changes.pop("schedule", None)
     backoff = changes.get("backoff")
     if backoff == SCHEDULE.lower():
@@ -141,7 +142,7 @@ def _merge_schedule(changes: dict[str, Any], base: Policy) -> None:
         changes["backoff"] = schedule
     elif schedule is not None:
         if backoff is not None:
-            rule = f"goes with backoffType SCHEDULE, got {backoff.upper()}"
+            rule = f"requires backoffType SCHEDULE, got {backoff.upper()}"
             raise ConfigurationError("scheduleMs", rule)
         changes["backoff"] = schedule
 
@@ -149,7 +150,7 @@ def _merge_schedule(changes: dict[str, Any], base: Policy) -> None:
 def service_policy_from_file(plain: Mapping[str, Any]) -> Policy:
     """Return a policy for the service from the fields of a policy file.
 
-    Missing fields are those of the `preset` that the file names, or of the service's `default`.
+    Missing fields are taken from the `preset` that the file names, or from the service's `default`.
     """
     fields = dict(plain)
     preset = fields.pop("preset", "default")
@@ -160,12 +161,14 @@ def service_policy_from_file(plain: Mapping[str, Any]) -> Policy:
 def policy_to_service(policy: Policy) -> dict[str, Any]:
     """Return the JSON fields of a library policy for a request to the service.
 
-    Fields that are None are left out, so that the service's default policy supplies them. So is
-    `max_hint` when it has the library's default, which is meant for a caller that waits.
+    Fields that are None are left out, so that the service's default policy supplies them. A
+    `max_hint` that is the library's default is also left out: it is meant for waiting callers.
     """
     policy.to_dict()  # raises when the policy has a callable
     if policy.retry_marked:
-        rule = "cannot be sent to the service, which does not see marked errors: leave it out"
+        rule = (
+            "cannot be sent to the service, which does not see errors of inner loops: leave it out"
+        )
         raise ConfigurationError("retry_marked", rule)
     fields = {name: value for name, value in policy_to_json(policy).items() if value is not None}
     if policy.max_hint == PRESETS["default"].max_hint:
@@ -199,5 +202,5 @@ def _to_json_value(field: PolicyField, value: Any) -> Any:
 def _to_ms(seconds: float | None) -> float | None:
     if seconds is None:
         return None
-    ms = check_number("a time", seconds) * 1000
+    ms = check_number("a duration", seconds) * 1000
     return round(ms) if abs(ms - round(ms)) < 1e-6 else ms  # noqa: PLR2004 - so that 0.1 s is 100 ms

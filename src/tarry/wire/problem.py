@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 MEDIA_TYPE = "application/problem+json"
 ABOUT_BLANK = "about:blank"
-"""The type of a problem whose meaning is that of its status."""
+"""The type of a problem that means no more than its HTTP status."""
 
 _MAX_STATUS = 599
 
@@ -67,7 +67,7 @@ class Problem(Value):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the members of the JSON object without those that are None."""
+        """Return the members of the JSON object; members that are None are left out."""
         members = {
             "type": self.type,
             "title": self.title,
@@ -80,5 +80,5 @@ class Problem(Value):
         }
 
     def to_json(self) -> bytes:
-        """Return the JSON text as ASCII, so that no text of a client can break the response."""
+        """Return JSON in ASCII, so that text from a client cannot break the response."""
         return json.dumps(self.to_dict()).encode()

@@ -18,7 +18,7 @@ from tarry.wire.policies import MAX_DURATION_MS
 T = TypeVar("T")
 
 MIN_TIME_MS = 100_000_000_000
-"""A time in 1973. A smaller number is taken for seconds and rejected with a hint."""
+"""A time in 1973. A smaller number is probably in seconds, so the error names the unit."""
 MAX_TIME_MS = 253_402_300_799_999
 """The end of the year 9999."""
 MAX_BATCH_SIZE = 1_000
@@ -26,7 +26,7 @@ MAX_PAGE_SIZE = 1_000
 
 StatusName: TypeAlias = Literal["PENDING", "IN_FLIGHT", "SUCCEEDED", "EXHAUSTED", "CANCELLED"]
 STATUS_NAMES: tuple[StatusName, ...] = get_args(StatusName)
-"""The index is the number of the status in the store."""
+"""The store has the index of a name as the number of the status."""
 LaneStateName: TypeAlias = Literal["OPEN", "PAUSED", "PARKED", "PROBING"]
 PolicyName: TypeAlias = Annotated[
     str,
@@ -36,7 +36,7 @@ LaneName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=512)]
 ReasonName: TypeAlias = Annotated[
     str, Meta(min_length=1, max_length=100, extra_json_schema={"enum": list(Reason)})
 ]
-"""A `Reason`. The service accepts no other value; the client accepts new ones of later services."""
+"""The value of a `Reason`. The service rejects other values; the client accepts them."""
 IdempotencyKeyText: TypeAlias = Annotated[
     str,
     Meta(
@@ -50,7 +50,7 @@ UrlText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=8192)]
 EpochMs: TypeAlias = Annotated[
     int, Meta(ge=0, le=MAX_TIME_MS, extra_json_schema={"minimum": MIN_TIME_MS})
 ]
-"""Epoch milliseconds. A time below `MIN_TIME_MS` is rejected later, with a hint about the unit."""
+"""Epoch milliseconds. The handler rejects a time below `MIN_TIME_MS` and names the unit."""
 
 
 class _RequestBody(
@@ -72,17 +72,17 @@ class _ResponseBody(msgspec.Struct, rename="camel", kw_only=True, gc=False):
 
 
 class RetryTaskRequest(_RequestBody):
-    """A task: a request that the service sends until it succeeds or its policy ends it.
+    """A task: a request that the service sends until it succeeds or the policy ends the retries.
 
-    At most one of `body`, `bodyBase64` and `bodyRef` can be set. A `body` that is a string is sent
-    as UTF-8, any other JSON value as JSON with that content type.
+    At most one of `body`, `bodyBase64` and `bodyRef` can be set. If `body` is a string, it is sent
+    as UTF-8. Any other JSON value is sent as JSON, with the content type of JSON.
     """
 
     target_url: UrlText
     method: Annotated[str, Meta(min_length=1, max_length=32)] = "POST"
     headers: dict[str, Any] | None = None
     body: Raw | UnsetType = UNSET
-    """The unparsed JSON text of the caller, so that no number is rounded."""
+    """The JSON text as received. It is not parsed, so that no number is rounded."""
     body_base64: str | None = None
     body_ref: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     policy_id: PolicyName | None = None
@@ -95,9 +95,9 @@ class RetryTaskRequest(_RequestBody):
 
 
 class TargetResponse(_ResponseBody, omit_defaults=True):
-    """The response of the target to the last attempt, for a request that waited for it.
+    """The response of the target to the last attempt, for an API request with `Prefer: wait`.
 
-    It is not stored. The body is text when it is valid UTF-8, otherwise base64.
+    The response is not stored. A body of valid UTF-8 is in `body`, any other in `bodyBase64`.
     """
 
     status: int | str | None
@@ -105,7 +105,7 @@ class TargetResponse(_ResponseBody, omit_defaults=True):
     body: str | None = None
     body_base64: str | None = None
     truncated: bool = False
-    """Whether the body was longer: only its beginning is returned."""
+    """Whether only the beginning of the body is returned, because it was too long."""
 
 
 class RetryTask(_ResponseBody, kw_only=False):
@@ -135,7 +135,7 @@ class RetryTask(_ResponseBody, kw_only=False):
     replays: int
     version: int
     response: TargetResponse | None = None
-    """Set only in the response to a request that waited for the result (`Prefer: wait`)."""
+    """Set only when the API request waited for the result (`Prefer: wait`)."""
 
 
 class BatchRequest(_RequestBody):
@@ -145,7 +145,7 @@ class BatchRequest(_RequestBody):
 
 
 class BatchResult(_ResponseBody, omit_defaults=True):
-    """The result for one task of a batch, with the status it would have had on its own."""
+    """The result for one task of a batch; `status` is the HTTP status of a single request."""
 
     status: int
     task: RetryTask | None = None
@@ -155,13 +155,13 @@ class BatchResult(_ResponseBody, omit_defaults=True):
 
 
 class BatchResults(_ResponseBody):
-    """The results, in the order of the tasks."""
+    """The results of a batch, in the order of its tasks."""
 
     results: list[BatchResult]
 
 
 class Page(msgspec.Struct, Generic[T], rename="camel", kw_only=True):
-    """A page of a list; `nextCursor` is the cursor of the next page, null on the last one."""
+    """A page of a list; `nextCursor` is the cursor of the next page, null on the last page."""
 
     items: list[T]
     next_cursor: str | None
@@ -173,13 +173,13 @@ class CallbackBody(_ResponseBody):
     task_id: str
     idempotency_key: str
     target_url: str
-    """Without the query, which may contain secrets."""
+    """The URL without its query, which may contain secrets."""
     status: StatusName
     reason: str | None
     attempt_number: int
     """Number of attempts."""
     response_status: int | str | None
-    """The status of the last attempt; null without a response."""
+    """The status of the response to the last attempt; null without a response."""
     created_at: int
 
 
@@ -187,19 +187,22 @@ class CallbackBody(_ResponseBody):
 
 
 class Decision(_ResponseBody):
-    """The decision after an attempt and the values it was based on."""
+    """The decision after an attempt, and the values on which it is based."""
 
     action: str
     reason: str | None
     delay_ms: float | None
     ceiling_ms: float | None
+    """Upper bound of the delay, before jitter."""
     jitter: str | None
     """The jitter that chose the delay; null when the delay is not random."""
     hint_ms: float | None
     hint_source: str | None
     policy_version: int | None
     budget: float | None
+    """The balance of the retry budget."""
     breaker: str | None
+    """The state of the breaker."""
 
 
 class AttemptLog(_ResponseBody):
@@ -223,7 +226,7 @@ class AttemptLog(_ResponseBody):
     response_excerpt: str | None
     worker: str | None
     response_truncated: bool = False
-    """Whether the body of the response is longer than the excerpt."""
+    """Whether the body of the response is longer than `response_excerpt`."""
 
 
 class ServiceEvent(
@@ -235,6 +238,7 @@ class ServiceEvent(
     """added, attempt, succeeded, exhausted, cancelled, superseded, deferred, parked, probing,
     resumed or paused; missed when this reader was too slow and events were dropped."""
     at: int | None = None
+    """The time of the event."""
     lane: str | None = None
     task_id: str | None = None
     policy_id: str | None = None
@@ -247,7 +251,7 @@ class ServiceEvent(
 
 
 class ExplainedStep(_ResponseBody):
-    """One attempt and its decision as a sentence."""
+    """One attempt, and the decision after it as a sentence."""
 
     attempt_number: int
     text: str
@@ -255,14 +259,14 @@ class ExplainedStep(_ResponseBody):
 
 
 class NextStep(_ResponseBody):
-    """What happens next as a sentence, and when, if that is known."""
+    """A sentence about what happens next; `at` is the time of it, if that is known."""
 
     text: str
     at: int | None
 
 
 class Explanation(_ResponseBody):
-    """Why a task was retried or not, as text and step by step."""
+    """Why a task was retried or not: a text for the task, and one for each attempt."""
 
     task_id: str
     status: StatusName
@@ -303,7 +307,7 @@ class RetryPolicy(_ResponseBody, omit_defaults=True):
 
 
 class ReplayFilter(_RequestBody):
-    """A filter for dead letters; an empty filter matches all."""
+    """A filter for dead letters; an empty filter matches all dead letters."""
 
     lane: LaneName | None = None
     policy_id: PolicyName | None = None
@@ -313,7 +317,7 @@ class ReplayFilter(_RequestBody):
 
 
 class ReplayRequest(_RequestBody):
-    """A request to replay dead letters, `rate` per second; without a rate all at once."""
+    """A request to replay dead letters: `rate` per second, or all at once without a rate."""
 
     filter: ReplayFilter | None = None
     rate: Annotated[float, Meta(ge=0.001, le=1_000_000)] | None = None
@@ -321,7 +325,7 @@ class ReplayRequest(_RequestBody):
 
 
 class ReplayJob(_ResponseBody):
-    """The progress of a replay; a `rate` of 0 is no limit. A dry run has no id."""
+    """The progress of a replay. A `rate` of 0 means no limit. A dry run has no id."""
 
     replay_id: str | None
     status: Literal["DRY_RUN", "RUNNING", "DONE", "CANCELLED"]
@@ -334,26 +338,26 @@ class ReplayJob(_ResponseBody):
 
 
 class PurgeResult(_ResponseBody):
-    """Number of deleted dead letters; `more` when another request is needed for the rest."""
+    """Number of deleted dead letters; `more` is true if another request must delete the rest."""
 
     purged: int
     more: bool
 
 
 class LocalStats(_ResponseBody):
-    """State of a downstream in the process that answers the request."""
+    """State of a downstream in the process that serves the request."""
 
     breaker: str | None = None
     budget: float | None = None
     running: int = 0
     leased: int = 0
-    """Tasks that this process has leased and not finished."""
+    """Number of tasks that this process has leased and not finished."""
     p50_ms: float | None = None
     p95_ms: float | None = None
 
 
 class DownstreamInfo(_ResponseBody):
-    """A downstream: its queue, which all processes share, and the state in this process."""
+    """A downstream: its lane, the queue that all processes share, and its state in this process."""
 
     lane: str
     state: LaneStateName
@@ -364,5 +368,5 @@ class DownstreamInfo(_ResponseBody):
     in_flight: int
     dead: int
     last_claim_at: int | None
-    """The time at which a worker last claimed one of its tasks."""
+    """The time at which a worker last claimed a task of the lane."""
     local: LocalStats | None

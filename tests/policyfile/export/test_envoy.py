@@ -189,7 +189,7 @@ def test_slower_delay_is_that_of_the_policy(
 
 def test_too_early_is_retried_without_delay() -> None:
     """Envoy does not back off from a 425; no loss is reported for the default statuses."""
-    line = "retryable_statuses = 425: Envoy retries it at once, without delay"
+    line = "retryable_statuses = 425: Envoy retries this status at once, without delay"
 
     assert line == loss_text(exported(Policy(retryable_statuses=[425])), "retryable_statuses")
     for policy in (Policy(), Policy(retryable_statuses=[503])):

@@ -43,7 +43,7 @@ def test_budget_counts_in_another_way() -> None:
 
     assert (
         "budget.kind = token: Envoy counts requests in flight: retries are at most 20 % of all "
-        "requests, and 3 in any case" == loss_text(made, "budget.kind")
+        "requests, but 3 can always be in flight" == loss_text(made, "budget.kind")
     )
 
 

@@ -99,7 +99,7 @@ def test_budget_becomes_a_retry_constraint() -> None:
     }
 
     assert expected == made.documents[1]
-    assert "above it, the client gets a 503" in loss_text(made, "budget")
+    assert "when it is exceeded, the client gets a 503" in loss_text(made, "budget")
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_one_attempt_has_no_retry() -> None:
             {},
             "retryable_statuses = 408, 425, 429: an implementation need not support more than 500,",
         ),
-        ({}, "backoff = exponential: 0.1 s is the shortest wait: growth, cap and jitter depend on"),
+        ({}, "backoff = exponential: 0.1 s is the shortest wait; growth, cap and jitter depend on"),
         ({"retryable_statuses": [304, 503]}, "retryable_statuses = 304: the Gateway API has codes"),
         ({"retryable_codes": ["UNKNOWN"]}, "retryable_codes = UNKNOWN: an HTTPRoute cannot retry"),
         ({"total_budget": 2.0}, "total_budget = 2: a gateway stops a running attempt"),

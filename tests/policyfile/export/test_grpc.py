@@ -96,7 +96,7 @@ def test_no_code_is_no_retry_policy() -> None:
     made = exported(Policy(retryable_codes=["OK"]))
 
     assert [{"name": [{}]}] == made.documents[0]["methodConfig"]
-    assert "retryable_codes = nothing: gRPC wants at least one code" in loss_text(
+    assert "retryable_codes = nothing: gRPC requires at least one code" in loss_text(
         made, "retryable_codes"
     )
 

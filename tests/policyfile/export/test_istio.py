@@ -133,8 +133,9 @@ def test_too_early_is_retried_without_delay() -> None:
     """The Envoys of Istio do not back off from a 425 either."""
     made = exported(Policy(retryable_statuses=[425, 503]))
 
-    assert "retryable_statuses = 425: Istio retries it at once, without delay" == loss_text(
-        made, "retryable_statuses"
+    assert (
+        "retryable_statuses = 425: Istio retries this status at once, without delay"
+        == loss_text(made, "retryable_statuses")
     )
 
 

@@ -62,7 +62,9 @@ def test_pushback_has_a_bound_here(name: str, policy: dict[str, Any]) -> None:
     """The longest wait of tarry is reported, because gRPC has no limit."""
     reported = [str(loss) for loss in from_grpc(config(**{name: policy})).losses]
 
-    line = "pushback: gRPC follows one of any length; tarry waits for up to 2 min, or gives up"
+    line = (
+        "pushback: gRPC follows a pushback of any length; tarry waits for up to 2 min, or gives up"
+    )
     assert f"methodConfig[0].{name} = {line}" in reported
 
 

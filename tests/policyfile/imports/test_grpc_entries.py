@@ -40,8 +40,8 @@ def test_entry_is_the_one_that_a_channel_would_use(
 @pytest.mark.parametrize(
     ("name", "start"),
     [
-        (("a.a", None), "methodConfig[2] = a.a: no entry has this name, so that of all calls"),
-        (("a.A", "N"), "methodConfig[0] = a.A/N: no entry has this name, so that of a.A"),
+        (("a.a", None), "methodConfig[2] = a.a: no entry has this name, so the entry of all calls"),
+        (("a.A", "N"), "methodConfig[0] = a.A/N: no entry has this name, so the entry of a.A"),
     ],
     ids=str,
 )
@@ -51,7 +51,7 @@ def test_entry_in_place_of_one_that_is_not_there(name: tuple[str, str | None], s
 
     (loss,) = from_grpc(ENTRIES, service=service, method=method).losses
 
-    assert f"{start} is imported; the names there are: a.A, a.A/M, b.B" == str(loss)
+    assert f"{start} is imported; the entries have the names a.A, a.A/M, b.B" == str(loss)
 
 
 def test_service_that_is_not_there_is_refused() -> None:

@@ -75,7 +75,10 @@ def test_too_early_waits_here_alone() -> None:
     """The Envoys of Istio do not back off from a 425."""
     made = from_istio([virtual_service({"retries": {"attempts": 1, "retryOn": "425,503"}})])
 
-    line = "spec.http[0].retries.retryOn = 425: Istio retries it at once, tarry after a delay"
+    line = (
+        "spec.http[0].retries.retryOn = 425: Istio retries this status at once, tarry after the "
+        "usual delay"
+    )
     assert loss_text(made, "spec.http[0].retries.retryOn").startswith(line)
 
 
@@ -201,7 +204,7 @@ def test_a_list_of_resources_is_opened() -> None:
         ),
         (
             [virtual_service({"retries": {"retryOn": 503}})],
-            r"^spec\.http\[0\]\.retries\.retryOn must be a text, got 503",
+            r"^spec\.http\[0\]\.retries\.retryOn must be a string, got 503",
         ),
         (
             [virtual_service({"retries": {"backoff": "0s"}})],

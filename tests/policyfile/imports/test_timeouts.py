@@ -65,7 +65,7 @@ def test_timeout_of_several_attempts_bounds_each(made: Any, path: str) -> None:
     """No attempt starts after the timeout and none takes longer; the rest is reported."""
     assert (1.0, 1.0) == times(made)
     assert (
-        f"{path} = 1: no attempt starts after it, but tarry lets a running one finish: "
+        f"{path} = 1: no attempt starts after it, but tarry lets a running attempt finish: "
         "at most 2 s in total" == loss_text(made, path)
     )
 

@@ -1,4 +1,4 @@
-"""Exporters: a defence as documents of other systems, with the losses."""
+"""Exporters: translate a defence to documents of other systems, and list what is lost."""
 
 from tarry.policyfile.export.envoy import to_envoy
 from tarry.policyfile.export.gateway import to_gateway_api

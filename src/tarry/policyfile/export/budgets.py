@@ -1,4 +1,4 @@
-"""Retry budgets for targets with other kinds of budgets: the closest one that they have."""
+"""Retry budgets for targets with other kinds of budgets: the closest budget of the target."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ class BudgetSummary(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Retries as a fraction of all calls, for targets that support only that.
+        """Retries as a fraction of all calls, for targets that support no other budget.
 
-        A token bucket may allow one retry per success and still stops all retries in an outage. A
-        fraction does not stop them, so it is limited to the default of the targets.
+        A token bucket can allow one retry per success and still stop all retries in an outage. A
+        fraction does not stop retries in an outage, so it is limited to the targets' default.
         """
         return self.earned if self.kind == "ratio" else min(self.earned, DEFAULT_RETRY_SHARE)
 
 
 def summarize_budget(defence: Defence) -> BudgetSummary | None:
-    """Return the arguments, earnings and burst of a defence's budget, or None without one."""
+    """Return the arguments, earnings and burst of a defence's budget, or None without a budget."""
     budget = defence.downstream("export").budget
     if budget is None or defence.budget is None:
         return None
     kind = defence.budget["kind"]
-    rest = {name: value for name, value in defence.budget.items() if name != "kind"}
-    arguments = with_defaults(BUDGETS[kind], rest)
+    others = {name: value for name, value in defence.budget.items() if name != "kind"}
+    arguments = with_defaults(BUDGETS[kind], others)
     if kind == "token":
         price, gain = token_prices(arguments["preset"])
         return BudgetSummary(kind, arguments, gain / price, budget.balance(0.0) / price)
@@ -55,7 +55,7 @@ def summarize_budget(defence: Defence) -> BudgetSummary | None:
 
 
 def in_flight_budget(defence: Defence, target: str, losses: list[Loss]) -> tuple[float, int] | None:
-    """Return the percentage and the minimum of retries in flight, for Envoy and Istio."""
+    """Return the retries in flight for Envoy and Istio: percentage of requests, and minimum."""
     budget = summarize_budget(defence)
     if budget is None:
         return None
@@ -64,14 +64,14 @@ def in_flight_budget(defence: Defence, target: str, losses: list[Loss]) -> tuple
         minimum = max(1, ceil(budget.arguments["min_per_second"]))
     instead = (
         f"{target} counts requests in flight: retries are at most {percent:g} % of all requests, "
-        f"and {minimum} in any case"
+        f"but {minimum} can always be in flight"
     )
     losses.append(Loss("budget.kind", budget.kind, instead, Severity.LOAD))
     return percent, minimum
 
 
 def token_prices(preset: str) -> tuple[float, float]:
-    """Return the price of a retry and the tokens for a success of a TokenBudget preset."""
+    """Return the tokens that a retry costs and that a success earns in a TokenBudget preset."""
     bucket = TokenBudget(preset)
     price = bucket.cost(TRANSIENT)
     bucket.withdraw(price, 0.0)

@@ -1,4 +1,7 @@
-"""Functions that the exporters share: delays, and the losses that several targets have."""
+"""Functions that the exporters share: delays, and the losses that several targets have.
+
+A loss is a setting that the target cannot express. A ceiling is the upper bound of a delay.
+"""
 
 from __future__ import annotations
 
@@ -23,22 +26,25 @@ if TYPE_CHECKING:
 
 SCHEDULE_LOST = "THE SCHEDULE CANNOT BE EXPRESSED"
 _MAX_COMPARED_DELAYS = 32
-"""After so many retries an exponential ceiling no longer grows."""
+"""Delays are compared for this many retries; later exponential ceilings no longer grow."""
 _MAX_LISTED_DELAYS = 4
 _COMMON_MULTIPLIER = 2
+"""The multiplier of backoff in all targets."""
 _CRITICAL_RATIO, _MIN_CRITICAL_S = 10, 60.0
-"""A total wait of at least 60 s that differs by this factor is a different schedule."""
+"""The schedule is lost when a total wait of at least 60 s differs by this factor."""
 _THROTTLED_STATUS, _THROTTLED_CODE = 429, "RESOURCE_EXHAUSTED"
 
 
-def with_defaults(make: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments for a class, with its defaults for missing ones."""
-    defaults = {name: parameter.default for name, parameter in signature(make).parameters.items()}
+def with_defaults(factory: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments for a class; missing arguments have their default values."""
+    defaults = {
+        name: parameter.default for name, parameter in signature(factory).parameters.items()
+    }
     return {**defaults, **arguments}
 
 
 def breaker_arguments(defence: Defence) -> dict[str, Any] | None:
-    """Return all arguments of the breaker, or None without one."""
+    """Return all arguments of the breaker, or None without a breaker."""
     return None if defence.breaker is None else with_defaults(Breaker, defence.breaker)
 
 
@@ -46,7 +52,7 @@ def breaker_arguments(defence: Defence) -> dict[str, Any] | None:
 
 
 def first_ceilings(policy: Policy, *, throttled: bool = False) -> list[float]:
-    """Return the ceilings of the first retries."""
+    """Return the ceilings of the first 32 retries, or of all if there are fewer."""
     last = min(policy.max_attempts - 1, _MAX_COMPARED_DELAYS)
     return [policy.ceiling(k, throttled) for k in range(1, last + 1)]
 
@@ -70,7 +76,7 @@ def delay_bounds(policy: Policy) -> tuple[float, float]:
 def delay_losses(
     policy: Policy, target: str, target_delays: list[float], retries: int
 ) -> list[Loss]:
-    """Return the losses for delays of the target that differ; it makes `retries` retries."""
+    """Return the loss when the delays of the target, for `retries` retries, are different."""
     if policy.jitter == "decorrelated":
         return []
     delays, max_retries = first_ceilings(policy), policy.max_attempts - 1
@@ -98,7 +104,7 @@ def delay_losses(
 
 
 def _total_wait(policy: Policy, delays: list[float], retries: int) -> float:
-    """Return the longest total wait; retries beyond `delays` wait as long as the last."""
+    """Return the longest total wait; retries after those in `delays` repeat the last delay."""
     waits = sum(delays) + (retries - len(delays)) * delays[-1]
     return waits if policy.total_budget is None else min(waits, policy.total_budget)
 
@@ -136,10 +142,10 @@ def round_delay(losses: list[Loss], field: str, seconds: float) -> float:
 
 
 def proxy_losses(policy: Policy, target: str) -> list[Loss]:
-    """Return the losses that all proxies have."""
+    """Return the losses of every target that is a proxy."""
     instead = f"{target} repeats a POST like a GET: match methods in the route"
     losses = [Loss("safe", "per call", instead, Severity.LOAD)]
-    chosen = policy.retryable_codes != RETRYABLE_CODES  # the defaults are not a choice of the user
+    chosen = policy.retryable_codes != RETRYABLE_CODES  # whether the user has set them
     retries_throttled = _THROTTLED_STATUS in policy.retryable_statuses or (
         chosen and _THROTTLED_CODE in policy.retryable_codes
     )
@@ -157,7 +163,7 @@ def code_losses(policy: Policy, known: frozenset[str], target: str) -> list[Loss
     lost = policy.retryable_codes - known - {"OK"}
     if not lost or policy.retryable_codes == RETRYABLE_CODES:
         return []
-    return [Loss("retryable_codes", lost, f"{target} cannot retry on these", Severity.LOAD)]
+    return [Loss("retryable_codes", lost, f"{target} cannot retry on these codes", Severity.LOAD)]
 
 
 def status_losses(policy: Policy, target: str) -> list[Loss]:
@@ -169,23 +175,26 @@ def status_losses(policy: Policy, target: str) -> list[Loss]:
 
 
 def call_timeout(policy: Policy, target: str, losses: list[Loss]) -> float | None:
-    """Return the timeout of the whole call; that of a single attempt is one, too."""
-    only = policy.attempt_timeout if policy.max_attempts == 1 else None
+    """Return the timeout of the whole call, and add a loss when it is the total budget.
+
+    If the policy has one attempt, the timeout of the attempt is also the timeout of the call.
+    """
+    single_attempt = policy.attempt_timeout if policy.max_attempts == 1 else None
     total = policy.total_budget
-    if total is None or (only is not None and only <= total):
-        return only
+    if total is None or (single_attempt is not None and single_attempt <= total):
+        return single_attempt
     instead = f"{target} stops a running attempt when the time is over; tarry lets it finish"
     losses.append(Loss("total_budget", total, instead))
     return total
 
 
-def breaker_left_out(breaker: Mapping[str, Any], why: str) -> Loss:
-    """Return the loss of a breaker that is left out."""
-    return Loss("breaker", breaker or "its defaults", f"left out: {why}", Severity.LOAD)
+def breaker_left_out(breaker: Mapping[str, Any], cause: str) -> Loss:
+    """Return the loss of a breaker that is left out of the export."""
+    return Loss("breaker", breaker or "its defaults", f"left out: {cause}", Severity.LOAD)
 
 
 def breaker_losses(breaker: dict[str, Any], target: str) -> list[Loss]:
-    """Return the differences between a breaker and the ejection of hosts."""
+    """Return the losses when a breaker is replaced by the ejection of single hosts."""
     losses = [
         Loss(
             "breaker.probes",
@@ -202,7 +211,7 @@ def breaker_losses(breaker: dict[str, Any], target: str) -> list[Loss]:
 
 
 def limiter_losses(defence: Defence, target: str) -> list[Loss]:
-    """Return the loss of a limiter that is left out."""
+    """Return the loss of a limiter that is left out of the export."""
     if defence.limiter is None:
         return []
     instead = f"left out: {target} has no such limiter"
@@ -213,19 +222,19 @@ def limiter_losses(defence: Defence, target: str) -> list[Loss]:
 
 
 def hedging_delay(hedging: Hedging, target: str) -> float:
-    """Return the seconds before a copy; a percentile cannot be exported."""
+    """Return the seconds before a copy is sent; a percentile raises ConfigurationError."""
     if isinstance(hedging.after, float):
         return hedging.after
     setting = "max_extra_load alone" if hedging.after is None else repr(hedging.after)
     rule = (
-        f"must be seconds to be exported to {target}, got {setting}: it does not measure "
-        "percentiles, so write the value that you measured"
+        f"must be seconds to be exported to {target}, got {setting}: {target} does not "
+        "measure percentiles, so set the value that you measured"
     )
     raise ConfigurationError("hedging.after", rule)
 
 
 def reject_hedging(defence: Defence, target: str) -> None:
-    """Raise ConfigurationError for hedging: without it the export would be a different policy."""
+    """Raise ConfigurationError if the defence hedges, because the target cannot hedge."""
     if defence.hedging is not None:
         msg = (
             f"hedging cannot be exported to {target}, which has no hedging: export to grpc or "

@@ -1,8 +1,8 @@
 """Export to Envoy: a VirtualHost with its retry policy, and the settings of its Cluster.
 
 The names are those of the protobufs in envoy.config.route.v3 and envoy.config.cluster.v3. The
-delay of retry n is random between 0 and base_interval x 2**(n - 1), which is full jitter. Envoy's
-documentation, and versions of 2018, have base_interval x (2**n - 1) instead.
+delay of retry n is random between 0 and base_interval x 2**(n - 1), which is full jitter. The bound
+in Envoy's documentation, base_interval x (2**n - 1), is that of versions of 2018.
 
 Envoy's "circuit breakers" are limits. The closest equivalent of a breaker is outlier detection,
 which ejects single hosts of a cluster.
@@ -41,11 +41,11 @@ _ENVOY = "Envoy"
 _GRPC_CODES = frozenset(
     {"CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "RESOURCE_EXHAUSTED", "UNAVAILABLE"}
 )
-_NO_ANSWER = ("connect-failure", "refused-stream", "reset")
-"""`reset` also covers an attempt that timed out."""
+_NO_RESPONSE = ("connect-failure", "refused-stream", "reset")
+"""Retry conditions for attempts without a response; `reset` also covers a timeout."""
 _TOO_EARLY = 425
 _NO_BACKOFF = {"base_interval": "0.001s", "max_interval": "0.001s"}
-"""Envoy uses random whole milliseconds below the interval, so the delay is 0."""
+"""Envoy waits a random number of whole milliseconds below the interval, here always 0."""
 
 
 def to_envoy(defence: Defence, *, host: str, name: str | None = None) -> Exported:
@@ -69,10 +69,10 @@ def to_envoy(defence: Defence, *, host: str, name: str | None = None) -> Exporte
 
 
 def retry_conditions(policy: Policy, target: str, losses: list[Loss]) -> list[str]:
-    """Return the retry conditions other than statuses."""
+    """Return the retry conditions that are not HTTP statuses."""
     losses += code_losses(policy, _GRPC_CODES, target)
     known = sorted(policy.retryable_codes & _GRPC_CODES)
-    return [*_NO_ANSWER, *(code.lower().replace("_", "-") for code in known)]
+    return [*_NO_RESPONSE, *(code.lower().replace("_", "-") for code in known)]
 
 
 def jitter_losses(policy: Policy, target: str) -> list[Loss]:
@@ -88,7 +88,7 @@ def too_early_losses(policy: Policy, target: str) -> list[Loss]:
     chosen = policy.retryable_statuses != RETRYABLE_STATUSES
     if not chosen or _TOO_EARLY not in policy.retryable_statuses:
         return []
-    instead = f"{target} retries it at once, without delay"
+    instead = f"{target} retries this status at once, without delay"
     return [Loss("retryable_statuses", _TOO_EARLY, instead, Severity.DETAIL)]
 
 
@@ -136,7 +136,7 @@ def _conditions(policy: Policy, losses: list[Loss]) -> dict[str, Any]:
 
 def _add_max_hint(max_hint: float, losses: list[Loss]) -> dict[str, Any]:
     instead = (
-        "Envoy reads Retry-After in whole seconds only, adds up to half, and ignores a longer one "
+        "Envoy reads Retry-After in whole seconds only, adds up to half, and ignores a longer wait "
         "instead of giving up"
     )
     losses.append(Loss("max_hint", max_hint, instead, Severity.DETAIL))
@@ -153,7 +153,7 @@ def _add_hedging(action: dict[str, Any], hedging: Hedging, losses: list[Loss]) -
     retry["num_retries"] = hedging.max_attempts - 1
     seconds = round_delay(losses, "hedging.after", after)
     retry["per_try_timeout"] = format_proto("hedging.after", seconds)
-    # For Envoy a copy is a retry: with its default backoff it would start up to 25 ms late.
+    # For Envoy a copy is a retry. With the default backoff it would start up to 25 ms late.
     retry["retry_back_off"] = dict(_NO_BACKOFF)
     action["retry_policy"] = retry
     action["hedge_policy"] = {"hedge_on_per_try_timeout": True}
@@ -203,13 +203,13 @@ def cluster_settings(defence: Defence, losses: list[Loss], *, retries: bool) -> 
             losses.append(
                 Loss("breaker.failure_rate", breaker["failure_rate"], instead, Severity.LOAD)
             )
-        # With fewer than 50 % healthy hosts Envoy would use the ejected ones again.
+        # By default Envoy uses ejected hosts again when fewer than 50 % are healthy.
         settings["common_lb_config"] = {"healthy_panic_threshold": {"value": 0}}
     return settings
 
 
 def _outlier_detection(breaker: dict[str, Any], losses: list[Loss]) -> dict[str, Any]:
-    """Return outlier detection by failure rate and by consecutive errors; all else is off."""
+    """Return outlier detection by failure rate and consecutive errors; other rules are off."""
     percent = 100 * breaker["failure_rate"]
     whole = max(1, ceil(percent - 1e-9))
     if abs(whole - percent) > 1e-9:  # noqa: PLR2004 - rounding error
@@ -218,7 +218,7 @@ def _outlier_detection(breaker: dict[str, Any], losses: list[Loss]) -> dict[str,
         )
         losses.append(rounding)
     consecutive = breaker["consecutive"]
-    # Ejection times grow with each ejection; without growth the maximum is the base time.
+    # Envoy's ejection times always grow; a maximum equal to the base time prevents that.
     longest = breaker["open_for"] if breaker["growth"] == 1 else breaker["max_open"]
     detection: dict[str, Any] = {
         "failure_percentage_threshold": whole,

@@ -1,7 +1,7 @@
 """Export to a gRPC service config, the JSON configuration of a channel (gRFC A6).
 
-It has attempts, backoff, codes, a deadline and the throttle, for each service or method. It has no
-timeout for one attempt, no choice of jitter and no breaker.
+A service config has attempts, backoff, codes and a deadline for each service or method, and a
+throttle. It has no timeout for one attempt, no choice of jitter and no breaker.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_ATTEMPTS = 5
 _MAX_TOKENS = 1000
 _MIN_TOKEN_RATIO = 0.001
 _MIN_BACKOFF_S = 0.005
-"""With a millisecond or two the C core can lose the retry, and the call hangs (grpc/grpc#41036)."""
+"""With 1 or 2 ms the C core can lose the retry, and then the call hangs (grpc/grpc#41036)."""
 _JITTERS = {
     "none": "gRPC waits 0.8 to 1.2 times the ceiling",
     "full": "gRPC waits 0.8 to 1.2 times the ceiling: twice as long, and much less spread",
@@ -43,7 +43,7 @@ _JITTERS = {
 
 
 def to_grpc(defence: Defence, *, service: str | None = None, method: str | None = None) -> Exported:
-    """Export to a service config, for one method, one service or, without a name, all calls."""
+    """Export to a service config for one method, one service or, without both, for all calls."""
     if method is not None and not service:
         raise ConfigurationError("method", f"needs service: name the service of {method!r} too")
     losses: list[Loss] = []
@@ -69,13 +69,13 @@ def _add_policy(config: dict[str, Any], policy: Policy, losses: list[Loss]) -> N
         config["timeout"] = format_proto("total_budget", timeout)
     if policy.max_attempts == 1:
         return
-    # An attempt that may take as long as the call ends with the deadline of the call.
+    # An attempt timeout that is not shorter than the call's timeout has no effect of its own.
     if policy.attempt_timeout is not None and (timeout is None or policy.attempt_timeout < timeout):
         instead = "gRPC has no timeout for one attempt"
         losses.append(Loss("attempt_timeout", policy.attempt_timeout, instead))
     codes = sorted(policy.retryable_codes - {"OK"})
     if not codes:
-        instead = "gRPC wants at least one code, so there is no retryPolicy and no retry"
+        instead = "gRPC requires at least one code, so there is no retryPolicy and no retry"
         losses.append(Loss("retryable_codes", codes, instead, Severity.CRITICAL))
         return
     first, longest = (max(_MIN_BACKOFF_S, delay) for delay in delay_bounds(policy))
@@ -97,14 +97,14 @@ def _add_policy(config: dict[str, Any], policy: Policy, losses: list[Loss]) -> N
 
 
 def _multiplier(policy: Policy) -> float:
-    """Return the multiplier; for other backoffs the one from the first to the last ceiling."""
+    """Return the multiplier of an exponential backoff, or the average growth of another one."""
     if policy.backoff == "exponential":
         return policy.multiplier
     delays = first_ceilings(policy)[: _MAX_ATTEMPTS - 1]
     if len(delays) == 1:
         return 1.0
-    grown = max(delays[-1], 0.001) / max(delays[0], 0.001)
-    factor: float = grown ** (1 / (len(delays) - 1))
+    growth = max(delays[-1], 0.001) / max(delays[0], 0.001)
+    factor: float = growth ** (1 / (len(delays) - 1))
     return round(max(factor, 0.001), 6)
 
 
@@ -144,7 +144,7 @@ def _hedging_policy(hedging: Hedging, losses: list[Loss]) -> dict[str, Any]:
 
 
 def _throttle(defence: Defence, losses: list[Loss]) -> dict[str, Any] | None:
-    """Return the throttle; half of its tokens can be used without a success."""
+    """Return the throttle for the budget. Retries stop when half of its tokens are used."""
     budget = summarize_budget(defence)
     if budget is None:
         return None

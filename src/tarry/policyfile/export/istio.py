@@ -1,8 +1,8 @@
 """Export to Istio: a VirtualService with retries and timeout, and a DestinationRule if needed.
 
-Istio configures Envoy, so it has at most the features of Envoy. It supports fewer settings: the
-base of the backoff but not its cap (10 x the base), and outlier detection by consecutive errors
-only.
+Istio configures Envoy, so it has at most the features of Envoy. It supports fewer settings: it can
+set the base of the backoff but not its cap (10 x the base), and outlier detection counts only
+consecutive errors.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 _ISTIO = "Istio"
 _API_VERSION = "networking.istio.io/v1"
 _CAP_FACTOR = 10
-"""Times the base: the cap that Envoy takes when it is given none."""
+"""Without a cap, Envoy limits the backoff to this multiple of its base."""
 _MAX_EJECTION_S = 300.0
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 def to_istio(defence: Defence, *, host: str, name: str | None = None) -> Exported:
-    """Export for the service `host`, such as payments.prod.svc.cluster.local."""
+    """Export documents for the service `host`, such as payments.prod.svc.cluster.local."""
     reject_hedging(defence, "istio")
     if not host:
         raise ConfigurationError("host", "must name the service that is called, got nothing")
@@ -63,9 +63,9 @@ def to_istio(defence: Defence, *, host: str, name: str | None = None) -> Exporte
 
 
 def check_resource_name(name: str) -> str:
-    """Return a resource name that follows the rules of Kubernetes."""
+    """Return the name, or raise ConfigurationError if Kubernetes does not allow it."""
     if not _NAME.fullmatch(name):
-        rule = "must be lower case letters, digits and '-', at most 63"
+        rule = "must be lower case letters, digits and '-', at most 63 characters"
         raise ConfigurationError("name", rule, name)
     return name
 

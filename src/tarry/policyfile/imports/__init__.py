@@ -1,4 +1,4 @@
-"""Importers: a defence from documents of other systems, with the losses."""
+"""Importers: build a defence from documents of other systems, and list what is lost."""
 
 from tarry.policyfile.imports.grpc import from_grpc
 from tarry.policyfile.imports.istio import from_istio

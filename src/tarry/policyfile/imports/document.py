@@ -1,4 +1,4 @@
-"""Access to documents of other systems: errors have the path, and unread keys become losses."""
+"""Read documents of other systems: errors contain the path, and unread keys become losses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tarry.core.policy import Policy
 
 _TYPO_SIMILARITY = 0.8
-"""From 0 to 1: a key that is so similar to a known one is taken for a misspelling."""
+"""A key that is this similar (0 to 1) to a known key is taken for a misspelling."""
 
 
 class DocumentTable:
@@ -53,7 +53,7 @@ class DocumentTable:
         return f"{self.path}.{key}" if self.path else key
 
     def get(self, key: str) -> Any:
-        """Return a value, or None when it is missing."""
+        """Return the value of a key, or None when it is missing."""
         self._keys_read.add(key)
         return self._values.get(key)
 
@@ -112,16 +112,16 @@ class DocumentTable:
         return int(value)
 
     def text(self, key: str, default: str) -> str:
-        """Return a text, or the default when it is missing."""
+        """Return a string, or the default when it is missing."""
         value = self.get(key)
         if value is None:
             return default
         if not isinstance(value, str):
-            raise ConfigurationTypeError(self.path_of(key), "must be a text", value)
+            raise ConfigurationTypeError(self.path_of(key), "must be a string", value)
         return value
 
     def unread_losses(self, *ignored: str) -> Iterator[Loss]:
-        """Return a loss for each key that was not read, except the `ignored` ones."""
+        """Return a loss for each key that was not read, except for keys in `ignored`."""
         for key, value in self._values.items():
             if key not in self._keys_read and key not in ignored and value is not None:
                 yield Loss(
@@ -132,9 +132,9 @@ class DocumentTable:
 def apply_call_timeout(
     policy: Policy, timeout: float | None, path: str, losses: list[Loss]
 ) -> Policy:
-    """Return the policy with the timeout of the source for the whole call.
+    """Return the policy with `timeout`, the other system's timeout for the whole call.
 
-    A total budget does not end an attempt that has started, so attempts get a timeout, too.
+    A total budget does not stop a running attempt, so each attempt gets a timeout as well.
     """
     if timeout is None:
         return policy
@@ -142,7 +142,7 @@ def apply_call_timeout(
     if policy.max_attempts == 1:
         return policy.replace(attempt_timeout=attempt)
     instead = (
-        "no attempt starts after it, but tarry lets a running one finish: "
+        "no attempt starts after it, but tarry lets a running attempt finish: "
         f"at most {format_duration(timeout + attempt)} in total"
     )
     losses.append(Loss(path, timeout, instead))
@@ -150,7 +150,10 @@ def apply_call_timeout(
 
 
 def hint_loss(path: str, name: str, source: str, max_hint: float) -> Loss:
-    """Return the loss for a source that treats waits requested by a server differently."""
+    """Return the loss that tarry follows the hint `name` of a server differently.
+
+    `source` says what the other system does with it.
+    """
     return Loss(
         path, name, f"{source}; tarry waits for up to {format_duration(max_hint)}, or gives up"
     )

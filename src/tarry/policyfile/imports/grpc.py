@@ -43,7 +43,8 @@ _RETRY_POLICY_FIELDS = {
 _HEDGING_POLICY_KEYS = ("maxAttempts", "hedgingDelay", "nonFatalStatusCodes")
 _MAX_ATTEMPTS = 5
 _MIN_MULTIPLIER = 1.0
-_PUSHBACK = ("pushback", "gRPC follows one of any length")
+_PUSHBACK = ("pushback", "gRPC follows a pushback of any length")
+"""The arguments `name` and `source` of `hint_loss`."""
 
 
 def from_grpc(
@@ -69,7 +70,7 @@ def from_grpc(
         if hedge is not None:
             policy, hedging = None, _hedging(hedge, losses)
             if timeout is not None:
-                instead = "set a deadline for the call: hedging has none of its own"
+                instead = "set a deadline for the call, because hedging has no timeout"
                 losses.append(Loss(config.path_of("timeout"), timeout, instead))
         else:
             policy = Policy(max_attempts=1) if retry is None else _policy(retry, losses)
@@ -97,7 +98,7 @@ def _root(document: Mapping[str, Any]) -> DocumentTable:
 def _find_config(
     configs: list[DocumentTable], service: str | None, method: str | None, losses: list[Loss]
 ) -> DocumentTable | None:
-    """Return the entry that a channel would use: the most specific one that matches."""
+    """Return the entry that a gRPC channel would use: the most specific entry that matches."""
     names: dict[tuple[str, str], DocumentTable] = {}
     for config in configs:
         for name in config.tables("name"):
@@ -123,8 +124,8 @@ def _find_config(
                 ]
             elif key != wanted:
                 instead = (
-                    f"no entry has this name, so that of {_format_name(key)} is imported; "
-                    f"the names there are: {format_value(specific)}"
+                    f"no entry has this name, so the entry of {_format_name(key)} is imported; "
+                    f"the entries have the names {format_value(specific)}"
                 )
                 losses.append(Loss(chosen.path, _format_name(wanted), instead))
             return chosen
@@ -140,8 +141,8 @@ def _format_name(name: tuple[str, str]) -> str:
 def _policy(retry: DocumentTable, losses: list[Loss]) -> Policy:
     retry.check_spelling(_RETRY_POLICY_FIELDS)
     attempts = _attempts(retry, losses)
-    first = _required(retry, "initialBackoff")
-    longest = _required(retry, "maxBackoff")
+    first = _required_seconds(retry, "initialBackoff")
+    longest = _required_seconds(retry, "maxBackoff")
     multiplier = retry.number("backoffMultiplier")
     if multiplier <= 0:
         rule = "must be greater than 0"
@@ -191,7 +192,7 @@ def _attempts(table: DocumentTable, losses: list[Loss]) -> int:
     return min(attempts, _MAX_ATTEMPTS)
 
 
-def _required(table: DocumentTable, key: str) -> float:
+def _required_seconds(table: DocumentTable, key: str) -> float:
     seconds = table.seconds(key, read=parse_proto)
     if seconds is None:
         raise ConfigurationError(table.path_of(key), 'must be given, such as "0.1s"')
@@ -199,7 +200,7 @@ def _required(table: DocumentTable, key: str) -> float:
 
 
 def _codes(table: DocumentTable, key: str) -> frozenset[str]:
-    """Return the names of codes, which are given as names in any case or as numbers."""
+    """Return the names of codes. The document has names, in upper or lower case, or numbers."""
     codes: set[str] = set()
     for i, code in enumerate(table.items(key)):
         name = code.upper() if isinstance(code, str) else code

@@ -1,4 +1,4 @@
-"""Import from Istio: retries and timeout of a VirtualService, and a DestinationRule."""
+"""Import from Istio: retries and timeout of a VirtualService, limits of a DestinationRule."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 _KINDS = ("VirtualService", "DestinationRule")
 _DEFAULT_ATTEMPTS = 2
 _DEFAULT_RETRY_ON = "connect-failure,refused-stream,unavailable,cancelled"
-_DEFAULT_BACKOFF = 0.025
+_DEFAULT_BACKOFF_S = 0.025
 _CAP_FACTOR = 10
-_STATUSES = {
+_CONDITION_STATUSES = {
     "5xx": frozenset(range(500, 512)),
     "gateway-error": frozenset({502, 503, 504}),
     "retriable-4xx": frozenset({409}),
@@ -28,9 +28,9 @@ _STATUSES = {
 _EXCEPTION_CONDITIONS = ("connect-failure", "refused-stream", "reset", "reset-before-request")
 """Conditions that are exceptions in tarry: `on=` of the call selects which are retried."""
 _UNSUPPORTED_CONDITIONS = ("retriable-headers", "envoy-ratelimited", "http3-post-connect-failure")
-_CODES = {name.lower().replace("_", "-"): name for name in GRPC_CODES}
+_CONDITION_CODES = {name.lower().replace("_", "-"): name for name in GRPC_CODES}
 _TOO_EARLY = 425
-_RETRIES = (
+_RETRIES_KEYS = (
     "attempts",
     "perTryTimeout",
     "retryOn",
@@ -53,7 +53,7 @@ _ADDRESSES = ("host", "hosts", "gateways", "exportTo", "name", "route")
 def from_istio(documents: Sequence[Mapping[str, Any]]) -> Imported:
     """Import the first route of a VirtualService, a DestinationRule, or both."""
     losses: list[Loss] = []
-    found: dict[str, DocumentTable] = {}
+    specs: dict[str, DocumentTable] = {}
     for root in _roots(documents):
         kind = root.text("kind", "")
         if kind not in _KINDS:
@@ -63,22 +63,22 @@ def from_istio(documents: Sequence[Mapping[str, Any]]) -> Imported:
         spec = root.table("spec")
         if spec is None:
             raise ConfigurationError(root.path_of("spec"), "must be given")
-        if kind in found:
+        if kind in specs:
             losses.append(Loss(root.path_of("kind"), kind, "left out: the first one is imported"))
         else:
-            found[kind] = spec
-    if not found:
+            specs[kind] = spec
+    if not specs:
         msg = "there is nothing to import: pass a VirtualService, a DestinationRule or both"
         raise ConfigurationError(msg)
     policy = Policy()
-    if "VirtualService" in found:
-        policy = _policy(found["VirtualService"], losses)
+    if "VirtualService" in specs:
+        policy = _policy(specs["VirtualService"], losses)
     else:
         instead = "missing, so the policy is tarry's default"
         losses.append(Loss("kind", "VirtualService", instead))
-    destination = found.get("DestinationRule")
+    destination = specs.get("DestinationRule")
     parts: dict[str, Any] = {} if destination is None else _defence_parts(destination, losses)
-    fields_set = _FIELDS_SET if "VirtualService" in found else ()
+    fields_set = _FIELDS_SET if "VirtualService" in specs else ()
     return Imported(Defence(policy, **parts), tuple(losses), fields_set)
 
 
@@ -96,7 +96,11 @@ def _policy(spec: DocumentTable, losses: list[Loss]) -> Policy:
     if not routes:
         raise ConfigurationError(spec.path_of("http"), "must have at least one route")
     losses += [
-        Loss(route.path, "not read", "the first route is imported; move this one to a file")
+        Loss(
+            route.path,
+            "not read",
+            "only the first route is imported; import this route from a file of its own",
+        )
         for route in routes[1:]
         if "retries" in route or "timeout" in route
     ]
@@ -109,10 +113,10 @@ def _policy(spec: DocumentTable, losses: list[Loss]) -> Policy:
         retries = DocumentTable(route.path_of("retries"), {})
         attempts = _DEFAULT_ATTEMPTS
     else:
-        retries.check_spelling(_RETRIES)
+        retries.check_spelling(_RETRIES_KEYS)
         attempts = retries.count("attempts", 0)  # missing means no retries
     statuses, codes = _conditions(retries, losses)
-    first = retries.seconds("backoff") or _DEFAULT_BACKOFF
+    first = retries.seconds("backoff") or _DEFAULT_BACKOFF_S
     policy = Policy(
         max_attempts=attempts + 1,
         initial_delay=first,
@@ -135,21 +139,23 @@ def _conditions(retries: DocumentTable, losses: list[Loss]) -> tuple[set[int], s
     path = retries.path_of("retryOn")
     statuses: set[int] = set()
     codes: set[str] = set()
-    for word in filter(None, map(str.strip, retries.text("retryOn", _DEFAULT_RETRY_ON).split(","))):
-        if word in _STATUSES:
-            statuses |= _STATUSES[word]
-            if word == "5xx":
-                losses.append(Loss(path, word, "imported as 500 to 511"))
-        elif word in _CODES:
-            codes.add(_CODES[word])
-        elif word.isdecimal() and LOWEST_STATUS <= int(word) <= HIGHEST_STATUS:
-            statuses.add(int(word))
-        elif word in _UNSUPPORTED_CONDITIONS:
-            losses.append(Loss(path, word, "left out: tarry has no such condition"))
-        elif word not in (*_EXCEPTION_CONDITIONS, "retriable-status-codes"):
-            raise ConfigurationError(path, "must list conditions of Envoy or statuses", word)
+    for condition in filter(
+        None, map(str.strip, retries.text("retryOn", _DEFAULT_RETRY_ON).split(","))
+    ):
+        if condition in _CONDITION_STATUSES:
+            statuses |= _CONDITION_STATUSES[condition]
+            if condition == "5xx":
+                losses.append(Loss(path, condition, "imported as 500 to 511"))
+        elif condition in _CONDITION_CODES:
+            codes.add(_CONDITION_CODES[condition])
+        elif condition.isdecimal() and LOWEST_STATUS <= int(condition) <= HIGHEST_STATUS:
+            statuses.add(int(condition))
+        elif condition in _UNSUPPORTED_CONDITIONS:
+            losses.append(Loss(path, condition, "left out: tarry has no such condition"))
+        elif condition not in (*_EXCEPTION_CONDITIONS, "retriable-status-codes"):
+            raise ConfigurationError(path, "must list conditions of Envoy or statuses", condition)
     if _TOO_EARLY in statuses:
-        instead = "Istio retries it at once, tarry after a delay as any other"
+        instead = "Istio retries this status at once, tarry after the usual delay"
         losses.append(Loss(path, _TOO_EARLY, instead))
     return statuses, codes
 
@@ -179,7 +185,7 @@ def _defence_parts(destination: DocumentTable, losses: list[Loss]) -> dict[str, 
 def _breaker(detection: DocumentTable, losses: list[Loss]) -> dict[str, Any] | None:
     any_error = detection.count("consecutive5xxErrors", 5)
     gateway_errors = detection.count("consecutiveGatewayErrors", 0)
-    detection.get("interval")  # of the periodic check; consecutive errors eject at once
+    detection.get("interval")  # read, but not used: consecutive errors eject at once
     detection.get("maxEjectionPercent")
     open_for = detection.seconds("baseEjectionTime") or 30.0
     losses += detection.unread_losses()
@@ -193,7 +199,7 @@ def _breaker(detection: DocumentTable, losses: list[Loss]) -> dict[str, Any] | N
     instead = "the breaker opens for the whole dependency, for twice as long each time"
     losses.append(Loss(detection.path, "per host", instead))
     return {
-        # A rate of 1 opens the breaker never earlier than the consecutive errors.
+        # With a failure rate of 1, the breaker does not open before `consecutive` failures.
         "failure_rate": 1.0,
         "min_calls": max(20, consecutive),
         "consecutive": consecutive,
@@ -206,7 +212,7 @@ def _breaker(detection: DocumentTable, losses: list[Loss]) -> dict[str, Any] | N
 def _budget(budget: DocumentTable, losses: list[Loss]) -> dict[str, Any]:
     percent = budget.number("percent", 20.0)
     minimum = budget.count("minRetryConcurrency", 3)
-    instead = "imported as a fraction of the calls in 10 s, plus as many retries per second"
+    instead = f"imported as a fraction of the calls in 10 s, plus {minimum} retries per second"
     losses += [Loss(budget.path, f"{percent:g} %, {minimum}", instead), *budget.unread_losses()]
     return {
         "kind": "ratio",
