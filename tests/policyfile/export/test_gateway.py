@@ -140,7 +140,7 @@ def test_one_attempt_has_no_retry() -> None:
             "retryable_statuses = 408, 425, 429: an implementation need not support more than 500,",
         ),
         ({}, "backoff = exponential: 0.1 s is the shortest wait; growth, cap and jitter depend on"),
-        ({"retryable_statuses": [304, 503]}, "retryable_statuses = 304: the Gateway API has codes"),
+        ({"retryable_statuses": [304, 503]}, "retryable_statuses = 304: the Gateway API retries"),
         ({"retryable_codes": ["UNKNOWN"]}, "retryable_codes = UNKNOWN: an HTTPRoute cannot retry"),
         ({"total_budget": 2.0}, "total_budget = 2: a gateway stops a running attempt"),
         ({"attempt_timeout": 0.0122}, "attempt_timeout = 0.0122: rounded to whole milliseconds"),
