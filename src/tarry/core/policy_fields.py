@@ -77,7 +77,7 @@ POLICY_FIELDS: tuple[PolicyField, ...] = (
     ),
     PolicyField(
         "total_budget", "totalBudgetMs", "seconds", None,
-        "Time for the whole call. An attempt starts only if it is expected to end in this time.",
+        "Time for the whole call: an attempt starts only if it is expected to end in this time.",
         is_optional=True,
     ),
     PolicyField(
@@ -111,7 +111,7 @@ POLICY_FIELDS: tuple[PolicyField, ...] = (
     ),
     PolicyField(
         "max_hint", "maxHintMs", "seconds", 120.0,
-        "Longest wait that a server may ask for. If it asks for a longer wait, the call ends.",
+        "Longest wait that a server may ask for; if it asks for a longer one, the call ends.",
         is_minimum_allowed=True,
     ),
     PolicyField(

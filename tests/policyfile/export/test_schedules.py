@@ -55,7 +55,7 @@ def test_a_gateway_has_a_schedule_of_its_own() -> None:
 
     assert ("backoff", "THE SCHEDULE CANNOT BE EXPRESSED: 5 s is the shortest wait") == (
         first.field,
-        first.instead.rpartition(":")[0],
+        first.instead.partition(";")[0],
     )
 
 
