@@ -81,7 +81,7 @@ def test_attempt_time_limit(
     limit: float | None, left: float | None, expected: float | None
 ) -> None:
     """The limit is the policy's timeout or the remaining time, whichever is less."""
-    with VirtualClock():
+    with VirtualClock(start=0.0):
         if left is None:
             actual = attempt_time_limit(limit)
         else:
