@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -30,7 +31,7 @@ def test_list(ask: Ask, lane: str, dead_letters: list[str]) -> None:
     assert [[letter, "permanent", "1"] for letter in dead_letters] == [
         row.split()[:3] for row in rows
     ]
-    assert all(" ago  POST http://" in row for row in rows)
+    assert all(re.search(r" ago +POST http://", row) for row in rows)  # ages differ in width
     assert dead_letters[:1] == [task["taskId"] for task in told]
 
 
