@@ -18,10 +18,10 @@ for name in tarry.__all__:
 for name in idempotency.__all__:
     getattr(idempotency, name)
 
-# These keep to the standard library in every module, exported or not; but for the forms of the
-# service's API, which only the service and its client load.
+# Every module of these packages uses only the standard library, except the JSON types of the
+# service, which only the service and its client load.
 importlib.import_module("tarry.errors")
-for layer in ("core", "wire", "simulator", "tuning"):
+for layer in ("core", "wire", "policyfile", "simulator", "tuning"):
     package = importlib.import_module(f"tarry.{layer}")
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         if module.name != "tarry.wire.tasks":
