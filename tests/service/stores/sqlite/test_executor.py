@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import selectors
 import threading
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -162,3 +163,40 @@ def test_close_waits_for_operations_without_weight() -> None:
         assert "claim" == await future
 
     asyncio.run(main())
+
+
+class SleepSelector(selectors.DefaultSelector):
+    """A selector that sets `is_asleep` when the event loop has nothing to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_asleep = threading.Event()
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait for files; without a timeout, the loop has neither callbacks nor timers."""
+        if timeout is None:
+            self.is_asleep.set()
+        return super().select(timeout)
+
+
+def test_close_waits_without_polling_for_operations_of_cancelled_callers() -> None:
+    """The event loop sleeps until the group is done; it would take the GIL from the thread."""
+    selector = SleepSelector()
+    finished: list[bool] = []
+
+    def run(work: Sequence[str]) -> list[tuple[Any, Exception | None]]:
+        finished.append(selector.is_asleep.wait(10))
+        return [(item, None) for item in work]
+
+    async def main() -> None:
+        thread = executor.ThreadExecutor("test", run)
+        futures = [thread.submit("add", 1), thread.submit("add", 1)]
+        await asyncio.sleep(0)
+        for future in futures:
+            future.cancel()
+        await thread.close()
+
+        assert [True] == finished
+
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
+        runner.run(main())

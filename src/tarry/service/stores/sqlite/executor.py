@@ -38,6 +38,7 @@ class Executor(GroupCommit[Any]):
     def __init__(self, max_group_weight: int) -> None:
         super().__init__(max_weight=max_group_weight, max_pending=MAX_PENDING, may_exceed=True)
         self._loop = asyncio.get_running_loop()
+        self._group_done = asyncio.Event()
 
     def submit(self, operation: Any, weight: int) -> asyncio.Future[Any]:
         """Run an operation in one of the next groups; the future has its result.
@@ -75,13 +76,16 @@ class Executor(GroupCommit[Any]):
 
     async def _drain(self) -> None:
         """Return when all operations are done."""
-        # Not `while self.pending`: operations that change no task have a weight of 0.
-        while entries := [entry for group in (*self._in_flight, self._waiting) for entry in group]:
-            await asyncio.wait([entry.future for entry in entries if entry.future is not None])
+        # Not `while self.pending`: operations that change no task have a weight of 0. And not
+        # `await` on their futures: the future of a cancelled caller is done before its group is.
+        while self._in_flight or self._waiting:
+            self._group_done.clear()
+            await self._group_done.wait()
 
     def _answer(self, group: Group, answers: Sequence[Answer]) -> None:
         """Set the results of a group, then start the next one."""
         self._end_group(group)
+        self._group_done.set()
         for entry, (value, error) in zip(group, answers, strict=True):
             future = entry.future
             if future is None or future.done():  # done: the caller was cancelled
