@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tarry.service.engine import attempts
-from tarry.service.engine.clock import StoreClock
+from tarry.service.engine.context import StoreClock
 from tarry.service.engine.result_writer import ResultWriter
 from tarry.service.model import Status
 from tarry.service.store import FinishStatus

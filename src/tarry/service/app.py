@@ -24,8 +24,7 @@ try:
     from tarry.service.delivery.http1.client import HttpDelivery
     from tarry.service.delivery.signing import Signer
     from tarry.service.encryption import EncryptedCodec, PlainCodec
-    from tarry.service.engine.clock import StoreClock
-    from tarry.service.engine.context import EngineContext, EngineLimits, Health
+    from tarry.service.engine.context import EngineContext, EngineLimits, Health, StoreClock
     from tarry.service.engine.engine import Engine
     from tarry.service.engine.lanes import Lanes, build_downstream
     from tarry.service.engine.metrics import Metrics

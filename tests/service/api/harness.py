@@ -18,8 +18,7 @@ from tarry.service.api.problem_types import PROBLEM_TYPES
 from tarry.service.api.response import ApiResponse
 from tarry.service.delivery.guard import Guard
 from tarry.service.encryption import PlainCodec
-from tarry.service.engine.clock import StoreClock
-from tarry.service.engine.context import Health
+from tarry.service.engine.context import Health, StoreClock
 from tarry.service.engine.engine import Engine
 from tarry.service.engine.policies import PolicyCache
 from tarry.service.engine.reporting import CompletionWaiters, Event, Events, TaskCompletion

@@ -13,8 +13,7 @@ import msgspec
 from tarry.core.breaker import Breaker
 from tarry.service.delivery.messages import DeliveryRequest, DeliveryResult
 from tarry.service.encryption import PlainCodec
-from tarry.service.engine.clock import StoreClock
-from tarry.service.engine.context import EngineContext, EngineLimits, Health
+from tarry.service.engine.context import EngineContext, EngineLimits, Health, StoreClock
 from tarry.service.engine.engine import Engine
 from tarry.service.engine.lanes import Lanes, build_downstream
 from tarry.service.engine.metrics import Metrics

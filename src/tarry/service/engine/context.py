@@ -1,4 +1,4 @@
-"""Shared by all components of an engine: dependencies, limits, health, retry of store writes.
+"""Shared by all components of an engine: limits, health, clock, dependencies, retry of writes.
 
 The composition root, `tarry.service.app`, builds the `EngineContext`.
 """
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from tarry.service.delivery.messages import Delivery
-    from tarry.service.engine.clock import StoreClock
     from tarry.service.engine.lanes import Lanes
     from tarry.service.engine.metrics import Metrics
     from tarry.service.engine.policies import PolicyCache
@@ -31,6 +30,8 @@ T = TypeVar("T")
 _logger = logging.getLogger("tarry.service")
 FIRST_RETRY_PAUSE_S = 0.05
 _MAX_RETRY_PAUSE_S = 2.0
+_UNKNOWN_OFFSET_MS = -1e15
+"""Far in the past, so that nothing is due before `StoreClock.synchronize`."""
 
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +74,49 @@ class Health:
         """Mark a component as healthy."""
         if self.failing and self.failing.pop(component, None) is not None:
             _logger.warning("%s has recovered", component)
+
+
+class StoreClock:
+    """Epoch milliseconds on the store's clock: the local monotonic clock plus an offset.
+
+    The wall clock of this machine is not used: an operator may set it, which must not change how
+    long a task waits.
+    """
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._offset_ms = _UNKNOWN_OFFSET_MS
+
+    def now_ms(self) -> float:
+        """Return the store's time in milliseconds, with its fraction.
+
+        A caller that needs the time in milliseconds and in seconds calls this once and converts.
+        """
+        return self._monotonic() * 1000 + self._offset_ms
+
+    def now(self) -> int:
+        """Return the store's time in milliseconds, rounded down so that no task is early."""
+        return int(self.now_ms())
+
+    def seconds(self) -> float:
+        """Return the store's time in seconds, the unit of the core."""
+        return self.now_ms() / 1000
+
+    def local_ms(self) -> float:
+        """Return the local monotonic time in milliseconds, to be passed to `synchronize`."""
+        return self._monotonic() * 1000
+
+    def synchronize(self, sent_at: float, store_now: int) -> None:
+        """Update the offset from a reply of the store, which contains its time `store_now`.
+
+        `sent_at` is the local time of the request. The store read its clock between then and now,
+        which bounds the offset from below and above. The highest lower bound is kept, so that the
+        estimate is never ahead of the store, and behind it by at most the time that the fastest
+        reply took. An offset above the upper bound means that the store's clock was set back.
+        """
+        # The store rounds its time down, so that up to one millisecond more may have passed.
+        lower, upper = store_now - self.local_ms(), store_now + 1 - sent_at
+        self._offset_ms = lower if self._offset_ms > upper else max(self._offset_ms, lower)
 
 
 class EngineContext(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,28 +1,42 @@
-"""The engine of one process: ingest, scheduler, worker, maintenance, and the operator's actions."""
+"""The engine of one process: ingest of new tasks, background loops, and the operator's actions.
+
+Ingest writes new tasks in groups, and passes them straight to the worker if it has capacity.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from tarry.service.engine.ingest import Ingest
+from tarry.errors import StoreUnavailable
 from tarry.service.engine.maintenance import Maintenance
 from tarry.service.engine.reporting import Reporter, TaskCompletion
 from tarry.service.engine.scheduler import Scheduler
 from tarry.service.engine.worker import Worker
+from tarry.service.group_commit import AsyncGroupCommit
 from tarry.service.model import Status
-from tarry.service.store import CancelStatus, FinishStatus, RetryNowStatus, TaskResult
+from tarry.service.store import (
+    AddResult,
+    AddStatus,
+    CancelStatus,
+    FinishStatus,
+    RetryNowStatus,
+    TaskResult,
+)
 from tarry.wire.tasks import LocalStats
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tarry.service.engine.clock import StoreClock
-    from tarry.service.engine.context import EngineContext, Health
+    from tarry.service.engine.context import EngineContext, Health, StoreClock
     from tarry.service.engine.policies import PolicyCache
     from tarry.service.engine.reporting import Events
-    from tarry.service.model import TaskContent
-    from tarry.service.store import AddResult, NewTask
+    from tarry.service.model import Task, TaskContent
+    from tarry.service.store import NewTask
+
+_MAX_GROUP_ITEMS = 64
+"""Small, because results are written between two groups: a large batch must not delay retries."""
+_NewItem: TypeAlias = "tuple[NewTask, TaskContent | None]"
 
 
 class Engine:
@@ -30,33 +44,20 @@ class Engine:
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
-        self._reporter = Reporter(context.events, context.metrics, context.clock)
+        self.events: Events = context.events
+        self.policies: PolicyCache = context.policies
+        self.health: Health = context.health
+        self.clock: StoreClock = context.clock
+        self._reporter = Reporter(context.events, context.metrics, context.clock.now)
         self.worker: Worker = Worker(context, self._reporter, self._on_capacity)
         self.scheduler: Scheduler = Scheduler(context, self.worker, self._reporter)
         self.maintenance: Maintenance = Maintenance(context, self.scheduler)
-        self.ingest: Ingest = Ingest(context, self.worker, self.scheduler, self._reporter)
+        self._new_tasks: AsyncGroupCommit[_NewItem, AddResult] = AsyncGroupCommit(
+            self._add, max_items=_MAX_GROUP_ITEMS, max_pending=context.limits.ingest
+        )
+        self._is_stopping = False
         self._scheduler_loop: asyncio.Task[None] | None = None
         self._maintenance_loop: asyncio.Task[None] | None = None
-
-    @property
-    def events(self) -> Events:
-        """The events of this process."""
-        return self._context.events
-
-    @property
-    def policies(self) -> PolicyCache:
-        """The cache of policies."""
-        return self._context.policies
-
-    @property
-    def health(self) -> Health:
-        """The failing components of this process."""
-        return self._context.health
-
-    @property
-    def clock(self) -> StoreClock:
-        """The store's time."""
-        return self._context.clock
 
     def _on_capacity(self) -> None:
         # The worker is created before the scheduler, so it cannot have the bound method itself.
@@ -91,16 +92,82 @@ class Engine:
             loop.cancel()
         if loops:
             await asyncio.wait(loops)
-        await self.ingest.stop()
+        self._is_stopping = True  # new tasks are not leased to this process any more
+        await self._new_tasks.flush()
         await self.worker.stop(max(0.0, deadline - asyncio.get_running_loop().time()))
 
-    # --- tasks ------------------------------------------------------------------------------------
+    # --- ingest -----------------------------------------------------------------------------------
 
     def submit(
         self, new_tasks: list[NewTask], contents: Sequence[TaskContent] | None = None
     ) -> asyncio.Future[Sequence[AddResult]]:
-        """Add tasks; they are durable when the future is done. See `Ingest.submit`."""
-        return self.ingest.submit(new_tasks, contents)
+        """Add tasks; they are durable when the future is done.
+
+        `contents` are the unpacked contents of the tasks. A caller that has them saves the worker
+        the unpacking. The tasks are added even if the caller is cancelled. Raises
+        `Overloaded` if too many tasks wait to be written.
+        """
+        # Tasks that wait to be written are subtracted, so that each slot is promised only once.
+        free_slots = 0
+        if not self._is_stopping:
+            free_slots = self.worker.leased_tasks.free_slots - self._new_tasks.pending
+        can_lease: dict[str, bool] = {}
+        for new in new_tasks:
+            if free_slots <= 0:
+                break
+            lane = new.task.lane
+            if lane not in can_lease:
+                can_lease[lane] = self._can_lease(lane)
+            if can_lease[lane]:
+                new.lease_on_add = True
+                free_slots -= 1
+        contents_or_none: Sequence[TaskContent | None] = contents or [None] * len(new_tasks)
+        return self._new_tasks.submit(list(zip(new_tasks, contents_or_none, strict=True)))
+
+    def _can_lease(self, lane_name: str) -> bool:
+        lane = self._context.lanes.get(lane_name)
+        max_leased = self._context.limits.lane_leased
+        return lane is None or (lane.leased < max_leased and not lane.is_tripped)
+
+    async def _add(self, items: Sequence[_NewItem]) -> Sequence[AddResult]:
+        context, new_tasks = self._context, [new for new, _ in items]
+        try:
+            results = await context.store.add(
+                new_tasks, context.lease, quota=context.limits.pending
+            )
+        except StoreUnavailable as error:
+            context.health.failed("store", error)
+            raise
+        context.health.worked("store")
+        self._process_added(items, results)
+        return results
+
+    def _process_added(self, items: Sequence[_NewItem], results: Sequence[AddResult]) -> None:
+        """Pass leased tasks to the worker, and wake the scheduler for others that are due soon.
+
+        This is done here and not by the caller of `submit`, which may have been cancelled
+        meanwhile: a leased task would then be idle until its lease expires.
+        """
+        context = self._context
+        horizon_end = context.clock.now() + context.lease.horizon_ms
+        has_listeners = bool(context.events.listeners)
+        tasks: list[Task] = []
+        contents: list[TaskContent | None] = []
+        for (_, content), result in zip(items, results, strict=True):
+            if result.status is not AddStatus.ADDED:
+                continue
+            task = result.task
+            if has_listeners:
+                self._reporter.task_added(task)
+            if result.leased:
+                tasks.append(task)
+                contents.append(content)
+            elif task.next_attempt_at <= horizon_end:
+                self.scheduler.wake()
+        if tasks:
+            self.worker.add(tasks, contents)
+
+    # --- tasks ------------------------------------------------------------------------------------
 
     async def wait_for_completion(self, task_id: str, seconds: float) -> TaskCompletion | None:
         """Wait for the completion of a task in this process; return None after `seconds`."""

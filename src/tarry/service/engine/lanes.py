@@ -1,23 +1,26 @@
-"""The lanes in this process: the state of each downstream, and the due tasks of each lane.
+"""The lanes in this process: the state of each downstream, and the leased tasks of each lane.
 
-The store decides for all workers whether a lane is parked or paused. The state here only decides
-whether this process starts attempts of the lane.
+A leased task waits in a heap for its due time, and then in a queue of its lane. The store decides
+for all workers whether a lane is parked or paused. The state here only decides whether this process
+starts attempts of the lane.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from heapq import nlargest
+from heapq import heappop, heappush, nlargest
+from itertools import count
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from tarry.core.breaker import Breaker, BreakerState
 from tarry.core.budget import RatioBudget
 from tarry.core.downstream import Downstream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from tarry.service.model import Task, TaskContent
 
@@ -32,52 +35,35 @@ _BUDGET_SPACING_MS = 50
 the budget's floor admits, so that few of them are deferred again."""
 _LIMIT_REFRESH_MS = 50
 """Milliseconds for which an in-flight limit that was reached is assumed to be unchanged."""
+_MAX_TIMER_MS = 1_000
+"""The clock is read at least this often, because the store's clock may be set meanwhile."""
 
 
-class LaneState:
+class LaneState(Struct, eq=False):
     """One downstream, and the tasks of its lane that are leased to this process."""
 
-    __slots__ = (
-        "_budget_retry_at",
-        "_first_attempts_in_a_row",
-        "_limit_seen_at",
-        "downstream",
-        "due_first_attempts",
-        "due_retries",
-        "is_in_rotation",
-        "is_paused",
-        "leased",
-        "limit",
-        "name",
-        "running",
-        "tenant",
-        "was_used",
-    )
-
-    def __init__(self, name: str, downstream: Downstream) -> None:
-        self.name: str = name
-        self.tenant: str = name.partition("/")[0]
-        self.downstream: Downstream = downstream
-        self.due_retries: deque[LeasedTask] = deque()
-        """Due tasks that were attempted before. A retry has a promised time, a first attempt has
-        none, so retries do not queue behind first attempts: every third attempt is a retry."""
-        self.due_first_attempts: deque[LeasedTask] = deque()
-        """Due tasks that were not attempted yet, in the order in which they became due."""
-        self.leased: int = 0
-        """Tasks of the lane that are leased to this process."""
-        self.running: int = 0
-        """Attempts in flight."""
-        self.is_in_rotation: bool = False
-        """Whether the lane is in `LeasedTasks.rotation`."""
-        self.is_paused: bool = False
-        """Whether an operator paused the lane through this process."""
-        self.was_used: bool = True
-        """Whether the lane had a task since the last call of `Lanes.forget_idle`."""
-        self.limit: int | None = None
-        """Attempts in flight when the in-flight limit last refused another one; None: unknown."""
-        self._limit_seen_at = 0
-        self._first_attempts_in_a_row = 0
-        self._budget_retry_at = 0
+    name: str
+    downstream: Downstream
+    due_retries: deque[LeasedTask] = field(default_factory=deque)
+    """Due tasks that were attempted before. A retry has a promised time, a first attempt has none,
+    so retries do not queue behind first attempts: every third attempt is a retry."""
+    due_first_attempts: deque[LeasedTask] = field(default_factory=deque)
+    """Due tasks that were not attempted yet, in the order in which they became due."""
+    leased: int = 0
+    """Tasks of the lane that are leased to this process."""
+    running: int = 0
+    """Attempts in flight."""
+    is_in_rotation: bool = False
+    """Whether the lane is in `LeasedTasks.rotation`."""
+    is_paused: bool = False
+    """Whether an operator paused the lane through this process."""
+    was_used: bool = True
+    """Whether the lane had a task since the last call of `Lanes.forget_idle`."""
+    limit: int | None = None
+    """Attempts in flight when the in-flight limit last refused another one; None: unknown."""
+    _limit_seen_at: int = 0
+    _first_attempts_in_a_row: int = 0
+    _budget_retry_at: int = 0
 
     def pop_due(self) -> LeasedTask | None:
         """Remove and return a due task: every third one is a retry while there are both."""
@@ -148,34 +134,28 @@ class LeasedTask(Struct, eq=False):
     """Whether the lease is gone: a queue that still holds the task skips it."""
 
 
-class Lanes:
+class Lanes(dict[str, LaneState]):
     """Lanes by name, created when they are first needed; idle lanes are forgotten."""
 
     def __init__(self, build_downstream: Callable[[str], Downstream], *, max_leased: int) -> None:
+        super().__init__()
         self._build_downstream = build_downstream
         self._max_leased = max_leased
-        self._lanes: dict[str, LaneState] = {}
         self.parked: set[str] = set()
         """Names of lanes that this process has parked in the store."""
         self.full: set[str] = set()
         """Names of lanes of which this process has leased the maximum number of tasks."""
 
-    def __getitem__(self, name: str) -> LaneState:
-        """Return a lane, creating it if necessary."""
-        lane = self._lanes.get(name)
-        if lane is None:
-            if len(self._lanes) >= _MAX_LANES:
-                self._evict_empty()
-            lane = self._lanes[name] = LaneState(name, self._build_downstream(name))
+    def __missing__(self, name: str) -> LaneState:
+        """Create the lane that `lanes[name]` needs."""
+        if len(self) >= _MAX_LANES:
+            self._evict_empty()
+        lane = self[name] = LaneState(name, self._build_downstream(name))
         return lane
-
-    def get(self, name: str) -> LaneState | None:
-        """Return a lane, or None if this process has no such lane."""
-        return self._lanes.get(name)
 
     def most_notable(self, limit: int, tenant: str | None = None) -> list[LaneState]:
         """Return lanes of one tenant or of all: tripped ones first, then the busiest."""
-        lanes = (lane for lane in self._lanes.values() if tenant in {None, lane.tenant})
+        lanes = (lane for lane in self.values() if tenant in {None, lane.name.partition("/")[0]})
         return nlargest(limit, lanes, key=lambda lane: (lane.is_tripped, lane.leased))
 
     def count_leased(self, lane: LaneState) -> None:
@@ -200,10 +180,8 @@ class Lanes:
 
         Their time windows of outcomes are empty by then, so that no statistics are lost.
         """
-        idle = [
-            lane for lane in self._lanes.values() if not lane.was_used and self._is_disposable(lane)
-        ]
-        for lane in self._lanes.values():
+        idle = [lane for lane in self.values() if not lane.was_used and self._is_disposable(lane)]
+        for lane in self.values():
             lane.was_used = not lane.is_empty
         self._remove(idle)
         return len(idle)
@@ -213,7 +191,7 @@ class Lanes:
 
         A parked lane is not lost: the store reports it when tasks of the lane are claimed.
         """
-        empty = [lane for lane in self._lanes.values() if lane.is_empty]
+        empty = [lane for lane in self.values() if lane.is_empty]
         candidates = [lane for lane in empty if self._is_disposable(lane)] or empty
         self._remove(candidates[: len(candidates) // 2 + 1])
 
@@ -225,15 +203,12 @@ class Lanes:
 
     def _remove(self, lanes: list[LaneState]) -> None:
         for lane in lanes:
-            del self._lanes[lane.name]
+            del self[lane.name]
             self.parked.discard(lane.name)
 
 
 def build_downstream(
-    name: str,
-    *,
-    max_in_flight: int,
-    breaker: Callable[[], Breaker] = Breaker,
+    name: str, *, max_in_flight: int, breaker: Callable[[], Breaker] = Breaker
 ) -> Downstream:
     """Build the downstream of a lane: breaker, retry budget, and an in-flight limit.
 
@@ -246,3 +221,166 @@ def build_downstream(
         budget=RatioBudget(0.3, min_per_second=10.0),
         max_in_flight=max_in_flight,
     )
+
+
+class LeasedTasks:
+    """Leased tasks by id, in a heap by due time, and, once due, in the queue of their lane.
+
+    Lanes with due tasks are served round robin. `now` returns the store's time in milliseconds.
+    `on_due` is called when a task becomes due.
+    """
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        now: Callable[[], int],
+        *,
+        max_leased: int,
+        on_due: Callable[[], None],
+    ) -> None:
+        self._lanes = lanes
+        self._now = now
+        self._max_leased = max_leased
+        self._on_due = on_due
+        self._by_id: dict[str, LeasedTask] = {}
+        self._heap: list[tuple[int, int, LeasedTask]] = []
+        """`(due time, tie breaker, task)`. Dropped tasks stay until their time comes."""
+        self._tie_breaker = count()
+        self.rotation: deque[LaneState] = deque()
+        """Lanes with due tasks, in the order in which they are served; read-only for others."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0
+
+    def __len__(self) -> int:
+        """Return the number of leased tasks."""
+        return len(self._by_id)
+
+    @property
+    def free_slots(self) -> int:
+        """How many more tasks may be leased."""
+        return self._max_leased - len(self._by_id)
+
+    def __iter__(self) -> Iterator[LeasedTask]:
+        """Iterate over a copy of the leased tasks, in no particular order."""
+        return iter(tuple(self._by_id.values()))
+
+    def find(self, task_id: str) -> LeasedTask | None:
+        """Return the leased task with this id, or None."""
+        return self._by_id.get(task_id)
+
+    def add(
+        self, tasks: Sequence[Task], contents: Sequence[TaskContent | None] | None = None
+    ) -> None:
+        """Add tasks that were just leased to this process.
+
+        If a task is here already, its earlier lease was lost, and the new lease replaces it.
+        """
+        now, lanes = self._now(), self._lanes
+        is_due = False
+        for task, content in zip(tasks, contents or [None] * len(tasks), strict=True):
+            earlier = self._by_id.get(task.id)
+            if earlier is not None:
+                earlier.is_dropped = True
+                lanes.count_dropped(earlier.lane)
+            lane = lanes[task.lane]
+            leased = self._by_id[task.id] = LeasedTask(task, lane, content)
+            lanes.count_leased(lane)
+            is_due = self._enqueue(leased, now) or is_due
+        if is_due:
+            self._on_due()
+
+    def requeue(self, leased: LeasedTask) -> None:
+        """Put a task that is no longer busy into the queue, for its `next_attempt_at`."""
+        leased.is_busy = False
+        if not leased.is_queued and self._enqueue(leased, self._now()):
+            self._on_due()
+
+    def drop(self, leased: LeasedTask) -> None:
+        """Forget a task whose lease has ended or is about to be released."""
+        leased.is_dropped = True
+        if self._by_id.get(leased.task.id) is leased:
+            del self._by_id[leased.task.id]
+            self._lanes.count_dropped(leased.lane)
+
+    def next_due(self) -> LeasedTask | None:
+        """Remove and return the next due task of the next lane in the rotation, or None.
+
+        The caller calls `rotate` when it has served the lane. A lane at its in-flight limit leaves
+        the rotation until one of its attempts ends.
+        """
+        rotation = self.rotation
+        while rotation:
+            lane = rotation.popleft()
+            lane.is_in_rotation = False
+            if lane.limit is not None and lane.is_full:
+                continue
+            while (leased := lane.pop_due()) is not None:
+                leased.is_queued = False
+                # Queues are not searched when a task is dropped or cancelled: it is skipped here.
+                if not leased.is_dropped and not leased.is_busy:
+                    return leased
+        return None
+
+    def put_back(self, leased: LeasedTask) -> None:
+        """Make a task that `next_due` returned the next one of its lane again."""
+        leased.is_queued = True
+        leased.lane.due_queue(leased.task).appendleft(leased)
+
+    def rotate(self, lane: LaneState) -> None:
+        """Put a lane at the end of the rotation if it has due tasks."""
+        if (lane.due_first_attempts or lane.due_retries) and not lane.is_in_rotation:
+            lane.is_in_rotation = True
+            self.rotation.append(lane)
+
+    def stop_timer(self) -> None:
+        """Cancel the timer, so that no more tasks become due."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _enqueue(self, leased: LeasedTask, now: int) -> bool:
+        """Queue a task in its lane if it is due, else in the heap; return whether it is due."""
+        leased.is_queued = True
+        due_at = leased.task.next_attempt_at
+        if due_at <= now:
+            self._mark_due(leased)
+            return True
+        heappush(self._heap, (due_at, next(self._tie_breaker), leased))
+        self._arm_timer()
+        return False
+
+    def _mark_due(self, leased: LeasedTask) -> None:
+        lane = leased.lane
+        lane.due_queue(leased.task).append(leased)
+        if not lane.is_in_rotation:
+            lane.is_in_rotation = True
+            self.rotation.append(lane)
+
+    def _arm_timer(self) -> None:
+        while self._heap and self._heap[0][2].is_dropped:
+            heappop(self._heap)
+        if not self._heap:
+            return
+        due_at = self._heap[0][0]
+        if self._timer is not None:
+            if due_at >= self._timer_at:
+                return
+            self._timer.cancel()
+        delay = min(max(0, due_at - self._now()), _MAX_TIMER_MS) / 1000
+        self._timer_at = due_at
+        self._timer = asyncio.get_running_loop().call_later(delay, self._on_timer)
+
+    def _on_timer(self) -> None:
+        # Timers may fire early (uvloop's by up to 1.4 ms), so the clock decides what is due, and
+        # the timer is set again for the rest.
+        self._timer = None
+        now = self._now()
+        is_due = False
+        while self._heap and self._heap[0][0] <= now:
+            leased = heappop(self._heap)[2]
+            if not leased.is_dropped:
+                self._mark_due(leased)
+                is_due = True
+        self._arm_timer()
+        if is_due:
+            self._on_due()

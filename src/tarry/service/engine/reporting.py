@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tarry.service.delivery.messages import DeliveryResult
-    from tarry.service.engine.clock import StoreClock
     from tarry.service.engine.metrics import Metrics
     from tarry.service.model import AttemptRecord, Task
     from tarry.service.store import TaskResult
@@ -109,10 +108,10 @@ class Reporter:
     The parameter `now` is the store's time in milliseconds. Methods without it read the clock.
     """
 
-    def __init__(self, events: Events, metrics: Metrics, clock: StoreClock) -> None:
+    def __init__(self, events: Events, metrics: Metrics, now: Callable[[], int]) -> None:
         self._events = events
         self._metrics = metrics
-        self._clock = clock
+        self._now = now
 
     def task_added(self, task: Task) -> None:
         """Report a new task."""
@@ -161,7 +160,7 @@ class Reporter:
 
     def task_cancelled(self, task: Task) -> None:
         """Report that a task was cancelled while no attempt of it ran."""
-        self.task_ended(Status.CANCELLED, task, task.attempts, None, self._clock.now())
+        self.task_ended(Status.CANCELLED, task, task.attempts, None, self._now())
 
     def result_superseded(self, task: Task, now: int) -> None:
         """Report that a result was not stored because the lease was lost before."""
@@ -172,7 +171,7 @@ class Reporter:
     def task_deferred(self, task: Task, reason: str) -> None:
         """Report that the downstream did not admit an attempt."""
         if self._events.listeners:
-            now = self._clock.now()
+            now = self._now()
             self._publish_task_event("deferred", task, task.attempts, reason, now)
 
     def attempts_lost(self, count: int, now: int) -> None:
@@ -186,7 +185,7 @@ class Reporter:
         self._metrics.count_transition(kind)
         if self._events.listeners:
             tenant = lane.partition("/")[0]
-            self._events.publish(Event(kind=kind, at=self._clock.now(), tenant=tenant, lane=lane))
+            self._events.publish(Event(kind=kind, at=self._now(), tenant=tenant, lane=lane))
 
     def _publish_task_event(
         self, kind: str, task: Task, attempts: int, reason: str | None, now: int

@@ -1,12 +1,19 @@
-"""Writes results and released leases to the store in groups, and reports them afterwards."""
+"""Writes results, released leases and breaker states to the store, and reports them afterwards.
+
+The breaker state of a lane is written so that it applies to all workers: the lane is parked when
+its breaker opens, and unparked when the breaker closes.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from math import ceil
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
+from tarry.core.breaker import BreakerState
 from tarry.service.delivery.targets import parse_target
 from tarry.service.engine import attempts
 from tarry.service.engine.context import retry_until_stored
@@ -21,9 +28,7 @@ if TYPE_CHECKING:
 
     from tarry.service.delivery.messages import DeliveryResult
     from tarry.service.engine.context import EngineContext
-    from tarry.service.engine.lane_parking import LaneParking
-    from tarry.service.engine.lanes import LeasedTask
-    from tarry.service.engine.leased_tasks import LeasedTasks
+    from tarry.service.engine.lanes import LaneState, LeasedTask, LeasedTasks
     from tarry.service.engine.reporting import Reporter
     from tarry.service.store import TaskResult
 
@@ -42,21 +47,19 @@ class ResultWriter:
     """Writes the results of leased tasks, then requeues or drops the tasks.
 
     Every result is accepted, and its write is retried until the store accepts it, because the
-    attempt has already been made.
-    `on_capacity` is called when tasks have left this process.
+    attempt has already been made. `on_capacity` is called when tasks have left this process, or
+    when a lane was unparked, because its tasks can be claimed again.
     """
 
     def __init__(
         self,
         context: EngineContext,
         leased_tasks: LeasedTasks,
-        parking: LaneParking,
         reporter: Reporter,
         on_capacity: Callable[[], None],
     ) -> None:
         self._context = context
         self._leased_tasks = leased_tasks
-        self._parking = parking
         self._reporter = reporter
         self._on_capacity = on_capacity
         self._results: AsyncGroupCommit[_Item, FinishStatus] = AsyncGroupCommit(
@@ -65,6 +68,7 @@ class ResultWriter:
         self._releases: AsyncGroupCommit[Release, None] = AsyncGroupCommit(
             self._write_releases, max_items=_MAX_GROUP_ITEMS, max_pending=None
         )
+        self._lane_writes: set[asyncio.Task[None]] = set()
 
     @property
     def submitted_results(self) -> int:
@@ -90,6 +94,9 @@ class ResultWriter:
         """Cancel all writes; the leases of tasks that were not written expire by themselves."""
         await self._results.stop()
         await self._releases.stop()
+        for write in self._lane_writes:
+            write.cancel()
+        await self._flush_lanes()
 
     # --- results ----------------------------------------------------------------------------------
 
@@ -200,7 +207,7 @@ class ResultWriter:
 
     async def _write_releases(self, releases: Sequence[Release]) -> Sequence[None]:
         # A task that is released before its lane is parked would be claimed again at once.
-        await self._parking.flush()
+        await self._flush_lanes()
         context = self._context
         statuses = await retry_until_stored(lambda: context.store.release(releases), context.health)
         for release, status in zip(releases, statuses, strict=True):
@@ -209,6 +216,42 @@ class ResultWriter:
                 context.waiters.notify(task.id, TaskCompletion(Status.CANCELLED, None, None))
                 self._reporter.task_cancelled(task)
         return [None] * len(releases)
+
+    # --- breaker states of lanes ------------------------------------------------------------------
+
+    def apply_transitions(self, lane: LaneState) -> None:
+        """Start writing the state of a lane's breaker to the store, if the state has changed."""
+        transitions = lane.downstream.transitions
+        if not transitions:
+            return
+        state = transitions[-1].after
+        transitions.clear()
+        write = asyncio.get_running_loop().create_task(self._write_lane(lane, state))
+        self._lane_writes.add(write)
+        write.add_done_callback(self._lane_writes.discard)
+
+    async def _flush_lanes(self) -> None:
+        if self._lane_writes:
+            await asyncio.wait(self._lane_writes)
+
+    async def _write_lane(self, lane: LaneState, state: BreakerState) -> None:
+        context, breaker, now = self._context, lane.breaker, self._context.clock.seconds()
+        store = context.store
+        if state is BreakerState.OPEN:
+            until = ceil((now + (breaker.retry_after(now) or 0.0)) * 1000)
+            probes, opened = breaker.probes, breaker.consecutive_opens
+            await retry_until_stored(
+                lambda: store.park(lane.name, until, probes=probes, opened=opened), context.health
+            )
+            context.lanes.parked.add(lane.name)
+            self._reporter.lane_changed("parked", lane.name)
+        elif state is BreakerState.CLOSED:
+            await retry_until_stored(lambda: store.unpark(lane.name), context.health)
+            context.lanes.parked.discard(lane.name)
+            self._reporter.lane_changed("resumed", lane.name)
+            self._on_capacity()
+        else:
+            self._reporter.lane_changed("probing", lane.name)
 
 
 def build_callback_task(

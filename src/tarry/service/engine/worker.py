@@ -34,8 +34,7 @@ from tarry.service.defaults import LEASE_GRACE_MS
 from tarry.service.delivery.messages import DeliveryResult, Fault
 from tarry.service.engine import attempts
 from tarry.service.engine.context import FIRST_RETRY_PAUSE_S
-from tarry.service.engine.lane_parking import LaneParking
-from tarry.service.engine.leased_tasks import LeasedTasks
+from tarry.service.engine.lanes import LeasedTasks
 from tarry.service.engine.result_writer import ResultWriter
 from tarry.service.model import Decision
 from tarry.service.payloads import BodyUnavailable
@@ -70,18 +69,15 @@ class Worker:
     ) -> None:
         self._context = context
         self._reporter = reporter
-        self._parking = LaneParking(context, reporter, on_capacity)
         self._max_running = context.limits.in_flight
         self._max_attempt_s = (context.lease.length_ms - LEASE_GRACE_MS) / 1000
         self.leased_tasks: LeasedTasks = LeasedTasks(
             context.lanes,
-            context.clock,
+            context.clock.now,
             max_leased=context.limits.leased,
             on_due=self._start_due_tasks,
         )
-        self.results: ResultWriter = ResultWriter(
-            context, self.leased_tasks, self._parking, reporter, on_capacity
-        )
+        self.results: ResultWriter = ResultWriter(context, self.leased_tasks, reporter, on_capacity)
         self.running: int = 0
         """Attempts in flight."""
         self._is_stopping = False
@@ -185,7 +181,7 @@ class Worker:
             else:
                 lane.on_limit_reached(self._context.clock.now())
             return False  # the lane continues when one of its attempts ends
-        self._parking.apply_transitions(lane)
+        self.results.apply_transitions(lane)
         next_attempt_at = None
         if command.reason is Reason.BUDGET_EMPTY:
             next_attempt_at = lane.defer_retry(self._context.clock.now())
@@ -307,7 +303,7 @@ class Worker:
             else:
                 result = attempts.exhausted_result(task, record, str(verdict.reason))
         if lane.downstream.transitions:
-            self._parking.apply_transitions(lane)
+            self.results.apply_transitions(lane)
         self.results.post(result, leased, delivered)
         self._continue_lane(lane, now)
 
@@ -350,7 +346,6 @@ class Worker:
             if unfinished:
                 await asyncio.wait(unfinished)
             await self.results.stop()
-            await self._parking.stop()
 
     async def _drain(self) -> None:
         """Release waiting tasks, also tasks whose attempt ends meanwhile, until none is left."""

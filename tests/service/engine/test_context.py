@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tarry.service.engine.clock import StoreClock
+from tarry.service.engine.context import StoreClock
 
 
 class FakeMonotonicClock:
