@@ -25,7 +25,7 @@ import msgspec
 import pytest
 
 from tarry.service.api.context import ApiLimits
-from tarry.service.api.problem_types import PROBLEM_TYPES
+from tarry.service.api.problems import PROBLEM_TYPES
 from tarry.service.delivery.messages import Fault
 from tarry.service.engine.context import EngineLimits
 from tarry.service.model import TRANSITIONS

@@ -136,8 +136,7 @@ def _run_with_store(
 
     from tarry.errors import ConfigurationError
     from tarry.service.app import make_store
-    from tarry.service.settings import load_settings
-    from tarry.service.settings_checks import sqlite_path
+    from tarry.service.settings import load_settings, sqlite_path
 
     url = load_settings({"store": url}, file=config).settings.store
     if url == "memory:":

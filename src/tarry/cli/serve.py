@@ -199,7 +199,7 @@ def _configure_logging(format_: str, level: str) -> None:
     import logging
     import sys
 
-    from tarry.service.logs import JsonFormatter
+    from tarry.service.http.server import JsonFormatter
 
     handler = logging.StreamHandler(sys.stderr)
     text_formatter = logging.Formatter("%(asctime)s %(levelname)s %(message)s")

@@ -32,7 +32,7 @@ try:
     from tarry.service.engine.reporting import CompletionWaiters, Events
     from tarry.service.engine.result_writer import build_callback_task
     from tarry.service.payloads import PayloadStore
-    from tarry.service.settings_checks import MEMORY, SQLITE, check_setting, sqlite_path
+    from tarry.service.settings import MEMORY, SQLITE, check_setting, sqlite_path
     from tarry.service.store import Lease, Retention
 except ImportError as _missing:
     _message = f"the service needs {_missing.name}: pip install 'tarry[service]'"

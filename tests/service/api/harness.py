@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 from tarry.errors import ConfigurationError
 from tarry.service.api.application import Api
 from tarry.service.api.context import ApiContext, ApiLimits
-from tarry.service.api.problem_types import PROBLEM_TYPES
-from tarry.service.api.response import ApiResponse
+from tarry.service.api.messages import ApiResponse
+from tarry.service.api.problems import PROBLEM_TYPES
 from tarry.service.delivery.guard import Guard
 from tarry.service.encryption import PlainCodec
 from tarry.service.engine.context import Health, StoreClock

@@ -17,7 +17,7 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
-from tarry.service.api.problem_types import PROBLEM_TYPES
+from tarry.service.api.problems import PROBLEM_TYPES
 from tarry.wire.policies import JSON_FIELDS
 from tests.service.api.harness import ApiHarness, run_with_api
 

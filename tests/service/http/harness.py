@@ -9,7 +9,7 @@ from typing import Any, cast
 import uvicorn
 from uvicorn.server import ServerState
 
-from tarry.service.api.response import CompleteRequestHandler
+from tarry.service.api.messages import CompleteRequestHandler
 from tarry.service.http.limits import LimitedHttpProtocol
 
 App = Callable[[dict[str, Any], Any, Any], Awaitable[None]]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tarry.service.api.response import ApiResponse
+from tarry.service.api.messages import ApiResponse
 from tests.service.http.harness import GET, KEEP_ALIVE_S, ConnectionHarness
 
 HEAD = b"POST /hot HTTP/1.1\r\nHost: h\r\nX-A: 1\r\n"

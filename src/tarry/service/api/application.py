@@ -11,24 +11,21 @@ from starlette.routing import Route, Router
 from tarry.service.api import problems
 from tarry.service.api.auth import Authenticator
 from tarry.service.api.dead_letters import DeadLetterResource
-from tarry.service.api.docs import CONTENT_SECURITY_POLICY, build_docs_page
 from tarry.service.api.downstreams import DownstreamResource
 from tarry.service.api.events import EventResource
 from tarry.service.api.health import HealthResource
-from tarry.service.api.openapi import build_openapi
+from tarry.service.api.messages import ApiResponse, problem_response
+from tarry.service.api.openapi import CONTENT_SECURITY_POLICY, build_docs_page, build_openapi
 from tarry.service.api.policies import PolicyResource
-from tarry.service.api.prefer import ResultWaiter
-from tarry.service.api.response import ApiResponse, problem_response
 from tarry.service.api.routing import Endpoint, Operation
 from tarry.service.api.task_creation import TaskCreation
-from tarry.service.api.tasks import TaskResource
+from tarry.service.api.tasks import ResultWaiter, TaskResource
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tarry.service.api.context import ApiContext
-    from tarry.service.api.request import ApiRequest
-    from tarry.service.api.response import CompleteRequestHandler
+    from tarry.service.api.messages import ApiRequest, CompleteRequestHandler
     from tarry.service.api.routing import Handler
     from tarry.wire.asgi import Receive, Scope, Send
 

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from tarry.service.api.context import ApiContext
-    from tarry.service.api.request import ApiRequest
+    from tarry.service.api.messages import ApiRequest
     from tarry.service.store import Store
+
 
 T = TypeVar("T")
 

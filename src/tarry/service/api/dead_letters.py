@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tarry.service.api import problem_types, problems
-from tarry.service.api.request import NoQuery
-from tarry.service.api.response import json_response
+from tarry.service.api import problems
+from tarry.service.api.messages import NoQuery, json_response
 from tarry.service.api.routing import Operation
 from tarry.service.api.task_validation import check_epoch_ms
 from tarry.service.api.tasks import DeadLetterQuery, check_reason
@@ -29,9 +28,9 @@ from tarry.wire.tasks import (
 
 if TYPE_CHECKING:
     from tarry.service.api.context import ApiContext
-    from tarry.service.api.request import ApiRequest
-    from tarry.service.api.response import ApiResponse
+    from tarry.service.api.messages import ApiRequest, ApiResponse
     from tarry.service.api.tasks import TaskResource
+
 
 _replay_decoder = msgspec.json.Decoder(ReplayRequest)
 _PURGE_CHUNK = 500
@@ -196,5 +195,5 @@ class DeadLetterResource:
         if job is None:
             raise problems.no_such("replay")
         if job.status == "done":
-            raise problems.conflict(problem_types.ALREADY_FINISHED, "The replay is DONE.")
+            raise problems.conflict(problems.ALREADY_FINISHED, "The replay is DONE.")
         return json_response(200, replay_view(job))

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from tarry.errors import ConfigurationError
 from tarry.service.api import problems
+from tarry.service.api.messages import NoQuery, PageQuery, json_response
 from tarry.service.api.problems import from_configuration_error
-from tarry.service.api.request import NoQuery, PageQuery
-from tarry.service.api.response import json_response
 from tarry.service.api.routing import Operation
 from tarry.service.api.views import downstream_view, internal_lane_name
 from tarry.wire.tasks import DownstreamInfo, Page
@@ -20,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from tarry.service.api.context import ApiContext
-    from tarry.service.api.request import ApiRequest
-    from tarry.service.api.response import ApiResponse
+    from tarry.service.api.messages import ApiRequest, ApiResponse
     from tarry.service.model import LaneRecord
+
 
 _SUMMARIES = {
     "pause": "Start no more attempts until the downstream is resumed. Running ones finish.",

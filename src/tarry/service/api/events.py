@@ -16,8 +16,8 @@ import msgspec
 from tarry.errors import StoreUnavailable
 from tarry.service.api import problems
 from tarry.service.api.auth import Authenticator
+from tarry.service.api.messages import NoQuery
 from tarry.service.api.problems import ApiError
-from tarry.service.api.request import NoQuery
 from tarry.service.api.routing import Operation
 from tarry.service.api.views import attempt_view, public_lane_name
 from tarry.wire.tasks import ServiceEvent
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from tarry.service.api.context import ApiContext
-    from tarry.service.api.request import ApiRequest
+    from tarry.service.api.messages import ApiRequest
     from tarry.service.engine.reporting import Event, Subscription
     from tarry.wire.asgi import Receive, Send
+
 
 _encode = msgspec.json.Encoder().encode
 _HEARTBEAT_S = 15.0

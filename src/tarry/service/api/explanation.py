@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from tarry.core.durations import format_duration
 from tarry.core.verdict import Reason
 from tarry.errors import ConfigurationError
-from tarry.service.api.redact import find_secrets
-from tarry.service.api.views import attempt_view
+from tarry.service.api.views import attempt_view, find_secrets
 from tarry.service.model import LOST, Status
 from tarry.wire.policies import SERVICE_PRESETS, policy_from_json
 from tarry.wire.tasks import STATUS_NAMES, ExplainedStep, Explanation, NextStep
@@ -16,6 +15,7 @@ from tarry.wire.tasks import STATUS_NAMES, ExplainedStep, Explanation, NextStep
 if TYPE_CHECKING:
     from tarry.core.policy import Policy
     from tarry.service.model import AttemptRecord, Decision, LaneRecord, Task, TaskContent
+
 
 _REASON_TEXTS = {reason.value: reason.description for reason in Reason}
 _DONE = frozenset({Status.SUCCEEDED, Status.CANCELLED})

@@ -9,12 +9,13 @@ import msgspec
 
 from tarry.errors import StoreUnavailable
 from tarry.service.api import problems
-from tarry.service.api.response import ApiResponse, json_response
+from tarry.service.api.messages import ApiResponse, json_response
 from tarry.service.api.routing import Operation
 
 if TYPE_CHECKING:
     from tarry.service.api.context import ApiContext
-    from tarry.service.api.request import ApiRequest
+    from tarry.service.api.messages import ApiRequest
+
 
 _STORE_TIMEOUT_S = 5.0
 _CHECK_INTERVAL_S = 1.0

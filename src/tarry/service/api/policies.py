@@ -1,7 +1,11 @@
-"""`/retry-policies`: the policies of a tenant, and the built-in ones."""
+"""`/retry-policies`: the policies of a tenant, and the built-in ones.
+
+Also the validation of policy fields, which the overrides of a task have in common with a policy.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -9,15 +13,9 @@ from msgspec import Meta
 
 from tarry.core.policy_fields import HIGHEST_STATUS, LOWEST_STATUS, PolicyField
 from tarry.errors import ConfigurationError
-from tarry.service.api import problem_types, problems
-from tarry.service.api.policy_validation import (
-    check_policy,
-    check_policy_id,
-    describe_missing_version,
-)
-from tarry.service.api.problems import from_configuration_error
-from tarry.service.api.request import NoQuery, PageQuery
-from tarry.service.api.response import empty_response, json_response
+from tarry.service.api import problems
+from tarry.service.api.messages import NoQuery, PageQuery, empty_response, json_response
+from tarry.service.api.problems import from_configuration_error, invalid, unknown_field
 from tarry.service.api.routing import Operation
 from tarry.service.api.views import policy_view
 from tarry.service.model import PolicyVersion
@@ -30,14 +28,18 @@ from tarry.wire.policies import (
     SCHEDULE_FIELD,
     SERVICE_PRESETS,
     json_choices,
+    policy_from_json,
     policy_to_json,
 )
 from tarry.wire.tasks import Page, PolicyName, RetryPolicy
 
 if TYPE_CHECKING:
-    from tarry.service.api.context import ApiContext
-    from tarry.service.api.request import ApiRequest
-    from tarry.service.api.response import ApiResponse
+    from collections.abc import Mapping
+
+    from tarry.core.policy import Policy
+    from tarry.service.api.context import ApiContext, ApiLimits
+    from tarry.service.api.messages import ApiRequest, ApiResponse
+
 
 _fields_decoder = msgspec.json.Decoder(dict[str, Any])
 _encode_sorted = msgspec.json.Encoder(order="deterministic").encode
@@ -175,7 +177,7 @@ class PolicyResource:
             detail = (
                 f"{policy_id} has different fields. PUT /retry-policies/{policy_id} changes it."
             )
-            raise problems.conflict(problem_types.POLICY_EXISTS, detail, field="policyId")
+            raise problems.conflict(problems.POLICY_EXISTS, detail, field="policyId")
         location = (b"location", f"/retry-policies/{policy_id}".encode())
         return json_response(
             201 if write_status is PolicyWriteStatus.CREATED else 200,
@@ -243,11 +245,11 @@ class PolicyResource:
         write_status = await self._context.store.delete_policy(request.tenant, policy_id)
         self._context.engine.policies.forget(request.tenant, policy_id)
         if write_status is PolicyWriteStatus.CONFLICT:
-            raise problems.conflict(problem_types.POLICY_IN_USE, _in_use_detail(policy_id))
+            raise problems.conflict(problems.POLICY_IN_USE, _in_use_detail(policy_id))
         if write_status is PolicyWriteStatus.MISSING:
             if policy_id in SERVICE_PRESETS:
                 detail = f"{policy_id} is built in. PUT creates your own policy, which replaces it."
-                raise problems.conflict(problem_types.POLICY_BUILT_IN, detail)
+                raise problems.conflict(problems.POLICY_BUILT_IN, detail)
             raise problems.no_such("policy")
         return empty_response()
 
@@ -289,3 +291,46 @@ def _stored_view(policy: PolicyVersion) -> RetryPolicy:
 
 def _preset_view(name: str) -> RetryPolicy:
     return policy_view(name, None, None, policy_to_json(SERVICE_PRESETS[name]))
+
+
+_POLICY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def check_policy_id(policy_id: str) -> str:
+    """Return the policy id if it is valid, or raise ApiError."""
+    if not _POLICY_ID.fullmatch(policy_id):
+        rule = "must have 1 to 100 letters, digits and ._- and begin with a letter or digit"
+        raise invalid("policyId", rule, policy_id)
+    return policy_id
+
+
+def describe_missing_version(policy_id: str, newest: int | None) -> str:
+    """Describe which versions a policy has; `newest` is None for a built-in policy."""
+    if newest is None:
+        return f"{policy_id} is built in and has no versions"
+    return f"the newest version of {policy_id} is {newest}"
+
+
+def check_policy(
+    document: Mapping[str, Any], base: Policy, limits: ApiLimits, *, parent: str = ""
+) -> Policy:
+    """Return `base` with the fields of `document`, or raise ApiError for an invalid field.
+
+    `parent` is the path of the document in the request: "policy" for the overrides of a task.
+    """
+    prefix = f"{parent}." if parent else ""
+    for name in document:
+        if name not in JSON_FIELDS:
+            raise unknown_field(parent, name, JSON_FIELDS)
+    try:
+        policy = policy_from_json(document, base)
+    except ConfigurationError as error:
+        field = error.field or ""
+        is_known = field.partition("[")[0] in JSON_FIELDS
+        path = prefix + field if is_known else parent or "policy"
+        raise from_configuration_error(path, error) from None
+    if policy.attempt_timeout is None or policy.attempt_timeout > limits.max_attempt_timeout_s:
+        max_ms = f"{limits.max_attempt_timeout_s * 1000:.0f}"
+        rule = f"must be at most {max_ms} (max_attempt_timeout_ms), so that the lease lasts longer"
+        raise invalid(f"{prefix}attemptTimeoutMs", rule)
+    return policy

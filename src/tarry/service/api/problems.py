@@ -1,6 +1,8 @@
 """Errors of the API: each becomes a response with problem details (RFC 9457).
 
-The functions return the exception, so that the caller writes `raise problems.too_large(limit)`.
+Responses, the OpenAPI document and `GET /docs` use one list of problem types. The `type` of a
+problem is a link to its row on `GET /docs`, which explains the problem and how to solve it. The
+functions return the exception, so that the caller writes `raise problems.too_large(limit)`.
 """
 
 from __future__ import annotations
@@ -8,20 +10,136 @@ from __future__ import annotations
 import json
 import re
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from tarry.core.suggest import suggest
 from tarry.errors import short_repr
-from tarry.service.api import problem_types
+from tarry.wire.problem import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tarry.errors import ConfigurationError
-    from tarry.service.api.problem_types import ProblemType
-    from tarry.wire.problem import Problem
+
+
+class ProblemType(NamedTuple):
+    """A type of problem (RFC 9457, 3.1.1): the parts that all its problems have in common."""
+
+    name: str
+    statuses: tuple[int, ...]
+    """The HTTP statuses of such a problem, the usual one first."""
+    title: str
+    help: str
+    """What the problem means and how to solve it."""
+
+    @property
+    def anchor(self) -> str:
+        """The id of the row on `GET /docs`."""
+        return f"problem-{self.name}"
+
+    @property
+    def type(self) -> str:
+        """The URI reference that identifies the type. It never changes."""
+        return f"/docs#{self.anchor}"
+
+    def problem(self, detail: str, status: int | None = None, **more: Any) -> Problem:
+        """Return a problem of this type."""
+        return Problem(status or self.statuses[0], self.title, detail, self.type, extensions=more)
+
+
+# fmt: off
+NOT_HTTP = ProblemType(
+    "not-http", (400,), "Bad Request",
+    "The bytes received are not an HTTP request. Check your client and any proxy in between.",
+)
+MALFORMED = ProblemType(
+    "malformed", (400,), "Malformed JSON",
+    "The body is not JSON in UTF-8, or is nested too deeply. `detail` has the reason.",
+)
+INVALID = ProblemType(
+    "invalid", (422, 400), "Invalid request",
+    "A field, parameter or header is invalid. `field` names it, `rule` has the rule.",
+)
+KEY_NEEDED = ProblemType(
+    "key-needed", (401,), "API key needed",
+    "The API key is missing, unknown or revoked. Create one with `tarry keys create`.",
+)
+CROSS_SITE = ProblemType(
+    "cross-site", (403,), "Cross-site request",
+    "A web page of another origin sent this request. Send it from a program or the same origin.",
+)
+NOT_FOUND = ProblemType(
+    "not-found", (404,), "Not found",
+    "The resource does not exist, belongs to another tenant, or is past its retention time.",
+)
+METHOD_NOT_ALLOWED = ProblemType(
+    "method-not-allowed", (405,), "Method not allowed",
+    "The path does not support this method. The `Allow` header lists the methods it supports.",
+)
+TIMEOUT = ProblemType(
+    "timeout", (408,), "Request Timeout",
+    "The request did not arrive within `head_timeout_ms` and `body_timeout_ms`. Send it again.",
+)
+ALREADY_FINISHED = ProblemType(
+    "already-finished", (409,), "Already finished",
+    "The task or replay is finished or being cancelled. Create a new one.",
+)
+POLICY_EXISTS = ProblemType(
+    "policy-exists", (409,), "policyId already exists",
+    "A policy with this id and different fields exists. `PUT` creates a new version of it.",
+)
+POLICY_IN_USE = ProblemType(
+    "policy-in-use", (409,), "Policy is in use",
+    "Unfinished tasks use this policy. Wait until they are finished, or cancel them.",
+)
+POLICY_BUILT_IN = ProblemType(
+    "policy-built-in", (409,), "Policy cannot be deleted",
+    "The policy is built in. `PUT` creates a policy of yours that replaces it.",
+)
+TOO_LARGE = ProblemType(
+    "too-large", (413,), "Content is too large",
+    "The request is larger than `max_body_bytes`. Use `bodyRef`, or split the batch.",
+)
+NOT_JSON = ProblemType(
+    "not-json", (415,), "Unsupported media type",
+    "Send JSON, with the header `Content-Type: application/json`.",
+)
+WRONG_HOST = ProblemType(
+    "wrong-host", (421,), "Misdirected Request",
+    "Without API keys, the `Host` header must be a loopback name or listed in `allow_host`.",
+)
+KEY_REUSED = ProblemType(
+    "key-reused", (422,), "idempotencyKey is already used",
+    "The idempotencyKey was used with a different task. Use a new key for a new task.",
+)
+QUOTA = ProblemType(
+    "quota", (429,), "Too many requests",
+    "The tenant has reached `tenant_rate` or `tenant_pending`. Wait for `Retry-After`.",
+)
+HEADERS_TOO_LARGE = ProblemType(
+    "headers-too-large", (431,), "Request Header Fields Too Large",
+    "Request line and headers, or the trailers, are too large. Send fewer or shorter ones.",
+)
+INTERNAL_ERROR = ProblemType(
+    "internal-error", (500,), "Internal error",
+    "A bug in the service; see its log. The request may have been stored: send it again with the "
+    "same idempotencyKey.",
+)
+UNAVAILABLE = ProblemType(
+    "unavailable", (503,), "Service unavailable",
+    "The store or another component fails, or the service is overloaded. Wait for "
+    "`Retry-After`, then send the same request again.",
+)
+# fmt: on
+
+PROBLEM_TYPES = tuple(
+    problem_type
+    for problem_type in tuple(globals().values())
+    if isinstance(problem_type, ProblemType)
+)
+"""All of the above, in the same order."""
 
 # Parts of msgspec's messages, such as: Object missing required field `x` - at `$.tasks[...]`
 _JSON_PATH = re.compile(r" - at `\$\.?(.*)`$")
@@ -58,7 +176,7 @@ def invalid(field: str, rule: str, value: object = _NO_VALUE, *, status: int = 4
         detail += f", got {members['value']}"
     if not detail.endswith("?"):
         detail += "."
-    return ApiError(problem_types.INVALID.problem(detail, status, **members))
+    return ApiError(INVALID.problem(detail, status, **members))
 
 
 def from_configuration_error(field: str, error: ConfigurationError) -> ApiError:
@@ -81,7 +199,7 @@ def unknown_field(parent: str, name: str, known_names: Iterable[str]) -> ApiErro
 
 def malformed(detail: str) -> ApiError:
     """Return the error for a body that is not JSON."""
-    return ApiError(problem_types.MALFORMED.problem(detail))
+    return ApiError(MALFORMED.problem(detail))
 
 
 def empty_body() -> ApiError:
@@ -109,7 +227,7 @@ def no_such(resource: str) -> ApiError:
 
 def not_found(detail: str) -> ApiError:
     """Return a 404 error."""
-    return ApiError(problem_types.NOT_FOUND.problem(detail))
+    return ApiError(NOT_FOUND.problem(detail))
 
 
 def conflict(problem_type: ProblemType, detail: str, **more: Any) -> ApiError:
@@ -123,37 +241,37 @@ def idempotency_key_reused() -> ApiError:
         "idempotencyKey was already used with a different task. Resend the original task, or use "
         "a new key."
     )
-    return ApiError(problem_types.KEY_REUSED.problem(detail, field="idempotencyKey"))
+    return ApiError(KEY_REUSED.problem(detail, field="idempotencyKey"))
 
 
 def malformed_key_header(detail: str) -> ApiError:
     """Return the error for an `Idempotency-Key` header that cannot be parsed."""
-    problem = problem_types.INVALID.problem(detail, 400, field="Idempotency-Key")
+    problem = INVALID.problem(detail, 400, field="Idempotency-Key")
     return ApiError(problem)
 
 
 def too_large(max_bytes: int) -> ApiError:
     """Return the error for a body of more than `max_bytes`."""
     detail = f"The request may have at most {max_bytes} bytes. Use `bodyRef` for larger bodies."
-    return ApiError(problem_types.TOO_LARGE.problem(detail), [(b"connection", b"close")])
+    return ApiError(TOO_LARGE.problem(detail), [(b"connection", b"close")])
 
 
 def unsupported_media_type() -> ApiError:
     """Return the error for a content type other than JSON."""
-    problem = problem_types.NOT_JSON.problem(problem_types.NOT_JSON.help)
+    problem = NOT_JSON.problem(NOT_JSON.help)
     return ApiError(problem, [(b"accept", b"application/json")])
 
 
 def unauthorized(detail: str) -> ApiError:
     """Return the error for a missing or invalid API key."""
     challenge = (b"www-authenticate", b'Bearer realm="tarry"')
-    return ApiError(problem_types.KEY_NEEDED.problem(detail), [challenge])
+    return ApiError(KEY_NEEDED.problem(detail), [challenge])
 
 
 def cross_site(origin: str) -> ApiError:
     """Return the error for a request that a web page of another origin sent."""
     detail = f"Requests from web pages of {origin} are not accepted."
-    return ApiError(problem_types.CROSS_SITE.problem(detail))
+    return ApiError(CROSS_SITE.problem(detail))
 
 
 def wrong_host(host: str) -> ApiError:
@@ -162,29 +280,29 @@ def wrong_host(host: str) -> ApiError:
         f"Requests to {host} are not accepted: without API keys, the host must be a loopback "
         "name. The operator can allow other names (allow_host)."
     )
-    return ApiError(problem_types.WRONG_HOST.problem(detail))
+    return ApiError(WRONG_HOST.problem(detail))
 
 
 def method_not_allowed(allowed: str) -> ApiError:
     """Return the error for a method that the path does not support."""
-    problem = problem_types.METHOD_NOT_ALLOWED.problem(f"This path supports {allowed}.")
+    problem = METHOD_NOT_ALLOWED.problem(f"This path supports {allowed}.")
     return ApiError(problem, [(b"allow", allowed.encode())])
 
 
 def too_many_requests(detail: str, retry_after_s: float) -> ApiError:
     """Return the error for a tenant that has reached a quota."""
-    return ApiError(problem_types.QUOTA.problem(detail), [retry_after_header(retry_after_s)])
+    return ApiError(QUOTA.problem(detail), [retry_after_header(retry_after_s)])
 
 
 def unavailable(detail: str, retry_after_s: float = 1.0, **more: Any) -> ApiError:
     """Return the error (503) for a request that may succeed if it is sent again later."""
-    problem = problem_types.UNAVAILABLE.problem(detail, **more)
+    problem = UNAVAILABLE.problem(detail, **more)
     return ApiError(problem, [retry_after_header(retry_after_s)])
 
 
 def internal_error() -> ApiError:
     """Return the error for a bug in the service."""
-    return ApiError(problem_types.INTERNAL_ERROR.problem("The service failed; see its log."))
+    return ApiError(INTERNAL_ERROR.problem("The service failed; see its log."))
 
 
 def retry_after_header(seconds: float) -> tuple[bytes, bytes]:

@@ -12,18 +12,20 @@ import msgspec
 
 from tarry.errors import Overloaded, StoreUnavailable
 from tarry.service.api import problems
-from tarry.service.api.problems import ApiError
-from tarry.service.api.request import ApiRequest, Disconnected
-from tarry.service.api.response import (
+from tarry.service.api.messages import (
+    ApiRequest,
     ApiResponse,
+    Disconnected,
     PendingResponse,
     ResponseStream,
     empty_response,
     problem_response,
 )
+from tarry.service.api.problems import ApiError
 
 if TYPE_CHECKING:
     from tarry.wire.asgi import Receive, Scope, Send
+
 
 _logger = logging.getLogger("tarry.service")
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})

@@ -14,19 +14,17 @@ import msgspec
 from tarry.errors import StoreUnavailable
 from tarry.idempotency.key import MalformedKey, parse_key
 from tarry.service.api import problems
-from tarry.service.api.prefer import (
+from tarry.service.api.messages import PendingResponse, decode_json, json_response
+from tarry.service.api.problems import ApiError
+from tarry.service.api.routing import Operation
+from tarry.service.api.task_validation import TaskValidator
+from tarry.service.api.tasks import (
     MINIMAL_APPLIED,
     MINIMAL_HEADER,
     WAIT_HEADER,
     prefers_minimal,
     wait_applied,
 )
-from tarry.service.api.problems import ApiError
-from tarry.service.api.rate_limit import TenantRateLimiter
-from tarry.service.api.request import decode_json
-from tarry.service.api.response import PendingResponse, json_response
-from tarry.service.api.routing import Operation
-from tarry.service.api.task_validation import TaskValidator
 from tarry.service.api.views import stored_task_view, task_view
 from tarry.service.model import Status
 from tarry.service.store import AddResult, AddStatus
@@ -41,14 +39,14 @@ from tarry.wire.tasks import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from tarry.service.api.context import ApiContext
-    from tarry.service.api.prefer import ResultWaiter
-    from tarry.service.api.request import ApiRequest
-    from tarry.service.api.response import ApiResponse
+    from tarry.service.api.messages import ApiRequest, ApiResponse
+    from tarry.service.api.tasks import ResultWaiter
     from tarry.service.model import TaskContent
     from tarry.service.store import NewTask
+
 
 _logger = logging.getLogger("tarry.service")
 _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -315,3 +313,36 @@ def _not_stored() -> ApiError:
 
 def _error_result(error: ApiError) -> BatchResult:
     return BatchResult(status=error.problem.status, problem=error.problem.to_dict())
+
+
+_MAX_BUCKETS = 10_000
+
+
+class TenantRateLimiter:
+    """One token bucket per tenant.
+
+    A batch is accepted if its bucket has at least one token, and may make the balance negative.
+    Later requests then wait longer.
+    """
+
+    def __init__(self, rate: float, burst: float, monotonic: Callable[[], float]) -> None:
+        """`rate` is in tokens per second, `burst` the size of a bucket."""
+        self._rate = rate
+        self._burst = burst
+        self._now = monotonic
+        self._buckets: dict[str, tuple[float, float]] = {}
+        """By tenant: the number of tokens, and the time of the last change; least recent first."""
+
+    def take(self, tenant: str, tokens: int) -> float:
+        """Take tokens and return 0. If there is no token, return the seconds until there is one."""
+        now = self._now()
+        balance, updated_at = self._buckets.pop(tenant, (self._burst, now))
+        balance = min(self._burst, balance + (now - updated_at) * self._rate)
+        wait_s = (1.0 - balance) / self._rate if balance < 1.0 else 0.0
+        if not wait_s:
+            balance -= tokens
+        if len(self._buckets) >= _MAX_BUCKETS:
+            # The least recently used bucket is the most likely to be full again.
+            del self._buckets[next(iter(self._buckets))]
+        self._buckets[tenant] = balance, now
+        return wait_s

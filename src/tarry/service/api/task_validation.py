@@ -17,11 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tarry.errors import ConfigurationError, StoreUnavailable
-from tarry.service.api.policy_validation import (
-    check_policy,
-    check_policy_id,
-    describe_missing_version,
-)
+from tarry.service.api.policies import check_policy, check_policy_id, describe_missing_version
 from tarry.service.api.problems import from_configuration_error, invalid, malformed
 from tarry.service.delivery.targets import parse_target
 from tarry.service.model import Task, TaskContent
@@ -33,6 +29,7 @@ if TYPE_CHECKING:
     from tarry.service.api.problems import ApiError
     from tarry.service.delivery.targets import Target
     from tarry.wire.tasks import RetryTaskRequest
+
 
 _METHOD = re.compile(r"[A-Z][A-Z0-9_-]{0,31}")
 _FORBIDDEN_METHODS = frozenset({"CONNECT", "TRACE"})

@@ -24,7 +24,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tarry.service.api.response import ApiResponse, CompleteRequestHandler
+    from tarry.service.api.messages import ApiResponse, CompleteRequestHandler
+
 
 _logger = logging.getLogger("tarry.service")
 _CONNECTION_CLOSE = (b"connection", b"close")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from tarry.service.api import problem_types
+from tarry.service.api import problems
 from tarry.service.http.fast_path import FastPathProtocol
 from tarry.wire.problem import MEDIA_TYPE
 
@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 
     from tarry.wire.problem import Problem
 
+
 _Awaited: TypeAlias = Literal["first", "headers", "body"]
 """What the client has to send next: its first request, or the rest of headers or of a body."""
 
 _MAX_HEADER_BYTES = 65_536
-_HEADERS_TOO_LARGE = problem_types.HEADERS_TOO_LARGE.problem(
+_HEADERS_TOO_LARGE = problems.HEADERS_TOO_LARGE.problem(
     f"The request line and the headers may have at most {_MAX_HEADER_BYTES} bytes together."
 )
-_TIMED_OUT = problem_types.TIMEOUT.problem("The rest of the request did not arrive in time.")
+_TIMED_OUT = problems.TIMEOUT.problem("The rest of the request did not arrive in time.")
 _UNREAD_RESPONSE_GRACE_S = 1.0
 """Time that a client has at shutdown to read its response."""
 
@@ -175,9 +176,7 @@ class LimitedHttpProtocol(FastPathProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Send a problem for bytes that are not a valid request, and close the connection."""
-        self._reject(
-            _HEADERS_TOO_LARGE if self._is_too_large else problem_types.NOT_HTTP.problem(msg)
-        )
+        self._reject(_HEADERS_TOO_LARGE if self._is_too_large else problems.NOT_HTTP.problem(msg))
 
     def _set_timer(self) -> None:
         if self._timer is not None:

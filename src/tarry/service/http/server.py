@@ -7,6 +7,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import uvicorn
 
 from tarry.service.http.limits import LimitedHttpProtocol
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from socket import socket
 
     from tarry.service.app import Service
+
 
 _logger = logging.getLogger("tarry.service")
 _BACKLOG = 2048
@@ -95,3 +97,26 @@ class _UvicornServer(uvicorn.Server):
         self._on_shutdown()
         await super().shutdown(sockets)
         _logger.info("stopped")
+
+
+_encode = msgspec.json.Encoder(enc_hook=str).encode
+_STANDARD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats a record with its `extra` attributes as one line of JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the JSON line of a record."""
+        line: dict[str, object] = {
+            "at": int(record.created * 1000),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {
+            name: value for name, value in vars(record).items() if name not in _STANDARD_ATTRIBUTES
+        }
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return _encode(line).decode()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tarry.service.api import redact
+from tarry.service.api import views
 from tarry.service.model import TaskContent
 
 
@@ -19,8 +19,8 @@ from tarry.service.model import TaskContent
 )  # fmt: skip
 def test_secret_names(name: str) -> None:
     """In any case."""
-    assert redact.is_secret(name)
-    assert redact.is_secret(name.upper())
+    assert views.is_secret(name)
+    assert views.is_secret(name.upper())
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_secret_names(name: str) -> None:
 )
 def test_names_that_are_not_secret(name: str) -> None:
     """Their values are shown."""
-    assert not redact.is_secret(name)
+    assert not views.is_secret(name)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_names_that_are_not_secret(name: str) -> None:
 )
 def test_secrets_in_a_query(url: str, shown: str) -> None:
     """Their values are redacted, the rest is unchanged."""
-    assert shown == redact.redact_url(url)
+    assert shown == views.redact_url(url)
 
 
 def test_secrets_in_a_text_of_the_target() -> None:
@@ -55,29 +55,27 @@ def test_secrets_in_a_text_of_the_target() -> None:
         url="https://a/?token=s%2Fecret-1&pin=12",
         headers={"Authorization": "Bearer longest-secret", "X-A": "visible"},
     )
-    secrets = redact.find_secrets(content)
+    secrets = views.find_secrets(content)
     echoed = "longest-secret s/ecret-1 s%2Fecret-1 visible 12 Bearer longest-secret"
-    assert "[redacted] [redacted] [redacted] visible 12 [redacted]" == redact.redact_text(
+    assert "[redacted] [redacted] [redacted] visible 12 [redacted]" == views.redact_text(
         echoed, secrets
     )
-    assert redact.redact_text(None, secrets) is None
+    assert views.redact_text(None, secrets) is None
 
 
 def test_a_truncated_secret_is_redacted() -> None:
     """At the end of a truncated text, six characters of a secret are enough."""
-    assert "a [redacted]" == redact.redact_text(
-        "a longest-s", ["longest-secret"], is_truncated=True
-    )
-    assert "a longe" == redact.redact_text("a longe", ["longest-secret"], is_truncated=True)
-    assert "a longest-s" == redact.redact_text("a longest-s", ["longest-secret"])
-    assert b"\xff [redacted]" == redact.redact_bytes(
+    assert "a [redacted]" == views.redact_text("a longest-s", ["longest-secret"], is_truncated=True)
+    assert "a longe" == views.redact_text("a longe", ["longest-secret"], is_truncated=True)
+    assert "a longest-s" == views.redact_text("a longest-s", ["longest-secret"])
+    assert b"\xff [redacted]" == views.redact_bytes(
         b"\xff longest-s", ["longest-secret"], is_truncated=True
     )
 
 
 def test_unknown_secrets_redact_the_whole_text() -> None:
     """The content of the task cannot be decrypted, so any word may be a secret."""
-    assert redact.find_secrets(None) is None
+    assert views.find_secrets(None) is None
     assert ("[redacted]", "", None) == tuple(
-        redact.redact_text(one, None) for one in ("x", "", None)
+        views.redact_text(one, None) for one in ("x", "", None)
     )

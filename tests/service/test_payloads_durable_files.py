@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tarry.service.durable_files import create_file, create_folder
+from tarry.service.payloads import create_file, create_folder
 from tests.service.payload_cases import SyncRecorder
 
 
