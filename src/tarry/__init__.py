@@ -29,9 +29,8 @@ if TYPE_CHECKING:
         Waited,
         WillWait,
     )
-    from tarry.core.grpc_hints import hint_from_grpc
     from tarry.core.hedging import Hedging
-    from tarry.core.hints import Hint, hint_from_headers, parse_retry_after
+    from tarry.core.hints import Hint, hint_from_grpc, hint_from_headers, parse_retry_after
     from tarry.core.limiter import AIMD, AdaptiveRate, InFlight, Limiter
     from tarry.core.outcome import (
         Kind,
@@ -78,11 +77,10 @@ _NAMES_BY_MODULE = {
         "Succeeded Waited WillWait"
     ),
     "tarry.core.decide": "decide",
-    "tarry.core.grpc_hints": "hint_from_grpc",
     "tarry.core.hedging": "Hedging",
-    "tarry.core.hints": "Hint hint_from_headers parse_retry_after",
+    "tarry.core.hints": "Hint hint_from_grpc hint_from_headers parse_retry_after",
     "tarry.core.limiter": "AIMD AdaptiveRate InFlight Limiter",
-    "tarry.core.outcome": ("Kind Outcome outcome_of_code outcome_of_exception outcome_of_status"),
+    "tarry.core.outcome": "Kind Outcome outcome_of_code outcome_of_exception outcome_of_status",
     "tarry.core.policy": "Policy",
     "tarry.core.verdict": "CallRecord Progress Reason Step Stop Wait",
     "tarry.errors": (

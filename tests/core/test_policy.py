@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tarry.core.backoff import BACKOFFS, Schedule
-from tarry.core.jitter import JITTERS
+from tarry.core.backoff import BACKOFFS, JITTERS, Schedule
 from tarry.core.policy import PRESETS, Policy
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 

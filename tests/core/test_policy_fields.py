@@ -6,8 +6,7 @@ from inspect import signature
 
 import pytest
 
-from tarry.core.policy import Policy
-from tarry.core.policy_fields import POLICY_FIELDS, PolicyField
+from tarry.core.policy import POLICY_FIELDS, Policy, PolicyField
 from tarry.errors import ConfigurationError
 
 

@@ -22,7 +22,7 @@ from django.http import (  # type: ignore[import-untyped]
 from django.urls import path  # type: ignore[import-untyped]
 from django.views.decorators.csrf import csrf_exempt  # type: ignore[import-untyped]
 
-from tarry.wire.asgi import App
+from tarry.wire.http import App
 from tests.frameworks.shop import Shop
 
 View: TypeAlias = Callable[[Any], Any]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tarry.wire.asgi import App
+from tarry.wire.http import App
 from tests.frameworks import django_app, fastapi_app, litestar_app, starlette_app
 from tests.frameworks.shop import Build, Shop
 

@@ -13,7 +13,7 @@ from litestar.middleware import DefineMiddleware
 from litestar.params import JSONBody
 from litestar.response import Stream
 
-from tarry.wire.asgi import App
+from tarry.wire.http import App
 from tests.frameworks.shop import Shop
 
 

@@ -25,7 +25,7 @@ import uvicorn
 
 import tarry
 from tarry.testing import no_wait
-from tarry.wire.asgi import App, Message
+from tarry.wire.http import App, Message
 from tests.idempotency.asgi_client import make_scope
 
 KEY = {"Idempotency-Key": '"4f2a"'}

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
 from tarry.idempotency import IdempotencyMiddleware
-from tarry.wire.asgi import App
+from tarry.wire.http import App
 from tests.frameworks import django_app, litestar_app
 from tests.frameworks.shop import (
     CLIENT_TIMEOUT_S,

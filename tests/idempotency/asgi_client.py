@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from tarry.wire.asgi import App, Message, Receive, Scope, Send
+from tarry.wire.http import App, Message, Receive, Scope, Send
 
 KEY = b'"8e03978e-40d5-43dd-bc93-6894a57f9324"'
 HeaderPairs = Sequence[tuple[bytes, bytes]]

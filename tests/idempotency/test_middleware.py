@@ -10,7 +10,7 @@ import pytest
 from tarry.idempotency import IdempotencyMiddleware, MemoryStore
 from tarry.runtime.clocks import system
 from tarry.testing import VirtualClock
-from tarry.wire.asgi import Receive, Scope, Send
+from tarry.wire.http import Receive, Scope, Send
 from tests.idempotency.asgi_client import (
     PaymentsApp,
     Response,

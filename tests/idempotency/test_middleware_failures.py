@@ -11,7 +11,7 @@ import trio
 from tarry.idempotency import IdempotencyMiddleware, MemoryStore
 from tarry.runtime import event_loops
 from tarry.testing import VirtualClock
-from tarry.wire.asgi import Message, Receive, Scope, Send
+from tarry.wire.http import Message, Receive, Scope, Send
 from tests.idempotency.asgi_client import KEY, PaymentsApp, make_scope, send_request
 from tests.idempotency.faulty_store import FaultyStore
 

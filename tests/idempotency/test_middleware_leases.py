@@ -9,7 +9,7 @@ import trio
 
 from tarry.idempotency import IdempotencyMiddleware, MemoryStore
 from tarry.testing import VirtualClock
-from tarry.wire.asgi import Receive, Scope, Send
+from tarry.wire.http import Receive, Scope, Send
 from tests.idempotency.asgi_client import PaymentsApp, delayed, send_request
 from tests.idempotency.faulty_store import FOREVER_S, FaultyStore
 

@@ -8,7 +8,7 @@ import pytest
 
 from tarry.errors import ConfigurationError
 from tarry.idempotency import IdempotencyMiddleware, MemoryStore
-from tarry.wire.asgi import Scope
+from tarry.wire.http import Scope
 from tests.idempotency.asgi_client import PaymentsApp, run_sequentially, send_request
 
 

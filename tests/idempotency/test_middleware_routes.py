@@ -10,7 +10,7 @@ import pytest
 
 from tarry.idempotency import IdempotencyMiddleware
 from tarry.idempotency.fingerprint import warn_of_unstable_credentials
-from tarry.wire.asgi import Message, Receive, Scope, Send
+from tarry.wire.http import Message, Receive, Scope, Send
 from tests.idempotency.asgi_client import HeaderPairs, PaymentsApp, run_sequentially, send_request
 
 ALICE = [(b"authorization", b"Bearer alice")]

@@ -10,7 +10,7 @@ import pytest
 from tarry.idempotency import IdempotencyMiddleware, lease
 from tarry.runtime import event_loops
 from tarry.runtime.clocks import system
-from tarry.wire.asgi import Receive, Scope, Send
+from tarry.wire.http import Receive, Scope, Send
 from tests.idempotency.asgi_client import PaymentsApp, send_request
 from tests.idempotency.conftest import Run
 from tests.idempotency.faulty_store import FOREVER_S, FaultyStore

@@ -10,7 +10,7 @@ import pytest
 
 from tarry.idempotency import IdempotencyMiddleware, MemoryStore
 from tarry.testing import VirtualClock
-from tarry.wire.asgi import App, Message, Receive, Scope, Send
+from tarry.wire.http import App, Message, Receive, Scope, Send
 from tests.idempotency.asgi_client import PaymentsApp, Response, send_request
 from tests.idempotency.faulty_store import FaultyStore
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tarry.idempotency import IdempotencyMiddleware, PostgresStore, lease
-from tarry.wire.asgi import Receive, Scope, Send
+from tarry.wire.http import Receive, Scope, Send
 from tests.idempotency.asgi_client import PaymentsApp, send_request
 from tests.integration.claimants import open_store
 from tests.integration.postgres import asyncpg

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tarry.core.backoff import Schedule
-from tarry.core.durations import format_duration
 from tarry.core.hedging import Hedging
 from tarry.core.policy import Policy
+from tarry.core.text import format_duration
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
 from tarry.tuning.attempt_log import AttemptLog

@@ -25,11 +25,11 @@ from tarry.errors import ConfigurationTypeError
 from tarry.runtime import deadlines, error_record
 from tarry.runtime.clocks import system
 from tarry.wire import http
-from tarry.wire.problem import MEDIA_TYPE, Problem
+from tarry.wire.http import PROBLEM_MEDIA_TYPE, Problem
 
 if TYPE_CHECKING:
     from tarry.core.verdict import CallRecord
-    from tarry.wire.asgi import App, Message, Receive, Scope, Send
+    from tarry.wire.http import App, Message, Receive, Scope, Send
 
 _FIRST_SERVER_ERROR = 500
 _DEADLINE, _SHOULD_RETRY = (
@@ -105,7 +105,7 @@ class _MarkedResponse:
         problem = Problem(503, "Service Unavailable", "A service behind this one does not answer.")
         body = problem.to_json()
         headers = [
-            (b"content-type", MEDIA_TYPE.encode()),
+            (b"content-type", PROBLEM_MEDIA_TYPE.encode()),
             (b"content-length", str(len(body)).encode()),
             (_SHOULD_RETRY, b"false"),
         ]

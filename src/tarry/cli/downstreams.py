@@ -92,7 +92,7 @@ def _run_action(
 
 
 def _row(downstream: DownstreamInfo) -> tuple[object, ...]:
-    from tarry.core.durations import format_duration
+    from tarry.core.text import format_duration
 
     def format_ms(ms: float | None) -> str:
         return "" if ms is None else format_duration(ms / 1000)

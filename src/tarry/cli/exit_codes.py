@@ -10,7 +10,7 @@ from tarry.client.errors import (
     NotFound,
     ServiceError,
 )
-from tarry.core.durations import format_duration
+from tarry.core.text import format_duration
 from tarry.errors import Overloaded, StoreUnavailable, TarryError
 
 EXIT_FAILED = 1

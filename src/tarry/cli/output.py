@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tarry.core.durations import format_duration
+from tarry.core.text import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -133,7 +133,7 @@ def _field_location(file: Path, field: str) -> str:
 
 
 def _row(policy: RetryPolicy) -> tuple[object, ...]:
-    from tarry.core.durations import format_duration
+    from tarry.core.text import format_duration
 
     def format_ms(ms: float | None) -> str:
         return "" if ms is None else format_duration(ms / 1000)

@@ -25,7 +25,7 @@ class _WaitReporter(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         from tarry.cli.output import printable
-        from tarry.core.durations import format_duration
+        from tarry.core.text import format_duration
 
         fields = getattr(record, "tarry", {})
         if record.name == "tarry.client":

@@ -48,7 +48,7 @@ def _print_event(event: ServiceEvent) -> None:
 def event_details(event: ServiceEvent) -> str:
     """Return the details of an event other than its kind, task and lane."""
     from tarry.cli.output import attempt_result, decision_text
-    from tarry.core.durations import format_duration
+    from tarry.core.text import format_duration
 
     if event.missed is not None:
         return f"{event.missed} events were dropped: this reader is too slow"

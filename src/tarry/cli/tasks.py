@@ -213,7 +213,7 @@ def _properties(task: RetryTask) -> Iterable[tuple[str, object]]:
 
 def _attempt_row(attempt: AttemptLog) -> tuple[object, ...]:
     from tarry.cli.output import attempt_result, decision_text, time_of_day
-    from tarry.core.durations import format_duration
+    from tarry.core.text import format_duration
 
     took = None if attempt.duration_ms is None else format_duration(attempt.duration_ms / 1000)
     started = time_of_day(attempt.started_at)

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tarry.cli.output import printable
-from tarry.core.durations import format_duration
+from tarry.core.text import format_duration
 from tarry.simulator.metrics import quantile
 from tarry.simulator.report.formatting import format_value
 from tarry.tuning.comparison import MIN_HEALTHY_ATTEMPTS, describe_changes

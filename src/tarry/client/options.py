@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from tarry.core.checks import check_at_least
-from tarry.core.suggest import did_you_mean
+from tarry.core.text import did_you_mean
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 from tarry.wire import http
 from tarry.wire.tasks import MAX_BATCH_SIZE, MAX_TIME_MS, BatchRequest, RetryTaskRequest

@@ -1,6 +1,11 @@
-"""Backoff: the ceiling of the delay before retry k (k = 1, 2, ...), its bound before jitter.
+"""Backoff and jitter, which choose the delay before retry k (k = 1, 2, ...).
 
-A backoff is a name from `BACKOFFS` or any callable that takes k and returns seconds.
+Backoff returns the ceiling of the delay: its upper bound. A backoff is a name from `BACKOFFS` or
+any callable that takes k and returns seconds.
+
+Jitter chooses a random delay below the ceiling. A jitter is a name from `JITTERS` or any callable
+`(ceiling, previous, u) -> seconds`. `previous` is the delay before the last retry, or the initial
+delay for the first retry. `u` is a random number from [0, 1).
 """
 
 from __future__ import annotations
@@ -59,3 +64,50 @@ class Schedule(Value):
     def __call__(self, k: int) -> float:
         """Return the ceiling of the delay before retry k."""
         return self.delays[min(k, len(self.delays)) - 1]
+
+
+JitterName = Literal["none", "full", "equal", "decorrelated"]
+Jitter = Callable[[float, float, float], float]
+
+
+def none(ceiling: float, _previous: float, _u: float, _initial: float, _maximum: float) -> float:
+    """Return the ceiling itself: clients that fail together retry together."""
+    return ceiling
+
+
+def full(ceiling: float, _previous: float, u: float, _initial: float, _maximum: float) -> float:
+    """Return a delay from 0 to the ceiling: the least load on a dependency that recovers."""
+    return u * ceiling
+
+
+def equal(ceiling: float, _previous: float, u: float, _initial: float, _maximum: float) -> float:
+    """Return a delay from half the ceiling to the ceiling, which guarantees a minimum wait."""
+    half = ceiling / 2
+    return half + u * half
+
+
+def decorrelated(
+    _ceiling: float, previous: float, u: float, initial: float, maximum: float
+) -> float:
+    """Return a delay that grows from the previous delay instead of the attempt number.
+
+    `maximum` limits the bound of the random delay. The AWS article of 2015 limits the random delay
+    itself; then many delays would equal the maximum, and clients would retry together again.
+    """
+    bound = max(initial, min(maximum, 3 * previous))
+    return initial + u * (bound - initial)
+
+
+def custom(
+    jitter: Jitter, ceiling: float, previous: float, u: float, _initial: float, _maximum: float
+) -> float:
+    """Call a jitter function of the user and check its result."""
+    return check_at_least("the result of jitter", jitter(ceiling, previous, u), 0)
+
+
+JITTERS: dict[str, Callable[[float, float, float, float, float], float]] = {
+    "none": none,
+    "full": full,
+    "equal": equal,
+    "decorrelated": decorrelated,
+}

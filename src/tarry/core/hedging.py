@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from tarry.core.checks import check_at_least, check_count, check_share, duration_or_none
-from tarry.core.latency import MAX_SAMPLES
+from tarry.core.downstream import MAX_SAMPLES
 from tarry.core.outcome import SUCCESS, TRANSIENT, Kind
 from tarry.core.verdict import Attempt, DelayedPermit, Reason, Stop
 from tarry.errors import ConfigurationError

@@ -1,6 +1,4 @@
-"""Server hints: whether and when to retry, parsed from HTTP header fields into a `Hint`.
-
-Rules of this module and of `tarry.core.grpc_hints`:
+"""Server hints: whether and when to retry, parsed from HTTP headers or gRPC metadata into a `Hint`.
 
 * The functions are pure. `now` (epoch seconds) is an argument, used only to turn dates into waits.
 * No function raises, whatever a server sends. A malformed hint is ignored, except that a malformed
@@ -14,8 +12,6 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, NamedTuple, cast
-
-from tarry.core.http_date import parse_http_date
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -201,3 +197,248 @@ def parse_rate_limit(text: str) -> list[float]:
         if "t" in parameters and int(remaining) == 0:
             resets.append(float(reset))
     return resets
+
+
+# --- HTTP dates, in three formats (RFC 9110 section 5.6.7) ----------------------------------------
+
+# The parser applies the grammar strictly: case, single spaces, number of digits, "GMT". `datetime`
+# is not used, because it rejects second 60 and year 0, which the grammar allows, and takes longer
+# to import than this module.
+_MONTH_NAMES = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_DAY_NAMES = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+
+_MONTHS = {name: number for number, name in enumerate(_MONTH_NAMES, start=1)}
+
+# The name of the day identifies the format: "Sun," is IMF-fixdate, "Sunday," is RFC 850 and "Sun"
+# is asctime.
+_IMF_DAYS = frozenset(f"{name[:3]}," for name in _DAY_NAMES)
+_RFC850_DAYS = frozenset(f"{name}," for name in _DAY_NAMES)
+_ASCTIME_DAYS = frozenset(name[:3] for name in _DAY_NAMES)
+
+_DAY_S = 86_400
+_MEAN_YEAR_S = 31_556_952
+"""Seconds in a Gregorian year, averaged over 400 years."""
+_MAX_YEARS_AHEAD = 50
+"""A two-digit year that would be further ahead is taken as past (RFC 9110 section 5.6.7)."""
+
+
+def parse_http_date(text: str, now: float) -> int | None:
+    """Return the epoch seconds of an HTTP date, or None when `text` is not one.
+
+    The weekday must be present but may be wrong: the RFC asks recipients to be robust, and the date
+    itself is complete without it. A day that does not exist (30 Feb) gives None.
+    """
+    try:
+        # With an extra space or a tab the parts match no case.
+        match text.split(" "):
+            case [name, day, month, year, clock, "GMT"] if name in _IMF_DAYS:
+                return _epoch_seconds(
+                    _parse_digits(year, 4),
+                    _MONTHS[month],
+                    _parse_digits(day, 2),
+                    _parse_clock(clock),
+                )
+            case [name, date, clock, "GMT"] if name in _RFC850_DAYS:
+                day, month, year = date.split("-")
+                return _epoch_seconds_rfc850(
+                    _parse_digits(year, 2),
+                    _MONTHS[month],
+                    _parse_digits(day, 2),
+                    _parse_clock(clock),
+                    now,
+                )
+            # asctime pads a short day with a space, which leaves an empty part here.
+            case [name, month, "", day, clock, year] if name in _ASCTIME_DAYS:
+                return _epoch_seconds(
+                    _parse_digits(year, 4),
+                    _MONTHS[month],
+                    _parse_digits(day, 1),
+                    _parse_clock(clock),
+                )
+            case [name, month, day, clock, year] if name in _ASCTIME_DAYS:
+                return _epoch_seconds(
+                    _parse_digits(year, 4),
+                    _MONTHS[month],
+                    _parse_digits(day, 2),
+                    _parse_clock(clock),
+                )
+            case _:
+                return None
+    except (KeyError, ValueError):
+        return None
+
+
+def _epoch_seconds_rfc850(two_digits: int, month: int, day: int, clock: int, now: float) -> int:
+    """Return the latest time with this two-digit year that is at most 50 years after `now`."""
+    # The mean year can be off by one around New Year, so one year is added here.
+    latest = 1970 + int(now // _MEAN_YEAR_S) + _MAX_YEARS_AHEAD + 1
+    year = latest - (latest - two_digits) % 100
+    if _days_since_1970(year - _MAX_YEARS_AHEAD, month, day) * _DAY_S + clock > now:
+        year -= 100
+    return _epoch_seconds(year, month, day, clock)
+
+
+def _epoch_seconds(year: int, month: int, day: int, clock: int) -> int:
+    this_first = _days_since_1970(year, month, 1)
+    next_first = _days_since_1970(year + month // 12, month % 12 + 1, 1)
+    if day not in range(1, next_first - this_first + 1):
+        raise ValueError(day)
+    return (this_first + day - 1) * _DAY_S + clock
+
+
+def _days_since_1970(year: int, month: int, day: int) -> int:
+    """Return the days since 1 January 1970, counted in years that end with the leap day."""
+    if month in {1, 2}:
+        year -= 1
+    leap_days = year // 4 - year // 100 + year // 400
+    # Five months from March on have 153 days: 31, 30, 31, 30, 31.
+    day_of_year = (153 * ((month + 9) % 12) + 2) // 5 + day - 1
+    return 365 * year + leap_days + day_of_year - 719_468
+
+
+def _parse_clock(text: str) -> int:
+    """Return the seconds since midnight for "08:49:37".
+
+    Second 60 is a leap second. Unix time has none, so it counts as the following second.
+    """
+    hour, minute, second = (_parse_digits(part, 2) for part in text.split(":"))
+    if hour not in range(24) or minute not in range(60) or second not in range(61):
+        raise ValueError(text)
+    return (hour * 60 + minute) * 60 + second
+
+
+def _parse_digits(text: str, width: int) -> int:
+    # isdigit alone would accept the digits of every script, int alone signs and underscores.
+    if len(text) != width or not (text.isascii() and text.isdigit()):
+        raise ValueError(text)
+    return int(text)
+
+
+# --- gRPC: pushback (gRFC A6) and google.rpc.RetryInfo --------------------------------------------
+
+_PUSHBACK = "grpc-retry-pushback-ms"
+_MAX_PUSHBACK_MS = 2**31 - 1
+_RETRY_INFO = "google.rpc.retryinfo-bin"
+_STATUS_DETAILS = "grpc-status-details-bin"
+_HINT_FIELDS = frozenset({_PUSHBACK, _RETRY_INFO, _STATUS_DETAILS})
+_RETRY_INFO_TYPE = b"/google.rpc.RetryInfo"
+_MAX_MESSAGE_BYTES = 65_536
+"""Larger binary metadata, in bytes, is ignored; gRPC itself allows 16 KiB for all metadata."""
+_VARINT, _LENGTH_DELIMITED, _FIXED_SIZES = 0, 2, {1: 8, 5: 4}
+"""The wire types of protobuf; `_FIXED_SIZES` maps types of fixed size to numbers of bytes."""
+_CONTINUATION_BIT = 0x80
+_MAX_DURATION_S = 315_576_000_000
+"""The limit of google.protobuf.Duration in seconds: 10,000 years."""
+_NANOS_PER_S = 1_000_000_000
+
+
+def hint_from_grpc(metadata: Iterable[tuple[str, str | bytes]]) -> Hint | None:
+    """Return the hint in the trailing metadata of a gRPC call, or None when there is none.
+
+    A pushback wins over google.rpc.RetryInfo. The longest delay of several RetryInfo is used.
+    """
+    entries = select_fields(metadata, _HINT_FIELDS)
+    pushbacks = [value for field, value in entries if field == _PUSHBACK]
+    if pushbacks:
+        return _parse_pushback(pushbacks)
+    delays = [
+        (delay, field)
+        for field, value in entries
+        if isinstance(value, bytes) and (delay := _longest_retry_delay(field, value)) is not None
+    ]
+    if not delays:
+        return None
+    delay, source = max(delays)
+    return Hint(delay, source=source)
+
+
+def _parse_pushback(values: list[str | bytes]) -> Hint:
+    """Return the hint of a pushback, which is a signed 32-bit number of milliseconds.
+
+    A negative number, any other text, or two values mean "do not retry", as in grpc-go.
+    """
+    value = values[0]
+    text = (value.decode("latin-1") if isinstance(value, bytes) else value).strip(OWS)
+    digits = text.removeprefix("-")
+    if len(values) == 1 and is_digits(digits):
+        # float, because int rejects more than 4,300 digits; a float is exact in this range.
+        milliseconds = float(text)
+        if 0 <= milliseconds <= _MAX_PUSHBACK_MS:
+            return Hint(abs(milliseconds) / 1000, exact=True, source=_PUSHBACK)
+    return Hint(should_retry=False, source=_PUSHBACK)
+
+
+def _longest_retry_delay(field: str, data: bytes) -> float | None:
+    """Return the longest delay of the RetryInfo messages in `data`, or None if none is valid.
+
+    google.rpc.Status has its details in field 3, each an Any with a type URL and a value.
+    """
+    if len(data) > _MAX_MESSAGE_BYTES:
+        return None
+    if field == _RETRY_INFO:
+        return _decode_retry_info(data)
+    try:
+        details = [_decode(detail)[1] for detail in _decode(data)[1].get(3, ())]
+    except (LookupError, ValueError):
+        return None
+    # The host before the slash can be anything (any.proto). The last value of a field wins.
+    return max_or_none(
+        _decode_retry_info(packed.get(2, [b""])[-1])
+        for packed in details
+        if packed.get(1, [b""])[-1].endswith(_RETRY_INFO_TYPE)
+    )
+
+
+def _decode_retry_info(data: bytes) -> float | None:
+    """Return the seconds of RetryInfo.retry_delay, or None when it is missing or out of range."""
+    try:
+        # Protobuf merges a message that occurs twice, which is the same as joining the bytes.
+        numbers = _decode(b"".join(_decode(data)[1][1]))[0]
+    except (LookupError, ValueError):
+        return None
+    seconds, nanos = numbers.get(1, 0), numbers.get(2, 0)
+    # Negative numbers have the highest of 64 bits set, so they are out of range here as well.
+    if seconds > _MAX_DURATION_S or nanos >= _NANOS_PER_S:
+        return None
+    return seconds + nanos / _NANOS_PER_S
+
+
+def _decode(data: bytes) -> tuple[dict[int, int], dict[int, list[bytes]]]:
+    """Return two dicts by field number: the varints and the length-delimited fields of a message.
+
+    Fixed-size fields are skipped, because none of the messages here has one. Groups, which proto3
+    does not have, and lengths beyond the end of `data` raise ValueError or LookupError.
+    """
+    numbers: dict[int, int] = {}
+    blobs: dict[int, list[bytes]] = {}
+    offset = 0
+    while offset < len(data):
+        tag, offset = _decode_varint(data, offset)
+        field, wire_type = divmod(tag, 8)
+        if field == 0:
+            raise ValueError(tag)
+        if wire_type == _VARINT:
+            numbers[field], offset = _decode_varint(data, offset)
+            continue
+        size, offset = (
+            _decode_varint(data, offset)
+            if wire_type == _LENGTH_DELIMITED
+            else (_FIXED_SIZES[wire_type], offset)
+        )
+        if size > len(data) - offset:
+            raise ValueError(tag)
+        if wire_type == _LENGTH_DELIMITED:
+            blobs.setdefault(field, []).append(data[offset : offset + size])
+        offset += size
+    return numbers, blobs
+
+
+def _decode_varint(data: bytes, offset: int) -> tuple[int, int]:
+    """Return the varint of at most 10 bytes at `offset`, and the offset after it."""
+    value = 0
+    for index in range(10):
+        byte = data[offset + index]
+        value |= (byte % _CONTINUATION_BIT) << (7 * index)
+        if byte < _CONTINUATION_BIT:
+            return value, offset + index + 1
+    raise ValueError(offset)

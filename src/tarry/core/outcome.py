@@ -168,7 +168,7 @@ def outcome_of_code(
     name = _code_name(code) if isinstance(code, int) else code.upper()
     if name == "OK":
         return SUCCESS
-    from tarry.core.grpc_hints import hint_from_grpc
+    from tarry.core.hints import hint_from_grpc
 
     hint = hint_from_grpc(metadata)
     kind = Kind.THROTTLED if name == "RESOURCE_EXHAUSTED" else Kind.TRANSIENT

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from tarry.core.durations import format_duration
+from tarry.core.text import format_duration
 from tarry.core.value import Value
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from ipaddress import ip_address
 from typing import Any, TypeAlias
 
 from tarry.errors import ConfigurationTypeError
-from tarry.wire.asgi import Scope
+from tarry.wire.http import Scope
 
 logger: logging.Logger = logging.getLogger("tarry.idempotency")
 

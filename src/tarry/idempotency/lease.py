@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from tarry.idempotency.async_backend import AsyncEvent
     from tarry.idempotency.store import ExistingRecord, IdempotencyStore, StoredResponse
-    from tarry.wire.asgi import Scope
+    from tarry.wire.http import Scope
 
     StoreCall: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 

@@ -49,12 +49,12 @@ from tarry.idempotency.store import (
 from tarry.idempotency.stores.memory import MemoryStore
 from tarry.runtime.callables import check_not_async
 from tarry.runtime.clocks import system
-from tarry.wire.asgi import Scope
+from tarry.wire.http import Scope
 
 if TYPE_CHECKING:
     from tarry.idempotency.fingerprint import Identity, RequestHeaders
     from tarry.idempotency.store import ExistingRecord, IdempotencyStore
-    from tarry.wire.asgi import App, Receive, Send
+    from tarry.wire.http import App, Receive, Send
 
 RequireKey: TypeAlias = Iterable[str] | Callable[[Scope], bool]
 """Paths, or a function that returns whether a request must have a key."""

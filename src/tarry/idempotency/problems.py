@@ -11,11 +11,11 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from tarry.errors import ConfigurationError
-from tarry.wire.problem import MEDIA_TYPE, Problem
+from tarry.wire.http import PROBLEM_MEDIA_TYPE, Problem
 
 if TYPE_CHECKING:
     from tarry.idempotency.store import InProgress, StoredResponse
-    from tarry.wire.asgi import Send
+    from tarry.wire.http import Send
 
 _MIN_RETRY_AFTER_S = 1
 """One second, because most handlers finish within it, and a retry that comes too early is cheap."""
@@ -148,7 +148,7 @@ async def send_rejection(send: Send, rejection: Rejection, docs: ProblemDocs) ->
         problem.status, problem.title, problem.detail, problem_type, extensions=problem.extensions
     ).to_json()
     headers = [
-        (b"content-type", MEDIA_TYPE.encode()),
+        (b"content-type", PROBLEM_MEDIA_TYPE.encode()),
         (b"content-length", str(len(body)).encode()),
         (b"content-language", b"en"),
         (b"link", docs.link),

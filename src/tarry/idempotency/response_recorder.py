@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tarry.idempotency.async_backend import AsyncEvent
     from tarry.idempotency.lease import KeyLease
     from tarry.idempotency.store import Headers
-    from tarry.wire.asgi import App, Message, Receive, Scope, Send
+    from tarry.wire.http import App, Message, Receive, Scope, Send
 
 _NOT_STORED_STATUSES = frozenset({401, 403, 404, 405, 407, 408, 425, 429})
 """Statuses that mean that nothing was done. They are not stored, because a client that corrects its

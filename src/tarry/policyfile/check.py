@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tarry.core.durations import format_duration
+from tarry.core.text import format_duration
 from tarry.policyfile.losses import format_value
 
 if TYPE_CHECKING:

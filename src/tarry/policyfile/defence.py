@@ -24,7 +24,7 @@ from tarry.core.downstream import Downstream
 from tarry.core.hedging import Hedging
 from tarry.core.limiter import AIMD, AdaptiveRate, InFlight
 from tarry.core.policy import PRESETS, Policy
-from tarry.core.suggest import did_you_mean
+from tarry.core.text import did_you_mean
 from tarry.core.value import Value
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 

@@ -9,7 +9,7 @@ from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
 from tarry.core.budget import RatioBudget
-from tarry.core.durations import format_duration
+from tarry.core.text import format_duration
 from tarry.policyfile.defence import LIMITERS
 from tarry.policyfile.export.budgets import BudgetSummary, summarize_budget, token_prices
 from tarry.policyfile.export.common import breaker_arguments, with_defaults

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from tarry.core.call import Call
 from tarry.core.decide import decide
-from tarry.core.durations import format_duration
 from tarry.core.outcome import TRANSIENT, Kind
+from tarry.core.text import format_duration
 from tarry.core.verdict import CallRecord, Reason, Stop, Wait, is_final
 from tarry.errors import (
     AttemptTimeout,

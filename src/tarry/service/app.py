@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from tarry.service.model import Task
     from tarry.service.settings import Settings
     from tarry.service.store import Store
-    from tarry.wire.asgi import Receive, Scope, Send
+    from tarry.wire.http import Receive, Scope, Send
 
 
 class Service:

@@ -25,7 +25,7 @@ import msgspec
 from msgspec import Meta
 
 from tarry.core.checks import check_number
-from tarry.core.suggest import suggest
+from tarry.core.text import suggest
 from tarry.errors import ConfigurationError, short_repr
 from tarry.service import defaults
 from tarry.service.defaults import LEASE_GRACE_MS

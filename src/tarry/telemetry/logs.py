@@ -10,7 +10,6 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from tarry.core.checks import duration_or_none
-from tarry.core.durations import format_duration
 from tarry.core.events import (
     AttemptFailed,
     AttemptStarted,
@@ -23,6 +22,7 @@ from tarry.core.events import (
     Waited,
     WillWait,
 )
+from tarry.core.text import format_duration
 from tarry.errors import ResultNotAccepted
 from tarry.telemetry.event_fields import event_fields, log_level
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from tarry.core.checks import check_positive
-from tarry.core.durations import format_duration
+from tarry.core.text import format_duration
 from tarry.errors import ConfigurationError
 
 INTERVAL = "95 % interval"

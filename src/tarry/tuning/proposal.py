@@ -34,7 +34,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from tarry.core.checks import check_positive
-from tarry.core.durations import format_duration
+from tarry.core.text import format_duration
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
 from tarry.simulator.metrics import quantile

@@ -9,7 +9,7 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tarry.core.durations import format_duration
+from tarry.core.text import format_duration
 from tarry.simulator.metrics import quantile
 from tarry.tuning.estimates import required_samples, round_two_digits
 from tarry.tuning.evidence import TAIL_QUANTILE

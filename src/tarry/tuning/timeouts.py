@@ -18,7 +18,7 @@ from math import inf
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from tarry.core.durations import format_duration
+from tarry.core.text import format_duration
 from tarry.simulator.metrics import quantile
 from tarry.tuning.estimates import (
     quantile_interval,

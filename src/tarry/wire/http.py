@@ -1,9 +1,18 @@
-"""HTTP methods that can be repeated, and headers that carry information about retries."""
+"""HTTP: methods, headers about retries, problem details (RFC 9457) and the types of ASGI 3."""
 
 from __future__ import annotations
 
-from tarry.core.checks import duration_or_none
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from tarry.core.checks import check_count, duration_or_none
+from tarry.core.value import Value
 from tarry.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY"})
 """Methods without side effects (RFC 9110 section 9.2.1, and QUERY by its own RFC)."""
@@ -17,8 +26,20 @@ DEADLINE_HEADER = "X-Deadline-Ms"
 SHOULD_RETRY_HEADER = "X-Should-Retry"
 """A server sends true or false to allow or forbid a retry, whatever the status is."""
 
+PROBLEM_MEDIA_TYPE = "application/problem+json"
+ABOUT_BLANK = "about:blank"
+"""The type of a problem that means no more than its HTTP status."""
+
+_MAX_STATUS = 599
 _MAX_DEADLINE_DIGITS = 15
 """15 digits are 30,000 years in milliseconds; a longer number is ignored."""
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+App: TypeAlias = Callable[[Any, Any, Any], Awaitable[None]]
+"""Called as app(scope, receive, send), typed as Any because frameworks have narrower types."""
 
 
 def is_repeatable(method: str, *, has_key: bool) -> bool:
@@ -57,3 +78,67 @@ def parse_deadline_ms(text: str) -> float | None:
     if not text.isascii() or not text.isdigit() or len(text) > _MAX_DEADLINE_DIGITS:
         return None
     return duration_or_none(int(text) / 1000)
+
+
+class Problem(Value):
+    """A problem: `title` is the same for all problems of a `type`, `detail` describes this one.
+
+    `extensions` are further members of the JSON object, for programs.
+    """
+
+    __slots__ = __match_args__ = _fields = (
+        "status",
+        "title",
+        "detail",
+        "type",
+        "instance",
+        "extensions",
+    )
+
+    status: int
+    title: str
+    detail: str | None
+    type: str
+    instance: str | None
+    extensions: Mapping[str, Any]
+
+    def __init__(
+        self,
+        status: int,
+        title: str,
+        detail: str | None = None,
+        type: str = ABOUT_BLANK,  # noqa: A002 - the name in the RFC
+        instance: str | None = None,
+        extensions: Mapping[str, Any] | None = None,
+    ) -> None:
+        if check_count("status", status, 100) > _MAX_STATUS:
+            raise ConfigurationError("status", f"must be at most {_MAX_STATUS}", status)
+        extensions = dict(extensions or {})
+        if duplicates := sorted(set(extensions) & set(self._fields[:-1])):
+            rule = f"must not contain {duplicates[0]!r}, which is a standard member"
+            raise ConfigurationError("extensions", rule)
+        self._set(
+            status=status,
+            title=title,
+            detail=detail,
+            type=type,
+            instance=instance,
+            extensions=MappingProxyType(extensions),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the members of the JSON object; members that are None are left out."""
+        members = {
+            "type": self.type,
+            "title": self.title,
+            "status": self.status,
+            "detail": self.detail,
+            "instance": self.instance,
+        }
+        return {name: value for name, value in members.items() if value is not None} | {
+            **self.extensions
+        }
+
+    def to_json(self) -> bytes:
+        """Return JSON in ASCII, so that text from a client cannot break the response."""
+        return json.dumps(self.to_dict()).encode()

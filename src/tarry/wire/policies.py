@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tarry.core.backoff import Schedule
 from tarry.core.checks import check_number, check_one_of
-from tarry.core.policy import PRESETS, Policy
-from tarry.core.policy_fields import POLICY_FIELDS, PolicyField, check_max_delay
-from tarry.core.suggest import did_you_mean
+from tarry.core.policy import POLICY_FIELDS, PRESETS, Policy, PolicyField, check_max_delay
+from tarry.core.text import did_you_mean
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from tarry.core.backoff import Schedule
 from tarry.core.breaker import Breaker
-from tarry.core.durations import format_duration
 from tarry.core.outcome import RETRYABLE_CODES, RETRYABLE_STATUSES
+from tarry.core.text import format_duration
 from tarry.errors import ConfigurationError
 from tarry.policyfile.durations import round_to_ms
 from tarry.policyfile.losses import Loss, Severity

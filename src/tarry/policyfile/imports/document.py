@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import TYPE_CHECKING, Any, cast
 
-from tarry.core.durations import format_duration
-from tarry.core.suggest import suggest
+from tarry.core.text import format_duration, suggest
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.policyfile.durations import parse_duration
 from tarry.policyfile.losses import Loss

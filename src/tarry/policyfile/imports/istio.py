@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tarry.core.outcome import GRPC_CODES
-from tarry.core.policy import Policy
-from tarry.core.policy_fields import HIGHEST_STATUS, LOWEST_STATUS
+from tarry.core.policy import HIGHEST_STATUS, LOWEST_STATUS, Policy
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
 from tarry.policyfile.imports.document import DocumentTable, apply_call_timeout, hint_loss

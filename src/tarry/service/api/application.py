@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tarry.service.api.context import ApiContext
     from tarry.service.api.messages import ApiRequest, CompleteRequestHandler
     from tarry.service.api.routing import Handler
-    from tarry.wire.asgi import Receive, Scope, Send
+    from tarry.wire.http import Receive, Scope, Send
 
 
 _FAST_PATH = "/retry-tasks"

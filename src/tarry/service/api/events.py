@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tarry.service.api.context import ApiContext
     from tarry.service.api.messages import ApiRequest
     from tarry.service.engine.reporting import Event, Subscription
-    from tarry.wire.asgi import Receive, Send
+    from tarry.wire.http import Receive, Send
 
 
 _encode = msgspec.json.Encoder().encode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tarry.core.durations import format_duration
+from tarry.core.text import format_duration
 from tarry.core.verdict import Reason
 from tarry.errors import ConfigurationError
 from tarry.service.api.views import attempt_view, find_secrets

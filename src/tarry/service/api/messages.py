@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from tarry.service.api import problems
-from tarry.wire.problem import MEDIA_TYPE
+from tarry.wire.http import PROBLEM_MEDIA_TYPE
 from tarry.wire.tasks import MAX_PAGE_SIZE
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Mapping
 
     from tarry.service.api.problems import ApiError
-    from tarry.wire.asgi import Receive, Scope, Send
+    from tarry.wire.http import Receive, Scope, Send
 
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -201,7 +201,7 @@ _encode = msgspec.json.Encoder().encode
 _COMMON_HEADERS = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
 _COMMON_HEADER_LINES = b"".join(b"%b: %b\r\n" % header for header in _COMMON_HEADERS)
 _JSON_CONTENT_TYPE = (b"content-type", b"application/json")
-_PROBLEM_CONTENT_TYPE = (b"content-type", MEDIA_TYPE.encode())
+_PROBLEM_CONTENT_TYPE = (b"content-type", PROBLEM_MEDIA_TYPE.encode())
 _NO_CONTENT = 204
 
 

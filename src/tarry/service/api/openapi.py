@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tarry.service.api.problems import PROBLEM_TYPES
-from tarry.wire.problem import MEDIA_TYPE
+from tarry.wire.http import PROBLEM_MEDIA_TYPE
 from tarry.wire.tasks import MAX_BATCH_SIZE, BatchRequest, RetryTaskRequest
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def _describe_problem(status: int) -> dict[str, Any]:
     schema = {"$ref": _REF_TEMPLATE.format(name="Problem")}
     return {
         "description": HTTPStatus(status).phrase,
-        "content": {MEDIA_TYPE: {"schema": schema}},
+        "content": {PROBLEM_MEDIA_TYPE: {"schema": schema}},
     }
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from tarry.core.policy_fields import HIGHEST_STATUS, LOWEST_STATUS, PolicyField
+from tarry.core.policy import HIGHEST_STATUS, LOWEST_STATUS, PolicyField
 from tarry.errors import ConfigurationError
 from tarry.service.api import problems
 from tarry.service.api.messages import NoQuery, PageQuery, empty_response, json_response

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from tarry.core.suggest import suggest
+from tarry.core.text import suggest
 from tarry.errors import short_repr
-from tarry.wire.problem import Problem
+from tarry.wire.http import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

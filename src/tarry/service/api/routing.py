@@ -24,7 +24,7 @@ from tarry.service.api.messages import (
 from tarry.service.api.problems import ApiError
 
 if TYPE_CHECKING:
-    from tarry.wire.asgi import Receive, Scope, Send
+    from tarry.wire.http import Receive, Scope, Send
 
 
 _logger = logging.getLogger("tarry.service")

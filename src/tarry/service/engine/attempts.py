@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tarry.core.durable_call import DurableCall
+from tarry.core.call import DurableCall
 from tarry.core.outcome import (
     PERMANENT,
     SUCCESS,

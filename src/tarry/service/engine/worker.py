@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import MsgspecError
 
-from tarry.core.durable_call import Defer
+from tarry.core.call import Defer
 from tarry.core.outcome import SUCCESS, TRANSIENT
 from tarry.core.verdict import Attempt as StartAttempt
 from tarry.core.verdict import Reason, Wait
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
     from typing import Any
 
-    from tarry.core.durable_call import DurableCall
+    from tarry.core.call import DurableCall
     from tarry.service.engine.context import EngineContext
     from tarry.service.engine.lanes import LaneState, LeasedTask
     from tarry.service.engine.policies import EffectivePolicy

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tarry.service.api import problems
 from tarry.service.http.fast_path import FastPathProtocol
-from tarry.wire.problem import MEDIA_TYPE
+from tarry.wire.http import PROBLEM_MEDIA_TYPE
 
 if TYPE_CHECKING:
     from asyncio import BaseTransport, TimerHandle
 
-    from tarry.wire.problem import Problem
+    from tarry.wire.http import Problem
 
 
 _Awaited: TypeAlias = Literal["first", "headers", "body"]
@@ -206,7 +206,7 @@ class LimitedHttpProtocol(FastPathProtocol):
     def _reject(self, problem: Problem) -> None:
         body = problem.to_json()
         head = (
-            f"HTTP/1.1 {problem.status} {problem.title}\r\ncontent-type: {MEDIA_TYPE}\r\n"
+            f"HTTP/1.1 {problem.status} {problem.title}\r\ncontent-type: {PROBLEM_MEDIA_TYPE}\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)

@@ -20,7 +20,7 @@ from tarry.core.breaker import Breaker
 from tarry.core.checks import check_at_least, check_number, check_positive
 from tarry.core.hedging import Hedging
 from tarry.core.policy import Policy
-from tarry.core.suggest import did_you_mean
+from tarry.core.text import did_you_mean
 from tarry.errors import ConfigurationError, short_repr
 from tarry.policyfile.defence import BUDGETS, LIMITERS, Defence
 from tarry.simulator.distributions import DISTRIBUTIONS, Fixed

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from tarry.core.checks import check_count
-from tarry.core.suggest import suggest
+from tarry.core.text import suggest
 from tarry.errors import ConfigurationError, short_repr
 from tarry.simulator.files.documents import Document, read_document
 from tarry.simulator.files.parameters import list_parameters, merge_tables, with_value

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tarry.core.http_date import parse_http_date
+from tarry.core.hints import parse_http_date
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 NOW = 1_790_000_000.0  # 21 September 2026

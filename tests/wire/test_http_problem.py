@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tarry.errors import ConfigurationError
-from tarry.wire.problem import Problem
+from tarry.wire.http import Problem
 
 
 def test_a_problem_says_at_least_its_type_title_and_status() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tarry.core.suggest import did_you_mean, suggest
+from tarry.core.text import did_you_mean, suggest
 
 FIELDS = ["max_attempts", "max_delay", "multiplier"]
 

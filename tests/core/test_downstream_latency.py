@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tarry.core.latency import MAX_SAMPLES, Latency
+from tarry.core.downstream import MAX_SAMPLES, Latency
 
 durations = st.floats(0, 1e6)
 quantiles = st.floats(0, 1)

@@ -1,7 +1,7 @@
 from tarry.core.breaker import Breaker, BreakerState
 from tarry.core.budget import TokenBudget
+from tarry.core.call import Defer, DurableCall
 from tarry.core.downstream import Downstream
-from tarry.core.durable_call import Defer, DurableCall
 from tarry.core.limiter import AdaptiveRate
 from tarry.core.outcome import PERMANENT, TRANSIENT, Kind, Outcome
 from tarry.core.policy import Policy

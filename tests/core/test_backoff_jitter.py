@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tarry.core.jitter import JITTERS, decorrelated, equal, full, none
+from tarry.core.backoff import JITTERS, decorrelated, equal, full, none
 
 LAST = 1 - 2**-53
 """The largest number below 1, the largest possible u."""

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tarry.core.grpc_hints import hint_from_grpc
-from tarry.core.hints import Hint
+from tarry.core.hints import Hint, hint_from_grpc
 from tests.core.header_strategies import texts
 
 # --- Pushback ------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tarry.core.durations import format_duration
+from tarry.core.text import format_duration
 
 
 @pytest.mark.parametrize(
