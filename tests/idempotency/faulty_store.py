@@ -7,7 +7,7 @@ from functools import partial
 from typing import TypeVar
 
 from tarry.idempotency import ExistingRecord, MemoryStore, StoredResponse
-from tarry.runtime import event_loops
+from tarry.runtime import clocks
 
 T = TypeVar("T")
 
@@ -31,11 +31,11 @@ class FaultyStore(MemoryStore):
 
     async def _with_faults(self, call: str, work: Callable[[], Awaitable[T]]) -> T:
         self.calls.append(call)
-        await event_loops.sleep(self.before.get(call, 0))
+        await clocks.sleep(self.before.get(call, 0))
         if call in self.fails:
             raise ConnectionError("the store is away")
         result = await work()
-        await event_loops.sleep(self.after.get(call, 0))
+        await clocks.sleep(self.after.get(call, 0))
         return result
 
     async def claim(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tarry.idempotency import IdempotencyMiddleware, lease
-from tarry.runtime import event_loops
+from tarry.runtime import clocks
 from tarry.runtime.clocks import system
 from tarry.testing import VirtualClock
 from tests.idempotency.asgi_client import PaymentsApp, send_request
@@ -40,11 +40,11 @@ def test_late_claim_is_released(run: Run, wait: dict[str, Any], patience: float)
         store = FaultyStore(**wait)
         app = IdempotencyMiddleware(payments, store)
         started = system.now()
-        with event_loops.timeout(patience) as expiry:
+        with clocks.timeout(patience) as expiry:
             assert 503 == (await send_request(app)).status
         assert expiry.expired == (patience == 1)
         assert min(patience, lease.STORE_TIMEOUT_S) == pytest.approx(system.now() - started)
-        await event_loops.sleep(10)
+        await clocks.sleep(10)
         store.before, store.after = {}, {}
         assert 201 == (await send_request(app)).status
 
@@ -63,7 +63,7 @@ def test_claim_with_lost_answer_is_released(run: Run) -> None:
     async def main() -> None:
         store = Lossy()
         assert 503 == (await send_request(IdempotencyMiddleware(PaymentsApp(), store))).status
-        await event_loops.sleep(1)
+        await clocks.sleep(1)
         assert ["claim", "release"] == store.calls
         assert {} == store._entries
 

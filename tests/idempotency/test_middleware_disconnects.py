@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from tarry.idempotency import IdempotencyMiddleware
-from tarry.runtime import event_loops
+from tarry.runtime import clocks
 from tarry.testing import VirtualClock
 from tarry.wire.http import App, Message, Receive, Scope, Send
 from tests.idempotency.asgi_client import KEY, PaymentsApp, make_scope, send_request
@@ -48,10 +48,10 @@ class StopsOnDisconnect:
             self.received.append((await receive())["type"])
 
         async def work() -> None:
-            await event_loops.sleep(1)
+            await clocks.sleep(1)
             await self.payments(scope, receive_again, send)
 
-        if event_loops.in_trio():
+        if clocks.in_trio():
             async with trio.open_nursery() as nursery:
 
                 async def first(function: Callable[[], Awaitable[None]]) -> None:

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from tarry.idempotency import IdempotencyMiddleware, MemoryStore
-from tarry.runtime import event_loops
+from tarry.runtime import clocks
 from tarry.testing import VirtualClock
 from tarry.wire.http import Message, Receive, Scope, Send
 from tests.idempotency.asgi_client import KEY, PaymentsApp, make_scope, send_request
@@ -142,16 +142,16 @@ def test_cancelled_request_lets_its_lease_expire(
     async def sleepy(scope: Scope, receive: Receive, send: Send) -> None:
         if not payments.runs:
             payments.bodies.append(b"cancelled")
-            await event_loops.sleep(1000)
+            await clocks.sleep(1000)
         await payments(scope, receive, send)
 
     async def main() -> None:
         app = IdempotencyMiddleware(sleepy, store(), lease=30.0)
-        with event_loops.timeout(100) as expiry:
+        with clocks.timeout(100) as expiry:
             await send_request(app)
         assert expiry.expired
         assert 409 == (await send_request(app)).status
-        await event_loops.sleep(30)
+        await clocks.sleep(30)
         assert b"run 2" == (await send_request(app)).body
 
     with VirtualClock() as clock:

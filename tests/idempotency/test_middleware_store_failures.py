@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tarry.idempotency import IdempotencyMiddleware, lease
-from tarry.runtime import event_loops
+from tarry.runtime import clocks
 from tarry.runtime.clocks import system
 from tarry.wire.http import Receive, Scope, Send
 from tests.idempotency.asgi_client import PaymentsApp, send_request
@@ -42,7 +42,7 @@ def test_response_is_stored_later(
         assert b"run 1" == (await send_request(app)).body
         assert 409 == (await send_request(app)).status
         store.fails, store.before = (), {}
-        await event_loops.sleep(20)
+        await clocks.sleep(20)
         assert (await send_request(app)).replayed
 
     run(main)
@@ -56,7 +56,7 @@ def test_storing_is_given_up_eventually(run: Run, caplog: pytest.LogCaptureFixtu
     async def main() -> None:
         store = FaultyStore("finish")
         await send_request(IdempotencyMiddleware(PaymentsApp(), store))
-        await event_loops.sleep(1000)
+        await clocks.sleep(1000)
         assert 5 < len(store.calls) < 30
 
     run(main)
@@ -74,15 +74,15 @@ def test_pending_responses_are_limited(
         app = IdempotencyMiddleware(PaymentsApp(), store)
         for key in (b"a", b"b"):
             assert 201 == (await send_request(app, key=key)).status
-            await event_loops.sleep(0)
+            await clocks.sleep(0)
         store.fails = ()
-        await event_loops.sleep(20)
+        await clocks.sleep(20)
         assert (await send_request(app, key=b"a")).replayed
         assert 409 == (await send_request(app, key=b"b")).status
         store.fails = ("finish",)
         await send_request(app, key=b"c")
         store.fails = ()
-        await event_loops.sleep(20)
+        await clocks.sleep(20)
         assert (await send_request(app, key=b"c")).replayed
 
     run(main)
@@ -97,10 +97,10 @@ def test_cancellation_does_not_lose_the_response(run: Run) -> None:
     async def main() -> None:
         store = FaultyStore(before={"finish": 2})
         app = IdempotencyMiddleware(payments, store, lease=30.0)
-        with event_loops.timeout(1) as expiry:
+        with clocks.timeout(1) as expiry:
             await send_request(app)
         assert expiry.expired
-        await event_loops.sleep(60)
+        await clocks.sleep(60)
         assert (await send_request(app)).replayed
 
     run(main)
@@ -114,11 +114,11 @@ def test_cancellation_and_store_failure_do_not_lose_the_response(run: Run) -> No
     async def main() -> None:
         store = FaultyStore("finish", before={"finish": 2})
         app = IdempotencyMiddleware(payments, store, lease=30.0)
-        with event_loops.timeout(1):
+        with clocks.timeout(1):
             await send_request(app)
-        await event_loops.sleep(3)
+        await clocks.sleep(3)
         store.fails = ()
-        await event_loops.sleep(60)
+        await clocks.sleep(60)
         assert (await send_request(app)).replayed
 
     run(main)
@@ -131,9 +131,9 @@ def test_cancellation_does_not_stop_the_release(run: Run) -> None:
 
     async def main() -> None:
         app = IdempotencyMiddleware(payments, FaultyStore(before={"release": 2}))
-        with event_loops.timeout(1):
+        with clocks.timeout(1):
             await send_request(app)
-        await event_loops.sleep(2)
+        await clocks.sleep(2)
         assert 500 == (await send_request(app)).status
 
     run(main)
@@ -144,13 +144,13 @@ def test_release_waits_for_a_running_renewal(run: Run) -> None:
     """A running renewal would claim the released key again, so the release waits for it."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await event_loops.sleep(12)
+        await clocks.sleep(12)
         await PaymentsApp(500)(scope, receive, send)
 
     async def main() -> None:
         store = FaultyStore(before={"extend": 4})
         await send_request(IdempotencyMiddleware(app, store, lease=30.0))
-        await event_loops.sleep(10)
+        await clocks.sleep(10)
         assert ["claim", "extend", "release"] == store.calls
         assert {} == store._entries
 

@@ -99,7 +99,7 @@ def only(error: Exception) -> bool:
 
 
 @pytest.mark.parametrize("on", [ExceptionGroup, Exception, only, (LookupError, ExceptionGroup)])
-def test_one_layer_through_a_task_group(clock: VirtualClock, on: tarry.runtime.classify.On) -> None:
+def test_one_layer_through_a_task_group(clock: VirtualClock, on: tarry.runtime.config.On) -> None:
     """An exception group is not retried if an inner loop retried one of its members."""
     leaf = Leaf()
 

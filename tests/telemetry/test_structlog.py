@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 import tarry
 from tarry.core import events
-from tarry.telemetry.event_fields import EVENT_NAMES
+from tarry.telemetry.logs import EVENT_NAMES
 from tarry.telemetry.structlog import StructlogListener
 from tarry.testing import VirtualClock
 from tests.runtime.drivers import FAIL, OK, Dependency, Driver

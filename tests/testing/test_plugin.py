@@ -6,8 +6,7 @@ import pytest
 
 # Loaded before pytester looks: it takes modules away that a test has loaded, and the names that
 # `tarry` has handed out by then would be of another copy.
-import tarry.core.events
-import tarry.runtime.emit  # noqa: F401
+import tarry.core.events  # noqa: F401
 
 pytest_plugins = ["pytester"]
 

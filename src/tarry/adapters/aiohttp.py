@@ -29,7 +29,7 @@ from tarry.adapters.http.headers import (
 from tarry.adapters.http.origins import OriginRegistry
 from tarry.core.outcome import PERMANENT, Kind, Outcome
 from tarry.errors import MissingExtra, ResultNotAccepted
-from tarry.runtime import async_driver, event_loops
+from tarry.runtime import async_driver, clocks
 from tarry.runtime.call import RunningCall
 from tarry.runtime.clocks import system
 from tarry.wire import http
@@ -229,7 +229,7 @@ async def _release(response: ClientResponse) -> bool:
     is_complete = False
     with suppress(ClientError):  # if reading fails, the connection is closed
         if is_worth_draining(response.headers):
-            with event_loops.timeout(drain_timeout()):
+            with clocks.timeout(drain_timeout()):
                 is_complete = await _drain(response)
     if not is_complete:
         response.close()

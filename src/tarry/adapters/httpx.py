@@ -41,7 +41,7 @@ from tarry.errors import (
     MissingExtra,
     ResultNotAccepted,
 )
-from tarry.runtime import deadlines, event_loops
+from tarry.runtime import clocks, deadlines
 from tarry.runtime.clocks import system
 from tarry.wire import http
 
@@ -496,7 +496,7 @@ async def _async_release(response: Any) -> bool:
         if is_worth_draining(response.headers):
             timeout = drain_timeout()
             body = _DrainedBody(timeout)
-            with event_loops.timeout(timeout):
+            with clocks.timeout(timeout):
                 async for chunk in stream:
                     if not body.add(chunk):
                         break

@@ -6,7 +6,7 @@ import asyncio
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from tarry.runtime.event_loops import in_trio
+from tarry.runtime.clocks import in_trio
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

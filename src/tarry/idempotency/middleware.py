@@ -47,8 +47,8 @@ from tarry.idempotency.store import (
     evaluate_record,
 )
 from tarry.idempotency.stores.memory import MemoryStore
-from tarry.runtime.callables import check_not_async
 from tarry.runtime.clocks import system
+from tarry.runtime.config import check_not_async
 from tarry.wire.http import Scope
 
 if TYPE_CHECKING:

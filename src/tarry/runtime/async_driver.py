@@ -7,7 +7,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tarry.core.outcome import SUCCESS
-from tarry.runtime import deadlines, event_loops
+from tarry.runtime import clocks, deadlines
 from tarry.runtime.call import RunningCall, decide_after_first_failure
 from tarry.runtime.clocks import system
 from tarry.runtime.downstream import MAX_UNCOUNTED_SUCCESSES
@@ -142,7 +142,7 @@ async def _call_with_timeout(
 ) -> T:
     deadline_key = deadlines.enter(system.now() + timeout)
     try:
-        with event_loops.timeout(timeout):
+        with clocks.timeout(timeout):
             return await fn(*args, **kwargs)
     finally:
         deadlines.leave(deadline_key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tarry.errors import ConfigurationError
-from tarry.runtime import deadlines, event_loops
+from tarry.runtime import clocks, deadlines
 from tarry.runtime.call import RunningBlock
 from tarry.runtime.clocks import system
 from tarry.runtime.config import CANCEL_IN_COROUTINE_MESSAGE
@@ -38,9 +38,9 @@ class AttemptBlock:
         self._attempt = attempt
         self._deadline_key: object = None
         self._ends_at = None if attempt.timeout is None else system.now() + attempt.timeout
-        self._timeout_scope: AbstractContextManager[event_loops.TimeoutStatus] | None = None
+        self._timeout_scope: AbstractContextManager[clocks.TimeoutStatus] | None = None
         if can_cancel and attempt.timeout is not None:
-            self._timeout_scope = event_loops.timeout(attempt.timeout)
+            self._timeout_scope = clocks.timeout(attempt.timeout)
         self.entered: bool = False
         self.is_last: bool | None = None
         """Whether no attempt follows; None until the block is left."""

@@ -32,15 +32,15 @@ from tarry.errors import (
     Rejected,
     ResultNotAccepted,
 )
-from tarry.runtime import deadlines, event_loops
+from tarry.runtime import clocks, deadlines
 from tarry.runtime.clocks import system
-from tarry.runtime.error_record import add_note, attach_record, has_record_since
+from tarry.runtime.error_record import attach_give_up
 from tarry.runtime.events import LOG_WARNING, bus
 
 if TYPE_CHECKING:
-    from types import ModuleType
     from typing import Self
 
+    from tarry.core.hints import Hint
     from tarry.core.outcome import Outcome
     from tarry.core.policy import Policy
     from tarry.core.verdict import Attempt
@@ -111,8 +111,7 @@ class RunningCall(Call):
         error, self._error = self._error, None
         if isinstance(command, Stop):
             if error is None:
-                name = None if self.downstream is None else self.downstream.name
-                last_result = self.steps[-1].detail if self.attempts else ""
+                name, last_result = self._downstream_name, self._last_detail
                 error = rejection_error(command, self.config.operation, name, last_result)
             self._record_give_up(command, error)
             try:
@@ -121,7 +120,7 @@ class RunningCall(Call):
                 del error  # its traceback refers to this frame: break the reference cycle
         self._serial = bus.serial
         if bus.listeners or self._is_observed:
-            _emit_module().emit_started(self.config.operation, self)
+            self._emit_started()
         return command
 
     def should_retry(self, error: Exception, outcome: Outcome | None = None) -> bool:
@@ -147,9 +146,9 @@ class RunningCall(Call):
         if bus.listeners or log_enabled(LOG_WARNING):
             # For the log alone, no event is emitted when an attempt starts: emit it now.
             if not self._is_observed and not bus.listeners:
-                _emit_module().emit_started(config.operation, self)
+                self._emit_started()
             self._is_observed = True
-            _emit_module().emit_failed(config.operation, self, outcome, verdict, error)
+            self._emit_failed(outcome, verdict, error)
         if isinstance(verdict, Stop):
             self._record_give_up(verdict, error)
             return False
@@ -173,15 +172,17 @@ class RunningCall(Call):
         if self.downstream is not None:
             self.record_success(system.now(), (self.config.draw or system.draw)())
         if bus.listeners or self._is_observed:
-            _emit_module().emit_succeeded(self.config.operation, self)
+            from tarry.core.events import Succeeded
+
+            bus.emit(Succeeded(self.config.operation, self._downstream_name, self.attempts))
         return True
 
     def _end_with_permanent(self, outcome: Outcome) -> None:
         """Record a result that is a permanent failure, such as a 404."""
         verdict = self.record_failure(outcome, system.now(), (self.config.draw or system.draw)())
         if isinstance(verdict, Stop) and (bus.listeners or self._is_observed):
-            _emit_module().emit_failed(self.config.operation, self, outcome, verdict, None)
-            _emit_module().emit_gave_up(self.config.operation, self, verdict, None)
+            self._emit_failed(outcome, verdict, None)
+            emit_gave_up(self._call_record(verdict), verdict.hint, None, self._last_detail)
 
     def _reject_result(self, result: object, outcome: Outcome, problem: str) -> bool:
         """Record a result as a failure; return False if a retry follows, else raise."""
@@ -226,9 +227,7 @@ class RunningCall(Call):
         try:
             blocking_wait(self.config, delay, self._error)
         except BaseException:
-            self._error = None
-            if admission_delay is None and self.downstream is not None:
-                self.refund_retry(system.now())
+            self._abandon_wait(admission_delay)
             raise
         if wait_started is not None and admission_delay is None:
             self._emit_waited(wait_started)
@@ -241,34 +240,72 @@ class RunningCall(Call):
             if delay > 0:
                 await system.async_sleep(delay)
         except BaseException:
-            self._error = None
-            if admission_delay is None and self.downstream is not None:
-                self.refund_retry(system.now())
+            self._abandon_wait(admission_delay)
             raise
         if wait_started is not None and admission_delay is None:
             self._emit_waited(wait_started)
 
+    def _abandon_wait(self, admission_delay: float | None) -> None:
+        self._error = None
+        if admission_delay is None and self.downstream is not None:
+            self.refund_retry(system.now())
+
     def _record_give_up(self, stop: Stop, error: Exception) -> None:
-        name = None if self.downstream is None else self.downstream.name
-        record = CallRecord(
-            self.config.operation,
-            name,
-            self.attempts,
-            self.waited,
-            stop.reason,
-            stop.retry_after,
-            self.steps,
-        )
-        if not has_record_since(error, self._serial):  # else keep the inner loop's record
-            final = is_final(stop, self.attempts, self.policy.max_attempts)
-            attach_record(error, record, final=final, block=self._is_block)
-        add_note(error, record)
+        record = self._call_record(stop)
+        final = is_final(stop, self.attempts, self.policy.max_attempts)
+        attach_give_up(error, record, self._serial, final=final, block=self._is_block)
         if self._is_observed or bus.is_observed():
-            _emit_module().emit_gave_up(self.config.operation, self, stop, error)
+            if stop.reason is Reason.BUDGET_EMPTY:
+                from tarry.core.events import BudgetEmpty
+
+                bus.emit(BudgetEmpty(record.operation, record.downstream))
+            detail = "" if isinstance(error, Rejected) else self._last_detail
+            emit_gave_up(record, stop.hint, error, detail or type(error).__name__)
+
+    def _call_record(self, stop: Stop) -> CallRecord:
+        name, reason, after = self._downstream_name, stop.reason, stop.retry_after
+        operation, attempts = self.config.operation, self.attempts
+        return CallRecord(operation, name, attempts, self.waited, reason, after, self.steps)
+
+    @property
+    def _downstream_name(self) -> str | None:
+        return None if self.downstream is None else self.downstream.name
+
+    @property
+    def _last_detail(self) -> str:
+        """The detail of the last attempt, or "" if there was none."""
+        steps = self.steps
+        return steps[-1].detail if steps else ""
+
+    # The functions that emit events import `tarry.core.events` themselves, so that programs
+    # without failures and listeners do not load it.
+
+    def _emit_started(self) -> None:
+        from tarry.core.events import AttemptStarted
+
+        operation, limit = self.config.operation, self.policy.max_attempts
+        bus.emit(AttemptStarted(operation, self._downstream_name, self.attempts, limit))
+
+    def _emit_failed(self, outcome: Outcome, verdict: Wait | Stop, error: Exception | None) -> None:
+        """Emit that an attempt failed, and that the call will wait if a retry follows."""
+        from tarry.core.events import AttemptFailed, WillWait
+
+        detail = outcome.detail or type(error).__name__
+        base = self.config.operation, self._downstream_name, self.attempts
+        limit = self.policy.max_attempts
+        bus.emit(AttemptFailed(*base, limit, outcome.kind, error, detail=detail))
+        if isinstance(verdict, Wait):
+            wait = verdict.ceiling, verdict.delay, verdict.hint
+            bus.emit(WillWait(*base, limit - 1, *wait, error, detail=detail))
 
     def _emit_waited(self, wait_started: float) -> None:
+        from tarry.core.events import Waited
+
         slept = system.now() - wait_started
-        _emit_module().emit_waited(self.config.operation, self, self._wait, slept, self._error)
+        base = self.config.operation, self._downstream_name, self.attempts
+        wait = self._wait.ceiling, self._wait.delay, self._wait.hint
+        retries = self.policy.max_attempts - 1
+        bus.emit(Waited(*base, retries, *wait, self._error, slept, detail=self._last_detail))
 
 
 class RunningBlock(RunningCall):
@@ -322,7 +359,7 @@ def decide_after_first_failure(
 def blocking_wait(config: RetryConfig, delay: float, error: Exception | None) -> None:
     """Sleep; raise if that would block an event loop, or if the call has been cancelled."""
     if delay > 0:
-        if event_loops.in_event_loop():
+        if clocks.in_event_loop():
             msg = (
                 f"{config.operation}: a wait of {format_duration(delay)} would block the running "
                 "event loop; use an async def (for a block: async for), or run it in a thread"
@@ -335,11 +372,15 @@ def blocking_wait(config: RetryConfig, delay: float, error: Exception | None) ->
         raise Cancelled(msg) from error
 
 
-def _emit_module() -> ModuleType:
-    """Return the `emit` module, which is imported on first use."""
-    from tarry.runtime import emit
+def emit_gave_up(
+    record: CallRecord, hint: Hint | None, error: Exception | None, detail: str
+) -> None:
+    """Emit that a call ends without an accepted result."""
+    from tarry.core.events import GaveUp
 
-    return emit
+    operation, downstream, attempts, waited, reason, retry_after, _steps = record
+    base = operation, downstream, attempts, reason, waited, retry_after
+    bus.emit(GaveUp(*base, hint, error, detail=detail))
 
 
 def rejection_error(

@@ -1,22 +1,22 @@
 """The only module that reads a clock, draws random numbers or sleeps.
 
 All other modules call the functions of `system`, which `tarry.testing` can replace. A `CancelToken`
-interrupts a sleep.
+interrupts a sleep. `sleep`, `timeout` and the detection of event loops work with asyncio and trio;
+neither library is imported before a coroutine needs it.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import sys
 import threading
 import time
-from typing import TYPE_CHECKING
-
-from tarry.runtime import event_loops
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
+    from collections.abc import Awaitable, Callable, Coroutine, Generator
 
 # tarry does not use the global generator: if every worker of a program called random.seed(42), the
 # delays of all workers would be equal. The generator is seeded again after a fork, because the
@@ -60,6 +60,79 @@ def _sleep(seconds: float, cancel_token: CancelToken | None) -> None:
         cancel_token.wait(seconds)
 
 
+def in_trio() -> bool:
+    """Return whether the caller runs inside a trio task."""
+    trio = sys.modules.get("trio")
+    # Another library may have imported an old version of trio, which lacks this function.
+    in_task = None if trio is None else getattr(trio.lowlevel, "in_trio_task", None)
+    return in_task is not None and bool(in_task())
+
+
+def in_event_loop() -> bool:
+    """Return whether this thread runs an event loop, which a blocking wait would freeze."""
+    modules = sys.modules
+    if "asyncio" in modules and modules["asyncio"]._get_running_loop() is not None:  # noqa: SLF001
+        return True
+    return "trio" in modules and in_trio()
+
+
+async def sleep(seconds: float) -> None:
+    """Sleep on the running event loop."""
+    if in_trio():
+        import trio
+
+        await trio.sleep(seconds)
+    else:
+        import asyncio
+
+        await asyncio.sleep(seconds)
+
+
+class TimeoutStatus:
+    """Whether a `timeout` block reached its timeout."""
+
+    expired: bool = False
+
+
+@contextmanager
+def timeout(seconds: float) -> Generator[TimeoutStatus]:
+    """Cancel the block after `seconds`, and continue after the block.
+
+    This is not an async context manager, although asyncio's own timeout is one. `with attempt:` can
+    therefore be written the same way in `for` and in `async for` loops.
+    """
+    expiry = TimeoutStatus()
+    if in_trio():
+        import trio
+
+        with trio.CancelScope(deadline=trio.current_time() + seconds) as scope:
+            yield expiry
+        expiry.expired = scope.cancelled_caught
+        return
+    import asyncio
+
+    limit = asyncio.timeout(seconds)
+    _run_without_waiting(limit.__aenter__())
+    try:
+        yield expiry
+    except BaseException as error:
+        try:
+            _run_without_waiting(limit.__aexit__(type(error), error, error.__traceback__))
+        except TimeoutError:
+            expiry.expired = True
+            return
+        raise
+    _run_without_waiting(limit.__aexit__(None, None, None))
+
+
+def _run_without_waiting(coroutine: Coroutine[Any, Any, Any]) -> None:
+    """Run a coroutine that never suspends, such as `asyncio.timeout`'s enter and exit."""
+    try:
+        coroutine.send(None)
+    except StopIteration:
+        return
+
+
 class System:
     """The clock, random source and sleep functions of the process.
 
@@ -70,25 +143,17 @@ class System:
 
     __slots__ = ("async_sleep", "draw", "max_attempts", "now", "sleep", "unix_time")
 
-    now: Callable[[], float]
-    """Returns the time of a monotonic clock in seconds."""
-    unix_time: Callable[[], float]
-    """Returns the seconds since 1970, which are compared with dates that servers send."""
-    draw: Callable[[], float]
-    """Returns a random number in [0, 1)."""
-    sleep: Callable[[float, CancelToken | None], None]
-    """Blocks for some seconds, or until the token is cancelled."""
-    async_sleep: Callable[[float], Awaitable[None]]
-    max_attempts: int | None
-    """An upper limit for the `max_attempts` of every policy, set by tests; None for no limit."""
-
     def __init__(self) -> None:
-        self.now = time.monotonic
-        self.unix_time = time.time
-        self.draw = _random.random
-        self.sleep = _sleep
-        self.async_sleep = event_loops.sleep
-        self.max_attempts = None
+        self.now: Callable[[], float] = time.monotonic
+        self.unix_time: Callable[[], float] = time.time
+        """Returns the seconds since 1970, which are compared with dates that servers send."""
+        self.draw: Callable[[], float] = _random.random
+        """Returns a random number in [0, 1)."""
+        self.sleep: Callable[[float, CancelToken | None], None] = _sleep
+        """Blocks for some seconds, or until the token is cancelled."""
+        self.async_sleep: Callable[[float], Awaitable[None]] = sleep
+        self.max_attempts: int | None = None
+        """An upper limit for the `max_attempts` of every policy, set by tests."""
 
 
 system: System = System()

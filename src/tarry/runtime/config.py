@@ -1,25 +1,46 @@
-"""The arguments of `retry`, `call`, `acall` and `attempts`: checked once, and shared by calls."""
+"""The arguments of `retry`, `call`, `acall` and `attempts`: checked once, and shared by calls.
+
+`RetryConfig` holds the arguments. `Classifier` converts errors to outcomes, by the argument `on`.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from copy import copy
+from functools import partial
+from types import MethodType
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from tarry.core.checks import check_count, check_positive
-from tarry.core.outcome import SUCCESS
+from tarry.core.outcome import PERMANENT, SUCCESS, TRANSIENT, Kind, Outcome
 from tarry.core.policy import Policy
-from tarry.errors import ConfigurationTypeError
-from tarry.runtime.callables import check_not_async
-from tarry.runtime.classify import Classifier
+from tarry.core.verdict import Stop, Wait
+from tarry.errors import (
+    AttemptTimeout,
+    BlockingWait,
+    Cancelled,
+    ConfigurationError,
+    ConfigurationTypeError,
+    DeadlineExceeded,
+)
 from tarry.runtime.clocks import CancelToken
+from tarry.runtime.error_record import RECORD_ATTRIBUTE, has_record_since
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tarry.core.call import Call
-    from tarry.core.outcome import Outcome
     from tarry.core.policy import Random
-    from tarry.runtime.classify import On
     from tarry.runtime.downstream import Downstream
+
+On: TypeAlias = (
+    type[Exception] | tuple[type[Exception], ...] | Callable[[Exception], "bool | Outcome"]
+)
+"""Which errors to retry: exception types, or a function that returns a bool or an `Outcome`."""
+
+_TIMEOUT = Outcome(Kind.TRANSIENT, timeout=True)
+_TIMEOUT_NOT_REPEATABLE = Outcome(Kind.TRANSIENT, safe=False, timeout=True)
+_NEVER_RETRIED = (Cancelled, BlockingWait)
+"""Errors that are never retried or counted as failures, even if `on` matches them. They mean that
+the user has cancelled the call or misused tarry."""
 
 RETRY_AND_HEDGE_MESSAGE = (
     "a call can have a retry policy or a hedging policy, but not both (gRFC A6): "
@@ -139,14 +160,146 @@ class RetryConfig:
         """Return a copy whose operation has this name; return self if the user gave a name."""
         if self.operation:
             return self
-        copy = RetryConfig.__new__(RetryConfig)
-        for field in self.__slots__:
-            setattr(copy, field, getattr(self, field))
-        copy.operation = operation
-        return copy
+        named = copy(self)
+        named.operation = operation
+        return named
 
 
 def check_instance(field: str, value: object, expected: type, description: str) -> None:
     """Raise unless `value` is None or an instance of `expected`."""
     if value is not None and not isinstance(value, expected):
         raise ConfigurationTypeError(field, f"must be {description}", value)
+
+
+class Classifier:
+    """Classifies the errors of a retry loop."""
+
+    __slots__ = (
+        "_matches_broadly",
+        "_predicate",
+        "_timeout_outcome",
+        "_types",
+        "_types_for_isinstance",
+    )
+
+    def __init__(self, on: On | None, *, repeatable: bool = True) -> None:
+        """Check `on`; `repeatable` is whether an attempt that timed out may be repeated."""
+        self._timeout_outcome = _TIMEOUT if repeatable else _TIMEOUT_NOT_REPEATABLE
+        self._types: tuple[type[Exception], ...] = ()
+        self._predicate: Callable[[Exception], bool | Outcome] | None = None
+        if on is not None and callable(on) and not isinstance(on, type):
+            check_not_async("on", on)
+            self._predicate = on
+        elif on is not None:
+            self._types = _checked_types(on)
+        # isinstance() is faster with a type than with a tuple of one type.
+        self._types_for_isinstance = self._types[0] if len(self._types) == 1 else self._types
+        self._matches_broadly = self._predicate is not None or any(
+            issubclass(error, self._types) for error in (*_NEVER_RETRIED, ExceptionGroup)
+        )
+        """Whether `on` can match exception groups or errors that are never retried."""
+
+    def classify_error(self, error: Exception, serial: int) -> Outcome:
+        """Classify an error; `serial` is the value of `bus.serial` when its attempt began."""
+        if isinstance(error, self._types_for_isinstance):
+            if self._matches_broadly and isinstance(error, _NEVER_RETRIED):
+                return PERMANENT
+            outcome = _TIMEOUT if isinstance(error, TimeoutError) else TRANSIENT
+        else:
+            outcome = self._classify_other(error)
+        # Most errors have no record, and no cause, context or group members that could have one.
+        # For them, skip the slower search in `has_record_since`.
+        if (
+            error.__context__ is None
+            and getattr(error, RECORD_ATTRIBUTE, None) is None
+            and error.__cause__ is None
+            and not (self._matches_broadly and hasattr(error, "exceptions"))
+        ):
+            return outcome
+        return outcome.replace(retried=True) if has_record_since(error, serial) else outcome
+
+    def _classify_other(self, error: Exception) -> Outcome:
+        """Classify an error that is not an instance of a type in `on`."""
+        if isinstance(error, _NEVER_RETRIED):
+            return PERMANENT
+        if isinstance(error, (AttemptTimeout, DeadlineExceeded)) and not hasattr(
+            error, RECORD_ATTRIBUTE
+        ):
+            return self._timeout_outcome  # raised by this loop: retried even if not in `on`
+        result: object = self._predicate is not None and self._predicate(error)
+        if isinstance(result, Outcome):
+            return result
+        if isinstance(result, Kind):
+            return Outcome(result)
+        if isinstance(result, (Stop, Wait)) or hasattr(result, "should_retry"):
+            raise ConfigurationTypeError("on", "must return True, False or a tarry.Outcome", result)
+        if not result:
+            return PERMANENT
+        return _TIMEOUT if isinstance(error, TimeoutError) else TRANSIENT
+
+
+def _checked_types(on: object) -> tuple[type[Exception], ...]:
+    value = on  # pyright would narrow the type of `on` itself after `isinstance`
+    types = cast("tuple[object, ...]", on) if isinstance(on, tuple) else (on,)
+    if not types:
+        raise ConfigurationError("on", "must name at least one type of error, got ()")
+    for item in types:
+        if not isinstance(item, type) or not issubclass(item, BaseException):
+            rule = "must be an exception type, a tuple of them, or a predicate over the exception"
+            raise ConfigurationTypeError("on", rule, value)
+        if not issubclass(item, Exception):
+            rule = (
+                f"must name subclasses of Exception, got {item.__name__}: cancellation and "
+                "KeyboardInterrupt are never retried"
+            )
+            raise ConfigurationTypeError("on", rule)
+    return cast("tuple[type[Exception], ...]", types)
+
+
+# Bits of `code.co_flags`, copied from `inspect` to keep that module out of `import tarry`.
+GENERATOR, COROUTINE, ASYNC_GENERATOR = 0x20, 0x80 | 0x100, 0x200
+
+
+def flags_of(fn: Any) -> int:
+    """Return the `co_flags` of a callable's code, or 0 if it is not written in Python."""
+    fn = _unwrap(fn)
+    code = getattr(fn, "__code__", None)
+    if code is None:
+        code = getattr(type(fn).__call__, "__code__", None)
+    return 0 if code is None else int(code.co_flags)
+
+
+def name_of(fn: Any) -> str:
+    """Return the name of a callable for logs and metrics."""
+    fn = _unwrap(fn)
+    return str(getattr(fn, "__qualname__", None) or type(fn).__qualname__)
+
+
+def check_callable(api_name: str, fn: Any) -> None:
+    """Raise if `fn` is not callable; most likely the user has called the function."""
+    if not callable(fn):
+        if hasattr(fn, "cr_code"):
+            fn.close()  # otherwise Python warns that the coroutine was never awaited
+        msg = (
+            f"tarry.{api_name} takes the function and its arguments, not the result of a call: "
+            f"got {fn!r}"
+        )
+        raise ConfigurationTypeError(msg)
+
+
+def check_not_async(field: str, fn: object) -> None:
+    """Raise if `fn` is a coroutine function, because the coroutine it returns is always truthy."""
+    if flags_of(fn) & (COROUTINE | ASYNC_GENERATOR):
+        rule = f"must be a plain function, got the coroutine function {name_of(fn)}"
+        raise ConfigurationTypeError(field, rule)
+
+
+def _unwrap(fn: Any) -> Any:
+    """Return the function inside `functools.partial` objects and bound methods."""
+    while True:
+        if isinstance(fn, partial):
+            fn = fn.func  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        elif isinstance(fn, MethodType):
+            fn = fn.__func__
+        else:
+            return fn

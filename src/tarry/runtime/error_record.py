@@ -111,8 +111,15 @@ def attach_record(
     object.__setattr__(error, RECORD_ATTRIBUTE, ErrorRecord(serial, record, block))
 
 
-def add_note(error: BaseException, record: CallRecord) -> None:
-    """Add a note to the error that describes how its call was given up."""
+def attach_give_up(
+    error: BaseException, record: CallRecord, serial: int, *, final: bool, block: bool = False
+) -> None:
+    """Attach the record of a call that is given up, and a note that describes it, to its error.
+
+    If an inner loop gave up on the error after `bus.serial` was `serial`, its record is kept.
+    """
+    if not has_record_since(error, serial):
+        attach_record(error, record, final=final, block=block)
     prefix = f"tarry: {record.operation} "
     previous: list[str] = getattr(error, "__notes__", [])
     # Replace the note of an earlier call, so that an exception object that is raised many times

@@ -12,7 +12,7 @@ import threading
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
-from tarry.core.events import GaveUp, HedgeFired, HedgeWon, Succeeded
+from tarry.core.events import HedgeFired, HedgeWon, Succeeded
 from tarry.core.hedging import HedgedCall, Hedging
 from tarry.core.outcome import SUCCESS, Kind
 from tarry.core.verdict import CallRecord, Reason, Stop
@@ -24,14 +24,20 @@ from tarry.errors import (
     Rejected,
     ResultNotAccepted,
 )
-from tarry.runtime import deadlines, event_loops
-from tarry.runtime.call import rejection_error
-from tarry.runtime.callables import COROUTINE, check_callable, flags_of, name_of
-from tarry.runtime.classify import Classifier
+from tarry.runtime import clocks, deadlines
+from tarry.runtime.call import emit_gave_up, rejection_error
 from tarry.runtime.clocks import system
-from tarry.runtime.config import RETRY_AND_HEDGE_MESSAGE, check_instance
+from tarry.runtime.config import (
+    COROUTINE,
+    RETRY_AND_HEDGE_MESSAGE,
+    Classifier,
+    check_callable,
+    check_instance,
+    flags_of,
+    name_of,
+)
 from tarry.runtime.downstream import Downstream
-from tarry.runtime.error_record import add_note, attach_record, has_record_since
+from tarry.runtime.error_record import attach_give_up
 from tarry.runtime.events import bus
 from tarry.runtime.parallel import ThreadCopies, parallel_copies
 
@@ -41,7 +47,7 @@ if TYPE_CHECKING:
 
     from tarry.core.outcome import Outcome
     from tarry.core.verdict import Attempt
-    from tarry.runtime.classify import On
+    from tarry.runtime.config import On
     from tarry.runtime.parallel import FinishedCopy, ParallelCopies
 
 T = TypeVar("T")
@@ -214,7 +220,7 @@ async def _next_finished(
 ) -> FinishedCopy[T] | None:
     if timeout is None:
         return await copies.next()
-    with event_loops.timeout(timeout):
+    with clocks.timeout(timeout):
         return await copies.next()
     return None  # the timeout expired before a copy finished
 
@@ -339,7 +345,8 @@ class RunningHedgedCall:
             if is_success:
                 bus.emit(Succeeded(self._operation, self._downstream.name, self._call.attempts))
             else:
-                self._emit_gave_up(Stop(Reason.PERMANENT), None, outcome.detail)
+                record = self._call_record(Stop(Reason.PERMANENT))
+                emit_gave_up(record, None, None, outcome.detail)
 
     def record_failure(self, number: int, error: Exception) -> Attempt | Stop | None:
         """Record a failed copy and decide how the call continues.
@@ -396,26 +403,12 @@ class RunningHedgedCall:
         return error
 
     def _record_give_up(self, stop: Stop, error: Exception) -> None:
-        name, attempts = self._downstream.name, self._call.attempts
-        record = CallRecord(self._operation, name, attempts, 0.0, stop.reason, stop.retry_after, ())
-        if not has_record_since(error, self._serial):
-            attach_record(error, record, final=attempts != 1)
-        add_note(error, record)
+        record = self._call_record(stop)
+        attach_give_up(error, record, self._serial, final=record.attempts != 1)
         if bus.is_observed():
-            rejected = isinstance(error, Rejected)
-            self._emit_gave_up(stop, error, (not rejected and self._detail) or type(error).__name__)
+            detail = "" if isinstance(error, Rejected) else self._detail
+            emit_gave_up(record, stop.hint, error, detail or type(error).__name__)
 
-    def _emit_gave_up(self, stop: Stop, error: Exception | None, detail: str) -> None:
-        bus.emit(
-            GaveUp(
-                self._operation,
-                self._downstream.name,
-                self._call.attempts,
-                stop.reason,
-                0.0,
-                stop.retry_after,
-                stop.hint,
-                error,
-                detail=detail,
-            )
-        )
+    def _call_record(self, stop: Stop) -> CallRecord:
+        name, attempts = self._downstream.name, self._call.attempts
+        return CallRecord(self._operation, name, attempts, 0.0, stop.reason, stop.retry_after, ())

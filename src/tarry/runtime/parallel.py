@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from tarry.errors import LimitReached
-from tarry.runtime import event_loops
+from tarry.runtime import clocks
 from tarry.runtime.clocks import system
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def parallel_copies(
     fn: Callable[[int], Awaitable[T]], discard: Callable[[T], Awaitable[object]] | None = None
 ) -> ParallelCopies[T]:
     """Return an object that runs copies of `fn` on the running event loop."""
-    return TrioCopies(fn, discard) if event_loops.in_trio() else AsyncioCopies(fn, discard)
+    return TrioCopies(fn, discard) if clocks.in_trio() else AsyncioCopies(fn, discard)
 
 
 async def _discard_result(

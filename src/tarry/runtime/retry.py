@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple
 
 from tarry.core.outcome import outcome_of_exception
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.runtime import sync_driver
 from tarry.runtime.call import RunningCall
-from tarry.runtime.callables import (
+from tarry.runtime.config import (
     ASYNC_GENERATOR,
+    CANCEL_IN_COROUTINE_MESSAGE,
     COROUTINE,
     GENERATOR,
+    RETRY_AND_HEDGE_MESSAGE,
+    RetryConfig,
     check_callable,
     flags_of,
     name_of,
-    name_of_caller,
 )
-from tarry.runtime.config import CANCEL_IN_COROUTINE_MESSAGE, RETRY_AND_HEDGE_MESSAGE, RetryConfig
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
 
     from tarry.core.policy import Policy, Random
     from tarry.runtime.attempts import Attempts
-    from tarry.runtime.classify import On
     from tarry.runtime.clocks import CancelToken
+    from tarry.runtime.config import On
     from tarry.runtime.downstream import Downstream
 
 F = TypeVar("F", bound="Callable[..., Any]")
@@ -206,7 +208,7 @@ def attempts(
             deadline=deadline,
             policy=policy,
             downstream=downstream,
-            name=name or name_of_caller(),
+            name=name or sys._getframe(1).f_code.co_qualname,  # noqa: SLF001 - no public way to get it
             cancel=cancel,
             random=random,
         )

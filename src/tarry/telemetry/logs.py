@@ -1,64 +1,68 @@
-"""The built-in listener: writes events to the standard library's logger "tarry".
+"""The log level, stable name and fields of each event, and the built-in log listener.
 
-Every log record has the event's fields in `record.tarry`, a dict, so that a JSON formatter need not
-parse the message. This module builds the messages; levels and fields are in `event_fields`.
+The built-in listener writes to the standard library's logger "tarry". Every log record has the
+event's fields in `record.tarry`, a dict, so that a JSON formatter need not parse the message.
+Waits, failed calls and state changes of breakers are warnings. Successes after retries are logged
+at level INFO, and all other events at level DEBUG.
 """
 
 from __future__ import annotations
 
 import logging
+from dataclasses import fields
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from tarry.core import events
 from tarry.core.checks import duration_or_none
-from tarry.core.events import (
-    AttemptFailed,
-    AttemptStarted,
-    BreakerMoved,
-    BudgetEmpty,
-    GaveUp,
-    HedgeFired,
-    HedgeWon,
-    Succeeded,
-    Waited,
-    WillWait,
-)
+from tarry.core.hints import Hint
 from tarry.core.text import format_duration
+from tarry.core.verdict import Reason
 from tarry.errors import ResultNotAccepted
-from tarry.telemetry.event_fields import event_fields, log_level
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from tarry.core.events import Event
-    from tarry.core.hints import Hint
 
 MAX_ERROR_TEXT_LENGTH = 200
 
 logger: logging.Logger = logging.getLogger("tarry")
 
-
 enabled: Callable[[int], bool] = logger.isEnabledFor
 
+EVENT_NAMES: dict[type[events.Event], str] = {
+    events.AttemptStarted: "tarry.attempt_started",
+    events.AttemptFailed: "tarry.attempt_failed",
+    events.WillWait: "tarry.will_wait",
+    events.Waited: "tarry.waited",
+    events.Succeeded: "tarry.succeeded",
+    events.GaveUp: "tarry.gave_up",
+    events.BudgetEmpty: "tarry.budget_empty",
+    events.BreakerMoved: "tarry.breaker_moved",
+    events.HedgeFired: "tarry.hedge_fired",
+    events.HedgeWon: "tarry.hedge_won",
+}
+"""Names for searches and alerts. They do not change when an event class is renamed."""
 
-def log(event: Event) -> None:
+
+def log(event: events.Event) -> None:
     """Log one event."""
     level = log_level(event)
     if level is not None and logger.isEnabledFor(level):
         logger.log(level, "%s", _message(event), extra={"tarry": event_fields(event)})
 
 
-def _message(event: Event) -> str:
+def _message(event: events.Event) -> str:
     match event:
-        case Waited():
+        case events.Waited():
             slept, delay = format_duration(event.slept), format_duration(event.delay)
             return f"{event.operation}: slept {slept} (delay {delay})"
-        case WillWait():
+        case events.WillWait():
             return (
                 f"{event.operation}: {_failure(event)}; "
                 f"retry {event.retry} of {event.max_retries} in {format_duration(event.delay)} "
                 f"(ceiling {format_duration(event.ceiling)}{_hint_text(event.hint)})"
             )
-        case GaveUp():
+        case events.GaveUp():
             plural = "" if event.attempts == 1 else "s"
             after = event.retry_after
             return (
@@ -67,19 +71,19 @@ def _message(event: Event) -> str:
                 + ("" if after is None else f"; retry after {format_duration(after)}")
                 + f" ({_failure(event)})"
             )
-        case Succeeded():
+        case events.Succeeded():
             return f"{event.operation}: succeeded on attempt {event.attempts}"
-        case BreakerMoved():
+        case events.BreakerMoved():
             return f"{event.downstream}: breaker {event.before.value} -> {event.after.value}"
-        case BudgetEmpty():
+        case events.BudgetEmpty():
             return f"{event.downstream}: the retry budget is empty"
-        case AttemptStarted():
+        case events.AttemptStarted():
             return f"{event.operation}: attempt {event.attempt} starts"
-        case AttemptFailed():
+        case events.AttemptFailed():
             return f"{event.operation}: attempt {event.attempt} failed ({event.kind.value})"
-        case HedgeFired():
+        case events.HedgeFired():
             return f"{event.operation}: copy {event.attempt} sent"
-        case HedgeWon():
+        case events.HedgeWon():
             return f"{event.operation}: copy {event.attempt} won"
         case _:
             return f"{event.operation}: {type(event).__name__}"
@@ -94,7 +98,7 @@ def _hint_text(hint: Hint | None) -> str:
     return f", the server asked for {request} ({hint.source})"
 
 
-def _failure(event: WillWait | GaveUp) -> str:
+def _failure(event: events.WillWait | events.GaveUp) -> str:
     """Describe the failure on one short line, even if the error's text is long or unprintable."""
     error = event.error
     if error is None:
@@ -116,3 +120,37 @@ def _error_text(error: Any) -> object:
         getattr(error, "details", None)
     )
     return error.details() if is_grpc_error else error
+
+
+def log_level(event: events.Event) -> int | None:
+    """Return the log level of an event, or None if it is not logged."""
+    match event:
+        case events.WillWait() | events.BreakerMoved():
+            return logging.WARNING
+        case events.GaveUp():
+            # An error that is never retried is logged by the caller. If a breaker rejects a call,
+            # the opening of the breaker has been logged as a warning before.
+            is_not_retried = event.reason in (Reason.PERMANENT, Reason.RETRIED_BELOW)
+            is_expected = not event.attempts or (is_not_retried and event.attempts == 1)
+            return logging.DEBUG if is_expected else logging.WARNING
+        case events.Succeeded():
+            return logging.INFO if event.attempts > 1 else None
+        case _:
+            return logging.DEBUG
+
+
+def event_fields(event: events.Event) -> dict[str, Any]:
+    """Return the fields of an event as simple values: an error as its type, a hint as a dict."""
+    return {field.name: _simplify(getattr(event, field.name)) for field in fields(event)}
+
+
+def _simplify(value: object) -> object:
+    match value:
+        case Enum():
+            return value.value
+        case Hint():
+            return value._asdict()
+        case BaseException():
+            return type(value).__name__
+        case _:
+            return value

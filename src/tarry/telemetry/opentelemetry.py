@@ -26,7 +26,7 @@ from tarry.core.events import (
 )
 from tarry.core.outcome import Kind
 from tarry.errors import ConfigurationTypeError, MissingExtra, ResultNotAccepted
-from tarry.telemetry.event_fields import EVENT_NAMES
+from tarry.telemetry.logs import EVENT_NAMES
 from tarry.telemetry.metrics import (
     DELAY_BUCKETS_S,
     MAX_LABEL_VALUES,

@@ -2,7 +2,7 @@
 
     tarry.listen(StructlogListener())
 
-Levels, names and fields are in `event_fields`. The built-in listener remains active and writes its
+Levels, names and fields are in `logs`. The built-in listener remains active and writes its
 warnings to the standard library's log.
 """
 
@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from tarry.errors import MissingExtra
-from tarry.telemetry.event_fields import EVENT_NAMES, event_fields, log_level
+from tarry.telemetry.logs import EVENT_NAMES, event_fields, log_level
 
 try:
     import structlog

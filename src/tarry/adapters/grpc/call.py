@@ -13,8 +13,8 @@ from tarry.core.verdict import Attempt
 from tarry.errors import ConfigurationTypeError
 from tarry.runtime import sync_driver
 from tarry.runtime.call import RunningBlock
-from tarry.runtime.callables import check_not_async
 from tarry.runtime.clocks import CancelToken, system
+from tarry.runtime.config import check_not_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,8 +20,8 @@ from tarry.core.policy import Policy
 from tarry.core.verdict import Reason
 from tarry.errors import ConfigurationTypeError, HandedOff, ResultNotAccepted
 from tarry.runtime import deadlines
-from tarry.runtime.callables import COROUTINE, flags_of
 from tarry.runtime.clocks import system
+from tarry.runtime.config import COROUTINE, flags_of
 from tarry.runtime.error_record import attach_record, record_of
 from tarry.wire import http
 

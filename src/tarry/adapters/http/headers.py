@@ -15,8 +15,8 @@ from tarry.core.outcome import SUCCESS, outcome_of_status
 from tarry.core.verdict import Reason
 from tarry.errors import ConfigurationError, ConfigurationTypeError, ResultNotAccepted
 from tarry.runtime import deadlines
-from tarry.runtime.callables import check_not_async
 from tarry.runtime.clocks import system
+from tarry.runtime.config import check_not_async
 from tarry.runtime.error_record import RECORD_ATTRIBUTE, record_of
 from tarry.wire import http
 
