@@ -186,10 +186,10 @@ class RetryTransport(_RetryTransportBase, _BaseTransport):
         """Send a request and retry it; return the last response."""
         try:
             # Reading `_uri_reference` directly saves a call for each property of the httpx URL.
-            url = getattr(request.url, "_uri_reference", request.url)
-            cache_key = request.method, url.scheme, url.host, url.port, request.stream.__class__
-            send = self._cached_sends.get(cache_key) or self._send_function(request, cache_key)
-            return send(request)
+            url = request.url
+            url = getattr(url, "_uri_reference", url)
+            key = request.method, url.scheme, url.host, url.port, request.stream.__class__
+            return (self._cached_sends.get(key) or self._send_function(request, key))(request)
         except ResultNotAccepted as error:
             if self._hand_off is not None:
                 self._hand_off.try_hand_off(request, error)
@@ -265,10 +265,10 @@ class AsyncRetryTransport(_RetryTransportBase, _AsyncBaseTransport):
     async def handle_async_request(self, request: Any) -> Any:
         """Send a request and retry it; return the last response."""
         try:
-            url = getattr(request.url, "_uri_reference", request.url)
-            cache_key = request.method, url.scheme, url.host, url.port, request.stream.__class__
-            send = self._cached_sends.get(cache_key) or self._send_function(request, cache_key)
-            return await send(request)
+            url = request.url
+            url = getattr(url, "_uri_reference", url)
+            key = request.method, url.scheme, url.host, url.port, request.stream.__class__
+            return await (self._cached_sends.get(key) or self._send_function(request, key))(request)
         except ResultNotAccepted as error:
             if self._hand_off is not None:
                 await self._hand_off.async_try_hand_off(request, error)
@@ -322,8 +322,8 @@ async def _async_send(transport: Any, request: Any, *, limit: float | None, numb
     return await transport.handle_async_request(request)
 
 
-async def _async_send_first(transport: Any, request: Any) -> Any:
-    return await transport.handle_async_request(request)
+def _async_send_first(transport: Any, request: Any) -> Any:
+    return transport.handle_async_request(request)
 
 
 # --- the inner transport --------------------------------------------------------------------------

@@ -25,24 +25,14 @@ _get_deadline_scope = deadlines.scope.get
 
 
 def wrap(
-    fn: Callable[..., Awaitable[T]],
-    config: RetryConfig,
-    first_fn: Callable[..., Awaitable[T]] | None = None,
-    is_success: Callable[[T], bool] | None = None,
+    fn: Callable[..., Awaitable[T]], config: RetryConfig
 ) -> Callable[..., Coroutine[Any, Any, T]]:
-    """Return the fastest wrapper of `fn` that supports the options in `config`.
-
-    An adapter may pass `first_fn`, a faster function that makes first attempts, and `is_success`, a
-    test that is faster than `config.classify_result`. The test may be false for some successes, but
-    must be false for every failure.
-    """
+    """Return the fastest wrapper of `fn` that supports the options in `config`."""
     if config.needs_full_driver:
         return _wrap_full(fn, config)
     if config.downstream is None:
         return _wrap_plain(fn, config)
-    return _wrap_guarded(
-        fn, config, config.downstream, first_fn or fn, is_success or config.success_test()
-    )
+    return _wrap_guarded(fn, config, config.downstream)
 
 
 def wrap_generator(
@@ -200,17 +190,14 @@ def _wrap_plain(
 
 
 def _wrap_guarded(
-    fn: Callable[..., Awaitable[T]],
-    config: RetryConfig,
-    downstream: Downstream,
-    first_fn: Callable[..., Awaitable[T]],
-    is_success: Callable[[T], bool] | None,
+    fn: Callable[..., Awaitable[T]], config: RetryConfig, downstream: Downstream
 ) -> Callable[..., Coroutine[Any, Any, T]]:
     """Return the wrapper for calls with a downstream, fast if the first attempt succeeds.
 
     The code is that of `sync_driver`, which has the comments. Change both together.
     """
     closed, successes = downstream.closed, downstream.uncounted_successes
+    classify_result = config.classify_result
 
     @wraps(fn)
     async def call(*args: Any, **kwargs: Any) -> T:
@@ -225,8 +212,8 @@ def _wrap_guarded(
         serial, clock = bus.serial, system.now
         started = clock()
         try:
-            result = await first_fn(*args, **kwargs) if kwargs else await first_fn(*args)
-            succeeded = is_success is None or is_success(result)
+            result = await fn(*args, **kwargs) if kwargs else await fn(*args)
+            succeeded = classify_result is None or classify_result(result) is SUCCESS
         except Exception as error:
             running = RunningCall.after_first_attempt(config, started, serial, permit)
             if not running.should_retry(error):

@@ -12,7 +12,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from tarry.core.checks import check_count, check_positive
-from tarry.core.outcome import PERMANENT, SUCCESS, TRANSIENT, Kind, Outcome
+from tarry.core.outcome import PERMANENT, TRANSIENT, Kind, Outcome
 from tarry.core.policy import Policy
 from tarry.core.verdict import Stop, Wait
 from tarry.errors import (
@@ -136,13 +136,6 @@ class RetryConfig:
         self.after_one_attempt: Call | None = None
         """The state of any call after one attempt; see `decide_after_first_failure`."""
         self.draw: Callable[[], float] | None = None if random is None else random.random
-
-    def success_test(self) -> Callable[[Any], bool] | None:
-        """Return a predicate that is true for successes, or None if every result is a success."""
-        classify_result = self.classify_result
-        if classify_result is None:
-            return None
-        return lambda result: classify_result(result) is SUCCESS
 
     @property
     def needs_full_driver(self) -> bool:

@@ -14,9 +14,12 @@ from tarry.adapters.http.origins import LRUCache, OriginRegistry
 from tarry.core.hedging import Hedging
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError
-from tarry.runtime import async_driver, hedge, sync_driver
+from tarry.runtime import async_driver, deadlines, hedge, sync_driver
+from tarry.runtime.call import RunningCall
+from tarry.runtime.clocks import system
 from tarry.runtime.config import check_instance
-from tarry.runtime.downstream import Downstream
+from tarry.runtime.downstream import MAX_UNCOUNTED_SUCCESSES, Downstream
+from tarry.runtime.events import bus
 from tarry.runtime.hedge import RunningHedgedCall
 from tarry.wire import http
 
@@ -35,6 +38,8 @@ _POLICY_AND_HEDGING = (
     "a request can have a retry policy or a hedging policy, not both (gRFC A6): use policy= to "
     "send it again after a failure, or hedging= to send a copy when it takes too long"
 )
+
+_get_deadline_scope = deadlines.scope.get
 
 
 class RequestSender:
@@ -102,17 +107,109 @@ class RequestSender:
             hedged = _async_hedged if self._is_async else _hedged
             return hedged(self._send, config, self.hedging)
         wrap = async_driver.wrap if self._is_async else sync_driver.wrap
-        return wrap(self._send, config, self._send_first, _success_test(config.policy))
-
-
-def _success_test(policy: Policy) -> Callable[[Any], bool]:
-    """Return a fast predicate for responses whose status alone shows that they are successes."""
-    statuses = frozenset(range(100, 400)) - policy.retryable_statuses
-    return lambda response: response.status_code in statuses
+        if self._send_first is None or config.needs_full_driver:
+            return wrap(self._send, config)
+        wrap_first = _async_wrap_first if self._is_async else _wrap_first
+        return wrap_first(self._send_first, self._send, config, wrap(self._send, config))
 
 
 # The inner functions below must be named `call`: `runtime.error_record` looks for this name in the
 # traceback of an error, to find out whether the error was raised through tarry.
+def _wrap_first(
+    send_first: Callable[[Any], Any],
+    send: Callable[..., Any],
+    config: RetryConfig,
+    send_with_retries: Callable[[Any], Any],
+) -> Callable[[Any], Any]:
+    """Return a function that sends a request with as little code as possible if nothing fails.
+
+    The code is that of `sync_driver`, with only one argument, and with a test for success that
+    calls no function. This saves 0.3 of 2.1 us per request (CPython 3.11). If the breaker has seen
+    a failure, or a deadline or a listener exists, `send_with_retries` makes the call.
+    """
+    downstream = config.downstream or Downstream(config.operation)
+    successes, success_statuses = downstream.uncounted_successes, _success_statuses(config.policy)
+
+    def call(request: Any) -> Any:
+        breaker = downstream.breaker
+        if (
+            breaker is None
+            or not breaker.is_fault_free
+            or bus.listeners
+            or _get_deadline_scope() is not None
+        ):
+            return send_with_retries(request)
+        serial, permit, clock = bus.serial, breaker.generation, system.now
+        started = clock()
+        try:
+            response = send_first(request)
+        except Exception as error:
+            running = RunningCall.after_first_attempt(config, started, serial, permit)
+            if not running.should_retry(error):
+                raise
+        else:
+            if response.status_code in success_statuses:
+                successes.append((permit, started, clock()))
+                if len(successes) > MAX_UNCOUNTED_SUCCESSES:
+                    downstream.count_successes()
+                return response
+            running = RunningCall.after_first_attempt(config, started, serial, permit)
+            if running.accepts(response):
+                return response
+            sync_driver.release_result(running, response)
+        running.wait()
+        return sync_driver.drive(running, send, (request,), {})
+
+    return call
+
+
+def _async_wrap_first(
+    send_first: Callable[[Any], Awaitable[Any]],
+    send: Callable[..., Awaitable[Any]],
+    config: RetryConfig,
+    send_with_retries: Callable[[Any], Awaitable[Any]],
+) -> Callable[[Any], Coroutine[Any, Any, Any]]:
+    """Do the same as `_wrap_first`, for coroutine functions."""
+    downstream = config.downstream or Downstream(config.operation)
+    successes, success_statuses = downstream.uncounted_successes, _success_statuses(config.policy)
+
+    async def call(request: Any) -> Any:
+        breaker = downstream.breaker
+        if (
+            breaker is None
+            or not breaker.is_fault_free
+            or bus.listeners
+            or _get_deadline_scope() is not None
+        ):
+            return await send_with_retries(request)
+        serial, permit, clock = bus.serial, breaker.generation, system.now
+        started = clock()
+        try:
+            response = await send_first(request)
+        except Exception as error:
+            running = RunningCall.after_first_attempt(config, started, serial, permit)
+            if not running.should_retry(error):
+                raise
+        else:
+            if response.status_code in success_statuses:
+                successes.append((permit, started, clock()))
+                if len(successes) > MAX_UNCOUNTED_SUCCESSES:
+                    downstream.count_successes()
+                return response
+            running = RunningCall.after_first_attempt(config, started, serial, permit)
+            if running.accepts(response):
+                return response
+            await async_driver.release_result(running, response)
+        await running.async_wait()
+        return await async_driver.drive(running, send, (request,), {})
+
+    return call
+
+
+def _success_statuses(policy: Policy) -> frozenset[int]:
+    return frozenset(range(100, 400)) - policy.retryable_statuses
+
+
 def _hedged(send: Callable[..., Any], config: RetryConfig, hedging: Hedging) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         hedged_call = _new_hedged_call(config, hedging)
