@@ -1,6 +1,6 @@
 """Write the tables of the contention study into docs/contention.md.
 
-`make tables` runs this module. tests/simulator/scenarios/test_contention_table.py checks that the
+`make tables` runs this module. tests/simulator/test_contention.py checks that the
 page is current: the same seed gives the same text.
 """
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 
 from tarry.simulator import contention
-from tarry.simulator.scenarios.contention import STUDY
+from tarry.simulator.contention import CONTENTION
 
 PAGE = Path(__file__).parents[1] / "docs" / "contention.md"
 CLIENTS = (10, 20, 50, 100, 200)
@@ -21,7 +21,7 @@ def render_tables() -> str:
     head = "".join(f" {clients} |" for clients in CLIENTS)
     rule = "---|" + "---:|" * len(CLIENTS)
     calls, times = [], []
-    for jitter in STUDY.variants:
+    for jitter in CONTENTION.variants:
         runs = [
             contention(jitter=jitter, clients=clients, trials=TRIALS, seed=SEED)
             for clients in CLIENTS

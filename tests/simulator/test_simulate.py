@@ -26,7 +26,7 @@ from tarry.simulator.distributions import (
 )
 from tarry.simulator.event_loop import trial_seed
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server
-from tarry.simulator.scenarios.amplification import RULES, amplification
+from tarry.simulator.scenarios import STUDIES, amplification
 from tarry.simulator.simulate import run_trials
 from tests.simulator.harness import check_totals
 
@@ -266,7 +266,7 @@ def test_configured_failures_do_not_prevent_recovery(seed: int) -> None:
     assert simulate(scenario, seed=seed).recovered_after < 10
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", STUDIES["amplification"].variants)
 def test_server_that_stays_down_never_recovers(rule: str) -> None:
     """A run without calls at the end has not recovered if the failure lasts until then."""
     (summary,) = amplification(rule=rule, attempts=2)

@@ -19,7 +19,7 @@ from tarry.simulator import (
     Server,
     simulate,
 )
-from tarry.simulator.scenarios.metastable import metastable
+from tarry.simulator.scenarios import metastable
 
 
 def _at_once(_k: int) -> float:

@@ -143,7 +143,8 @@ def select_study(arguments: Sequence[str], *, compare: bool) -> Study:
         msg = f"--compare cannot be used with {first}: its variants are not policies"
         raise ConfigurationError(msg)
     paths = [Path(name) for name in others]
-    return study.with_defences(dict(zip(short_names(paths), map(read_policy, others), strict=True)))
+    defences = dict(zip(short_names(paths), map(read_policy, others), strict=True))
+    return study.with_defences(study, defences)
 
 
 def _is_scenario_file(name: str) -> bool:

@@ -8,6 +8,7 @@ scenario of your own.
 """
 
 from tarry.policyfile.defence import Defence
+from tarry.simulator.contention import Contention, contention
 from tarry.simulator.distributions import (
     Distribution,
     Empirical,
@@ -20,13 +21,14 @@ from tarry.simulator.distributions import (
 )
 from tarry.simulator.metrics import Summary
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server, Surge
-from tarry.simulator.scenarios.amplification import amplification
-from tarry.simulator.scenarios.contention import Contention, contention
-from tarry.simulator.scenarios.hedging import hedging
-from tarry.simulator.scenarios.metastable import metastable
-from tarry.simulator.scenarios.recovery import recovery
-from tarry.simulator.scenarios.retry_after import retry_after
-from tarry.simulator.scenarios.storm import storm
+from tarry.simulator.scenarios import (
+    amplification,
+    hedging,
+    metastable,
+    recovery,
+    retry_after,
+    storm,
+)
 from tarry.simulator.simulate import simulate
 
 __all__ = [

@@ -82,8 +82,9 @@ class Study:
     plots: tuple[Plot, ...]
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The parameters that can be changed or swept, with their current values."""
-    with_defences: Callable[[Mapping[str, Defence]], Study] | None = None
-    """Returns the same study with these defences as its variants, if the study supports that."""
+    with_defences: Callable[[Study, Mapping[str, Defence]], Study] | None = None
+    """Takes the study and returns it with these defences as its variants; None if the study does
+    not support that."""
     build_scenario: Callable[..., Scenario] | None = None
     """Takes a defence and the parameters, and returns the scenario; None if the variants differ
     in more than their defence."""
@@ -248,7 +249,7 @@ def run_with_defence(
 
 
 def compare_defences(
-    study: Study, build_scenario: Callable[..., Scenario], defences: Mapping[str, Defence]
+    build_scenario: Callable[..., Scenario], study: Study, defences: Mapping[str, Defence]
 ) -> Study:
     """Return the study with the user's defences as its variants.
 

@@ -207,7 +207,7 @@ def test_other_defences_run_in_the_same_scenario(tmp_path: Path) -> None:
     study = read_study(CHECKOUT)
     assert study.with_defences is not None
 
-    other = study.with_defences({"once": Defence(Policy(max_attempts=1))})
+    other = study.with_defences(study, {"once": Defence(Policy(max_attempts=1))})
 
     (row,) = run_study(other, parameters={"duration": 20}).rows
     assert "" == other.lesson  # the lesson is about the variants of the file

@@ -156,17 +156,13 @@ def _make_study(
         columns=tuple(column for column in COLUMNS if column.metric != "crashes" or can_crash),
         plots=PLOTS,
         parameters=parameters,
-        with_defences=partial(_with_defences, name, documents, question, trials),
+        with_defences=partial(_with_defences, documents),
         trials=trials,
     )
 
 
 def _with_defences(
-    name: str,
-    documents: Mapping[str, Document],
-    question: str,
-    trials: int,
-    defences: Mapping[str, Defence],
+    documents: Mapping[str, Document], study: Study, defences: Mapping[str, Defence]
 ) -> Study:
     """Return a study that runs the first variant with each of the defences."""
     document = next(iter(documents.values()))
@@ -174,7 +170,7 @@ def _with_defences(
     for variant, defence in defences.items():
         clients = {**document.data.get("clients", {}), "defence": defence.to_dict()}
         variants[variant] = replace(document, data={**document.data, "clients": clients})
-    return _make_study(name, variants, question, trials=trials)
+    return _make_study(study.name, variants, study.question, trials=study.trials)
 
 
 def _build_variants(document: Document) -> dict[str, Document]:

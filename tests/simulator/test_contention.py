@@ -12,7 +12,8 @@ import pytest
 
 from tarry import ConfigurationError
 from tarry.simulator import contention
-from tarry.simulator.scenarios.contention import STUDY
+from tarry.simulator.contention import CONTENTION
+from tests.contention_table import PAGE, render_tables, tables_on_page
 
 JITTERS = ("none", "exponential", "full", "equal", "decorrelated", "decorrelated-aws")
 
@@ -164,4 +165,9 @@ def test_invalid_arguments_are_named(arguments: dict[str, object], field: str) -
 
 def test_the_study_runs_every_jitter() -> None:
     """The study has all six jitters as variants."""
-    assert JITTERS == STUDY.variants
+    assert JITTERS == CONTENTION.variants
+
+
+def test_tables_on_the_page_are_current() -> None:
+    """The tables in docs/contention.md are, to the byte, those that `make tables` writes."""
+    assert render_tables() == tables_on_page(PAGE.read_text(encoding="utf-8"))

@@ -135,7 +135,8 @@ def test_user_defences_replace_the_built_in_ones(name: str) -> None:
     make = STUDIES[name].with_defences
     assert make is not None
     once = Policy(max_attempts=1, attempt_timeout=3.0)
-    study = make({"mine": Defence(once.replace(max_attempts=2)), "none": Defence(once)})
+    defences = {"mine": Defence(once.replace(max_attempts=2)), "none": Defence(once)}
+    study = make(STUDIES[name], defences)
 
     findings = run_study(study, trials=1, jobs=2)
 

@@ -27,7 +27,8 @@ _BASE_S, _CAP_S = 0.005, 2.0
 _UNLIMITED_ATTEMPTS = 1_000_000_000
 
 
-def _no_delay(_retry: int) -> float:
+def no_delay(_retry: int) -> float:
+    """A backoff function for policies that retry at once."""
     return 0.0
 
 
@@ -40,7 +41,7 @@ def _draw_clamped(_ceiling: float, previous: float, u: float) -> float:
 
 
 _POLICIES: dict[str, dict[str, Any]] = {
-    "none": {"initial_delay": 2 * _BASE_S, "backoff": _no_delay, "jitter": "none"},
+    "none": {"initial_delay": 2 * _BASE_S, "backoff": no_delay, "jitter": "none"},
     "exponential": {"initial_delay": 2 * _BASE_S, "jitter": "none"},
     "full": {"initial_delay": 2 * _BASE_S, "jitter": "full"},
     "equal": {"initial_delay": 2 * _BASE_S, "jitter": "equal"},
@@ -129,7 +130,7 @@ def _run_trial(policy: Policy, clients: int, loop: EventLoop) -> Contention:
     return Contention(row.calls, row.last_success * 1000)
 
 
-STUDY = Study(
+CONTENTION = Study(
     name="contention",
     question="Many clients write to one row. Which backoff needs the fewest calls?",
     lesson=(

@@ -1,0 +1,455 @@
+"""The built-in scenarios: a function that runs each of them, and the study of its variants.
+
+`STUDIES` has the studies by name. The scenario `contention` has a module of its own.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+from tarry.core.checks import check_count, check_one_of, check_positive
+from tarry.core.hedging import Hedging
+from tarry.core.policy import Policy
+from tarry.policyfile.defence import Defence
+from tarry.simulator.contention import CONTENTION, no_delay
+from tarry.simulator.distributions import Exponential, Fixed, HeavyTail, Lognormal
+from tarry.simulator.scenario import Clients, Failure, Scenario, Server, Surge
+from tarry.simulator.simulate import run_trials
+from tarry.simulator.study import Column, Plot, Study, compare_defences, run_with_defence
+
+if TYPE_CHECKING:
+    from tarry.simulator.metrics import Summary
+
+# The storm: a dependency freezes for 20 s, then restarts and drops every connection, so that all
+# waiting calls fail at the same moment. If it then gets more requests than it can process in two
+# seconds, it crashes and is down for 3 s.
+_THINK_TIME_S = 30.0
+_FREEZE_START_S, _FREEZE_END_S = 20.0, 40.0
+_STORM_SPANS = ((_FREEZE_START_S, _FREEZE_END_S, "frozen"),)
+_STORM_LATENCY = Lognormal(0.08, 0.5)
+_STORM_HEADROOM = 2.0
+"""The capacity of the server, divided by its usual load."""
+_EXPONENTIAL_POLICY = Policy(max_attempts=10, jitter="none")
+_FULL_JITTER_POLICY = _EXPONENTIAL_POLICY.replace(jitter="full")
+_RATIO_BUDGET = {"kind": "ratio"}
+_STORM_DEFENCES: dict[str, Defence] = {
+    "fixed": Defence(Policy(max_attempts=30, initial_delay=5.0, backoff="fixed", jitter="none")),
+    "exponential": Defence(_EXPONENTIAL_POLICY),
+    "full": Defence(_FULL_JITTER_POLICY),
+    "full+budget": Defence(_FULL_JITTER_POLICY, budget=_RATIO_BUDGET),
+    "full+budget+breaker": Defence(
+        _FULL_JITTER_POLICY, budget=_RATIO_BUDGET, breaker={"open_for": 5.0}
+    ),
+}
+
+
+def storm(
+    *, defence: str = "full", clients: int = 1000, trials: int = 1, seed: int = 0
+) -> list[Summary]:
+    """Run the storm with one of the built-in defences.
+
+    The capacity of the server is proportional to the number of clients.
+    """
+    return run_with_defence(
+        _build_storm, _STORM_DEFENCES, defence=defence, trials=trials, seed=seed, clients=clients
+    )
+
+
+def _build_storm(defence: Defence, *, clients: int = 1000) -> Scenario:
+    usual_rate = check_count("clients", clients) / _THINK_TIME_S
+    workers = max(1, ceil(_STORM_HEADROOM * usual_rate * _STORM_LATENCY.mean))
+    server = Server(
+        latency=_STORM_LATENCY,
+        concurrency=workers,
+        crash_above=ceil(2 * workers / _STORM_LATENCY.mean),  # two seconds of work
+        restart_after=3.0,
+        failures=(Failure(start=_FREEZE_START_S, end=_FREEZE_END_S, kind="freeze"),),
+    )
+    return Scenario(
+        servers={"server": server},
+        clients=Clients(
+            arrivals="closed",
+            count=clients,
+            think=Exponential(_THINK_TIME_S),
+            instances=min(10, clients),
+            defence=defence,
+        ),
+        duration=120.0,
+    )
+
+
+_STORM = Study(
+    name="storm",
+    question=(
+        "A dependency freezes for 20 s, restarts and drops every connection. Do its clients let "
+        "it recover?"
+    ),
+    lesson=(
+        "Clients that failed together return together. Fixed and exponential delays without "
+        "jitter keep them synchronised, and each wave crashes the service again until attempts "
+        "run out. Full jitter spreads the clients once its ceilings are wide enough: the first "
+        "wave, with a ceiling of 100 ms, is the highest. A retry budget prevents the waves, at "
+        "the price of calls that fail early. A breaker first keeps all load away, and fails more "
+        "calls."
+    ),
+    run=storm,
+    variant_parameter="defence",
+    variants=tuple(_STORM_DEFENCES),
+    columns=(
+        Column("recovered_after", "recovery time", "s"),
+        Column("crashes", "crashes"),
+        Column("peak_load", "peak load", "x"),
+        Column("amplification", "load per call", "x"),
+        Column("success_rate", "success rate", "%"),
+        Column("unfinished", "still waiting"),
+    ),
+    plots=(
+        Plot(
+            "series",
+            "requests",
+            "Requests at the service",
+            y_title="per second",
+            spans=_STORM_SPANS,
+        ),
+        Plot("series", "succeeded", "Successful calls", y_title="per second", spans=_STORM_SPANS),
+        Plot("bars", "recovered_after", "Time from the restart to recovery", y_title="s"),
+        Plot("bars", "crashes", "Crashes after the restart", y_title="crashes"),
+    ),
+    parameters={"clients": 1000},
+    with_defences=partial(compare_defences, _build_storm),
+    build_scenario=_build_storm,
+)
+
+
+# Retry amplification: three layers make four attempts each while the last server is down.
+_AMPLIFICATION_DURATION_S = 60.0
+_LAST_CALL_AT_S = 50.0
+_RETRY_RULES = ("every-layer", "budget", "one-layer")
+
+
+def amplification(
+    *, rule: str = "every-layer", attempts: int = 4, trials: int = 1, seed: int = 0
+) -> list[Summary]:
+    """Run the chain of three layers.
+
+    `rule` is "every-layer" (each layer retries), "budget" (each retries within a budget of 10 %)
+    or "one-layer" (a layer does not retry an error that a layer below has already retried).
+    """
+    check_one_of("rule", rule, _RETRY_RULES)
+    # retry_marked: also retry errors that are marked as retried by a layer below.
+    policy = Policy(max_attempts=attempts, initial_delay=0.01, retry_marked=rule != "one-layer")
+    budget = {"kind": "ratio", "min_per_second": 0.0} if rule == "budget" else None
+    defence = Defence(policy, budget=budget)
+    # No calls start in the last seconds, so that all calls end before the run does.
+    pause = Surge(start=_LAST_CALL_AT_S, end=_AMPLIFICATION_DURATION_S, rate=0.0)
+    scenario = Scenario(
+        servers={
+            "gateway": Server(calls="orders", defence=defence),
+            "orders": Server(calls="stock", defence=defence),
+            "stock": Server(failures=(Failure(end=_AMPLIFICATION_DURATION_S, kind="error"),)),
+        },
+        clients=Clients(calls="gateway", rate=20.0, surges=(pause,), defence=defence),
+        duration=_AMPLIFICATION_DURATION_S,
+    )
+    return run_trials(scenario, trials, seed)
+
+
+_AMPLIFICATION = Study(
+    name="amplification",
+    question="Three layers make four attempts each. How many requests reach a dead server?",
+    lesson=(
+        "Attempts multiply from layer to layer: 4 x 4 x 4 = 64 requests for one call, exactly "
+        "when the last server is least able to handle them. A budget of 10 % limits each layer to "
+        "a factor of 1.1. tarry's rule is to retry at one layer: only the layer next to the "
+        "failing server retries, the layers above pass on its marked error, and 4 requests remain."
+    ),
+    run=amplification,
+    variant_parameter="rule",
+    variants=_RETRY_RULES,
+    columns=(
+        Column("amplification", "requests per call", "x"),
+        Column("requests", "requests"),
+        Column("calls", "calls"),
+    ),
+    plots=(
+        Plot(
+            "bars", "amplification", "Requests at the last server per call", y_title="x", log=True
+        ),
+        Plot("series", "requests", "Requests at the last server", y_title="per second", log=True),
+    ),
+    parameters={"attempts": 4},
+)
+
+
+# A metastable failure: retries keep an outage alive after its trigger is gone.
+# This is the model of Marc Brooker's 2023 study. Calls arrive at 40 per second, and at 80 per
+# second for five seconds. A request takes 1 s, plus 10 ms for each other request in progress, and
+# the server also finishes requests whose client has timed out. Clients time out after 3 s and make
+# three attempts: 3 x 40 requests per second exceed the server's capacity of 100.
+_SURGE_START_S, _SURGE_END_S = 20.0, 25.0
+_SURGE_SPANS = ((_SURGE_START_S, _SURGE_END_S, "surge"),)
+_RETRIES = Policy(max_attempts=3, attempt_timeout=3.0, backoff=no_delay, jitter="none")
+_METASTABLE_DEFENCES: dict[str, Defence] = {
+    "retries": Defence(_RETRIES),
+    "backoff": Defence(_RETRIES.replace(backoff="exponential", initial_delay=1.0, jitter="full")),
+    "budget": Defence(_RETRIES, budget=_RATIO_BUDGET),
+    "breaker": Defence(_RETRIES, breaker={"open_for": 5.0}),
+    "no-retries": Defence(_RETRIES.replace(max_attempts=1)),
+}
+
+
+def metastable(
+    *, defence: str = "retries", surge: float = 80.0, trials: int = 1, seed: int = 0
+) -> list[Summary]:
+    """Run the model with one of the built-in defences; `surge` is the call rate in the surge."""
+    return run_with_defence(
+        _build_metastable,
+        _METASTABLE_DEFENCES,
+        defence=defence,
+        trials=trials,
+        seed=seed,
+        surge=surge,
+    )
+
+
+def _build_metastable(defence: Defence, *, surge: float = 80.0) -> Scenario:
+    surges = (Surge(start=_SURGE_START_S, end=_SURGE_END_S, rate=surge),)
+    return Scenario(
+        servers={"server": Server(latency=Fixed(1.0), slowdown=0.01)},
+        clients=Clients(rate=40.0, surges=surges, defence=defence),
+        network=Exponential(0.1),
+        duration=120.0,
+    )
+
+
+_METASTABLE = Study(
+    name="metastable",
+    question=(
+        "Load doubles for five seconds. Why is the service still down a minute later, and what "
+        "ends the outage?"
+    ),
+    lesson=(
+        "The trigger is gone, but the retries of timed-out calls keep the load above the capacity "
+        "of the service, and so calls keep timing out. Backoff only postpones that load, and "
+        "rarely saves a run. A budget limits the load and ends the outage. So does a breaker, "
+        "which fails more calls meanwhile, and so does a policy without retries."
+    ),
+    run=metastable,
+    variant_parameter="defence",
+    variants=tuple(_METASTABLE_DEFENCES),
+    columns=(
+        Column("recovered", "runs that recover", "%"),
+        Column("recovered_after", "recovery time", "s"),
+        Column("success_rate", "calls succeeded", "%"),
+        Column("amplification", "load per call", "x"),
+        Column("p99", "p99", "s"),
+    ),
+    plots=(
+        Plot(
+            "series",
+            "in_progress",
+            "Requests in progress",
+            y_title="requests",
+            log=True,
+            spans=_SURGE_SPANS,
+        ),
+        Plot("series", "succeeded", "Successful calls", y_title="per second", spans=_SURGE_SPANS),
+        Plot("bars", "recovered", "Runs that recovered", y_title="share"),
+    ),
+    parameters={"surge": 80.0},
+    with_defences=partial(compare_defences, _build_metastable),
+    build_scenario=_build_metastable,
+    trials=20,
+)
+
+
+# Hedging: how much a second copy of slow calls shortens the tail, and the load it adds.
+_HEDGE_DELAYS = ("none", "p50", "p75", "p90", "p95", "p99")
+
+
+def hedging(
+    *, after: str = "p95", shape: float = 1.5, trials: int = 1, seed: int = 0
+) -> list[Summary]:
+    """Run calls with heavy-tailed latency, hedged after a percentile or ("none") not at all.
+
+    `shape` is the shape of the Pareto distribution of latencies.
+    """
+    check_one_of("after", after, _HEDGE_DELAYS)
+    check_positive("shape", shape)
+    if after == "none":
+        defence = Defence(Policy(max_attempts=1))
+    else:
+        defence = Defence(hedging=Hedging(after=after))
+    scenario = Scenario(
+        servers={"server": Server(latency=HeavyTail(0.01, shape))},
+        clients=Clients(rate=2000.0, defence=defence),
+        duration=30.0,
+    )
+    return run_trials(scenario, trials, seed)
+
+
+_HEDGING = Study(
+    name="hedging",
+    question=(
+        "One call in a thousand takes a second. How much of that does a second copy save, and "
+        "how much load does it add?"
+    ),
+    lesson=(
+        "An earlier copy shortens the tail more and costs more. At p95 one call in twenty is sent "
+        "twice, and the tail is a fraction of what it was. At p50 half of the calls are sent twice "
+        "and little more is gained. This server handles any load; where copies slow the server "
+        "down, hedge later."
+    ),
+    run=hedging,
+    variant_parameter="after",
+    variants=_HEDGE_DELAYS,
+    columns=(
+        Column("p50", "p50", "ms"),
+        Column("p99", "p99", "ms"),
+        Column("p999", "p99.9", "ms"),
+        Column("amplification", "load per call", "x"),
+    ),
+    plots=(
+        Plot("bars", "p999", "The slowest call in a thousand", y_title="p99.9", log=True),
+        Plot("lines", "p999", "Tail against load", x="amplification", y_title="p99.9", log=True),
+    ),
+    parameters={"shape": 1.5},
+)
+
+
+# Retry-After: a thousand clients receive the hint to retry after 120 seconds.
+_HINT_JITTERS = ("none", "full")
+
+
+def retry_after(
+    *,
+    jitter: str = "full",
+    clients: int = 1000,
+    seconds: float = 120.0,
+    trials: int = 1,
+    seed: int = 0,
+) -> list[Summary]:
+    """Run clients that receive `Retry-After: seconds`, and add jitter to that delay or not."""
+    check_one_of("jitter", jitter, _HINT_JITTERS)
+    policy = Policy(max_attempts=5, max_hint=max(120.0, seconds), jitter=jitter)  # type: ignore[arg-type]
+    server = Server(
+        latency=Lognormal(0.09, 0.4),
+        concurrency=10,
+        queue=100,
+        retry_after=seconds,
+        failures=(Failure(end=5.0, kind="error", retry_after=seconds),),
+    )
+    scenario = Scenario(
+        servers={"server": server},
+        clients=Clients(arrivals="at-once", count=clients, defence=Defence(policy)),
+        duration=5 * seconds + 60.0,
+    )
+    return run_trials(scenario, trials, seed)
+
+
+_RETRY_AFTER = Study(
+    name="retry-after",
+    question="A thousand clients receive `Retry-After: 120`. What happens at second 120?",
+    lesson=(
+        "Without jitter, the hint itself synchronises the clients: all return at the same moment, "
+        "most are rejected with the same hint, and they collide again two minutes later. With "
+        "jitter on top of the hint, and never below it, the same clients return over a dozen "
+        "seconds, and hardly any is rejected again."
+    ),
+    run=retry_after,
+    variant_parameter="jitter",
+    variants=_HINT_JITTERS,
+    columns=(
+        Column("peak_load", "peak load", "x"),
+        Column("amplification", "requests per call", "x"),
+        Column("success_rate", "calls succeeded", "%"),
+        Column("p50", "p50", "s"),
+        Column("p99", "p99", "s"),
+    ),
+    plots=(
+        Plot("series", "requests", "Requests at the server", y_title="per second"),
+        Plot("series", "succeeded", "Successful calls", y_title="per second"),
+    ),
+    parameters={"clients": 1000, "seconds": 120.0},
+)
+
+
+# Recovery: a backlog of calls meets a service that restarts with cold caches.
+_MAX_IN_FLIGHT = 200
+_LIMITERS: dict[str, dict[str, Any]] = {
+    "wall": {"kind": "in-flight", "limit": _MAX_IN_FLIGHT, "ramp": 0.001},
+    "ramp": {"kind": "in-flight", "limit": _MAX_IN_FLIGHT, "ramp": 20.0},
+    "aimd": {"kind": "aimd", "max_limit": _MAX_IN_FLIGHT},
+}
+_RECOVERY_POLICY = Policy(max_attempts=100, attempt_timeout=2.0, initial_delay=0.5)
+_RECOVERY_BREAKER = {"open_for": 5.0, "growth": 1.0, "spread": 0.0}
+
+
+def recovery(
+    *, limit: str = "ramp", backlog: int = 5000, trials: int = 1, seed: int = 0
+) -> list[Summary]:
+    """Run a backlog with one of three in-flight limits.
+
+    "wall" permits the full number of requests at once, "ramp" increases the limit over 20 s, and
+    "aimd" adapts it to successes and failures.
+    """
+    check_one_of("limit", limit, _LIMITERS)
+    server = Server(
+        latency=Lognormal(0.1, 0.4),
+        concurrency=40,
+        queue=1000,
+        warmup=20.0,
+        cold_factor=8.0,
+        failures=(Failure(end=20.0, kind="refuse"),),
+    )
+    defence = Defence(_RECOVERY_POLICY, breaker=_RECOVERY_BREAKER, limiter=_LIMITERS[limit])
+    scenario = Scenario(
+        servers={"server": server},
+        clients=Clients(arrivals="backlog", count=backlog, defence=defence),
+        duration=90.0,
+    )
+    return run_trials(scenario, trials, seed)
+
+
+_RECOVERY = Study(
+    name="recovery",
+    question=(
+        "A service restarts with cold caches, and 5,000 calls are waiting. Send them at once, or "
+        "along a ramp?"
+    ),
+    lesson=(
+        "With the full limit at once, requests meet cold caches: attempts time out, the breaker "
+        "opens again, and the service does not warm up meanwhile. Along the ramp nearly all "
+        "failures happen before the service is back, and the backlog is finished sooner although "
+        "it starts more slowly. The adaptive limit wastes the fewest attempts of all."
+    ),
+    run=recovery,
+    variant_parameter="limit",
+    variants=tuple(_LIMITERS),
+    columns=(
+        Column("failures", "failed attempts"),
+        Column("p50", "half finished after", "s"),
+        Column("p999", "all finished after", "s"),
+    ),
+    plots=(
+        Plot("series", "succeeded", "Successful calls", y_title="per second"),
+        Plot("series", "requests", "Requests at the service", y_title="per second"),
+        Plot("bars", "failures", "Failed attempts", y_title="attempts"),
+    ),
+    parameters={"backlog": 5000},
+)
+
+STUDIES: dict[str, Study] = {
+    study.name: study
+    for study in (
+        CONTENTION,
+        _STORM,
+        _AMPLIFICATION,
+        _METASTABLE,
+        _HEDGING,
+        _RETRY_AFTER,
+        _RECOVERY,
+    )
+}
