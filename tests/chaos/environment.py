@@ -13,7 +13,7 @@ from random import Random
 from typing import Any, NoReturn
 
 from tarry.errors import StoreUnavailable
-from tarry.service.delivery.messages import DeliveryRequest, DeliveryResult, Fault
+from tarry.service.delivery import DeliveryRequest, DeliveryResult, Fault
 from tarry.service.store import Store
 from tests.chaos.invariants import InvariantChecker, run_synchronously
 from tests.service.stores.model_store import ModelStore

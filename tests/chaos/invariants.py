@@ -16,12 +16,12 @@ from collections import defaultdict
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tarry.service.delivery.messages import Fault
+from tarry.service.delivery import Fault
 from tarry.service.model import Status, Task
 from tarry.service.store import CancelStatus, FinishStatus, RetryNowStatus, TaskFilter
 
 if TYPE_CHECKING:
-    from tarry.service.delivery.messages import DeliveryRequest, DeliveryResult
+    from tarry.service.delivery import DeliveryRequest, DeliveryResult
     from tarry.service.store import Store
     from tests.chaos.environment import Environment
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from tarry.service.defaults import MAX_RESPONSE_BYTES
+from tarry.service.delivery import DeliveryResult, Fault
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http1.client import HttpDelivery
-from tarry.service.delivery.messages import DeliveryResult, Fault
 from tests.integration.hostile import BEHAVIOURS, BOMB, METADATA, HostileTargets, hostile_targets
 from tests.service.delivery.harness import (
     LOOPBACK_GUARD,

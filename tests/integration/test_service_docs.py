@@ -26,7 +26,7 @@ import pytest
 
 from tarry.service.api.context import ApiLimits
 from tarry.service.api.problems import PROBLEM_TYPES
-from tarry.service.delivery.messages import Fault
+from tarry.service.delivery import Fault
 from tarry.service.engine.context import EngineLimits
 from tarry.service.model import TRANSITIONS
 from tarry.service.settings import Settings, load_settings

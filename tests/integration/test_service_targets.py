@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tarry.service.delivery.messages import Fault
+from tarry.service.delivery import Fault
 from tests.integration.hostile import METADATA, HostileTargets, hostile_targets
 from tests.integration.service import Service, service
 from tests.integration.test_hostile import EXPECTED

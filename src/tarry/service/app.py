@@ -17,7 +17,7 @@ try:
 
     from tarry.service.api.application import Api
     from tarry.service.api.context import ApiContext, ApiLimits
-    from tarry.service.delivery.dispatch import DeliveryDispatcher
+    from tarry.service.delivery import DeliveryDispatcher
     from tarry.service.delivery.grpc import GrpcDelivery
     from tarry.service.delivery.grpc import is_installed as has_grpc
     from tarry.service.delivery.guard import Guard
@@ -41,7 +41,7 @@ except ImportError as _missing:
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tarry.service.delivery.messages import Delivery
+    from tarry.service.delivery import Delivery
     from tarry.service.model import Task
     from tarry.service.settings import Settings
     from tarry.service.store import Store

@@ -348,7 +348,7 @@ def check_setting(name: str, value: Any) -> None:
         return
     from tarry.service.api.auth import check_tenant
     from tarry.service.delivery.guard import Guard
-    from tarry.service.delivery.http1.proxy import parse_proxy
+    from tarry.service.delivery.http1.connector import parse_proxy
     from tarry.service.delivery.signing import Signer
     from tarry.service.encryption import EncryptedCodec
 

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY"})
 """Methods without side effects (RFC 9110 section 9.2.1, and QUERY by its own RFC)."""
 IDEMPOTENT_METHODS = SAFE_METHODS | {"PUT", "DELETE"}
+HOP_BY_HOP_HEADERS = frozenset({
+    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection",
+    "te", "trailer", "transfer-encoding", "upgrade",
+})  # fmt: skip
+"""Headers of one connection (RFC 9110, 7.6.1), which must not be forwarded."""
 
 IDEMPOTENCY_KEY_HEADER = "Idempotency-Key"
 ATTEMPT_HEADER = "X-Retry-Attempt"

@@ -11,7 +11,7 @@ import pytest
 
 from tarry.errors import Overloaded, StoreUnavailable
 from tarry.service.api.context import ApiLimits
-from tarry.service.delivery.messages import DeliveryResult
+from tarry.service.delivery import DeliveryResult
 from tarry.service.engine.reporting import TaskCompletion
 from tarry.service.model import Status
 from tests.service.api.harness import NOW, TARGET, ApiHarness, FakePayloads, run_with_api

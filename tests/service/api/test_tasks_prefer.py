@@ -9,7 +9,7 @@ import pytest
 
 from tarry.errors import StoreUnavailable
 from tarry.service.api.context import ApiLimits
-from tarry.service.delivery.messages import DeliveryResult
+from tarry.service.delivery import DeliveryResult
 from tarry.service.engine.reporting import TaskCompletion
 from tarry.service.model import Status, Task
 from tests.service.api.harness import ApiHarness, Response, run_with_api

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import pytest
 
+from tarry.service.delivery import Delivery, DeliveryRequest, DeliveryResult
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http1.client import HttpDelivery
-from tarry.service.delivery.messages import Delivery, DeliveryRequest, DeliveryResult
 
 T = TypeVar("T")
 

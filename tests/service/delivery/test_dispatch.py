@@ -3,8 +3,13 @@ from __future__ import annotations
 import asyncio
 
 from tarry.errors import MissingExtra
-from tarry.service.delivery.dispatch import DeliveryDispatcher
-from tarry.service.delivery.messages import Delivery, DeliveryRequest, DeliveryResult, Fault
+from tarry.service.delivery import (
+    Delivery,
+    DeliveryDispatcher,
+    DeliveryRequest,
+    DeliveryResult,
+    Fault,
+)
 from tests.service.delivery.harness import request
 
 

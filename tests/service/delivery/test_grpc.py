@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tarry.errors import ConfigurationError, MissingExtra
+from tarry.service.delivery import DeliveryResult, Fault
 from tarry.service.delivery.grpc import MAX_RESPONSE_BYTES, GrpcDelivery, is_installed
-from tarry.service.delivery.messages import DeliveryResult, Fault
 from tests.integration.hostile import HostileTargets
 from tests.service.delivery.harness import LOOPBACK_GUARD, request, send_all
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from tarry.core.breaker import Breaker
-from tarry.service.delivery.messages import DeliveryRequest, DeliveryResult
+from tarry.service.delivery import DeliveryRequest, DeliveryResult
 from tarry.service.encryption import PlainCodec
 from tarry.service.engine.context import EngineContext, EngineLimits, Health, StoreClock
 from tarry.service.engine.engine import Engine

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tarry.service.delivery.messages import DeliveryResult, Fault
+from tarry.service.delivery import DeliveryResult, Fault
 from tarry.service.model import Status
 from tests.service.engine.harness import (
     BUSY,

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from tarry.core.breaker import Breaker
-from tarry.service.delivery.messages import DeliveryRequest, DeliveryResult
+from tarry.service.delivery import DeliveryRequest, DeliveryResult
 from tarry.service.model import Status
 from tarry.service.store import CancelStatus, RetryNowStatus
 from tests.service.engine.harness import (

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from tarry.core.breaker import BreakerState
-from tarry.service.delivery.messages import DeliveryRequest, DeliveryResult
+from tarry.service.delivery import DeliveryRequest, DeliveryResult
 from tarry.service.engine.context import EngineLimits
 from tarry.service.engine.lanes import Lanes, LaneState, LeasedTask, build_downstream
 from tarry.service.model import Status, Task

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tarry.service.delivery.messages import DeliveryResult
+from tarry.service.delivery import DeliveryResult
 from tarry.service.engine.maintenance import replay_step_size
 from tarry.service.model import ReplayRecord
 from tests.service.engine.harness import EPOCH, OK, EngineHarness, FakeTarget, run

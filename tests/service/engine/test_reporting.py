@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tarry.service.delivery.messages import DeliveryResult
+from tarry.service.delivery import DeliveryResult
 from tarry.service.model import Status
 from tests.service.engine.harness import (
     BUSY,

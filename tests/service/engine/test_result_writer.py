@@ -9,7 +9,7 @@ import pytest
 
 from tarry.core.breaker import Breaker
 from tarry.errors import StoreUnavailable
-from tarry.service.delivery.messages import DeliveryRequest, DeliveryResult
+from tarry.service.delivery import DeliveryRequest, DeliveryResult
 from tarry.service.encryption import PlainCodec
 from tarry.service.engine.attempts import exhausted_result
 from tarry.service.engine.result_writer import build_callback_task

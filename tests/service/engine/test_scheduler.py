@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 
-from tarry.service.delivery.messages import DeliveryResult
+from tarry.service.delivery import DeliveryResult
 from tarry.service.model import Status
 from tarry.service.store import ClaimResult, Lease
 from tests.service.engine.harness import (

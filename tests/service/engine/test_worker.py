@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from tarry.core.breaker import Breaker
-from tarry.service.delivery.messages import DeliveryRequest, DeliveryResult, Fault
+from tarry.service.delivery import DeliveryRequest, DeliveryResult, Fault
 from tarry.service.engine.context import EngineLimits
 from tarry.service.model import Status, TaskContent
 from tarry.service.store import (

@@ -42,10 +42,7 @@ HAND_OFF_REASONS = frozenset({
 HAND_OFF_TIMEOUT_S = 5.0
 """Applies instead of the caller's deadline, which may have passed before the hand-off starts."""
 
-_DROPPED_HEADERS = frozenset({
-    # Headers of one connection (RFC 9110, 7.6.1).
-    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection",
-    "te", "trailer", "transfer-encoding", "upgrade",
+_DROPPED_HEADERS = http.HOP_BY_HOP_HEADERS | frozenset({
     # Headers of one attempt, which the service sets itself.
     "accept-encoding", "content-length", "expect", "traceparent", "tracestate",
     http.ATTEMPT_HEADER.lower(), http.DEADLINE_HEADER.lower(),

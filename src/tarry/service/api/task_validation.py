@@ -22,6 +22,7 @@ from tarry.service.api.problems import from_configuration_error, invalid, malfor
 from tarry.service.delivery.targets import parse_target
 from tarry.service.model import Task, TaskContent
 from tarry.service.store import NewTask
+from tarry.wire.http import HOP_BY_HOP_HEADERS
 from tarry.wire.tasks import MIN_TIME_MS
 
 if TYPE_CHECKING:
@@ -40,10 +41,6 @@ _GRPC_SCHEMES = frozenset({"grpc", "grpcs"})
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
 _is_header_value = re.compile(r"(?:[!-~]++(?:[\t ]++[!-~]++)*+)?").fullmatch
 """Visible ASCII with blanks inside (RFC 9110, 5.5), which cannot inject another header."""
-_HOP_BY_HOP_HEADERS = frozenset({
-    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection",
-    "te", "trailer", "transfer-encoding", "upgrade",
-})  # fmt: skip
 _RESERVED_HEADERS = frozenset({
     "accept-encoding", "content-length", "expect", "host", "idempotency-key", "traceparent",
     "tracestate", "x-retry-attempt",
@@ -236,7 +233,7 @@ def _check_header_name(name: str) -> None:
         )
         raise invalid(_header_path(name), rule, name)
     lower = name.lower()
-    if lower in _HOP_BY_HOP_HEADERS:
+    if lower in HOP_BY_HOP_HEADERS:
         raise invalid(_header_path(name), "applies only to one connection and must not be set")
     if lower in _RESERVED_HEADERS or lower.startswith(_RESERVED_PREFIX):
         raise invalid(_header_path(name), "is set by the service itself")

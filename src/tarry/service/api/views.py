@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from tarry.service import model
     from tarry.service.api.context import ApiContext
-    from tarry.service.delivery.messages import DeliveryResult
+    from tarry.service.delivery import DeliveryResult
     from tarry.service.model import Status, Task
 
 

@@ -1,1 +1,125 @@
-"""How one attempt reaches its target: HTTP, gRPC, the check of addresses, signatures."""
+"""How one attempt reaches its target: HTTP, gRPC, the check of addresses, signatures.
+
+This module has the requests and results of deliveries, the interface that HTTP and gRPC implement,
+and the dispatch of each request to one of them, by the scheme of its URL.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from tarry.errors import ConfigurationError, MissingExtra
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+
+class Fault(StrEnum):
+    """The reason why an attempt got no response: `errorClass` in the log, and a metric label."""
+
+    DNS = "dns"
+    REFUSED = "refused"
+    """No connection: refused or unreachable."""
+    TLS = "tls"
+    BLOCKED = "blocked"
+    """The guard does not allow connections to this address."""
+    TIMEOUT = "timeout"
+    RESET = "reset"
+    """The connection was closed before the response was complete."""
+    PROTOCOL = "protocol"
+    """The response is malformed, or its headers exceed a limit."""
+    INVALID = "invalid"
+    """The request can never be sent, or its response can never be read, so it is not retried."""
+    INTERNAL = "internal"
+    """The service itself failed (egress proxy, file descriptors), so no attempt is counted."""
+
+
+class DeliveryRequest(msgspec.Struct, kw_only=True, gc=False):
+    """The request of one attempt; `timeout` (seconds) covers all phases, DNS to last byte."""
+
+    url: str
+    method: str
+    headers: list[tuple[str, str]]
+    body: bytes
+    timeout: float
+    max_excerpt: int = 2048
+    """Bytes of the response body to keep; the rest is read up to a limit and dropped."""
+
+
+class DeliveryResult(msgspec.Struct, kw_only=True, gc=False):
+    """The result of an attempt: a response with a `status`, or a `fault`."""
+
+    status: int | str | None = None
+    """The HTTP status, or the name of a gRPC status code."""
+    headers: list[tuple[str, str]] = []
+    """Response headers with lower-case names; for gRPC the trailing metadata."""
+    excerpt: bytes = b""
+    truncated: bool = False
+    """Whether the response body is longer than the excerpt."""
+    fault: Fault | None = None
+    error: str | None = None
+    """A description of the fault that contains no secret of the request."""
+    remote: str | None = None
+    """The IP address that the attempt was connected to."""
+    duration_ms: float = 0.0
+    dns_ms: float | None = None
+    connect_ms: float | None = None
+    tls_ms: float | None = None
+    first_byte_ms: float | None = None
+
+
+class DeliveryError(Exception):
+    """The request cannot be sent; `fault` is the reason."""
+
+    def __init__(self, fault: Fault, message: str) -> None:
+        super().__init__(message)
+        self.fault: Fault = fault
+
+
+class Delivery(Protocol):
+    """Makes attempts over one protocol."""
+
+    def send(self, request: DeliveryRequest) -> Awaitable[DeliveryResult]:
+        """Make one attempt. Failures of the target are results, never exceptions.
+
+        Returns a coroutine, or a future: a future has started already and costs less.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Abort running attempts and close all connections."""
+        ...
+
+
+class DeliveryDispatcher:
+    """Sends requests over HTTP or gRPC; `build_grpc` is called for the first gRPC target."""
+
+    def __init__(self, http: Delivery, build_grpc: Callable[[], Delivery]) -> None:
+        self._http = http
+        self._build_grpc = build_grpc
+        self._grpc: Delivery | None = None
+
+    def send(self, request: DeliveryRequest) -> Awaitable[DeliveryResult]:
+        """Make one attempt."""
+        if request.url.startswith("grpc"):
+            return self._send_grpc(request)
+        return self._http.send(request)
+
+    async def _send_grpc(self, request: DeliveryRequest) -> DeliveryResult:
+        if self._grpc is None:
+            try:
+                self._grpc = self._build_grpc()
+            except (MissingExtra, ConfigurationError) as error:
+                return DeliveryResult(fault=Fault.INTERNAL, error=str(error))
+        return await self._grpc.send(request)
+
+    async def close(self) -> None:
+        """Close both deliveries. gRPC is closed even if closing HTTP fails."""
+        try:
+            await self._http.close()
+        finally:
+            if self._grpc is not None:
+                await self._grpc.close()

@@ -18,16 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tarry.errors import ConfigurationError, MissingExtra
-from tarry.service.delivery.http1.connector import resolve_host, select_allowed
-from tarry.service.delivery.http1.dns import DnsCache
-from tarry.service.delivery.messages import DeliveryError, DeliveryResult, Fault
+from tarry.service.delivery import DeliveryError, DeliveryResult, Fault
+from tarry.service.delivery.http1.connector import DnsCache, select_allowed
 from tarry.service.delivery.targets import parse_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from tarry.service.delivery import DeliveryRequest
     from tarry.service.delivery.guard import Guard
-    from tarry.service.delivery.messages import DeliveryRequest
     from tarry.service.delivery.targets import Target
 
 MAX_CHANNELS = 256
@@ -272,7 +271,7 @@ class ChannelPool:
         """Return gRPC's address string for a target, with every allowed address of its host."""
         if self._proxy is not None:
             return f"dns:///{target.authority}"
-        addresses = await resolve_host(target.host, self._dns)
+        addresses = await self._dns.resolve(target.host)
         allowed = select_allowed(addresses, target.host, self._guard)
         is_ipv6 = ":" in allowed[0]  # an address string cannot mix IPv4 and IPv6
         endpoints = [

@@ -22,7 +22,7 @@ from tarry.core.outcome import (
     outcome_of_status,
 )
 from tarry.core.verdict import Wait
-from tarry.service.delivery.messages import DeliveryRequest, DeliveryResult, Fault
+from tarry.service.delivery import DeliveryRequest, DeliveryResult, Fault
 from tarry.service.model import AttemptRecord, Decision, Status, Task
 from tarry.service.store import TaskResult
 from tarry.wire import http

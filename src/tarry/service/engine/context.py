@@ -17,7 +17,7 @@ from tarry.service import defaults
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from tarry.service.delivery.messages import Delivery
+    from tarry.service.delivery import Delivery
     from tarry.service.engine.lanes import Lanes
     from tarry.service.engine.metrics import Metrics
     from tarry.service.engine.policies import PolicyCache

@@ -17,7 +17,7 @@ from tarry.service.model import Status
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tarry.service.delivery.messages import DeliveryResult
+    from tarry.service.delivery import DeliveryResult
     from tarry.service.engine.metrics import Metrics
     from tarry.service.model import AttemptRecord, Task
     from tarry.service.store import TaskResult

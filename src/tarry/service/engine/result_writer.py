@@ -26,7 +26,7 @@ from tarry.wire.tasks import STATUS_NAMES, CallbackBody
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tarry.service.delivery.messages import DeliveryResult
+    from tarry.service.delivery import DeliveryResult
     from tarry.service.engine.context import EngineContext
     from tarry.service.engine.lanes import LaneState, LeasedTask, LeasedTasks
     from tarry.service.engine.reporting import Reporter

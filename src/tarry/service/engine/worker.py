@@ -31,7 +31,7 @@ from tarry.core.verdict import Attempt as StartAttempt
 from tarry.core.verdict import Reason, Wait
 from tarry.errors import StoreUnavailable, TarryError
 from tarry.service.defaults import LEASE_GRACE_MS
-from tarry.service.delivery.messages import DeliveryResult, Fault
+from tarry.service.delivery import DeliveryResult, Fault
 from tarry.service.engine import attempts
 from tarry.service.engine.context import FIRST_RETRY_PAUSE_S
 from tarry.service.engine.lanes import LeasedTasks

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tarry.errors import ConfigurationError
+from tarry.service.delivery import DeliveryResult, Fault
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http1.client import HttpDelivery
-from tarry.service.delivery.messages import DeliveryResult, Fault
 from tarry.service.delivery.targets import parse_target
 from tests.integration.hostile import HostileTargets
 from tests.service.delivery.harness import (

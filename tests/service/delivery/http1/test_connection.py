@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
+from tarry.service.delivery import DeliveryResult, Fault
 from tarry.service.delivery.http1 import connection
 from tarry.service.delivery.http1.client import HttpDelivery
-from tarry.service.delivery.http1.connection import Connection
-from tarry.service.delivery.http1.pending_request import PendingRequest
-from tarry.service.delivery.messages import DeliveryResult, Fault
+from tarry.service.delivery.http1.connection import Connection, PendingRequest
 from tests.integration.hostile import OK, HostileTargets
 from tests.service.delivery.harness import (
     LOOPBACK_GUARD,

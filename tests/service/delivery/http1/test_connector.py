@@ -6,16 +6,20 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tarry.service.delivery import DeliveryError, DeliveryResult, Fault
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http1 import connector
 from tarry.service.delivery.http1.client import HttpDelivery
-from tarry.service.delivery.http1.connector import connect_first, resolve_host, select_allowed
-from tarry.service.delivery.http1.dns import DnsCache
-from tarry.service.delivery.messages import DeliveryError, DeliveryResult, Fault
+from tarry.service.delivery.http1.connector import (
+    DnsCache,
+    connect_first,
+    select_allowed,
+)
 from tests.integration.hostile import OK, HostileTargets
 from tests.service.delivery.harness import (
     LOOPBACK_GUARD,
@@ -48,13 +52,13 @@ class RecordingGuard(Guard):
 def test_ip_address_is_not_resolved(host: str, dns: dict[str, list[str]]) -> None:
     """DNS is not used for an IP address."""
     assert {} == dns
-    assert (host,) == run(resolve_host(host, DnsCache()))
+    assert (host,) == run(DnsCache().resolve(host))
 
 
 def test_localhost_subdomains_are_loopback(dns: dict[str, list[str]]) -> None:
     """DNS is not used for names below .localhost."""
     dns["localhost"], dns["a.localhost"] = ["127.0.0.1"], ["192.0.2.1"]
-    assert ("127.0.0.1",) == run(resolve_host("a.localhost", DnsCache()))
+    assert ("127.0.0.1",) == run(DnsCache().resolve("a.localhost"))
 
 
 def test_guard_checks_every_connection(dns: dict[str, list[str]]) -> None:
@@ -277,7 +281,8 @@ def test_cancelled_connect_leaves_no_socket(
             super().__init__(*kind)
             made.append(self)
 
-    monkeypatch.setattr(connector, "socket", Kept)
+    fake_module = SimpleNamespace(**{**vars(socket), "socket": Kept})
+    monkeypatch.setattr(connector, "socket", fake_module)
 
     async def main() -> int:
         task = asyncio.create_task(connect_first(addresses, port))

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tarry.runtime.clocks import system
+from tarry.service.delivery import DeliveryResult, Fault
 from tarry.service.delivery.http1 import client
 from tarry.service.delivery.http1.client import HttpDelivery
+from tarry.service.delivery.http1.connection import CALLBACK
 from tarry.service.delivery.http1.connector import Connector
-from tarry.service.delivery.http1.pending_request import CALLBACK
-from tarry.service.delivery.messages import DeliveryResult, Fault
 from tests.integration.hostile import OK
 from tests.service.delivery.harness import (
     LOOPBACK_GUARD,

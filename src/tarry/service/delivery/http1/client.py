@@ -7,13 +7,17 @@ proxy resolves names itself, so with a proxy the guard checks only the URL, befo
 
 The client is written by hand for two reasons: the guard sees the exact address, and an attempt
 takes half the CPU time that it takes with libcurl (17 us instead of 35). Libraries do the difficult
-parts: llhttp parses responses, and the ssl module does TLS.
+parts: llhttp parses responses, and the ssl module does TLS. `_encode_headers` is the last check
+against a header value that injects a line into the request.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
+from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,18 +25,16 @@ from tarry.core.checks import check_count
 from tarry.errors import ConfigurationError, short_repr
 from tarry.runtime.clocks import system
 from tarry.service.defaults import MAX_RESPONSE_BYTES
-from tarry.service.delivery.http1.connector import Connector
-from tarry.service.delivery.http1.dns import DnsCache
-from tarry.service.delivery.http1.headers import encode_headers, is_token
-from tarry.service.delivery.http1.pending_request import DeadlineTimer, PendingRequest
+from tarry.service.delivery import DeliveryError, DeliveryResult, Fault
+from tarry.service.delivery.http1.connection import DeadlineTimer, PendingRequest
+from tarry.service.delivery.http1.connector import Connector, DnsCache, parse_proxy
 from tarry.service.delivery.http1.pool import ConnectionLimit, ConnectionPool
-from tarry.service.delivery.http1.proxy import parse_proxy
-from tarry.service.delivery.messages import DeliveryError, DeliveryResult, Fault
 from tarry.service.delivery.targets import parse_target
+from tarry.wire.http import HOP_BY_HOP_HEADERS
 
 if TYPE_CHECKING:
+    from tarry.service.delivery import DeliveryRequest
     from tarry.service.delivery.guard import Guard
-    from tarry.service.delivery.messages import DeliveryRequest
 
 MAX_CONNECTIONS, MAX_HOST_CONNECTIONS = 1024, 256
 _SWEEP_INTERVAL_S = 15.0
@@ -40,6 +42,15 @@ _COMMON_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
 _FORBIDDEN_METHODS = frozenset({"CONNECT", "TRACE"})
 _METHODS_WITHOUT_BODY = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
 """Methods whose requests have no Content-Length header when they have no body."""
+_is_token = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+").fullmatch
+"""Matches a method or a header name (RFC 9110, 5.6.2)."""
+_CONNECTION_HEADERS = HOP_BY_HOP_HEADERS | {"content-length", "expect", "host"}
+"""Headers that belong to the connection or the message framing; a task must not set them."""
+_DEFAULT_HEADERS = {
+    "user-agent": f"tarry/{version('tarry')}",
+    "accept": "*/*",
+    "accept-encoding": "identity",
+}
 _NOT_CANONICAL = "targetUrl must be in its canonical form"  # as `parse_target` returns it
 
 
@@ -124,7 +135,7 @@ class HttpDelivery:
             raise DeliveryError(Fault.INVALID, _NOT_CANONICAL)
         if method not in _COMMON_METHODS:
             _check_method(method, body)
-        lines = encode_headers(request.headers)
+        lines = _encode_headers(request.headers)
         if lines is None:
             message = (
                 "headers must have tokens (RFC 9110) as names, and no line breaks in their values"
@@ -197,7 +208,7 @@ class HttpDelivery:
 
 
 def _check_method(method: str, body: bytes) -> None:
-    if not is_token(method) or method.upper() in _FORBIDDEN_METHODS:
+    if not _is_token(method) or method.upper() in _FORBIDDEN_METHODS:
         message = f"method must be an HTTP method other than CONNECT and TRACE, got {method!r}"
         raise DeliveryError(Fault.INVALID, message)
     if method == "HEAD" and body:
@@ -217,3 +228,30 @@ def _create_tls_context(ca: str | None) -> ssl.SSLContext | None:
     paths = ssl.get_default_verify_paths()
     has_certificates = context.cert_store_stats()["x509_ca"] or paths.cafile or paths.capath
     return context if ca is not None or has_certificates else None
+
+
+def _encode_headers(headers: list[tuple[str, str]]) -> str | None:
+    """Return the header lines, default headers first; None if a header is not valid."""
+    defaults = _default_lines(tuple([name for name, _ in headers]))
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
+    # Counting the line breaks of all lines at once is faster than a check of each value.
+    count = len(headers)
+    if (
+        defaults is None
+        or lines.count("\n") != count
+        or lines.count("\r") != count
+        or "\0" in lines
+    ):
+        return None
+    return defaults + lines
+
+
+@lru_cache(1024)  # the requests of one caller mostly have the same header names
+def _default_lines(names: tuple[str, ...]) -> str | None:
+    """Return the lines of default headers that are not in `names`; None if a name is invalid."""
+    present = {name.lower() for name in names}
+    if present & _CONNECTION_HEADERS or not all(map(_is_token, names)):
+        return None
+    return "".join(
+        f"{name}: {value}\r\n" for name, value in _DEFAULT_HEADERS.items() if name not in present
+    )

@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection with one request at a time.
+"""One HTTP/1.1 connection with one request at a time, and the requests with their deadlines.
 
 llhttp parses the response in strict mode. The body is read up to a limit, and its beginning is kept
 as the excerpt. A body above the limit is not an error: the connection is closed, and the attempt
@@ -8,18 +8,28 @@ has the response, because its status is known.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol, cast
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
 import httptools
 
-from tarry.service.delivery.messages import DeliveryResult, Fault
+from tarry.service.delivery import DeliveryResult, Fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tarry.service.delivery import DeliveryRequest
     from tarry.service.delivery.http1.connector import ConnectResult
-    from tarry.service.delivery.http1.pending_request import PendingRequest
 
+Deadline: TypeAlias = list[Any]
+"""`[due, tie_breaker, callback]`; the callback is None once the deadline is cancelled.
+
+A list and not an object with `__lt__`: the heap compares entries often, and lists compare in C.
+"""
+CALLBACK = 2
+"""The index of the callback in a Deadline."""
+_MIN_COMPACT_SIZE = 512
 MAX_RESPONSE_HEADERS, MAX_RESPONSE_HEADER_BYTES = 200, 64 * 1024
 """Limits for the headers of a response and of the interim responses (1xx) before it, together."""
 _MAX_JOINED_BODY_BYTES = 64 * 1024
@@ -30,8 +40,8 @@ _FRAMING_HEADERS = frozenset({"content-length", "transfer-encoding"})
 _STATUSES_WITHOUT_BODY = frozenset({204, 304})
 
 
-class ConnectionOwner(Protocol):
-    """The pool of a connection. A protocol, because the module of the pool imports this one."""
+class Owner(Protocol):
+    """The connection pool of a connection or request, whose module imports this one."""
 
     max_body: int
     """Maximum number of bytes that are read of a response body."""
@@ -48,11 +58,136 @@ class ConnectionOwner(Protocol):
         """Called with a request that must be sent again on a new connection."""
         ...
 
+    def abort(self, pending: PendingRequest) -> None:
+        """Called with a request that was cancelled."""
+        ...
+
+    def time_out(self, pending: PendingRequest) -> None:
+        """Called with a request whose deadline has passed."""
+        ...
+
+
+class DeadlineTimer:
+    """Calls back when deadlines pass.
+
+    All deadlines share one timer of the event loop, because most deadlines are cancelled early.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._heap: list[Deadline] = []
+        self._tie_breaker = count()
+        self._compact_size = _MIN_COMPACT_SIZE
+        """The size of the heap at which cancelled deadlines are removed from it."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0.0
+
+    def __len__(self) -> int:
+        """Return the number of deadlines, including cancelled ones that were not removed yet."""
+        return len(self._heap)
+
+    def add(self, due: float, callback: Callable[[], None]) -> Deadline:
+        """Call `callback` at the time `due`. To cancel, set `deadline[CALLBACK] = None`."""
+        heap, deadline = self._heap, [due, next(self._tie_breaker), callback]
+        if len(heap) >= self._compact_size:
+            heap[:] = [each for each in heap if each[CALLBACK] is not None]
+            heapify(heap)
+            self._compact_size = max(_MIN_COMPACT_SIZE, 2 * len(heap))
+        heappush(heap, deadline)
+        if self._timer is None or due < self._timer_due:
+            self._set_timer(due)
+        return deadline
+
+    def close(self) -> None:
+        """Cancel all deadlines."""
+        self._heap.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _set_timer(self, due: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_due = due
+        delay = max(0.0, due - self._clock())
+        self._timer = asyncio.get_running_loop().call_later(delay, self._on_timer)
+
+    def _on_timer(self) -> None:
+        # A timer may fire early (uvloop's by up to 1.4 ms). The clock decides which deadlines have
+        # passed, and the timer is set again for the others.
+        self._timer = None
+        heap, now = self._heap, self._clock()
+        while heap and (heap[0][0] <= now or heap[0][CALLBACK] is None):
+            callback = heappop(heap)[CALLBACK]
+            if callback is not None:
+                # Not called directly, so that an error in one callback does not affect the others.
+                asyncio.get_running_loop().call_soon(callback)
+        if heap:
+            self._set_timer(heap[0][0])
+
+
+class PendingRequest(asyncio.Future[DeliveryResult]):
+    """A request without a response yet.
+
+    A future that is completed by callbacks, not a task: the event loop would have to resume the
+    coroutine of a task for each step of the exchange.
+    """
+
+    deadline: Deadline | None = None
+    connecting: asyncio.Task[bool] | None = None
+    """The task that opens a connection for this request."""
+    connection: Connection | None = None
+    is_resent: bool = False
+    """Whether the request was sent before, on an idle connection that the target had closed."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        owner: Owner,
+        request: DeliveryRequest,
+        head: bytes,
+        started: float,
+    ) -> None:
+        super().__init__(loop=loop)
+        self._owner = owner
+        self.request: DeliveryRequest = request
+        self.head: bytes = head
+        """The request line and the header lines."""
+        self.started: float = started
+
+    def complete(self, result: DeliveryResult, now: float) -> None:
+        """Set the result, unless the request was cancelled."""
+        if self.deadline is not None:
+            self.deadline[CALLBACK] = None
+        if not self.done():
+            result.duration_ms = (now - self.started) * 1000
+            self.set_result(result)
+
+    def fail(self, error: BaseException) -> None:
+        """Set an unexpected error, which is raised in the caller that awaits the request."""
+        if self.deadline is not None:
+            self.deadline[CALLBACK] = None
+        if not self.done():
+            self.set_exception(error)
+
+    def on_deadline(self) -> None:
+        """Called when the deadline has passed."""
+        if not self.done():
+            self._owner.time_out(self)
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Cancel the request and free its connection."""
+        if not super().cancel(msg):
+            return False
+        if self.deadline is not None:
+            self.deadline[CALLBACK] = None
+        self._owner.abort(self)
+        return True
+
 
 class Connection(asyncio.Protocol):
     """A connection to one server, directly or through a proxy."""
 
-    def __init__(self, owner: ConnectionOwner, clock: Callable[[], float]) -> None:
+    def __init__(self, owner: Owner, clock: Callable[[], float]) -> None:
         self._owner = owner
         self._clock = clock
         self._transport: asyncio.Transport | None = None

@@ -1,5 +1,7 @@
 """Connecting to a server: DNS, the guard's check of each address, TCP, TLS, egress proxy.
 
+The addresses in the DNS cache are not checked. The guard checks an address each time it is used.
+
 With an egress proxy the connection goes to the proxy, through a tunnel if the target uses TLS. The
 proxy resolves the target's name and applies its own address rules. The address of the proxy itself
 is not checked, because the operator sets it. If the proxy fails or cannot be reached, the fault is
@@ -9,40 +11,58 @@ is not checked, because the operator sets it. If the proxy fails or cannot be re
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
+from base64 import b64encode
 from collections import deque
+from contextlib import suppress
 from errno import EMFILE, ENFILE, ENOBUFS, ENOMEM
-from socket import (
-    AF_INET,
-    AF_INET6,
-    IPPROTO_TCP,
-    SO_KEEPALIVE,
-    SOCK_STREAM,
-    SOL_SOCKET,
-    TCP_NODELAY,
-    socket,
-)
-from typing import TYPE_CHECKING, cast
+from threading import Thread
+from typing import TYPE_CHECKING, TypeAlias, cast
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from tarry.errors import ConfigurationError
 from tarry.runtime.clocks import system
-from tarry.service.delivery.http1.proxy import MAX_CONNECT_RESPONSE_BYTES, open_tunnel
-from tarry.service.delivery.messages import DeliveryError, Fault
+from tarry.service.delivery import DeliveryError, Fault
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tarry.service.delivery.guard import Guard
-    from tarry.service.delivery.http1.dns import DnsCache
-    from tarry.service.delivery.http1.proxy import Proxy
     from tarry.service.delivery.targets import Target
 
+Addresses: TypeAlias = "tuple[str, ...]"
+_Answer: TypeAlias = "Addresses | str"
+"""The addresses of a host name, or an error message."""
+
+_DNS_TTL_S = 60.0
+_MAX_CACHED_NAMES = 1024
+_MAX_LOOKUPS = 64
+"""Concurrent lookups. Each occupies a thread, for long if the DNS server does not answer."""
+_MAX_ADDRESSES = 8
+_HEAD_START_S = 0.25
+"""Time after which the next address is tried in parallel (RFC 8305, 5)."""
+_MAX_CONNECT_RESPONSE_BYTES = 16 * 1024
+_DEFAULT_PROXY_PORTS = {"http": 80, "https": 443}
+_PROXY_FAULTS = {403: Fault.BLOCKED, 502: Fault.REFUSED, 503: Fault.REFUSED, 504: Fault.REFUSED}
+"""Faults by the status with which a proxy reports a problem of the target.
+
+Any other status is a failure of the proxy itself."""
 _LOCAL_ERRNOS = frozenset({EMFILE, ENFILE, ENOBUFS, ENOMEM})
 """Error numbers of failures of this process or machine, not of the target."""
 _CLOSED_IN_HANDSHAKE = "The connection was closed during the TLS handshake"
-_HEAD_START_S = 0.25
-"""Time after which the next address is tried in parallel (RFC 8305, 5)."""
+
+
+class Proxy(msgspec.Struct, frozen=True):
+    """An egress proxy."""
+
+    scheme: str
+    host: str
+    port: int
+    header_lines: str
+    """The header lines that only the proxy receives: credentials, if its URL has any."""
 
 
 class ConnectResult(msgspec.Struct):
@@ -73,31 +93,23 @@ class Connector:
         self._guard = guard
         self._dns = dns
         self._tls = tls
-        self._proxy = proxy
-
-    @property
-    def uses_proxy(self) -> bool:
-        """Whether connections go through an egress proxy."""
-        return self._proxy is not None
+        self.proxy: Proxy | None = proxy
 
     async def connect(self, protocol: asyncio.Protocol) -> ConnectResult:
         """Open a connection for `protocol`, or raise DeliveryError."""
         target = self._target
-        if self._proxy is not None:
-            return await self._connect_through(self._proxy, protocol)
-        return await self._connect_to(target.host, target.port, protocol, target.scheme == "https")
+        if self.proxy is not None:
+            return await self._connect_through(self.proxy, protocol)
+        use_tls = target.scheme == "https"
+        return await self._connect_to(target.host, target.port, protocol, use_tls=use_tls)
 
     async def _connect_to(
-        self,
-        host: str,
-        port: int,
-        protocol: asyncio.Protocol,
-        use_tls: bool,  # noqa: FBT001 - private, and always passed by position
+        self, host: str, port: int, protocol: asyncio.Protocol, *, use_tls: bool
     ) -> ConnectResult:
         started = system.now()
-        addresses: Sequence[str] = await resolve_host(host, self._dns)
+        addresses: Sequence[str] = await self._dns.resolve(host)
         resolved = system.now()
-        if self._proxy is None:
+        if self.proxy is None:
             addresses = select_allowed(addresses, host, self._guard)
         try:
             sock, remote = await connect_first(addresses, port)
@@ -146,18 +158,18 @@ class Connector:
         result.tls_ms = (system.now() - started) * 1000
 
     async def _connect_through(self, proxy: Proxy, protocol: asyncio.Protocol) -> ConnectResult:
-        reader = asyncio.StreamReader(limit=MAX_CONNECT_RESPONSE_BYTES)
+        reader = asyncio.StreamReader(limit=_MAX_CONNECT_RESPONSE_BYTES)
         proxy_protocol = asyncio.StreamReaderProtocol(reader)
         try:
             result = await self._connect_to(
-                proxy.host, proxy.port, proxy_protocol, proxy.scheme == "https"
+                proxy.host, proxy.port, proxy_protocol, use_tls=proxy.scheme == "https"
             )
         except DeliveryError as error:
             message = f"No connection to the egress proxy: {error}"
             raise DeliveryError(Fault.INTERNAL, message) from None
         try:
             if self._target.scheme == "https":
-                await open_tunnel(proxy, self._target.authority, result.transport, reader)
+                await _open_tunnel(proxy, self._target.authority, result.transport, reader)
                 await self._start_tls(result, protocol, self._target.host)
             else:
                 result.transport.set_protocol(protocol)
@@ -180,7 +192,7 @@ class _BeforeTls(asyncio.Protocol):
         self._transport.abort()
 
 
-async def _create_transport(sock: socket, protocol: asyncio.Protocol) -> asyncio.Transport:
+async def _create_transport(sock: socket.socket, protocol: asyncio.Protocol) -> asyncio.Transport:
     """Return the event loop's transport for a connected socket."""
     loop = asyncio.get_running_loop()
     try:
@@ -195,12 +207,42 @@ async def _create_transport(sock: socket, protocol: asyncio.Protocol) -> asyncio
     return transport
 
 
-async def resolve_host(host: str, dns: DnsCache) -> tuple[str, ...]:
-    """Return the addresses of a host (in canonical form), or raise DeliveryError."""
-    if ":" in host or host.replace(".", "").isdigit():
-        return (host,)
-    # RFC 6761, 6.3: every name below .localhost is localhost, which some resolvers do not know.
-    return await dns.resolve("localhost" if host.endswith(".localhost") else host)
+def parse_proxy(url: str) -> Proxy:
+    """Return the proxy at a URL; raise ConfigurationError when the URL is not valid."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        parts, port = urlsplit(""), 0
+    if parts.scheme not in _DEFAULT_PROXY_PORTS or not parts.hostname or port == 0:
+        rule = "must be a URL like http://host:port"
+        raise ConfigurationError("proxy", rule, url.rpartition("@")[2])
+    header_lines = ""
+    if parts.username is not None:
+        credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+        header_lines = f"Proxy-Authorization: Basic {b64encode(credentials).decode()}\r\n"
+    return Proxy(
+        parts.scheme, parts.hostname, port or _DEFAULT_PROXY_PORTS[parts.scheme], header_lines
+    )
+
+
+async def _open_tunnel(
+    proxy: Proxy, authority: str, transport: asyncio.WriteTransport, reader: asyncio.StreamReader
+) -> None:
+    """Open a tunnel to a server (`host:port`); raise DeliveryError when the proxy refuses."""
+    transport.write(
+        f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n{proxy.header_lines}\r\n".encode()
+    )
+    try:
+        response = await reader.readuntil(b"\r\n\r\n")
+    except (OSError, EOFError, asyncio.LimitOverrunError):
+        raise DeliveryError(Fault.INTERNAL, "The egress proxy sent no valid response") from None
+    status = response[9:12]
+    if response[:7] != b"HTTP/1." or not status.isdigit():
+        raise DeliveryError(Fault.INTERNAL, "The response of the egress proxy is not HTTP")
+    if not status.startswith(b"2"):
+        fault = _PROXY_FAULTS.get(int(status), Fault.INTERNAL)
+        raise DeliveryError(fault, f"The egress proxy refused the tunnel: status {int(status)}")
 
 
 def select_allowed(addresses: Sequence[str], host: str, guard: Guard) -> list[str]:
@@ -229,7 +271,7 @@ def _describe_tls_error(error: Exception) -> str:
     return _CLOSED_IN_HANDSHAKE
 
 
-async def connect_first(addresses: Sequence[str], port: int) -> tuple[socket, str]:
+async def connect_first(addresses: Sequence[str], port: int) -> tuple[socket.socket, str]:
     """Return a connected socket and its address; raise the last OSError if all addresses fail.
 
     Addresses are tried in order, each a little after the one before it (Happy Eyeballs, RFC 8305).
@@ -237,7 +279,7 @@ async def connect_first(addresses: Sequence[str], port: int) -> tuple[socket, st
     if len(addresses) == 1:
         return await _connect_socket(addresses[0], port)
     loop, untried = asyncio.get_running_loop(), deque(addresses)
-    racing: set[asyncio.Task[tuple[socket, str]]] = set()
+    racing: set[asyncio.Task[tuple[socket.socket, str]]] = set()
     last_error: BaseException = OSError("there is no address")
     try:
         while untried or racing:
@@ -261,20 +303,109 @@ async def connect_first(addresses: Sequence[str], port: int) -> tuple[socket, st
             task.cancel()
 
 
-def _close_unused(task: asyncio.Task[tuple[socket, str]]) -> None:
+def _close_unused(task: asyncio.Task[tuple[socket.socket, str]]) -> None:
     """Close a socket that was connected after the socket that is used."""
     if not task.cancelled() and task.exception() is None:
         task.result()[0].close()
 
 
-async def _connect_socket(address: str, port: int) -> tuple[socket, str]:
-    sock = socket(AF_INET6 if ":" in address else AF_INET, SOCK_STREAM)
+async def _connect_socket(address: str, port: int) -> tuple[socket.socket, str]:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)  # noqa: FBT003 - the signature of the standard library
-        sock.setsockopt(SOL_SOCKET, SO_KEEPALIVE, 1)
-        sock.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         await asyncio.get_running_loop().sock_connect(sock, (address, port))
     except BaseException:
         sock.close()
         raise
     return sock, address
+
+
+class DnsCache:
+    """Caches the addresses of host names for a minute, with one lookup per name at a time.
+
+    The addresses are in the order that the system's resolver returned.
+    """
+
+    def __init__(self) -> None:
+        self._cached: dict[str, tuple[float, Addresses]] = {}
+        """By name: the time at which the entry expires, and the addresses."""
+        self._lookups: dict[str, asyncio.Future[_Answer]] = {}
+        self._free_lookups = asyncio.Semaphore(_MAX_LOOKUPS)
+        self._is_closed = False
+
+    async def resolve(self, host: str) -> Addresses:
+        """Return the addresses of a host (in canonical form), or raise DeliveryError."""
+        if ":" in host or host.replace(".", "").isdigit():
+            return (host,)
+        if host.endswith(".localhost"):
+            host = "localhost"  # RFC 6761, 6.3: the same host, which some resolvers do not know
+        addresses = self._get_cached(host)
+        if addresses is None and host not in self._lookups:
+            await self._free_lookups.acquire()
+            addresses = self._get_cached(host)
+            if addresses is None and host not in self._lookups:
+                self._start_lookup(host)
+            else:  # another caller has started or finished the lookup meanwhile
+                self._free_lookups.release()
+        if addresses is not None:
+            return addresses
+        # Shielded: cancelling this caller must not cancel the lookup, for which other callers may
+        # be waiting.
+        answer = await asyncio.shield(self._lookups[host])
+        if isinstance(answer, str):
+            raise DeliveryError(Fault.INTERNAL if self._is_closed else Fault.DNS, answer)
+        return answer
+
+    async def close(self) -> None:
+        """Fail the callers that wait for a lookup."""
+        self._is_closed = True
+        for lookup in self._lookups.values():
+            if not lookup.done():
+                lookup.set_result("the delivery is closed")
+
+    def _get_cached(self, host: str) -> Addresses | None:
+        expires_at, addresses = self._cached.get(host, (0.0, ()))
+        return addresses if asyncio.get_running_loop().time() < expires_at else None
+
+    def _start_lookup(self, host: str) -> None:
+        loop = asyncio.get_running_loop()
+        # One thread per lookup instead of a thread pool: names that cannot be resolved would occupy
+        # all threads of a pool, and the process would wait for those threads at exit.
+        thread = Thread(target=_resolve, args=(host, loop, self._on_resolved), daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._free_lookups.release()
+            raise DeliveryError(
+                Fault.INTERNAL, f"cannot start a thread for a DNS lookup: {error}"
+            ) from None
+        self._lookups[host] = loop.create_future()
+
+    def _on_resolved(self, host: str, answer: _Answer) -> None:
+        self._free_lookups.release()
+        if not isinstance(answer, str):
+            if len(self._cached) >= _MAX_CACHED_NAMES:
+                self._cached.clear()
+            self._cached[host] = asyncio.get_running_loop().time() + _DNS_TTL_S, answer
+        lookup = self._lookups.pop(host)
+        if not lookup.done():
+            lookup.set_result(answer)
+
+
+def _resolve(
+    host: str, loop: asyncio.AbstractEventLoop, on_resolved: Callable[[str, _Answer], None]
+) -> None:
+    """Resolve a name in a thread of its own, and pass the answer to the event loop."""
+    answer: _Answer
+    try:
+        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        answer = tuple(dict.fromkeys(str(entry[4][0]) for entry in entries))[:_MAX_ADDRESSES]
+    except OSError as error:
+        answer = f"Could not resolve {host}: {error.strerror or error}"
+    except UnicodeError as error:
+        answer = f"Could not resolve {host}: {error}"
+    with suppress(RuntimeError):  # raised if the loop is closed; then no caller waits
+        loop.call_soon_threadsafe(on_resolved, host, answer)

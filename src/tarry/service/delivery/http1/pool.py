@@ -6,14 +6,14 @@ import asyncio
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING
 
+from tarry.service.delivery import DeliveryError, DeliveryResult, Fault
 from tarry.service.delivery.http1.connection import Connection
-from tarry.service.delivery.messages import DeliveryError, DeliveryResult, Fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tarry.service.delivery.http1.connection import PendingRequest
     from tarry.service.delivery.http1.connector import Connector
-    from tarry.service.delivery.http1.pending_request import PendingRequest
 
 _MAX_IDLE_S = 60.0
 _MAX_AGE_S = 300.0
@@ -179,7 +179,7 @@ class ConnectionPool:
         elif pending.connecting is not None:
             _, connection = self._connecting[pending.connecting]
             # If the proxy does not answer, the service has failed, not the target.
-            is_target_reached = connection.is_open or not self._connector.uses_proxy
+            is_target_reached = connection.is_open or self._connector.proxy is None
             fault = Fault.TIMEOUT if is_target_reached else Fault.INTERNAL
             result = DeliveryResult(fault=fault, error=f"No connection {within}")
         else:

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from tarry.service.delivery import DeliveryResult, Fault
 from tarry.service.delivery import grpc as grpc_delivery
 from tarry.service.delivery.grpc import GrpcDelivery
 from tarry.service.delivery.guard import Guard
-from tarry.service.delivery.messages import DeliveryResult, Fault
 from tests.integration.hostile import HostileTargets
 from tests.service.delivery.harness import LOOPBACK_GUARD, request, send_all
 from tests.service.delivery.scripted_server import run_proxy

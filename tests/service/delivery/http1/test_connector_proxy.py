@@ -7,10 +7,10 @@ from base64 import b64encode
 import pytest
 
 from tarry.errors import ConfigurationError
+from tarry.service.delivery import DeliveryResult, Fault
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http1.client import HttpDelivery
-from tarry.service.delivery.http1.proxy import parse_proxy
-from tarry.service.delivery.messages import DeliveryResult, Fault
+from tarry.service.delivery.http1.connector import parse_proxy
 from tests.integration.hostile import OK, HostileTargets
 from tests.service.delivery.harness import LOOPBACK_GUARD, close_and_wait, request, run, send_all
 from tests.service.delivery.scripted_server import TUNNEL_OPEN, never_respond, run_proxy, run_server

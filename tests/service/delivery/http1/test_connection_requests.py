@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 
 from tarry.runtime.clocks import system
+from tarry.service.delivery import DeliveryResult, Fault
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http1.client import HttpDelivery
-from tarry.service.delivery.http1.pending_request import CALLBACK, DeadlineTimer, PendingRequest
-from tarry.service.delivery.messages import DeliveryResult, Fault
+from tarry.service.delivery.http1.connection import CALLBACK, DeadlineTimer, PendingRequest
 from tests.integration.hostile import HostileTargets
 from tests.service.delivery.harness import (
     LOOPBACK_GUARD,

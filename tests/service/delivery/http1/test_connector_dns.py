@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tarry.service.delivery.http1 import dns
-from tarry.service.delivery.http1.dns import Addresses, DnsCache
-from tarry.service.delivery.messages import DeliveryError, Fault
+from tarry.service.delivery import DeliveryError, Fault
+from tarry.service.delivery.http1 import connector
+from tarry.service.delivery.http1.connector import Addresses, DnsCache
 from tests.service.delivery.harness import run, wait_for
 
 pytestmark = pytest.mark.usefixtures("either_loop")
@@ -78,7 +78,7 @@ def test_answers_are_cached_for_a_while(
     async def main() -> list[Addresses]:
         known = DnsCache()
         found = [await known.resolve("one.example"), await known.resolve("one.example")]
-        monkeypatch.setattr(dns, "_TTL_S", 0.0)
+        monkeypatch.setattr(connector, "_DNS_TTL_S", 0.0)
         known._cached.clear()
         resolver.says["one.example"] = ["192.0.2.9"]
         return [*found, await known.resolve("one.example"), await known.resolve("one.example")]
@@ -120,7 +120,7 @@ def test_name_that_cannot_be_encoded(
 
 def test_cache_is_bounded(resolver: FakeResolver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Made-up names cannot fill the memory."""
-    monkeypatch.setattr(dns, "_MAX_CACHED_NAMES", 4)
+    monkeypatch.setattr(connector, "_MAX_CACHED_NAMES", 4)
 
     async def main() -> int:
         known = DnsCache()
@@ -136,7 +136,7 @@ def test_concurrent_lookups_are_bounded(
     resolver: FakeResolver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cancelled callers are not resolved; the others are, in their order."""
-    monkeypatch.setattr(dns, "_MAX_LOOKUPS", 2)
+    monkeypatch.setattr(connector, "_MAX_LOOKUPS", 2)
 
     async def main() -> tuple[list[str], list[str], int]:
         resolver.may_answer.clear()
