@@ -15,7 +15,7 @@ import pytest
 from tarry.errors import ConfigurationError
 from tarry.service.model import Status
 from tarry.service.store import NewTask, TaskFilter
-from tarry.service.stores.sqlite import Database, SqliteStore, connection
+from tarry.service.stores.sqlite import Database, SqliteStore, database
 from tarry.service.stores.sqlite.transaction import ReadTransaction
 from tests.service.stores.harness import START_MS, task
 from tests.service.stores.sqlite.test_store import run_on_store
@@ -38,8 +38,8 @@ def test_the_wal_stays_short_under_steady_reading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Although one read follows another, no transaction finds the WAL above its limit."""
-    monkeypatch.setattr(connection, "MAX_WAL_BYTES", MAX_WAL_BYTES)
-    monkeypatch.setattr(connection, "_MAX_CHECKPOINT_TRIES", 100_000)
+    monkeypatch.setattr(database, "MAX_WAL_BYTES", MAX_WAL_BYTES)
+    monkeypatch.setattr(database, "_MAX_CHECKPOINT_TRIES", 100_000)
     path = tmp_path / "link.db"
     path.symlink_to(tmp_path / "tasks.db")
     group = 50
@@ -67,9 +67,9 @@ def test_a_long_read_delays_truncation_without_busy_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Writes continue during a long read; the next try waits until the WAL has grown."""
-    monkeypatch.setattr(connection, "MAX_WAL_BYTES", MAX_WAL_BYTES)
-    monkeypatch.setattr(connection, "_MAX_CHECKPOINT_TRIES", 2)
-    monkeypatch.setattr(connection, "_CHECKPOINT_TIMEOUT_MS", 1)
+    monkeypatch.setattr(database, "MAX_WAL_BYTES", MAX_WAL_BYTES)
+    monkeypatch.setattr(database, "_MAX_CHECKPOINT_TRIES", 2)
+    monkeypatch.setattr(database, "_CHECKPOINT_TIMEOUT_MS", 1)
     path = tmp_path / "tasks.db"
     statements: list[str] = []
 

@@ -19,7 +19,7 @@ import pytest
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.model import PolicyVersion, Status
 from tarry.service.store import NewTask, TaskFilter
-from tarry.service.stores.sqlite import SqliteStore, connection, schema
+from tarry.service.stores.sqlite import SqliteStore, database, schema
 from tests.service.stores.harness import LEASE, ManualClock, success_result, task
 from tests.service.stores.sqlite.test_store import run_on_store
 
@@ -31,7 +31,7 @@ def test_a_file_of_an_older_version_is_upgraded(
 ) -> None:
     """Opening an older file runs the missing migrations, and the store works on it."""
     path = tmp_path / "tasks.db"
-    connection.connect(path).close()
+    database.connect(path).close()
     new_column = "ALTER TABLE policy_use ADD COLUMN added INTEGER NOT NULL DEFAULT 7"
     monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, new_column))
 
@@ -156,7 +156,7 @@ def test_a_moved_file(tmp_path: Path) -> None:
 
 def test_a_file_locked_by_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Writes fail while another process holds the write lock; reads do not wait for it."""
-    monkeypatch.setattr(connection, "_BUSY_TIMEOUT_MS", 1)
+    monkeypatch.setattr(database, "_BUSY_TIMEOUT_MS", 1)
 
     async def main(store: SqliteStore) -> None:
         await store.add([NewTask(task(1))])

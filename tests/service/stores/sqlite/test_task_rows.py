@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from tarry.service.store import NewTask
 from tarry.service.stores.sqlite import add, finish, queries
-from tarry.service.stores.sqlite.task_rows import pack_id, pack_ids
+from tarry.service.stores.sqlite.queries import pack_id, pack_ids
 from tarry.service.stores.sqlite.transaction import Transaction
 from tests.service.stores.harness import (
     LEASE,

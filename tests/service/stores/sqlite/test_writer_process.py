@@ -17,9 +17,9 @@ from tarry.errors import StoreUnavailable
 from tarry.service.model import Status
 from tarry.service.store import FinishStatus, NewTask
 from tarry.service.stores.sqlite import SqliteStore
-from tarry.service.stores.sqlite.operations import OperationCall
 from tarry.service.stores.sqlite.transaction import Transaction
 from tarry.service.stores.sqlite.writer_process import (
+    OperationCall,
     WriterProcessExecutor,
     decode_answers,
     encode_calls,
@@ -284,13 +284,13 @@ def test_errors_of_tarry_keep_their_class(tmp_path: Path) -> None:
     def broken(tx: Transaction, what: Any) -> None:
         raise KeyError(what)
 
-    from tarry.service.stores.sqlite import operations
+    from tarry.service.stores.sqlite import writer_process
 
-    operations.OPERATIONS["broken"] = operations.Operation(broken, tuple[str], None)
+    writer_process.OPERATIONS["broken"] = writer_process.Operation(broken, tuple[str], None)
     try:
         store = SerializedStore(tmp_path / "tasks.db", lambda: 1)
         with pytest.raises(RuntimeError, match="KeyError: 'x'"):
             asyncio.run(store._write(OperationCall(broken, "x")))
         asyncio.run(store.close())
     finally:
-        del operations.OPERATIONS["broken"]
+        del writer_process.OPERATIONS["broken"]

@@ -10,20 +10,21 @@ from msgspec import Struct
 
 from tarry.errors import ConfigurationError
 from tarry.service.store import AddResult, AddStatus
-from tarry.service.stores.sqlite.multirow import (
-    NULL_NUMBER,
-    NULL_TEXT,
-    NULLABLE_NUMBER,
-    NULLABLE_TEXT,
-    MultiRowStatement,
-)
-from tarry.service.stores.sqlite.task_rows import (
+from tarry.service.stores.sqlite.queries import (
     SELECT_TASK,
     decode_task,
     pack_valid_ids,
     unpack_id,
 )
-from tarry.service.stores.sqlite.transaction import IN_FLIGHT, PENDING
+from tarry.service.stores.sqlite.transaction import (
+    IN_FLIGHT,
+    NULL_NUMBER,
+    NULL_TEXT,
+    NULLABLE_NUMBER,
+    NULLABLE_TEXT,
+    PENDING,
+    MultiRowStatement,
+)
 
 if TYPE_CHECKING:
     import sqlite3

@@ -1,14 +1,23 @@
-"""Claims: lease due tasks and tasks with an expired lease, in a fair order of lanes."""
+"""Claims: lease due tasks and tasks with an expired lease, in a fair order of lanes.
+
+The order is: tenants in turn, and of each tenant the least recently served lane. Lanes and tenants
+are either *ready*, that is in the rotation that a claim walks through, or asleep until one of their
+check times (see `transaction`). A claim first makes the lanes and tenants ready whose check time
+has come. A lane from which tasks were leased moves to the end of the rotation; a lane that has no
+more tasks for now goes to sleep. So the cost of a claim grows with the number of tasks it returns,
+not with the number of lanes that sleep, are parked, or have tasks for later.
+"""
+
+# ruff: noqa: S608 - statements are built from constants
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from tarry.service.model import LOST, AttemptRecord, Status
 from tarry.service.store import ClaimResult
-from tarry.service.stores.sqlite.fair_order import FairOrder
-from tarry.service.stores.sqlite.multirow import MultiRowStatement
-from tarry.service.stores.sqlite.task_rows import (
+from tarry.service.stores.sqlite.queries import (
     LANE,
     POLICY,
     SELECT_TASK,
@@ -19,11 +28,11 @@ from tarry.service.stores.sqlite.task_rows import (
     decode_task,
     encode,
 )
-from tarry.service.stores.sqlite.transaction import IN_FLIGHT, PENDING
+from tarry.service.stores.sqlite.transaction import IN_FLIGHT, PENDING, MultiRowStatement
 from tarry.service.stores.sqlite.transitions import log_attempts, mark_cancelled
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
 
     from tarry.service.model import Task
     from tarry.service.store import Lease
@@ -31,13 +40,10 @@ if TYPE_CHECKING:
 
     Row = tuple[Any, ...]
 
-_DUE_TASKS = (
-    f"{SELECT_TASK} WHERE s.lane = ? AND s.status = {PENDING} AND s.wake_at <= ? "
+_DUE_TASKS, _EXPIRED_LEASES = (
+    f"{SELECT_TASK} WHERE s.lane = ? AND s.status = {status} AND s.wake_at <= ? "
     "ORDER BY s.wake_at LIMIT ?"
-)
-_EXPIRED_LEASES = (
-    f"{SELECT_TASK} WHERE s.lane = ? AND s.status = {IN_FLIGHT} AND s.wake_at <= ? "
-    "ORDER BY s.wake_at LIMIT ?"
+    for status in (PENDING, IN_FLIGHT)
 )
 # The rows exist, so only the part after DO UPDATE is applied; status 1 is IN_FLIGHT.
 _LEASE_TASKS = MultiRowStatement(
@@ -51,6 +57,56 @@ ON CONFLICT (seq) DO UPDATE SET status = 1, wake_at = excluded.wake_at,
 """,
     "(?, 0, 0, 0, 0, 1, ?, ?, ?, ?, ?, ?)",
 )
+_MAX_TENANTS_WOKEN = 1000
+_PAGE_SIZE = 16
+_CHECK_COLUMNS = ("due_check_at", "expiry_check_at")
+_DUE_CHECK, _EXPIRY_CHECK = 0, 1
+"""Indexes of the pairs of statements below: one for each of `_CHECK_COLUMNS`."""
+_WAKE_TENANTS = tuple(
+    f"""
+    UPDATE tenant SET ready = 1 WHERE id IN (
+        SELECT id FROM tenant WHERE ready = 0 AND {column} <= ? ORDER BY {column} LIMIT ?)
+    """
+    for column in _CHECK_COLUMNS
+)
+_WAKE_LANES = tuple(
+    f"""
+    UPDATE lane SET ready = 1 WHERE id IN (
+        SELECT id FROM lane WHERE tenant = ? AND ready = 0 AND {column} <= ?
+        ORDER BY {column} LIMIT ?)
+    """
+    for column in _CHECK_COLUMNS
+)
+_EARLIEST_TENANT = tuple(
+    f"""
+    SELECT {column}, id FROM tenant WHERE ready = 0 AND {column} IS NOT NULL
+    ORDER BY {column} LIMIT 1
+    """
+    for column in _CHECK_COLUMNS
+)
+_EARLIEST_OF_TENANT = "SELECT " + ", ".join(
+    f"(SELECT min({column}) FROM lane WHERE tenant = ?1 AND ready = 0 AND {column} IS NOT NULL)"
+    for column in _CHECK_COLUMNS
+)
+_EARLIEST_OF_LANE = "SELECT " + ", ".join(
+    f"(SELECT min(wake_at) FROM state WHERE lane = ?1 AND status = {status})"
+    for status in (PENDING, IN_FLIGHT)
+)
+_READY_TENANTS = """
+SELECT last_turn, id FROM tenant WHERE ready = 1 AND (last_turn, id) > (?, ?)
+ORDER BY last_turn, id LIMIT ?
+"""
+_READY_LANES = """
+SELECT last_turn, id, name FROM lane WHERE tenant = ? AND ready = 1 AND (last_turn, id) > (?, ?)
+ORDER BY last_turn, id LIMIT ?
+"""
+_HAS_READY_LANE = "SELECT 1 FROM lane WHERE tenant = ? AND ready = 1 LIMIT 1"
+_RUNNING_LEASES = f"""
+SELECT count(*), min(wake_at) FROM (
+    SELECT wake_at FROM state WHERE lane = ? AND status = {IN_FLIGHT} AND wake_at > ?
+    ORDER BY wake_at LIMIT ?)
+"""
+_SCHEDULE_TENANT = "UPDATE tenant SET due_check_at = ?, expiry_check_at = ?, ready = 0 WHERE id = ?"
 
 
 def claim(
@@ -148,3 +204,159 @@ def _log_lost_attempt(tx: Transaction, task: Task, row: Row) -> bool:
         return True
     task.next_attempt_at = task.wake_at
     return False
+
+
+# ruff: noqa: S608 - statements are built from constants
+
+
+class FairOrder:
+    """Iterates through the rotation for one claim, and updates the rotation afterwards.
+
+    Iterate over `lanes`, then call `record_served`, then `next_claim_at`. The rotation itself is
+    changed only by `record_served`, not during the walk.
+    """
+
+    def __init__(self, tx: Transaction, horizon_ms: int, limit: int, skip: Collection[str]) -> None:
+        self._tx = tx
+        self._horizon_ms = horizon_ms
+        self._check_until = (tx.now + horizon_ms, tx.now)
+        self._max_lanes_woken = 2 * limit + 64  # of each tenant
+        self._skipped_names = frozenset(skip)
+        self._tenants: list[int] = []
+        self._finished_tenants: set[int] = set()
+        """Tenants whose ready lanes have all been visited."""
+        self._visited: list[LaneRow] = []
+
+    def lanes(self) -> Iterator[LaneRow]:
+        """Yield one ready lane of each tenant, then another of each tenant, and so on."""
+        for statement, until in zip(_WAKE_TENANTS, self._check_until, strict=True):
+            self._tx.execute(statement, (until, _MAX_TENANTS_WOKEN))
+        walks: deque[tuple[int, Iterator[LaneRow]]] = deque()
+        for tenant in self._ready_tenants():
+            self._tenants.append(tenant)
+            walk = self._ready_lanes(tenant)
+            if lane := self._next_lane(tenant, walk):
+                yield lane
+                walks.append((tenant, walk))
+        while walks:
+            tenant, walk = walks.popleft()
+            if lane := self._next_lane(tenant, walk):
+                yield lane
+                walks.append((tenant, walk))
+
+    def _next_lane(self, tenant: int, walk: Iterator[LaneRow]) -> LaneRow | None:
+        lane = next(walk, None)
+        if lane is None:
+            self._finished_tenants.add(tenant)
+        else:
+            self._visited.append(lane)
+        return lane
+
+    def _ready_tenants(self) -> Iterator[int]:
+        last_turn, tenant = -1, -1
+        while page := self._tx.execute(_READY_TENANTS, (last_turn, tenant, _PAGE_SIZE)).fetchall():
+            yield from (tenant for _, tenant in page)
+            last_turn, tenant = page[-1]
+
+    def _ready_lanes(self, tenant: int) -> Iterator[LaneRow]:
+        execute = self._tx.execute
+        for statement, until in zip(_WAKE_LANES, self._check_until, strict=True):
+            execute(statement, (tenant, until, self._max_lanes_woken))
+        last_turn, lane = -1, -1
+        while page := execute(_READY_LANES, (tenant, last_turn, lane, _PAGE_SIZE)).fetchall():
+            for _, lane, name in page:
+                if name not in self._skipped_names:
+                    yield self._tx.lane(lane)
+            last_turn, lane, _ = page[-1]
+
+    def running_leases(self, lane: LaneRow) -> tuple[int, int | None]:
+        """Return how many leases of a half-open lane run, and when the first of them ends.
+
+        The count stops at the lane's number of probes, because callers only compare it with that.
+        """
+        parameters = (lane.id, self._tx.now, lane.probes)
+        [(count, first_end)] = self._tx.execute(_RUNNING_LEASES, parameters)
+        return count, first_end
+
+    def record_served(self, served_lanes: Collection[int]) -> None:
+        """Move served lanes to the end of the rotation; remove lanes that have no more tasks."""
+        tx = self._tx
+        turn = old_turn = tx.execute("SELECT value FROM meta WHERE name = 'turn'").fetchone()[0]
+        turn_of_tenant: dict[int, int] = {}
+        for lane in self._visited:
+            lane.schedule_changed = True
+            if lane.id in served_lanes:
+                turn += 1
+                lane.served_at, lane.last_turn = tx.now, turn
+                turn_of_tenant[lane.tenant] = turn
+            self._update_schedule(lane)
+        tx.flush()
+        if turn != old_turn:
+            tx.execute("UPDATE meta SET value = ? WHERE name = 'turn'", (turn,))
+            rows = [(turn, tenant) for tenant, turn in turn_of_tenant.items()]
+            tx.executemany("UPDATE tenant SET last_turn = ? WHERE id = ?", rows)
+
+    def _update_schedule(self, lane: LaneRow) -> None:
+        """Remove a lane from the rotation, unless a claim could lease more of its tasks now."""
+        horizon_end, now = self._check_until
+        lane.due_at, lane.lease_end_at = self._tx.execute(_EARLIEST_OF_LANE, (lane.id,)).fetchone()
+        if lane.parked_until is not None:
+            if lane.parked_until > now:
+                lane.schedule(None, lane.parked_until)
+                return
+            running, first_end = self.running_leases(lane)
+            if running >= lane.probes:
+                lane.schedule(None, first_end)
+                return
+        has_due_task = lane.due_at is not None and lane.due_at <= horizon_end
+        has_expired_lease = lane.lease_end_at is not None and lane.lease_end_at <= now
+        if not (has_due_task or has_expired_lease):
+            lane.leave_rotation()
+
+    def next_claim_at(self, *, is_full: bool) -> int | None:
+        """Return a lower bound for when the next claim may find a task; None if there is no task.
+
+        Also removes tenants without a ready lane from the rotation. `is_full` means that the claim
+        stopped at its limit, so that tenants which it did not visit may have tasks now.
+        """
+        tx, now = self._tx, self._tx.now
+        times: list[int] = []
+        for tenant in self._tenants:
+            due_check, expiry_check = tx.execute(_EARLIEST_OF_TENANT, (tenant,)).fetchone()
+            if not tx.execute(_HAS_READY_LANE, (tenant,)).fetchall():
+                tx.execute(_SCHEDULE_TENANT, (due_check, expiry_check, tenant))
+            elif tenant in self._finished_tenants:
+                # All ready lanes of the tenant are in `skip`. The tenant stays ready, therefore
+                # `_earliest_check` below does not see its sleeping lanes.
+                times += self._claim_times(due_check, expiry_check)
+        if any(lane.ready for lane in self._visited):
+            return now
+        if is_full and tx.execute(_READY_TENANTS, (-1, -1, 1)).fetchall():
+            return now
+        times += self._claim_times(
+            self._earliest_check(_DUE_CHECK), self._earliest_check(_EXPIRY_CHECK)
+        )
+        return max(now, min(times)) if times else None
+
+    def _earliest_check(self, check: int) -> int | None:
+        """Return the earliest check time of sleeping tenants; `check` is one of the two indexes.
+
+        The check time of a tenant is a lower bound: it is not raised when the check times of its
+        lanes are. A time that is too early is corrected here, for a bounded number of tenants.
+        """
+        execute = self._tx.execute
+        earliest: int | None = None
+        for _ in range(_PAGE_SIZE):
+            row = execute(_EARLIEST_TENANT[check]).fetchone()
+            if row is None:
+                return None
+            earliest, tenant = row
+            exact = execute(_EARLIEST_OF_TENANT, (tenant,)).fetchone()
+            if exact[check] == earliest:
+                break
+            execute(_SCHEDULE_TENANT, (*exact, tenant))
+        return earliest
+
+    def _claim_times(self, due_check: int | None, expiry_check: int | None) -> list[int]:
+        times = (None if due_check is None else due_check - self._horizon_ms, expiry_check)
+        return [at for at in times if at is not None]

@@ -1,7 +1,13 @@
-"""One database connection: runs write operations, several in one transaction, and queries.
+"""One database connection: opens the file, and runs write operations and queries in transactions.
 
-Synchronous: no threads and no asyncio, so that tests can run it in a deterministic simulation. The
-second half of the module translates errors of SQLite into `StoreUnavailable`.
+Synchronous: no threads and no asyncio, so that tests can run it in a deterministic simulation.
+Errors of SQLite are raised as `StoreUnavailable`.
+
+SQLite overwrites the write-ahead log (WAL) from its beginning only when a writer finds that no
+connection reads from it. Under steady reading that never happens, and the file would grow without
+limit. So once the WAL is larger than `MAX_WAL_BYTES`, the writer copies all of it into the database
+file and truncates it. This checkpoint waits for reads that have begun, in this process or another,
+but not for reads that begin later.
 """
 
 from __future__ import annotations
@@ -11,10 +17,10 @@ import sqlite3
 import threading
 from typing import TYPE_CHECKING, Any
 
-from tarry.errors import StoreUnavailable
-from tarry.service.stores.sqlite.connection import WriteAheadLog, connect
-from tarry.service.stores.sqlite.interning import InternedNames
-from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
+from tarry.errors import ConfigurationError, StoreUnavailable
+from tarry.runtime.retry import call
+from tarry.service.stores.sqlite import schema
+from tarry.service.stores.sqlite.transaction import InternedNames, ReadTransaction, Transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,8 +35,16 @@ if TYPE_CHECKING:
 
 IN_MEMORY = ":memory:"
 """Path of a database in memory: it belongs to one connection, and is lost when that is closed."""
+_MIN_SQLITE_VERSION = (3, 38, 0)  # the first in which the JSON functions are always built in
+_BUSY_TIMEOUT_MS = 5_000
 _READS_PER_TRANSACTION = 8
 """Bounds the duration of a read transaction, during which the WAL cannot be truncated."""
+MAX_WAL_BYTES = 64 << 20
+"""Size above which the writer truncates the WAL; SQLite leaves a file of at most this size."""
+_MAX_CHECKPOINT_TRIES, _CHECKPOINT_TIMEOUT_MS = 10, 50
+"""A checkpoint waits until a slot in SQLite's table of readers is free, not until one read ends. If
+one read follows another in the same slot, waiting longer does not help. A new try does, because the
+later read uses the newest state and does not block the checkpoint."""
 
 _CAUSES = {
     sqlite3.SQLITE_BUSY: "another process holds its write lock",
@@ -47,22 +61,33 @@ _CAUSES = {
     sqlite3.SQLITE_NOMEM: "there is no memory left",
     sqlite3.SQLITE_INTERRUPT: "it was interrupted",
 }
-_INVALID_OPERATION_CODES = frozenset(
-    {
-        sqlite3.SQLITE_TOOBIG,
-        sqlite3.SQLITE_CONSTRAINT,
-        sqlite3.SQLITE_MISMATCH,
-        sqlite3.SQLITE_MISUSE,
-        sqlite3.SQLITE_RANGE,
-    }
-)
+_INVALID_OPERATION_CODES = {
+    sqlite3.SQLITE_TOOBIG,
+    sqlite3.SQLITE_CONSTRAINT,
+    sqlite3.SQLITE_MISMATCH,
+    sqlite3.SQLITE_MISUSE,
+    sqlite3.SQLITE_RANGE,
+}
 """Errors that are caused by the operation, not by the database."""
-_CONNECTION_USABLE_CODES = frozenset(
-    {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL}
-)
-"""Database errors after which the connection can still be used."""
-_MAY_SUCCEED_ALONE_CODES = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_ERROR})
-"""Database errors of a group that may not occur if its operations run one by one."""
+# None stands for an error that the operation caused.
+_CONNECTION_USABLE_CODES = {
+    None,
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_FULL,
+}
+"""Errors after which the file need not be opened again."""
+_MAY_SUCCEED_ALONE_CODES = {None, sqlite3.SQLITE_FULL, sqlite3.SQLITE_ERROR}
+"""Errors of a group that may not occur if its operations run one by one: a full disk, for example,
+may have space for a smaller transaction."""
+
+
+def _database_error_code(error: BaseException) -> int | None:
+    """Return SQLite's primary error code; None if the operation caused the error."""
+    code: int | None = getattr(error, "sqlite_errorcode", None)
+    if code is not None:
+        code &= 0xFF  # the higher bits are the extended code
+    return None if code in _INVALID_OPERATION_CODES else code
 
 
 class Database:
@@ -86,7 +111,8 @@ class Database:
         # The reads and writes of a database in memory come from two threads and share a connection.
         self._lock = threading.RLock()
         self._is_on_disk = path != IN_MEMORY
-        self._wal = WriteAheadLog(path)
+        self._wal_path = f"{os.path.realpath(path)}-wal"
+        self._truncate_wal_above = MAX_WAL_BYTES
         self._opened: tuple[sqlite3.Connection, InternedNames] | None = None
         """The open connection and its cache of names; None while the file is closed."""
         self._file_id: tuple[int, int] | None = None
@@ -103,7 +129,10 @@ class Database:
                 return [(value, None) for value in self._run_transaction(operations)]
             except Exception as error:  # noqa: BLE001 - returned to the caller of each operation
                 self._roll_back(error)
-                if len(operations) == 1 or not _may_succeed_alone(error):
+                if (
+                    len(operations) == 1
+                    or _database_error_code(error) not in _MAY_SUCCEED_ALONE_CODES
+                ):
                     return [(None, self._translate(error)) for _ in operations]
             return [answer for operation in operations for answer in self.apply([operation])]
 
@@ -115,8 +144,16 @@ class Database:
             return [answer for chunk in chunks for answer in self._read_chunk(chunk)]
 
     def open(self) -> tuple[sqlite3.Connection, InternedNames]:
-        """Return the connection and its cache of names; open the file if it is not open."""
-        self._check_file()
+        """Return the connection and its cache of names; open the file if it is not open.
+
+        Raises `StoreUnavailable` if the file was moved or deleted since it was opened.
+        """
+        if self._file_id is not None and self._file_id != _file_id(self.path):
+            # SQLite would not notice, and would write to a file that no other process can see.
+            raise StoreUnavailable(
+                f"the store {self.path} is unavailable: its file was moved or deleted while it was "
+                "open; put it back, or restart to use the file that is there now"
+            )
         if self._opened is None:
             connection = connect(self.path)
             self._file_id = _file_id(self.path) if self._is_on_disk else None
@@ -143,22 +180,10 @@ class Database:
             self._opened = None
             connection.close()
 
-    def _check_file(self) -> None:
-        """Raise `StoreUnavailable` if the file was moved or deleted since it was opened.
-
-        SQLite would not notice, and would write to a file that no other process can see.
-        """
-        if self._file_id is not None and self._file_id != _file_id(self.path):
-            msg = (
-                f"the store {self.path} is unavailable: its file was moved or deleted while it was "
-                "open; put it back, or restart to use the file that is there now"
-            )
-            raise StoreUnavailable(msg)
-
     def _run_transaction(self, operations: Sequence[Operation]) -> list[Any]:
         connection, names = self.open()
         if self._is_on_disk:
-            self._wal.truncate_if_long(connection)
+            self._truncate_wal_if_long(connection)
         connection.execute("BEGIN IMMEDIATE")
         changes_before = connection.total_changes
         # The clock is read under the write lock, so that later transactions have later times.
@@ -169,26 +194,50 @@ class Database:
         self.commits += connection.total_changes != changes_before
         return values
 
+    def _truncate_wal_if_long(self, connection: sqlite3.Connection) -> None:
+        """Truncate the WAL if it is larger than `MAX_WAL_BYTES`; call it outside of a transaction.
+
+        A long read, such as a backup, can prevent the truncation. The next try is made when the WAL
+        has grown by another `MAX_WAL_BYTES`.
+        """
+        try:
+            # os.stat instead of Path.stat: this runs before every transaction.
+            size = os.stat(self._wal_path).st_size  # noqa: PTH116
+        except OSError:
+            size = 0
+        if size <= MAX_WAL_BYTES:
+            self._truncate_wal_above = MAX_WAL_BYTES
+        if size <= self._truncate_wal_above:
+            return
+        self._truncate_wal_above = size + MAX_WAL_BYTES
+        [(timeout,)] = connection.execute("PRAGMA busy_timeout").fetchall()
+        connection.execute(f"PRAGMA busy_timeout = {_CHECKPOINT_TIMEOUT_MS}")
+        try:
+            for _ in range(_MAX_CHECKPOINT_TRIES):
+                [(busy, _, _)] = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                if not busy:
+                    break
+        finally:
+            connection.execute(f"PRAGMA busy_timeout = {timeout}")
+
     def _read_chunk(self, queries: Sequence[Query]) -> list[Answer]:
         answers: list[Answer] = []
         try:
             connection, _ = self.open()
             connection.execute("BEGIN")
             tx = ReadTransaction(connection, self._clock())
-            answers.extend(self._run_query(query, tx) for query in queries)
+            for query in queries:
+                try:
+                    answers.append((query(tx), None))
+                except Exception as error:
+                    if _database_error_code(error) is not None:
+                        raise
+                    answers.append((None, error))
             connection.execute("COMMIT")
         except Exception as error:  # noqa: BLE001 - returned to the caller of each query
             self._roll_back(error)
             return [(None, self._translate(error)) for _ in queries]
         return answers
-
-    def _run_query(self, query: Query, tx: ReadTransaction) -> Answer:
-        try:
-            return query(tx), None
-        except Exception as error:
-            if _is_database_error(error):
-                raise
-            return None, error
 
     def _roll_back(self, error: Exception) -> None:
         """Roll back the transaction that failed; close the connection if it is no longer usable."""
@@ -196,7 +245,7 @@ class Database:
             return
         connection, names = self._opened
         names.clear()
-        is_usable = _is_connection_usable(error)
+        is_usable = _database_error_code(error) in _CONNECTION_USABLE_CODES
         try:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
@@ -208,9 +257,10 @@ class Database:
 
     def _translate(self, error: Exception) -> Exception:
         """Return `StoreUnavailable` for an error of the database, and any other error as it is."""
-        if not _is_database_error(error):
+        code = _database_error_code(error)
+        if code is None:
             return error
-        cause = _CAUSES.get(_primary_code(error) or 0, "it fails")
+        cause = _CAUSES.get(code, "it fails")
         unavailable = StoreUnavailable(f"the store {self.path} is unavailable: {cause} ({error})")
         unavailable.__cause__ = error
         return unavailable
@@ -225,32 +275,61 @@ def _file_id(path: str | PathLike[str]) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-# --- errors of SQLite -----------------------------------------------------------------------------
+# --- opening the file -----------------------------------------------------------------------------
 
 
-def _primary_code(error: BaseException) -> int | None:
-    code = getattr(error, "sqlite_errorcode", None)
-    return None if code is None else code & 0xFF  # the higher bits are the extended code
+def connect(path: str | PathLike[str]) -> sqlite3.Connection:
+    """Open the file, creating it if it is missing, and upgrade its schema."""
+    if sqlite3.sqlite_version_info < _MIN_SQLITE_VERSION:
+        raise ConfigurationError(
+            f"the SQLite store needs SQLite {'.'.join(map(str, _MIN_SQLITE_VERSION))} or newer, "
+            f"and this Python has {sqlite3.sqlite_version}"
+        )
+    return call(_connect, path, on=_is_busy)
 
 
-def _is_database_error(error: BaseException) -> bool:
-    """Return whether the database is the cause of an error, and not the operation."""
-    code = _primary_code(error)
-    return (
-        isinstance(error, sqlite3.Error)
-        and code is not None
-        and code not in _INVALID_OPERATION_CODES
+def _is_busy(error: BaseException) -> bool:
+    # When two processes open a new file at once, one of them cannot switch it to WAL mode: SQLite
+    # does not apply the busy timeout to that.
+    return getattr(error, "sqlite_errorcode", None) in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+
+
+def _connect(path: str | PathLike[str]) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        path,
+        timeout=_BUSY_TIMEOUT_MS / 1000,
+        isolation_level=None,  # `Database` begins and ends transactions itself
+        check_same_thread=False,  # opened and closed by one thread, used by another
+        cached_statements=1024,  # all sizes of all multi-row statements
     )
+    try:
+        _prepare(connection, path)
+    except BaseException as error:
+        connection.close()
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB:
+            msg = f"{path} is not a SQLite file: name another one for the store"
+            raise ConfigurationError(msg) from error
+        raise
+    return connection
 
 
-def _is_connection_usable(error: BaseException) -> bool:
-    """Return False if the file must be opened again before the next operation."""
-    return not _is_database_error(error) or _primary_code(error) in _CONNECTION_USABLE_CODES
-
-
-def _may_succeed_alone(error: BaseException) -> bool:
-    """Return whether some operations of a failed group may succeed on their own.
-
-    A full disk, for example, may have space for a smaller transaction.
-    """
-    return not _is_database_error(error) or _primary_code(error) in _MAY_SUCCEED_ALONE_CODES
+def _prepare(connection: sqlite3.Connection, path: str | PathLike[str]) -> None:
+    for pragma in (
+        "synchronous = FULL",  # COMMIT returns when the changes are on the disk
+        "fullfsync = ON",  # macOS would otherwise leave them in the cache of the drive
+        "cache_size = -16384",  # 16 MiB
+        f"journal_size_limit = {MAX_WAL_BYTES}",
+        "secure_delete = FAST",
+        "temp_store = MEMORY",
+    ):
+        connection.execute(f"PRAGMA {pragma}")
+    version = schema.read_version(connection, path)
+    # In WAL mode, readers and the writer do not block each other. The mode is stored in the file,
+    # but is set on every opening: a restored copy may lack it.
+    [(mode,)] = connection.execute("PRAGMA journal_mode = WAL").fetchall()
+    if mode not in {"wal", "memory"}:
+        raise ConfigurationError(
+            f"{path} cannot have a write-ahead log, it stays in mode {mode}: "
+            "keep the store on a local disk"
+        )
+    schema.upgrade(connection, path, version)

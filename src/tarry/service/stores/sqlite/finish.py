@@ -10,15 +10,18 @@ from msgspec.json import Decoder
 from tarry.service.model import Status, Task  # noqa: TC001 - msgspec needs them at runtime
 from tarry.service.store import FinishStatus, Lease, NewTask
 from tarry.service.stores.sqlite.add import add_without_quota
-from tarry.service.stores.sqlite.multirow import (
+from tarry.service.stores.sqlite.queries import encode, pack_ids
+from tarry.service.stores.sqlite.transaction import (
+    CANCELLED,
+    IN_FLIGHT,
     NULL_NUMBER,
     NULL_TEXT,
     NULLABLE_NUMBER,
     NULLABLE_TEXT,
+    PENDING,
+    SUCCEEDED,
     MultiRowStatement,
 )
-from tarry.service.stores.sqlite.task_rows import encode, pack_ids
-from tarry.service.stores.sqlite.transaction import CANCELLED, IN_FLIGHT, PENDING, SUCCEEDED
 from tarry.service.stores.sqlite.transitions import log_attempts
 
 if TYPE_CHECKING:

@@ -4,14 +4,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tarry.service.model import LaneRecord
 from tarry.service.store import Page
+from tarry.service.stores.sqlite.queries import decode_row
 
 if TYPE_CHECKING:
     from tarry.service.stores.sqlite.transaction import LaneRow, ReadTransaction, Transaction
 
+# Columns as the fields of `LaneRecord`.
 _SELECT_LANE = """
 SELECT l.name, n.name, l.parked_until, l.probes, l.opened, l.paused, l.pending, l.in_flight, l.dead,
        l.served_at
@@ -66,7 +68,7 @@ def _clear_parking(tx: Transaction, name: str) -> LaneRow | None:
 def get_lane(tx: ReadTransaction, name: str) -> LaneRecord | None:
     """Return a lane, or None."""
     row = tx.execute(_BY_NAME, (name,)).fetchone()
-    return None if row is None else _decode_lane(row)
+    return None if row is None else decode_row(row, LaneRecord)
 
 
 def list_lanes(
@@ -78,21 +80,5 @@ def list_lanes(
         rows = tx.execute(_PAGE_OF_ALL, (after, limit + 1)).fetchall()
     else:
         rows = tx.execute(_PAGE_OF_TENANT, (tenant, after, limit + 1)).fetchall()
-    lanes = [_decode_lane(row) for row in rows[:limit]]
+    lanes = [decode_row(row, LaneRecord) for row in rows[:limit]]
     return Page(lanes, lanes[-1].name if len(rows) > limit and lanes else None)
-
-
-def _decode_lane(row: tuple[Any, ...]) -> LaneRecord:
-    name, tenant, parked_until, probes, opened, paused, pending, in_flight, dead, served_at = row
-    return LaneRecord(
-        name=name,
-        tenant=tenant,
-        parked_until=parked_until,
-        probes=probes,
-        opened=opened,
-        paused=bool(paused),
-        pending=pending,
-        in_flight=in_flight,
-        dead=dead,
-        served_at=served_at,
-    )

@@ -1,15 +1,17 @@
-"""Policies and their versions."""
+"""Policies and their versions, and API keys, of which only digests are stored."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tarry.service.model import PolicyVersion
+from tarry.service.model import ApiKey, PolicyVersion
 from tarry.service.store import Page, PolicyWriteStatus
+from tarry.service.stores.sqlite.queries import decode_row
 
 if TYPE_CHECKING:
     from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
 
+# Columns as the fields of `PolicyVersion` and `ApiKey`.
 _SELECT_POLICY = """
 SELECT n.name, p.id, p.version, p.document, p.created_at
 FROM policy AS p CROSS JOIN tenant AS n ON n.id = p.tenant
@@ -18,6 +20,8 @@ WHERE p.tenant = (SELECT id FROM tenant WHERE name = ?) AND
 _NEWEST_VERSION = _SELECT_POLICY + "p.id = ? ORDER BY p.version DESC LIMIT 1"
 _ONE_VERSION = _SELECT_POLICY + "p.id = ? AND p.version = ?"
 _NEXT_POLICY = _SELECT_POLICY + "p.id > ? ORDER BY p.id, p.version DESC LIMIT 1"
+_SELECT_KEY = "SELECT id, tenant, digest, name, created_at, revoked_at FROM api_key"
+_MAX_LISTED_KEYS = 1000
 
 
 def put_policy(
@@ -27,34 +31,26 @@ def put_policy(
 ) -> tuple[PolicyWriteStatus, PolicyVersion]:
     """Write a policy, or a new version of it if `replace` is set."""
     newest = get_policy(tx, policy.tenant, policy.id, None)
-    if newest is not None and newest.document == policy.document:
-        return PolicyWriteStatus.SAME, newest
-    if newest is not None and not replace:
-        return PolicyWriteStatus.CONFLICT, newest
     if newest is not None:
+        if newest.document == policy.document:
+            return PolicyWriteStatus.SAME, newest
+        if not replace:
+            return PolicyWriteStatus.CONFLICT, newest
         last_version = newest.version
     else:
         # Version numbers are never reused: a task may have pinned a version of a deleted policy.
-        last_version = _deleted_version(tx, policy.tenant, policy.id)
-    new = PolicyVersion(
-        tenant=policy.tenant,
-        id=policy.id,
-        version=last_version + 1,
-        document=policy.document,
-        created_at=tx.now,
-    )
+        number = tx.names.policy_id(policy.tenant, policy.id)
+        statement = "SELECT deleted_version FROM policy_use WHERE id = ?"
+        [(last_version,)] = tx.execute(statement, (number,))
+    tenant, version, document = policy.tenant, last_version + 1, policy.document
     tx.execute(
         "INSERT INTO policy (tenant, id, version, document, created_at) VALUES (?, ?, ?, ?, ?)",
-        (tx.names.tenant_id(new.tenant), new.id, new.version, new.document, new.created_at),
+        (tx.names.tenant_id(tenant), policy.id, version, document, tx.now),
+    )
+    new = PolicyVersion(
+        tenant=tenant, id=policy.id, version=version, document=document, created_at=tx.now
     )
     return PolicyWriteStatus.CREATED if newest is None else PolicyWriteStatus.DONE, new
-
-
-def _deleted_version(tx: Transaction, tenant: str, policy_id: str) -> int:
-    """Return the last version of a policy before it was deleted; 0 if it never existed."""
-    number = tx.names.policy_id(tenant, policy_id)
-    [(version,)] = tx.execute("SELECT deleted_version FROM policy_use WHERE id = ?", (number,))
-    return int(version)
 
 
 def get_policy(
@@ -65,7 +61,7 @@ def get_policy(
         row = tx.execute(_NEWEST_VERSION, (tenant, policy_id)).fetchone()
     else:
         row = tx.execute(_ONE_VERSION, (tenant, policy_id, version)).fetchone()
-    return None if row is None else _decode_policy(row)
+    return None if row is None else decode_row(row, PolicyVersion)
 
 
 def list_policies(
@@ -77,7 +73,7 @@ def list_policies(
     while row := tx.execute(_NEXT_POLICY, (tenant, after)).fetchone():
         if len(policies) == limit:
             return Page(policies, after)
-        policies.append(_decode_policy(row))
+        policies.append(decode_row(row, PolicyVersion))
         after = policies[-1].id
     return Page(policies, None)
 
@@ -97,8 +93,32 @@ def delete_policy(tx: Transaction, tenant: str, policy_id: str) -> PolicyWriteSt
     return PolicyWriteStatus.DONE
 
 
-def _decode_policy(row: tuple[Any, ...]) -> PolicyVersion:
-    tenant, policy_id, version, document, created_at = row
-    return PolicyVersion(
-        tenant=tenant, id=policy_id, version=version, document=document, created_at=created_at
-    )
+def put_key(tx: Transaction, api_key: ApiKey) -> None:
+    """Store an API key, unless its id exists."""
+    row = (api_key.id, api_key.tenant, api_key.digest, api_key.name, tx.now)
+    tx.execute("INSERT INTO api_key VALUES (?, ?, ?, ?, ?, NULL) ON CONFLICT (id) DO NOTHING", row)
+
+
+def find_key(tx: ReadTransaction, digest: bytes) -> ApiKey | None:
+    """Return the API key with a digest, revoked or not."""
+    row = tx.execute(f"{_SELECT_KEY} WHERE digest = ?", (digest,)).fetchone()
+    return None if row is None else decode_row(row, ApiKey)
+
+
+def list_keys(tx: ReadTransaction, tenant: str | None) -> list[ApiKey]:
+    """List the API keys of a tenant, or of all tenants (None)."""
+    if tenant is None:
+        rows = tx.execute(f"{_SELECT_KEY} ORDER BY id LIMIT ?", (_MAX_LISTED_KEYS,))
+    else:
+        statement = f"{_SELECT_KEY} WHERE tenant = ? ORDER BY id LIMIT ?"
+        rows = tx.execute(statement, (tenant, _MAX_LISTED_KEYS))
+    return [decode_row(row, ApiKey) for row in rows]
+
+
+def revoke_key(tx: Transaction, key_id: str) -> bool:
+    """Revoke an API key; return whether it exists.
+
+    A key that was revoked before keeps its time of revocation.
+    """
+    statement = "UPDATE api_key SET revoked_at = ifnull(revoked_at, ?) WHERE id = ?"
+    return tx.execute(statement, (tx.now, key_id)).rowcount > 0

@@ -9,43 +9,38 @@ not wait for commits.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace as copy_with
 
 from tarry.errors import ConfigurationError, StoreUnavailable
-from tarry.runtime.clocks import system
 from tarry.service.stores.sqlite import (
     add,
-    api_keys,
     claim,
-    dead_letters,
     finish,
     lanes,
     policies,
     queries,
+    terminal_tasks,
     transitions,
 )
 from tarry.service.stores.sqlite.database import IN_MEMORY, Database
 from tarry.service.stores.sqlite.executor import ThreadExecutor
-from tarry.service.stores.sqlite.operations import OperationCall, ping
-from tarry.service.stores.sqlite.retention import forget_orphans, orphans, sweep
 from tarry.service.stores.sqlite.worker_locks import WorkerLock
-from tarry.service.stores.sqlite.writer_process import WriterProcessExecutor
+from tarry.service.stores.sqlite.writer_process import (
+    OperationCall,
+    WriterProcessExecutor,
+    ping,
+    system_clock,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from os import PathLike
 
+    from tarry.service import model
     from tarry.service import store as port
-    from tarry.service.model import (
-        ApiKey,
-        AttemptRecord,
-        LaneRecord,
-        PolicyVersion,
-        ReplayRecord,
-        Task,
-    )
     from tarry.service.stores.sqlite.executor import Executor
     from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
 
@@ -66,14 +61,12 @@ class SqliteStore:
         self,
         path: str | PathLike[str],
         *,
-        clock: Callable[[], int] | None = None,
+        clock: Callable[[], int] = system_clock,
         writer_process: bool = False,
     ) -> None:
-        clock = clock or _system_clock
         if path == IN_MEMORY:
             if writer_process:
-                msg = "a store in memory cannot have a writer process"
-                raise ConfigurationError(msg)
+                raise ConfigurationError("a store in memory cannot have a writer process")
             # Only one connection sees a database in memory, so both threads share it.
             self.database: Database = Database(path, clock)
             self._read_database = self.database
@@ -161,25 +154,25 @@ class SqliteStore:
 
     async def list_lanes(
         self, tenant: str | None, *, cursor: str | None = None, limit: int = 100
-    ) -> port.Page[LaneRecord]:
+    ) -> port.Page[model.LaneRecord]:
         return await self._read(lambda tx: lanes.list_lanes(tx, tenant, cursor, limit))
 
-    async def get_lane(self, name: str) -> LaneRecord | None:
+    async def get_lane(self, name: str) -> model.LaneRecord | None:
         return await self._read(lambda tx: lanes.get_lane(tx, name))
 
     # --- tasks of a tenant ------------------------------------------------------------------------
 
-    async def get_task(self, tenant: str, task_id: str) -> Task | None:
+    async def get_task(self, tenant: str, task_id: str) -> model.Task | None:
         return await self._read(lambda tx: queries.get_task(tx, tenant, task_id))
 
     async def list_tasks(
         self, tenant: str, query: port.TaskFilter, *, cursor: str | None = None, limit: int = 100
-    ) -> port.Page[Task]:
+    ) -> port.Page[model.Task]:
         return await self._read(lambda tx: queries.list_tasks(tx, tenant, query, cursor, limit))
 
     async def list_attempts(
         self, tenant: str, task_id: str, *, after: int = 0, limit: int = 100
-    ) -> list[AttemptRecord]:
+    ) -> list[model.AttemptRecord]:
         return await self._read(lambda tx: queries.list_attempts(tx, tenant, task_id, after, limit))
 
     async def cancel(self, tenant: str, task_id: str) -> port.CancelStatus | None:
@@ -190,45 +183,51 @@ class SqliteStore:
 
     # --- dead letters -----------------------------------------------------------------------------
 
-    async def count_dead(self, replay: ReplayRecord) -> int:
+    async def count_dead(self, replay: model.ReplayRecord) -> int:
         """Count in steps, so that other queries can run in between."""
         total, after = 0, 0
         while True:
-            count, cursor = await self._read(_counting_query(replay, after))
-            total += count
+            limit = queries.MAX_SCANNED_ROWS
+            find = partial(
+                terminal_tasks.find_dead_letters, replay=replay, after=after, limit=limit
+            )
+            found, cursor = await self._read(find)
+            total += len(found)
             if cursor is None:
                 return total
             after = cursor
 
-    async def start_replay(self, replay: ReplayRecord) -> ReplayRecord:
+    async def start_replay(self, replay: model.ReplayRecord) -> model.ReplayRecord:
         existing, now = await self._read(
-            lambda tx: (dead_letters.find_replay(tx, replay.id), tx.now)
+            lambda tx: (terminal_tasks.find_replay(tx, replay.id), tx.now)
         )
         if existing is not None:
             return existing
         new = copy_with(replay, before=min(replay.before or now, now))
         new.matched = await self.count_dead(new)
-        return await self._write(OperationCall(dead_letters.start_replay, new))
+        return await self._write(OperationCall(terminal_tasks.start_replay, new))
 
-    async def get_replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
-        return await self._read(lambda tx: dead_letters.get_replay(tx, tenant, replay_id))
+    async def get_replay(self, tenant: str, replay_id: str) -> model.ReplayRecord | None:
+        return await self._read(lambda tx: terminal_tasks.get_replay(tx, tenant, replay_id))
 
-    async def list_replays(self, *, running: bool, tenant: str | None = None) -> list[ReplayRecord]:
+    async def list_replays(
+        self, *, running: bool, tenant: str | None = None
+    ) -> list[model.ReplayRecord]:
         return await self._read(
-            lambda tx: dead_letters.list_replays(tx, running=running, tenant=tenant)
+            lambda tx: terminal_tasks.list_replays(tx, running=running, tenant=tenant)
         )
 
-    async def replay_step(self, replay_id: str, limit: int) -> ReplayRecord | None:
-        return await self._write(OperationCall(dead_letters.replay_step, replay_id, limit), limit)
+    async def replay_step(self, replay_id: str, limit: int) -> model.ReplayRecord | None:
+        return await self._write(OperationCall(terminal_tasks.replay_step, replay_id, limit), limit)
 
-    async def cancel_replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
-        return await self._write(OperationCall(dead_letters.cancel_replay, tenant, replay_id))
+    async def cancel_replay(self, tenant: str, replay_id: str) -> model.ReplayRecord | None:
+        return await self._write(OperationCall(terminal_tasks.cancel_replay, tenant, replay_id))
 
     async def purge(self, tenant: str, query: port.TaskFilter, limit: int) -> int:
         """Delete in steps, so that other operations can run in between."""
         total, after = 0, 0
         while total < limit:
-            step = OperationCall(dead_letters.purge, tenant, query, after, limit - total)
+            step = OperationCall(terminal_tasks.purge, tenant, query, after, limit - total)
             count, cursor = await self._write(step, limit - total)
             total += count
             if cursor is None:
@@ -239,34 +238,34 @@ class SqliteStore:
     # --- policies and API keys --------------------------------------------------------------------
 
     async def put_policy(
-        self, policy: PolicyVersion, *, replace: bool
-    ) -> tuple[port.PolicyWriteStatus, PolicyVersion]:
+        self, policy: model.PolicyVersion, *, replace: bool
+    ) -> tuple[port.PolicyWriteStatus, model.PolicyVersion]:
         return await self._write(OperationCall(policies.put_policy, policy, replace))
 
     async def get_policy(
         self, tenant: str, policy_id: str, version: int | None = None
-    ) -> PolicyVersion | None:
+    ) -> model.PolicyVersion | None:
         return await self._read(lambda tx: policies.get_policy(tx, tenant, policy_id, version))
 
     async def list_policies(
         self, tenant: str, *, cursor: str | None = None, limit: int = 100
-    ) -> port.Page[PolicyVersion]:
+    ) -> port.Page[model.PolicyVersion]:
         return await self._read(lambda tx: policies.list_policies(tx, tenant, cursor, limit))
 
     async def delete_policy(self, tenant: str, policy_id: str) -> port.PolicyWriteStatus:
         return await self._write(OperationCall(policies.delete_policy, tenant, policy_id))
 
-    async def put_key(self, key: ApiKey) -> None:
-        await self._write(OperationCall(api_keys.put_key, key))
+    async def put_key(self, key: model.ApiKey) -> None:
+        await self._write(OperationCall(policies.put_key, key))
 
-    async def find_key(self, digest: bytes) -> ApiKey | None:
-        return await self._read(lambda tx: api_keys.find_key(tx, digest))
+    async def find_key(self, digest: bytes) -> model.ApiKey | None:
+        return await self._read(lambda tx: policies.find_key(tx, digest))
 
-    async def list_keys(self, tenant: str | None = None) -> list[ApiKey]:
-        return await self._read(lambda tx: api_keys.list_keys(tx, tenant))
+    async def list_keys(self, tenant: str | None = None) -> list[model.ApiKey]:
+        return await self._read(lambda tx: policies.list_keys(tx, tenant))
 
     async def revoke_key(self, key_id: str) -> bool:
-        return await self._write(OperationCall(api_keys.revoke_key, key_id))
+        return await self._write(OperationCall(policies.revoke_key, key_id))
 
     # --- counters and retention -------------------------------------------------------------------
 
@@ -277,28 +276,17 @@ class SqliteStore:
         return await self._read(lambda tx: queries.series(tx, tenant, since))
 
     async def sweep(self, retention: port.Retention, limit: int) -> port.SweepResult:
-        return await self._write(OperationCall(sweep, retention, limit), limit)
+        return await self._write(OperationCall(terminal_tasks.sweep, retention, limit), limit)
 
     async def orphans(self, limit: int) -> list[str]:
-        return await self._read(lambda tx: orphans(tx, limit))
+        return await self._read(lambda tx: terminal_tasks.orphans(tx, limit))
 
     async def forget_orphans(self, refs: Sequence[str]) -> None:
-        await self._write(OperationCall(forget_orphans, refs), len(refs))
+        await self._write(OperationCall(terminal_tasks.forget_orphans, refs), len(refs))
 
 
 async def _submit(executor: Executor | None, work: Callable[[Any], T], weight: int) -> T:
     if executor is None:
-        msg = "the store is not open: call open() first"
-        raise StoreUnavailable(msg)
+        raise StoreUnavailable("the store is not open: call open() first")
     result: T = await executor.submit(work, weight)
     return result
-
-
-def _system_clock() -> int:
-    return int(system.unix_time() * 1000)
-
-
-def _counting_query(
-    replay: ReplayRecord, after: int
-) -> Callable[[ReadTransaction], tuple[int, int | None]]:
-    return lambda tx: dead_letters.count_dead_letters(tx, replay, after)

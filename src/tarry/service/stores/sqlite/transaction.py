@@ -1,4 +1,4 @@
-"""The context of one transaction: its time, and the lanes and counters that it changes.
+"""The context of one transaction: its time, and the lanes, counters and names that it uses.
 
 Each lane row and counter is read at most once, changed in memory, and written once by `flush`. So a
 thousand tasks of one lane cost only one UPDATE of that lane.
@@ -6,8 +6,23 @@ thousand tasks of one lane cost only one UPDATE of that lane.
 Two columns of a lane determine when claims check the lane again, its *check times*. `due_check_at`
 is the due time of its earliest pending task: claims check the lane one lease horizon earlier.
 `expiry_check_at` is the end of its earliest lease or of its parking: claims check the lane at that
-time. See `fair_order`.
+time. See `FairOrder` in `claim`.
+
+Three costs decide how rows are read and written, because the event loop may share the interpreter
+with the store:
+
+* Each executed statement, and each row that is fetched, releases the GIL, and the event loop may
+  then keep it for a while. One statement for many rows (`MultiRowStatement`) made batches 18 % and
+  single tasks 7 % faster.
+* Existing rows are changed with INSERT ... ON CONFLICT DO UPDATE. An UPDATE can take many rows only
+  FROM a table of values, for which SQLite would build two temporary tables each time.
+* `sqlite3` looks for an adapter for every parameter that is not an int, float, str or bytearray,
+  which costs about ten times as much as binding it. So bytes are passed as bytearray, and
+  parameters that are mostly None are passed as a sentinel that SQL turns into NULL
+  (`NULLABLE_NUMBER`, `NULLABLE_TEXT`).
 """
+
+# ruff: noqa: S608 - statements are built from constants
 
 from __future__ import annotations
 
@@ -16,35 +31,74 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tarry.service.model import Status
-from tarry.service.stores.sqlite.multirow import NULL_NUMBER, NULLABLE_NUMBER, MultiRowStatement
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Iterable, Iterator
 
-    from tarry.service.stores.sqlite.interning import InternedNames
-    from tarry.service.stores.sqlite.multirow import Execute
     from tarry.service.stores.sqlite.worker_locks import WorkerLock
+
+    Execute = Callable[[str, list[Any]], sqlite3.Cursor]
 
 MINUTE_MS = 60_000
 # Plain ints: comparing them is faster than comparing enum members.
 PENDING, IN_FLIGHT, SUCCEEDED, EXHAUSTED, CANCELLED = (int(status) for status in Status)
 _SUPERSEDED = len(Status)
 """Index of the superseded results in a tenant's counters, after those of the statuses."""
+_MAX_CACHED_NAMES = 100_000
+
+_CHUNK_SIZES = (64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
+"""Numbers of rows for which a statement exists. Preparing a statement takes longer than running it
+twice, so there are only twelve, which stay in the statement cache; most batches need two of them.
+"""
+
+NULLABLE_NUMBER, NULL_NUMBER = "nullif(?, '')", ""
+"""Placeholder for a number that may be NULL, and the parameter that stands for NULL."""
+NULLABLE_TEXT, NULL_TEXT = "nullif(?, 0)", 0
+"""Placeholder for a text that may be NULL, and the parameter that stands for NULL: a number, which
+differs from every text, even from '0'."""
+
+
+class MultiRowStatement:
+    """A statement for any number of rows.
+
+    `{rows}` in `text` is replaced by the rows, each of them written as `row`: "(?, ?)".
+    """
+
+    def __init__(self, text: str, row: str) -> None:
+        self._texts = {size: text.format(rows=", ".join([row] * size)) for size in _CHUNK_SIZES}
+        self._parameters_per_row = row.count("?")
+
+    def execute_chunks(
+        self, execute: Execute, parameters: list[Any]
+    ) -> Iterator[tuple[int, sqlite3.Cursor]]:
+        """Execute the statement chunk by chunk; yield the number of rows and the cursor of each.
+
+        `parameters` is a flat list of the parameters of all rows, one row after the other.
+        """
+        begin, rows_left = 0, len(parameters) // self._parameters_per_row
+        for size in _CHUNK_SIZES:
+            while rows_left >= size:
+                end = begin + size * self._parameters_per_row
+                yield size, execute(self._texts[size], parameters[begin:end])
+                begin, rows_left = end, rows_left - size
+
+    def execute(self, execute: Execute, parameters: list[Any]) -> None:
+        """Execute the statement for all rows."""
+        for _ in self.execute_chunks(execute, parameters):
+            pass
+
 
 _ADD_TO_TENANT_COUNTERS = """
 UPDATE tenant SET pending = pending + ?, in_flight = in_flight + ?, succeeded = succeeded + ?,
     exhausted = exhausted + ?, cancelled = cancelled + ?, superseded = superseded + ?
 WHERE id = ?
 """
-_LOWER_TENANT_DUE_CHECK = """
-UPDATE tenant SET due_check_at = ?1
-WHERE id = ?2 AND ready = 0 AND (due_check_at IS NULL OR due_check_at > ?1)
-"""
-_LOWER_TENANT_EXPIRY_CHECK = """
-UPDATE tenant SET expiry_check_at = ?1
-WHERE id = ?2 AND ready = 0 AND (expiry_check_at IS NULL OR expiry_check_at > ?1)
-"""
+_LOWER_DUE_CHECK, _LOWER_EXPIRY_CHECK = (
+    f"UPDATE tenant SET {column} = ?1 "
+    f"WHERE id = ?2 AND ready = 0 AND ({column} IS NULL OR {column} > ?1)"
+    for column in ("due_check_at", "expiry_check_at")
+)
 _ADD_TO_POLICY_USE = "UPDATE policy_use SET live_tasks = live_tasks + ? WHERE id = ?"
 _ADD_TO_SERIES = MultiRowStatement(
     """
@@ -53,7 +107,7 @@ ON CONFLICT DO UPDATE SET count = count + excluded.count
 """,
     "(?, ?, ?, ?)",
 )
-# All lanes come as one JSON row, because each fetched row releases the GIL (see `multirow`).
+# All lanes come as one JSON row, because each fetched row releases the GIL.
 _READ_LANES = MultiRowStatement(
     """
 WITH wanted (id) AS (VALUES {rows})
@@ -153,28 +207,69 @@ class LaneRow(msgspec.Struct, gc=False, array_like=True):
 _decode_lanes = msgspec.json.Decoder(list[LaneRow]).decode
 
 
-def _read_lanes(execute: Execute, lane_ids: list[int]) -> Iterator[LaneRow]:
-    for _, cursor in _READ_LANES.execute_chunks(execute, lane_ids):
-        yield from _decode_lanes(cursor.fetchone()[0])
+class InternedNames:
+    """Maps tenants, lanes, policies and workers to the small integers by which rows refer to them.
 
+    A new name is assigned a number, which it keeps for ever. So cached numbers stay valid although
+    other processes write to the file. Only numbers that a failed transaction assigned have to be
+    dropped from the cache. `lock_token` is the token of this process's `WorkerLock`; None if it has
+    no lock.
+    """
 
-def _write_lanes(execute: Execute, lanes: Iterable[LaneRow]) -> None:
-    counts: list[Any] = []
-    schedules: list[Any] = []
-    for lane in lanes:
-        counts += (lane.id, lane.pending, lane.in_flight, lane.dead)
-        counts += (_nullable(lane.due_at), _nullable(lane.lease_end_at))
-        if lane.schedule_changed:
-            schedules += (lane.id, _nullable(lane.parked_until))
-            schedules += (lane.probes, lane.opened, lane.paused)
-            schedules += (_nullable(lane.served_at), lane.last_turn)
-            schedules += (_nullable(lane.due_check_at), _nullable(lane.expiry_check_at), lane.ready)
-    _WRITE_LANE_COUNTS.execute(execute, counts)
-    _WRITE_LANE_SCHEDULES.execute(execute, schedules)
+    def __init__(self, connection: sqlite3.Connection, lock_token: str | None = None) -> None:
+        self._execute = connection.execute
+        self._lock_token = lock_token
+        self._cache: dict[str | tuple[str, ...], int] = {}
 
+    def clear(self) -> None:
+        """Empty the cache after a failed transaction, which may have assigned some numbers."""
+        self._cache.clear()
 
-def _nullable(number: int | None) -> int | str:
-    return NULL_NUMBER if number is None else number
+    def tenant_id(self, name: str) -> int:
+        """Return the number of a tenant."""
+        return self._cache.get(name) or self._find_or_insert(
+            name,
+            "SELECT id FROM tenant WHERE name = ?",
+            "INSERT INTO tenant (name) VALUES (?) RETURNING id",
+            (name,),
+        )
+
+    def lane_id(self, name: str) -> int:
+        """Return the number of a lane; the tenant is the part of the name before the slash."""
+        return self._cache.get(("lane", name)) or self._find_or_insert(
+            ("lane", name),
+            "SELECT id FROM lane WHERE name = ?2",
+            "INSERT INTO lane (tenant, name) VALUES (?1, ?2) RETURNING id",
+            (self.tenant_id(name.partition("/")[0]), name),
+        )
+
+    def policy_id(self, tenant: str, policy: str) -> int:
+        """Return the number of a tenant's policy; the policy itself need not be stored."""
+        return self._cache.get(("policy", tenant, policy)) or self._find_or_insert(
+            ("policy", tenant, policy),
+            "SELECT id FROM policy_use WHERE tenant = ? AND policy = ?",
+            "INSERT INTO policy_use (tenant, policy) VALUES (?, ?) RETURNING id",
+            (self.tenant_id(tenant), policy),
+        )
+
+    def worker_id(self, name: str) -> int:
+        """Return the number of a worker of this process, stored with the token of its lock."""
+        return self._cache.get(("worker", name, "")) or self._find_or_insert(
+            ("worker", name, ""),
+            "SELECT id FROM worker WHERE name = ? AND lock IS ?",
+            "INSERT INTO worker (name, lock) VALUES (?, ?) RETURNING id",
+            (name, self._lock_token),
+        )
+
+    def _find_or_insert(
+        self, key: str | tuple[str, ...], select: str, insert: str, values: tuple[object, ...]
+    ) -> int:
+        """Return the number of a name that is not cached, and cache it."""
+        row = self._execute(select, values).fetchone() or self._execute(insert, values).fetchone()
+        if len(self._cache) >= _MAX_CACHED_NAMES:
+            self._cache.clear()
+        self._cache[key] = number = int(row[0])
+        return number
 
 
 class ReadTransaction:
@@ -226,8 +321,9 @@ class Transaction(ReadTransaction):
     def load_lanes(self, lane_ids: Iterable[int]) -> None:
         """Read lanes with one statement, before `lane` is called for each of them."""
         missing = [lane_id for lane_id in lane_ids if lane_id not in self._lanes]
-        for lane in _read_lanes(self.execute, missing):
-            self._lanes[lane.id] = lane
+        for _, cursor in _READ_LANES.execute_chunks(self.execute, missing):
+            for lane in _decode_lanes(cursor.fetchone()[0]):
+                self._lanes[lane.id] = lane
 
     def count_transition(
         self,
@@ -294,36 +390,39 @@ class Transaction(ReadTransaction):
 
     def flush(self) -> None:
         """Write the changed lanes and counters, and forget them."""
-        _write_lanes(self.execute, self._lanes.values())
+        counts: list[Any] = []
+        schedules: list[Any] = []
         due_checks: dict[int, int] = {}
         expiry_checks: dict[int, int] = {}
         for lane in self._lanes.values():
+            counts += (lane.id, lane.pending, lane.in_flight, lane.dead)
+            counts += (_nullable(lane.due_at), _nullable(lane.lease_end_at))
             if lane.schedule_changed:
-                _lower(due_checks, lane.tenant, lane.due_check_at)
-                _lower(expiry_checks, lane.tenant, lane.expiry_check_at)
-        self._execute_many(
-            _LOWER_TENANT_DUE_CHECK, [(at, tenant) for tenant, at in due_checks.items()]
-        )
-        self._execute_many(
-            _LOWER_TENANT_EXPIRY_CHECK, [(at, tenant) for tenant, at in expiry_checks.items()]
-        )
-        self._execute_many(
-            _ADD_TO_TENANT_COUNTERS,
-            [(*counters, tenant) for tenant, counters in self._tenant_counters.items()],
-        )
-        self._execute_many(
-            _ADD_TO_POLICY_USE,
-            [(change, policy) for policy, change in self._policy_use.items() if change],
-        )
-        self._write_series()
-        for changes in (
-            self._lanes,
-            self._tenant_counters,
-            self._stored_live_tasks,
-            self._policy_use,
-            self._outcomes,
+                schedules += (lane.id, _nullable(lane.parked_until))
+                schedules += (lane.probes, lane.opened, lane.paused)
+                schedules += (_nullable(lane.served_at), lane.last_turn)
+                due_check, expiry_check = lane.due_check_at, lane.expiry_check_at
+                schedules += (_nullable(due_check), _nullable(expiry_check), lane.ready)
+                _lower(due_checks, lane.tenant, due_check)
+                _lower(expiry_checks, lane.tenant, expiry_check)
+        _WRITE_LANE_COUNTS.execute(self.execute, counts)
+        _WRITE_LANE_SCHEDULES.execute(self.execute, schedules)
+        tenant_counters = [(*changes, tenant) for tenant, changes in self._tenant_counters.items()]
+        policy_use = [(change, policy) for policy, change in self._policy_use.items() if change]
+        for statement, rows in (
+            (_LOWER_DUE_CHECK, [(at, tenant) for tenant, at in due_checks.items()]),
+            (_LOWER_EXPIRY_CHECK, [(at, tenant) for tenant, at in expiry_checks.items()]),
+            (_ADD_TO_TENANT_COUNTERS, tenant_counters),
+            (_ADD_TO_POLICY_USE, policy_use),
         ):
-            changes.clear()
+            if rows:
+                self.executemany(statement, rows)
+        self._write_series()
+        self._lanes.clear()
+        self._tenant_counters.clear()
+        self._stored_live_tasks.clear()
+        self._policy_use.clear()
+        self._outcomes.clear()
 
     def _write_series(self) -> None:
         """Add the attempts to this minute of each tenant, and of tenant 0, the sum of all."""
@@ -337,9 +436,9 @@ class Transaction(ReadTransaction):
             points += (0, minute, outcome, count)
         _ADD_TO_SERIES.execute(self.execute, points)
 
-    def _execute_many(self, statement: str, rows: list[tuple[Any, ...]]) -> None:
-        if rows:
-            self.executemany(statement, rows)
+
+def _nullable(number: int | None) -> int | str:
+    return NULL_NUMBER if number is None else number
 
 
 def _lower(times: dict[int, int], tenant: int, at: int | None) -> None:

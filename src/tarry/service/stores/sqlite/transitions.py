@@ -7,9 +7,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tarry.service.store import CancelStatus, FinishStatus, RetryNowStatus
-from tarry.service.stores.sqlite.multirow import MultiRowStatement
-from tarry.service.stores.sqlite.task_rows import attempt_row_id, pack_id
-from tarry.service.stores.sqlite.transaction import CANCELLED, EXHAUSTED, IN_FLIGHT, PENDING
+from tarry.service.stores.sqlite.queries import attempt_row_id, pack_id
+from tarry.service.stores.sqlite.transaction import (
+    CANCELLED,
+    EXHAUSTED,
+    IN_FLIGHT,
+    PENDING,
+    MultiRowStatement,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,8 +1,9 @@
 """The writer process: the SQLite operations that change the file run outside the service's process.
 
 SQLite work and the event loop would otherwise take turns on one interpreter lock. The service
-starts the process (`writer_main`) and exchanges frames with it over its standard input and output:
-a frame holds the operations of one group, or their answers, and groups are answered in order.
+starts the process, which runs `main`, and exchanges frames with it over its standard input and
+output: a frame holds the operations of one group, or their answers, and groups are answered in
+order. An operation is sent as its name in `OPERATIONS` and its arguments.
 
 The process ends when its input is closed, so it never outlives the service. If it ends earlier, it
 is started again. The operations that it had received then fail with `StoreUnavailable`, although
@@ -13,34 +14,129 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import struct
 import sys
 from contextlib import suppress
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
-import msgspec
+from msgspec import Raw
+from msgspec.msgpack import Decoder, Encoder
 
 from tarry import errors
 from tarry.errors import StoreUnavailable
+from tarry.runtime.clocks import system
+from tarry.service import store as port
+from tarry.service.model import ApiKey, PolicyVersion, ReplayRecord
+from tarry.service.stores.sqlite import (
+    add,
+    claim,
+    finish,
+    lanes,
+    policies,
+    terminal_tasks,
+    transitions,
+)
+from tarry.service.stores.sqlite.database import Database
 from tarry.service.stores.sqlite.executor import Executor
-from tarry.service.stores.sqlite.operations import OPERATIONS, OperationCall
+from tarry.service.stores.sqlite.worker_locks import WorkerLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tarry.service.stores.sqlite.database import Answer, Database
+    from tarry.service.stores.sqlite.database import Answer
     from tarry.service.stores.sqlite.executor import Group
+    from tarry.service.stores.sqlite.transaction import Transaction
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _logger = logging.getLogger("tarry.service")
-_WRITER_MODULE = "tarry.service.stores.sqlite.writer_main"
+_MAIN_PROGRAM = f"import sys; from {__name__} import main; main(*sys.argv[1:])"
 _MAX_GROUP_WEIGHT = 128
 """Smaller than in a thread: while the writer commits one group, the event loop handles the answers
 of the group before and fills the next. Groups of 500 to 1,000 took 25 to 75 ms, and delayed one
 retry in a hundred by 240 ms instead of 115."""
 _EXIT_TIMEOUT_S = 10.0
-FRAME_LENGTH = struct.Struct("!Q")
+_FRAME_LENGTH = struct.Struct("!Q")
 """The header of a frame: the number of bytes that follow."""
+
+
+# --- operations by name ---------------------------------------------------------------------------
+
+
+class Operation:
+    """A function that runs in a transaction, and the decoders of its arguments and its result."""
+
+    def __init__(self, run: Callable[..., Any], argument_types: Any, result_type: Any) -> None:
+        self.run: Callable[..., Any] = run
+        self.decode_arguments: Callable[[Raw], tuple[Any, ...]] = Decoder(argument_types).decode
+        self.decode_result: Callable[[Raw], Any] = Decoder(result_type).decode
+
+
+class OperationCall(Generic[T]):
+    """A write operation with its arguments."""
+
+    __slots__ = ("arguments", "run")
+
+    def __init__(
+        self, run: Callable[Concatenate[Transaction, P], T], *arguments: P.args, **named: P.kwargs
+    ) -> None:
+        del named  # only in the signature for type checkers: arguments are sent by position
+        self.run: Callable[..., T] = run
+        self.arguments: tuple[Any, ...] = arguments
+
+    def __call__(self, tx: Transaction) -> T:
+        """Run the operation."""
+        return self.run(tx, *self.arguments)
+
+
+def ping(tx: Transaction) -> int:
+    """Write a value, to check that the store works; return the store's time."""
+    tx.execute("UPDATE meta SET value = ? WHERE name = 'pinged'", (tx.now,))
+    return tx.now
+
+
+OPERATIONS: dict[str, Operation] = {
+    run.__name__: Operation(run, argument_types, result_type)
+    for run, argument_types, result_type in (
+        (
+            add.add,
+            tuple[list[port.NewTask], port.Lease | None, int | None],
+            list[add.InitialState | port.AddResult],
+        ),
+        (claim.claim, tuple[port.Lease, int, int, list[str]], port.ClaimResult),
+        (finish.finish, tuple[list[finish.PackedResult]], list[port.FinishStatus]),
+        (transitions.release, tuple[list[port.Release]], list[port.FinishStatus]),
+        (transitions.cancel, tuple[str, str], port.CancelStatus | None),
+        (transitions.retry_now, tuple[str, str], port.RetryNowStatus | None),
+        (transitions.recover_leases, tuple[int], bool),
+        (lanes.park, tuple[str, int, int, int], None),
+        (lanes.unpark, tuple[str], None),
+        (lanes.resume, tuple[str], None),
+        (lanes.pause, tuple[str], None),
+        (terminal_tasks.start_replay, tuple[ReplayRecord], ReplayRecord),
+        (terminal_tasks.replay_step, tuple[str, int], ReplayRecord | None),
+        (terminal_tasks.cancel_replay, tuple[str, str], ReplayRecord | None),
+        (terminal_tasks.purge, tuple[str, port.TaskFilter, int, int], tuple[int, int | None]),
+        (terminal_tasks.sweep, tuple[port.Retention, int], port.SweepResult),
+        (terminal_tasks.forget_orphans, tuple[list[str]], None),
+        (
+            policies.put_policy,
+            tuple[PolicyVersion, bool],
+            tuple[port.PolicyWriteStatus, PolicyVersion],
+        ),
+        (policies.delete_policy, tuple[str, str], port.PolicyWriteStatus),
+        (policies.put_key, tuple[ApiKey], None),
+        (policies.revoke_key, tuple[str], bool),
+        (ping, tuple[()], int),
+    )
+}
+"""All write operations, by the name of their function."""
+
+
+# --- in the service -------------------------------------------------------------------------------
 
 
 class WriterProcessExecutor(Executor):
@@ -78,7 +174,7 @@ class WriterProcessExecutor(Executor):
             token = (lock.token or "") if lock is not None else ""
             _, self.process = await self._loop.subprocess_exec(
                 lambda: WriterProcess(self._answer_frame, self._process_ended),
-                sys.executable, "-m", _WRITER_MODULE,
+                sys.executable, "-c", _MAIN_PROGRAM,
                 str(self._database.path), token, version("tarry"),
                 stderr=None,
                 # Ctrl-C in a terminal goes to the whole process group. It is meant for the service,
@@ -135,14 +231,9 @@ class WriterProcess(asyncio.SubprocessProtocol):
         self._received = bytearray()
         self._ended = asyncio.Event()
 
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        return self._transport.get_pid()
-
     def send(self, frame: bytes) -> None:
         """Send a frame."""
-        self._input.write(FRAME_LENGTH.pack(len(frame)) + frame)
+        self._input.write(_FRAME_LENGTH.pack(len(frame)) + frame)
 
     async def close(self) -> None:
         """Close the input, so that the process ends, and kill it if it does not."""
@@ -159,17 +250,18 @@ class WriterProcess(asyncio.SubprocessProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called when the process runs."""
         self._transport = cast("asyncio.SubprocessTransport", transport)
+        self.pid: int = self._transport.get_pid()
         self._input = cast("asyncio.WriteTransport", self._transport.get_pipe_transport(0))
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         """Called with a part of the process's output, which may end anywhere in a frame."""
         del fd
         self._received += data
-        while len(self._received) >= FRAME_LENGTH.size:
-            end = FRAME_LENGTH.size + FRAME_LENGTH.unpack_from(self._received)[0]
+        while len(self._received) >= _FRAME_LENGTH.size:
+            end = _FRAME_LENGTH.size + _FRAME_LENGTH.unpack_from(self._received)[0]
             if len(self._received) < end:
                 return
-            frame = bytes(self._received[FRAME_LENGTH.size : end])
+            frame = bytes(self._received[_FRAME_LENGTH.size : end])
             del self._received[:end]
             self._on_frame(frame)
 
@@ -183,9 +275,9 @@ class WriterProcess(asyncio.SubprocessProtocol):
 
 # --- frames: calls and answers in msgpack ---------------------------------------------------------
 
-_encode = msgspec.msgpack.Encoder().encode
-_call_list = msgspec.msgpack.Decoder(list[tuple[str, msgspec.Raw]])
-_answer_list = msgspec.msgpack.Decoder(list[tuple[msgspec.Raw, tuple[str, str] | None]])
+_encode = Encoder().encode
+_call_list = Decoder(list[tuple[str, Raw]])
+_answer_list = Decoder(list[tuple[Raw, tuple[str, str] | None]])
 
 
 def encode_calls(calls: Sequence[OperationCall[Any]]) -> bytes:
@@ -195,8 +287,16 @@ def encode_calls(calls: Sequence[OperationCall[Any]]) -> bytes:
 
 def run_calls(database: Database, frame: bytes) -> bytes:
     """Run the calls of a frame in one transaction; return the frame with their answers."""
-    calls = [_decode_call(name, arguments) for name, arguments in _call_list.decode(frame)]
-    return _encode([_encode_answer(*answer) for answer in database.apply(calls)])
+    calls: list[OperationCall[Any]] = []
+    for name, arguments in _call_list.decode(frame):
+        operation = OPERATIONS[name]
+        calls.append(OperationCall(operation.run, *operation.decode_arguments(arguments)))
+    return _encode(
+        [
+            (value, None if error is None else (type(error).__name__, str(error)))
+            for value, error in database.apply(calls)
+        ]
+    )
 
 
 def decode_answers(calls: Sequence[OperationCall[Any]], frame: bytes) -> list[Answer]:
@@ -209,16 +309,43 @@ def decode_answers(calls: Sequence[OperationCall[Any]], frame: bytes) -> list[An
     ]
 
 
-def _decode_call(name: str, arguments: msgspec.Raw) -> OperationCall[Any]:
-    operation = OPERATIONS[name]
-    return OperationCall(operation.run, *operation.decode_arguments(arguments))
-
-
-def _encode_answer(value: Any, error: Exception | None) -> tuple[Any, tuple[str, str] | None]:
-    return (value, None) if error is None else (None, (type(error).__name__, str(error)))
-
-
 def _decode_error(class_name: str, message: str) -> Exception:
     """Return an error of the same class if it is one of tarry's own, else a `RuntimeError`."""
     known = getattr(errors, class_name, None)
     return known(message) if isinstance(known, type) else RuntimeError(f"{class_name}: {message}")
+
+
+# --- in the writer process ------------------------------------------------------------------------
+
+
+def main(path: str, lock_token: str, service_version: str) -> None:
+    """Run the calls of each frame from standard input, until the service closes it."""
+    if service_version != version("tarry"):  # frames of another version cannot be decoded safely
+        sys.exit("tarry was upgraded while the service ran: restart it")
+    # A supervisor may signal all processes. The service decides when this one ends: it still has
+    # results to write.
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signal_number, signal.SIG_IGN)
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    sys.stdout = sys.stderr  # a stray print() must not end up between two frames
+    database = Database(path, system_clock, WorkerLock(path, lock_token or None))
+    try:
+        while True:
+            length = _FRAME_LENGTH.unpack(_read(source, _FRAME_LENGTH.size))[0]
+            frame = run_calls(database, _read(source, length))
+            sink.write(_FRAME_LENGTH.pack(len(frame)) + frame)
+            sink.flush()
+    except (EOFError, BrokenPipeError):  # the service has ended
+        database.close()
+
+
+def system_clock() -> int:
+    """Return the time of the machine in epoch milliseconds."""
+    return int(system.unix_time() * 1000)
+
+
+def _read(pipe: IO[bytes], length: int) -> bytes:
+    data = pipe.read(length)
+    if len(data) < length:
+        raise EOFError
+    return data

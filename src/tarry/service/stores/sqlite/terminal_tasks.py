@@ -1,0 +1,238 @@
+"""Terminal tasks: replay and purge of dead letters, and retention.
+
+Each call reads and changes a bounded number of rows, so that other operations can run in between.
+"""
+
+# ruff: noqa: S608 - statements are built from constants
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tarry.service.model import ReplayRecord, Status
+from tarry.service.store import SweepResult, next_replay_step_at
+from tarry.service.stores.sqlite.queries import (
+    DAY_MS,
+    MAX_SCANNED_ROWS,
+    attempt_row_id,
+    encode,
+    parse_cursor,
+    resolve_names,
+)
+from tarry.service.stores.sqlite.transaction import EXHAUSTED
+from tarry.service.stores.sqlite.transitions import recover_leases, revive_dead_letter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tarry.service.store import Retention, TaskFilter
+    from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
+
+_MAX_LISTED_REPLAYS = 100
+_DEAD_LETTERS = f"""
+SELECT seq, lane, policy, reason, finished_at FROM state
+WHERE tenant = ? AND status = {EXHAUSTED} AND finished_at IS NOT NULL AND seq > ?
+ORDER BY seq LIMIT ?
+"""
+_INSERT_REPLAY = """
+INSERT INTO replay (id, tenant, created_at, next_at, running, job) VALUES (?, ?, ?, ?, 1, ?)
+ON CONFLICT DO NOTHING
+"""
+_UPDATE_REPLAY = "UPDATE replay SET running = ?, next_at = ?, job = ? WHERE id = ?"
+_EXPIRED_TASKS = """
+SELECT seq, tenant, lane, policy, status FROM state
+WHERE status = ? AND finished_at IS NOT NULL AND finished_at <= ?
+    AND tenant NOT IN (SELECT value FROM json_each(?)) ORDER BY finished_at LIMIT ?
+"""
+_TENANTS_WITH_REPLAYS = """
+SELECT tenant FROM replay INDEXED BY replay_running WHERE running = 1 ORDER BY next_at, id LIMIT ?
+"""
+_MAX_TENANTS_WITH_REPLAYS = 1_000
+_DELETE_OLD_SERIES = """
+DELETE FROM series WHERE (tenant, minute, outcome) IN (
+    SELECT tenant, minute, outcome FROM series WHERE minute < ? LIMIT ?)
+"""
+_DELETE_OLD_REPLAYS = """
+DELETE FROM replay WHERE id IN (
+    SELECT id FROM replay WHERE created_at <= ?1 AND running = 0 AND next_at <= ?1
+    ORDER BY created_at, id LIMIT ?2)
+"""
+
+_decode_replay = msgspec.msgpack.Decoder(ReplayRecord).decode
+
+
+def find_dead_letters(
+    tx: ReadTransaction, replay: ReplayRecord, after: int, limit: int
+) -> tuple[list[tuple[int, int, int, int]], int | None]:
+    """Find up to `limit` dead letters that a replay would revive, oldest task first.
+
+    Returns the row id, tenant, lane and policy of each dead letter, and the row id after which the
+    next page begins; None if this is the last page. `after` is the row id of the previous page.
+    """
+    ids = resolve_names(tx, replay.tenant, replay.lane, replay.policy_id)
+    if ids is None:
+        return [], None
+    tenant, lane, policy = ids
+    matched: list[tuple[int, int, int, int]] = []
+    scanned, last_seq = 0, after
+    rows = tx.execute(_DEAD_LETTERS, (tenant, after, MAX_SCANNED_ROWS))
+    for seq, lane_id, policy_id, reason, finished_at in rows:
+        if len(matched) == limit:
+            return matched, last_seq
+        scanned, last_seq = scanned + 1, seq
+        if (
+            (lane is None or lane == lane_id)
+            and (policy is None or policy == policy_id)
+            and (replay.reason is None or replay.reason == reason)
+            and (not replay.before or finished_at <= replay.before)
+        ):
+            matched.append((seq, tenant, lane_id, policy_id))
+    return matched, last_seq if scanned == MAX_SCANNED_ROWS else None
+
+
+def purge(
+    tx: Transaction, tenant: str, query: TaskFilter, after: int, limit: int
+) -> tuple[int, int | None]:
+    """Delete matching dead letters among the next rows; return their number and the cursor."""
+    if query.status not in {None, Status.EXHAUSTED}:
+        return 0, None
+    replay = ReplayRecord(
+        id="", tenant=tenant, lane=query.lane, policy_id=query.policy_id, reason=query.reason
+    )
+    rows, cursor = find_dead_letters(tx, replay, after, limit)
+    for row in rows:
+        _delete_task(tx, *row, EXHAUSTED)
+    return len(rows), cursor
+
+
+def start_replay(tx: Transaction, replay: ReplayRecord) -> ReplayRecord:
+    """Store a replay and return it; return a stored replay with the same id unchanged."""
+    now = tx.now
+    new = msgspec.structs.replace(
+        replay, created_at=now, next_at=now, replayed=0, cursor=None, status="running"
+    )
+    new.finished_at = None
+    tx.execute(_INSERT_REPLAY, (replay.id, replay.tenant, now, now, encode(new)))
+    return find_replay(tx, replay.id) or new
+
+
+def get_replay(tx: ReadTransaction, tenant: str, replay_id: str) -> ReplayRecord | None:
+    """Return a replay of a tenant."""
+    replay = find_replay(tx, replay_id)
+    return replay if replay is not None and replay.tenant == tenant else None
+
+
+def find_replay(tx: ReadTransaction, replay_id: str) -> ReplayRecord | None:
+    """Return a replay of any tenant."""
+    row = tx.execute("SELECT job FROM replay WHERE id = ?", (replay_id,)).fetchone()
+    return None if row is None else _decode_replay(row[0])
+
+
+def list_replays(tx: ReadTransaction, *, running: bool, tenant: str | None) -> list[ReplayRecord]:
+    """List all replays, newest first, or only running replays by their due time."""
+    of_tenant = "" if tenant is None else "AND tenant = ?"
+    if running:
+        source = f"replay INDEXED BY replay_running WHERE running = 1 {of_tenant}"
+        order = "next_at, id"
+    else:
+        source, order = f"replay WHERE true {of_tenant}", "created_at DESC, id DESC"
+    statement = f"SELECT job FROM {source} ORDER BY {order} LIMIT {_MAX_LISTED_REPLAYS}"
+    rows = tx.execute(statement, () if tenant is None else (tenant,))
+    return [_decode_replay(job) for (job,) in rows]
+
+
+def replay_step(tx: Transaction, replay_id: str, limit: int) -> ReplayRecord | None:
+    """Revive up to `limit` dead letters if the replay is due, and set when it is due again."""
+    replay = find_replay(tx, replay_id)
+    if replay is None or replay.status != "running" or replay.next_at > tx.now:
+        return replay
+    after = 0 if replay.cursor is None else parse_cursor(replay.cursor)
+    rows, cursor = find_dead_letters(tx, replay, after, limit)
+    for row in rows:
+        revive_dead_letter(tx, *row)
+    replay.replayed += len(rows)
+    replay.next_at = next_replay_step_at(replay, len(rows), tx.now)
+    if cursor is not None:
+        replay.cursor = str(cursor)
+    elif len(rows) < limit:
+        replay.status, replay.finished_at = "done", tx.now
+    else:
+        replay.cursor = str(rows[-1][0])
+    _update_replay(tx, replay)
+    return replay
+
+
+def cancel_replay(tx: Transaction, tenant: str, replay_id: str) -> ReplayRecord | None:
+    """Stop a replay; dead letters that it has revived stay revived."""
+    replay = get_replay(tx, tenant, replay_id)
+    if replay is not None and replay.status == "running":
+        replay.status, replay.finished_at = "cancelled", tx.now
+        _update_replay(tx, replay)
+    return replay
+
+
+def _update_replay(tx: Transaction, replay: ReplayRecord) -> None:
+    # For a replay that has ended, the column `next_at` is the time of its end, for retention.
+    next_at = replay.finished_at or replay.next_at
+    tx.execute(_UPDATE_REPLAY, (replay.status == "running", next_at, encode(replay), replay.id))
+
+
+# --- retention ------------------------------------------------------------------------------------
+
+
+def sweep(tx: Transaction, retention: Retention, limit: int) -> SweepResult:
+    """Delete up to `limit` each of expired tasks, replays and points of the time series.
+
+    Also ends up to `limit` leases of dead worker processes.
+    """
+    has_more_leases = recover_leases(tx, limit)
+    retention_ms = {
+        Status.SUCCEEDED: retention.succeeded,
+        Status.CANCELLED: retention.succeeded,
+        Status.EXHAUSTED: retention.dead,
+    }
+    # Dead letters of a tenant with a running replay stay: the replay has counted them already.
+    tenants = {name for (name,) in tx.execute(_TENANTS_WITH_REPLAYS, (_MAX_TENANTS_WITH_REPLAYS,))}
+    tenants_with_replays = json.dumps([tx.names.tenant_id(name) for name in tenants])
+    expired: list[tuple[int, int, int, int, int]] = []
+    for status, max_age_ms in retention_ms.items():
+        spared_tenants = tenants_with_replays if status is Status.EXHAUSTED else "[]"
+        parameters = (status, tx.now - max_age_ms, spared_tenants, limit + 1 - len(expired))
+        expired += tx.execute(_EXPIRED_TASKS, parameters).fetchall()
+    for row in expired[:limit]:
+        _delete_task(tx, *row)
+    points = tx.execute(_DELETE_OLD_SERIES, (tx.now - DAY_MS, limit)).rowcount
+    replays = tx.execute(_DELETE_OLD_REPLAYS, (tx.now - retention.dead, limit)).rowcount
+    has_more = has_more_leases or len(expired) > limit or max(points, replays) == limit > 0
+    return SweepResult(min(len(expired), limit), has_more)
+
+
+def _delete_task(
+    tx: Transaction, seq: int, tenant: int, lane: int, policy: int, status: int
+) -> None:
+    """Delete a terminal task and its attempt log; a body in object storage becomes an orphan."""
+    execute = tx.execute
+    attempts = (attempt_row_id(seq, 0), attempt_row_id(seq + 1, 0))
+    execute("DELETE FROM attempt WHERE id > ? AND id < ?", attempts)
+    execute("DELETE FROM state WHERE seq = ?", (seq,))
+    [(ref,)] = execute("SELECT body_ref FROM task WHERE seq = ?", (seq,))
+    execute("DELETE FROM task WHERE seq = ?", (seq,))
+    if ref is not None:
+        execute("INSERT OR IGNORE INTO orphan VALUES (?)", (ref,))
+    tx.count_transition(tenant, tx.lane(lane), policy, status, None)
+
+
+def orphans(tx: ReadTransaction, limit: int) -> list[str]:
+    """Return references to bodies whose task was deleted."""
+    return [ref for (ref,) in tx.execute("SELECT ref FROM orphan LIMIT ?", (limit,))]
+
+
+def forget_orphans(tx: Transaction, refs: Sequence[str]) -> None:
+    """Forget references to bodies that have been deleted."""
+    tx.executemany("DELETE FROM orphan WHERE ref = ?", [(ref,) for ref in refs])
+
+
+# ruff: noqa: S608 - statements are built from constants
