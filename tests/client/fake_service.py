@@ -80,6 +80,8 @@ class FakeService:
             str, Callable[[ReceivedRequest], StatusAndContent] | StatusAndContent
         ] = {}
         """By method and path."""
+        self.retry_after: str | None = None
+        """Retry-After header of all responses; None sends 7, and only with 429 and 503."""
         self.streams: deque[bytes] = deque()
         """Contents of the next event streams; the connection is closed after each."""
         self.lock = threading.Lock()
@@ -116,8 +118,8 @@ class FakeService:
                     kind = "application/json" if status < 400 else "application/problem+json"
                     self.send_header("content-type", kind)
                     self.send_header("content-length", str(len(content)))
-                if status in {429, 503}:
-                    self.send_header("retry-after", "7")
+                if status in {429, 503} or service.retry_after is not None:
+                    self.send_header("retry-after", service.retry_after or "7")
                 self.end_headers()
                 if fault == "cut":
                     content = content[: len(content) // 2]

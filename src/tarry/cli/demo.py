@@ -72,7 +72,7 @@ class TaskBoard:
         from rich.live import Live
 
         from tarry.cli.output import console
-        from tarry.client.operations import FINAL_STATUSES
+        from tarry.client.api import FINAL_STATUSES
         from tarry.runtime.clocks import system
 
         deadline = system.now() + _TIMEOUT_S

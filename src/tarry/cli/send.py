@@ -94,8 +94,8 @@ def _enqueue(
 
     The service waits only a limited time before it responds, and the client waits for the rest.
     """
+    from tarry.client.api import FINAL_STATUSES
     from tarry.client.errors import NotFinished
-    from tarry.client.operations import FINAL_STATUSES
     from tarry.runtime.clocks import system
 
     started = system.now()

@@ -1,100 +1,85 @@
 """The service's HTTP API: builds the request of each API call and parses its response.
 
-This module sends nothing. `Client` and `AsyncClient` send the requests that `ServiceApi` builds.
+This module sends nothing: `Client` and `AsyncClient` send the requests that `ServiceApi` builds.
+A call that takes several requests is an `Operation`, which a client runs.
 """
 
 from __future__ import annotations
 
-from math import ceil
+from collections.abc import Callable, Generator
+from math import ceil, inf
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, cast
 from urllib.parse import quote, urlencode
 from uuid import uuid4
 
 import msgspec
 
-from tarry.client.errors import (
-    Conflict,
-    InvalidRequest,
-    NotAuthorized,
-    NotFound,
-    ServiceError,
-    ServiceUnavailable,
-    TooManyRequests,
-)
-from tarry.client.options import check_names, encode_mapping, encode_task, task_request, to_epoch_ms
-from tarry.client.transport import is_event_stream
+from tarry.client import errors, options
+from tarry.client.transport import STREAM_READ_TIMEOUT_S, is_event_stream
 from tarry.core.checks import check_positive
 from tarry.core.hints import parse_retry_after
 from tarry.core.policy import Policy
-from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
+from tarry.errors import ConfigurationError, ConfigurationTypeError, TarryError, short_repr
+from tarry.runtime.clocks import system
+from tarry.runtime.deadlines import earliest
 from tarry.wire import http
+from tarry.wire import tasks as wire
 from tarry.wire.policies import policy_to_service
-from tarry.wire.tasks import (
-    MAX_PAGE_SIZE,
-    AttemptLog,
-    BatchResults,
-    DownstreamInfo,
-    Explanation,
-    Page,
-    PurgeResult,
-    ReplayFilter,
-    ReplayJob,
-    ReplayRequest,
-    RetryPolicy,
-    RetryTask,
-)
+from tarry.wire.tasks import Page, ReplayJob, RetryPolicy, RetryTask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Iterable, Mapping
 
     import httpx
 
-    from tarry.client.options import DeadLetterFilter, EnqueueOptions, ReplayOptions, TaskFilter
+    from tarry.client.options import DeadLetterFilter, Duration, TaskFilter
+    from tarry.client.transport import SendMode
 
 T = TypeVar("T")
+Operation: TypeAlias = Generator["ClientRequest[Any] | float", Any, T]
+"""A call that takes several requests, as a generator.
 
-_ERROR_BY_STATUS: dict[int, type[ServiceError]] = {
-    401: NotAuthorized,
-    403: NotAuthorized,
-    404: NotFound,
-    409: Conflict,
-    429: TooManyRequests,
-    502: ServiceUnavailable,
-    503: ServiceUnavailable,
-    504: ServiceUnavailable,
+It yields either a request, which the client sends, or a number of seconds, which the client sleeps.
+For a request, the value of the `yield` expression is the parsed response. The generator's return
+value is the result of the operation.
+"""
+
+FINAL_STATUSES = frozenset({"SUCCEEDED", "EXHAUSTED", "CANCELLED"})
+
+_ERROR_BY_STATUS: dict[int, type[errors.ServiceError]] = {
+    401: errors.NotAuthorized,
+    403: errors.NotAuthorized,
+    404: errors.NotFound,
+    409: errors.Conflict,
+    429: errors.TooManyRequests,
+    502: errors.ServiceUnavailable,
+    503: errors.ServiceUnavailable,
+    504: errors.ServiceUnavailable,
 }
 _CONFLICT = 409
 _UNAVAILABLE = 503
 _JSON = {"content-type": "application/json"}
 
-SendMode: TypeAlias = Literal["retry", "long_poll", "once", "retry_forever"]
-"""How a request is sent.
-
-`retry`: retried under the client's policy. `long_poll`: also retried under that policy, but with
-separate latency statistics, because the service delays its response on purpose. `once`: not
-retried. `retry_forever`: retried until there is a response.
-"""
+_POLL_BACKOFF = Policy(initial_delay=0.05, multiplier=1.5, max_delay=2.0, jitter="equal")
+_MAX_LONG_POLL_S = 20
+"""Short enough for proxies, many of which close a connection that is silent for longer."""
+_LONG_POLL_MARGIN_S = 0.5
+"""How long before the caller's timeout a long poll ends, so that its response still arrives."""
+_MIN_LONG_POLL_S = 1.0
+"""A long poll that returns sooner than this is followed by a pause, because the service did not
+wait before it responded."""
 
 
 # --- requests and responses -----------------------------------------------------------------------
 
 
-class ClientResponse(msgspec.Struct, frozen=True):
-    """A complete HTTP response."""
-
-    status: int
-    headers: Mapping[str, str]
-    """Look up names in lower case: either all names are lower case, or the mapping ignores case."""
-    content: bytes
-
-
-class ClientRequest(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+class ClientRequest(msgspec.Struct, Generic[T], frozen=True):
     """An HTTP request, and the function that parses its response."""
 
     method: str
     path: str
     """Includes the query string."""
-    parse: Callable[[ClientResponse], T]
+    parse: Callable[[httpx.Response], T]
     """Called for status 2xx and for `extra_statuses`; every other status is an error."""
     headers: dict[str, str] = {}
     content: bytes | None = None
@@ -102,15 +87,13 @@ class ClientRequest(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """Statuses other than 2xx that `parse` handles."""
     wait_s: float = 0.0
     """Seconds that the service may wait before it responds (`Prefer: wait`)."""
+    read_timeout_s: float | None = None
+    """By default, the client's timeout plus `wait_s`."""
     mode: SendMode = "retry"
 
-    def parse_response(self, received: httpx.Response, content: bytes, now: float) -> T:
-        """Return the parsed response, or raise a `ServiceError`.
-
-        `content` is the body that was read from `received`. `now` is in epoch seconds.
-        """
-        response = ClientResponse(received.status_code, received.headers, content)
-        if response.status // 100 == 2 or response.status in self.extra_statuses:  # noqa: PLR2004
+    def parse_response(self, response: httpx.Response) -> T:
+        """Return the parsed response, or raise a `ServiceError`."""
+        if response.is_success or response.status_code in self.extra_statuses:
             try:
                 return self.parse(response)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -118,38 +101,33 @@ class ClientRequest(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
                     f"the response to {self} is not from a tarry service: {error}. Check the URL "
                     "of the client."
                 )
-                raise ServiceError(msg, status=response.status) from error
-        raise self.to_error(response, now)
+                raise errors.ServiceError(msg, status=response.status_code) from error
+        raise self.to_error(response)
 
-    def to_error(self, response: ClientResponse, now: float) -> ServiceError:
-        """Return the error for an unsuccessful response.
-
-        `now`, in epoch seconds, is needed for a `Retry-After` header that contains a date.
-        """
-        status, problem = response.status, parse_problem(response.content)
+    def to_error(self, response: httpx.Response) -> errors.ServiceError:
+        """Return the error for an unsuccessful response."""
+        status, problem = response.status_code, _parse_problem(response)
         explanation = (
             problem.get("detail") or problem.get("title") or "no problem document in the response"
         )
         retry_after = response.headers.get("retry-after")
         error_type = _ERROR_BY_STATUS.get(status)
         if error_type is None:
-            error_type = InvalidRequest if 400 <= status < 500 else ServiceError  # noqa: PLR2004
+            error_type = errors.InvalidRequest if response.is_client_error else errors.ServiceError
         return error_type(
             f"{self} was answered with {status}: {explanation}",
             status=status,
             problem=problem,
-            retry_after=None if retry_after is None else parse_retry_after(retry_after, now),
+            retry_after=(
+                None if retry_after is None else parse_retry_after(retry_after, system.unix_time())
+            ),
         )
 
     def to_httpx(
-        self,
-        http_client: httpx.Client | httpx.AsyncClient,
-        timeout: float,
-        read_timeout: float | None,
+        self, http_client: httpx.Client | httpx.AsyncClient, timeout: float
     ) -> httpx.Request:
-        """Return the request for httpx; `read_timeout` defaults to `timeout` plus `wait_s`."""
-        if read_timeout is None:
-            read_timeout = timeout + self.wait_s
+        """Return the request for httpx."""
+        read_timeout = self.read_timeout_s or timeout + self.wait_s
         timeouts = {"connect": timeout, "read": read_timeout, "write": timeout, "pool": timeout}
         return http_client.build_request(
             self.method,
@@ -163,47 +141,40 @@ class ClientRequest(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         return f"{self.method} {self.path}"
 
 
-def parse_problem(content: bytes) -> dict[str, Any]:
+def _parse_problem(response: httpx.Response) -> dict[str, Any]:
     """Return the members of a problem document; empty for other content, such as a proxy's HTML."""
     try:
-        return msgspec.json.decode(content, type=dict[str, Any])
+        return msgspec.json.decode(response.content, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError):
         return {}
 
 
-def _json_parser(type_: type[T]) -> Callable[[ClientResponse], T]:
+def _json_parser(type_: type[T]) -> Callable[[httpx.Response], T]:
     decode = msgspec.json.Decoder(type_).decode
     return lambda response: decode(response.content)
 
 
-def _ignore_content(_: ClientResponse) -> None:
-    """Return None: the status of the response is all that matters."""
-
-
-def _expect_event_stream(response: ClientResponse) -> None:
-    """Raise `ServiceError` unless the response is an event stream."""
-    if not is_event_stream(response.headers):
+def _expect_event_stream(response: httpx.Response) -> None:
+    if not is_event_stream(response):
         msg = (
             "the response to GET /events is not an event stream. Check that the URL of the client "
             "is the address of a tarry service."
         )
-        raise ServiceError(msg, status=response.status)
+        raise errors.ServiceError(msg, status=response.status_code)
 
 
 _parse_task = _json_parser(RetryTask)
 _parse_tasks = _json_parser(Page[RetryTask])
-_parse_batch_results = _json_parser(BatchResults)
-_parse_attempts = _json_parser(Page[AttemptLog])
-_parse_explanation = _json_parser(Explanation)
+_parse_batch_results = _json_parser(wire.BatchResults)
+_parse_attempts = _json_parser(Page[wire.AttemptLog])
+_parse_explanation = _json_parser(wire.Explanation)
 _parse_replay_job = _json_parser(ReplayJob)
 _parse_replay_jobs = _json_parser(Page[ReplayJob])
-_parse_purge_result = _json_parser(PurgeResult)
+_parse_purge_result = _json_parser(wire.PurgeResult)
 _parse_policy = _json_parser(RetryPolicy)
 _parse_policies = _json_parser(Page[RetryPolicy])
-_parse_downstream = _json_parser(DownstreamInfo)
-_parse_downstreams = _json_parser(Page[DownstreamInfo])
-
-_encode = msgspec.json.Encoder().encode
+_parse_downstream = _json_parser(wire.DownstreamInfo)
+_parse_downstreams = _json_parser(Page[wire.DownstreamInfo])
 
 
 # --- the API's calls ------------------------------------------------------------------------------
@@ -220,7 +191,7 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class ServiceApi:
-    """Builds the request of each API call.
+    """Builds the request, or the operation of several requests, of each API call.
 
     The summaries of the methods describe the effect of the request when a client sends it.
     """
@@ -228,85 +199,91 @@ class ServiceApi:
     # --- tasks ------------------------------------------------------------------------------------
 
     def enqueue(
-        self, url: str, body: Any, wait: float | None, options: EnqueueOptions
+        self, url: str, body: Any, wait: float | None, arguments: options.EnqueueOptions
     ) -> ClientRequest[RetryTask]:
         """Add a task, and wait up to `wait` seconds for its result."""
-        check_names("enqueue", options)
-        task = task_request(url, body, **options)
+        options.check_names("enqueue", arguments)
+        task = options.task_request(url, body, **arguments)
         headers = _JSON | _idempotency_header(task.idempotency_key)
         wait_s = 0 if wait is None else ceil(check_positive("wait", wait))
         if wait_s:
             headers["prefer"] = f"wait={wait_s}"
-        return ClientRequest(
-            method="POST",
-            path="/retry-tasks",
-            parse=_parse_task,
-            headers=headers,
-            content=encode_task(task),
-            wait_s=wait_s,
-        )
+        content = options.encode_task(task)
+        return ClientRequest("POST", "/retry-tasks", _parse_task, headers, content, wait_s=wait_s)
 
-    def enqueue_batch(self, content: bytes) -> ClientRequest[BatchResults]:
-        """Add a batch of tasks. It may be retried, because each task has an idempotency key."""
-        return ClientRequest(
-            method="POST",
-            path="/retry-tasks/batch",
-            parse=_parse_batch_results,
-            headers=_JSON | _idempotency_header(),
-            content=content,
-        )
+    def enqueue_many(
+        self, tasks: Iterable[options.EnqueueArguments]
+    ) -> Operation[list[wire.BatchResult]]:
+        """Add any number of tasks in batches; the results are in the order of the tasks."""
+        results: list[wire.BatchResult] = []
+        try:
+            for content in options.task_batches(tasks):
+                # A batch may be retried, because each of its tasks has an idempotency key.
+                headers = _JSON | _idempotency_header()
+                response = yield ClientRequest(
+                    "POST", "/retry-tasks/batch", _parse_batch_results, headers, content
+                )
+                results += response.results
+        except TarryError as error:
+            if results:
+                error.add_note(
+                    f"tarry: the first {len(results)} tasks were processed before this error. "
+                    "If each task has its own key=, it is safe to send all of them again."
+                )
+            raise
+        return results
 
     def get(self, task: str | RetryTask, wait_s: int = 0) -> ClientRequest[RetryTask]:
         """Get a task. The service responds once it has finished, or after `wait_s` seconds."""
         path = _task_path(task)
         if not wait_s:
-            return ClientRequest(method="GET", path=path, parse=_parse_task)
-        return ClientRequest(
-            method="GET",
-            path=path,
-            parse=_parse_task,
-            headers={"prefer": f"wait={wait_s}"},
-            wait_s=wait_s,
-            mode="long_poll",
+            return ClientRequest("GET", path, _parse_task)
+        headers = {"prefer": f"wait={wait_s}"}
+        return ClientRequest("GET", path, _parse_task, headers, wait_s=wait_s, mode="long_poll")
+
+    def wait(self, task: str | RetryTask, timeout: Duration | None) -> Operation[RetryTask]:
+        """Wait until a task has finished."""
+        return _poll_until(
+            lambda wait_s: self.get(task, wait_s),
+            lambda polled: polled.status in FINAL_STATUSES,
+            timeout,
         )
 
     def tasks(self, cursor: str | None, filters: TaskFilter) -> ClientRequest[Page[RetryTask]]:
         """List tasks."""
-        check_names("tasks", filters)
+        options.check_names("tasks", filters)
         return _page_request("/retry-tasks", _parse_tasks, cursor, _to_query(filters))
 
     def attempts(
         self, cursor: str | None, task: str | RetryTask
-    ) -> ClientRequest[Page[AttemptLog]]:
+    ) -> ClientRequest[Page[wire.AttemptLog]]:
         """List the attempts of a task."""
         return _page_request(f"{_task_path(task)}/attempts", _parse_attempts, cursor)
 
-    def explain(self, task: str | RetryTask) -> ClientRequest[Explanation]:
+    def explain(self, task: str | RetryTask) -> ClientRequest[wire.Explanation]:
         """Get the explanation of why a task was retried or not."""
-        return ClientRequest(
-            method="GET", path=f"{_task_path(task)}/explain", parse=_parse_explanation
-        )
+        return ClientRequest("GET", f"{_task_path(task)}/explain", _parse_explanation)
 
-    def try_cancel(self, task: str | RetryTask) -> ClientRequest[RetryTask | None]:
-        """Cancel a task. The parsed response is None if the task was already cancelled.
+    def cancel(self, task: str | RetryTask) -> Operation[RetryTask]:
+        """Cancel a task and return it. For a task that was already cancelled, only return it.
 
         For example, an earlier attempt of this request has cancelled it, but its response was lost.
         """
 
-        def parse(response: ClientResponse) -> RetryTask | None:
-            if response.status != _CONFLICT:
+        def parse(response: httpx.Response) -> RetryTask | None:
+            if response.status_code != _CONFLICT:
                 return _parse_task(response)
-            if parse_problem(response.content).get("taskStatus") == "CANCELLED":
+            if _parse_problem(response).get("taskStatus") == "CANCELLED":
                 return None
-            raise request.to_error(response, now=0.0)
+            raise request.to_error(response)
 
         request: ClientRequest[RetryTask | None] = ClientRequest(
-            method="DELETE",
-            path=_task_path(task),
-            parse=parse,
-            extra_statuses=frozenset({_CONFLICT}),
+            "DELETE", _task_path(task), parse, extra_statuses=frozenset({_CONFLICT})
         )
-        return request
+        cancelled: RetryTask | None = yield request
+        if cancelled is None:
+            cancelled = yield self.get(task)
+        return cast("RetryTask", cancelled)
 
     def retry(self, task: str | RetryTask) -> ClientRequest[RetryTask]:
         """Make the next attempt of a task now.
@@ -314,7 +291,7 @@ class ServiceApi:
         The request has no idempotency key, so the client does not repeat it once the service may
         have received it. Sent twice, it could cause two attempts.
         """
-        return ClientRequest(method="POST", path=f"{_task_path(task)}/retry", parse=_parse_task)
+        return ClientRequest("POST", f"{_task_path(task)}/retry", _parse_task)
 
     # --- dead letters -----------------------------------------------------------------------------
 
@@ -322,51 +299,67 @@ class ServiceApi:
         self, cursor: str | None, filters: DeadLetterFilter
     ) -> ClientRequest[Page[RetryTask]]:
         """List dead letters."""
-        check_names("dead_letters", filters)
+        options.check_names("dead_letters", filters)
         return _page_request("/dead-letters", _parse_tasks, cursor, _to_query(filters))
 
-    def purge_batch(self, filters: DeadLetterFilter) -> ClientRequest[PurgeResult]:
-        """Delete the first batch of matching dead letters; the service limits its size."""
-        check_names("purge", filters)
+    def purge(self, filters: DeadLetterFilter) -> Operation[int]:
+        """Delete all matching dead letters; return how many were deleted."""
+        options.check_names("purge", filters)
         path = _with_query("/dead-letters", _to_query(filters))
-        return ClientRequest(method="DELETE", path=path, parse=_parse_purge_result)
+        total, has_more = 0, True
+        while has_more:  # the service limits the number of dead letters that a request deletes
+            response = yield ClientRequest("DELETE", path, _parse_purge_result)
+            total += response.purged
+            has_more = response.more
+        return total
 
-    def replay(self, options: ReplayOptions) -> ClientRequest[ReplayJob]:
+    def replay(self, arguments: options.ReplayOptions) -> ClientRequest[ReplayJob]:
         """Start a replay of dead letters.
 
         The request has no idempotency key, so the client does not repeat it once the service may
         have received it. Sent twice, it could start two replays.
         """
-        check_names("replay", options)
-        before, rate = options.get("before"), options.get("rate")
-        replay = ReplayRequest(
-            filter=ReplayFilter(
-                lane=options.get("lane"),
-                policy_id=options.get("policy"),
-                reason=options.get("reason"),
-                before=None if before is None else to_epoch_ms("before", before),
+        options.check_names("replay", arguments)
+        before, rate = arguments.get("before"), arguments.get("rate")
+        replay = wire.ReplayRequest(
+            filter=wire.ReplayFilter(
+                lane=arguments.get("lane"),
+                policy_id=arguments.get("policy"),
+                reason=arguments.get("reason"),
+                before=None if before is None else options.to_epoch_ms("before", before),
             ),
             rate=None if rate is None else check_positive("rate", rate),
-            dry_run=options.get("dry_run", False),
+            dry_run=arguments.get("dry_run", False),
         )
-        return ClientRequest(
-            method="POST",
-            path="/dead-letters/replays",
-            parse=_parse_replay_job,
-            headers=_JSON,
-            content=_encode(replay),
-        )
+        content = msgspec.json.encode(replay)
+        return ClientRequest("POST", "/dead-letters/replays", _parse_replay_job, _JSON, content)
 
     def replays(self) -> ClientRequest[Page[ReplayJob]]:
         """List the latest replays."""
-        return ClientRequest(method="GET", path="/dead-letters/replays", parse=_parse_replay_jobs)
+        return ClientRequest("GET", "/dead-letters/replays", _parse_replay_jobs)
 
-    def replay_job(
-        self, replay_id: str, method: Literal["GET", "DELETE"]
-    ) -> ClientRequest[ReplayJob]:
-        """Get a replay (method GET), or cancel it (DELETE)."""
-        path = f"/dead-letters/replays/{_path_segment_of_id('replay_id', replay_id)}"
-        return ClientRequest(method=method, path=path, parse=_parse_replay_job)
+    def refresh_replay(self, job: ReplayJob) -> Operation[ReplayJob]:
+        """Get the current state of a replay; a dry run is returned unchanged."""
+        if job.replay_id is not None:
+            job = yield ClientRequest("GET", _replay_path(job.replay_id), _parse_replay_job)
+        return job
+
+    def cancel_replay(self, job: ReplayJob) -> Operation[ReplayJob]:
+        """Cancel a replay; a dry run, which has already finished, is returned unchanged."""
+        if job.replay_id is not None:
+            job = yield ClientRequest("DELETE", _replay_path(job.replay_id), _parse_replay_job)
+        return job
+
+    def wait_for_replay(self, job: ReplayJob, timeout: Duration | None) -> Operation[ReplayJob]:
+        """Wait until a replay has finished; a dry run is returned at once."""
+        if job.replay_id is None:
+            return job
+        request = ClientRequest("GET", _replay_path(job.replay_id), _parse_replay_job)
+        return (
+            yield from _poll_until(
+                lambda _: request, lambda polled: polled.status != "RUNNING", timeout
+            )
+        )
 
     # --- policies and downstreams -----------------------------------------------------------------
 
@@ -377,9 +370,7 @@ class ServiceApi:
     def policy(self, policy_id: str, version: int | None) -> ClientRequest[RetryPolicy]:
         """Get a policy."""
         query = "" if version is None else f"?version={version}"
-        return ClientRequest(
-            method="GET", path=_policy_path(policy_id) + query, parse=_parse_policy
-        )
+        return ClientRequest("GET", _policy_path(policy_id) + query, _parse_policy)
 
     def put_policy(
         self, policy_id: str, policy: Policy | Mapping[str, Any]
@@ -389,68 +380,89 @@ class ServiceApi:
             rule = "must contain only letters, digits and ._-"
             raise ConfigurationError("policy_id", rule, policy_id)
         fields = policy_to_service(policy) if isinstance(policy, Policy) else policy
-        return ClientRequest(
-            method="PUT",
-            path=_policy_path(policy_id),
-            parse=_parse_policy,
-            headers=_JSON,
-            content=encode_mapping("policy", fields),
-        )
+        content = options.encode_mapping("policy", fields)
+        return ClientRequest("PUT", _policy_path(policy_id), _parse_policy, _JSON, content)
 
     def delete_policy(self, policy_id: str) -> ClientRequest[None]:
         """Delete a policy."""
-        return ClientRequest(method="DELETE", path=_policy_path(policy_id), parse=_ignore_content)
+        return ClientRequest("DELETE", _policy_path(policy_id), lambda _: None)
 
-    def downstreams(self, cursor: str | None) -> ClientRequest[Page[DownstreamInfo]]:
+    def downstreams(self, cursor: str | None) -> ClientRequest[Page[wire.DownstreamInfo]]:
         """List downstreams."""
         return _page_request("/downstreams", _parse_downstreams, cursor)
 
     def change_lane(
         self, lane: str, action: Literal["pause", "resume", "reset"]
-    ) -> ClientRequest[DownstreamInfo]:
+    ) -> ClientRequest[wire.DownstreamInfo]:
         """Change the state of a lane.
 
         The request has an idempotency key, so that the client retries it. Sent twice, it has the
         same effect as once.
         """
-        return ClientRequest(
-            method="POST",
-            path=f"/downstreams/{_path_segment('lane', lane)}/{action}",
-            parse=_parse_downstream,
-            headers=_idempotency_header(),
-        )
+        path = f"/downstreams/{_path_segment('lane', lane)}/{action}"
+        return ClientRequest("POST", path, _parse_downstream, _idempotency_header())
 
     # --- the service itself -----------------------------------------------------------------------
 
     def health(self) -> ClientRequest[Health]:
         """Check the health of the service. Not retried, because "not ready" is a valid result."""
 
-        def parse(response: ClientResponse) -> Health:
-            if response.status != _UNAVAILABLE:
+        def parse(response: httpx.Response) -> Health:
+            if response.status_code != _UNAVAILABLE:
                 return Health(ready=True)
-            failing = parse_problem(response.content).get("failing")
+            failing = _parse_problem(response).get("failing")
             if not isinstance(failing, dict):
-                raise request.to_error(response, now=0.0)
+                raise request.to_error(response)
             return Health(ready=False, failing=failing)  # pyright: ignore[reportUnknownArgumentType]
 
         request: ClientRequest[Health] = ClientRequest(
-            method="GET",
-            path="/readyz",
-            parse=parse,
-            extra_statuses=frozenset({_UNAVAILABLE}),
-            mode="once",
+            "GET", "/readyz", parse, extra_statuses=frozenset({_UNAVAILABLE}), mode="once"
         )
         return request
 
     def events(self, mode: SendMode) -> ClientRequest[None]:
         """Open the event stream. Parsing checks only the headers; the client reads the events."""
         return ClientRequest(
-            method="GET",
-            path="/events",
-            parse=_expect_event_stream,
-            headers={"accept": "text/event-stream"},
+            "GET",
+            "/events",
+            _expect_event_stream,
+            {"accept": "text/event-stream"},
+            read_timeout_s=STREAM_READ_TIMEOUT_S,
             mode=mode,
         )
+
+
+def _poll_until(
+    build_request: Callable[[int], ClientRequest[T]],
+    is_finished: Callable[[T], bool],
+    timeout: Duration | None,
+) -> Operation[T]:
+    """Poll until a task or replay has finished; raise `NotFinished` after the timeout.
+
+    `build_request` takes the seconds that the service may wait before it responds.
+    """
+    timeout_s = inf if timeout is None else options.to_seconds("timeout", timeout)
+    deadline = earliest(system.now() + timeout_s)
+    delay: float | None = None
+    pause_count = 0
+    while True:
+        started_at = system.now()
+        wait_s = max(0.0, min(deadline - started_at - _LONG_POLL_MARGIN_S, _MAX_LONG_POLL_S))
+        request = build_request(int(wait_s))
+        polled: T = yield request
+        if is_finished(polled):
+            return polled
+        now = system.now()
+        remaining_s = deadline - now
+        if remaining_s <= 0:
+            status = getattr(polled, "status", None)
+            raise errors.NotFinished(f"{request.path} is still {status}", polled)
+        if request.wait_s and now - started_at >= _MIN_LONG_POLL_S:
+            continue
+        pause_count += 1
+        max_delay = _POLL_BACKOFF.ceiling(pause_count)  # before jitter
+        delay = _POLL_BACKOFF.delay(max_delay, delay, system.draw())
+        yield min(delay, remaining_s)
 
 
 # --- paths, queries and headers -------------------------------------------------------------------
@@ -463,6 +475,10 @@ def _task_path(task: str | RetryTask) -> str:
 
 def _policy_path(policy_id: str) -> str:
     return f"/retry-policies/{_path_segment_of_id('policy_id', policy_id)}"
+
+
+def _replay_path(replay_id: str) -> str:
+    return f"/dead-letters/replays/{_path_segment_of_id('replay_id', replay_id)}"
 
 
 def _path_segment(field: str, name: str) -> str:
@@ -481,7 +497,7 @@ def _path_segment_of_id(field: str, id_: str) -> str:
     segment = _path_segment(field, id_)
     if "/" in id_:
         msg = f"There is no such {field.removesuffix('_id')}: {short_repr(id_)} has a slash."
-        raise NotFound(msg)
+        raise errors.NotFound(msg)
     return segment
 
 
@@ -499,16 +515,16 @@ def _to_query(filters: TaskFilter | DeadLetterFilter) -> Mapping[str, str | None
 
 def _page_request(
     path: str,
-    parse: Callable[[ClientResponse], Page[T]],
+    parse: Callable[[httpx.Response], Page[T]],
     cursor: str | None,
     query: Mapping[str, str | None] | None = None,
 ) -> ClientRequest[Page[T]]:
     """Return the request for the page of a list that starts at a cursor."""
     # The first page has the service's default size, because many callers need no second page. The
     # following pages are as large as possible.
-    limit = None if cursor is None else str(MAX_PAGE_SIZE)
+    limit = None if cursor is None else str(wire.MAX_PAGE_SIZE)
     parameters = {**(query or {}), "limit": limit, "cursor": cursor}
-    return ClientRequest(method="GET", path=_with_query(path, parameters), parse=parse)
+    return ClientRequest("GET", _with_query(path, parameters), parse)
 
 
 def _idempotency_header(key: str | None = None) -> dict[str, str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tarry.client.replays import AsyncReplay
+from tarry.client.client import ReplayHandle
 from tarry.client.transport import (
-    RETRY_FOREVER,
+    MAX_RECONNECT_DELAY_S,
     AsyncBufferingTransport,
+    EventStreamParser,
     ServiceEndpoint,
     is_event_stream,
 )
@@ -22,8 +24,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from tarry.client.api import ClientRequest, Health, SendMode
-    from tarry.client.operations import Operation
+    from tarry.client.api import ClientRequest, Health, Operation
     from tarry.client.options import (
         DeadLetterFilter,
         Duration,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
         DownstreamInfo,
         Explanation,
         Page,
+        ReplayJob,
         RetryPolicy,
         RetryTask,
         ServiceEvent,
@@ -68,33 +70,13 @@ class AsyncClient:
         import httpx
 
         from tarry.adapters.httpx import AsyncRetryTransport
-        from tarry.client.operations import Operations
+        from tarry.client.api import ServiceApi
 
-        self._api = Operations()
-        buffering: Any = AsyncBufferingTransport(
-            transport or httpx.AsyncHTTPTransport(verify=endpoint.uses_tls)
+        self._api = ServiceApi()
+        transport = transport or httpx.AsyncHTTPTransport(verify=endpoint.uses_tls)
+        self._http_clients = endpoint.open_http_clients(
+            httpx.AsyncClient, AsyncRetryTransport, AsyncBufferingTransport(transport)
         )
-        wait_downstream = endpoint.separate_downstream("wait")
-        events_downstream = endpoint.separate_downstream("events")
-        retrying = AsyncRetryTransport(buffering, policy=endpoint.policy)
-        long_polling = AsyncRetryTransport(
-            buffering, policy=endpoint.policy, downstream=wait_downstream
-        )
-        reconnecting = AsyncRetryTransport(
-            buffering, policy=RETRY_FOREVER, downstream=events_downstream
-        )
-
-        def new_http_client(transport: Any) -> httpx.AsyncClient:
-            return httpx.AsyncClient(
-                transport=transport, base_url=endpoint.url, headers=endpoint.headers
-            )
-
-        self._http_clients: dict[SendMode, httpx.AsyncClient] = {
-            "retry": new_http_client(retrying),
-            "long_poll": new_http_client(long_polling),
-            "once": new_http_client(buffering),
-            "retry_forever": new_http_client(reconnecting),
-        }
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -125,20 +107,11 @@ class AsyncClient:
         wait: float | None = None,
         **options: Unpack[EnqueueOptions],
     ) -> RetryTask:
-        """Add a task, which is an HTTP call that the service makes and retries.
-
-        When this method returns, the task is stored durably. `body` is text, bytes or any JSON
-        value. With `wait`, the service responds once the task has finished, or after `wait`
-        seconds. The options are described in `EnqueueOptions`: method, headers, body_ref, policy,
-        policy_version, key, delay, at, overrides, callback.
-        """
+        """Add a task, an HTTP call that the service makes and retries; see `Client.enqueue`."""
         return await self._send(self._api.enqueue(url, body, wait, options))
 
     async def enqueue_many(self, tasks: Iterable[EnqueueArguments]) -> list[BatchResult]:
-        """Add any number of tasks; return one result per task, in the same order.
-
-        Each task is a dict of the arguments of `enqueue`.
-        """
+        """Add any number of tasks; return one result per task, in the same order."""
         return await self._run(self._api.enqueue_many(tasks))
 
     async def get(self, task: str | RetryTask) -> RetryTask:
@@ -158,17 +131,11 @@ class AsyncClient:
         return await self._send(self._api.explain(task))
 
     async def wait(self, task: str | RetryTask, timeout: Duration | None = None) -> RetryTask:
-        """Wait until a task has finished, successfully or not; return the task.
-
-        Raises `NotFinished` if the task does not finish within `timeout`.
-        """
+        """Wait until a task has finished; raise `NotFinished` after the timeout."""
         return await self._run(self._api.wait(task, timeout))
 
     async def cancel(self, task: str | RetryTask) -> RetryTask:
-        """Cancel a task: no further attempt starts.
-
-        An attempt that is already running may still finish; `cancelling` of the task is then true.
-        """
+        """Cancel a task: no further attempt starts, but a running attempt may still finish."""
         return await self._run(self._api.cancel(task))
 
     async def retry(self, task: str | RetryTask) -> RetryTask:
@@ -182,11 +149,7 @@ class AsyncClient:
         return self._iterate_pages(lambda cursor: self._api.dead_letters(cursor, filters))
 
     async def replay(self, **options: Unpack[ReplayOptions]) -> AsyncReplay:
-        """Start a replay of dead letters.
-
-        Filters: policy, lane, reason, before. `rate` is in tasks per second. With
-        `dry_run`, the matching dead letters are only counted.
-        """
+        """Start a replay of dead letters; with `dry_run`, only count the matching dead letters."""
         job = await self._send(self._api.replay(options))
         return AsyncReplay(job, self._api, self._run)
 
@@ -196,10 +159,7 @@ class AsyncClient:
         return [AsyncReplay(job, self._api, self._run) for job in page.items]
 
     async def purge(self, **filters: Unpack[DeadLetterFilter]) -> int:
-        """Delete the matching dead letters permanently; return how many were deleted.
-
-        Without a filter, all dead letters are deleted.
-        """
+        """Delete the matching dead letters permanently; return how many were deleted."""
         return await self._run(self._api.purge(filters))
 
     # --- policies and downstreams -----------------------------------------------------------------
@@ -221,10 +181,7 @@ class AsyncClient:
         await self._send(self._api.delete_policy(policy_id))
 
     def downstreams(self) -> AsyncIterator[DownstreamInfo]:
-        """Iterate over all lanes, with breaker state, backlog and latency of each downstream.
-
-        A lane is the queue of one downstream's tasks in the service.
-        """
+        """Iterate over all lanes, with breaker state, backlog and latency of each downstream."""
         return self._iterate_pages(self._api.downstreams)
 
     async def pause(self, lane: str) -> DownstreamInfo:
@@ -242,11 +199,8 @@ class AsyncClient:
     # --- the service itself -----------------------------------------------------------------------
 
     def events(self) -> AsyncGenerator[ServiceEvent, None]:
-        """Iterate over live events from now on.
-
-        Reconnects when the connection is lost; the events in between are then missing.
-        """
-        return self._events()
+        """Iterate over live events; events are missing while a lost connection is reopened."""
+        return self._read_events()
 
     async def health(self) -> Health:
         """Return whether the service accepts and processes tasks."""
@@ -254,14 +208,12 @@ class AsyncClient:
 
     # --- sending ----------------------------------------------------------------------------------
 
-    async def _open(
-        self, request: ClientRequest[Any], read_timeout: float | None = None
-    ) -> httpx.Response:
+    async def _open(self, request: ClientRequest[Any]) -> httpx.Response:
         """Send a request; return the buffered response, or the open response of an event stream."""
         import httpx
 
         http_client = self._http_clients[request.mode]
-        httpx_request = request.to_httpx(http_client, self._endpoint.timeout, read_timeout)
+        httpx_request = request.to_httpx(http_client, self._endpoint.timeout)
         try:
             return await http_client.send(httpx_request, stream=True)
         except httpx.RequestError as error:
@@ -269,27 +221,24 @@ class AsyncClient:
 
     async def _send(self, request: ClientRequest[T]) -> T:
         async with aclosing(await self._open(request)) as response:
-            content = await response.aread()
-            return request.parse_response(response, content, system.unix_time())
+            await response.aread()
+            return request.parse_response(response)
 
     async def _run(self, operation: Operation[T]) -> T:
-        """Run an operation: send the requests that it yields, and sleep when it yields seconds."""
+        result: Any = None
         try:
-            step = next(operation)
             while True:
+                step = operation.send(result)
                 if isinstance(step, (float, int)):
                     await system.async_sleep(step)
-                    step = next(operation)
-                    continue
-                try:
-                    result = await self._send(step)
-                except TarryError as error:
-                    step = operation.throw(error)  # the operation may add a note to the error
                 else:
-                    step = operation.send(result)
+                    result = await self._send(step)
         except StopIteration as stop:
             returned: T = stop.value
             return returned
+        except TarryError as error:
+            operation.throw(error)  # the operation may add a note to the error
+            raise
 
     async def _iterate_pages(
         self, request_page: Callable[[str | None], ClientRequest[Page[T]]]
@@ -303,21 +252,15 @@ class AsyncClient:
             if cursor is None:
                 return
 
-    async def _events(self) -> AsyncGenerator[ServiceEvent, None]:
+    async def _read_events(self) -> AsyncGenerator[ServiceEvent, None]:
         import httpx
-
-        from tarry.client.sse import (
-            MAX_RECONNECT_DELAY_S,
-            STREAM_READ_TIMEOUT_S,
-            EventStreamParser,
-        )
 
         request = self._api.events("retry")
         while True:
-            async with aclosing(await self._open(request, STREAM_READ_TIMEOUT_S)) as response:
-                is_stream = is_event_stream(response.headers)
-                content = b"" if is_stream else await response.aread()
-                request.parse_response(response, content, system.unix_time())
+            async with aclosing(await self._open(request)) as response:
+                if not is_event_stream(response):
+                    await response.aread()
+                request.parse_response(response)
                 parser = EventStreamParser()
                 with suppress(httpx.RequestError):  # the stream was lost: reconnect below
                     async for chunk in response.aiter_bytes():
@@ -327,3 +270,19 @@ class AsyncClient:
             # From now on reconnecting is retried forever, because the service was reachable once.
             request = self._api.events("retry_forever")
             await system.async_sleep(MAX_RECONNECT_DELAY_S * system.draw())
+
+
+class AsyncReplay(ReplayHandle[Awaitable["ReplayJob"]]):
+    """The asynchronous version of `Replay`."""
+
+    async def refresh(self) -> Self:
+        """Fetch the current state."""
+        return self._update(await self._run(self._api.refresh_replay(self.job)))
+
+    async def wait(self, timeout: Duration | None = None) -> Self:
+        """Wait until the replay has finished; raise `NotFinished` after the timeout."""
+        return self._update(await self._run(self._api.wait_for_replay(self.job, timeout)))
+
+    async def cancel(self) -> Self:
+        """Cancel the rest of the replay; raise `Conflict` if the replay has finished."""
+        return self._update(await self._run(self._api.cancel_replay(self.job)))

@@ -1,14 +1,14 @@
-"""The blocking client of the retry service."""
+"""The blocking client of the retry service, and the handle of a replay that it returns."""
 
 from __future__ import annotations
 
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from tarry.client.replays import Replay
 from tarry.client.transport import (
-    RETRY_FOREVER,
+    MAX_RECONNECT_DELAY_S,
     BufferingTransport,
+    EventStreamParser,
     ServiceEndpoint,
     is_event_stream,
 )
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from tarry.client.api import ClientRequest, Health, SendMode
-    from tarry.client.operations import Operation
+    from tarry.client.api import ClientRequest, Health, Operation, ServiceApi
     from tarry.client.options import (
         DeadLetterFilter,
         Duration,
@@ -39,12 +38,15 @@ if TYPE_CHECKING:
         DownstreamInfo,
         Explanation,
         Page,
+        ReplayJob,
         RetryPolicy,
         RetryTask,
         ServiceEvent,
     )
 
 T = TypeVar("T")
+R = TypeVar("R")
+"""What running an operation of a replay returns: a `ReplayJob`, or an awaitable of one."""
 
 
 class Client:
@@ -69,29 +71,13 @@ class Client:
         import httpx
 
         from tarry.adapters.httpx import RetryTransport
-        from tarry.client.operations import Operations
+        from tarry.client.api import ServiceApi
 
-        self._api = Operations()
-        buffering: Any = BufferingTransport(
-            transport or httpx.HTTPTransport(verify=endpoint.uses_tls)
+        self._api = ServiceApi()
+        transport = transport or httpx.HTTPTransport(verify=endpoint.uses_tls)
+        self._http_clients = endpoint.open_http_clients(
+            httpx.Client, RetryTransport, BufferingTransport(transport)
         )
-        wait_downstream = endpoint.separate_downstream("wait")
-        events_downstream = endpoint.separate_downstream("events")
-        retrying = RetryTransport(buffering, policy=endpoint.policy)
-        long_polling = RetryTransport(buffering, policy=endpoint.policy, downstream=wait_downstream)
-        reconnecting = RetryTransport(buffering, policy=RETRY_FOREVER, downstream=events_downstream)
-
-        def new_http_client(transport: Any) -> httpx.Client:
-            return httpx.Client(
-                transport=transport, base_url=endpoint.url, headers=endpoint.headers
-            )
-
-        self._http_clients: dict[SendMode, httpx.Client] = {
-            "retry": new_http_client(retrying),
-            "long_poll": new_http_client(long_polling),
-            "once": new_http_client(buffering),
-            "retry_forever": new_http_client(reconnecting),
-        }
 
     def close(self) -> None:
         """Close the connections."""
@@ -243,7 +229,22 @@ class Client:
 
         Reconnects when the connection is lost; the events in between are then missing.
         """
-        return self._events()
+        import httpx
+
+        request = self._api.events("retry")
+        while True:
+            with closing(self._open(request)) as response:
+                if not is_event_stream(response):
+                    response.read()
+                request.parse_response(response)
+                parser = EventStreamParser()
+                with suppress(httpx.RequestError):  # the stream was lost: reconnect below
+                    for chunk in response.iter_bytes():
+                        yield from parser.feed(chunk)
+            self._endpoint.log_stream_lost()
+            # From now on reconnecting is retried forever, because the service was reachable once.
+            request = self._api.events("retry_forever")
+            system.sleep(MAX_RECONNECT_DELAY_S * system.draw(), None)
 
     def health(self) -> Health:
         """Return whether the service accepts and processes tasks."""
@@ -251,14 +252,12 @@ class Client:
 
     # --- sending ----------------------------------------------------------------------------------
 
-    def _open(
-        self, request: ClientRequest[Any], read_timeout: float | None = None
-    ) -> httpx.Response:
+    def _open(self, request: ClientRequest[Any]) -> httpx.Response:
         """Send a request; return the buffered response, or the open response of an event stream."""
         import httpx
 
         http_client = self._http_clients[request.mode]
-        httpx_request = request.to_httpx(http_client, self._endpoint.timeout, read_timeout)
+        httpx_request = request.to_httpx(http_client, self._endpoint.timeout)
         try:
             return http_client.send(httpx_request, stream=True)
         except httpx.RequestError as error:
@@ -266,27 +265,24 @@ class Client:
 
     def _send(self, request: ClientRequest[T]) -> T:
         with closing(self._open(request)) as response:
-            content = response.read()
-            return request.parse_response(response, content, system.unix_time())
+            response.read()
+            return request.parse_response(response)
 
     def _run(self, operation: Operation[T]) -> T:
-        """Run an operation: send the requests that it yields, and sleep when it yields seconds."""
+        result: Any = None
         try:
-            step = next(operation)
             while True:
+                step = operation.send(result)
                 if isinstance(step, (float, int)):
                     system.sleep(step, None)
-                    step = next(operation)
-                    continue
-                try:
-                    result = self._send(step)
-                except TarryError as error:
-                    step = operation.throw(error)  # the operation may add a note to the error
                 else:
-                    step = operation.send(result)
+                    result = self._send(step)
         except StopIteration as stop:
             returned: T = stop.value
             return returned
+        except TarryError as error:
+            operation.throw(error)  # the operation may add a note to the error
+            raise
 
     def _iterate_pages(
         self, request_page: Callable[[str | None], ClientRequest[Page[T]]]
@@ -299,26 +295,57 @@ class Client:
             if cursor is None:
                 return
 
-    def _events(self) -> Generator[ServiceEvent, None, None]:
-        import httpx
 
-        from tarry.client.sse import (
-            MAX_RECONNECT_DELAY_S,
-            STREAM_READ_TIMEOUT_S,
-            EventStreamParser,
-        )
+class ReplayHandle(Generic[R]):
+    """A replay of dead letters, as last fetched from the service."""
 
-        request = self._api.events("retry")
-        while True:
-            with closing(self._open(request, STREAM_READ_TIMEOUT_S)) as response:
-                is_stream = is_event_stream(response.headers)
-                content = b"" if is_stream else response.read()
-                request.parse_response(response, content, system.unix_time())
-                parser = EventStreamParser()
-                with suppress(httpx.RequestError):  # the stream was lost: reconnect below
-                    for chunk in response.iter_bytes():
-                        yield from parser.feed(chunk)
-            self._endpoint.log_stream_lost()
-            # From now on reconnecting is retried forever, because the service was reachable once.
-            request = self._api.events("retry_forever")
-            system.sleep(MAX_RECONNECT_DELAY_S * system.draw(), None)
+    def __init__(
+        self, job: ReplayJob, api: ServiceApi, run: Callable[[Operation[ReplayJob]], R]
+    ) -> None:
+        self._api = api
+        self._run = run
+        self.job: ReplayJob = job
+        """The replay job as the service returned it."""
+
+    @property
+    def replay_id(self) -> str | None:
+        """Id of the replay; None for a dry run."""
+        return self.job.replay_id
+
+    @property
+    def status(self) -> str:
+        """RUNNING, DONE, CANCELLED or DRY_RUN."""
+        return self.job.status
+
+    @property
+    def matched(self) -> int:
+        """Number of dead letters that matched the filter."""
+        return self.job.matched
+
+    @property
+    def replayed(self) -> int:
+        """Number of dead letters that were replayed so far."""
+        return self.job.replayed
+
+    def _update(self, job: ReplayJob) -> Self:
+        self.job = job
+        return self
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.job!r})"
+
+
+class Replay(ReplayHandle["ReplayJob"]):
+    """A replay of dead letters, as last fetched from the service."""
+
+    def refresh(self) -> Self:
+        """Fetch the current state."""
+        return self._update(self._run(self._api.refresh_replay(self.job)))
+
+    def wait(self, timeout: Duration | None = None) -> Self:
+        """Wait until the replay has finished; raise `NotFinished` after the timeout."""
+        return self._update(self._run(self._api.wait_for_replay(self.job, timeout)))
+
+    def cancel(self) -> Self:
+        """Cancel the rest of the replay; raise `Conflict` if the replay has finished."""
+        return self._update(self._run(self._api.cancel_replay(self.job)))

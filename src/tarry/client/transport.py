@@ -1,6 +1,6 @@
-"""The service's address and the buffering transports, which both clients use to send requests.
+"""What both clients use to send requests: the service's address, transports, the event stream.
 
-Imports neither httpx nor msgspec, so that the client classes can be imported without them.
+Imports httpx and msgspec only when needed, so that the client classes can be imported without them.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from contextlib import aclosing, closing
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 from tarry.client.errors import ServiceError, ServiceUnreachable
@@ -19,17 +19,35 @@ from tarry.runtime.config import check_instance
 from tarry.runtime.downstream import Downstream
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator
 
     import httpx
 
+    from tarry.wire.tasks import ServiceEvent
+
 logger: logging.Logger = logging.getLogger("tarry.client")
+
+HttpClient = TypeVar("HttpClient")
+SendMode: TypeAlias = Literal["retry", "long_poll", "once", "retry_forever"]
+"""How a request is sent.
+
+`retry`: retried under the client's policy. `long_poll`: also retried under that policy, but with
+separate latency statistics, because the service delays its response on purpose. `once`: not
+retried. `retry_forever`: retried until there is a response.
+"""
 
 RETRY_FOREVER = Policy(max_attempts=1_000_000_000, max_delay=10.0)
 """The policy for reconnecting an event stream. The service was reachable before, so it is expected
 to become reachable again."""
 MAX_RESPONSE_BYTES = 64 << 20
 """More than the largest page of any list. Bounds the memory that one response can use."""
+STREAM_READ_TIMEOUT_S = 60.0
+"""A stream on which no byte arrives for this long counts as lost, because the service sends a
+comment every 15 seconds."""
+MAX_RECONNECT_DELAY_S = 1.0
+"""Upper bound of the random delay before a lost stream is opened again."""
+_MAX_EVENT_BYTES = 1 << 18
+"""Many times the size of a real event. Bounds the memory that a broken stream can use."""
 
 
 class ServiceEndpoint:
@@ -50,12 +68,28 @@ class ServiceEndpoint:
         self.policy: Policy | None = policy
         self.timeout: float = check_positive("timeout", timeout)
 
-    def separate_downstream(self, purpose: Literal["wait", "events"]) -> Downstream:
-        """Return a downstream, without breaker and budget, for requests that are slow on purpose.
+    def open_http_clients(
+        self,
+        http_client: Callable[..., HttpClient],
+        retry_transport: Callable[..., Any],
+        buffering: BufferingTransport | AsyncBufferingTransport,
+    ) -> dict[SendMode, HttpClient]:
+        """Return an HTTP client for each send mode; all of them share the buffering transport.
 
-        The latency of these requests must not count as the latency of the service's other requests.
+        Requests that are slow on purpose have downstreams of their own, without breaker and budget,
+        so that their latency does not count as the latency of the service's other requests.
         """
-        return Downstream(f"{self.url}/{purpose}")
+        wait, events = Downstream(f"{self.url}/wait"), Downstream(f"{self.url}/events")
+        transports: dict[SendMode, Any] = {
+            "retry": retry_transport(buffering, policy=self.policy),
+            "long_poll": retry_transport(buffering, policy=self.policy, downstream=wait),
+            "once": buffering,
+            "retry_forever": retry_transport(buffering, policy=RETRY_FOREVER, downstream=events),
+        }
+        return {
+            mode: http_client(transport=transport, base_url=self.url, headers=self.headers)
+            for mode, transport in transports.items()
+        }
 
     def log_stream_lost(self) -> None:
         """Log that the event stream was lost, which means that events may be missing."""
@@ -129,7 +163,7 @@ class BufferingTransport:
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request."""
         response: httpx.Response = self._transport.handle_request(request)
-        if is_event_stream(response.headers):
+        if is_event_stream(response):
             return response
         content = bytearray()
         with closing(response):
@@ -151,7 +185,7 @@ class AsyncBufferingTransport:
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request."""
         response: httpx.Response = await self._transport.handle_async_request(request)
-        if is_event_stream(response.headers):
+        if is_event_stream(response):
             return response
         content = bytearray()
         async with aclosing(response):
@@ -164,9 +198,10 @@ class AsyncBufferingTransport:
         await self._transport.aclose()
 
 
-def is_event_stream(headers: Mapping[str, str]) -> bool:
+def is_event_stream(response: httpx.Response) -> bool:
     """Return whether a response is a stream of server-sent events, which never ends."""
-    return headers.get("content-type", "").startswith("text/event-stream")
+    content_type: str = response.headers.get("content-type", "")
+    return response.is_success and content_type.startswith("text/event-stream")
 
 
 def _append_chunk(content: bytearray, chunk: bytes) -> None:
@@ -186,3 +221,56 @@ def _buffered_response(response: httpx.Response, content: bytearray) -> httpx.Re
         stream=httpx.ByteStream(bytes(content)),
         extensions=response.extensions,
     )
+
+
+# --- event stream ---------------------------------------------------------------------------------
+
+
+class EventStreamParser:
+    """Splits the bytes of one stream into events; chunks may end anywhere within an event.
+
+    The format is that of server-sent events, section 9.2 of the HTML standard.
+    """
+
+    def __init__(self) -> None:
+        import msgspec
+
+        from tarry.wire.tasks import ServiceEvent
+
+        self._decode = msgspec.json.Decoder(ServiceEvent).decode
+        self._incomplete_line = b""
+        self._data_lines: list[bytes] = []
+        self._data_size = 0
+
+    def feed(self, chunk: bytes) -> Iterator[ServiceEvent]:
+        """Yield the events that this chunk completes."""
+        text = self._incomplete_line + chunk
+        # A CR at the end may be the first half of a CRLF, so it waits for the next chunk.
+        trailing_cr = b"\r" if text.endswith(b"\r") else b""
+        text = text.removesuffix(trailing_cr)
+        lines = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        self._incomplete_line = lines.pop() + trailing_cr
+        for line in lines:
+            if line:
+                self._add_line(line)
+            elif self._data_lines:
+                data = b"\n".join(self._data_lines)
+                self._data_lines, self._data_size = [], 0
+                yield self._parse_event(data)
+        if len(self._incomplete_line) + self._data_size > _MAX_EVENT_BYTES:
+            msg = f"an event from the service has more than {_MAX_EVENT_BYTES} bytes"
+            raise ServiceError(msg)
+
+    def _add_line(self, line: bytes) -> None:
+        field, _, value = line.partition(b":")
+        # `event:` is ignored because the data repeats it, `id:` because streams cannot be resumed.
+        if field == b"data":
+            self._data_lines.append(value.removeprefix(b" "))
+            self._data_size += len(value)
+
+    def _parse_event(self, data: bytes) -> ServiceEvent:
+        try:
+            return self._decode(data)
+        except ValueError as error:  # of msgspec, or of text that is not UTF-8
+            msg = f"an event from the service cannot be parsed: {error}"
+            raise ServiceError(msg) from error

@@ -1,15 +1,18 @@
-"""Requests over a real connection: retries, lost responses and errors."""
+"""Requests over a real connection: retries, lost responses and the event stream."""
 
 from __future__ import annotations
 
-import socket
+import json
+from itertools import pairwise
 from typing import Any
 
-import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import tarry
 from tarry.client import errors
+from tarry.client.transport import EventStreamParser
 from tests.client.client_drivers import ClientDriver
 from tests.client.conftest import OpenDriver
 from tests.client.fake_service import FakeService, problem_response, task_json
@@ -105,19 +108,6 @@ def test_succeeded_task_cannot_be_cancelled(driver: ClientDriver, service: FakeS
     assert "SUCCEEDED" == caught.value.problem["taskStatus"]
 
 
-def test_unavailable_service(driver: ClientDriver, service: FakeService) -> None:
-    """After the last attempt the error has the last response and retry_after."""
-    service.faults.extend(["503"] * 10)
-    with pytest.raises(errors.ServiceUnavailable, match=r"answered with 503: Later\.$") as caught:
-        driver.call("enqueue", HOOK)
-    assert (503, "Not now", 7.0) == (
-        caught.value.status,
-        caught.value.title,
-        caught.value.retry_after,
-    )
-    assert 4 == len(service.requests)
-
-
 def test_policy_of_the_client(service: FakeService, open_driver: OpenDriver) -> None:
     """The client's policy decides the number of attempts."""
     service.faults.extend(["503"] * 10)
@@ -125,63 +115,6 @@ def test_policy_of_the_client(service: FakeService, open_driver: OpenDriver) -> 
         with pytest.raises(errors.ServiceUnavailable):
             driver.call("get", "some")
         assert 2 == len(service.requests)
-
-
-def test_unreachable_service(open_driver: OpenDriver) -> None:
-    """Without a service, a ConnectionError names the address."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        with open_driver(url) as driver, pytest.raises(ConnectionError, match=url) as caught:
-            driver.call("get", "some")
-    assert isinstance(caught.value, errors.ServiceUnreachable)
-    assert isinstance(caught.value.__cause__, httpx.ConnectError)
-    assert None is caught.value.status
-
-
-@pytest.mark.parametrize(
-    ("status", "kind"),
-    [
-        (400, errors.InvalidRequest),
-        (401, errors.NotAuthorized),
-        (403, errors.NotAuthorized),
-        (404, errors.NotFound),
-        (409, errors.Conflict),
-        (413, errors.InvalidRequest),
-        (422, errors.InvalidRequest),
-        (500, errors.ServiceError),
-    ],
-)
-def test_problems_become_errors(
-    driver: ClientDriver, service: FakeService, status: int, kind: type[errors.ServiceError]
-) -> None:
-    """A problem document becomes the matching error, with the invalid field."""
-    said = problem_response(status, "Bad", "delayMs is too long.", field="delayMs")
-    service.responses["POST /retry-tasks"] = said
-    with pytest.raises(errors.ServiceError) as caught:
-        driver.call("enqueue", HOOK)
-    error = caught.value
-    assert kind is type(error)
-    assert f"POST /retry-tasks was answered with {status}: delayMs is too long." == str(error)
-    assert (status, "Bad", "delayMs is too long.", "delayMs") == (
-        error.status,
-        error.title,
-        error.detail,
-        error.field,
-    )
-
-
-def test_responses_of_other_servers(driver: ClientDriver, service: FakeService) -> None:
-    """Responses that are not from a tarry service become errors."""
-    service.responses["GET /retry-tasks/a"] = (200, b"<html>hello</html>")
-    service.responses["GET /retry-tasks/b"] = (418, b"<html>teapot</html>")
-    service.responses["GET /retry-tasks/c"] = (302, b"")
-    with pytest.raises(errors.ServiceError, match="not from a tarry service"):
-        driver.call("get", "a")
-    with pytest.raises(errors.InvalidRequest, match="418: no problem document"):
-        driver.call("get", "b")
-    with pytest.raises(errors.ServiceError, match="302"):
-        driver.call("get", "c")
 
 
 def test_response_size_is_limited(
@@ -222,3 +155,87 @@ def test_deadline_limits_retries(driver: ClientDriver, service: FakeService) -> 
     with tarry.deadline(5), pytest.raises(errors.ServiceUnavailable):
         driver.call("enqueue", HOOK)
     assert 1 == len(service.requests)
+
+
+def event_bytes(kind: str, at: int) -> bytes:
+    """Return an event as the service sends it."""
+    data = json.dumps({"kind": kind, "at": at, "lane": "https://example.com:443"})
+    return f"id: {at}-1\nevent: {kind}\ndata: {data}\n\n".encode()
+
+
+@pytest.mark.usefixtures("_no_wait")
+def test_lost_stream_is_reopened(
+    driver: ClientDriver, service: FakeService, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Reading continues after a lost connection and after an outage of the service."""
+    service.streams.extend(
+        [
+            b": hello\n\n" + event_bytes("added", 1) + event_bytes("attempt", 2)[:-1],
+            b"",
+            event_bytes("succeeded", 3) + event_bytes("added", 4),
+        ]
+    )
+    service.faults.extend(["", "", *["503"] * 8])
+
+    events = driver.events(3)
+
+    assert [("added", 1), ("succeeded", 3), ("added", 4)] == [(one.kind, one.at) for one in events]
+    assert 11 == len(service.requests)
+    lost = [one.getMessage() for one in caplog.records if one.name == "tarry.client"]
+    assert 2 == len(lost)
+    assert lost[0].startswith("event stream lost, reconnecting, url=")
+    assert {"text/event-stream"} == {request.headers["accept"] for request in service.requests}
+
+
+@pytest.mark.usefixtures("_no_wait")
+def test_first_connection_is_not_retried_forever(
+    driver: ClientDriver, service: FakeService
+) -> None:
+    """The first connection is retried under the client's policy only."""
+    service.faults.extend(["503"] * 100)
+    with pytest.raises(errors.ServiceUnavailable):
+        driver.events(1)
+    assert 4 == len(service.requests)
+
+
+def test_response_is_not_a_stream(driver: ClientDriver, service: FakeService) -> None:
+    """A response that is not an event stream is an error."""
+    service.responses["GET /events"] = (200, {"hello": "world"})
+    with pytest.raises(errors.ServiceError, match="not an event stream"):
+        driver.events(1)
+
+
+LINES = b"".join(
+    [
+        b": hello\n\n",
+        event_bytes("added", 1),
+        event_bytes("missed", 2).replace(b"\n", b"\r\n"),
+        event_bytes("parked", 3).replace(b"\n", b"\r"),
+        b'data: {"kind":\ndata:"missed",\ndata: "missed": 5}\nretry: 10\nodd\n\n',
+    ]
+)
+
+
+@given(st.lists(st.integers(0, len(LINES)), max_size=20))
+def test_chunks_do_not_matter(cuts: list[int]) -> None:
+    """The chunks of a stream do not affect its events."""
+    parser = EventStreamParser()
+    places = [0, *sorted(cuts), len(LINES)]
+    found = [event for start, end in pairwise(places) for event in parser.feed(LINES[start:end])]
+    assert ["added", "missed", "parked", "missed"] == [event.kind for event in found]
+    assert 5 == found[-1].missed
+
+
+@pytest.mark.parametrize("piece", [b"x" * 4096, b"\ndata: " + b"x" * 4096])
+def test_event_size_is_limited(piece: bytes) -> None:
+    """An event has a maximum size, as one line or as many."""
+    parser = EventStreamParser()
+    with pytest.raises(errors.ServiceError, match="more than 262144 bytes"):
+        for _ in range(100):
+            assert [] == list(parser.feed(piece))
+
+
+def test_invalid_event() -> None:
+    """An invalid event is an error."""
+    with pytest.raises(errors.ServiceError, match="cannot be parsed"):
+        list(EventStreamParser().feed(b"data: [1]\n\n"))
