@@ -12,21 +12,18 @@ from tarry.service.api import problems
 from tarry.service.api.auth import Authenticator
 from tarry.service.api.dead_letters import DeadLetterResource
 from tarry.service.api.downstreams import DownstreamResource
-from tarry.service.api.events import EventResource
-from tarry.service.api.health import HealthResource
 from tarry.service.api.messages import ApiResponse, problem_response
+from tarry.service.api.monitoring import EventResource, HealthResource
 from tarry.service.api.openapi import CONTENT_SECURITY_POLICY, build_docs_page, build_openapi
 from tarry.service.api.policies import PolicyResource
-from tarry.service.api.routing import Endpoint, Operation
+from tarry.service.api.routing import Endpoint, resource_operations
 from tarry.service.api.task_creation import TaskCreation
 from tarry.service.api.tasks import ResultWaiter, TaskResource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tarry.service.api.context import ApiContext
     from tarry.service.api.messages import ApiRequest, CompleteRequestHandler
-    from tarry.service.api.routing import Handler
+    from tarry.service.api.routing import Handler, Operation
     from tarry.wire.http import Receive, Scope, Send
 
 
@@ -40,24 +37,31 @@ class Api:
         self._result_waiter = ResultWaiter(context)
         tasks = TaskResource(context, self._result_waiter)
         self._events = EventResource(context)
-        operations = [
-            *TaskCreation(context, self._result_waiter).operations(),
-            *tasks.operations(),
-            *DeadLetterResource(context, tasks).operations(),
-            *PolicyResource(context).operations(),
-            *DownstreamResource(context).operations(),
-            *self._events.operations(),
-            *HealthResource(context).operations(),
-        ]
-        documented = tuple(operations)
-        operations += _description_operations(
-            cache(
-                lambda: build_openapi(
-                    documented, version=version, require_keys=context.require_keys
-                )
-            )
+        resources = (
+            TaskCreation(context, self._result_waiter),
+            tasks,
+            DeadLetterResource(context, tasks),
+            PolicyResource(context),
+            DownstreamResource(context),
+            self._events,
+            HealthResource(context),
         )
-        endpoints = _build_endpoints(operations, Authenticator(context))
+        operations = [pair for resource in resources for pair in resource_operations(resource)]
+        handlers = _description_handlers(operations, version, require_keys=context.require_keys)
+        public_paths = {*handlers}
+        for operation, handler in operations:
+            handlers.setdefault(operation.path, {})[operation.method] = handler
+            if operation.is_public:
+                public_paths.add(operation.path)
+        authenticator = Authenticator(context)
+        endpoints = {
+            path: Endpoint(
+                by_method,
+                "" if path in public_paths else authenticator.authenticate,
+                authenticator.check_host,
+            )
+            for path, by_method in handlers.items()
+        }
         self._endpoint_by_path = {
             path: endpoint for path, endpoint in endpoints.items() if "{" not in path
         }
@@ -67,12 +71,11 @@ class Api:
         }
         """By path: the handler for a `POST` whose body is complete; used by the HTTP server."""
         # Longer paths first: `{lane}` must not match `{lane}/pause`.
+        longest_first = sorted(endpoints, key=lambda path: ("{" in path, -path.count("/")))
         self._router = Router(
             [
-                Route(path.replace("{lane}", "{lane:path}"), endpoint)
-                for path, endpoint in sorted(
-                    endpoints.items(), key=lambda item: ("{" in item[0], -item[0].count("/"))
-                )
+                Route(path.replace("{lane}", "{lane:path}"), endpoints[path])
+                for path in longest_first
             ],
             redirect_slashes=False,
             default=_reject_unknown_path,
@@ -90,30 +93,15 @@ class Api:
         self._events.close()
 
 
-def _build_endpoints(
-    operations: list[Operation], authenticator: Authenticator
-) -> dict[str, Endpoint]:
-    handlers: dict[str, dict[str, Handler]] = {}
-    is_public: dict[str, bool] = {}
-    for operation in operations:
-        handlers.setdefault(operation.path, {})[operation.method] = operation.handler
-        is_public[operation.path] = operation.is_public
-    return {
-        path: Endpoint(
-            by_method,
-            "" if is_public[path] else authenticator.authenticate,
-            authenticator.check_host,
-        )
-        for path, by_method in handlers.items()
-    }
+def _description_handlers(
+    operations: list[tuple[Operation, Handler]], version: str, *, require_keys: bool
+) -> dict[str, dict[str, Handler]]:
+    """Return the handlers that describe the API, which the OpenAPI document does not list."""
+    document = cache(lambda: build_openapi(operations, version=version, require_keys=require_keys))
+    encode_document = cache(lambda: msgspec.json.encode(document()))
+    build_page = cache(lambda: build_docs_page(document()))
 
-
-def _description_operations(build_document: Callable[[], dict[str, object]]) -> list[Operation]:
-    """Return the operations that describe the API; the OpenAPI document does not list them."""
-    encode_document = cache(lambda: msgspec.json.encode(build_document()))
-    build_page = cache(lambda: build_docs_page(build_document()))
-
-    async def get_json(_: ApiRequest) -> ApiResponse:
+    async def get_document(_: ApiRequest) -> ApiResponse:
         return ApiResponse(200, encode_document(), [(b"content-type", b"application/json")])
 
     async def get_page(_: ApiRequest) -> ApiResponse:
@@ -123,13 +111,7 @@ def _description_operations(build_document: Callable[[], dict[str, object]]) -> 
         ]
         return ApiResponse(200, build_page(), headers)
 
-    return [
-        Operation(
-            method="GET", path=path, operation_id=path[1:], summary="Describe the API.",
-            handler=handler, responses={}, is_public=True,
-        )
-        for path, handler in (("/openapi.json", get_json), ("/docs", get_page))
-    ]  # fmt: skip
+    return {"/openapi.json": {"GET": get_document}, "/docs": {"GET": get_page}}
 
 
 async def _reject_unknown_path(scope: Scope, _: Receive, send: Send) -> None:

@@ -7,46 +7,25 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tarry.service.api import problems
-from tarry.service.api.messages import NoQuery, json_response
+from tarry.service.api.messages import NoQuery, decode_json, json_response
 from tarry.service.api.routing import Operation
 from tarry.service.api.task_validation import check_epoch_ms
-from tarry.service.api.tasks import DeadLetterQuery, check_reason
+from tarry.service.api.tasks import DeadLetterQuery, PurgeQuery, build_filter, check_reason
 from tarry.service.api.views import internal_lane_name, replay_view
 from tarry.service.model import ReplayRecord, Status
-from tarry.service.store import TaskFilter
-from tarry.wire.tasks import (
-    LaneName,
-    Page,
-    PolicyName,
-    PurgeResult,
-    ReasonName,
-    ReplayFilter,
-    ReplayJob,
-    ReplayRequest,
-    RetryTask,
-)
+from tarry.wire.tasks import Page, PurgeResult, ReplayFilter, ReplayJob, ReplayRequest, RetryTask
 
 if TYPE_CHECKING:
     from tarry.service.api.context import ApiContext
     from tarry.service.api.messages import ApiRequest, ApiResponse
     from tarry.service.api.tasks import TaskResource
 
-
 _replay_decoder = msgspec.json.Decoder(ReplayRequest)
+_REPLAY_PATH = "/dead-letters/replays/{replayId}"
 _PURGE_CHUNK = 500
 """Tasks that one call of the store deletes."""
 _MAX_PURGE_CHUNKS = 20
 """Calls of the store per request; the response reports whether more dead letters are left."""
-
-
-class PurgeQuery(
-    msgspec.Struct, rename="camel", kw_only=True, frozen=True, forbid_unknown_fields=True
-):
-    """Filter for the dead letters to purge; an empty filter matches all."""
-
-    policy_id: PolicyName | None = None
-    lane: LaneName | None = None
-    reason: ReasonName | None = None
 
 
 class DeadLetterResource:
@@ -56,90 +35,20 @@ class DeadLetterResource:
         self._context = context
         self._tasks = tasks
 
-    def operations(self) -> list[Operation]:
-        """Return the operations on dead letters."""
-        replay_path = "/dead-letters/replays/{replayId}"
-        return [
-            Operation(
-                method="GET",
-                path="/dead-letters",
-                operation_id="listDeadLetters",
-                summary="List dead letters, newest first.",
-                handler=self.list_dead_letters,
-                query_type=DeadLetterQuery,
-                responses={200: Page[RetryTask]},
-                error_statuses=(400, 422, 503),
-            ),
-            Operation(
-                method="DELETE",
-                path="/dead-letters",
-                operation_id="purgeDeadLetters",
-                summary="Delete dead letters permanently.",
-                handler=self.purge,
-                query_type=PurgeQuery,
-                responses={200: PurgeResult},
-                error_statuses=(400, 422, 503),
-            ),
-            Operation(
-                method="POST",
-                path="/dead-letters/replays",
-                operation_id="createReplay",
-                summary="Replay dead letters: a durable job with an optional rate. A dry run only "
-                "counts them.",
-                handler=self.start_replay,
-                request_type=ReplayRequest,
-                responses={201: ReplayJob, 200: ReplayJob},
-                error_statuses=(400, 413, 415, 422, 503),
-            ),
-            Operation(
-                method="GET",
-                path="/dead-letters/replays",
-                operation_id="listReplays",
-                summary="List the latest 100 replays, newest first.",
-                handler=self.list_replays,
-                query_type=NoQuery,
-                responses={200: Page[ReplayJob]},
-                error_statuses=(400, 422, 503),
-            ),
-            Operation(
-                method="GET",
-                path=replay_path,
-                operation_id="getReplay",
-                summary="Get the progress of a replay.",
-                handler=self.get_replay,
-                query_type=NoQuery,
-                responses={200: ReplayJob},
-                error_statuses=(400, 404, 422, 503),
-            ),
-            Operation(
-                method="DELETE",
-                path=replay_path,
-                operation_id="cancelReplay",
-                summary="Cancel a running replay. Tasks that it has replayed are not affected.",
-                handler=self.cancel_replay,
-                query_type=NoQuery,
-                responses={200: ReplayJob},
-                error_statuses=(400, 404, 409, 422, 503),
-            ),
-        ]
-
+    @Operation(
+        "GET", "/dead-letters", "listDeadLetters", Page[RetryTask], query_type=DeadLetterQuery
+    )
     async def list_dead_letters(self, request: ApiRequest) -> ApiResponse:
         """List dead letters, newest first."""
         query = request.parse_query(DeadLetterQuery)
-        return json_response(
-            200, await self._tasks.read_page(request.tenant, query, Status.EXHAUSTED)
-        )
+        page = await self._tasks.read_page(request.tenant, query, Status.EXHAUSTED)
+        return json_response(200, page)
 
+    @Operation("DELETE", "/dead-letters", "purgeDeadLetters", PurgeResult, query_type=PurgeQuery)
     async def purge(self, request: ApiRequest) -> ApiResponse:
-        """Delete dead letters permanently, up to 10,000 per request."""
+        """Delete dead letters permanently."""
         query = request.parse_query(PurgeQuery)
-        check_reason("reason", query.reason)
-        task_filter = TaskFilter(
-            status=Status.EXHAUSTED,
-            policy_id=query.policy_id,
-            lane=None if query.lane is None else internal_lane_name(request.tenant, query.lane),
-            reason=query.reason,
-        )
+        task_filter = build_filter(request.tenant, query, Status.EXHAUSTED)
         purged, has_more = 0, True
         for _ in range(_MAX_PURGE_CHUNKS):
             removed = await self._context.store.purge(request.tenant, task_filter, _PURGE_CHUNK)
@@ -149,9 +58,18 @@ class DeadLetterResource:
                 break
         return json_response(200, PurgeResult(purged=purged, more=has_more))
 
+    @Operation(
+        "POST",
+        "/dead-letters/replays",
+        "createReplay",
+        ReplayJob,
+        statuses=(200, 201),
+        request_type=ReplayRequest,
+    )
     async def start_replay(self, request: ApiRequest) -> ApiResponse:
-        """Start a replay job, or preview one (dry run)."""
-        replay = await request.read_json(_replay_decoder, self._context.limits.max_request_bytes)
+        """Replay dead letters: a durable job with an optional rate. A dry run only counts them."""
+        body = await request.read_body(self._context.limits.max_request_bytes)
+        replay = decode_json(_replay_decoder, body)
         replay_filter = replay.filter or ReplayFilter()
         check_epoch_ms("filter.before", replay_filter.before)
         check_reason("filter.reason", replay_filter.reason)
@@ -172,26 +90,29 @@ class DeadLetterResource:
         location = (b"location", f"/dead-letters/replays/{job.id}".encode())
         return json_response(201, replay_view(job), location)
 
+    @Operation("GET", "/dead-letters/replays", "listReplays", Page[ReplayJob])
     async def list_replays(self, request: ApiRequest) -> ApiResponse:
-        """List replay jobs."""
+        """List the latest 100 replays, newest first."""
         request.parse_query(NoQuery)
         jobs = await self._context.store.list_replays(running=False, tenant=request.tenant)
         return json_response(200, Page(items=[replay_view(job) for job in jobs], next_cursor=None))
 
+    @Operation("GET", _REPLAY_PATH, "getReplay", ReplayJob)
     async def get_replay(self, request: ApiRequest) -> ApiResponse:
-        """Return a replay job."""
+        """Get the progress of a replay."""
         request.parse_query(NoQuery)
-        job = await self._context.store.get_replay(request.tenant, request.path_params["replayId"])
+        replay_id = request.path_parameter("replayId")
+        job = await self._context.store.get_replay(request.tenant, replay_id)
         if job is None:
             raise problems.no_such("replay")
         return json_response(200, replay_view(job))
 
+    @Operation("DELETE", _REPLAY_PATH, "cancelReplay", ReplayJob, errors=(409,))
     async def cancel_replay(self, request: ApiRequest) -> ApiResponse:
-        """Cancel a running replay job."""
+        """Cancel a running replay. Tasks that it has replayed are not affected."""
         request.parse_query(NoQuery)
-        job = await self._context.store.cancel_replay(
-            request.tenant, request.path_params["replayId"]
-        )
+        replay_id = request.path_parameter("replayId")
+        job = await self._context.store.cancel_replay(request.tenant, replay_id)
         if job is None:
             raise problems.no_such("replay")
         if job.status == "done":

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tarry.errors import ConfigurationError
 from tarry.service.api import problems
 from tarry.service.api.messages import NoQuery, PageQuery, json_response
-from tarry.service.api.problems import from_configuration_error
 from tarry.service.api.routing import Operation
 from tarry.service.api.views import downstream_view, internal_lane_name
 from tarry.wire.tasks import DownstreamInfo, Page
@@ -23,91 +21,55 @@ if TYPE_CHECKING:
     from tarry.service.model import LaneRecord
 
 
-_SUMMARIES = {
-    "pause": "Start no more attempts until the downstream is resumed. Running ones finish.",
-    "resume": "Resume a downstream that is paused or whose breaker is open, with a slow start.",
-    "reset": "Reset breaker, budget and latency of a downstream, and resume it.",
-}
-
-
 class DownstreamResource:
     """The operations on the downstreams of a tenant."""
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
 
-    def operations(self) -> list[Operation]:
-        """Return the operations on downstreams."""
-        engine = self._context.engine
-        actions = {"pause": engine.pause, "resume": engine.resume, "reset": engine.reset}
-        return [
-            Operation(
-                method="GET",
-                path="/downstreams",
-                operation_id="listDownstreams",
-                summary="List downstreams by name, with breaker, budget, latency and backlog.",
-                handler=self.list_downstreams,
-                query_type=PageQuery,
-                responses={200: Page[DownstreamInfo]},
-                error_statuses=(400, 422, 503),
-            ),
-            *(
-                Operation(
-                    method="POST",
-                    path=f"/downstreams/{{lane}}/{name}",
-                    operation_id=f"{name}Downstream",
-                    summary=_SUMMARIES[name],
-                    handler=self._action_handler(action),
-                    query_type=NoQuery,
-                    responses={200: DownstreamInfo},
-                    error_statuses=(400, 404, 422, 503),
-                )
-                for name, action in actions.items()
-            ),
-            Operation(
-                method="GET",
-                path="/downstreams/{lane}",
-                operation_id="getDownstream",
-                summary="Get a downstream.",
-                handler=self.get,
-                query_type=NoQuery,
-                responses={200: DownstreamInfo},
-                error_statuses=(400, 404, 422, 503),
-            ),
-        ]
-
+    @Operation("GET", "/downstreams", "listDownstreams", Page[DownstreamInfo], query_type=PageQuery)
     async def list_downstreams(self, request: ApiRequest) -> ApiResponse:
-        """List downstreams by name."""
+        """List downstreams by name, with breaker, budget, latency and backlog."""
         query = request.parse_query(PageQuery)
-        try:
+        with problems.blame_field("cursor"):
             page = await self._context.store.list_lanes(
                 request.tenant, cursor=query.cursor, limit=query.limit
             )
-        except ConfigurationError as error:
-            raise from_configuration_error("cursor", error) from None
         items = [self._view(lane) for lane in page.items]
         return json_response(200, Page(items=items, next_cursor=page.cursor))
 
+    @Operation("POST", "/downstreams/{lane}/pause", "pauseDownstream", DownstreamInfo)
+    async def pause(self, request: ApiRequest) -> ApiResponse:
+        """Start no more attempts until the downstream is resumed. Running ones finish."""
+        return await self._change(request, self._context.engine.pause)
+
+    @Operation("POST", "/downstreams/{lane}/resume", "resumeDownstream", DownstreamInfo)
+    async def resume(self, request: ApiRequest) -> ApiResponse:
+        """Resume a downstream that is paused or whose breaker is open, with a slow start."""
+        return await self._change(request, self._context.engine.resume)
+
+    @Operation("POST", "/downstreams/{lane}/reset", "resetDownstream", DownstreamInfo)
+    async def reset(self, request: ApiRequest) -> ApiResponse:
+        """Reset breaker, budget and latency of a downstream, and resume it."""
+        return await self._change(request, self._context.engine.reset)
+
+    @Operation("GET", "/downstreams/{lane}", "getDownstream", DownstreamInfo)
     async def get(self, request: ApiRequest) -> ApiResponse:
-        """Return one downstream."""
+        """Get a downstream."""
         request.parse_query(NoQuery)
         return json_response(200, self._view(await self._find(request)))
 
-    def _action_handler(
-        self, action: Callable[[str], Awaitable[None]]
-    ) -> Callable[[ApiRequest], Awaitable[ApiResponse]]:
-        async def handler(request: ApiRequest) -> ApiResponse:
-            request.parse_query(NoQuery)
-            lane = await self._find(request)
-            await action(lane.name)
-            return json_response(200, self._view(await self._find(request)))
-
-        return handler
+    async def _change(
+        self, request: ApiRequest, change: Callable[[str], Awaitable[None]]
+    ) -> ApiResponse:
+        request.parse_query(NoQuery)
+        lane = await self._find(request)
+        await change(lane.name)
+        return json_response(200, self._view(await self._find(request)))
 
     async def _find(self, request: ApiRequest) -> LaneRecord:
-        lane = await self._context.store.get_lane(
-            internal_lane_name(request.tenant, request.path_params["lane"])
-        )
+        name = internal_lane_name(request.tenant, request.path_parameter("lane"))
+        lane = await self._context.store.get_lane(name)
         if lane is None:
             raise problems.no_such("downstream")
         return lane

@@ -18,12 +18,11 @@ from tarry.wire.tasks import MAX_PAGE_SIZE
 
 if TYPE_CHECKING:
     from asyncio import Task
-    from collections.abc import Awaitable, Callable, Generator, Mapping
+    from collections.abc import Awaitable, Callable, Generator
 
-    from tarry.service.api.problems import ApiError
     from tarry.wire.http import Receive, Scope, Send
 
-
+T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 
 MAX_PARTIAL_BODY_BYTES = 256 << 20
@@ -32,6 +31,12 @@ MAX_PARTIAL_BODY_BYTES = 256 << 20
 _MAX_QUERY_BYTES = 8192
 _MAX_QUERY_FIELDS = 100
 _READ_METHODS = frozenset({"GET", "HEAD"})
+_encode = msgspec.json.Encoder().encode
+_COMMON_HEADERS = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
+_COMMON_HEADER_LINES = b"".join(b"%b: %b\r\n" % header for header in _COMMON_HEADERS)
+_JSON_CONTENT_TYPE = (b"content-type", b"application/json")
+_PROBLEM_CONTENT_TYPE = (b"content-type", PROBLEM_MEDIA_TYPE.encode())
+_NO_CONTENT = 204
 
 
 class _PartialBodies:
@@ -57,31 +62,24 @@ class Disconnected(Exception):
     """The client closed the connection before its request had arrived completely."""
 
 
-class ApiRequest:
+class ApiRequest(msgspec.Struct, eq=False):
     """One request, with the tenant that sent it."""
 
-    __slots__ = ("_receive", "body", "headers", "path_params", "scope", "tenant")
+    scope: Scope
+    receive: Receive
+    headers: dict[bytes, bytes]
+    """Values by lower-case name; only the last value of a header that is repeated."""
+    body: bytes | None = None
+    """The complete body if it arrived together with the headers, else None."""
+    tenant: str = ""
 
-    def __init__(
-        self,
-        scope: Scope,
-        receive: Receive,
-        headers: dict[bytes, bytes],
-        body: bytes | None = None,
-    ) -> None:
-        self.scope: Scope = scope
-        self._receive = receive
-        self.body: bytes | None = body
-        """The complete body if it arrived together with the headers, else None."""
-        self.headers: dict[bytes, bytes] = headers
-        """Values by lower-case name; only the last value of a header that is repeated."""
-        self.tenant: str = ""
-        self.path_params: Mapping[str, str] = scope.get("path_params") or {}
+    def path_parameter(self, name: str) -> str:
+        """Return a parameter of the path, such as `taskId`."""
+        value: str = self.scope["path_params"][name]
+        return value
 
     def header_lines(self, name: bytes) -> list[bytes]:
         """Return all values of a header that may be repeated."""
-        if name not in self.headers:
-            return []
         return [value for header, value in self.scope["headers"] if header == name]
 
     def check_json_body(self, max_bytes: int) -> None:
@@ -94,8 +92,10 @@ class ApiRequest:
         content_type = self.headers.get(b"content-type", b"")
         # A missing content type is rejected too, because a web page of another site could send such
         # a request without a CORS preflight.
-        if content_type != b"application/json" and not _is_json(content_type):
-            raise problems.unsupported_media_type()
+        if content_type != b"application/json":
+            media_type = content_type.partition(b";")[0].strip().lower()
+            if media_type != b"application/json":
+                raise problems.unsupported_media_type()
         if self.body is None:
             length = self.headers.get(b"content-length", b"")
             # float, because int() raises ValueError above 4,300 digits
@@ -110,35 +110,25 @@ class ApiRequest:
         self.check_json_body(max_bytes)
         if self.body is not None:
             return self.body
-        message = await self._receive()
-        if message["type"] == "http.request" and not message.get("more_body"):
-            body: bytes = message.get("body", b"")
-            if len(body) > max_bytes:
-                raise problems.too_large(max_bytes)
-            return body
         chunks: list[bytes] = []
         size = 0
         try:
             while True:
+                message = await self.receive()
                 if message["type"] == "http.disconnect":
                     raise Disconnected
-                chunk = message.get("body", b"")
+                chunk: bytes = message.get("body", b"")
                 size += len(chunk)
-                _PartialBodies.size_bytes += len(chunk)
                 if size > max_bytes:
                     raise problems.too_large(max_bytes)
+                if not message.get("more_body"):
+                    return b"".join((*chunks, chunk)) if chunks else chunk
+                chunks.append(chunk)
+                _PartialBodies.size_bytes += len(chunk)
                 if _PartialBodies.size_bytes > MAX_PARTIAL_BODY_BYTES:
                     raise problems.unavailable("Too many large requests arrive at the same time.")
-                chunks.append(chunk)
-                if not message.get("more_body"):
-                    return b"".join(chunks)
-                message = await self._receive()
         finally:
-            _PartialBodies.size_bytes -= size
-
-    async def read_json(self, decoder: msgspec.json.Decoder[S], max_bytes: int) -> S:
-        """Return the decoded JSON body."""
-        return decode_json(decoder, await self.read_body(max_bytes))
+            _PartialBodies.size_bytes -= sum(map(len, chunks))
 
     def parse_query(self, query_type: type[S]) -> S:
         """Return the query parameters.
@@ -157,12 +147,8 @@ class ApiRequest:
         if len(raw) > _MAX_QUERY_BYTES:
             raise problems.invalid("query", f"must have at most {_MAX_QUERY_BYTES} bytes")
         try:
-            pairs = parse_qsl(
-                raw.decode("ascii"),
-                keep_blank_values=True,
-                errors="strict",
-                max_num_fields=_MAX_QUERY_FIELDS,
-            )
+            text, limit = raw.decode("ascii"), _MAX_QUERY_FIELDS
+            pairs = parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=limit)
         except ValueError:
             rule = "must be name=value pairs, percent-encoded in UTF-8"
             raise problems.invalid("query", rule, status=400) from None
@@ -175,45 +161,19 @@ class ApiRequest:
             query = msgspec.convert(values, query_type, strict=False)
         except msgspec.ValidationError as error:
             raise problems.from_decode_error(error, query_type) from None
-        for name, attribute in zip(
-            query_type.__struct_encode_fields__, query_type.__struct_fields__, strict=True
-        ):
-            if name in values and getattr(query, attribute) is None:  # the string "null"
+        for field in msgspec.structs.fields(query_type):
+            name = field.encode_name
+            if name in values and getattr(query, field.name) is None:  # the string "null"
                 raise problems.invalid(name, "must have a value or be omitted")
         return query
 
 
-def decode_json(decoder: msgspec.json.Decoder[S], body: bytes | msgspec.Raw) -> S:
-    """Return the decoded JSON, or raise an ApiError that names the invalid field."""
-    try:
-        return decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        if not bytes(body).strip():
-            raise problems.empty_body() from None
-        raise problems.from_decode_error(error, decoder.type) from None
-
-
-def _is_json(content_type: bytes) -> bool:
-    return content_type.partition(b";")[0].strip().lower() == b"application/json"
-
-
-_encode = msgspec.json.Encoder().encode
-_COMMON_HEADERS = [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
-_COMMON_HEADER_LINES = b"".join(b"%b: %b\r\n" % header for header in _COMMON_HEADERS)
-_JSON_CONTENT_TYPE = (b"content-type", b"application/json")
-_PROBLEM_CONTENT_TYPE = (b"content-type", PROBLEM_MEDIA_TYPE.encode())
-_NO_CONTENT = 204
-
-
-class ApiResponse:
+class ApiResponse(msgspec.Struct, eq=False):
     """A complete response: status, headers and body."""
 
-    __slots__ = ("body", "headers", "status")
-
-    def __init__(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-        self.status: int = status
-        self.body: bytes = body
-        self.headers: list[tuple[bytes, bytes]] = headers
+    status: int
+    body: bytes
+    headers: list[tuple[bytes, bytes]]
 
     def encode_http1(self, more_headers: list[tuple[bytes, bytes]]) -> bytes:
         """Return the HTTP/1.1 response without its status line.
@@ -225,12 +185,9 @@ class ApiResponse:
         if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
             msg = f"a response header contains a line break: {head!r}"
             raise ValueError(msg)
-        return b"%b%bcontent-length: %d\r\n\r\n%b" % (
-            head,
-            _COMMON_HEADER_LINES,
-            len(self.body),
-            self.body,
-        )
+        body = self.body
+        parts = (head, _COMMON_HEADER_LINES, len(body), body)
+        return b"%b%bcontent-length: %d\r\n\r\n%b" % parts
 
     async def send(self, scope: Scope, send: Send) -> None:
         """Send the response through ASGI. The response to a HEAD request has no body."""
@@ -242,20 +199,15 @@ class ApiResponse:
         await send({"type": "http.response.body", "body": body})
 
 
-class PendingResponse:
+class PendingResponse(msgspec.Struct, eq=False):
     """A response that is not ready yet: `build_response` builds it when `result` is available.
 
     The fast path adds a callback to `result`, so that it needs no asyncio task for a
     `POST /retry-tasks`. Other callers await the PendingResponse like a coroutine.
     """
 
-    __slots__ = ("build_response", "result")
-
-    def __init__(
-        self, result: Awaitable[Any], build_response: Callable[[Any], ApiResponse]
-    ) -> None:
-        self.result: Awaitable[Any] = result
-        self.build_response: Callable[[Any], ApiResponse] = build_response
+    result: Awaitable[Any]
+    build_response: Callable[[Any], ApiResponse]
 
     def __await__(self) -> Generator[Any, Any, ApiResponse]:
         return self.build_response((yield from self.result.__await__()))
@@ -278,17 +230,29 @@ class ResponseStream(Protocol):
         ...
 
 
+def decode_json(
+    decoder: msgspec.json.Decoder[T],
+    body: bytes | msgspec.Raw,
+    document_type: type[object] | None = None,
+) -> T:
+    """Return the decoded JSON, or raise an ApiError that names the invalid field.
+
+    `document_type` describes the fields of the document if the decoder's own type does not.
+    """
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if not bytes(body).strip():
+            raise problems.malformed("The body is empty. Send JSON.") from None
+        raise problems.from_decode_error(error, document_type or decoder.type) from None
+
+
 def json_response(status: int, value: object, *headers: tuple[bytes, bytes]) -> ApiResponse:
     """Return a response with a JSON body."""
     return ApiResponse(status, _encode(value), [_JSON_CONTENT_TYPE, *headers])
 
 
-def empty_response(status: int = _NO_CONTENT, *headers: tuple[bytes, bytes]) -> ApiResponse:
-    """Return a response without a body."""
-    return ApiResponse(status, b"", list(headers))
-
-
-def problem_response(error: ApiError) -> ApiResponse:
+def problem_response(error: problems.ApiError) -> ApiResponse:
     """Return the response for an error: its problem details (RFC 9457) and headers."""
     problem = error.problem
     return ApiResponse(problem.status, problem.to_json(), [_PROBLEM_CONTENT_TYPE, *error.headers])

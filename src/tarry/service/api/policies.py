@@ -14,7 +14,7 @@ from msgspec import Meta
 from tarry.core.policy import HIGHEST_STATUS, LOWEST_STATUS, PolicyField
 from tarry.errors import ConfigurationError
 from tarry.service.api import problems
-from tarry.service.api.messages import NoQuery, PageQuery, empty_response, json_response
+from tarry.service.api.messages import ApiResponse, NoQuery, PageQuery, decode_json, json_response
 from tarry.service.api.problems import from_configuration_error, invalid, unknown_field
 from tarry.service.api.routing import Operation
 from tarry.service.api.views import policy_view
@@ -38,10 +38,12 @@ if TYPE_CHECKING:
 
     from tarry.core.policy import Policy
     from tarry.service.api.context import ApiContext, ApiLimits
-    from tarry.service.api.messages import ApiRequest, ApiResponse
+    from tarry.service.api.messages import ApiRequest
 
 
 _fields_decoder = msgspec.json.Decoder(dict[str, Any])
+_POLICY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_POLICY_PATH = "/retry-policies/{policyId}"
 _encode_sorted = msgspec.json.Encoder(order="deterministic").encode
 _PRESET_CURSOR = "preset:"
 """Prefix of a cursor in the built-in policies, which are listed last.
@@ -104,110 +106,42 @@ class PolicyResource:
     def __init__(self, context: ApiContext) -> None:
         self._context = context
 
-    def operations(self) -> list[Operation]:
-        """Return the operations on policies."""
-        policy_path = "/retry-policies/{policyId}"
-        return [
-            Operation(
-                method="POST",
-                path="/retry-policies",
-                operation_id="createPolicy",
-                summary="Create a policy. A repeated request returns 200 if the fields are equal, "
-                "else 409.",
-                handler=self.create,
-                request_type=PolicyFields,
-                responses={201: RetryPolicy, 200: RetryPolicy},
-                error_statuses=(400, 409, 413, 415, 422, 503),
-            ),
-            Operation(
-                method="GET",
-                path="/retry-policies",
-                operation_id="listPolicies",
-                summary="List the newest version of each policy; built-in policies come last.",
-                handler=self.list_policies,
-                query_type=PageQuery,
-                responses={200: Page[RetryPolicy]},
-                error_statuses=(400, 422, 503),
-            ),
-            Operation(
-                method="PUT",
-                path=policy_path,
-                operation_id="putPolicy",
-                summary="Create a new version. Tasks without a policyVersion use it from their "
-                "next decision on.",
-                handler=self.put,
-                request_type=PolicyFields,
-                responses={200: RetryPolicy, 201: RetryPolicy},
-                error_statuses=(400, 413, 415, 422, 503),
-            ),
-            Operation(
-                method="GET",
-                path=policy_path,
-                operation_id="getPolicy",
-                summary="Get a policy with all its fields.",
-                handler=self.get,
-                query_type=VersionQuery,
-                responses={200: RetryPolicy},
-                error_statuses=(400, 404, 422, 503),
-            ),
-            Operation(
-                method="DELETE",
-                path=policy_path,
-                operation_id="deletePolicy",
-                summary="Delete a policy with all its versions. Not possible while unfinished "
-                "tasks use it. Version numbers are not used again.",
-                handler=self.delete,
-                query_type=NoQuery,
-                responses={204: None},
-                error_statuses=(400, 404, 409, 422, 503),
-            ),
-        ]
-
+    @Operation(
+        "POST",
+        "/retry-policies",
+        "createPolicy",
+        RetryPolicy,
+        statuses=(200, 201),
+        errors=(409,),
+        request_type=PolicyFields,
+    )
     async def create(self, request: ApiRequest) -> ApiResponse:
-        """Create a policy, unless its id exists with different fields."""
+        """Create a policy. A repeated request returns 200 if the fields are equal, else 409."""
         fields = await self._read_fields(request)
         if "policyId" not in fields:
-            raise problems.invalid("policyId", "is missing")
+            raise invalid("policyId", "is missing")
         policy_id = fields.pop("policyId")
         if not isinstance(policy_id, str):
-            raise problems.invalid("policyId", "must be a string")
+            raise invalid("policyId", "must be a string")
         policy_id = check_policy_id(policy_id)
-        write_status, policy = await self._write(request.tenant, policy_id, fields, replace=False)
-        if write_status is PolicyWriteStatus.CONFLICT:
-            detail = (
-                f"{policy_id} has different fields. PUT /retry-policies/{policy_id} changes it."
-            )
+        location = f"/retry-policies/{policy_id}"
+        status, policy = await self._write(request.tenant, policy_id, fields, replace=False)
+        if status is PolicyWriteStatus.CONFLICT:
+            detail = f"{policy_id} has different fields. PUT {location} changes it."
             raise problems.conflict(problems.POLICY_EXISTS, detail, field="policyId")
-        location = (b"location", f"/retry-policies/{policy_id}".encode())
-        return json_response(
-            201 if write_status is PolicyWriteStatus.CREATED else 200,
-            _stored_view(policy),
-            location,
-        )
+        return _written(status, policy, (b"location", location.encode()))
 
-    async def put(self, request: ApiRequest) -> ApiResponse:
-        """Create a new version of a policy."""
-        policy_id = check_policy_id(request.path_params["policyId"])
-        fields = await self._read_fields(request)
-        if fields.pop("policyId", policy_id) != policy_id:
-            raise problems.invalid("policyId", "must be equal to the policyId in the path")
-        write_status, policy = await self._write(request.tenant, policy_id, fields, replace=True)
-        return json_response(
-            201 if write_status is PolicyWriteStatus.CREATED else 200, _stored_view(policy)
-        )
-
+    @Operation("GET", "/retry-policies", "listPolicies", Page[RetryPolicy], query_type=PageQuery)
     async def list_policies(self, request: ApiRequest) -> ApiResponse:
-        """List the policies of the tenant, then the built-in policies that it has not replaced."""
+        """List the newest version of each policy; built-in policies come last."""
         query = request.parse_query(PageQuery)
         items: list[RetryPolicy] = []
         cursor = query.cursor
         if cursor is None or not cursor.startswith(_PRESET_CURSOR):
-            try:
+            with problems.blame_field("cursor"):
                 page = await self._context.store.list_policies(
                     request.tenant, cursor=cursor, limit=query.limit
                 )
-            except ConfigurationError as error:
-                raise from_configuration_error("cursor", error) from None
             items = [_stored_view(policy) for policy in page.items]
             if page.cursor is not None:
                 return json_response(200, Page(items=items, next_cursor=page.cursor))
@@ -223,10 +157,29 @@ class PolicyResource:
             last_name = name
         return json_response(200, Page(items=items, next_cursor=None))
 
+    @Operation(
+        "PUT",
+        _POLICY_PATH,
+        "putPolicy",
+        RetryPolicy,
+        statuses=(200, 201),
+        request_type=PolicyFields,
+    )
+    async def put(self, request: ApiRequest) -> ApiResponse:
+        """Create a new version. Tasks without a policyVersion use it from their next decision
+        on.
+        """
+        policy_id = check_policy_id(request.path_parameter("policyId"))
+        fields = await self._read_fields(request)
+        if fields.pop("policyId", policy_id) != policy_id:
+            raise invalid("policyId", "must be equal to the policyId in the path")
+        return _written(*await self._write(request.tenant, policy_id, fields, replace=True))
+
+    @Operation("GET", _POLICY_PATH, "getPolicy", RetryPolicy, query_type=VersionQuery)
     async def get(self, request: ApiRequest) -> ApiResponse:
-        """Return one policy."""
+        """Get a policy with all its fields."""
         query = request.parse_query(VersionQuery)
-        policy_id = request.path_params["policyId"]
+        policy_id = request.path_parameter("policyId")
         policy = await self._context.store.get_policy(request.tenant, policy_id, query.version)
         if policy is not None:
             return json_response(200, _stored_view(policy))
@@ -238,29 +191,35 @@ class PolicyResource:
             raise problems.not_found(f"Version {query.version} does not exist: {versions}.")
         raise problems.no_such("policy")
 
+    @Operation("DELETE", _POLICY_PATH, "deletePolicy", None, statuses=(204,), errors=(409,))
     async def delete(self, request: ApiRequest) -> ApiResponse:
-        """Delete a policy that no unfinished task uses."""
+        """Delete a policy with all its versions. Not possible while unfinished tasks use it.
+        Version numbers are not used again.
+        """
         request.parse_query(NoQuery)
-        policy_id = request.path_params["policyId"]
-        write_status = await self._context.store.delete_policy(request.tenant, policy_id)
+        policy_id = request.path_parameter("policyId")
+        status = await self._context.store.delete_policy(request.tenant, policy_id)
         self._context.engine.policies.forget(request.tenant, policy_id)
-        if write_status is PolicyWriteStatus.CONFLICT:
-            raise problems.conflict(problems.POLICY_IN_USE, _in_use_detail(policy_id))
-        if write_status is PolicyWriteStatus.MISSING:
+        if status is PolicyWriteStatus.CONFLICT:
+            detail = (
+                f"Unfinished tasks use {policy_id}. Wait until they are finished, or cancel them "
+                f"(GET /retry-tasks?policyId={policy_id} lists them)."
+            )
+            if policy_id == "default":
+                detail += (
+                    " PUT /retry-policies/default with {} restores the built-in policy at once."
+                )
+            raise problems.conflict(problems.POLICY_IN_USE, detail)
+        if status is PolicyWriteStatus.MISSING:
             if policy_id in SERVICE_PRESETS:
                 detail = f"{policy_id} is built in. PUT creates your own policy, which replaces it."
                 raise problems.conflict(problems.POLICY_BUILT_IN, detail)
             raise problems.no_such("policy")
-        return empty_response()
+        return ApiResponse(204, b"", [])
 
     async def _read_fields(self, request: ApiRequest) -> dict[str, Any]:
         body = await request.read_body(self._context.limits.max_request_bytes)
-        try:
-            return _fields_decoder.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            if not body.strip():
-                raise problems.empty_body() from None
-            raise problems.from_decode_error(error, PolicyFields) from None
+        return decode_json(_fields_decoder, body, PolicyFields)
 
     async def _write(
         self, tenant: str, policy_id: str, fields: dict[str, Any], *, replace: bool
@@ -274,14 +233,12 @@ class PolicyResource:
         return result
 
 
-def _in_use_detail(policy_id: str) -> str:
-    detail = (
-        f"Unfinished tasks use {policy_id}. Wait until they are finished, or cancel them "
-        f"(GET /retry-tasks?policyId={policy_id} lists them)."
-    )
-    if policy_id == "default":
-        detail += " PUT /retry-policies/default with {} restores the built-in policy at once."
-    return detail
+def _written(
+    status: PolicyWriteStatus, policy: PolicyVersion, *headers: tuple[bytes, bytes]
+) -> ApiResponse:
+    """Return the response for a policy that was written, or that had the same content already."""
+    http_status = 201 if status is PolicyWriteStatus.CREATED else 200
+    return json_response(http_status, _stored_view(policy), *headers)
 
 
 def _stored_view(policy: PolicyVersion) -> RetryPolicy:
@@ -291,9 +248,6 @@ def _stored_view(policy: PolicyVersion) -> RetryPolicy:
 
 def _preset_view(name: str) -> RetryPolicy:
     return policy_view(name, None, None, policy_to_json(SERVICE_PRESETS[name]))
-
-
-_POLICY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def check_policy_id(policy_id: str) -> str:

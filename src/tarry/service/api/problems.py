@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import contextmanager
 from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from tarry.core.text import suggest
-from tarry.errors import short_repr
+from tarry.errors import ConfigurationError, short_repr
 from tarry.wire.http import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from tarry.errors import ConfigurationError
+    from collections.abc import Iterable, Iterator, Sequence
 
 
 class ProblemType(NamedTuple):
@@ -186,6 +185,15 @@ def from_configuration_error(field: str, error: ConfigurationError) -> ApiError:
     return invalid(field, error.rule)
 
 
+@contextmanager
+def blame_field(field: str) -> Iterator[None]:
+    """Turn a ConfigurationError into the error for `field`."""
+    try:
+        yield
+    except ConfigurationError as error:
+        raise from_configuration_error(field, error) from None
+
+
 def unknown_field(parent: str, name: str, known_names: Iterable[str]) -> ApiError:
     """Return the error for a field that does not exist; it suggests the most similar name."""
     name, known_names = name[:_MAX_NAME_CHARS], list(known_names)
@@ -200,11 +208,6 @@ def unknown_field(parent: str, name: str, known_names: Iterable[str]) -> ApiErro
 def malformed(detail: str) -> ApiError:
     """Return the error for a body that is not JSON."""
     return ApiError(MALFORMED.problem(detail))
-
-
-def empty_body() -> ApiError:
-    """Return the error for a missing body."""
-    return malformed("The body is empty. Send JSON.")
 
 
 def unexpected_body(query_names: Sequence[str]) -> ApiError:
@@ -310,7 +313,7 @@ def retry_after_header(seconds: float) -> tuple[bytes, bytes]:
     return b"retry-after", str(max(1, ceil(seconds))).encode()
 
 
-def from_decode_error(error: Exception, document_type: type[msgspec.Struct]) -> ApiError:
+def from_decode_error(error: Exception, document_type: type[object]) -> ApiError:
     """Return the error for a document that msgspec could not decode, with the invalid field."""
     if isinstance(error, RecursionError):
         return nested_too_deeply()
@@ -332,7 +335,7 @@ def from_decode_error(error: Exception, document_type: type[msgspec.Struct]) -> 
     return invalid(path, f"is invalid: {rule[:1].lower()}{rule[1:]}")
 
 
-def _types_at(document_type: type[msgspec.Struct], path: str) -> list[Any]:
+def _types_at(document_type: type[object], path: str) -> list[Any]:
     """Return the types that msgspec allows at a path of a document (several for a union)."""
     types: list[Any] = [msgspec.inspect.type_info(document_type)]
     for name in filter(None, path.split(".")):
@@ -342,12 +345,12 @@ def _types_at(document_type: type[msgspec.Struct], path: str) -> list[Any]:
     return types
 
 
-def _field_names_at(document_type: type[msgspec.Struct], path: str) -> list[str]:
+def _field_names_at(document_type: type[object], path: str) -> list[str]:
     structs = _types_at(document_type, path)
     return [field.encode_name for struct in structs for field in getattr(struct, "fields", ())]
 
 
-def _choices_at(document_type: type[msgspec.Struct], path: str) -> list[str]:
+def _choices_at(document_type: type[object], path: str) -> list[str]:
     types = _types_at(document_type, path)
     return [str(value) for literal in types for value in getattr(literal, "values", ())]
 

@@ -6,7 +6,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 import msgspec
 
@@ -16,43 +17,78 @@ from tarry.service.api.messages import (
     ApiRequest,
     ApiResponse,
     Disconnected,
+    NoQuery,
     PendingResponse,
     ResponseStream,
-    empty_response,
     problem_response,
 )
-from tarry.service.api.problems import ApiError
 
 if TYPE_CHECKING:
     from tarry.wire.http import Receive, Scope, Send
-
 
 _logger = logging.getLogger("tarry.service")
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 Handler: TypeAlias = Callable[[ApiRequest], Awaitable[ApiResponse | ResponseStream]]
+H = TypeVar("H", bound=Callable[..., Any])
 
 
-class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """A method of a path: its handler, and its documentation for OpenAPI."""
+class Operation(msgspec.Struct, frozen=True):
+    """A method of a path, with its documentation for OpenAPI.
+
+    As a decorator, it declares that a method of a resource handles the operation. The docstring of
+    that method is the summary of the operation.
+    """
 
     method: str
     path: str
     operation_id: str
-    summary: str
-    handler: Handler
-    responses: dict[int, Any]
-    """By status: the type of the JSON body, a media type as a string, or None for no body."""
-    error_statuses: tuple[int, ...] = ()
-    """Statuses of problems, except 401, which every operation that needs a key can return."""
+    json_type: Any
+    """The type of the JSON of a response, a media type as a string, or None for no body."""
+    statuses: tuple[int, ...] = (200,)
+    """Statuses of responses that are not problems."""
+    errors: tuple[int, ...] = ()
+    """Statuses of problems in addition to those of `error_statuses`."""
     request_type: type[msgspec.Struct] | None = None
-    query_type: type[msgspec.Struct] | None = None
+    query_type: type[msgspec.Struct] | None = NoQuery
+    """The query parameters of an operation without a JSON body; None if they are ignored."""
     request_headers: dict[str, str] = {}
     """Request headers that change the result, with a description."""
     callback_type: type[msgspec.Struct] | None = None
     """The type of the JSON that is later posted to the `callbackUrl` of the request."""
     is_public: bool = False
     """Whether no API key is needed."""
+
+    def __call__(self, handler: H) -> H:
+        """Declare the handler of the operation."""
+        _operations[handler] = self
+        return handler
+
+    @property
+    def error_statuses(self) -> list[int]:
+        """Statuses of problems, except 401, which every operation that needs a key can return."""
+        statuses = {*self.errors}
+        if self.request_type is not None:
+            statuses |= {400, 413, 415, 422, 503}
+        elif self.query_type is not None:
+            statuses |= {400, 422, 503}
+            if "{" in self.path:
+                statuses.add(404)
+        return sorted(statuses)
+
+
+_operations: dict[Callable[..., Any], Operation] = {}
+"""By the method of a resource class that handles it."""
+
+
+def resource_operations(resource: object) -> list[tuple[Operation, Handler]]:
+    """Return the operations of a resource with their handlers, in the order of definition."""
+    methods = vars(type(resource)).items()
+    return [
+        (_operations[function], getattr(resource, name))
+        for name, function in methods
+        if isinstance(function, FunctionType) and function in _operations
+    ]
 
 
 class Endpoint:
@@ -99,7 +135,7 @@ class Endpoint:
             respond(_error_response(error, scope))
             return None
         if not isinstance(pending, PendingResponse):
-            pending = PendingResponse(pending, _identity)
+            pending = PendingResponse(pending, lambda response: response)
         result, task = pending.result, None
         if not isinstance(result, asyncio.Future):
             result = task = asyncio.ensure_future(result)
@@ -111,10 +147,16 @@ class Endpoint:
     ) -> Awaitable[ApiResponse | ResponseStream]:
         # Not a coroutine: with a cached API key and a handler that returns a PendingResponse, the
         # fast path runs without creating a task.
-        handler = self._handlers.get(scope["method"])
+        method = scope["method"]
+        handler = self._handlers.get(method)
         if handler is None:
-            return self._handle_other_method(scope["method"])
-        request = ApiRequest(scope, receive, self._checked_headers(scope), body)
+            return self._handle_other_method(method)
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        if self._check_host is not None:
+            self._check_host(headers)
+        if b"origin" in headers and method not in _SAFE_METHODS:
+            _check_origin(headers)
+        request = ApiRequest(scope, receive, headers, body)
         authenticate = self._authenticate
         tenant = authenticate if isinstance(authenticate, str) else authenticate(request)
         if not isinstance(tenant, str):
@@ -124,17 +166,8 @@ class Endpoint:
 
     async def _handle_other_method(self, method: str) -> ApiResponse:
         if method == "OPTIONS":
-            return empty_response(204, (b"allow", self._allowed.encode()))
+            return ApiResponse(204, b"", [(b"allow", self._allowed.encode())])
         raise problems.method_not_allowed(self._allowed)
-
-    def _checked_headers(self, scope: Scope) -> dict[bytes, bytes]:
-        """Return the headers, or raise ApiError if `Host` or `Origin` is not accepted."""
-        headers: dict[bytes, bytes] = dict(scope["headers"])
-        if self._check_host is not None:
-            self._check_host(headers)
-        if b"origin" in headers and scope["method"] not in _SAFE_METHODS:
-            _check_origin(headers)
-        return headers
 
 
 async def _authenticate_and_handle(
@@ -157,17 +190,13 @@ def _on_result(
     respond(response)
 
 
-def _identity(response: ApiResponse) -> ApiResponse:
-    return response
-
-
 async def _receive_disconnect() -> NoReturn:
     raise Disconnected
 
 
 def _error_response(error: BaseException, scope: Scope) -> ApiResponse:
     """Return the response for an exception; log an exception that is not expected."""
-    if isinstance(error, ApiError):
+    if isinstance(error, problems.ApiError):
         return problem_response(error)
     if isinstance(error, RecursionError):
         return problem_response(problems.nested_too_deeply())

@@ -18,13 +18,7 @@ from tarry.service.api.messages import PendingResponse, decode_json, json_respon
 from tarry.service.api.problems import ApiError
 from tarry.service.api.routing import Operation
 from tarry.service.api.task_validation import TaskValidator
-from tarry.service.api.tasks import (
-    MINIMAL_APPLIED,
-    MINIMAL_HEADER,
-    WAIT_HEADER,
-    prefers_minimal,
-    wait_applied,
-)
+from tarry.service.api.tasks import WAIT_HEADER, prefers_minimal
 from tarry.service.api.views import stored_task_view, task_view
 from tarry.service.model import Status
 from tarry.service.store import AddResult, AddStatus
@@ -55,6 +49,9 @@ _YIELD_EVERY_TASKS = 50
 """Number of tasks after which the validation of a batch yields to the event loop."""
 _QUOTA_RETRY_AFTER_S = 10.0
 """`Retry-After` for a tenant at its limit of unfinished tasks; some may be finished by then."""
+_MINIMAL_APPLIED = (b"preference-applied", b"return=minimal")
+_MAX_BUCKETS = 10_000
+"""Tenants with a bucket for the rate limit."""
 _MAX_STORE_FAILURES = 3
 """Consecutive failures of the store after which a batch makes no further calls to it."""
 
@@ -77,6 +74,36 @@ _valid_batch_decoder = msgspec.json.Decoder(_ValidBatch)
 _key_decoder = msgspec.json.Decoder(_IdempotencyKeyOnly)
 
 
+class TenantRateLimiter:
+    """One token bucket per tenant.
+
+    A batch is accepted if its bucket has at least one token, and may make the balance negative.
+    Later requests then wait longer.
+    """
+
+    def __init__(self, rate: float, burst: float, monotonic: Callable[[], float]) -> None:
+        """`rate` is in tokens per second, `burst` the size of a bucket."""
+        self._rate = rate
+        self._burst = burst
+        self._now = monotonic
+        self._buckets: dict[str, tuple[float, float]] = {}
+        """By tenant: the number of tokens, and the time of the last change; least recent first."""
+
+    def take(self, tenant: str, tokens: int) -> float:
+        """Take tokens and return 0. If there is no token, return the seconds until there is one."""
+        now = self._now()
+        balance, updated_at = self._buckets.pop(tenant, (self._burst, now))
+        balance = min(self._burst, balance + (now - updated_at) * self._rate)
+        wait_s = (1.0 - balance) / self._rate if balance < 1.0 else 0.0
+        if not wait_s:
+            balance -= tokens
+        if len(self._buckets) >= _MAX_BUCKETS:
+            # The least recently used bucket is the most likely to be full again.
+            del self._buckets[next(iter(self._buckets))]
+        self._buckets[tenant] = balance, now
+        return wait_s
+
+
 class TaskCreation:
     """Creates tasks. A task is stored durably before the response 201 is sent."""
 
@@ -93,44 +120,26 @@ class TaskCreation:
             )
         )
 
-    def operations(self) -> list[Operation]:
-        """Return the operations that create tasks."""
-        return [
-            Operation(
-                method="POST",
-                path="/retry-tasks",
-                operation_id="createTask",
-                summary="Create a task. A repeated request with the same idempotencyKey and "
-                "content returns the existing task (200).",
-                handler=self.create,
-                request_type=RetryTaskRequest,
-                callback_type=CallbackBody,
-                responses={201: RetryTask, 200: RetryTask},
-                error_statuses=(400, 413, 415, 422, 429, 503),
-                request_headers={
-                    **WAIT_HEADER,
-                    "Idempotency-Key": "The idempotencyKey, if the body has none.",
-                },
-            ),
-            Operation(
-                method="POST",
-                path="/retry-tasks/batch",
-                operation_id="createTasks",
-                summary="Create up to 1,000 tasks. Each has its own result.",
-                handler=self.create_batch,
-                request_type=BatchRequest,
-                responses={200: BatchResults},
-                error_statuses=(400, 413, 415, 422, 429, 503),
-                request_headers=MINIMAL_HEADER,
-            ),
-        ]
-
+    @Operation(
+        "POST",
+        "/retry-tasks",
+        "createTask",
+        RetryTask,
+        statuses=(200, 201),
+        errors=(429,),
+        request_type=RetryTaskRequest,
+        request_headers={
+            **WAIT_HEADER,
+            "Idempotency-Key": "The idempotencyKey, if the body has none.",
+        },
+        callback_type=CallbackBody,
+    )
     def create(self, request: ApiRequest) -> Awaitable[ApiResponse]:
-        """Create one task.
-
-        Not a coroutine: if the body is complete and only the store has to be awaited, a
-        PendingResponse is returned, for which the fast path needs no asyncio task.
+        """Create a task. A repeated request with the same idempotencyKey and content returns the
+        existing task (200).
         """
+        # Not a coroutine: if the body is complete and only the store has to be awaited, a
+        # PendingResponse is returned, for which the fast path needs no asyncio task.
         if request.body is None:
             return self._read_and_create(request)
         request.check_json_body(self._context.limits.max_request_bytes)
@@ -164,17 +173,25 @@ class TaskCreation:
         if content.owned and added.status is not AddStatus.ADDED:
             await self._validator.delete_body(content)
         status, view = self._status_and_view(added, content)
-        wait_s = self._result_waiter.requested_wait(request)
-        if wait_s is None:
-            return _task_response(status, view)
-        view = await self._result_waiter.wait(added.task, view, wait_s)
-        return _task_response(status, view, wait_applied(wait_s))
+        view, headers = await self._result_waiter.wait(request, added.task, view)
+        return _task_response(status, view, *headers)
 
     def _build_response(self, content: TaskContent, added: Sequence[AddResult]) -> ApiResponse:
         return _task_response(*self._status_and_view(added[0], content))
 
+    @Operation(
+        "POST",
+        "/retry-tasks/batch",
+        "createTasks",
+        BatchResults,
+        errors=(429,),
+        request_type=BatchRequest,
+        request_headers={
+            "Prefer": "return=minimal returns only the taskId of each task (RFC 7240)."
+        },
+    )
     async def create_batch(self, request: ApiRequest) -> ApiResponse:
-        """Create many tasks. An invalid task does not affect the others."""
+        """Create up to 1,000 tasks. Each has its own result."""
         body = await request.read_body(self._context.limits.max_batch_bytes)
         tasks = self._decode_batch(body)
         if b"idempotency-key" in request.headers and not all(map(_has_idempotency_key, tasks)):
@@ -225,7 +242,7 @@ class TaskCreation:
                 except ApiError as error:
                     results[i] = _error_result(error)
         document = BatchResults(results=[result for result in results if result is not None])
-        return json_response(200, document, *((MINIMAL_APPLIED,) if is_minimal else ()))
+        return json_response(200, document, *((_MINIMAL_APPLIED,) if is_minimal else ()))
 
     def _batch_result(
         self, added: AddResult, content: TaskContent, *, is_minimal: bool
@@ -313,36 +330,3 @@ def _not_stored() -> ApiError:
 
 def _error_result(error: ApiError) -> BatchResult:
     return BatchResult(status=error.problem.status, problem=error.problem.to_dict())
-
-
-_MAX_BUCKETS = 10_000
-
-
-class TenantRateLimiter:
-    """One token bucket per tenant.
-
-    A batch is accepted if its bucket has at least one token, and may make the balance negative.
-    Later requests then wait longer.
-    """
-
-    def __init__(self, rate: float, burst: float, monotonic: Callable[[], float]) -> None:
-        """`rate` is in tokens per second, `burst` the size of a bucket."""
-        self._rate = rate
-        self._burst = burst
-        self._now = monotonic
-        self._buckets: dict[str, tuple[float, float]] = {}
-        """By tenant: the number of tokens, and the time of the last change; least recent first."""
-
-    def take(self, tenant: str, tokens: int) -> float:
-        """Take tokens and return 0. If there is no token, return the seconds until there is one."""
-        now = self._now()
-        balance, updated_at = self._buckets.pop(tenant, (self._burst, now))
-        balance = min(self._burst, balance + (now - updated_at) * self._rate)
-        wait_s = (1.0 - balance) / self._rate if balance < 1.0 else 0.0
-        if not wait_s:
-            balance -= tokens
-        if len(self._buckets) >= _MAX_BUCKETS:
-            # The least recently used bucket is the most likely to be full again.
-            del self._buckets[next(iter(self._buckets))]
-        self._buckets[tenant] = balance, now
-        return wait_s

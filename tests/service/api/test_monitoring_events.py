@@ -11,7 +11,7 @@ import pytest
 from tarry.errors import StoreUnavailable
 from tarry.service.api.application import Api
 from tarry.service.api.context import ApiLimits
-from tarry.service.api.events import EventResource
+from tarry.service.api.monitoring import EventResource
 from tarry.service.engine.reporting import Event
 from tarry.service.model import AttemptRecord
 from tarry.testing import VirtualClock

@@ -1,6 +1,7 @@
-"""`GET /events`: attempts and state changes as server-sent events (HTML Standard, 9.2).
+"""Monitoring: `/events`, `/healthz`, `/readyz` and `/metrics`.
 
-A stream contains no events from before it was opened; attempt logs have the earlier attempts. A
+`GET /events` streams attempts and state changes as server-sent events (HTML Standard, 9.2). A
+stream contains no events from before it was opened; attempt logs have the earlier attempts. A
 client that reads too slowly misses events, and receives the number of missed events. A stream ends
 when its API key is revoked.
 """
@@ -9,14 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from tarry.errors import StoreUnavailable
 from tarry.service.api import problems
 from tarry.service.api.auth import Authenticator
-from tarry.service.api.messages import NoQuery
+from tarry.service.api.messages import ApiResponse, NoQuery, json_response
 from tarry.service.api.problems import ApiError
 from tarry.service.api.routing import Operation
 from tarry.service.api.views import attempt_view, public_lane_name
@@ -43,6 +44,10 @@ _RESPONSE_HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"x-accel-buffering", b"no"),
 ]
+_STORE_TIMEOUT_S = 5.0
+_CHECK_INTERVAL_S = 1.0
+"""How long a check of the store is cached: it needs no API key, and each check is a write."""
+_RETRY_AFTER_S = 5.0
 
 
 class EventResource:
@@ -54,23 +59,9 @@ class EventResource:
         self._authenticate = Authenticator(context).authenticate
         self._streams: set[EventStream] = set()
 
-    def operations(self) -> list[Operation]:
-        """Return the operation that streams events."""
-        return [
-            Operation(
-                method="GET",
-                path="/events",
-                operation_id="streamEvents",
-                summary="Stream attempts and state changes as server-sent events.",
-                handler=self.stream,
-                query_type=NoQuery,
-                responses={200: "text/event-stream"},
-                error_statuses=(400, 422, 503),
-            )
-        ]
-
+    @Operation("GET", "/events", "streamEvents", "text/event-stream")
     async def stream(self, request: ApiRequest) -> EventStream:
-        """Open a stream of the events of the tenant."""
+        """Stream attempts and state changes as server-sent events."""
         request.parse_query(NoQuery)
         if len(self._streams) >= self._context.limits.max_event_streams:
             detail = f"{len(self._streams)} event streams are open already."
@@ -209,3 +200,64 @@ async def _wait_until_disconnected(receive: Receive) -> None:
     """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+class HealthStatus(msgspec.Struct):
+    """The service is healthy."""
+
+    status: Literal["ok"] = "ok"
+
+
+class HealthResource:
+    """The operations for monitoring."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
+        self._checked_at = float("-inf")
+        self._store_error: str | None = None
+
+    @Operation("GET", "/healthz", "isAlive", HealthStatus, query_type=None, is_public=True)
+    async def get_liveness(self, _: ApiRequest) -> ApiResponse:
+        """Liveness: the process responds."""
+        return json_response(200, HealthStatus())
+
+    @Operation(
+        "GET", "/readyz", "isReady", HealthStatus, errors=(503,), query_type=None, is_public=True
+    )
+    async def get_readiness(self, _: ApiRequest) -> ApiResponse:
+        """Readiness: tasks are accepted and processed."""
+        await self._check_store()
+        failing = self._context.engine.health.failing
+        if self._store_error is not None:
+            failing = {**failing, "store": self._store_error}
+        if not failing:
+            return json_response(200, HealthStatus())
+        # A cause may name hosts and files. If keys are required, causes are only logged, because
+        # callers without a key can read this endpoint.
+        shown = dict.fromkeys(failing, "see the log") if self._context.require_keys else failing
+        detail = f"Failing: {', '.join(sorted(failing))}."
+        raise problems.unavailable(detail, _RETRY_AFTER_S, failing=shown)
+
+    @Operation("GET", "/metrics", "getMetrics", "text/plain", query_type=None)
+    async def get_metrics(self, request: ApiRequest) -> ApiResponse:
+        """Get the metrics in the Prometheus format; with keys, those of the tenant."""
+        sees_all = not self._context.require_keys or request.tenant == self._context.operator
+        body, content_type = await self._context.render_metrics(
+            None if sees_all else request.tenant
+        )
+        return ApiResponse(200, body, [(b"content-type", content_type.encode())])
+
+    async def _check_store(self) -> None:
+        now = self._context.monotonic()
+        if now - self._checked_at < _CHECK_INTERVAL_S:
+            return
+        self._checked_at = now
+        try:
+            async with asyncio.timeout(_STORE_TIMEOUT_S):
+                await self._context.store.ping()
+        except StoreUnavailable as error:
+            self._store_error = str(error)
+        except TimeoutError:
+            self._store_error = f"no response for {_STORE_TIMEOUT_S:g} s"
+        else:
+            self._store_error = None
