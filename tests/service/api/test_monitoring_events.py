@@ -82,7 +82,7 @@ def test_events_are_sent_to_their_tenant() -> None:
         assert (f"{NOW}-2", "parked") == (await reader.next_event())[:2]
         reader.disconnect.set()
         await reader.task
-        assert not api.engine.events
+        assert not api.engine.events.listeners
 
     run_with_api(test)
 
@@ -152,7 +152,7 @@ def test_streams_end_with_the_service() -> None:
         api.api.close()
         await reader.task
         assert {"type": "http.response.body", "body": b""} == await reader.sent.get()
-        assert not api.engine.events
+        assert not api.engine.events.listeners
 
     run_with_api(test)
 
@@ -172,7 +172,7 @@ def test_the_number_of_streams_is_limited() -> None:
         assert 200 == (await head.sent.get())["status"]
         assert b"" == (await head.sent.get())["body"]
         assert isinstance(api.api._events, EventResource)
-        assert not api.engine.events
+        assert not api.engine.events.listeners
 
     run_with_api(test, limits=ApiLimits(max_event_streams=1))
 
@@ -203,7 +203,7 @@ def test_a_stream_ends_when_its_key_is_revoked(
             await reader.task
         sent = [await reader.sent.get() for _ in range(reader.sent.qsize())]
         assert {"type": "http.response.body", "body": b""} == sent[-1]
-        assert not api.engine.events
+        assert not api.engine.events.listeners
         if busy is not None:
             busy.cancel()
 
@@ -233,7 +233,7 @@ def test_a_stream_ends_when_its_key_cannot_be_checked(
             else:
                 with pytest.raises(ZeroDivisionError):
                     await reader.task
-        assert not api.engine.events
+        assert not api.engine.events.listeners
 
     clock.run(test)
 
@@ -247,6 +247,6 @@ def test_an_error_in_a_stream_is_raised() -> None:
         api.engine.events.publish(build_event("odd", reason=object()))
         with pytest.raises(TypeError):
             await reader.task
-        assert not api.engine.events
+        assert not api.engine.events.listeners
 
     run_with_api(test)

@@ -37,7 +37,7 @@ def test_attempts_outcomes_delays_and_ages_are_counted() -> None:
         for overrides in ({}, {}, {"maxAttempts": 2}):
             await harness.add(harness.new_task(overrides=overrides or None))
             await asyncio.sleep(5)
-        harness.metrics.count_lost(7)
+        harness.metrics.attempts["lost", ""] += 7
         found = await read_metrics(harness)
 
         assert 7 == found["retry_attempts_total{outcome=lost,policy=}"]

@@ -21,6 +21,7 @@ from tarry.service.api.messages import ApiResponse, NoQuery, json_response
 from tarry.service.api.problems import ApiError
 from tarry.service.api.routing import Operation
 from tarry.service.api.views import attempt_view, public_lane_name
+from tarry.service.engine.reporting import Subscription
 from tarry.wire.tasks import ServiceEvent
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from tarry.service.api.context import ApiContext
     from tarry.service.api.messages import ApiRequest
-    from tarry.service.engine.reporting import Event, Subscription
+    from tarry.service.engine.reporting import Event
     from tarry.wire.http import Receive, Send
 
 
@@ -66,7 +67,7 @@ class EventResource:
         if len(self._streams) >= self._context.limits.max_event_streams:
             detail = f"{len(self._streams)} event streams are open already."
             raise problems.unavailable(detail, _TOO_MANY_STREAMS_RETRY_AFTER_S)
-        subscription = self._context.engine.events.subscribe(request.tenant)
+        subscription = Subscription(self._context.engine.events, request.tenant)
         stream = EventStream(
             subscription,
             self._heartbeat_s,

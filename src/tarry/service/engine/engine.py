@@ -56,8 +56,8 @@ class Engine:
             self._add, max_items=_MAX_GROUP_ITEMS, max_pending=context.limits.ingest
         )
         self._is_stopping = False
-        self._scheduler_loop: asyncio.Task[None] | None = None
-        self._maintenance_loop: asyncio.Task[None] | None = None
+        self._loops: list[asyncio.Task[None]] = []
+        """The scheduler and the maintenance, once started."""
 
     def _on_capacity(self) -> None:
         # The worker is created before the scheduler, so it cannot have the bound method itself.
@@ -70,8 +70,7 @@ class Engine:
         sent_at = self.clock.local_ms()
         self.clock.synchronize(sent_at, await self._context.store.ping())
         loop = asyncio.get_running_loop()
-        self._scheduler_loop = loop.create_task(self.scheduler.run())
-        self._maintenance_loop = loop.create_task(self.maintenance.run())
+        self._loops = [loop.create_task(each.run()) for each in (self.scheduler, self.maintenance)]
 
     def stop_starting(self) -> None:
         """Claim and start no more tasks; tasks that are added from now on are only stored."""
@@ -82,16 +81,12 @@ class Engine:
         """Claim no more tasks, release waiting tasks, and wait for attempts in flight."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         self.stop_starting()
-        if self._scheduler_loop is not None:
+        if self._loops:
             # A cancelled claim would leave leases that no worker knows of.
-            await asyncio.wait([self._scheduler_loop], timeout=timeout_s / 2)
-        loops = [
-            loop for loop in (self._scheduler_loop, self._maintenance_loop) if loop is not None
-        ]
-        for loop in loops:
-            loop.cancel()
-        if loops:
-            await asyncio.wait(loops)
+            await asyncio.wait(self._loops[:1], timeout=timeout_s / 2)
+            for loop in self._loops:
+                loop.cancel()
+            await asyncio.wait(self._loops)
         self._is_stopping = True  # new tasks are not leased to this process any more
         await self._new_tasks.flush()
         await self.worker.stop(max(0.0, deadline - asyncio.get_running_loop().time()))

@@ -10,8 +10,6 @@ import logging
 from math import ceil
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from tarry.errors import StoreUnavailable
 
 if TYPE_CHECKING:
@@ -30,18 +28,6 @@ _IDLE_PAUSE_S, _BUSY_PAUSE_S = 1.0, 0.02
 """Pause after a round that has left no work, and after a round that has left work."""
 
 
-class MaintenanceReport(msgspec.Struct):
-    """The work that one round of maintenance has done, and the work that is left."""
-
-    swept_tasks: int = 0
-    replayed_tasks: int = 0
-    deleted_bodies: int = 0
-    has_more: bool = False
-    """Whether the next round has work to do at once."""
-    next_replay_at: int | None = None
-    """When the next step of a replay is due."""
-
-
 class Maintenance:
     """Runs the periodic work of one process."""
 
@@ -50,40 +36,42 @@ class Maintenance:
         self._scheduler = scheduler
         self._next_body_sweep_at = self._next_lane_sweep_at = 0
 
-    async def run_once(self) -> MaintenanceReport:
-        """Do one small step of each kind of maintenance."""
-        context, report = self._context, MaintenanceReport()
-        swept = await context.store.sweep(context.retention, _MAX_TASKS_PER_STEP)
-        report.swept_tasks, report.has_more = swept.tasks, swept.has_more
-        await self._step_replays(report)
-        orphans = await context.store.orphans(_MAX_BODIES_PER_STEP)
+    async def run_once(self) -> float:
+        """Do one small step of each kind of maintenance; return the seconds until the next."""
+        context, store = self._context, self._context.store
+        swept = await store.sweep(context.retention, _MAX_TASKS_PER_STEP)
+        next_replay_at = await self._step_replays()
+        orphans = await store.orphans(_MAX_BODIES_PER_STEP)
         if orphans:
             await context.delete_bodies(orphans)
-            await context.store.forget_orphans(orphans)
-            report.deleted_bodies = len(orphans)
-            report.has_more = True
-        if context.clock.now() >= self._next_body_sweep_at:
-            self._next_body_sweep_at = context.clock.now() + _BODY_SWEEP_INTERVAL_MS
-            report.deleted_bodies += await context.sweep_bodies()
-        if context.clock.now() >= self._next_lane_sweep_at:
-            self._next_lane_sweep_at = context.clock.now() + _LANE_SWEEP_INTERVAL_MS
+            await store.forget_orphans(orphans)
+        now = context.clock.now()
+        if now >= self._next_body_sweep_at:
+            self._next_body_sweep_at = now + _BODY_SWEEP_INTERVAL_MS
+            await context.sweep_bodies()
+        if now >= self._next_lane_sweep_at:
+            self._next_lane_sweep_at = now + _LANE_SWEEP_INTERVAL_MS
             context.lanes.forget_idle()
-        if report.replayed_tasks:
-            self._scheduler.wake()
-        return report
+        if orphans or swept.has_more:
+            return _BUSY_PAUSE_S
+        if next_replay_at is None:
+            return _IDLE_PAUSE_S
+        until_replay = (next_replay_at - context.clock.now()) / 1000
+        return min(_IDLE_PAUSE_S, max(_BUSY_PAUSE_S, until_replay))
 
-    async def _step_replays(self, report: MaintenanceReport) -> None:
-        """Do one step of each replay that is due, and add the results to the report."""
+    async def _step_replays(self) -> int | None:
+        """Do one step of each replay that is due; return when the next step is due, or None."""
         next_times: list[int] = []
         for replay in await self._context.store.list_replays(running=True):
             updated: ReplayRecord | None = replay
             if replay.next_at <= self._context.clock.now():
                 updated = await self._step_replay(replay)
             if updated is not None:
-                report.replayed_tasks += updated.replayed - replay.replayed
+                if updated.replayed > replay.replayed:
+                    self._scheduler.wake()
                 if updated.status == "running":
                     next_times.append(updated.next_at)
-        report.next_replay_at = min(next_times, default=None)
+        return min(next_times, default=None)
 
     async def _step_replay(self, replay: ReplayRecord) -> ReplayRecord | None:
         """Do one step of a replay and return the updated replay; return None after an error.
@@ -98,21 +86,12 @@ class Maintenance:
             _logger.exception("replay step failed, replay=%s", replay.id)
             return None
 
-    def _pause_after(self, report: MaintenanceReport) -> float:
-        """Return the seconds until the next round."""
-        if report.has_more:
-            return _BUSY_PAUSE_S
-        if report.next_replay_at is None:
-            return _IDLE_PAUSE_S
-        until_replay = (report.next_replay_at - self._context.clock.now()) / 1000
-        return min(_IDLE_PAUSE_S, max(_BUSY_PAUSE_S, until_replay))
-
     async def run(self) -> None:
         """Do maintenance until cancelled."""
         while True:
             pause = _IDLE_PAUSE_S
             try:
-                pause = self._pause_after(await self.run_once())
+                pause = await self.run_once()
             except StoreUnavailable as error:
                 self._context.health.failed("store", error)
             except Exception:

@@ -17,11 +17,7 @@ from tarry.errors import MissingExtra
 
 try:
     from prometheus_client import CollectorRegistry
-    from prometheus_client.core import (
-        CounterMetricFamily,
-        GaugeMetricFamily,
-        HistogramMetricFamily,
-    )
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
     from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 except ImportError as _missing:
     _msg = "metrics need prometheus-client: pip install 'tarry[service]'"
@@ -95,10 +91,12 @@ class Metrics:
         self._attempt_samples: list[_AttemptSample] = []
         self._task_samples: list[_TaskSample] = []
         self._policies: set[str] = set()
-        self._attempts: Counter[tuple[str, ...]] = Counter()
+        self.attempts: Counter[tuple[str, ...]] = Counter()
+        """Attempts by outcome and policy, including lost ones, whose worker disappeared."""
         self._outcomes: Counter[tuple[str, ...]] = Counter()
         self._transitions: Counter[tuple[str, ...]] = Counter()
-        self._superseded = 0
+        self.superseded: Counter[tuple[str, ...]] = Counter({(): 0})
+        """Results that arrived after their lease was lost; there is one count, without labels."""
         self._age = _Histogram(
             "retry_task_age_seconds", "Age of tasks when they finish.", _LONG_BUCKETS_MS
         )
@@ -128,14 +126,6 @@ class Metrics:
         if len(samples) >= _MAX_SAMPLES:
             self._count_tasks()
 
-    def count_superseded(self) -> None:
-        """Count a result that arrived after its lease was lost."""
-        self._superseded += 1
-
-    def count_lost(self, attempts: int) -> None:
-        """Count attempts whose worker disappeared."""
-        self._attempts["lost", ""] += attempts
-
     def count_transition(self, event_kind: str) -> None:
         """Count a breaker transition, if this kind of lane event reports one."""
         state = _BREAKER_STATE_OF_EVENT.get(event_kind)
@@ -164,7 +154,7 @@ class Metrics:
         outcomes, policies, lags, durations, delays = zip(*self._attempt_samples, strict=True)
         self._attempt_samples.clear()
         for (outcome, policy_id), count in Counter(zip(outcomes, policies, strict=True)).items():
-            self._attempts[outcome, self._policy_label(policy_id)] += count
+            self.attempts[outcome, self._policy_label(policy_id)] += count
         self._lag.observe(lags)
         self._duration.observe([duration for duration in durations if duration is not None])
         self._delay.observe([delay for delay in delays if delay is not None])
@@ -184,7 +174,7 @@ class Metrics:
         self._count_tasks()
         yield _counter(
             "retry_attempts", "Attempts, by outcome and policy.",
-            ["outcome", "policy"], self._attempts,
+            ["outcome", "policy"], self.attempts,
         )  # fmt: skip
         yield _counter(
             "retry_task_outcomes",
@@ -196,11 +186,10 @@ class Metrics:
             "retry_breaker_transitions", "Breaker transitions, by the new state.",
             ["to"], self._transitions,
         )  # fmt: skip
-        superseded = CounterMetricFamily(
-            "retry_superseded", "Results that arrived after their lease was lost."
-        )
-        superseded.add_metric([], self._superseded)
-        yield superseded
+        yield _counter(
+            "retry_superseded", "Results that arrived after their lease was lost.",
+            [], self.superseded,
+        )  # fmt: skip
         for histogram in (self._age, self._delay, self._lag, self._duration):
             yield histogram.to_metric()
 

@@ -53,10 +53,6 @@ class Events:
         self.listeners: list[Callable[[Event], None]] = []
         """Read-only for others: without listeners, no `Event` is built on the hot path."""
 
-    def __bool__(self) -> bool:
-        """Return whether there are listeners."""
-        return bool(self.listeners)
-
     def listen(self, listener: Callable[[Event], None]) -> Callable[[], None]:
         """Call `listener` with each event from now on; return a function that removes it."""
         self.listeners.append(listener)
@@ -69,10 +65,6 @@ class Events:
                 listener(event)
             except Exception:
                 _logger.exception("event listener failed, event=%s", event.kind)
-
-    def subscribe(self, tenant: str) -> Subscription:
-        """Return a new queue of a tenant's events, for one reader."""
-        return Subscription(self, tenant)
 
 
 class Subscription:
@@ -114,19 +106,9 @@ class Reporter:
         self._now = now
 
     def task_added(self, task: Task) -> None:
-        """Report a new task."""
-        if self._events.listeners:
-            event = Event(
-                kind="added",
-                at=task.created_at,
-                tenant=task.tenant,
-                lane=task.lane,
-                task_id=task.id,
-                policy_id=task.policy_id,
-                next_attempt_at=task.next_attempt_at,
-                created_at=task.created_at,
-            )
-            self._events.publish(event)
+        """Report a new task to the listeners."""
+        next_attempt_at = task.next_attempt_at
+        self._publish("added", task, None, task.created_at, next_attempt_at=next_attempt_at)
 
     def attempt_made(self, result: TaskResult, now: int) -> None:
         """Report the attempt of a result, if there was one."""
@@ -135,19 +117,11 @@ class Reporter:
             return
         self._metrics.record_attempt(attempt, task.policy_id)
         if self._events.listeners:
-            event = Event(
-                kind="attempt",
-                at=now,
-                tenant=task.tenant,
-                lane=task.lane,
-                task_id=task.id,
-                policy_id=task.policy_id,
-                attempt=attempt,
-                next_attempt_at=result.next_attempt_at or None,
-                created_at=task.created_at,
-                attempts=task.attempts + 1,
+            next_attempt_at = result.next_attempt_at or None
+            attempts = task.attempts + 1
+            self._publish(
+                "attempt", task, attempts, now, attempt=attempt, next_attempt_at=next_attempt_at
             )
-            self._events.publish(event)
 
     def task_ended(
         self, status: Status, task: Task, attempts: int, reason: str | None, now: int
@@ -156,7 +130,7 @@ class Reporter:
         kind = _EVENT_KINDS[status]
         self._metrics.record_completion(kind, attempts, now - task.created_at)
         if self._events.listeners:
-            self._publish_task_event(kind, task, attempts, reason, now)
+            self._publish(kind, task, attempts, now, reason=reason)
 
     def task_cancelled(self, task: Task) -> None:
         """Report that a task was cancelled while no attempt of it ran."""
@@ -164,20 +138,19 @@ class Reporter:
 
     def result_superseded(self, task: Task, now: int) -> None:
         """Report that a result was not stored because the lease was lost before."""
-        self._metrics.count_superseded()
+        self._metrics.superseded[()] += 1
         if self._events.listeners:
-            self._publish_task_event("superseded", task, task.attempts, None, now)
+            self._publish("superseded", task, task.attempts, now)
 
     def task_deferred(self, task: Task, reason: str) -> None:
         """Report that the downstream did not admit an attempt."""
         if self._events.listeners:
-            now = self._now()
-            self._publish_task_event("deferred", task, task.attempts, reason, now)
+            self._publish("deferred", task, task.attempts, self._now(), reason=reason)
 
     def attempts_lost(self, count: int, now: int) -> None:
         """Report attempts whose workers have disappeared."""
         _logger.warning("attempts lost, their workers have disappeared, count=%d", count)
-        self._metrics.count_lost(count)
+        self._metrics.attempts["lost", ""] += count
         self._events.publish(Event(kind="lost", at=now, tenant="", lane="", attempts=count))
 
     def lane_changed(self, kind: str, lane: str) -> None:
@@ -187,8 +160,16 @@ class Reporter:
             tenant = lane.partition("/")[0]
             self._events.publish(Event(kind=kind, at=self._now(), tenant=tenant, lane=lane))
 
-    def _publish_task_event(
-        self, kind: str, task: Task, attempts: int, reason: str | None, now: int
+    def _publish(
+        self,
+        kind: str,
+        task: Task,
+        attempts: int | None,
+        now: int,
+        *,
+        reason: str | None = None,
+        attempt: AttemptRecord | None = None,
+        next_attempt_at: int | None = None,
     ) -> None:
         event = Event(
             kind=kind,
@@ -197,7 +178,9 @@ class Reporter:
             lane=task.lane,
             task_id=task.id,
             policy_id=task.policy_id,
+            attempt=attempt,
             reason=reason,
+            next_attempt_at=next_attempt_at,
             created_at=task.created_at,
             attempts=attempts,
         )

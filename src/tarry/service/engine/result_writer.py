@@ -62,7 +62,7 @@ class ResultWriter:
         self._leased_tasks = leased_tasks
         self._reporter = reporter
         self._on_capacity = on_capacity
-        self._results: AsyncGroupCommit[_Item, FinishStatus] = AsyncGroupCommit(
+        self.commits: AsyncGroupCommit[_Item, FinishStatus] = AsyncGroupCommit(
             self._write_results, max_items=_MAX_GROUP_ITEMS, max_pending=None
         )
         self._releases: AsyncGroupCommit[Release, None] = AsyncGroupCommit(
@@ -71,28 +71,18 @@ class ResultWriter:
         self._lane_writes: set[asyncio.Task[None]] = set()
 
     @property
-    def submitted_results(self) -> int:
-        """Results submitted since the start, written or not."""
-        return self._results.submitted
-
-    @property
-    def pending_results(self) -> int:
-        """Results that are not written yet."""
-        return self._results.pending
-
-    @property
     def has_pending(self) -> bool:
         """Whether results or releases are not written yet."""
-        return bool(self._results.pending or self._releases.pending)
+        return bool(self.commits.pending or self._releases.pending)
 
     async def flush(self) -> None:
         """Return when all results and releases are written."""
-        await self._results.flush()
+        await self.commits.flush()
         await self._releases.flush()
 
     async def stop(self) -> None:
         """Cancel all writes; the leases of tasks that were not written expire by themselves."""
-        await self._results.stop()
+        await self.commits.stop()
         await self._releases.stop()
         for write in self._lane_writes:
             write.cancel()
@@ -107,11 +97,11 @@ class ResultWriter:
         content = leased.content
         if content is not None and content.callback_url is not None and result.status.is_terminal:
             result.callback = self._context.callback(result.task, content, result)
-        self._results.post((result, leased, delivered))
+        self.commits.post((result, leased, delivered))
 
     async def submit(self, result: TaskResult) -> FinishStatus:
         """Write the result of a task that was cancelled without an attempt; return when stored."""
-        return (await self._results.submit([(result, None, None)]))[0]
+        return (await self.commits.submit([(result, None, None)]))[0]
 
     async def _write_results(self, items: Sequence[_Item]) -> Sequence[FinishStatus]:
         results, context = [item[0] for item in items], self._context

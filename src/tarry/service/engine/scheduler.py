@@ -33,7 +33,7 @@ class Scheduler:
         self._wakeup = asyncio.Event()
         self._lacked_capacity = self._is_stopping = False
         self._results_at_outage = 0
-        """Value of `ResultWriter.submitted_results` when a write was last delayed by an outage."""
+        """Results submitted since the start when a write was last delayed by an outage."""
         # Half the horizon, so that tasks which other processes add are claimed before they are due.
         self._poll_interval_s = context.lease.horizon_ms / 2000
 
@@ -88,11 +88,10 @@ class Scheduler:
 
         Called before each claim, because it also updates `_results_at_outage` during an outage.
         """
-        results = self._worker.results
+        results = self._worker.results.commits
         if self._context.health.delayed_writes:
-            self._results_at_outage = results.submitted_results
-        written = results.submitted_results - results.pending_results
-        return written < self._results_at_outage
+            self._results_at_outage = results.submitted
+        return results.submitted - results.pending < self._results_at_outage
 
     async def run(self) -> None:
         """Claim until stopped: at once while more tasks are due, else on `wake` or a timeout."""
@@ -105,7 +104,8 @@ class Scheduler:
             except Exception:
                 _logger.exception("claim failed")
             else:
-                if claimed.tasks and _has_more(claimed):
+                next_at = claimed.next_at
+                if claimed.tasks and next_at is not None and next_at <= claimed.now:
                     continue
             await asyncio.sleep(_MIN_PAUSE_S)
             try:
@@ -133,7 +133,3 @@ class Scheduler:
         elif was_parked:  # another worker has unparked the lane, or an operator has resumed it
             self._context.lanes.parked.discard(name)
             lane.downstream.on_recovery(self._context.clock.seconds())
-
-
-def _has_more(claimed: ClaimResult) -> bool:
-    return claimed.next_at is not None and claimed.next_at <= claimed.now

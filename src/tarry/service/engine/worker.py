@@ -129,7 +129,7 @@ class Worker:
         effective = context.policies.get_cached(task, content.overrides)
         if effective is None:
             leased.is_busy = True  # `cancel` and `retry_now` must not change the task
-            self._spawn(self._load_policy_and_requeue(leased))
+            self._spawn(self._load_policy(task, waiting=leased))
             return True
         timeout = min(
             effective.policy.attempt_timeout or _DEFAULT_ATTEMPT_TIMEOUT_S, self._max_attempt_s
@@ -138,7 +138,7 @@ class Worker:
         now_ms = context.clock.now_ms()
         now = int(now_ms)
         if now >= effective.stale_at and context.policies.begin_refresh(task):
-            self._spawn(self._refresh_policy(task))
+            self._spawn(self._load_policy(task))
         if now < task.next_attempt_at:
             self.leased_tasks.requeue(leased)  # the store's clock was set back since it was due
             return True
@@ -176,8 +176,10 @@ class Worker:
         if command.reason is Reason.LIMIT:
             self.leased_tasks.put_back(leased)
             if command.delay is not None:
-                loop = asyncio.get_running_loop()
-                loop.call_later(command.delay, self._continue_lane_now, lane)
+                now = self._context.clock.now
+                asyncio.get_running_loop().call_later(
+                    command.delay, lambda: self._continue_lane(lane, now())
+                )
             else:
                 lane.on_limit_reached(self._context.clock.now())
             return False  # the lane continues when one of its attempts ends
@@ -189,9 +191,6 @@ class Worker:
         self.results.release(leased, next_attempt_at)
         return True
 
-    def _continue_lane_now(self, lane: LaneState) -> None:
-        self._continue_lane(lane, self._context.clock.now())
-
     def _continue_lane(self, lane: LaneState, now: int) -> None:
         """Start more tasks after an attempt of the lane has ended."""
         if lane.limit is not None:
@@ -200,19 +199,16 @@ class Worker:
         if self.leased_tasks.rotation:
             self._start_due_tasks()
 
-    async def _load_policy_and_requeue(self, leased: LeasedTask) -> None:
-        try:
-            await self._context.policies.load(leased.task)
-        except StoreUnavailable as error:
-            self._context.health.failed("store", error)
-            await asyncio.sleep(FIRST_RETRY_PAUSE_S)
-        self.results.requeue(leased)
-
-    async def _refresh_policy(self, task: Task) -> None:
+    async def _load_policy(self, task: Task, waiting: LeasedTask | None = None) -> None:
+        """Read the policy of a task, then queue the leased task that waits for the policy."""
         try:
             await self._context.policies.load(task)
         except StoreUnavailable as error:
             self._context.health.failed("store", error)
+            if waiting is not None:
+                await asyncio.sleep(FIRST_RETRY_PAUSE_S)
+        if waiting is not None:
+            self.results.requeue(waiting)
 
     # --- one attempt ------------------------------------------------------------------------------
 
