@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from tarry.cli.policy_local import EXPORT_SYSTEMS, app
 from tarry.policyfile.defence import Defence
-from tarry.policyfile.export import to_grpc
+from tarry.policyfile.grpc import to_grpc
 
 PAGE = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
 POLICY = next(

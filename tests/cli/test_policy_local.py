@@ -17,7 +17,8 @@ from tarry.core.policy import PRESETS, Policy
 from tarry.errors import ConfigurationError, MissingExtra
 from tarry.policyfile import toml
 from tarry.policyfile.defence import Defence
-from tarry.policyfile.export import to_grpc, to_istio
+from tarry.policyfile.grpc import to_grpc
+from tarry.policyfile.istio import to_istio
 
 DEFENCE = Defence(
     Policy(max_attempts=3, total_budget=2.0),

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from tarry.cli.policy_local import app
 from tarry.core.policy import PRESETS
 from tarry.policyfile.defence import Defence
-from tarry.policyfile.export import to_grpc
+from tarry.policyfile.grpc import to_grpc
 
 
 def test_out_replaces_standard_output(tmp_path: Path) -> None:

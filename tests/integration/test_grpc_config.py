@@ -15,7 +15,7 @@ import pytest
 from tarry.core.hedging import Hedging
 from tarry.core.policy import PRESETS, Policy
 from tarry.policyfile.defence import Defence
-from tarry.policyfile.export import to_grpc
+from tarry.policyfile.grpc import to_grpc
 
 grpc = import_module("grpc")
 

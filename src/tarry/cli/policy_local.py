@@ -18,7 +18,7 @@ from tarry.cli.options import example_epilog
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tarry.policyfile.losses import Loss
+    from tarry.policyfile.translation import Loss
 
 EXPORT_SYSTEMS = ("envoy", "gateway-api", "grpc", "istio")
 DEFAULT_PORT = 80
@@ -72,7 +72,10 @@ def export(
     """
     from tarry.cli.files import read_policy
     from tarry.core.checks import check_one_of
-    from tarry.policyfile.export import to_envoy, to_gateway_api, to_grpc, to_istio
+    from tarry.policyfile.envoy import to_envoy
+    from tarry.policyfile.gateway import to_gateway_api
+    from tarry.policyfile.grpc import to_grpc
+    from tarry.policyfile.istio import to_istio
 
     check_one_of("--to", to, EXPORT_SYSTEMS)
     _check_output(out)
@@ -125,7 +128,8 @@ def import_(
     from tarry.core.checks import check_one_of
     from tarry.errors import ConfigurationError
     from tarry.policyfile import toml
-    from tarry.policyfile.imports import from_grpc, from_istio
+    from tarry.policyfile.grpc import from_grpc
+    from tarry.policyfile.istio import from_istio
 
     check_one_of("--from", source, IMPORT_SYSTEMS)
     _check_output(out, POLICY_SUFFIXES)
@@ -168,8 +172,8 @@ def check(file: FileArgument) -> None:
     Settings that are valid but probably wrong are reported as warnings on standard error.
     """
     from tarry.cli.files import read_policy
-    from tarry.policyfile.check import find_warnings
     from tarry.policyfile.defence import Defence
+    from tarry.policyfile.explain import find_warnings
 
     defence = read_policy(file)
     for warning in find_warnings(defence):

@@ -46,7 +46,7 @@ class Budget(Protocol):
         ...
 
 
-class _Prices(NamedTuple):
+class TokenPrices(NamedTuple):
     """Tokens that a retry costs, by the failure before it, and tokens that a success earns."""
 
     retry: float
@@ -57,10 +57,10 @@ class _Prices(NamedTuple):
     """Tokens earned by a success after retries; None means the price of the last retry."""
 
 
-_PRICES = {
-    "classic": _Prices(retry=5, throttled=5, timeout=5, clean_success=5, refund=5),
-    "aws-2020": _Prices(retry=5, throttled=5, timeout=10, clean_success=1, refund=None),
-    "aws-2026": _Prices(retry=14, throttled=5, timeout=14, clean_success=1, refund=None),
+PRICES = {
+    "classic": TokenPrices(retry=5, throttled=5, timeout=5, clean_success=5, refund=5),
+    "aws-2020": TokenPrices(retry=5, throttled=5, timeout=10, clean_success=1, refund=None),
+    "aws-2026": TokenPrices(retry=14, throttled=5, timeout=14, clean_success=1, refund=None),
 }
 
 
@@ -75,8 +75,8 @@ class TokenBudget:
     __slots__ = ("_capacity", "_prices", "_tokens")
 
     def __init__(self, preset: str = "classic", *, capacity: float = 500) -> None:
-        check_one_of("preset", preset, _PRICES)
-        self._prices = _PRICES[preset]
+        check_one_of("preset", preset, PRICES)
+        self._prices = PRICES[preset]
         self._capacity = self._tokens = check_positive("capacity", capacity)
 
     def cost(self, outcome: Outcome) -> float:

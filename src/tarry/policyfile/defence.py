@@ -23,7 +23,7 @@ from tarry.core.checks import check_one_of
 from tarry.core.downstream import Downstream
 from tarry.core.hedging import Hedging
 from tarry.core.limiter import AIMD, AdaptiveRate, InFlight
-from tarry.core.policy import PRESETS, Policy
+from tarry.core.policy import Policy
 from tarry.core.text import did_you_mean
 from tarry.core.value import Value
 from tarry.errors import ConfigurationError, ConfigurationTypeError
@@ -41,6 +41,8 @@ LIMITERS: dict[str, Callable[..., Any]] = {
     "aimd": AIMD,
     "adaptive": AdaptiveRate,
 }
+_KINDS = {"budget": BUDGETS, "limiter": LIMITERS}
+"""The tables with a `kind`, which selects the class."""
 _PARTS = ("breaker", "budget", "limiter")
 _TABLES = (*_PARTS, "hedging")
 
@@ -81,9 +83,9 @@ class Defence(Value):
         """Return a new downstream with a new breaker, budget and limiter."""
         return Downstream(
             name,
-            breaker=None if self.breaker is None else build_part("breaker", Breaker, self.breaker),
-            budget=None if self.budget is None else _build("budget", BUDGETS, self.budget),
-            limiter=None if self.limiter is None else _build("limiter", LIMITERS, self.limiter),
+            breaker=_build("breaker", self.breaker),
+            budget=_build("budget", self.budget),
+            limiter=_build("limiter", self.limiter),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -105,16 +107,9 @@ class Defence(Value):
         policy: Policy | None = None
         if fields:
             preset = fields.pop("preset", "default")
-            check_one_of("preset", preset, PRESETS)
             policy = Policy.from_dict(Policy.preset(preset).to_dict() | fields)
-        hedging = tables.get("hedging")
-        return cls(
-            policy,
-            hedging=None if hedging is None else build_part("hedging", Hedging, hedging),
-            breaker=tables.get("breaker"),
-            budget=tables.get("budget"),
-            limiter=tables.get("limiter"),
-        )
+        hedging = _build("hedging", tables.pop("hedging", None))
+        return cls(policy, hedging=hedging, **tables)
 
     def _asdict(self) -> dict[str, Any]:
         """Return the arguments of the constructor, used for comparison, repr and pickling.
@@ -133,30 +128,46 @@ class Defence(Value):
         return hash((type(self), self.policy, self.hedging, *parts))
 
 
-def build_part(table: str, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """Build a breaker, budget, limiter or hedging from the arguments in its table.
+def part_arguments(defence: Defence, table: str) -> dict[str, Any] | None:
+    """Return all arguments of a breaker, budget or limiter, or None if the defence has none.
 
-    Unknown and missing arguments raise ConfigurationError.
+    Missing arguments have their default values.
     """
-    known = [name for name in signature(factory).parameters if name != "kind"]
-    for name in arguments:
-        if name not in known:
-            msg = f"{table} has no field {name!r}; {did_you_mean(name, known)}"
+    arguments: Mapping[str, Any] | None = getattr(defence, table)
+    if arguments is None:
+        return None
+    factory, values = _factory_and_arguments(table, arguments)
+    parameters = signature(factory).parameters
+    return {name: parameter.default for name, parameter in parameters.items()} | values
+
+
+def _build(table: str, arguments: Mapping[str, Any] | None) -> Any:
+    """Build a breaker, budget, limiter or hedging from its table, or return None without one."""
+    if arguments is None:
+        return None
+    factory, values = _factory_and_arguments(table, arguments)
+    parameters = signature(factory).parameters
+    for name in values:
+        if name not in parameters:
+            msg = f"{table} has no field {name!r}; {did_you_mean(name, parameters)}"
             raise ConfigurationError(msg)
-    for name, parameter in signature(factory).parameters.items():
-        if parameter.default is Parameter.empty and name not in arguments:
+    for name, parameter in parameters.items():
+        if parameter.default is Parameter.empty and name not in values:
             msg = f"{table} needs the field {name!r}"
             raise ConfigurationError(msg)
-    return factory(**arguments)
+    return factory(**values)
 
 
-def _build(
-    table: str, kinds: Mapping[str, Callable[..., Any]], arguments: Mapping[str, Any]
-) -> Any:
-    kind = arguments.get("kind")
-    check_one_of(f"{table}.kind", kind, kinds)
-    others = {name: value for name, value in arguments.items() if name != "kind"}
-    return build_part(table, kinds[cast("str", kind)], others)
+def _factory_and_arguments(
+    table: str, arguments: Mapping[str, Any]
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """Return the class that a table configures, and the arguments in the table."""
+    values = dict(arguments)
+    if table not in _KINDS:
+        return Breaker if table == "breaker" else Hedging, values
+    kind = values.pop("kind", None)
+    check_one_of(f"{table}.kind", kind, _KINDS[table])
+    return _KINDS[table][kind], values
 
 
 def _copy_table(name: str, arguments: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

@@ -1,24 +1,50 @@
-"""A defence as text: its policy, breaker, budget and limiter, and the resulting worst case load.
+"""A defence for people: a description with its worst case load, and warnings about its settings.
 
-`Policy.explain` describes the policy alone. This module adds how a budget limits the load.
+`Policy.explain` describes the policy alone. This module adds the breaker, the limiter, and how a
+budget limits the load.
 """
 
 from __future__ import annotations
 
+from inspect import signature
 from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
-from tarry.core.budget import RatioBudget
+from tarry.core.budget import PRICES, RatioBudget
 from tarry.core.text import format_duration
-from tarry.policyfile.defence import LIMITERS
-from tarry.policyfile.export.budgets import BudgetSummary, summarize_budget, token_prices
-from tarry.policyfile.export.common import breaker_arguments, with_defaults
+from tarry.policyfile.defence import part_arguments
+from tarry.policyfile.translation import BudgetSummary, format_value, summarize_budget
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from tarry.core.hedging import Hedging
+    from tarry.core.policy import Policy
     from tarry.policyfile.defence import Defence
+
+_FIRST_ERROR = 400
+_MIN_USEFUL_DELAY_S = 0.005
+"""Shorter than most calls, so the dependency is still in the same state at the retry."""
+_MANY_ATTEMPTS = 100
+_PERMANENT_STATUSES = frozenset(
+    {*range(400, 408), *range(410, 418), 422, 426, 428, 431, 451, 501, 505}
+)
+"""Statuses for which the same request fails again, by RFC 9110 and RFC 6585.
+
+409 and 423 are not listed, because they can be temporary.
+"""
+_PERMANENT_CODES = frozenset(
+    {
+        "ALREADY_EXISTS",
+        "FAILED_PRECONDITION",
+        "INVALID_ARGUMENT",
+        "NOT_FOUND",
+        "OUT_OF_RANGE",
+        "PERMISSION_DENIED",
+        "UNAUTHENTICATED",
+        "UNIMPLEMENTED",
+    }
+)
 
 
 def explain(defence: Defence) -> str:
@@ -32,15 +58,15 @@ def explain(defence: Defence) -> str:
     elif budget is not None:
         lines.append(f"budget: {_explain_budget(budget, repeats)}")
     elif hedging is None or hedging.max_extra_load is None:
-        ratio = with_defaults(RatioBudget, {})["ratio"]
+        ratio = signature(RatioBudget).parameters["ratio"].default
         lines.append(
             f'budget: none; one would bound that load: kind = "ratio" keeps it near {1 + ratio:g} x'
         )
-    breaker = breaker_arguments(defence)
+    breaker, limiter = part_arguments(defence, "breaker"), part_arguments(defence, "limiter")
     if breaker is not None:
         lines.append(f"breaker: {_explain_breaker(breaker)}")
-    if defence.limiter is not None:
-        lines.append(f"limiter: {_explain_limiter(defence.limiter)}")
+    if defence.limiter is not None and limiter is not None:
+        lines.append(f"limiter: {_explain_limiter(defence.limiter['kind'], limiter)}")
     return "\n".join(lines)
 
 
@@ -75,11 +101,11 @@ def _explain_budget(budget: BudgetSummary, repeats: str) -> str:
             f"{1 + arguments['ratio']:g} x the calls{minimum}"
         )
     if budget.kind == "token":
-        price, gain = token_prices(arguments["preset"])
+        prices = PRICES[arguments["preset"]]
         return (
-            f"{repeats} take {price:g} of {arguments['capacity']:g} tokens each, and a success "
-            f"adds {gain:g}; while none succeeds there are {floor(budget.burst)} {repeats}, and "
-            "then none: 1 x the calls"
+            f"{repeats} take {prices.retry:g} of {arguments['capacity']:g} tokens each, and a "
+            f"success adds {prices.clean_success:g}; while none succeeds there are "
+            f"{floor(budget.burst)} {repeats}, and then none: 1 x the calls"
         )
     tokens = arguments["max_tokens"]
     return (
@@ -113,10 +139,7 @@ def _explain_breaker(breaker: Mapping[str, Any]) -> str:
     )
 
 
-def _explain_limiter(limiter: Mapping[str, Any]) -> str:
-    kind = limiter["kind"]
-    others = {name: value for name, value in limiter.items() if name != "kind"}
-    arguments = with_defaults(LIMITERS[kind], others)
+def _explain_limiter(kind: str, arguments: Mapping[str, Any]) -> str:
     if kind == "in-flight":
         return (
             f"at most {arguments['limit']} attempts at a time, others are rejected; after an "
@@ -136,3 +159,63 @@ def _explain_limiter(limiter: Mapping[str, Any]) -> str:
 
 def _format_percent(share: float) -> str:
     return f"{100 * share:.4g} %"
+
+
+def find_warnings(defence: Defence) -> list[str]:
+    """Return a warning for each setting that is valid but probably a mistake."""
+    if defence.hedging is not None:
+        return []
+    policy = defence.policy
+    return [*_warn_about_outcomes(policy), *_warn_about_delays(policy), *_warn_about_time(policy)]
+
+
+def _warn_about_outcomes(policy: Policy) -> Iterator[str]:
+    success = {status for status in policy.retryable_statuses if status < _FIRST_ERROR}
+    if success:
+        yield (
+            f"retryable_statuses has {format_value(success)}: responses without an error are "
+            "retried"
+        )
+    if "OK" in policy.retryable_codes:
+        yield "retryable_codes has OK: a success is never retried"
+    for field, permanent in (
+        ("retryable_statuses", policy.retryable_statuses & _PERMANENT_STATUSES),
+        ("retryable_codes", policy.retryable_codes & _PERMANENT_CODES),
+    ):
+        if permanent:
+            yield f"{field} has {format_value(permanent)}: the same request fails again"
+
+
+def _warn_about_delays(policy: Policy) -> Iterator[str]:
+    if policy.max_attempts == 1:
+        return
+    if policy.jitter == "none":
+        yield 'jitter is "none": clients that fail together retry together'
+    if policy.initial_delay < _MIN_USEFUL_DELAY_S:
+        yield (
+            f"initial_delay = {policy.initial_delay:g} is {format_duration(policy.initial_delay)}: "
+            "too short for a dependency to recover"
+        )
+    if policy.max_attempts > _MANY_ATTEMPTS and policy.total_budget is None:
+        yield (
+            f"max_attempts = {policy.max_attempts}: one call may be sent {policy.max_attempts} "
+            "times; a total_budget limits its time"
+        )
+
+
+def _warn_about_time(policy: Policy) -> Iterator[str]:
+    total = policy.total_budget
+    if total is None or policy.max_attempts == 1:
+        return
+    shortest, longest = (policy.delay(policy.ceiling(1), None, u) for u in (0.0, 1.0))
+    if shortest >= total:
+        yield (
+            f"total_budget = {total:g} leaves no time for any retry: the first waits for at least "
+            f"{format_duration(shortest)}"
+        )
+    elif longest > total:
+        yield (
+            f"total_budget = {total:g} is shorter than a wait: the first retry waits for up to "
+            f"{format_duration(longest)}, and there is no retry if the delay is "
+            f"{format_duration(total)} or longer"
+        )

@@ -10,9 +10,8 @@ from tarry.core.hedging import Hedging
 from tarry.core.policy import PRESETS, Policy
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
-from tarry.policyfile.export import to_grpc
-from tarry.policyfile.imports import from_grpc
-from tests.policyfile.export.builders import fields
+from tarry.policyfile.grpc import from_grpc, to_grpc
+from tests.policyfile.builders import fields
 
 RETRY = {
     "maxAttempts": 3,

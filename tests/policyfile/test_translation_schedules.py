@@ -10,13 +10,16 @@ import pytest
 from tarry.core.backoff import Schedule
 from tarry.core.policy import PRESETS, Policy
 from tarry.policyfile.defence import Defence
-from tarry.policyfile.export import to_envoy, to_gateway_api, to_grpc, to_istio
-from tests.policyfile.export.builders import fields
+from tarry.policyfile.envoy import to_envoy
+from tarry.policyfile.gateway import to_gateway_api
+from tarry.policyfile.grpc import to_grpc
+from tarry.policyfile.istio import to_istio
+from tests.policyfile.builders import fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tarry.policyfile.losses import Exported
+    from tarry.policyfile.translation import Exported
 
 EXPORTS: dict[str, Callable[[Defence], Exported]] = {
     "Istio": partial(to_istio, host="payments"),

@@ -12,9 +12,9 @@ from tarry.core.backoff import Schedule
 from tarry.core.policy import PRESETS, Policy
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
-from tarry.policyfile.export import to_envoy
-from tests.policyfile.export.builders import defence, fields, loss_text, plain_policy
-from tests.policyfile.export.protos import clusters, parsed, routes
+from tarry.policyfile.envoy import to_envoy
+from tests.policyfile.builders import defence, fields, loss_text, plain_policy
+from tests.policyfile.protos import clusters, parsed, routes
 
 ALWAYS = ["safe", "budget", "max_hint"]
 """What no policy can say to Envoy."""

@@ -1,23 +1,90 @@
-"""Read documents of other systems: errors contain the path, and unread keys become losses."""
+"""Documents of other systems: tables that keep track of unread keys, and formats of durations.
+
+proto3 JSON has durations in seconds with up to nine decimals ("0.1s"). The Gateway API has whole
+numbers of up to four units ("1m500ms"). Istio accepts the durations of Go ("1.5h", "100ms").
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from math import isfinite
+from math import isclose, isfinite
 from typing import TYPE_CHECKING, Any, cast
 
-from tarry.core.text import format_duration, suggest
+from tarry.core.text import suggest
 from tarry.errors import ConfigurationError, ConfigurationTypeError
-from tarry.policyfile.durations import parse_duration
-from tarry.policyfile.losses import Loss
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
-    from tarry.core.policy import Policy
-
+_MAX_PROTO_S = 315_576_000_000
+"""About 10,000 years, the limit of google.protobuf.Duration."""
+_MAX_GATEWAY_HOURS = 99_999
+_UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_PART = r"(\d+(?:\.\d*)?|\.\d+)(h|ms|us|µs|ns|m|s)"
+_PARTS = re.compile(_PART)
+_DURATION = re.compile(rf"(?:{_PART})+")
+_PROTO = re.compile(r"\d+(?:\.\d{1,9})?s")
+_RESOURCE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _TYPO_SIMILARITY = 0.8
 """A key that is this similar (0 to 1) to a known key is taken for a misspelling."""
+
+
+def format_proto(field: str, seconds: float) -> str:
+    """Return seconds in the format of proto3 JSON: "0.1s"."""
+    if seconds > _MAX_PROTO_S:
+        rule = f"must be at most {_MAX_PROTO_S:,} s to be exported, got {seconds:g}"
+        raise ConfigurationError(field, rule)
+    return f"{seconds:.9f}".rstrip("0").rstrip(".") + "s"
+
+
+def format_gateway(field: str, seconds: float) -> str:
+    """Return seconds, rounded to milliseconds, in the format of the Gateway API: "1m30s"."""
+    rest = round(seconds * 1000)
+    hours = rest // 3_600_000
+    if hours > _MAX_GATEWAY_HOURS:
+        rule = f"must be less than 100,000 h for the Gateway API, got {seconds:g} s"
+        raise ConfigurationError(field, rule)
+    parts: list[str] = []
+    for unit, size in (("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)):
+        amount, rest = divmod(rest, size)
+        if amount:
+            parts.append(f"{amount}{unit}")
+    return "".join(parts) or "0s"
+
+
+def round_to_ms(seconds: float) -> float:
+    """Return seconds rounded to whole milliseconds, at least 1 ms, because proxies count in ms."""
+    rounded = max(1, round(seconds * 1000)) / 1000
+    return seconds if isclose(rounded, seconds, rel_tol=1e-9) else rounded
+
+
+def parse_proto(path: str, text: object) -> float:
+    """Return the seconds of a duration in proto3 JSON, whose only unit is seconds."""
+    seconds = parse_duration(path, text)
+    if not _PROTO.fullmatch(str(text)):
+        corrected = format_proto(path, seconds)
+        rule = f'must be a duration such as "0.1s", got {text!r}: write "{corrected}"'
+        raise ConfigurationError(path, rule)
+    return seconds
+
+
+def parse_duration(path: str, text: object) -> float:
+    """Return the seconds of a duration in the format of proto3 JSON or Go."""
+    if not isinstance(text, str):
+        raise ConfigurationTypeError(path, 'must be a duration such as "0.1s"', text)
+    if not _DURATION.fullmatch(text):
+        raise ConfigurationError(path, 'must be a duration such as "0.1s"', text)
+    # Rounded to twelve digits, so that "100ms" is exactly 0.1.
+    return float(f"{sum(float(n) * _UNITS[unit] for n, unit in _PARTS.findall(text)):.12g}")
+
+
+def check_resource_name(name: str) -> str:
+    """Return the name, or raise ConfigurationError if Kubernetes does not allow it."""
+    if not _RESOURCE_NAME.fullmatch(name):
+        rule = "must be lower case letters, digits and '-', at most 63 characters"
+        raise ConfigurationError("name", rule, name)
+    return name
 
 
 class DocumentTable:
@@ -60,6 +127,10 @@ class DocumentTable:
         """Return a nested table, or None when it is missing."""
         return DocumentTable(self.path_of(key), self.get(key)) if key in self else None
 
+    def table_or_empty(self, key: str) -> DocumentTable:
+        """Return a nested table, which is empty when it is missing."""
+        return self.table(key) or DocumentTable(self.path_of(key), {})
+
     def items(self, key: str) -> list[Any]:
         """Return a list; it is empty when the key is missing."""
         value = self.get(key)
@@ -77,11 +148,7 @@ class DocumentTable:
         ]
 
     def seconds(
-        self,
-        key: str,
-        *,
-        above: float = 0.0,
-        read: Callable[[str, object], float] = parse_duration,
+        self, key: str, *, above: float = 0.0, read: Callable[[str, object], float] = parse_duration
     ) -> float | None:
         """Return a duration that is longer than `above`, or None when it is missing."""
         if key not in self:
@@ -119,40 +186,10 @@ class DocumentTable:
             raise ConfigurationTypeError(self.path_of(key), "must be a string", value)
         return value
 
-    def unread_losses(self, *ignored: str) -> Iterator[Loss]:
-        """Return a loss for each key that was not read, except for keys in `ignored`."""
-        for key, value in self._values.items():
-            if key not in self._keys_read and key not in ignored and value is not None:
-                yield Loss(
-                    self.path_of(key), value, "left out: a policy of tarry has no such setting"
-                )
-
-
-def apply_call_timeout(
-    policy: Policy, timeout: float | None, path: str, losses: list[Loss]
-) -> Policy:
-    """Return the policy with `timeout`, the other system's timeout for the whole call.
-
-    A total budget does not stop a running attempt, so each attempt gets a timeout as well.
-    """
-    if timeout is None:
-        return policy
-    attempt = min(timeout, policy.attempt_timeout or timeout)
-    if policy.max_attempts == 1:
-        return policy.replace(attempt_timeout=attempt)
-    instead = (
-        "no attempt starts after it, but tarry lets a running attempt finish: "
-        f"at most {format_duration(timeout + attempt)} in total"
-    )
-    losses.append(Loss(path, timeout, instead))
-    return policy.replace(total_budget=timeout, attempt_timeout=attempt)
-
-
-def hint_loss(path: str, name: str, source: str, max_hint: float) -> Loss:
-    """Return the loss that tarry follows the hint `name` of a server differently.
-
-    `source` says what the other system does with it.
-    """
-    return Loss(
-        path, name, f"{source}; tarry waits for up to {format_duration(max_hint)}, or gives up"
-    )
+    def unread(self) -> dict[str, Any]:
+        """Return the keys that were not read, with their values."""
+        return {
+            key: value
+            for key, value in self._values.items()
+            if key not in self._keys_read and value is not None
+        }

@@ -9,9 +9,9 @@ import pytest
 from tarry.core.hedging import Hedging
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
-from tarry.policyfile.export import to_envoy
-from tests.policyfile.export.builders import fields, loss_text
-from tests.policyfile.export.protos import parsed, routes
+from tarry.policyfile.envoy import to_envoy
+from tests.policyfile.builders import fields, loss_text
+from tests.policyfile.protos import parsed, routes
 
 
 def exported(hedging: Hedging, **parts: Any) -> Any:

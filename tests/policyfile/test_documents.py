@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tarry.errors import ConfigurationError
-from tarry.policyfile.durations import (
+from tarry.policyfile.documents import (
     format_gateway,
     format_proto,
     parse_duration,

@@ -9,10 +9,9 @@ import pytest
 from tarry.core.policy import PRESETS
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
-from tarry.policyfile.export import to_istio
-from tarry.policyfile.imports import from_istio
-from tests.policyfile.export.builders import fields, loss_text
-from tests.policyfile.imports.resources import destination_rule, virtual_service
+from tarry.policyfile.istio import from_istio, to_istio
+from tests.policyfile.builders import fields, loss_text
+from tests.policyfile.resources import destination_rule, virtual_service
 
 
 @pytest.mark.parametrize("preset", ["default", "interactive"])

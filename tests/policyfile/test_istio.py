@@ -11,8 +11,8 @@ from tarry.core.hedging import Hedging
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
-from tarry.policyfile.export import to_istio
-from tests.policyfile.export.builders import defence, fields, loss_text, plain_policy
+from tarry.policyfile.istio import to_istio
+from tests.policyfile.builders import defence, fields, loss_text, plain_policy
 
 HOST = "payments.prod.svc.cluster.local"
 ALWAYS = ["safe", "max_hint"]

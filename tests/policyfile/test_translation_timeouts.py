@@ -8,10 +8,10 @@ import pytest
 
 from tarry.core.policy import Policy
 from tarry.policyfile.defence import Defence
-from tarry.policyfile.export import to_grpc, to_istio
-from tarry.policyfile.imports import from_grpc, from_istio
-from tests.policyfile.export.builders import loss_text
-from tests.policyfile.imports.resources import virtual_service
+from tarry.policyfile.grpc import from_grpc, to_grpc
+from tarry.policyfile.istio import from_istio, to_istio
+from tests.policyfile.builders import loss_text
+from tests.policyfile.resources import virtual_service
 
 GRPC_RETRY = {
     "maxAttempts": 3,

@@ -8,8 +8,8 @@ import pytest
 
 from tarry.core.hedging import Hedging
 from tarry.core.policy import PRESETS, Policy
-from tarry.policyfile.check import find_warnings
 from tarry.policyfile.defence import Defence
+from tarry.policyfile.explain import find_warnings
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from tarry.core.budget import Budget
 from tarry.core.outcome import TRANSIENT
 from tarry.policyfile.defence import Defence
-from tarry.policyfile.export.budgets import summarize_budget
+from tarry.policyfile.translation import summarize_budget
 
 
 def retries_without_success(budget: Budget) -> int:

@@ -8,7 +8,7 @@ from tarry.core.policy import Policy
 from tarry.policyfile.defence import Defence
 
 if TYPE_CHECKING:
-    from tarry.policyfile.losses import Exported, Imported
+    from tarry.policyfile.translation import Exported, Imported
 
 
 def fields(made: Exported | Imported) -> list[str]:

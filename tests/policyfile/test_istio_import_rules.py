@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tarry.policyfile.imports import from_istio
-from tests.policyfile.export.builders import fields
-from tests.policyfile.imports.resources import destination_rule
+from tarry.policyfile.istio import from_istio
+from tests.policyfile.builders import fields
+from tests.policyfile.resources import destination_rule
 
 
 def test_breaker_is_imported() -> None:

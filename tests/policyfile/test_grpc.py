@@ -14,9 +14,9 @@ from tarry.core.hedging import Hedging
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
-from tarry.policyfile.durations import parse_duration
-from tarry.policyfile.export import to_grpc
-from tests.policyfile.export.builders import defence, fields, loss_text, plain_policy
+from tarry.policyfile.documents import parse_duration
+from tarry.policyfile.grpc import to_grpc
+from tests.policyfile.builders import defence, fields, loss_text, plain_policy
 
 ALWAYS = ["jitter", "max_hint"]
 

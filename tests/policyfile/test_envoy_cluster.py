@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tarry.policyfile.export import to_envoy
-from tests.policyfile.export.builders import defence, fields, loss_text
-from tests.policyfile.export.protos import clusters, parsed
+from tarry.policyfile.envoy import to_envoy
+from tests.policyfile.builders import defence, fields, loss_text
+from tests.policyfile.protos import clusters, parsed
 
 ALWAYS = ["safe", "budget"]
 

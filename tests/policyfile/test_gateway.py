@@ -13,9 +13,9 @@ from tarry.core.hedging import Hedging
 from tarry.core.policy import PRESETS, Policy
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
-from tarry.policyfile.durations import parse_duration
-from tarry.policyfile.export import to_gateway_api
-from tests.policyfile.export.builders import defence, fields, loss_text, plain_policy
+from tarry.policyfile.documents import parse_duration
+from tarry.policyfile.gateway import to_gateway_api
+from tests.policyfile.builders import defence, fields, loss_text, plain_policy
 
 DURATION = re.compile(r"^([0-9]{1,5}(h|m|s|ms)){1,4}$")
 ALWAYS = {"safe", "backoff", "max_hint", "retryable_statuses"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tarry.policyfile.losses import Loss, Severity, sort_losses
+from tarry.policyfile.translation import Loss, Losses, Severity
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,8 @@ def test_value_is_shown_as_a_person_would(value: object, expected: str) -> None:
 def test_what_matters_most_is_first() -> None:
     """Losses are sorted by their rank, and equals stay in their order."""
     ranks = [Severity.DETAIL, Severity.TIMING, Severity.LOAD, Severity.TIMING, Severity.CRITICAL]
-    losses = [Loss(str(i), None, "", rank) for i, rank in enumerate(ranks)]
+    losses = Losses("another system")
+    for i, rank in enumerate(ranks):
+        losses.add(str(i), None, "", rank)
 
-    assert ["4", "2", "1", "3", "0"] == [loss.field for loss in sort_losses(losses)]
+    assert ["4", "2", "1", "3", "0"] == [loss.field for loss in losses.by_severity()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tarry.errors import ConfigurationError
-from tarry.policyfile.imports import from_grpc
+from tarry.policyfile.grpc import from_grpc
 
 ENTRIES = {
     "methodConfig": [

@@ -1,0 +1,320 @@
+"""Istio: export to and import from a VirtualService and a DestinationRule.
+
+Istio configures Envoy, so it has at most the features of Envoy. It supports fewer settings: it can
+set the base of the backoff but not its cap (10 x the base), and outlier detection counts only
+consecutive errors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tarry.core.outcome import GRPC_CODES
+from tarry.core.policy import HIGHEST_STATUS, LOWEST_STATUS, Policy
+from tarry.errors import ConfigurationError
+from tarry.policyfile.defence import Defence, part_arguments
+from tarry.policyfile.documents import (
+    DocumentTable,
+    check_resource_name,
+    format_proto,
+    round_to_ms,
+)
+from tarry.policyfile.envoy import (
+    add_backoff_losses,
+    add_ejection_losses,
+    in_flight_limit,
+    retry_conditions,
+)
+from tarry.policyfile.translation import (
+    Exported,
+    Imported,
+    Losses,
+    Severity,
+    add_hint_loss,
+    add_proxy_losses,
+    apply_call_timeout,
+    call_timeout,
+    delay_bounds,
+    format_rounded,
+    in_flight_budget,
+    reject_hedging,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_CAP_FACTOR = 10
+"""Without a cap, Envoy limits the backoff to this multiple of its base."""
+_MAX_EJECTION_S = 300.0
+_KINDS = ("VirtualService", "DestinationRule")
+_DEFAULT_ATTEMPTS = 2
+_DEFAULT_RETRY_ON = "connect-failure,refused-stream,unavailable,cancelled"
+_DEFAULT_BACKOFF_S = 0.025
+_CONDITION_STATUSES = {
+    "5xx": frozenset(range(500, 512)),
+    "gateway-error": frozenset({502, 503, 504}),
+    "retriable-4xx": frozenset({409}),
+}
+_EXCEPTION_CONDITIONS = ("connect-failure", "refused-stream", "reset", "reset-before-request")
+"""Conditions that are exceptions in tarry: `on=` of the call selects which are retried."""
+_UNSUPPORTED_CONDITIONS = ("retriable-headers", "envoy-ratelimited", "http3-post-connect-failure")
+_CONDITION_CODES = {name.lower().replace("_", "-"): name for name in GRPC_CODES}
+_TOO_EARLY = 425
+_RETRIES_KEYS = (
+    "attempts",
+    "perTryTimeout",
+    "retryOn",
+    "backoff",
+    "retryRemoteLocalities",
+    "retryIgnorePreviousHosts",
+)
+_FIELDS_SET = (
+    "max_attempts",
+    "initial_delay",
+    "max_delay",
+    "retryable_statuses",
+    "retryable_codes",
+)
+"""The fields of a policy that the retries of a VirtualService set."""
+_ADDRESSES = ("host", "hosts", "gateways", "exportTo", "name", "route")
+"""Keys about addresses and routes, which do not affect the policy."""
+
+
+def to_istio(defence: Defence, *, host: str, name: str | None = None) -> Exported:
+    """Export documents for the service `host`, such as payments.prod.svc.cluster.local."""
+    reject_hedging(defence, "istio")
+    if not host:
+        raise ConfigurationError("host", "must name the service that is called, got nothing")
+    name = check_resource_name(name or host.partition(".")[0])
+    losses = Losses("Istio")
+    route: dict[str, Any] = {"route": [{"destination": {"host": host}}]}
+    timeout = call_timeout(defence.policy, losses)
+    if timeout is not None:
+        route["timeout"] = format_rounded(losses, "total_budget", timeout)
+    route["retries"] = _retries(defence.policy, losses)
+    documents = [_resource("VirtualService", name, {"hosts": [host], "http": [route]})]
+    traffic = _traffic_policy(defence, losses)
+    if traffic:
+        spec = {"host": host, "trafficPolicy": traffic}
+        documents.append(_resource("DestinationRule", name, spec))
+    return Exported(tuple(documents), losses.by_severity())
+
+
+def _resource(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    version = "networking.istio.io/v1"
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+
+def _retries(policy: Policy, losses: Losses) -> dict[str, Any]:
+    if policy.max_attempts == 1:
+        return {"attempts": 0}  # explicit, because the default is 2
+    base = round_to_ms(delay_bounds(policy)[0])
+    statuses = map(str, sorted(policy.retryable_statuses))
+    conditions = [*statuses, *retry_conditions(policy, losses)]
+    retries: dict[str, Any] = {"attempts": policy.max_attempts - 1}
+    if policy.attempt_timeout is not None:
+        timeout = format_rounded(losses, "attempt_timeout", policy.attempt_timeout)
+        retries["perTryTimeout"] = timeout
+    retries["retryOn"] = ",".join(conditions)
+    retries["backoff"] = format_proto("initial_delay", base)
+    add_backoff_losses(policy, losses, base, _CAP_FACTOR * base)
+    losses.add("max_hint", policy.max_hint, "Istio does not read Retry-After")
+    add_proxy_losses(policy, losses)
+    return retries
+
+
+def _traffic_policy(defence: Defence, losses: Losses) -> dict[str, Any]:
+    traffic: dict[str, Any] = {}
+    limit = in_flight_limit(defence, losses)
+    if limit is not None:
+        traffic["connectionPool"] = {"http": {"http2MaxRequests": limit}}
+    budget = in_flight_budget(defence, losses) if defence.policy.max_attempts > 1 else None
+    if budget is not None:
+        percent, minimum = budget
+        traffic["retryBudget"] = {"percent": percent, "minRetryConcurrency": minimum}
+    breaker = part_arguments(defence, "breaker")
+    detection = None if breaker is None else _outlier_detection(breaker, losses)
+    if detection is not None:
+        traffic["outlierDetection"] = detection
+    return traffic
+
+
+def _outlier_detection(breaker: dict[str, Any], losses: Losses) -> dict[str, Any] | None:
+    rate, consecutive, open_for = (
+        breaker[field] for field in ("failure_rate", "consecutive", "open_for")
+    )
+    if consecutive is None:
+        instead = "left out: Istio ejects hosts by errors in a row only, so set breaker.consecutive"
+        losses.add("breaker.failure_rate", rate, instead, Severity.LOAD)
+        return None
+    losses.add("breaker.failure_rate", rate, "Istio ejects by errors in a row only", Severity.LOAD)
+    add_ejection_losses(breaker, losses)
+    longest = max(_MAX_EJECTION_S, open_for)
+    instead = f"ejection n lasts n x {open_for:g} s in Istio, {longest:g} s at most, without spread"
+    losses.add("breaker.growth", breaker["growth"], instead, Severity.DETAIL)
+    return {
+        "consecutive5xxErrors": consecutive,
+        "baseEjectionTime": format_rounded(losses, "breaker.open_for", open_for),
+        "maxEjectionPercent": 100,
+    }
+
+
+def from_istio(documents: Sequence[Mapping[str, Any]]) -> Imported:
+    """Import the first route of a VirtualService, a DestinationRule, or both."""
+    losses = Losses("Istio")
+    specs: dict[str, DocumentTable] = {}
+    for root in _roots(documents):
+        kind = root.text("kind", "")
+        if kind not in _KINDS:
+            hint = ": --from grpc?" if "methodConfig" in root else ""
+            rule = f"must be one of {', '.join(_KINDS)}, got {kind!r}{hint}"
+            raise ConfigurationError(root.path_of("kind"), rule)
+        spec = root.table("spec")
+        if spec is None:
+            raise ConfigurationError(root.path_of("spec"), "must be given")
+        if kind in specs:
+            losses.add(root.path_of("kind"), kind, "left out: the first one is imported")
+        else:
+            specs[kind] = spec
+    if not specs:
+        msg = "there is nothing to import: pass a VirtualService, a DestinationRule or both"
+        raise ConfigurationError(msg)
+    policy = Policy()
+    fields_set: tuple[str, ...] = ()
+    if "VirtualService" in specs:
+        policy, fields_set = _policy(specs["VirtualService"], losses), _FIELDS_SET
+    else:
+        losses.add("kind", "VirtualService", "missing, so the policy is tarry's default")
+    destination = specs.get("DestinationRule")
+    parts: dict[str, Any] = {} if destination is None else _defence_parts(destination, losses)
+    return Imported(Defence(policy, **parts), tuple(losses), fields_set)
+
+
+def _roots(documents: Sequence[Mapping[str, Any]]) -> list[DocumentTable]:
+    """Return the resources, including those in a List, which `kubectl get -o yaml` writes."""
+    roots: list[DocumentTable] = []
+    for i, document in enumerate(documents):
+        root = DocumentTable("" if len(documents) == 1 else f"[{i}]", document)
+        roots += root.tables("items") if root.get("kind") == "List" else [root]
+    return roots
+
+
+def _policy(spec: DocumentTable, losses: Losses) -> Policy:
+    routes = spec.tables("http")
+    if not routes:
+        raise ConfigurationError(spec.path_of("http"), "must have at least one route")
+    for route in routes[1:]:
+        if "retries" in route or "timeout" in route:
+            instead = "only the first route is imported; import this route from a file of its own"
+            losses.add(route.path, "not read", instead)
+    route = routes[0]
+    timeout = route.seconds("timeout", above=-1.0) or None  # 0s means no timeout
+    retries = route.table_or_empty("retries")
+    retries.check_spelling(_RETRIES_KEYS)
+    attempts = retries.count("attempts", 0)  # missing means no retries
+    if "retries" not in route:
+        attempts = _DEFAULT_ATTEMPTS
+        instead = f"Istio's default is imported: {_DEFAULT_ATTEMPTS} retries"
+        losses.add(retries.path, None, instead)
+    statuses, codes = _conditions(retries, losses)
+    first = retries.seconds("backoff") or _DEFAULT_BACKOFF_S
+    policy = Policy(
+        max_attempts=attempts + 1,
+        initial_delay=first,
+        max_delay=float(f"{_CAP_FACTOR * first:.12g}"),
+        attempt_timeout=retries.seconds("perTryTimeout", above=-1.0) or None,
+        retryable_statuses=statuses,
+        retryable_codes=codes,
+        throttled_delay=first,
+    )
+    if attempts:
+        source = "Istio does not read it"
+        add_hint_loss(losses, retries.path, "Retry-After", source, policy.max_hint)
+    policy = apply_call_timeout(policy, timeout, route.path_of("timeout"), losses)
+    for table in (retries, route, spec):
+        losses.add_unread(table, *_ADDRESSES)
+    return policy
+
+
+def _conditions(retries: DocumentTable, losses: Losses) -> tuple[set[int], set[str]]:
+    path = retries.path_of("retryOn")
+    statuses: set[int] = set()
+    codes: set[str] = set()
+    conditions = retries.text("retryOn", _DEFAULT_RETRY_ON).split(",")
+    for condition in filter(None, map(str.strip, conditions)):
+        if condition in _CONDITION_STATUSES:
+            statuses |= _CONDITION_STATUSES[condition]
+            if condition == "5xx":
+                losses.add(path, condition, "imported as 500 to 511")
+        elif condition in _CONDITION_CODES:
+            codes.add(_CONDITION_CODES[condition])
+        elif condition.isdecimal() and LOWEST_STATUS <= int(condition) <= HIGHEST_STATUS:
+            statuses.add(int(condition))
+        elif condition in _UNSUPPORTED_CONDITIONS:
+            losses.add(path, condition, "left out: tarry has no such condition")
+        elif condition not in (*_EXCEPTION_CONDITIONS, "retriable-status-codes"):
+            raise ConfigurationError(path, "must list conditions of Envoy or statuses", condition)
+    if _TOO_EARLY in statuses:
+        instead = "Istio retries this status at once, tarry after the usual delay"
+        losses.add(path, _TOO_EARLY, instead)
+    return statuses, codes
+
+
+def _defence_parts(destination: DocumentTable, losses: Losses) -> dict[str, dict[str, Any]]:
+    parts: dict[str, dict[str, Any]] = {}
+    traffic = destination.table_or_empty("trafficPolicy")
+    detection = traffic.table("outlierDetection")
+    breaker = None if detection is None else _breaker(detection, losses)
+    if breaker is not None:
+        parts["breaker"] = breaker
+    budget = traffic.table("retryBudget")
+    if budget is not None:
+        parts["budget"] = _budget(budget, losses)
+    pool = traffic.table_or_empty("connectionPool")
+    http = pool.table_or_empty("http")
+    limit = http.count("http2MaxRequests", 0)
+    if limit:
+        parts["limiter"] = {"kind": "in-flight", "limit": limit}
+    for table in (http, pool, traffic, destination):
+        losses.add_unread(table, *_ADDRESSES)
+    return parts
+
+
+def _breaker(detection: DocumentTable, losses: Losses) -> dict[str, Any] | None:
+    any_error = detection.count("consecutive5xxErrors", 5)
+    gateway_errors = detection.count("consecutiveGatewayErrors", 0)
+    detection.get("interval")  # read, but not used: consecutive errors eject at once
+    detection.get("maxEjectionPercent")
+    open_for = detection.seconds("baseEjectionTime") or 30.0
+    losses.add_unread(detection)
+    limits = [limit for limit in (any_error, gateway_errors) if limit]
+    if not limits:
+        return None
+    consecutive = min(limits)
+    if consecutive != any_error:
+        instead = "imported as consecutive failures of any kind, not only 502, 503 and 504"
+        losses.add(detection.path_of("consecutiveGatewayErrors"), gateway_errors, instead)
+    instead = "the breaker opens for the whole dependency, for twice as long each time"
+    losses.add(detection.path, "per host", instead)
+    return {
+        # With a failure rate of 1, the breaker does not open before `consecutive` failures.
+        "failure_rate": 1.0,
+        "min_calls": max(20, consecutive),
+        "consecutive": consecutive,
+        "open_for": open_for,
+        "max_open": max(300.0, open_for),
+        "spread": 0.0,
+    }
+
+
+def _budget(budget: DocumentTable, losses: Losses) -> dict[str, Any]:
+    percent = budget.number("percent", 20.0)
+    minimum = budget.count("minRetryConcurrency", 3)
+    instead = f"imported as a fraction of the calls in 10 s, plus {minimum} retries per second"
+    losses.add(budget.path, f"{percent:g} %, {minimum}", instead)
+    losses.add_unread(budget)
+    return {
+        "kind": "ratio",
+        "ratio": min(1.0, max(0.001, percent / 100)),
+        "min_per_second": float(minimum),
+    }

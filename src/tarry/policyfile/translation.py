@@ -1,0 +1,397 @@
+"""Losses, and the other functions that exporters and importers share.
+
+A loss is a setting that cannot be translated to or from another system, or that the other system
+treats differently. Every loss is reported to the user; none is dropped silently. A ceiling is the
+upper bound of a delay, before jitter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from math import ceil, isclose
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from tarry.core.backoff import Schedule
+from tarry.core.budget import PRICES
+from tarry.core.outcome import RETRYABLE_CODES
+from tarry.core.policy import Policy
+from tarry.core.text import format_duration
+from tarry.errors import ConfigurationError
+from tarry.policyfile.defence import part_arguments
+from tarry.policyfile.documents import format_proto, round_to_ms
+
+if TYPE_CHECKING:
+    from tarry.core.hedging import Hedging
+    from tarry.policyfile.defence import Defence
+    from tarry.policyfile.documents import DocumentTable
+
+SCHEDULE_LOST = "THE SCHEDULE CANNOT BE EXPRESSED"
+DEFAULT_RETRY_SHARE = 0.2
+DEFAULT_MIN_RETRIES_IN_FLIGHT = 3
+"""Defaults of Envoy and Istio; the share is also the default of the Gateway API."""
+_MAX_LISTED = 8
+_MAX_COMPARED_DELAYS = 32
+"""Delays are compared for this many retries; later exponential ceilings no longer grow."""
+_MAX_LISTED_DELAYS = 4
+_COMMON_MULTIPLIER = 2
+"""The multiplier of backoff in all targets."""
+_CRITICAL_RATIO, _MIN_CRITICAL_S = 10, 60.0
+"""The schedule is lost when a total wait of at least 60 s differs by this factor."""
+_THROTTLED_STATUS, _THROTTLED_CODE = 429, "RESOURCE_EXHAUSTED"
+
+
+class Severity(IntEnum):
+    """How serious a loss is; the most serious losses are reported first."""
+
+    CRITICAL = 0
+    """The translation is a different policy."""
+    LOAD = 1
+    """Changes whether and how often requests are sent."""
+    TIMING = 2
+    """Changes when requests are sent and how long they can take."""
+    DETAIL = 3
+    """Small differences: rounding, and effects of default values."""
+
+
+class Loss(NamedTuple):
+    """A setting that cannot be translated: its name, its value and what happens instead."""
+
+    field: str
+    value: object
+    instead: str
+    severity: Severity = Severity.TIMING
+
+    def __str__(self) -> str:
+        return f"{self.field} = {format_value(self.value)}: {self.instead}"
+
+
+class Losses(list[Loss]):
+    """The losses of one translation; `system` is the name of the other system in their texts."""
+
+    def __init__(self, system: str) -> None:
+        super().__init__()
+        self.system = system
+
+    def add(
+        self, field: str, value: object, instead: str, severity: Severity = Severity.TIMING
+    ) -> None:
+        """Add one loss."""
+        self.append(Loss(field, value, instead, severity))
+
+    def add_unread(self, table: DocumentTable, *ignored: str) -> None:
+        """Add a loss for each key of a table that was not read, except for keys in `ignored`."""
+        for key, value in table.unread().items():
+            if key not in ignored:
+                instead = "left out: a policy of tarry has no such setting"
+                self.add(table.path_of(key), value, instead)
+
+    def by_severity(self) -> tuple[Loss, ...]:
+        """Return the losses, the most serious first; equally serious losses keep their order."""
+        return tuple(sorted(self, key=lambda loss: loss.severity))
+
+
+class Exported(NamedTuple):
+    """The documents for another system, as plain values, and the losses by severity."""
+
+    documents: tuple[dict[str, Any], ...]
+    losses: tuple[Loss, ...]
+
+
+class Imported(NamedTuple):
+    """The defence from a document of another system, and the losses."""
+
+    defence: Defence
+    losses: tuple[Loss, ...]
+    fields_set: tuple[str, ...] = ()
+    """The fields of the policy that the document sets."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the defence as a dict, without defaults that the document does not set."""
+        defaults = Policy().to_dict()
+        return {
+            name: value
+            for name, value in self.defence.to_dict().items()
+            if name in self.fields_set or value != defaults.get(name)
+        }
+
+
+def format_value(value: object) -> str:
+    """Return a value as short text, as in a policy file."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:.10g}"
+    if isinstance(value, (set, frozenset)):
+        return _join(sorted(map(str, value)))  # pyright: ignore[reportUnknownArgumentType]
+    if isinstance(value, (list, tuple)):
+        return _join(list(map(format_value, value)))  # pyright: ignore[reportUnknownArgumentType]
+    if isinstance(value, Mapping):
+        items = cast("Mapping[str, object]", value).items()
+        nested = {name: "{...}" if isinstance(item, Mapping) else item for name, item in items}
+        return _join([f"{name} {format_value(item)}" for name, item in nested.items()])
+    return "a function" if callable(value) else str(value)
+
+
+def _join(words: list[str]) -> str:
+    if len(words) > _MAX_LISTED:
+        words = [*words[:_MAX_LISTED], f"and {len(words) - _MAX_LISTED} more"]
+    return ", ".join(words) or "nothing"
+
+
+# --- delays --------------------------------------------------------------------------------------
+
+
+def first_ceilings(policy: Policy, *, throttled: bool = False) -> list[float]:
+    """Return the ceilings of the first 32 retries, or of all if there are fewer."""
+    last = min(policy.max_attempts - 1, _MAX_COMPARED_DELAYS)
+    return [policy.ceiling(k, throttled) for k in range(1, last + 1)]
+
+
+def delay_bounds(policy: Policy) -> tuple[float, float]:
+    """Return the first and the largest ceiling, at least a millisecond each."""
+    if policy.jitter == "decorrelated":  # it has no ceilings, only these bounds
+        return policy.initial_delay, policy.max_delay
+    delays = first_ceilings(policy)
+    first = max(delays[0], 0.001)
+    if policy.backoff in ("exponential", "linear") and len(set(delays)) > 1:
+        return first, policy.max_delay
+    return first, max(*delays, first)
+
+
+def add_delay_loss(
+    policy: Policy, losses: Losses, target_delays: list[float], retries: int
+) -> None:
+    """Add a loss when the delays of the target, for `retries` retries, are different."""
+    if policy.jitter == "decorrelated":
+        return
+    target, delays, max_retries = losses.system, first_ceilings(policy), policy.max_attempts - 1
+    total = _total_wait(policy, delays, max_retries)
+    target_total = _total_wait(policy, target_delays, retries)
+    shorter, longer = sorted((total, target_total))
+    if longer >= max(_MIN_CRITICAL_S, _CRITICAL_RATIO * shorter):
+        schedule = (
+            f"{max_retries} retries within {format_duration(total)}, "
+            f"{format_duration(max(delays))} apart at most"
+        )
+        instead = (
+            f"{SCHEDULE_LOST}: {target} makes {retries} within {format_duration(target_total)}, "
+            f"{format_duration(max(target_delays))} apart at most, and gives up"
+        )
+        losses.add("schedule", schedule, instead, Severity.CRITICAL)
+    elif any(
+        not isclose(delay, target_delay, rel_tol=1e-6)
+        for delay, target_delay in zip(delays, target_delays, strict=False)
+    ):
+        instead = (
+            f"{target} waits up to {_format_delays(target_delays)}, where tarry has "
+            f"{_format_delays(delays)}"
+        )
+        losses.add(*_field_of_difference(policy), instead)
+
+
+def _total_wait(policy: Policy, delays: list[float], retries: int) -> float:
+    """Return the longest total wait; retries after those in `delays` repeat the last delay."""
+    waits = sum(delays) + (retries - len(delays)) * delays[-1]
+    return waits if policy.total_budget is None else min(waits, policy.total_budget)
+
+
+def _field_of_difference(policy: Policy) -> tuple[str, object]:
+    """Return the field of the policy that makes its delays differ from the target's."""
+    if isinstance(policy.backoff, Schedule):
+        return "backoff", policy.backoff.delays
+    if policy.backoff != "exponential":
+        return "backoff", policy.backoff
+    if policy.multiplier != _COMMON_MULTIPLIER:
+        return "multiplier", policy.multiplier
+    return "max_delay", policy.max_delay
+
+
+def _format_delays(delays: list[float]) -> str:
+    more = ", ..." if len(delays) > _MAX_LISTED_DELAYS else ""
+    return ", ".join(map(format_duration, delays[:_MAX_LISTED_DELAYS])) + more
+
+
+def round_delay(losses: Losses, field: str, seconds: float) -> float:
+    """Return seconds rounded to whole milliseconds; add a loss when that changes the value."""
+    result = round_to_ms(seconds)
+    if result != seconds:
+        instead = f"rounded to whole milliseconds: {result:g} s"
+        losses.add(field, seconds, instead, Severity.DETAIL)
+    return result
+
+
+def format_rounded(losses: Losses, field: str, seconds: float) -> str:
+    """Return seconds, rounded to whole milliseconds, in the format of proto3 JSON."""
+    return format_proto(field, round_delay(losses, field, seconds))
+
+
+def call_timeout(policy: Policy, losses: Losses) -> float | None:
+    """Return the timeout of the whole call, and add a loss when it is the total budget.
+
+    If the policy has one attempt, the timeout of the attempt is also the timeout of the call.
+    """
+    single_attempt = policy.attempt_timeout if policy.max_attempts == 1 else None
+    total = policy.total_budget
+    if total is None or (single_attempt is not None and single_attempt <= total):
+        return single_attempt
+    instead = f"{losses.system} stops a running attempt when the time is over; tarry lets it finish"
+    losses.add("total_budget", total, instead)
+    return total
+
+
+def apply_call_timeout(policy: Policy, timeout: float | None, path: str, losses: Losses) -> Policy:
+    """Return the policy with `timeout`, the other system's timeout for the whole call.
+
+    A total budget does not stop a running attempt, so each attempt gets a timeout as well.
+    """
+    if timeout is None:
+        return policy
+    attempt = min(timeout, policy.attempt_timeout or timeout)
+    if policy.max_attempts == 1:
+        return policy.replace(attempt_timeout=attempt)
+    instead = (
+        "no attempt starts after it, but tarry lets a running attempt finish: "
+        f"at most {format_duration(timeout + attempt)} in total"
+    )
+    losses.add(path, timeout, instead)
+    return policy.replace(total_budget=timeout, attempt_timeout=attempt)
+
+
+# --- retries -------------------------------------------------------------------------------------
+
+
+def add_layer_losses(policy: Policy, losses: Losses, throttling: str | None, other: str) -> None:
+    """Add the losses of `throttled_delay` and `retry_marked`, which no target has.
+
+    `throttling` and `other` name throttled and other failures in the text. `throttling` is None
+    when the policy does not retry throttled failures.
+    """
+    throttled_ceilings = first_ceilings(policy, throttled=True)
+    if throttling is not None and throttled_ceilings != first_ceilings(policy):
+        instead = (
+            f"{losses.system} does not wait longer after {throttling} than after any other {other}"
+        )
+        losses.add("throttled_delay", policy.throttled_delay, instead)
+    if not policy.retry_marked:
+        instead = f"{losses.system} retries also what a layer below has already retried"
+        losses.add("retry_marked", policy.retry_marked, instead, Severity.DETAIL)
+
+
+def add_proxy_losses(policy: Policy, losses: Losses) -> None:
+    """Add the losses of every target that is a proxy."""
+    instead = f"{losses.system} repeats a POST like a GET: match methods in the route"
+    losses.add("safe", "per call", instead, Severity.LOAD)
+    chosen = policy.retryable_codes != RETRYABLE_CODES  # whether the user has set them
+    retries_throttled = _THROTTLED_STATUS in policy.retryable_statuses or (
+        chosen and _THROTTLED_CODE in policy.retryable_codes
+    )
+    add_layer_losses(policy, losses, "throttling" if retries_throttled else None, "failure")
+
+
+def add_code_loss(policy: Policy, losses: Losses, known: frozenset[str], target: str) -> None:
+    """Add the loss of gRPC codes that the target does not know, unless they are defaults."""
+    lost = policy.retryable_codes - known - {"OK"}
+    if lost and policy.retryable_codes != RETRYABLE_CODES:
+        instead = f"{target} cannot retry on these codes"
+        losses.add("retryable_codes", lost, instead, Severity.LOAD)
+
+
+def hedging_delay(hedging: Hedging, target: str) -> float:
+    """Return the seconds before a copy is sent; a percentile raises ConfigurationError."""
+    if isinstance(hedging.after, float):
+        return hedging.after
+    setting = "max_extra_load alone" if hedging.after is None else repr(hedging.after)
+    rule = (
+        f"must be seconds to be exported to {target}, got {setting}: {target} does not "
+        "measure percentiles, so set the value that you measured"
+    )
+    raise ConfigurationError("hedging.after", rule)
+
+
+def reject_hedging(defence: Defence, target: str) -> None:
+    """Raise ConfigurationError if the defence hedges, because the target cannot hedge."""
+    if defence.hedging is not None:
+        msg = (
+            f"hedging cannot be exported to {target}, which has no hedging: export to grpc or "
+            "envoy, or use a policy with retries"
+        )
+        raise ConfigurationError(msg)
+
+
+def add_hint_loss(losses: Losses, path: str, hint: str, source: str, max_hint: float) -> None:
+    """Add the loss that tarry follows a server's hint differently.
+
+    `source` says what the other system does with the hint.
+    """
+    instead = f"{source}; tarry waits for up to {format_duration(max_hint)}, or gives up"
+    losses.add(path, hint, instead)
+
+
+# --- breaker, limiter and budget ------------------------------------------------------------------
+
+
+def add_breaker_left_out(defence: Defence, losses: Losses, cause: str) -> None:
+    """Add the loss of a breaker that is left out of the export."""
+    if defence.breaker is not None:
+        breaker = defence.breaker or "its defaults"
+        losses.add("breaker", breaker, f"left out: {cause}", Severity.LOAD)
+
+
+def add_limiter_left_out(defence: Defence, losses: Losses) -> None:
+    """Add the loss of a limiter that is left out of the export."""
+    if defence.limiter is not None:
+        instead = f"left out: {losses.system} has no such limiter"
+        losses.add("limiter.kind", defence.limiter["kind"], instead, Severity.LOAD)
+
+
+class BudgetSummary(NamedTuple):
+    """The properties of a budget that do not depend on its kind."""
+
+    kind: str
+    arguments: dict[str, Any]
+    earned: float
+    """Number of retries that one success pays for."""
+    burst: float
+    """Number of retries that are possible without any success."""
+
+    @property
+    def share(self) -> float:
+        """Retries as a fraction of all calls, for targets that support no other budget.
+
+        A token bucket can allow one retry per success and still stop all retries in an outage. A
+        fraction does not stop retries in an outage, so it is limited to the targets' default.
+        """
+        return self.earned if self.kind == "ratio" else min(self.earned, DEFAULT_RETRY_SHARE)
+
+
+def summarize_budget(defence: Defence) -> BudgetSummary | None:
+    """Return the arguments, earnings and burst of a defence's budget, or None without a budget."""
+    budget, arguments = defence.downstream("export").budget, part_arguments(defence, "budget")
+    if budget is None or arguments is None or defence.budget is None:
+        return None
+    kind = defence.budget["kind"]
+    if kind == "token":
+        prices = PRICES[arguments["preset"]]
+        earned, burst = prices.clean_success / prices.retry, budget.balance(0.0) / prices.retry
+        return BudgetSummary(kind, arguments, earned, burst)
+    earned = arguments["ratio" if kind == "ratio" else "token_ratio"]
+    return BudgetSummary(kind, arguments, earned, budget.balance(0.0))
+
+
+def in_flight_budget(defence: Defence, losses: Losses) -> tuple[float, int] | None:
+    """Return the retries in flight for Envoy and Istio: percentage of requests, and minimum."""
+    budget = summarize_budget(defence)
+    if budget is None:
+        return None
+    percent, minimum = round(100 * budget.share, 6), DEFAULT_MIN_RETRIES_IN_FLIGHT
+    if budget.kind == "ratio":
+        minimum = max(1, ceil(budget.arguments["min_per_second"]))
+    instead = (
+        f"{losses.system} counts requests in flight: retries are at most {percent:g} % of all "
+        f"requests, but {minimum} can always be in flight"
+    )
+    losses.add("budget.kind", budget.kind, instead, Severity.LOAD)
+    return percent, minimum
