@@ -9,7 +9,7 @@ import pytest
 
 from tarry.cli.files import check_output_path, read_documents, write_text
 from tarry.errors import ConfigurationError
-from tests.simulator.files.file_builders import write_file
+from tests.simulator.file_builders import write_file
 
 
 def test_text_is_written_as_utf8(tmp_path: Path) -> None:

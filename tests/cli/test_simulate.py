@@ -13,7 +13,7 @@ from tarry.simulator.files import read_study
 from tarry.simulator.scenarios import STUDIES
 from tests.cli.harness import run_process
 from tests.cli.harness import run_simulate as run
-from tests.simulator.files.file_builders import CHECKOUT, SMALL, write_file
+from tests.simulator.file_builders import CHECKOUT, SMALL, write_file
 from tests.test_docs import DOCS, blocks_of
 
 SHORT = ("--set", "duration=20", "--jobs", "1")

@@ -11,7 +11,7 @@ import pytest
 from tarry.errors import ConfigurationError
 from tarry.simulator.metrics import METRICS
 from tests.cli.harness import run_simulate as run
-from tests.simulator.files.file_builders import CHECKOUT, SMALL, write_file
+from tests.simulator.file_builders import CHECKOUT, SMALL, write_file
 from tests.test_docs import DOCS, table_of
 
 

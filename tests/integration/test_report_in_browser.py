@@ -11,10 +11,10 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from tarry.simulator.report import write_html
-from tarry.simulator.report.theme import DARK, LIGHT
 from tarry.simulator.scenarios import STUDIES
 from tarry.simulator.study import Plot, StudyResults, run_study
-from tests.simulator.report.sample_results import (
+from tarry.simulator.vega import DARK, LIGHT
+from tests.simulator.sample_results import (
     BARS,
     LINES,
     VARIANTS,

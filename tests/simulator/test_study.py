@@ -15,7 +15,7 @@ import pytest
 
 from tarry.errors import ConfigurationError, TarryError
 from tarry.simulator.study import Study, StudyRow, _restore_sigint, run_study
-from tests.simulator.report.sample_results import sample_results
+from tests.simulator.sample_results import sample_results
 
 
 class FixedTrial:

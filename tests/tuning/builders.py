@@ -15,12 +15,12 @@ from tarry.tuning.evidence import analyze_log
 from tarry.tuning.proposal import propose
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
     from tarry.tuning.evidence import Evidence
     from tarry.tuning.rules import Suggestion
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 EPOCH = 1_800_000_000.0
 HEADER = "taskId,attemptNumber,startedAt,durationMs,outcome"

@@ -1,16 +1,20 @@
-"""The rule for the number of attempts."""
+"""The rules for the number of attempts and the attempt timeout, and how values are formatted."""
 
 from __future__ import annotations
 
+from random import Random
 from typing import TYPE_CHECKING
+
+import pytest
 
 from tarry.core.outcome import Kind
 from tarry.core.policy import Policy
 from tarry.policyfile.defence import Defence
 from tarry.tuning.attempt_log import AttemptLog, LoggedAttempt
-from tarry.tuning.evidence import analyze_log
+from tarry.tuning.evidence import analyze_log, round_two_digits
 from tarry.tuning.proposal import propose
-from tests.tuning.builders import LOG_MODEL, LogModel, analyze_model, suggestion_for
+from tarry.tuning.rules import find_timeout, format_count, format_percent, format_setting
+from tests.tuning.builders import LOG_MODEL, P995, LogModel, analyze_model, suggestion_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -129,3 +133,198 @@ def test_attempt_that_cannot_be_ruled_out_is_kept() -> None:
 
     assert 4 == suggestion.proposed
     assert "attempt 4 cannot be ruled out: 0 of 300, 95 % interval up to 1.3 %" == suggestion.reason
+
+
+LATENCY = [number / 1000 for number in range(1, 1001)]
+"""Durations of successes: one for each millisecond up to a second."""
+
+
+def test_the_timeout_is_the_p995() -> None:
+    """The timeout is close to the p99.5 of the model, rounded up, with its interval."""
+    suggestion = suggestion_for(LOG_MODEL, "attempt_timeout")
+
+    assert LOG_MODEL.quantile(P995) == pytest.approx(suggestion.proposed, rel=0.05)
+    assert "p99.5 of healthy attempts" == suggestion.reason
+    assert " (95 % interval 1" in suggestion.evidence
+    assert " ms to " in suggestion.evidence
+    assert suggestion.has_enough_data
+
+
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("odds", [(1.0,) * 4, (0.9,) * 4])
+def test_repeated_tuning_keeps_the_timeout(*, given: bool, odds: tuple[float, ...]) -> None:
+    """A log with the proposed timeout gives the same timeout, known or inferred."""
+    rounds: list[float] = []
+    current = None
+    for number in range(5):
+        timeout = rounds[-1] if rounds else None
+        model = LogModel(calls=20_000, median=0.1, odds=odds, timeout=timeout)
+        proposal = propose(analyze_log(model.log(seed=number)), current)
+        rounds.append(proposal.suggestions[0].proposed)
+        current = proposal.defence if given else None
+
+    assert [rounds[0]] * 5 == rounds
+    assert LogModel(median=0.1).quantile(P995) == pytest.approx(rounds[0], rel=0.06)
+
+
+@pytest.mark.parametrize("current", [Defence(Policy(attempt_timeout=0.25)), None])
+def test_timeout_that_rarely_cuts_off_counts(current: Defence | None) -> None:
+    """Attempts that were cut off count as longer; without them the timeout would be 180 ms."""
+    model = LogModel(calls=40_000, odds=(1.0, 1.0), timeout=0.25)
+    suggestion = suggestion_for(model, "attempt_timeout", current)
+
+    assert 0.19 == suggestion.proposed == round_two_digits(model.quantile(P995), up=True)
+    assert " cut off at 250 ms" in suggestion.evidence
+
+
+def test_timeout_that_cuts_off_is_not_shortened() -> None:
+    """The p99.5 of the attempts that were not cut off would be too short."""
+    model = LogModel(calls=10_000, odds=(1.0, 1.0), timeout=0.1)
+    suggestion = suggestion_for(model, "attempt_timeout", Defence(Policy(attempt_timeout=0.1)))
+
+    assert (0.1, False) == (suggestion.proposed, suggestion.has_enough_data)
+    assert "8.2 % of healthy attempts ran into the timeout" in suggestion.reason
+    assert suggestion.reason.endswith("raise it and measure again; kept at 100 ms")
+    assert "over 100 ms of 10,835, 892 cut off at 100 ms" == suggestion.evidence
+
+
+def test_unknown_timeout_is_inferred() -> None:
+    """Without the policy, failures after the same time reveal the timeout."""
+    model = LogModel(calls=10_000, odds=(0.95, 0.95), timeout=0.1)
+    suggestion = suggestion_for(model, "attempt_timeout")
+
+    assert (None, 0.1, False) == (
+        suggestion.current,
+        suggestion.proposed,
+        suggestion.has_enough_data,
+    )
+    assert suggestion.reason.endswith("raise it and measure again; kept at 100 ms")
+    assert suggestion.evidence.endswith(
+        " cut off at 100 ms: they failed after nearly the same time"
+    )
+
+
+def test_a_longer_timeout_than_the_one_that_cut_is_kept() -> None:
+    """A current timeout is kept if the log comes from a client with a shorter one."""
+    model = LogModel(calls=10_000, odds=(1.0, 1.0), timeout=0.1)
+    suggestion = suggestion_for(model, "attempt_timeout", Defence(Policy(attempt_timeout=2.0)))
+
+    assert (2.0, False) == (suggestion.proposed, suggestion.has_enough_data)
+    assert suggestion.reason.endswith("; kept at 2 s")
+
+
+@pytest.mark.parametrize(
+    ("now", "proposed"), [(0.1, 0.19), (0.18, 0.18), (0.19, 0.19), (1.0, 0.19)]
+)
+def test_timeout_changes_if_the_log_contradicts_it(now: float, proposed: float) -> None:
+    """The p99.5 of a log without a timeout lies between 177 and 188 ms."""
+    model = LogModel(calls=20_000, odds=(1.0,))
+
+    assert (
+        proposed
+        == suggestion_for(model, "attempt_timeout", Defence(Policy(attempt_timeout=now))).proposed
+    )
+
+
+def test_a_timeout_is_within_the_latency_target() -> None:
+    """A timeout that is kept is limited by the target too."""
+    model = LogModel(calls=10_000, odds=(1.0, 1.0), timeout=0.1)
+    current = Defence(Policy(attempt_timeout=0.1))
+
+    assert 0.06 == suggestion_for(model, "attempt_timeout", current, 0.06).proposed
+    assert 0.1 == suggestion_for(model, "attempt_timeout", current, 2.0).proposed
+
+
+def timer_errors(limit: float, count: int) -> list[float]:
+    """Return a timeout with the deviations of real timers."""
+    dice = Random(7)
+    return sorted(limit * (1 + dice.expovariate(200)) for _ in range(count))
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        timer_errors(1.0, 50),
+        [0.002] * 500 + timer_errors(1.0, 50),
+        sorted([*LATENCY[::5], *timer_errors(1.0, 50)]),
+    ],
+)
+def test_inexact_timeout_is_inferred(faults: list[float]) -> None:
+    """A timeout of a second is found among fast failures and random failures."""
+    cut = find_timeout(LATENCY, faults, None)
+
+    assert cut is not None
+    assert (1.0, True) == (round_two_digits(cut.timeout), cut.is_inferred)
+    assert 50 <= cut.cut_off_attempts <= 60
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [],
+        [0.002] * 500,
+        [0.5] * 500,
+        [1.0] * 2,
+        LATENCY[::4],
+        [1 + number / 10 for number in range(10)],
+    ],
+    ids=["none", "at once", "within", "too few", "as long as successes", "apart"],
+)
+def test_other_failures_are_no_timeout(faults: list[float]) -> None:
+    """Failures that are fast or random are neither timeouts nor samples."""
+    assert None is find_timeout(LATENCY, faults, None)
+
+
+@pytest.mark.parametrize("now", [None, 0.1, 0.103])
+def test_errors_of_a_steady_dependency_are_no_timeouts(now: float | None) -> None:
+    """If all attempts take nearly the same time, failures are not taken for timeouts."""
+    steady = LogModel(calls=10_000, median=0.1, sigma=0.01, odds=(0.9,))
+    suggestion = suggestion_for(steady, "attempt_timeout", Defence(Policy(attempt_timeout=now)))
+
+    assert (0.11, True) == (suggestion.proposed, suggestion.has_enough_data)
+
+
+def test_timeout_of_few_attempts_is_ignored() -> None:
+    """If more attempts succeed later than fail at the timeout, most had no such timeout."""
+    assert None is find_timeout(LATENCY, [0.9] * 50, 0.9)
+    assert (0.9, 150, False) == find_timeout(LATENCY, [0.9] * 150, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (0.0, "0 %"),
+        (0.00001, "under 0.01 %"),
+        (0.002, "0.2 %"),
+        (0.041, "4.1 %"),
+        (0.0997, "10 %"),
+        (0.384, "38 %"),
+        (1.0, "100 %"),
+        (2.9, "290 %"),
+    ],
+)
+def test_format_percent(share: float, text: str) -> None:
+    """Percentages have two significant digits."""
+    assert text == format_percent(share)
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 calls"), (1, "1 call"), (1200, "1,200 calls")])
+def test_format_count(number: int, text: str) -> None:
+    """A noun is singular for 1 and plural otherwise."""
+    assert text == format_count(number, "call")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "text"),
+    [
+        ("attempt_timeout", 0.25, "250 ms"),
+        ("max_attempts", 4, "4"),
+        ("total_budget", None, "none"),
+        ("budget", {"kind": "ratio", "ratio": 0.02}, "ratio 0.02"),
+        ("budget", {"kind": "token", "capacity": 50}, "token capacity=50"),
+        ("hedging.after", "p95", "p95"),
+    ],
+)
+def test_format_setting(field: str, value: object, text: str) -> None:
+    """Durations have a unit, and a table is one line."""
+    assert text == format_setting(field, value)

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from tarry.core.policy import PRESETS
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
+from tarry.simulator.documents import check_writable, import_yaml, parse_file, write_atomically
 from tarry.simulator.files import read_defence
-from tarry.simulator.files.documents import import_yaml, parse_file
-from tarry.simulator.files.file_io import check_writable, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence

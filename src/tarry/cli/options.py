@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import typer
 
+from tarry.core.checks import check_positive
+from tarry.errors import ConfigurationError
+
 DEFAULT_SERVER = "http://127.0.0.1:8080"
 DEFAULT_LIMIT = 50
+_DURATION = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(ms|s|m|min|h|)\s*", re.ASCII)
+_SECONDS_BY_UNIT = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 ServerOption = Annotated[
     str,
@@ -35,3 +41,12 @@ TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="Id of the tas
 def example_epilog(command: str) -> str:
     """Return the last paragraph of a command's help text, which shows an example."""
     return f"[bold]Example[/bold]\n\n[bold cyan]  {command}[/bold cyan]"
+
+
+def parse_duration(field: str, text: str) -> float:
+    """Return the seconds of a duration such as 2s, 500ms or 1.5 min; a bare number is seconds."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        rule = "must be a time such as 500ms, 2s, 10m or 24h"
+        raise ConfigurationError(field, rule, text)
+    return check_positive(field, float(match[1]) * _SECONDS_BY_UNIT[match[2]])

@@ -93,8 +93,8 @@ def apply(
     Tasks that are not pinned to a version use the new one from their next attempt on.
     """
     from tarry.cli.output import print_json, print_text
+    from tarry.simulator.documents import read_document
     from tarry.simulator.files import read_defence
-    from tarry.simulator.files.documents import read_document
     from tarry.wire.policies import policy_to_json, service_policy_from_file
 
     defence = read_defence(file)

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tarry.cli.options import DEFAULT_SERVER, ApiKeyOption, JsonOption, ServerOption
+from tarry.cli.options import (
+    DEFAULT_SERVER,
+    ApiKeyOption,
+    JsonOption,
+    ServerOption,
+    parse_duration,
+)
 from tarry.cli.remote import connect
 from tarry.errors import ConfigurationError
 
@@ -58,7 +64,6 @@ def send(
     as application/json, unless --header sets another content type.
     """
     from tarry.cli.output import print_json
-    from tarry.tuning.formatting import parse_duration
 
     wait_s = None if wait is None else parse_duration("--wait", wait)
     delay_s = None if delay is None else parse_duration("--delay", delay)

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tarry.cli.files import read_policy
 from tarry.core.text import did_you_mean, suggest
 from tarry.errors import ConfigurationError
-from tarry.simulator.files import compare_files, is_scenario, read_study
-from tarry.simulator.files.studies import short_names
+from tarry.simulator.files import compare_files, is_scenario, read_study, short_names
 from tarry.simulator.scenarios import STUDIES
 
 if TYPE_CHECKING:

@@ -21,10 +21,9 @@ from rich.text import Text
 
 from tarry.cli.output import printable
 from tarry.policyfile.defence import Defence
-from tarry.simulator.files.parameters import list_parameters
-from tarry.simulator.files.studies import ARRIVALS_BY_KEY
+from tarry.simulator.files import ARRIVALS_BY_KEY, list_parameters
+from tarry.simulator.formatting import format_value
 from tarry.simulator.metrics import METRICS
-from tarry.simulator.report.formatting import format_value
 from tarry.simulator.scenarios import STUDIES
 
 if TYPE_CHECKING:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tarry.cli.options import parse_duration
+
 if TYPE_CHECKING:
     from tarry.tuning.comparison import Comparison
     from tarry.tuning.proposal import Proposal
@@ -51,7 +53,6 @@ def tune(
     from tarry.tuning.attempt_log import read_attempt_log
     from tarry.tuning.comparison import compare_policies
     from tarry.tuning.evidence import analyze_log
-    from tarry.tuning.formatting import parse_duration
     from tarry.tuning.proposal import propose
 
     if out is not None:

@@ -11,12 +11,11 @@ from rich.text import Text
 
 from tarry.cli.output import printable
 from tarry.core.text import format_duration
+from tarry.simulator.formatting import format_value
 from tarry.simulator.metrics import quantile
-from tarry.simulator.report.formatting import format_value
 from tarry.tuning.comparison import MIN_HEALTHY_ATTEMPTS, describe_changes
-from tarry.tuning.estimates import required_samples
-from tarry.tuning.evidence import TAIL_QUANTILE
-from tarry.tuning.formatting import format_count, format_percent, format_setting
+from tarry.tuning.evidence import TAIL_QUANTILE, required_samples
+from tarry.tuning.rules import format_count, format_percent, format_setting
 
 if TYPE_CHECKING:
     from rich.console import Console

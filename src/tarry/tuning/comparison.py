@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from tarry.core.verdict import Reason
 from tarry.policyfile.defence import Defence
 from tarry.simulator.distributions import Empirical, Fixed
+from tarry.simulator.formatting import format_value
 from tarry.simulator.metrics import quantile
-from tarry.simulator.report.formatting import format_value
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server
 from tarry.simulator.simulate import simulate
 from tarry.tuning.evidence import TAIL_QUANTILE
-from tarry.tuning.timeouts import TIMEOUT_QUANTILE
+from tarry.tuning.rules import TIMEOUT_QUANTILE
 
 if TYPE_CHECKING:
     from tarry.simulator.metrics import Summary

@@ -40,9 +40,13 @@ from tarry.policyfile.defence import Defence
 from tarry.simulator.metrics import quantile
 from tarry.tuning import rules
 from tarry.tuning.comparison import describe_changes
-from tarry.tuning.estimates import required_samples, share_above
-from tarry.tuning.formatting import format_count, format_percent
-from tarry.tuning.timeouts import TIMEOUT_QUANTILE, suggest_attempt_timeout
+from tarry.tuning.evidence import required_samples, share_above
+from tarry.tuning.rules import (
+    TIMEOUT_QUANTILE,
+    format_count,
+    format_percent,
+    suggest_attempt_timeout,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

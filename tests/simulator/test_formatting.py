@@ -4,7 +4,7 @@ from math import inf, nan
 
 import pytest
 
-from tarry.simulator.report.formatting import format_value, scale_value
+from tarry.simulator.formatting import format_value, scale_value
 
 
 @pytest.mark.parametrize(

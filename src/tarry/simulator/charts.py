@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil, inf, isfinite, nan
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tarry.simulator.report.formatting import (
+from tarry.simulator.formatting import (
     UNIT_SUFFIXES,
     describe_average,
     describe_values,
@@ -16,7 +16,7 @@ from tarry.simulator.report.formatting import (
     join_sentences,
     scale_value,
 )
-from tarry.simulator.report.vega import (
+from tarry.simulator.vega import (
     axis_range,
     bars_view,
     heat_map_view,
@@ -29,8 +29,8 @@ from tarry.simulator.report.vega import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tarry.simulator.report.vega import AxisRange, Spec
     from tarry.simulator.study import Plot, StudyResults, StudyRow
+    from tarry.simulator.vega import AxisRange, Spec
 
 Records = list[dict[str, Any]]
 """The data of a chart; the docstring of `vega` describes the fields of a record."""

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import vl_convert
 
-from tarry.simulator.report.charts import Chart, build_charts
-from tarry.simulator.report.images import image_spec
+from tarry.simulator.charts import Chart, build_charts
+from tarry.simulator.report import image_spec
 from tarry.simulator.study import Plot, StudyResults, StudyRow
-from tests.simulator.report.sample_results import (
+from tests.simulator.sample_results import (
     BARS,
     LINES,
     SERIES,

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tarry.errors import ConfigurationError, MissingExtra
+from tarry.simulator.documents import MAX_DOCUMENT_BYTES
 from tarry.simulator.files import read_defence, read_study
-from tarry.simulator.files.documents import MAX_DOCUMENT_BYTES
 from tarry.simulator.study import run_study
-from tests.simulator.files.file_builders import CHECKOUT, SMALL, YAML, write_file
+from tests.simulator.file_builders import CHECKOUT, SMALL, YAML, write_file
 
 SCENARIO_MISTAKES = [
     ("b.yaml", "buckt: 5", "b.yaml:7: the file has no key 'buckt'; did you mean 'bucket'?"),

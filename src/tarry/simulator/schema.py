@@ -24,7 +24,7 @@ from tarry.core.text import did_you_mean
 from tarry.errors import ConfigurationError, short_repr
 from tarry.policyfile.defence import BUDGETS, LIMITERS, Defence
 from tarry.simulator.distributions import DISTRIBUTIONS, Fixed
-from tarry.simulator.files.file_io import read_text
+from tarry.simulator.documents import read_text
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server, Surge
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tarry.simulator.distributions import Distribution
-    from tarry.simulator.files.documents import Document, KeyPath
+    from tarry.simulator.documents import Document, KeyPath
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from textwrap import dedent
 
-CHECKOUT = Path(__file__).parents[3] / "examples" / "checkout.toml"
+CHECKOUT = Path(__file__).parents[2] / "examples" / "checkout.toml"
 SMALL = """\
 duration = 5
 [clients]

@@ -15,13 +15,12 @@ from tarry import Policy
 from tarry.core.hedging import Hedging
 from tarry.core.verdict import Reason, Stop
 from tarry.policyfile.defence import Defence
-from tarry.simulator.arrivals import ArrivalSource
 from tarry.simulator.distributions import Empirical, Exponential, Fixed, Uniform
 from tarry.simulator.event_loop import EventLoop
 from tarry.simulator.metrics import MetricsRecorder, Summary
 from tarry.simulator.node import OnCallEnd
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server, Surge
-from tarry.simulator.simulate import simulate
+from tarry.simulator.simulate import ArrivalSource, simulate
 from tests.simulator.harness import CallStartRecorder
 
 SPAN = 200.0

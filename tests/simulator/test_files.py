@@ -11,12 +11,13 @@ import pytest
 from tarry import Breaker, Policy
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
+from tarry.simulator import files
 from tarry.simulator.distributions import Empirical, Fixed, Lognormal
-from tarry.simulator.files import compare_files, is_scenario, read_defence, read_study, studies
-from tarry.simulator.files.schema import build_scenario
+from tarry.simulator.files import compare_files, is_scenario, read_defence, read_study
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server
+from tarry.simulator.schema import build_scenario
 from tarry.simulator.study import run_study
-from tests.simulator.files.file_builders import CHECKOUT, SMALL, YAML, write_file
+from tests.simulator.file_builders import CHECKOUT, SMALL, YAML, write_file
 
 JSON = """\
 {"duration": 5, "clients": {"calls": "api", "rate": 20},
@@ -28,7 +29,7 @@ def read_scenarios(path: Path) -> dict[str, Scenario]:
     """Return the scenario of each variant of a file."""
     return {
         name: build_scenario(document)
-        for name, document in studies._read_scenario_file(path).documents.items()
+        for name, document in files._read_scenario_file(path).documents.items()
     }
 
 

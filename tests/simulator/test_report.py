@@ -3,19 +3,21 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from html import unescape
 from pathlib import Path
 
 import pytest
 
 from tarry.errors import ConfigurationError, MissingExtra
-from tarry.simulator.report import images, write_html
-from tarry.simulator.report.page import render_page
+from tarry.simulator import report
+from tarry.simulator.report import render_page, write_html, write_png, write_svg
 from tarry.simulator.study import StudyResults
-from tests.simulator.report.sample_results import (
+from tests.simulator.sample_results import (
     BARS,
     COLUMNS,
     LINES,
+    VARIANTS,
     sample_results,
     sample_study,
     swept_results,
@@ -33,7 +35,7 @@ def embedded_data(text: str) -> str:
 
 def without_library(text: str) -> str:
     """Return the page without the JavaScript library."""
-    return text.replace(images.javascript_bundle(), "")
+    return text.replace(report.javascript_bundle(), "")
 
 
 def test_equal_results_give_equal_pages(tmp_path: Path) -> None:
@@ -155,7 +157,7 @@ def test_no_rows() -> None:
 def test_missing_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without the extra, the error has the command that installs it."""
     monkeypatch.setattr(
-        "tarry.simulator.report.page.javascript_bundle", images.javascript_bundle.__wrapped__
+        "tarry.simulator.report.javascript_bundle", report.javascript_bundle.__wrapped__
     )
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     with pytest.raises(MissingExtra, match=r"pip install 'tarry\[sim\]'"):
@@ -184,3 +186,42 @@ def test_unwritable_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     ):
         write_html(sample_results(), path)
     assert ["old"] == [one.read_text() for one in tmp_path.iterdir()]
+
+
+def test_png(tmp_path: Path) -> None:
+    """The image is a PNG with a high resolution, and the same each time."""
+    one, two = tmp_path / "one.png", tmp_path / "two.png"
+    write_png(sample_results(), one)
+    write_png(sample_results(), two)
+    content = one.read_bytes()
+    assert b"\x89PNG\r\n\x1a\n" == content[:8]
+    assert 1700 < int.from_bytes(content[16:20], "big") < 2600
+    assert content == two.read_bytes()
+
+
+def test_svg(tmp_path: Path) -> None:
+    """The SVG has the question, the titles and the names as text."""
+    path = tmp_path / "one.svg"
+    write_svg(sample_results(), path)
+    text = path.read_text()
+    wanted = ["A dependency is down for twenty seconds.", "Requests at the server", *VARIANTS]
+    assert [] == [one for one in wanted if one not in text]
+
+
+def test_legend(tmp_path: Path) -> None:
+    """An image of a line chart has a legend."""
+    path = tmp_path / "one.svg"
+    write_svg(swept_results({"clients": (1, 2)}, plots=(LINES,)), path)
+    assert VARIANTS[3] in path.read_text()
+
+
+@pytest.mark.parametrize("write", [write_png, write_svg])
+def test_errors_name_the_missing_folder_and_library(
+    write: Callable[[StudyResults, Path], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The error names a folder that does not exist, or a library that is not installed."""
+    with pytest.raises(ConfigurationError, match="missing"):
+        write(sample_results(), tmp_path / "missing" / "picture")
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    with pytest.raises(MissingExtra, match=r"tarry\[sim\]"):
+        write(sample_results(), tmp_path / "picture")
