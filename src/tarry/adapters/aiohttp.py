@@ -29,7 +29,7 @@ from tarry.adapters.http.headers import (
 from tarry.adapters.http.origins import OriginRegistry
 from tarry.core.outcome import PERMANENT, Kind, Outcome
 from tarry.errors import MissingExtra, ResultNotAccepted
-from tarry.runtime import async_driver, clocks
+from tarry.runtime import clocks, drivers
 from tarry.runtime.call import RunningCall
 from tarry.runtime.clocks import system
 from tarry.wire import http
@@ -113,7 +113,7 @@ class RetryMiddleware:
         can_resend_body = _can_resend(request.body)
         call = self._new_call(request, can_resend_body=can_resend_body)
         try:
-            return await async_driver.drive(call, self._send, (call, request, handler), {})
+            return await drivers.drive_async(call, self._send, (call, request, handler), {})
         except ResultNotAccepted as error:
             if self._hand_off is not None:
                 await self._hand_off.async_try_hand_off(request, error)

@@ -16,7 +16,6 @@ from weakref import WeakSet
 from tarry.core import downstream as core
 from tarry.core.breaker import BreakerState
 from tarry.core.checks import check_share
-from tarry.core.events import BreakerMoved
 from tarry.core.outcome import SUCCESS
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.runtime.clocks import system
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
 
 MAX_ABANDONED_PERMITS = 10_000
 """Permits that finalizers may leave in `abandoned_permits`; beyond that, the oldest are lost."""
-
-MAX_UNCOUNTED_SUCCESSES = 32
-"""A driver that makes `uncounted_successes` longer than this calls `count_successes`."""
 
 _downstreams: WeakSet[Downstream] = WeakSet()
 
@@ -65,8 +61,10 @@ class LockedDownstream(core.Downstream):
 
     __slots__ = ("__weakref__", "_lock", "abandoned_permits", "uncounted_successes")
 
+    # Constants for drivers, which therefore need not import this module and the breaker's.
     closed = BreakerState.CLOSED
-    """A constant for drivers, which therefore need not import the breaker's module."""
+    max_uncounted_successes = 32
+    """A driver that makes `uncounted_successes` longer than this calls `count_successes`."""
 
     def __init__(
         self,
@@ -182,6 +180,8 @@ class LockedDownstream(core.Downstream):
 
     def _emit_transitions(self) -> None:
         """Emit the breaker's state changes; called without the lock, as listeners are user code."""
+        from tarry.core.events import BreakerMoved  # only now: see `RunningCall`
+
         while True:
             try:
                 transition = self.transitions.popleft()

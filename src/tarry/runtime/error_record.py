@@ -35,7 +35,7 @@ MAX_CHAIN_LENGTH = 10
 """How deep the causes, contexts and group members of an error are searched."""
 
 _DRIVER_MODULES = ("tarry.runtime.", "tarry.adapters.http.")
-_DRIVER_FUNCTIONS = frozenset({"call", "drive", "hedge", "hedge_sync"})
+_DRIVER_FUNCTIONS = frozenset({"call", "drive", "drive_async", "hedge", "hedge_sync"})
 """The functions in these modules that run a retry loop. If one of them is in the traceback of an
 error, the error was raised through a retry loop. Update the names when a driver is renamed."""
 

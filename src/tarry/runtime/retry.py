@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple
 
 from tarry.core.outcome import outcome_of_exception
 from tarry.errors import ConfigurationError, ConfigurationTypeError
-from tarry.runtime import sync_driver
+from tarry.runtime import drivers
 from tarry.runtime.call import RunningCall
 from tarry.runtime.config import (
     ASYNC_GENERATOR,
@@ -144,7 +144,7 @@ def call(
         cancel=cancel,
         random=random,
     )
-    return sync_driver.drive(RunningCall.new(config), fn, args, {})
+    return drivers.drive(RunningCall.new(config), fn, args, {})
 
 
 async def acall(
@@ -175,9 +175,7 @@ async def acall(
         name=name or name_of(fn),
         random=random,
     )
-    from tarry.runtime import async_driver
-
-    return await async_driver.drive(RunningCall.new(config), fn, args, {})
+    return await drivers.drive_async(RunningCall.new(config), fn, args, {})
 
 
 def attempts(
@@ -229,11 +227,9 @@ def _wrap(fn: Callable[..., Any], config: RetryConfig) -> Callable[..., Any]:
     if flags & (COROUTINE | ASYNC_GENERATOR) and config.cancel is not None:
         raise ConfigurationError(CANCEL_IN_COROUTINE_MESSAGE)
     if flags & GENERATOR:
-        return sync_driver.wrap_generator(fn, config)
+        return drivers.wrap_generator(fn, config)
     if not flags & (COROUTINE | ASYNC_GENERATOR):
-        return sync_driver.wrap(fn, config)
-    from tarry.runtime import async_driver
-
+        return drivers.wrap(fn, config)
     if flags & ASYNC_GENERATOR:
-        return async_driver.wrap_generator(fn, config)
-    return async_driver.wrap(fn, config)
+        return drivers.wrap_async_generator(fn, config)
+    return drivers.wrap_async(fn, config)

@@ -13,7 +13,6 @@ from tarry import Breaker, Downstream, Hedging, Kind, Outcome, Policy
 from tarry.adapters.http.headers import response_classifier
 from tarry.adapters.http.send import RequestSender
 from tarry.runtime.clocks import system
-from tarry.runtime.downstream import MAX_UNCOUNTED_SUCCESSES
 from tarry.testing import VirtualClock, captured_events, no_wait
 
 GET = ("GET", "http", "a", None, True)
@@ -269,7 +268,7 @@ def test_uncounted_successes_are_limited(is_async: bool) -> None:
     """Successes are counted later in batches, but only a few are pending."""
     payments = Downstream("payments", breaker=Breaker())
 
-    for _ in range(MAX_UNCOUNTED_SUCCESSES + 1):
+    for _ in range(Downstream.max_uncounted_successes + 1):
         FakeClient(200).send("r", is_async=is_async, downstream=payments)
 
     assert not payments.uncounted_successes

@@ -11,7 +11,7 @@ from tarry.adapters.http.origins import OriginRegistry
 from tarry.core.outcome import PERMANENT, SUCCESS, Kind, Outcome, outcome_of_code
 from tarry.core.verdict import Attempt
 from tarry.errors import ConfigurationTypeError
-from tarry.runtime import sync_driver
+from tarry.runtime import drivers
 from tarry.runtime.call import RunningBlock
 from tarry.runtime.clocks import CancelToken, system
 from tarry.runtime.config import check_not_async
@@ -179,7 +179,7 @@ class RetriedCall:
             return self._attempt_result(result_of, self._next_attempt())
 
         try:
-            return self._context.run(sync_driver.drive, self._call, attempt, (), {})
+            return self._context.run(drivers.drive, self._call, attempt, (), {})
         except CancelledAttempt as cancelled:
             raise cancelled.error from None
 

@@ -8,7 +8,7 @@ from tarry.adapters.grpc.call import CallFactory, attempt_metadata, is_timeout_o
 from tarry.adapters.grpc.library import grpc
 from tarry.adapters.grpc.stream_call import RetriedStream
 from tarry.adapters.grpc.unary_call import RetriedFuture
-from tarry.runtime import async_driver, sync_driver
+from tarry.runtime import drivers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +74,7 @@ class RetryInterceptor:
             response.result()  # raises the error of a failed attempt
             return response
 
-        return sync_driver.drive(call, attempt, (), {})
+        return drivers.drive(call, attempt, (), {})
 
     def intercept_unary_stream(
         self, continuation: Any, client_call_details: Any, request: Any
@@ -160,7 +160,7 @@ class _AsyncUnaryUnaryInterceptor:
             await response  # raises the error of a failed attempt; gRPC may await it again
             return response
 
-        return await async_driver.drive(call, attempt, (), {})
+        return await drivers.drive_async(call, attempt, (), {})
 
 
 class _AsyncUnaryStreamInterceptor:
@@ -183,7 +183,7 @@ class _AsyncUnaryStreamInterceptor:
             except StopAsyncIteration:
                 return _StartedStream([], messages)
 
-        return await async_driver.drive(call, attempt, (), {})
+        return await drivers.drive_async(call, attempt, (), {})
 
 
 class _StartedStream:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tarry.adapters.grpc.call import CANCELLED_DURING_BACKOFF, CancelledAttempt, RetriedCall
 from tarry.adapters.grpc.library import grpc
-from tarry.runtime import async_driver
+from tarry.runtime import drivers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +82,7 @@ class RetriedFuture(RetriedCall):
     async def _retry(self) -> None:
         result, error = None, None
         try:
-            result = await async_driver.drive(self._call, self._make_attempt, (), {})
+            result = await drivers.drive_async(self._call, self._make_attempt, (), {})
         except CancelledAttempt as cancelled:
             error = cancelled.error
         except asyncio.CancelledError:  # by `cancel`, which alone can cancel the task

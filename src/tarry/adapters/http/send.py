@@ -14,11 +14,11 @@ from tarry.adapters.http.origins import LRUCache, OriginRegistry
 from tarry.core.hedging import Hedging
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError
-from tarry.runtime import async_driver, deadlines, hedge, sync_driver
+from tarry.runtime import deadlines, drivers, hedge
 from tarry.runtime.call import RunningCall
 from tarry.runtime.clocks import system
 from tarry.runtime.config import check_instance
-from tarry.runtime.downstream import MAX_UNCOUNTED_SUCCESSES, Downstream
+from tarry.runtime.downstream import Downstream
 from tarry.runtime.events import bus
 from tarry.runtime.hedge import RunningHedgedCall
 from tarry.wire import http
@@ -106,7 +106,7 @@ class RequestSender:
         if self.hedging is not None and repeatable:
             hedged = _async_hedged if self._is_async else _hedged
             return hedged(self._send, config, self.hedging)
-        wrap = async_driver.wrap if self._is_async else sync_driver.wrap
+        wrap = drivers.wrap_async if self._is_async else drivers.wrap
         if self._send_first is None or config.needs_full_driver:
             return wrap(self._send, config)
         wrap_first = _async_wrap_first if self._is_async else _wrap_first
@@ -123,12 +123,13 @@ def _wrap_first(
 ) -> Callable[[Any], Any]:
     """Return a function that sends a request with as little code as possible if nothing fails.
 
-    The code is that of `sync_driver`, with only one argument, and with a test for success that
+    The code is that of `drivers.wrap`, with only one argument, and with a test for success that
     calls no function. This saves 0.3 of 2.1 us per request (CPython 3.11). If the breaker has seen
     a failure, or a deadline or a listener exists, `send_with_retries` makes the call.
     """
     downstream = config.downstream or Downstream(config.operation)
     successes, success_statuses = downstream.uncounted_successes, _success_statuses(config.policy)
+    max_uncounted = downstream.max_uncounted_successes
 
     def call(request: Any) -> Any:
         breaker = downstream.breaker
@@ -150,15 +151,15 @@ def _wrap_first(
         else:
             if response.status_code in success_statuses:
                 successes.append((permit, started, clock()))
-                if len(successes) > MAX_UNCOUNTED_SUCCESSES:
+                if len(successes) > max_uncounted:
                     downstream.count_successes()
                 return response
             running = RunningCall.after_first_attempt(config, started, serial, permit)
             if running.accepts(response):
                 return response
-            sync_driver.release_result(running, response)
+            drivers.release_result(running, response)
         running.wait()
-        return sync_driver.drive(running, send, (request,), {})
+        return drivers.drive(running, send, (request,), {})
 
     return call
 
@@ -172,6 +173,7 @@ def _async_wrap_first(
     """Do the same as `_wrap_first`, for coroutine functions."""
     downstream = config.downstream or Downstream(config.operation)
     successes, success_statuses = downstream.uncounted_successes, _success_statuses(config.policy)
+    max_uncounted = downstream.max_uncounted_successes
 
     async def call(request: Any) -> Any:
         breaker = downstream.breaker
@@ -193,15 +195,15 @@ def _async_wrap_first(
         else:
             if response.status_code in success_statuses:
                 successes.append((permit, started, clock()))
-                if len(successes) > MAX_UNCOUNTED_SUCCESSES:
+                if len(successes) > max_uncounted:
                     downstream.count_successes()
                 return response
             running = RunningCall.after_first_attempt(config, started, serial, permit)
             if running.accepts(response):
                 return response
-            await async_driver.release_result(running, response)
+            await drivers.release_result_async(running, response)
         await running.async_wait()
-        return await async_driver.drive(running, send, (request,), {})
+        return await drivers.drive_async(running, send, (request,), {})
 
     return call
 
