@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tarry.idempotency import IdempotencyMiddleware
-from tarry.idempotency.fingerprint import warn_of_unstable_credentials
+from tarry.idempotency.request import warn_of_unstable_credentials
 from tarry.wire.http import Message, Receive, Scope, Send
 from tests.idempotency.asgi_client import HeaderPairs, PaymentsApp, run_sequentially, send_request
 

@@ -12,10 +12,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tarry.idempotency.postgres_store import PostgresStore
+from tarry.idempotency.redis_store import RedisStore
+from tarry.idempotency.sqlite_store import SqliteStore
 from tarry.idempotency.store import IdempotencyStore
-from tarry.idempotency.stores.postgres import PostgresStore
-from tarry.idempotency.stores.redis import RedisStore
-from tarry.idempotency.stores.sqlite import SqliteStore
 
 SHARES = (17, 17, 16)
 """50 claims from 3 processes."""

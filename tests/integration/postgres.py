@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from importlib import import_module
 from typing import Any
 
-from tarry.idempotency.stores.postgres import PostgresStore
+from tarry.idempotency.postgres_store import PostgresStore
 
 asyncpg = import_module("asyncpg")
 

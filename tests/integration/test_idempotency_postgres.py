@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tarry.idempotency.postgres_store import PostgresStore
 from tarry.idempotency.store import ExistingRecord, StoredResponse
-from tarry.idempotency.stores.postgres import PostgresStore
 from tests.idempotency.conformance import CASES, Case, StoreHarness, case_name
 from tests.integration.claimants import SHARES, count_winners
 from tests.integration.postgres import connected, with_store
@@ -123,7 +123,7 @@ def test_key_that_changes_owners_quickly(
     async def test(store: PostgresStore) -> None:
         await store.claim("k", "print", "first", 60)
         monkeypatch.setattr(
-            "tarry.idempotency.stores.postgres._READ", "SELECT 1 FROM {table} WHERE key < $1"
+            "tarry.idempotency.postgres_store._READ", "SELECT 1 FROM {table} WHERE key < $1"
         )
 
         found = await store.claim("k", "other", "second", 60)

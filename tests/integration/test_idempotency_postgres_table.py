@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from typing import Any
 
 import pytest
 
-from tarry.errors import ConfigurationError, MissingExtra
+from tarry.idempotency.postgres_store import PostgresStore
 from tarry.idempotency.store import ExistingRecord
-from tarry.idempotency.stores.postgres import PostgresStore
 from tests.integration.postgres import asyncpg, connected, with_store
 
 
@@ -32,7 +30,7 @@ def test_large_sweep_runs_in_batches(
     postgres_dsn: str, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sweep runs until its limit and skips rows that another transaction has locked."""
-    monkeypatch.setattr("tarry.idempotency.stores.postgres._SWEEP_BATCH_ROWS", 2)
+    monkeypatch.setattr("tarry.idempotency.postgres_store._SWEEP_BATCH_ROWS", 2)
 
     async def test(store: PostgresStore) -> None:
         for number in range(8):
@@ -141,18 +139,3 @@ def test_next_connection_is_tried(postgres_dsn: str, table: str, error: Exceptio
             assert await store.claim("k", "print", "first", 60) is None
 
     asyncio.run(main())
-
-
-@pytest.mark.parametrize("name", ["", "a b", 'a"', "1a", "a.b.c", "a.", "ä", "a;", "a" * 51])
-def test_table_name_is_validated(name: str) -> None:
-    """A name with special characters is rejected before it is used in SQL."""
-    with pytest.raises(ConfigurationError, match="table must be a name of up to 50 letters"):
-        PostgresStore("postgresql://", table=name)
-
-
-def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without asyncpg the error has the install line."""
-    monkeypatch.setitem(sys.modules, "asyncpg", None)
-
-    with pytest.raises(MissingExtra, match=r"pip install 'tarry\[postgres\]'"):
-        PostgresStore("postgresql://")

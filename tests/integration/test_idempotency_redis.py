@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Coroutine, Iterator
 from importlib import import_module
 from typing import Any
 
 import pytest
 
-from tarry.errors import ConfigurationError, MissingExtra
+from tarry.errors import ConfigurationError
+from tarry.idempotency.redis_store import RedisStore
 from tarry.idempotency.store import ExistingRecord, StoredResponse
-from tarry.idempotency.stores.redis import RedisStore
 from tests.idempotency.conformance import CASES, Case, StoreHarness, case_name
 from tests.integration.claimants import SHARES, count_winners
 from tests.integration.redis_cluster import redis_cluster
@@ -232,11 +231,3 @@ def test_decoding_client_is_rejected(redis_url: str, given: str) -> None:
 
     with pytest.raises(ConfigurationError, match="must not have decode_responses=True"):
         RedisStore(url if given == "url" else client)
-
-
-def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without redis the error has the install line."""
-    monkeypatch.setitem(sys.modules, "redis", None)
-
-    with pytest.raises(MissingExtra, match=r"pip install 'tarry\[redis\]'"):
-        RedisStore("redis://")

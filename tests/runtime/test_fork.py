@@ -14,7 +14,7 @@ import pytest
 
 import tarry
 from tarry import Downstream
-from tarry.adapters.http import origins
+from tarry.adapters.http import send
 from tarry.runtime.events import bus
 from tarry.runtime.hedge import _locks
 from tests.runtime.test_parallel import MOST, Stuck
@@ -86,9 +86,9 @@ def test_hedged_call_in_a_child() -> None:
 
 def test_new_origin_in_a_child() -> None:
     """A child can call a new origin although the lock of the origins was held."""
-    recent: origins.LRUCache[str, str] = origins.LRUCache()
+    recent: send.LRUCache[str, str] = send.LRUCache()
 
-    with held_by_another_thread(origins._locks[0]):
+    with held_by_another_thread(send._locks[0]):
         assert "true" == in_child(lambda: recent.add("http://a", "it") == "it")
 
 

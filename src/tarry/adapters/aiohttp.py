@@ -26,7 +26,7 @@ from tarry.adapters.http.headers import (
     make_repeatable,
     set_attempt_headers,
 )
-from tarry.adapters.http.origins import OriginRegistry
+from tarry.adapters.http.send import OriginRegistry
 from tarry.core.outcome import PERMANENT, Kind, Outcome
 from tarry.errors import MissingExtra, ResultNotAccepted
 from tarry.runtime import clocks, drivers
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
     from tarry.adapters.http.hand_off import AsyncTaskClient, HandOff
     from tarry.adapters.http.headers import IdempotencyKey
-    from tarry.adapters.http.origins import Downstreams
+    from tarry.adapters.http.send import Downstreams
     from tarry.core.policy import Policy
 
 _TLS_ERRORS = (ClientSSLError, ServerFingerprintMismatch)

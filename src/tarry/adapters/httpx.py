@@ -31,8 +31,7 @@ from tarry.adapters.http.headers import (
     response_classifier,
     set_attempt_headers,
 )
-from tarry.adapters.http.origins import LRUCache
-from tarry.adapters.http.send import RequestSender
+from tarry.adapters.http.send import LRUCache, RequestSender
 from tarry.core.outcome import PERMANENT, Kind, Outcome
 from tarry.errors import (
     BlockingWait,
@@ -55,7 +54,7 @@ if TYPE_CHECKING:
 
     from tarry.adapters.http.hand_off import AsyncTaskClient, HandOff, SyncTaskClient
     from tarry.adapters.http.headers import IdempotencyKey
-    from tarry.adapters.http.origins import Downstreams
+    from tarry.adapters.http.send import Downstreams
     from tarry.core.hedging import Hedging
     from tarry.core.policy import Policy
 

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from tarry.adapters.http.hand_off import HandOff, SyncTaskClient
     from tarry.adapters.http.headers import IdempotencyKey
-    from tarry.adapters.http.origins import Downstreams
+    from tarry.adapters.http.send import Downstreams
     from tarry.core.hedging import Hedging
     from tarry.core.policy import Policy
 

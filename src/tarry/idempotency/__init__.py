@@ -5,22 +5,27 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tarry.idempotency.middleware import IdempotencyMiddleware
-    from tarry.idempotency.store import ExistingRecord, IdempotencyStore, Record, StoredResponse
-    from tarry.idempotency.stores.memory import MemoryStore
-    from tarry.idempotency.stores.postgres import PostgresStore
-    from tarry.idempotency.stores.redis import RedisStore
-    from tarry.idempotency.stores.sqlite import SqliteStore
+    from tarry.idempotency.postgres_store import PostgresStore
+    from tarry.idempotency.redis_store import RedisStore
+    from tarry.idempotency.sqlite_store import SqliteStore
+    from tarry.idempotency.store import (
+        ExistingRecord,
+        IdempotencyStore,
+        MemoryStore,
+        Record,
+        StoredResponse,
+    )
 
 # Imported on first use, so that a user of one store does not load the drivers of the others.
 _MODULES = {
     "ExistingRecord": "store",
     "IdempotencyMiddleware": "middleware",
     "IdempotencyStore": "store",
-    "MemoryStore": "stores.memory",
-    "PostgresStore": "stores.postgres",
+    "MemoryStore": "store",
+    "PostgresStore": "postgres_store",
     "Record": "store",
-    "RedisStore": "stores.redis",
-    "SqliteStore": "stores.sqlite",
+    "RedisStore": "redis_store",
+    "SqliteStore": "sqlite_store",
     "StoredResponse": "store",
 }
 

@@ -6,38 +6,37 @@ which stores the response, or released, which frees the key.
 Each store call may fail, hang, or be interrupted by the cancellation of its request. None of this
 may lose a response or delay the client for long. So each store call has a timeout, and a response
 that could not be stored at once is stored later by a background task.
+
+The functions at the end of the module do what asyncio and trio do differently.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from contextlib import suppress
+from contextvars import Context
 from functools import partial
 from itertools import count
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tarry.core.policy import Policy
-from tarry.idempotency.async_backend import (
-    new_event,
-    run_with_timeout,
-    running_loop,
-    start_background_task,
-)
-from tarry.idempotency.stores.memory import MemoryStore
-from tarry.runtime.clocks import system
+from tarry.idempotency.store import MemoryStore
+from tarry.runtime.clocks import in_trio, system
 from tarry.runtime.retry import acall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
-    from typing import Any, TypeAlias
+    from typing import TypeAlias
 
-    from tarry.idempotency.async_backend import AsyncEvent
     from tarry.idempotency.store import ExistingRecord, IdempotencyStore, StoredResponse
     from tarry.wire.http import Scope
 
     StoreCall: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
+
+T = TypeVar("T")
 
 logger: logging.Logger = logging.getLogger("tarry.idempotency")
 
@@ -342,3 +341,93 @@ class _LoopLeases:
             if renewed and lease in self.next_renewals:
                 self.next_renewals[lease] = started_at + self._interval_s
             return
+
+
+# --- asyncio and trio -----------------------------------------------------------------------------
+
+
+_running_tasks: set[asyncio.Task[Any]] = set()
+"""Strong references: asyncio itself holds tasks only weakly."""
+
+
+class AsyncEvent(Protocol):
+    """The methods that `asyncio.Event` and `trio.Event` have in common."""
+
+    def set(self) -> object:
+        """Wake all waiting tasks."""
+        ...
+
+    async def wait(self) -> object:
+        """Wait until the event is set."""
+        ...
+
+
+def new_event() -> AsyncEvent:
+    """Return an event of the running event loop."""
+    if in_trio():
+        import trio
+
+        return trio.Event()
+    return asyncio.Event()
+
+
+def running_loop() -> object:
+    """Return an object that identifies the running event loop."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        import trio
+
+        return trio.lowlevel.current_trio_token()
+
+
+def start_background_task(function: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Start a task that outlives the request, without the request's deadline and context."""
+    if in_trio():
+        import trio
+
+        trio.lowlevel.spawn_system_task(function)
+    else:
+        _create_task(function(), Context())
+
+
+async def run_with_timeout(function: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> T:
+    """Run a coroutine function; after `seconds` cancel it and raise TimeoutError.
+
+    On asyncio the function runs in its own task, so that it does not delay the caller if it ignores
+    its cancellation or takes long to handle it.
+    """
+    if in_trio():
+        import trio
+
+        with trio.CancelScope(deadline=trio.current_time() + seconds):
+            return await function()
+    else:
+        task = _create_task(function())
+        try:
+            done, _ = await asyncio.wait((task,), timeout=seconds)
+        except BaseException:
+            task.cancel()
+            raise
+        if done:
+            return task.result()
+        task.cancel()
+    msg = f"no result within {seconds:g} s"
+    raise TimeoutError(msg)
+
+
+def _create_task(
+    coroutine: Coroutine[Any, Any, T], context: Context | None = None
+) -> asyncio.Task[T]:
+    task = asyncio.get_running_loop().create_task(coroutine, context=context)
+    _running_tasks.add(task)
+    task.add_done_callback(_on_task_done)
+    return task
+
+
+def _on_task_done(task: asyncio.Task[Any]) -> None:
+    _running_tasks.discard(task)
+    if not task.cancelled():
+        # Marks the error as retrieved. Otherwise asyncio would log it as "never retrieved" when
+        # the caller was cancelled before the task ended.
+        task.exception()

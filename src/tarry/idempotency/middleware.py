@@ -16,20 +16,27 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from tarry.core.checks import check_count, check_positive
 from tarry.errors import ConfigurationError, ConfigurationTypeError, Rejected, short_repr
-from tarry.idempotency.async_backend import run_with_timeout
-from tarry.idempotency.fingerprint import (
+from tarry.idempotency.lease import (
+    STORE_TIMEOUT_S,
+    KeyLease,
+    LeaseContext,
+    LeaseRenewer,
+    run_with_timeout,
+)
+from tarry.idempotency.request import (
     KEY_HEADER,
+    MalformedKey,
     caller_credentials,
     check_identity,
     external_and_internal_path,
+    parse_key,
     record_name_and_fingerprint,
     relevant_headers,
 )
-from tarry.idempotency.key import MalformedKey, parse_key
-from tarry.idempotency.lease import STORE_TIMEOUT_S, KeyLease, LeaseContext, LeaseRenewer
-from tarry.idempotency.problems import (
+from tarry.idempotency.response import (
     ProblemDocs,
     Rejection,
+    ResponseRecorder,
     body_too_large,
     key_malformed,
     key_missing,
@@ -37,22 +44,22 @@ from tarry.idempotency.problems import (
     request_in_progress,
     response_not_stored,
     send_rejection,
+    send_stored_response,
     store_unavailable,
 )
-from tarry.idempotency.response_recorder import ResponseRecorder, send_stored_response
 from tarry.idempotency.store import (
     FingerprintMismatch,
     InProgress,
+    MemoryStore,
     StoredResponse,
     evaluate_record,
 )
-from tarry.idempotency.stores.memory import MemoryStore
 from tarry.runtime.clocks import system
 from tarry.runtime.config import check_not_async
 from tarry.wire.http import Scope
 
 if TYPE_CHECKING:
-    from tarry.idempotency.fingerprint import Identity, RequestHeaders
+    from tarry.idempotency.request import Identity, RequestHeaders
     from tarry.idempotency.store import ExistingRecord, IdempotencyStore
     from tarry.wire.http import App, Receive, Send
 

@@ -1,4 +1,4 @@
-"""The records of idempotency keys, and the protocol that a store of these records implements.
+"""The records of idempotency keys, the protocol of their stores, and the store in memory.
 
     (free) ──claim──▶ RUNNING ──finish──▶ FINISHED ──retention ends──▶ (free)
                          └──release, or the lease expires──▶ (free)
@@ -22,10 +22,24 @@ Rules for stores:
 
 from __future__ import annotations
 
+import heapq
 import json
-from typing import NamedTuple, Protocol, TypeAlias
+from collections import deque
+from math import inf
+from threading import Lock
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol, TypeAlias
+
+from tarry.core.checks import check_count
+from tarry.errors import LimitReached
+from tarry.runtime.clocks import system
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
+
+_HEAP_SLACK = 1000
+"""The heap is rebuilt when its outdated items exceed this number plus three per record."""
 
 
 class StoredResponse(NamedTuple):
@@ -130,3 +144,223 @@ def decode_headers(text: str | bytes) -> Headers:
     return tuple(
         (name.encode("latin-1"), value.encode("latin-1")) for name, value in json.loads(text)
     )
+
+
+class MemoryStore:
+    """Stores up to `capacity` records in this process, for tests and for single-process servers.
+
+    When the store is full, expired records are deleted. If none has expired, `claim` raises
+    `LimitReached`.
+
+    Args:
+        capacity: the largest number of records.
+        max_bytes: the largest total size of all response bodies and headers. Of a response that
+            does not fit, only the status is stored: the request does not run again, but a repeated
+            request does not get the response either.
+        clock: returns seconds since a fixed point in time; by default the clock of the library.
+    """
+
+    def __init__(
+        self,
+        capacity: int = 10_000,
+        *,
+        max_bytes: int = 64 << 20,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self._capacity = check_count("capacity", capacity)
+        self._max_bytes = check_count("max_bytes", max_bytes, 0)
+        self._stored_bytes = 0
+        self._clock = clock
+        self._lock = Lock()  # an application may run event loops in several threads
+        self._entries: dict[str, _MemoryEntry] = {}
+        self._expiry_heap: list[tuple[float, str]] = []
+        """Items `(heap_time, key)`. An entry whose expiry moves to a later time keeps its item, and
+        is pushed with the new time when that item reaches the top. This keeps renewals cheap."""
+        self._pending_expiries: deque[tuple[str, str, float]] = deque()
+        """Key, owner and expiry from calls of `expire_later` that have not been applied yet."""
+
+    async def claim(
+        self, key: str, fingerprint: str, owner: str, lease: float
+    ) -> ExistingRecord | None:
+        """Claim a free key for `lease` seconds. Return the record if the key is not free."""
+        return self._claim(key, fingerprint, owner, lease, lease)
+
+    def claim_without_expiry(
+        self, key: str, fingerprint: str, owner: str, lease: float
+    ) -> ExistingRecord | None:
+        """Claim a free key until `finish_now`, `release` or `expire_later` is called.
+
+        No lease has to expire when the process dies, because its records are lost with it. Other
+        requests with the key get a record that expires `lease` seconds from now.
+        """
+        return self._claim(key, fingerprint, owner, lease, inf)
+
+    def expire_later(self, key: str, owner: str, lease: float) -> None:
+        """Free a key in `lease` seconds, unless it is finished, released or extended by then.
+
+        A finalizer may call this in a thread that holds the lock, so this must not wait for the
+        lock. The next call that acquires the lock applies the expiry.
+        """
+        self._pending_expiries.append((key, owner, (self._clock or system.now)() + lease))
+
+    def _claim(
+        self, key: str, fingerprint: str, owner: str, lease: float, expires_in: float
+    ) -> ExistingRecord | None:
+        with self._lock:
+            self._apply_pending_expiries()
+            now = (self._clock or system.now)()
+            entry = self._entries.get(key)
+            if entry is not None:
+                if now < entry.free_at and (entry.owner != owner or entry.response is not None):
+                    free_at = now + lease if entry.free_at == inf else entry.free_at
+                    return ExistingRecord(Record(entry.fingerprint, free_at, entry.response), now)
+                self._remove(key, entry)
+            elif len(self._entries) >= self._capacity and not self._delete_expired(1, now):
+                self._raise_full(now)
+            entry = _MemoryEntry(fingerprint, owner, now + expires_in)
+            if expires_in == inf:
+                self._entries[key] = entry
+            else:
+                self._push(key, entry)
+            return None
+
+    def _apply_pending_expiries(self) -> None:
+        while self._pending_expiries:
+            key, owner, free_at = self._pending_expiries.popleft()
+            entry = self._entries.get(key)
+            if entry is not None and entry.owner == owner and entry.response is None:
+                entry.free_at = free_at
+                self._push(key, entry)
+
+    async def extend(self, key: str, fingerprint: str, owner: str, lease: float) -> bool:
+        """Extend the lease to `lease` seconds from now; see `IdempotencyStore`."""
+        with self._lock:
+            self._apply_pending_expiries()
+            now = (self._clock or system.now)()
+            entry = self._entries.get(key)
+            if entry is None:
+                self._push(key, _MemoryEntry(fingerprint, owner, now + lease))
+                return True
+            if entry.owner != owner or entry.response is not None:
+                return False
+            entry.free_at = now + lease
+            if entry.free_at < entry.heap_time:
+                self._push(key, entry)
+            return True
+
+    async def finish(
+        self, key: str, fingerprint: str, owner: str, response: StoredResponse, retention: float
+    ) -> bool:
+        """Store the response for `retention` seconds; see `IdempotencyStore`."""
+        return self.finish_now(key, fingerprint, owner, response, retention)
+
+    def finish_now(
+        self, key: str, fingerprint: str, owner: str, response: StoredResponse, retention: float
+    ) -> bool:
+        """Do the same as `finish`, without the cost of a coroutine."""
+        with self._lock:
+            self._apply_pending_expiries()
+            now = (self._clock or system.now)()
+            entry = self._entries.get(key)
+            if entry is None:
+                entry = _MemoryEntry(fingerprint, owner, now)
+                self._push(key, entry)
+            elif entry.owner != owner:
+                return False
+            elif entry.response is not None:
+                return entry.response == response
+            entry.free_at = now + retention
+            size = len(response.body or b"")
+            for name, value in response.headers:
+                size += len(name) + len(value)
+            if self._stored_bytes + size > self._max_bytes and not self._free_bytes(size, now):
+                response, size = StoredResponse(response.status, (), None), 0
+            self._stored_bytes += size
+            entry.size = size
+            entry.response = response
+            if entry.free_at < entry.heap_time:
+                self._push(key, entry)
+            return True
+
+    async def release(self, key: str, owner: str) -> None:
+        """Free a key that this owner has claimed and not finished."""
+        with self._lock:
+            self._apply_pending_expiries()
+            entry = self._entries.get(key)
+            if entry is not None and entry.owner == owner and entry.response is None:
+                self._remove(key, entry)
+
+    async def sweep(self, limit: int) -> int:
+        """Delete up to `limit` expired records, and return how many were deleted."""
+        with self._lock:
+            self._apply_pending_expiries()
+            return self._delete_expired(limit, (self._clock or system.now)())
+
+    async def close(self) -> None:
+        """Do nothing: there are no connections or files."""
+
+    def _remove(self, key: str, entry: _MemoryEntry) -> None:
+        del self._entries[key]
+        self._stored_bytes -= entry.size
+
+    def _raise_full(self, now: float) -> NoReturn:
+        next_expiring = self._next_expiring()
+        msg = (
+            f"the memory store is full: none of its {self._capacity} records has expired; use a "
+            "larger capacity, a shorter retention, or a store on disk"
+        )
+        retry_after = None if next_expiring is None else next_expiring[1].free_at - now
+        raise LimitReached(msg, downstream="idempotency store", retry_after=retry_after)
+
+    def _free_bytes(self, size: int, now: float) -> bool:
+        """Delete expired records until `size` more bytes fit; return whether they fit."""
+        while self._stored_bytes + size > self._max_bytes:
+            if not self._delete_expired(1, now):
+                return False
+        return True
+
+    def _delete_expired(self, limit: int, now: float) -> int:
+        """Delete up to `limit` expired records, and return how many were deleted."""
+        deleted = 0
+        while (
+            deleted < limit and (expiring := self._next_expiring()) and expiring[1].free_at <= now
+        ):
+            self._remove(*expiring)
+            deleted += 1
+        return deleted
+
+    def _push(self, key: str, entry: _MemoryEntry) -> None:
+        """Add an entry to the records and to the heap."""
+        self._entries[key] = entry
+        entry.heap_time = entry.free_at
+        heapq.heappush(self._expiry_heap, (entry.heap_time, key))
+        if len(self._expiry_heap) > 4 * len(self._entries) + _HEAP_SLACK:
+            items = ((entry.heap_time, key) for key, entry in self._entries.items())
+            self._expiry_heap = [item for item in items if item[0] < inf]
+            heapq.heapify(self._expiry_heap)
+
+    def _next_expiring(self) -> tuple[str, _MemoryEntry] | None:
+        """Return key and entry of the record that expires first. Drops outdated heap items."""
+        while self._expiry_heap:
+            heap_time, key = self._expiry_heap[0]
+            entry = self._entries.get(key)
+            if entry is not None and entry.free_at == heap_time:
+                return key, entry
+            heapq.heappop(self._expiry_heap)
+            if entry is not None and entry.heap_time == heap_time:
+                self._push(key, entry)
+        return None
+
+
+class _MemoryEntry:
+    """The record of a key with its owner, its size, and its time in the expiry heap."""
+
+    __slots__ = ("fingerprint", "free_at", "heap_time", "owner", "response", "size")
+
+    def __init__(self, fingerprint: str, owner: str, free_at: float) -> None:
+        self.fingerprint = fingerprint
+        self.owner = owner
+        self.free_at = free_at
+        self.heap_time = inf  # infinity: not in the heap
+        self.response: StoredResponse | None = None
+        self.size = 0

@@ -11,11 +11,12 @@ Unary calls are retried, and response streams until their first message. Calls w
 stream are passed through: the messages that were sent cannot be sent again.
 """
 
-from tarry.adapters.grpc.interceptor import RetryInterceptor, async_retry_interceptors
-from tarry.adapters.grpc.options import channel_options
-from tarry.adapters.grpc.server_interceptor import (
+from tarry.adapters.grpc.interceptors import (
     AsyncOneRetryLayerInterceptor,
     OneRetryLayerInterceptor,
+    RetryInterceptor,
+    async_retry_interceptors,
+    channel_options,
 )
 
 __all__ = [

@@ -1,16 +1,25 @@
-"""The state of one retried gRPC call, which all client interceptors share."""
+"""Retried gRPC calls: their state, and the call objects that users of a plain channel get.
+
+`GrpcCall` is the state of a call, which all client interceptors share. A blocking call returns the
+call object of its last attempt. `future()` returns a `RetriedFuture`, and a call with a response
+stream returns a `RetriedStream`.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from copy import copy
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tarry.adapters.grpc.library import grpc
-from tarry.adapters.http.origins import OriginRegistry
+from tarry.adapters.http.send import OriginRegistry
 from tarry.core.outcome import PERMANENT, SUCCESS, Kind, Outcome, outcome_of_code
 from tarry.core.verdict import Attempt
-from tarry.errors import ConfigurationTypeError
+from tarry.errors import Cancelled, ConfigurationTypeError, MissingExtra
 from tarry.runtime import drivers
 from tarry.runtime.call import RunningBlock
 from tarry.runtime.clocks import CancelToken, system
@@ -18,20 +27,29 @@ from tarry.runtime.config import check_not_async
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import TracebackType
+    from typing import Self
 
-    from tarry.adapters.http.origins import Downstreams
+    from tarry.adapters.http.send import Downstreams
     from tarry.core.policy import Policy
     from tarry.runtime.config import RetryConfig
+
+try:
+    grpc: Any = import_module("grpc")  # Any, because grpcio has no type annotations
+except ImportError:
+    _message = "this needs grpcio: pip install 'tarry[grpc]'"
+    raise MissingExtra(_message) from None
 
 Repeatable: TypeAlias = "bool | Callable[[str], bool]"
 """Whether calls may be repeated after the server may have read them: for all methods, or a function
 of the method."""
 
-CANCELLED_DURING_BACKOFF = "cancelled while waiting for the next attempt"
-
+_CANCELLED_DURING_BACKOFF = "cancelled while waiting for the next attempt"
 _PREVIOUS_ATTEMPTS = "grpc-previous-rpc-attempts"
 _CLOCK_TOLERANCE_S = 0.01
 """gRPC measures deadlines with its own clock, which may be ahead of tarry's by this much."""
+_MAX_BLOCKING_THREADS = 32
+_END_OF_STREAM = object()
 
 
 class GrpcCall(RunningBlock):
@@ -150,6 +168,30 @@ class CallFactory:
         )
 
 
+def attempt_metadata(call: GrpcCall, details: Any) -> list[Any]:
+    """Return the metadata of an attempt, with the number of previous attempts."""
+    # A server may forward its own client's metadata, with the number of that client's attempts.
+    metadata = [pair for pair in details.metadata or () if pair[0] != _PREVIOUS_ATTEMPTS]
+    previous = call.attempts - 1
+    return [*metadata, (_PREVIOUS_ATTEMPTS, str(previous))] if previous else metadata
+
+
+def is_timeout_over(details: Any) -> bool:
+    """Return whether the user's timeout has no time left; gRPC then raises its own error."""
+    return details.timeout is not None and details.timeout <= 0
+
+
+def _classify_response(_policy: Policy, _repeatable: bool, _result: Any) -> Outcome:  # noqa: FBT001
+    return SUCCESS  # gRPC raises its failures
+
+
+def _release(_result: Any) -> None:
+    """Do nothing: a failed call holds no resources."""
+
+
+# --- the call objects of plain channels ----------------------------------------------------------
+
+
 class RetriedCall:
     """The call object that the user gets. It makes the attempts and delegates to the last one.
 
@@ -214,22 +256,308 @@ class CancelledAttempt(BaseException):
         self.error = error
 
 
-def attempt_metadata(call: GrpcCall, details: Any) -> list[Any]:
-    """Return the metadata of an attempt, with the number of previous attempts."""
-    # A server may forward its own client's metadata, with the number of that client's attempts.
-    metadata = [pair for pair in details.metadata or () if pair[0] != _PREVIOUS_ATTEMPTS]
-    previous = call.attempts - 1
-    return [*metadata, (_PREVIOUS_ATTEMPTS, str(previous))] if previous else metadata
+class _StreamCancelled(Cancelled, grpc.RpcError):  # type: ignore[misc]  # pyright: ignore[reportUntypedBaseClass]
+    """The user cancelled a stream that was waiting for its next attempt."""
+
+    def code(self) -> Any:
+        """Return the status code of a cancelled stream."""
+        return grpc.StatusCode.CANCELLED
+
+    def details(self) -> str:
+        """Return the details of the status."""
+        return _CANCELLED_DURING_BACKOFF
 
 
-def is_timeout_over(details: Any) -> bool:
-    """Return whether the user's timeout has no time left; gRPC then raises its own error."""
-    return details.timeout is not None and details.timeout <= 0
+class RetriedStream(RetriedCall):
+    """A response stream that is retried until its first message has arrived.
+
+    Methods delegate to the last attempt. Those for the status and the metadata first wait until no
+    further attempt will be made.
+    """
+
+    def __init__(self, call: GrpcCall, send: Callable[[], Any], first_attempt: Any) -> None:
+        super().__init__(call, send, first_attempt)
+        self._has_final_attempt = False
+        """Whether no attempt will be made after the last one."""
+        self._callbacks: list[tuple[str, Callable[..., None]]] = []
+        self._lock = threading.RLock()  # one thread may read while another waits for the status
+        self._first_message: list[Any] = []
+        self._error: BaseException | None = None
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        self._final_attempt()
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # its traceback refers to this frame: avoid a reference cycle
+        return self._first_message.pop() if self._first_message else next(self._last_attempt)
+
+    def _final_attempt(self) -> Any:
+        """Make attempts until a first message arrives or the call is given up.
+
+        Return the last attempt.
+        """
+        with self._lock:
+            if self._has_final_attempt:
+                return self._last_attempt
+            try:
+                message = self._drive(_first_message_of)
+            except Cancelled as error:  # during a wait between two attempts
+                self._error = _StreamCancelled(str(error))
+                self._error.__cause__ = error.__cause__
+            except Exception as error:
+                self._error = error
+            else:
+                self._first_message = [] if message is _END_OF_STREAM else [message]
+            finally:
+                self._end_retries()
+        return self._last_attempt
+
+    def next(self) -> Any:
+        """Return the next message."""
+        return next(self)
+
+    def cancel(self) -> bool:
+        """Cancel the stream, or the wait for its next attempt."""
+        if self._is_first_attempt:  # no message was requested yet, and none will be
+            self._call.abort()
+            self._end_retries()
+        return super().cancel()
+
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        """Call `callback` when the stream ends; return False if it has ended already."""
+        return self._add_callback("add_callback", callback) is not False
+
+    def add_done_callback(self, fn: Callable[[Any], None]) -> None:
+        """Call `fn` when the stream ends."""
+        self._add_callback("add_done_callback", fn)
+
+    def code(self) -> Any:
+        """Wait for the status code of the stream."""
+        return self._final_attempt().code()
+
+    def details(self) -> Any:
+        """Wait for the details of the status."""
+        return self._final_attempt().details()
+
+    def initial_metadata(self) -> Any:
+        """Wait for the initial metadata."""
+        return self._final_attempt().initial_metadata()
+
+    def trailing_metadata(self) -> Any:
+        """Wait for the trailing metadata."""
+        return self._final_attempt().trailing_metadata()
+
+    def debug_error_string(self) -> Any:
+        """Wait for gRPC's debug information."""
+        return self._final_attempt().debug_error_string()
+
+    def _add_callback(self, method: str, callback: Callable[..., None]) -> Any:
+        if self._has_final_attempt:
+            return getattr(self._last_attempt, method)(callback)
+        # Another attempt may follow the running one: keep the callback for the last attempt.
+        self._callbacks.append((method, callback))
+        return True
+
+    def _end_retries(self) -> None:
+        """Mark the last attempt as final, and add the user's callbacks to it."""
+        self._has_final_attempt = True
+        while self._callbacks:
+            method, callback = self._callbacks.pop(0)
+            if getattr(self._last_attempt, method)(callback) is False:  # the attempt has ended
+                callback()
 
 
-def _classify_response(_policy: Policy, _repeatable: bool, _result: Any) -> Outcome:  # noqa: FBT001
-    return SUCCESS  # gRPC raises its failures
+def _first_message_of(attempt: Any) -> Any:
+    return next(attempt, _END_OF_STREAM)
 
 
-def _release(_result: Any) -> None:
-    """Do nothing: a failed call holds no resources."""
+class RetriedFuture(RetriedCall):
+    """A unary call that is retried in the background once its first attempt has failed.
+
+    Neither the caller nor the thread that serves the channel waits for the retries.
+    """
+
+    def __init__(self, call: GrpcCall, send: Callable[[], Any], first_attempt: Any) -> None:
+        super().__init__(call, send, first_attempt)
+        self._future: Future[Any] = Future()
+        self._task: asyncio.Task[None] | None = None
+        first_attempt.add_done_callback(self._on_first_attempt_done)
+
+    def _on_first_attempt_done(self, first_attempt: Any) -> None:
+        if first_attempt.code() is not grpc.StatusCode.OK:
+            loop = _background_loop()
+            loop.call_soon_threadsafe(self._start, loop, context=self._context)
+            return
+        try:
+            result = self._drive(_result_of)
+        except BaseException as error:  # raised by the user's budget or limiter
+            self._finish(None, error)
+        else:
+            self._finish(result, None)
+
+    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._task = loop.create_task(self._retry())
+
+    async def _retry(self) -> None:
+        result, error = None, None
+        try:
+            result = await drivers.drive_async(self._call, self._make_attempt, (), {})
+        except CancelledAttempt as cancelled:
+            error = cancelled.error
+        except asyncio.CancelledError:  # by `cancel`, which alone can cancel the task
+            error = grpc.FutureCancelledError()
+        except Exception as raised:
+            error = raised
+        try:
+            await asyncio.to_thread(self._finish, result, error)  # callbacks may block
+        except RuntimeError:  # the interpreter is shutting down and starts no more threads
+            self._finish(result, error)
+
+    async def _make_attempt(self) -> Any:
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
+        if self._is_first_attempt:
+            attempt = self._next_attempt()
+        else:  # interceptors behind this one may block
+            attempt = await asyncio.to_thread(self._next_attempt)
+
+        def on_done(_attempt: Any) -> None:
+            loop.call_soon_threadsafe(done.set)
+
+        attempt.add_done_callback(on_done)
+        await done.wait()
+        return self._attempt_result(_result_of, attempt)
+
+    def _finish(self, result: Any, error: BaseException | None) -> None:
+        if error is None:
+            self._future.set_result(result)
+        else:
+            self._future.set_exception(error)
+
+    def cancel(self) -> bool:
+        """Cancel the call; return False if it is done."""
+        if self.done():
+            return False
+        super().cancel()
+        task = self._task
+        if task is not None:
+            task.get_loop().call_soon_threadsafe(task.cancel)
+        return True
+
+    def cancelled(self) -> bool:
+        """Return whether the user has cancelled the call."""
+        return self._cancel_token.cancelled and (not self.done() or self._was_cancelled())
+
+    def done(self) -> bool:
+        """Return whether the call is done: no further attempt will be made."""
+        return self._future.done()
+
+    def running(self) -> bool:
+        """Return whether the call is not done yet."""
+        return not self.done()
+
+    is_active = running
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for the response and return it, or raise the call's error."""
+        error = self.exception(timeout)
+        if error is not None:
+            raise error
+        return self._future.result()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the call and return its error, or None after a success."""
+        try:
+            error = self._future.exception(timeout)
+        except TimeoutError:
+            raise grpc.FutureTimeoutError from None
+        if error is not None and isinstance(error, grpc.FutureCancelledError):
+            raise error
+        return error
+
+    def traceback(self, timeout: float | None = None) -> TracebackType | None:
+        """Wait for the call and return the traceback of its error."""
+        error = self.exception(timeout)
+        return None if error is None else error.__traceback__
+
+    def add_done_callback(self, fn: Callable[[Any], None]) -> None:
+        """Call `fn` with this future when the call is done."""
+        self._future.add_done_callback(lambda _: fn(self))
+
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        """Call `callback` when the call is done; return False if it is done already."""
+        if self.done():
+            return False
+        self._future.add_done_callback(lambda _: callback())
+        return True
+
+    def code(self) -> Any:
+        """Wait for the call and return its status code."""
+        return grpc.StatusCode.CANCELLED if self._was_cancelled() else self._last_attempt.code()
+
+    def details(self) -> Any:
+        """Wait for the call and return the details of its status."""
+        return _CANCELLED_DURING_BACKOFF if self._was_cancelled() else self._last_attempt.details()
+
+    def initial_metadata(self) -> Any:
+        """Wait for the call and return the initial metadata of its last attempt."""
+        self._future.exception()
+        return self._last_attempt.initial_metadata()
+
+    def trailing_metadata(self) -> Any:
+        """Wait for the call and return the trailing metadata of its last attempt."""
+        self._future.exception()
+        return self._last_attempt.trailing_metadata()
+
+    def debug_error_string(self) -> Any:
+        """Wait for the call and return gRPC's debug information about its last attempt."""
+        self._future.exception()
+        return self._last_attempt.debug_error_string()
+
+    def time_remaining(self) -> Any:
+        """Return the seconds that remain for the running attempt."""
+        return self._last_attempt.time_remaining()
+
+    def _was_cancelled(self) -> bool:
+        return isinstance(self._future.exception(), grpc.FutureCancelledError)
+
+
+def _result_of(attempt: Any) -> Any:
+    return attempt.result()
+
+
+_lock = threading.Lock()
+_loops: list[asyncio.AbstractEventLoop] = []
+"""Empty, or the one background loop after it has been started."""
+
+
+def _background_loop() -> asyncio.AbstractEventLoop:
+    """Return the background loop; start it if it is not running."""
+    with _lock:
+        if not _loops:
+            loop = asyncio.new_event_loop()
+            loop.set_default_executor(ThreadPoolExecutor(_MAX_BLOCKING_THREADS, "tarry-future"))
+            threading.Thread(target=loop.run_forever, name="tarry-futures", daemon=True).start()
+            _loops.append(loop)
+        return _loops[0]
+
+
+def _reset_after_fork() -> None:
+    """Drop the loop in a forked child, because its thread exists only in the parent."""
+    global _lock  # noqa: PLW0603 - the thread that held it does not exist in the child
+    _lock = threading.Lock()
+    _loops.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_after_fork)
+
+
+grpc.Call.register(RetriedStream)
+grpc.Call.register(RetriedFuture)
+grpc.Future.register(RetriedFuture)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tarry.errors import StoreUnavailable
-from tarry.idempotency.key import MalformedKey, parse_key
+from tarry.idempotency.request import MalformedKey, parse_key
 from tarry.service.api import problems
 from tarry.service.api.messages import PendingResponse, decode_json, json_response
 from tarry.service.api.problems import ApiError

@@ -11,7 +11,7 @@ import pytest
 
 import tarry
 from tarry import Downstream, Kind, Outcome, Policy
-from tarry.adapters.http.origins import OriginRegistry, default_downstream
+from tarry.adapters.http.send import OriginRegistry, default_downstream
 from tarry.errors import AttemptTimeout
 
 

@@ -14,7 +14,7 @@ import pytest
 from tarry.idempotency import IdempotencyMiddleware, SqliteStore, StoredResponse, lease
 from tests.idempotency.asgi_client import PaymentsApp, send_request
 from tests.idempotency.conformance import CASES, Case, StoreHarness, case_name
-from tests.idempotency.stores.test_memory import ManualClock, Run, on_asyncio, on_trio
+from tests.idempotency.test_store_memory import ManualClock, Run, on_asyncio, on_trio
 
 OK = StoredResponse(200, ((b"a", b"b"),), b"done")
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tarry.idempotency.fingerprint import record_name_and_fingerprint, relevant_headers
+from tarry.idempotency.request import record_name_and_fingerprint, relevant_headers
 from tests.idempotency.asgi_client import make_scope
 
 SHORT = st.text(st.sampled_from("a',() \\\x00\n\u00e9\udc80"), max_size=4)

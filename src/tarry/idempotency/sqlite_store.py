@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tarry.core.checks import check_positive
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
-from tarry.idempotency.async_backend import run_in_executor
 from tarry.idempotency.store import (
     ExistingRecord,
     Record,
@@ -21,6 +21,7 @@ from tarry.idempotency.store import (
     decode_headers,
     encode_headers,
 )
+from tarry.runtime.clocks import in_trio
 from tarry.runtime.retry import call
 
 if TYPE_CHECKING:
@@ -136,14 +137,14 @@ class SqliteStore:
         """Close the file and stop the thread."""
         executor, self._executor = self._executor, None
         if executor is not None:
-            await run_in_executor(executor, self._disconnect)
+            await _run_in_executor(executor, self._disconnect)
             executor.shutdown(wait=False)
 
     async def _run_in_thread(self, function: Callable[[], T]) -> T:
         if self._executor is None:
             # One thread, because SQLite allows one writer at a time, and calls keep their order.
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="tarry-idempotency")
-        return await run_in_executor(self._executor, function)
+        return await _run_in_executor(self._executor, function)
 
     async def _write(self, statement: str, seconds: float, values: dict[str, Any]) -> int:
         """Execute a statement with `free_at` set to `seconds` from now; return its row count."""
@@ -227,6 +228,16 @@ class SqliteStore:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+async def _run_in_executor(executor: ThreadPoolExecutor, function: Callable[[], T]) -> T:
+    """Run a blocking function in a thread of the executor."""
+    future = executor.submit(function)
+    if in_trio():
+        import trio
+
+        return await trio.to_thread.run_sync(future.result, abandon_on_cancel=True)
+    return await asyncio.wrap_future(future)
 
 
 def _row(

@@ -1,21 +1,32 @@
-"""The identity of a request: the name of its record in the store, and its fingerprint.
+"""Read requests: parse the `Idempotency-Key` header, and identify the caller and the content.
 
-The record's name is a digest of the key with its host, method, path and caller, so equal keys of
-different callers have different records. Stores call this name `key`. The fingerprint is a digest
-of the content, because a key must not be used again for different content.
+The draft (draft-ietf-httpapi-idempotency-key-header) defines the value as a String of RFC 9651: in
+double quotes, followed by optional parameters, which have no meaning here. Many clients send the
+key without quotes. Therefore a UUID, or any other string of letters, digits and `-._~:/+=`, is
+accepted as if it were quoted. Any other value raises `MalformedKey`. A bad key must not be ignored,
+because a client that sends a key relies on it.
+
+The name of a record in the store is a digest of the key with its host, method, path and caller, so
+equal keys of different callers have different records. Stores call this name `key`. The fingerprint
+of a request is a digest of the content, because a key must not be used again for different content.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
 from hashlib import sha256
 from ipaddress import ip_address
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import unquote_to_bytes
 
 from tarry.errors import ConfigurationTypeError
 from tarry.wire.http import Scope
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 logger: logging.Logger = logging.getLogger("tarry.idempotency")
 
@@ -23,6 +34,32 @@ Identity: TypeAlias = Callable[[Scope], str]
 """A function that returns a string which identifies the caller."""
 RequestHeaders: TypeAlias = Mapping[bytes, list[bytes]]
 """The headers that the middleware reads: lower-case name to the values of all its lines."""
+
+MAX_KEY_LENGTH = 255
+
+# An unquoted key starts with a letter or digit. Otherwise values of other RFC 9651 types, such as
+# `:aGk=:` (bytes) or `-1`, would be accepted as keys.
+_UNQUOTED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~:/+=-]*")
+_COMMON_KEY = re.compile(rb'"?([A-Za-z0-9][A-Za-z0-9._~:/+=-]{0,254})"?')
+"""Fast path: nearly all keys match this, quoted or not, and need no further parsing."""
+_QUOTED_TEXT = r'"((?:[ !#-\[\]-~]|\\["\\])*)"'
+_STRING = re.compile(_QUOTED_TEXT)
+_ESCAPED = re.compile(r"\\(.)")
+_PARAMETER = re.compile(
+    rf"""
+    ;[ ]* [a-z*][a-z0-9_.*-]*
+    (?: = (?:
+        -? (?: [0-9]{{1,12}} \. [0-9]{{1,3}} | [0-9]{{1,15}} ) (?! [0-9.] )  # Decimal, Integer
+      | {_QUOTED_TEXT}                                                             # String
+      | [A-Za-z*][A-Za-z0-9:/!#$%&'*+.^_`|~-]*                               # Token
+      | :[A-Za-z0-9+/=]*:                                                    # Byte Sequence
+      | \?[01]                                                               # Boolean
+      | @-?[0-9]{{1,15}} (?! [0-9.] )                                        # Date
+      | %"(?P<display>(?:[\x20-\x21\x23\x24\x26-\x7e]|%[0-9a-f]{{2}})*)"     # Display String
+    ) )?
+    """,
+    re.VERBOSE,
+)
 
 KEY_HEADER = b"idempotency-key"
 _RELEVANT_HEADERS = frozenset(
@@ -32,6 +69,79 @@ _NO_VALUES: list[bytes] = []
 _STABLE_SCHEMES = frozenset({b"basic", b"bearer", b"token", b"apikey", b"dpop"})
 """Authorization schemes whose credentials stay the same in a retry. Other schemes may sign each
 request, so that their value differs in a retry."""
+
+
+# --- the key --------------------------------------------------------------------------------------
+
+
+class MalformedKey(Exception):
+    """The header is malformed. The message is a sentence for the client."""
+
+
+def parse_key(lines: Sequence[bytes]) -> str:
+    """Return the key, given the values of all `Idempotency-Key` lines of a request."""
+    if len(lines) != 1:
+        msg = f"Idempotency-Key must be sent once, not {len(lines)} times."
+        raise MalformedKey(msg)
+    line = lines[0]
+    common = _COMMON_KEY.fullmatch(line)
+    if common is not None and len(line) - len(common[1]) != 1:  # two quotes or none
+        return common[1].decode()
+    try:
+        text = line.decode("ascii").strip(" ")
+    except UnicodeDecodeError:
+        msg = "Idempotency-Key must be ASCII."
+        raise MalformedKey(msg) from None
+    key = _parse_quoted(text) if text.startswith('"') else _parse_unquoted(text)
+    if not 1 <= len(key) <= MAX_KEY_LENGTH:
+        msg = f"Idempotency-Key must have 1 to {MAX_KEY_LENGTH} characters, not {len(key)}."
+        raise MalformedKey(msg)
+    return key
+
+
+def _parse_unquoted(text: str) -> str:
+    if text and not _UNQUOTED.fullmatch(text):
+        msg = (
+            'Idempotency-Key must be a string in double quotes, as in "8e03978e-40d5-43dd-bc93-'
+            '6894a57f9324". A key without quotes may contain only letters, digits and -._~:/+=, '
+            "and must begin with a letter or digit."
+        )
+        raise MalformedKey(msg)
+    return text
+
+
+def _parse_quoted(text: str) -> str:
+    string = _STRING.match(text)
+    if string is None:
+        msg = (
+            "Idempotency-Key has no closing quote, or a character that is not allowed in quotes. "
+            'Allowed is printable ASCII, with \\ before each " and \\.'
+        )
+        raise MalformedKey(msg)
+    _check_parameters(text, string.end())
+    return _ESCAPED.sub(r"\1", string[1]) if "\\" in string[1] else string[1]
+
+
+def _check_parameters(text: str, start: int) -> None:
+    """Raise MalformedKey unless only parameters (`;name` or `;name=value`) follow the key."""
+    while start < len(text):
+        parameter = _PARAMETER.match(text, start)
+        if parameter is None or not _is_utf8(parameter["display"] or ""):
+            msg = f"Idempotency-Key must end after the key, but {text[start:][:20]!r} follows."
+            raise MalformedKey(msg)
+        start = parameter.end()
+
+
+def _is_utf8(display_string: str) -> bool:
+    """Return whether the percent-encoded bytes of a Display String are valid UTF-8."""
+    try:
+        unquote_to_bytes(display_string).decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+# --- the identity of a request --------------------------------------------------------------------
 
 
 def relevant_headers(scope: Scope) -> RequestHeaders:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tarry.idempotency.key import MAX_KEY_LENGTH, MalformedKey, parse_key
+from tarry.idempotency.request import MAX_KEY_LENGTH, MalformedKey, parse_key
 
 PRINTABLE = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=255)
 UUID = "8e03978e-40d5-43dd-bc93-6894a57f9324"

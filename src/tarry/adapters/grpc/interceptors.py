@@ -1,0 +1,486 @@
+"""The interceptors for gRPC clients and servers, and the options of client channels.
+
+There is one client interceptor for `grpc` channels, and two for `grpc.aio` channels.
+
+The server interceptors prevent retries by both a server and its clients:
+
+    server = grpc.server(threads, interceptors=[OneRetryLayerInterceptor()])
+    server = grpc.aio.server(interceptors=[AsyncOneRetryLayerInterceptor()])
+
+Deadlines: all calls that a handler makes share the deadline of the handler's own client.
+
+Retries: a handler may fail because one of its calls was given up after retries. The trailers then
+contain `grpc-retry-pushback-ms: -1`, which gRPC and tarry understand as "do not retry". Two cases:
+
+- The handler raises an error. If the error comes from a call that was given up, the status is
+  UNAVAILABLE, unless the handler has set another code.
+- The handler sets a code or aborts. The code does not show its cause. A code that means a failure
+  of the server is attributed to the call that was given up, unless the handler sends a pushback of
+  its own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from contextvars import copy_context
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tarry.adapters.grpc.call import (
+    CallFactory,
+    RetriedFuture,
+    RetriedStream,
+    attempt_metadata,
+    grpc,
+    is_timeout_over,
+)
+from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
+from tarry.runtime import deadlines, drivers, error_record
+from tarry.runtime.clocks import system
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+    from types import TracebackType
+    from typing import Self
+
+    from tarry.adapters.grpc.call import GrpcCall, Repeatable
+    from tarry.adapters.http.send import Downstreams
+    from tarry.core.policy import Policy
+
+_ENABLE_RETRIES = "grpc.enable_retries"
+_SERVICE_CONFIG = "grpc.service_config"
+_RETRY_POLICIES = ("retryPolicy", "hedgingPolicy")
+_PUSHBACK_MS = "grpc-retry-pushback-ms"
+_SERVER_FAILURES = frozenset(
+    getattr(grpc.StatusCode, name)
+    for name in ("UNKNOWN", "INTERNAL", "DATA_LOSS", "UNAVAILABLE", "DEADLINE_EXCEEDED")
+)
+_NO_DEADLINE_S = 1e9
+"""A `grpc` server reports more remaining seconds than this for a call without a deadline."""
+_END_OF_STREAM = object()
+
+
+# --- clients -------------------------------------------------------------------------------------
+
+
+class _CallDetails(NamedTuple):
+    """The call details of an attempt. Some interceptors expect a named tuple, as gRPC's own is."""
+
+    method: Any
+    timeout: float | None
+    metadata: Any
+    credentials: Any
+    wait_for_ready: Any
+    compression: Any
+
+
+class RetryInterceptor:
+    """Retries unary calls, and response streams until their first message has arrived.
+
+    Args:
+        policy: the retry policy; by default `tarry.Policy()`.
+        downstream: one `tarry.Downstream` for all calls, or a function that returns one for a
+            target. By default each target gets its own, with a breaker and a retry budget.
+        repeatable: whether a call may be repeated after the server may have read it: True, False,
+            or a function of the method ("shop.Payments/Charge").
+        target: the address of the channel, which names the downstream. Without it there is one
+            downstream for each gRPC service.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: Policy | None = None,
+        downstream: Downstreams = None,
+        repeatable: Repeatable = True,
+        target: str | None = None,
+    ) -> None:
+        self._calls = CallFactory(policy, downstream, repeatable, target)
+
+    def intercept_unary_unary(
+        self, continuation: Any, client_call_details: Any, request: Any
+    ) -> Any:
+        """Make a call and retry it; return a future if the user called `future()`."""
+        if is_timeout_over(client_call_details):
+            return continuation(client_call_details, request)
+        call, timeout = self._calls.new_call(client_call_details), self._calls.attempt_timeout
+
+        def send() -> Any:
+            return continuation(_attempt_details(call, client_call_details, timeout), request)
+
+        first = _send_first_attempt(call, send)
+        if _is_future_call(first):
+            return RetriedFuture(call, send, first)
+        started = [first]
+
+        def attempt() -> Any:
+            response = started.pop() if started else send()
+            response.result()  # raises the error of a failed attempt
+            return response
+
+        return drivers.drive(call, attempt, (), {})
+
+    def intercept_unary_stream(
+        self, continuation: Any, client_call_details: Any, request: Any
+    ) -> Any:
+        """Start a response stream; it is retried when its first message is requested."""
+        if is_timeout_over(client_call_details):
+            return continuation(client_call_details, request)
+        call = self._calls.new_call(client_call_details)
+
+        def send() -> Any:
+            # Without the policy's attempt_timeout: gRPC would apply it to the whole stream.
+            return continuation(_attempt_details(call, client_call_details, None), request)
+
+        return RetriedStream(call, send, _send_first_attempt(call, send))
+
+
+def _send_first_attempt(call: GrpcCall, send: Callable[[], Any]) -> Any:
+    """Send the first attempt in the thread of the caller, as gRPC does."""
+    try:
+        call.start_first_attempt()
+        return send()
+    except BaseException:
+        call.abort()
+        raise
+
+
+def _is_future_call(response: Any) -> bool:
+    """Return whether the user called `future()`; gRPC does not tell interceptors.
+
+    A blocking call is done when its response is available here, a future usually is not. A future
+    that failed at once is done too, but unlike the error of a blocking call it can be iterated.
+    """
+    return not response.done() or (
+        hasattr(response, "__next__") and response.exception() is response
+    )
+
+
+def _attempt_details(
+    call: GrpcCall, call_details: Any, attempt_timeout: float | None
+) -> _CallDetails:
+    return _CallDetails(
+        call_details.method,
+        call.time_limit(attempt_timeout),
+        attempt_metadata(call, call_details),
+        call_details.credentials,
+        getattr(call_details, "wait_for_ready", None),
+        getattr(call_details, "compression", None),
+    )
+
+
+# --- grpc.aio -------------------------------------------------------------------------------------
+
+
+def async_retry_interceptors(
+    *,
+    policy: Policy | None = None,
+    downstream: Downstreams = None,
+    repeatable: Repeatable = True,
+    target: str | None = None,
+) -> list[Any]:
+    """Return the interceptors for a `grpc.aio` channel, which needs one for each type of call.
+
+    The arguments are those of `RetryInterceptor`.
+    """
+    calls = CallFactory(policy, downstream, repeatable, target)
+    return [_AsyncUnaryUnaryInterceptor(calls), _AsyncUnaryStreamInterceptor(calls)]
+
+
+class _AsyncUnaryUnaryInterceptor:
+    def __init__(self, calls: CallFactory) -> None:
+        self._calls = calls
+
+    async def intercept_unary_unary(
+        self, continuation: Any, client_call_details: Any, request: Any
+    ) -> Any:
+        if is_timeout_over(client_call_details):
+            return await continuation(client_call_details, request)
+        call, timeout = self._calls.new_call(client_call_details), self._calls.attempt_timeout
+
+        async def attempt() -> Any:
+            details = _async_attempt_details(call, client_call_details, timeout)
+            response = await continuation(details, request)
+            await response  # raises the error of a failed attempt; gRPC may await it again
+            return response
+
+        return await drivers.drive_async(call, attempt, (), {})
+
+
+class _AsyncUnaryStreamInterceptor:
+    def __init__(self, calls: CallFactory) -> None:
+        self._calls = calls
+
+    async def intercept_unary_stream(
+        self, continuation: Any, client_call_details: Any, request: Any
+    ) -> Any:
+        if is_timeout_over(client_call_details):
+            return await continuation(client_call_details, request)
+        call = self._calls.new_call(client_call_details)
+
+        async def attempt() -> _StartedStream:
+            # Without the policy's attempt_timeout: gRPC would apply it to the whole stream.
+            details = _async_attempt_details(call, client_call_details, None)
+            messages = aiter(await continuation(details, request))
+            try:
+                return _StartedStream([await anext(messages)], messages)
+            except StopAsyncIteration:
+                return _StartedStream([], messages)
+
+        return await drivers.drive_async(call, attempt, (), {})
+
+
+class _StartedStream:
+    """A response stream whose first message has been read.
+
+    An iterator suffices, because gRPC itself keeps the call object of the last attempt.
+    """
+
+    def __init__(self, first_message: list[Any], messages: Any) -> None:
+        self._first_message = first_message
+        self._messages = messages
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        return self._first_message.pop() if self._first_message else await anext(self._messages)
+
+
+def _async_attempt_details(call: GrpcCall, call_details: Any, attempt_timeout: float | None) -> Any:
+    return grpc.aio.ClientCallDetails(
+        call_details.method,
+        call.time_limit(attempt_timeout),
+        grpc.aio.Metadata(*attempt_metadata(call, call_details)),
+        call_details.credentials,
+        call_details.wait_for_ready,
+    )
+
+
+# --- channel options ------------------------------------------------------------------------------
+
+
+def channel_options(options: Iterable[tuple[str, Any]] | None = None) -> list[tuple[str, Any]]:
+    """Return the options for a channel on which tarry retries, with gRPC's own retries turned off.
+
+    Raise ConfigurationError for options that enable gRPC's own retries: the attempts of two layers
+    multiply.
+    """
+    pairs = [] if options is None else _pairs(options)
+    for name, value in pairs:
+        if name == _ENABLE_RETRIES and value:
+            raise ConfigurationError(_two_layers_message(f"{_ENABLE_RETRIES} is {value!r}"))
+        if name == _SERVICE_CONFIG:
+            for policy, methods in _retry_policies(value):
+                raise ConfigurationError(
+                    _two_layers_message(f"{_SERVICE_CONFIG} has a {policy} for {methods}")
+                )
+    # A service config from a resolver is not visible here. With this option at 0, its retry
+    # policies have no effect.
+    return [*(pair for pair in pairs if pair[0] != _ENABLE_RETRIES), (_ENABLE_RETRIES, 0)]
+
+
+def _two_layers_message(found: str) -> str:
+    return (
+        f"{found}: the channel would retry beneath tarry, and the attempts of two layers multiply; "
+        "remove it (`tarry policy import --from grpc` converts it to a policy), or do not use "
+        "tarry on this channel"
+    )
+
+
+def _pairs(options: Iterable[Any]) -> list[tuple[str, Any]]:
+    """Return the options as a list of pairs, or raise ConfigurationTypeError."""
+    try:
+        return [(name, value) for name, value in options]
+    except (TypeError, ValueError):
+        rule = 'must be pairs of a name and a value, as in [("grpc.max_message_length", -1)]'
+        raise ConfigurationTypeError("options", rule, options) from None
+
+
+def _retry_policies(config: Any) -> list[tuple[str, str]]:
+    """Return the retry and hedging policies of a service config, each with its methods."""
+    try:
+        document = json.loads(config)
+    except (TypeError, ValueError) as error:
+        rule = f"must be a service config as JSON, got {short_repr(config)}: {error}"
+        raise ConfigurationError(_SERVICE_CONFIG, rule) from None
+    # A document with a different structure has no policies. If it is invalid, gRPC reports that.
+    return [
+        (policy, ", ".join(map(_method_name, _items(entry, "name"))) or "an entry without a name")
+        for entry in _items(document, "methodConfig")
+        for policy in _RETRY_POLICIES
+        if _get_key(entry, policy) is not None
+    ]
+
+
+def _get_key(value: Any, key: str) -> Any:
+    return value.get(key) if isinstance(value, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+
+def _items(value: Any, key: str) -> list[Any]:
+    found = _get_key(value, key)
+    return list(found) if isinstance(found, list) else []  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _method_name(name: Any) -> str:
+    parts = (_get_key(name, "service"), _get_key(name, "method"))
+    return "/".join(str(part) for part in parts if part) or "all methods"
+
+
+# --- servers --------------------------------------------------------------------------------------
+
+
+class OneRetryLayerInterceptor:
+    """Passes client deadlines to handlers, and marks failures that were retried here already."""
+
+    def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        """Return the wrapped handler of a method."""
+        return _wrap_handler(continuation(handler_call_details))
+
+
+class AsyncOneRetryLayerInterceptor:
+    """The same as `OneRetryLayerInterceptor`, for a `grpc.aio` server."""
+
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        """Return the wrapped handler of a method."""
+        return _wrap_handler(await continuation(handler_call_details))
+
+
+class _HandlerContext:
+    """The context that a handler gets. It records the status and the trailers the handler sets."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._given_up = error_record.GiveUpLog()
+        self._deadline_key: deadlines.DeadlineKey | None = None
+        self._code: Any = None
+        self._trailers: tuple[Any, ...] = ()
+        self._aborted = False
+
+    def activate(self) -> None:
+        """Set the deadline and the log of given-up calls in the current context."""
+        error_record.give_up_log.set(self._given_up)
+        remaining = self._context.time_remaining()
+        if remaining is not None and remaining < _NO_DEADLINE_S:
+            self._deadline_key = deadlines.enter(system.now() + remaining)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None
+    ) -> None:
+        if not self._aborted:
+            if error is not None and self._code is None and self._given_up.find(error):
+                self.set_code(grpc.StatusCode.UNAVAILABLE)
+                self._context.set_details("a service behind this one does not answer")
+            self._set_trailers(self._code, self._trailers)
+        self._given_up.close()
+        if self._deadline_key is not None:
+            deadlines.end(self._deadline_key)
+
+    def set_code(self, code: Any) -> None:
+        """Set the status code."""
+        self._code = code
+        self._context.set_code(code)
+
+    def set_trailing_metadata(self, trailing_metadata: Any) -> None:
+        """Set the trailing metadata."""
+        self._trailers = tuple(trailing_metadata)
+        self._context.set_trailing_metadata(trailing_metadata)
+
+    def abort(self, code: Any, details: str = "", trailing_metadata: Any = ()) -> Any:
+        """Abort the call; on a `grpc.aio` server the return value must be awaited."""
+        self._aborted = True
+        self._set_trailers(code, tuple(trailing_metadata or ()) or self._trailers)
+        return self._context.abort(code, details)
+
+    def abort_with_status(self, status: Any) -> Any:
+        """Abort the call with a `grpc.Status`."""
+        return self.abort(status.code, status.details, status.trailing_metadata)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def _set_trailers(self, code: Any, trailers: tuple[Any, ...]) -> None:
+        has_pushback = any(key == _PUSHBACK_MS for key, _ in trailers)
+        if code in _SERVER_FAILURES and self._given_up and not has_pushback:
+            trailers = (*trailers, (_PUSHBACK_MS, "-1"))
+        if trailers:
+            self._context.set_trailing_metadata(trailers)
+
+
+def _wrap_handler(handler: Any) -> Any:
+    """Return a handler that runs with a `_HandlerContext`; None for an unknown method."""
+    if handler is None:
+        return None
+    request_type = "stream" if handler.request_streaming else "unary"
+    response_type = "stream" if handler.response_streaming else "unary"
+    call_type = f"{request_type}_{response_type}"
+    behavior = getattr(handler, call_type)
+    if getattr(behavior, "experimental_non_blocking", False):
+        return handler  # it may send its response after it has returned
+    if inspect.isasyncgenfunction(behavior):
+        wrapped: Callable[..., Any] = _wrap_async_stream(behavior)
+    elif inspect.iscoroutinefunction(behavior):
+        wrapped = _wrap_coroutine(behavior)
+    else:
+        wrapped = (_wrap_stream if handler.response_streaming else _wrap_function)(behavior)
+    make_handler = getattr(grpc, f"{call_type}_rpc_method_handler")
+    return make_handler(
+        wraps(behavior)(wrapped), handler.request_deserializer, handler.response_serializer
+    )
+
+
+def _wrap_function(behavior: Callable[..., Any]) -> Callable[..., Any]:
+    def handle(request: Any, context: Any) -> Any:
+        run = copy_context().run  # a copy, because the thread later serves other calls
+        with _HandlerContext(context) as wrapped:
+            run(wrapped.activate)
+            return run(behavior, request, wrapped)
+
+    return handle
+
+
+def _wrap_stream(behavior: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
+    def handle(request: Any, context: Any) -> Iterator[Any]:
+        run = copy_context().run
+        with _HandlerContext(context) as wrapped:
+            run(wrapped.activate)
+            messages = iter(run(behavior, request, wrapped))
+            while (message := run(next, messages, _END_OF_STREAM)) is not _END_OF_STREAM:
+                yield message
+
+    return handle
+
+
+def _wrap_coroutine(behavior: Callable[..., Any]) -> Callable[..., Any]:
+    async def handle(request: Any, context: Any) -> Any:
+        with _HandlerContext(context) as wrapped:
+            wrapped.activate()  # in the context of this call: each call has its own task
+            return await behavior(request, wrapped)
+
+    return handle
+
+
+def _wrap_async_stream(behavior: Callable[..., Any]) -> Callable[..., AsyncIterator[Any]]:
+    async def handle(request: Any, context: Any) -> AsyncIterator[Any]:
+        with _HandlerContext(context) as wrapped:
+            wrapped.activate()
+            async for message in behavior(request, wrapped):
+                yield message
+
+    return handle
+
+
+# Registered instead of derived: grpcio is untyped, and a class derived from Any is unchecked.
+grpc.ClientCallDetails.register(_CallDetails)
+grpc.UnaryUnaryClientInterceptor.register(RetryInterceptor)
+grpc.UnaryStreamClientInterceptor.register(RetryInterceptor)
+grpc.aio.UnaryUnaryClientInterceptor.register(_AsyncUnaryUnaryInterceptor)
+grpc.aio.UnaryStreamClientInterceptor.register(_AsyncUnaryStreamInterceptor)
+grpc.ServerInterceptor.register(OneRetryLayerInterceptor)
+grpc.aio.ServerInterceptor.register(AsyncOneRetryLayerInterceptor)
+grpc.ServicerContext.register(_HandlerContext)
+grpc.aio.ServicerContext.register(_HandlerContext)

@@ -1,1 +1,0 @@
-"""Stores for idempotency records, one module for each database."""
