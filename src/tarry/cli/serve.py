@@ -66,7 +66,6 @@ def serve(
 
     _configure_logging(loaded.settings.log, loaded.settings.log_level)
     service = Service(loaded.settings, writer_process=True)
-    server = Server(service, shutdown_timeout_s=loaded.settings.drain_ms / 1000 + _SHUTDOWN_GRACE_S)
     signal.signal(signal.SIGTERM, _exit_on_sigterm)
     is_ready = False
     reason = "the service did not start; see the log above"
@@ -76,8 +75,9 @@ def serve(
         is_ready = True
         _print_greeting(address, loaded)
 
+    shutdown_timeout_s = loaded.settings.drain_ms / 1000 + _SHUTDOWN_GRACE_S
     try:
-        server.run(on_ready)
+        Server(service, on_ready, shutdown_timeout_s=shutdown_timeout_s).run()
     except SystemExit as exit_:  # uvicorn exits when it cannot bind the port
         if not exit_.code:
             raise

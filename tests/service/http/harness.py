@@ -10,7 +10,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from tarry.service.api.messages import CompleteRequestHandler
-from tarry.service.http.limits import LimitedHttpProtocol
+from tarry.service.http.protocol import ServiceHttpProtocol
 
 App = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
 GET = b"GET /x HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -115,7 +115,7 @@ class ConnectionHarness:
         )
         config.load()
         self.transport, self.loop, self.state = FakeTransport(), FakeLoop(), ServerState()
-        self.protocol = LimitedHttpProtocol(
+        self.protocol = ServiceHttpProtocol(
             config=config,
             server_state=self.state,
             app_state={},

@@ -1,4 +1,4 @@
-"""The server process. uvicorn provides the socket, the event loop and the signal handling."""
+"""The server process: uvicorn with its socket, event loop and signal handling, and JSON logs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import uvicorn
 
-from tarry.service.http.limits import LimitedHttpProtocol
+from tarry.service.http.protocol import ServiceHttpProtocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from socket import socket
 
     from tarry.service.app import Service
-
 
 _logger = logging.getLogger("tarry.service")
 _BACKLOG = 2048
@@ -29,22 +28,30 @@ of the CPU time.
 """
 _KEEP_ALIVE_S = 75
 """Longer than the idle timeout of most load balancers (60 s); the balancer then closes first."""
+_encode = msgspec.json.Encoder(enc_hook=str).encode
+_STANDARD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
-class Server:
-    """Serves a service over HTTP until a signal stops it."""
+class Server(uvicorn.Server):
+    """Serves a service over HTTP until a signal stops it.
 
-    def __init__(self, service: Service, *, shutdown_timeout_s: float) -> None:
-        """`shutdown_timeout_s` is the time that open connections have to finish."""
+    `on_ready` is called with the URL of the service when it accepts connections.
+    `shutdown_timeout_s` is the time that open connections have to finish.
+    """
+
+    def __init__(
+        self, service: Service, on_ready: Callable[[str], None], *, shutdown_timeout_s: float
+    ) -> None:
         self._service = service
+        self._on_ready = on_ready
         settings = service.settings
         http_protocol: Any = partial(
-            LimitedHttpProtocol,
+            ServiceHttpProtocol,
             header_timeout_s=settings.head_timeout_ms / 1000,
             body_timeout_s=settings.body_timeout_ms / 1000,
             fast_routes=service.api.fast_routes,
         )
-        self._config = uvicorn.Config(
+        config = uvicorn.Config(
             service,
             host=settings.host,
             port=settings.port,
@@ -58,31 +65,10 @@ class Server:
             timeout_graceful_shutdown=int(shutdown_timeout_s) + 1,
             timeout_keep_alive=_KEEP_ALIVE_S,
         )
-
-    def run(self, on_ready: Callable[[str], None]) -> int:
-        """Serve until stopped, and return the exit code.
-
-        `on_ready` is called with the URL of the service when it accepts connections.
-        """
-        server = _UvicornServer(self._config, on_ready, self._service.begin_shutdown)
-        server.run()
-        return 0 if server.started else 1
-
-
-class _UvicornServer(uvicorn.Server):
-    """uvicorn's server, with callbacks when it is ready and when it begins to shut down."""
-
-    def __init__(
-        self,
-        config: uvicorn.Config,
-        on_ready: Callable[[str], None],
-        on_shutdown: Callable[[], None],
-    ) -> None:
         super().__init__(config)
-        self._on_ready = on_ready
-        self._on_shutdown = on_shutdown
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
+        """Start, and call `on_ready`."""
         await super().startup(sockets)
         gc.collect()
         gc.freeze()  # the collector need not visit the objects of startup again
@@ -93,14 +79,11 @@ class _UvicornServer(uvicorn.Server):
             self._on_ready(f"http://{url_host}:{port}")
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
+        """End waiting requests and event streams of the service, then close the connections."""
         _logger.info("stopping: running attempts finish, other leased tasks are released")
-        self._on_shutdown()
+        self._service.begin_shutdown()
         await super().shutdown(sockets)
         _logger.info("stopped")
-
-
-_encode = msgspec.json.Encoder(enc_hook=str).encode
-_STANDARD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
 class JsonFormatter(logging.Formatter):

@@ -1,27 +1,44 @@
-"""The uvicorn protocol with limits on the size and the duration of each request.
+"""The uvicorn protocol of the service: limits for each request, and a fast path for new tasks.
 
-uvicorn itself has neither limit. The class overrides parts of uvicorn that are not a public API.
-`tests/service/http/test_uvicorn_internals.py` lists them and fails when one of them changes.
+**Limits.** uvicorn itself limits neither the size of headers nor the duration of a request.
+
+**Fast path.** For each request uvicorn creates a task, which receives the body and sends the
+response as ASGI messages. If the headers and the body of a `POST /retry-tasks` arrive together,
+neither the task nor the messages are needed: the protocol calls the API with headers and body, and
+the API calls back with the response once the store has committed. The time that the protocol takes
+per request falls from 37.5 us to 26.8 us.
+
+All other requests take uvicorn's own path: other methods and paths, HTTP/1.0, `Connection: close`,
+`Upgrade`, `Expect: 100-continue`, a body that arrives later, a pipelined request whose predecessor
+has no response yet, and a client that does not read its responses.
+
+The class overrides parts of uvicorn that are not a public API.
+`tests/service/http/test_protocol_internals.py` lists them and fails when one of them changes.
 """
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
 from tarry.service.api import problems
-from tarry.service.http.fast_path import FastPathProtocol
 from tarry.wire.http import PROBLEM_MEDIA_TYPE
 
 if TYPE_CHECKING:
     from asyncio import BaseTransport, TimerHandle
+    from collections.abc import Mapping
 
+    from tarry.service.api.messages import ApiResponse, CompleteRequestHandler
     from tarry.wire.http import Problem
-
 
 _Awaited: TypeAlias = Literal["first", "headers", "body"]
 """What the client has to send next: its first request, or the rest of headers or of a body."""
 
+_logger = logging.getLogger("tarry.service")
+_CONNECTION_CLOSE = (b"connection", b"close")
 _MAX_HEADER_BYTES = 65_536
 _HEADERS_TOO_LARGE = problems.HEADERS_TOO_LARGE.problem(
     f"The request line and the headers may have at most {_MAX_HEADER_BYTES} bytes together."
@@ -31,13 +48,43 @@ _UNREAD_RESPONSE_GRACE_S = 1.0
 """Time that a client has at shutdown to read its response."""
 
 
-class LimitedHttpProtocol(FastPathProtocol):
+class _NoopEvent:
+    """Replaces uvicorn's event for more data: a fast-path request is already complete."""
+
+    def set(self) -> None:
+        """Do nothing."""
+
+
+class _FastPathCycle:
+    """The state of one request, with the attributes of uvicorn's `RequestResponseCycle`."""
+
+    body = b""
+    more_body = True
+    keep_alive = True
+    disconnected = False
+    response_started = False
+    response_complete = False
+    message_event = _NoopEvent()
+
+    def __init__(self, path: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+        self.path = path
+        self.headers = headers
+
+
+class ServiceHttpProtocol(HttpToolsProtocol):
     """A connection that limits the size of headers and trailers, and the time of each request.
 
-    A request that arrives in one read, as most do, sets no timer. The keep-alive timer is not
-    cancelled by each request; when it fires, it checks how long the connection has been idle.
+    Complete `POST` requests are passed to `fast_routes` by path. A request that arrives in one
+    read, as most do, sets no timer. The keep-alive timer is not cancelled by each request; when it
+    fires, it checks how long the connection has been idle.
     """
 
+    cycle: Any
+    url: bytes
+    headers: list[tuple[bytes, bytes]]
+    expect_100_continue: bool
+    _candidate: _FastPathCycle | None = None
+    """A request that takes the fast path if it is complete at the end of the current read."""
     _header_bytes = 0
     """Bytes received since the request began, or since the last part of its body."""
     _read_bytes = _first_read_bytes = 0
@@ -55,9 +102,15 @@ class LimitedHttpProtocol(FastPathProtocol):
     """The request that is being served while others are pipelined behind it."""
 
     def __init__(
-        self, *args: Any, header_timeout_s: float, body_timeout_s: float, **kwargs: Any
+        self,
+        *args: Any,
+        header_timeout_s: float,
+        body_timeout_s: float,
+        fast_routes: Mapping[bytes, CompleteRequestHandler],
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
+        self._fast_routes = fast_routes
         self._timeouts_s = {
             "first": header_timeout_s,
             "headers": header_timeout_s,
@@ -98,10 +151,19 @@ class LimitedHttpProtocol(FastPathProtocol):
             self.loop.call_later(_UNREAD_RESPONSE_GRACE_S, check)
 
     def data_received(self, data: bytes) -> None:
-        """Parse the data; reject headers or trailers that are too large."""
+        """Parse the data, serve a fast-path request that is now complete, and apply the limits."""
         self._read_bytes = len(data)
         self._header_bytes += self._read_bytes
         super().data_received(data)
+        candidate, self._candidate = self._candidate, None
+        if candidate is not None:
+            if not candidate.more_body:
+                self._serve(candidate)
+            elif not self.transport.is_closing():  # the rest of the body follows later
+                self.cycle = None
+                self._continue_with_uvicorn()
+                if candidate.body:
+                    super().on_body(candidate.body)
         if self._header_bytes > _MAX_HEADER_BYTES and not self.transport.is_closing():
             self._is_too_large = True
             self.send_400_response("")
@@ -109,13 +171,13 @@ class LimitedHttpProtocol(FastPathProtocol):
             self._set_timer()
 
     def on_message_begin(self) -> None:
-        """Start a request: wait for its headers."""
+        """Start a request. uvicorn's scope is built only if its own path is taken."""
         self._header_bytes, self._first_read_bytes = 0, self._read_bytes
         self._awaited = "headers"
-        super().on_message_begin()
+        self.url, self.headers, self.expect_100_continue = b"", [], False
 
     def on_headers_complete(self) -> None:
-        """Start to serve the request, and wait for its body."""
+        """Choose between the fast path and uvicorn's own path, and wait for the body."""
         # The count may include a large body that arrived in the same read, so count exactly.
         if self._first_read_bytes + self._header_bytes > _MAX_HEADER_BYTES:
             size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
@@ -124,22 +186,43 @@ class LimitedHttpProtocol(FastPathProtocol):
                 raise ValueError  # stops the parser, which calls send_400_response
         self._header_bytes = 0
         self._awaited = "body"
-        previous_cycle = self.cycle
-        super().on_headers_complete()
+        parser: Any = self.parser
+        cycle = self.cycle
+        if (
+            self.url in self._fast_routes
+            and (cycle is None or cycle.response_complete)
+            and parser.get_method() == b"POST"
+            and parser.get_http_version() == "1.1"
+            and parser.should_keep_alive()
+            and not parser.should_upgrade()
+            and not self.expect_100_continue
+            and not self.flow.write_paused
+        ):
+            self.cycle = self._candidate = _FastPathCycle(self.url, self.headers)
+        else:
+            self._continue_with_uvicorn()
         if len(self.pipeline) == 1:
-            self._served_cycle = previous_cycle
+            self._served_cycle = cycle
 
     def on_body(self, body: bytes) -> None:
-        """Pass on a part of a body."""
+        """Collect or pass on a part of a body."""
         self._header_bytes = 0
-        super().on_body(body)
+        candidate = self._candidate
+        if candidate is not None and self.cycle is candidate:
+            candidate.body += body
+        else:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         """End the wait for the body."""
         self._awaited = None
         if self._timer_for is not None:  # the next request may begin in the same read
             self._set_timer()
-        super().on_message_complete()
+        candidate = self._candidate
+        if candidate is not None and self.cycle is candidate:
+            candidate.more_body = False
+        else:
+            super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """Serve the next pipelined request, or become idle."""
@@ -152,6 +235,38 @@ class LimitedHttpProtocol(FastPathProtocol):
         self._idle_since = self.loop.time()
         if self.timeout_keep_alive_task is None:
             self._check_idle_after(self.timeout_keep_alive)
+
+    def _continue_with_uvicorn(self) -> None:
+        """Take uvicorn's path with a request whose headers are complete."""
+        url, headers, expects_continue = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.headers, self.expect_100_continue = url, headers, expects_continue
+        self.scope["headers"] = headers
+        super().on_headers_complete()
+
+    def _serve(self, cycle: _FastPathCycle) -> None:
+        scope = {"method": "POST", "path": cycle.path.decode(), "headers": cycle.headers}
+        body, cycle.body = cycle.body, b""  # an idle connection must not keep the body alive
+        task = self._fast_routes[cycle.path](scope, body, partial(self._respond, cycle))
+        if task is not None:  # the server waits for it at shutdown
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
+
+    def _respond(self, cycle: _FastPathCycle, response: ApiResponse) -> None:
+        if self.transport.is_closing():
+            return
+        headers = self.server_state.default_headers
+        if not cycle.keep_alive:
+            headers = [*headers, _CONNECTION_CLOSE]
+        cycle.response_started = cycle.response_complete = True
+        try:
+            self.transport.write(STATUS_LINE[response.status] + response.encode_http1(headers))
+        except ValueError:
+            _logger.exception("response not sent: invalid header, path=%s", cycle.path)
+            cycle.keep_alive = False
+        if not cycle.keep_alive:
+            self.transport.close()
+        self.on_response_complete()
 
     def _unset_keepalive_if_required(self) -> None:
         # uvicorn cancels the keep-alive timer here and sets a new one after each response. Both
@@ -181,12 +296,10 @@ class LimitedHttpProtocol(FastPathProtocol):
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
         self._timer_for = awaited = self._awaited
-        self._timer = (
-            None
-            if awaited is None
-            else self.loop.call_later(self._timeouts_s[awaited], self._on_timeout)
-        )
+        if awaited is not None:
+            self._timer = self.loop.call_later(self._timeouts_s[awaited], self._on_timeout)
 
     def _on_timeout(self) -> None:
         """Reject a request that has not arrived in time, unless this side has paused reading."""

@@ -1,6 +1,6 @@
 """The parts of uvicorn that `tarry.service.http` relies on, although they are not a public API.
 
-When a test here fails after an update of uvicorn: adapt `service/http/fast_path.py`, `limits.py`
+When a test here fails after an update of uvicorn: adapt `service/http/protocol.py`
 or `server.py`, and only then raise the upper bound of uvicorn in pyproject.toml.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tarry.service.http.limits import _UNREAD_RESPONSE_GRACE_S
+from tarry.service.http.protocol import _UNREAD_RESPONSE_GRACE_S
 from tests.service.http.harness import GET, KEEP_ALIVE_S, ConnectionHarness
 
 HEADERS = [(b"content-type", b"text/plain"), (b"content-length", b"2")]

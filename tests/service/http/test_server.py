@@ -1,0 +1,40 @@
+"""The server process and its JSON logs. `tests/cli/test_serve.py` runs a complete server."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+
+from tarry.service.http.server import JsonFormatter
+
+
+def make_record(**extra: object) -> logging.LogRecord:
+    """Return a log record with `extra` attributes."""
+    values = {"name": "tarry.service", "levelname": "WARNING", "msg": "parked %s", "args": ("a",)}
+    return logging.makeLogRecord({**values, "created": 1.5, **extra})
+
+
+def test_record_is_one_json_line() -> None:
+    """With its time in epoch milliseconds, and its extra attributes as fields."""
+    line = JsonFormatter().format(make_record(lane="https:a:443", cause=ValueError("no")))
+
+    assert "\n" not in line
+    assert {
+        "at": 1500,
+        "level": "warning",
+        "logger": "tarry.service",
+        "message": "parked a",
+        "lane": "https:a:443",
+        "cause": "no",
+    } == json.loads(line)
+
+
+def test_exception_is_a_field() -> None:
+    """The traceback is part of the JSON line."""
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        line = JsonFormatter().format(make_record(exc_info=sys.exc_info()))
+
+    assert json.loads(line)["error"].endswith("ValueError: broken")
