@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from msgspec import Struct
 
@@ -13,7 +13,7 @@ from tarry.service.store import AddResult, AddStatus
 from tarry.service.stores.sqlite.queries import (
     SELECT_TASK,
     decode_task,
-    pack_valid_ids,
+    pack_ids,
     unpack_id,
 )
 from tarry.service.stores.sqlite.transaction import (
@@ -60,61 +60,56 @@ instead of 400 KB for 270 calls."""
 
 
 class _Target(Struct, gc=False):
-    """The lane and policy that some tasks of a batch share, and how many of them were added."""
+    """The lane and policy that some tasks of a batch share, and how many of them were added.
+
+    `is_open` says whether the lane is neither parked nor paused.
+    """
 
     tenant: int
     lane: LaneRow
     policy: int
     is_open: bool
-    """Whether the lane is neither parked nor paused."""
     pending: int = 0
     leased: int = 0
 
 
 def to_add_results(
-    tasks: Sequence[NewTask],
-    lease: Lease | None,
-    results: Sequence[InitialState | AddResult],
+    tasks: Sequence[NewTask], lease: Lease | None, results: Sequence[InitialState | AddResult]
 ) -> list[AddResult]:
     """Return the results of `add` in the form of the port, with complete tasks."""
-    return [
-        result
-        if isinstance(result, AddResult)
-        else AddResult(AddStatus.ADDED, _stored_task(new.task, lease, result), result[3])
-        for new, result in zip(tasks, results, strict=True)
-    ]
-
-
-def _stored_task(task: Task, lease: Lease | None, state: InitialState) -> Task:
-    created_at, due, wake_at, is_leased = state
-    worker = lease.worker if is_leased and lease is not None else None
-    return task.as_stored(created_at, due, wake_at=wake_at, worker=worker)
+    worker = None if lease is None else lease.worker
+    complete: list[AddResult] = []
+    for new, result in zip(tasks, results, strict=True):
+        if isinstance(result, AddResult):
+            complete.append(result)
+            continue
+        created_at, due, wake_at, is_leased = result
+        leased_to = worker if is_leased else None
+        stored = new.task.as_stored(created_at, due, wake_at=wake_at, worker=leased_to)
+        complete.append(AddResult(AddStatus.ADDED, stored, is_leased))
+    return complete
 
 
 def add(
     tx: Transaction, tasks: Sequence[NewTask], lease: Lease | None, quota: int | None
 ) -> list[InitialState | AddResult]:
     """Add tasks: all at once, or one by one if the quota may not suffice for all."""
-    if quota is None or _is_quota_sufficient(tx, tasks, quota):
+    if quota is None:
         return add_without_quota(tx, tasks, lease)
-    return [_add_within_quota(tx, new, lease, quota) for new in tasks]
-
-
-def _is_quota_sufficient(tx: Transaction, tasks: Sequence[NewTask], quota: int) -> bool:
-    """Return whether each tenant's quota would suffice if all the tasks were its own."""
+    # The quota of each tenant suffices if it would do so even if all the tasks were its own.
     max_live = quota - len(tasks)
     tenants = dict.fromkeys(new.task.tenant for new in tasks)
-    return all(tx.live_tasks(tx.names.tenant_id(tenant)) <= max_live for tenant in tenants)
-
-
-def _add_within_quota(
-    tx: Transaction, new: NewTask, lease: Lease | None, quota: int
-) -> InitialState | AddResult:
-    tenant = tx.names.tenant_id(new.task.tenant)
-    if tx.live_tasks(tenant) >= quota:
-        return _find_existing(tx, tenant, new.task) or AddResult(AddStatus.FULL, new.task)
-    [added] = add_without_quota(tx, [new], lease)
-    return added
+    if all(tx.live_tasks(tx.names.tenant_id(tenant)) <= max_live for tenant in tenants):
+        return add_without_quota(tx, tasks, lease)
+    results: list[InitialState | AddResult] = []
+    for new in tasks:
+        tenant_id = tx.names.tenant_id(new.task.tenant)
+        if tx.live_tasks(tenant_id) < quota:
+            results += add_without_quota(tx, [new], lease)
+        else:
+            existing = _find_existing(tx, tenant_id, new.task)
+            results.append(existing or AddResult(AddStatus.FULL, new.task))
+    return results
 
 
 def add_without_quota(
@@ -125,7 +120,7 @@ def add_without_quota(
     seqs = _insert_tasks(tx, tasks, tenants)
     states = _insert_states(tx, tasks, tenants, seqs, lease)
     return [
-        state or _get_existing(tx, tenant, new.task)
+        state or _find_existing(tx, tenant, new.task) or _refuse_id(new.task)
         for state, tenant, new in zip(states, tenants, tasks, strict=True)
     ]
 
@@ -135,7 +130,10 @@ def _insert_tasks(
 ) -> list[int | None]:
     """Insert rows into `task`; return the row id of each, None if its key or id exists already."""
     now = tx.now
-    ids = pack_valid_ids([new.task.id for new in tasks])
+    ids = pack_ids([new.task.id for new in tasks])
+    if None in ids:
+        malformed = tasks[ids.index(None)].task.id
+        raise ConfigurationError("id", "must be a UUID in its usual form", malformed)
     parameters: list[Any] = []
     for new, packed_id, tenant in zip(tasks, ids, tenants, strict=True):
         task = new.task
@@ -198,7 +196,10 @@ def _insert_states(
         target_key = (task.tenant, task.lane, task.policy_id)
         target = targets.get(target_key)
         if target is None:
-            target = targets[target_key] = _find_target(tx, tenant, task)
+            lane = tx.lane(tx.names.lane_id(task.lane))
+            policy = tx.names.policy_id(task.tenant, task.policy_id)
+            is_open = lane.parked_until is None and not lane.paused
+            target = targets[target_key] = _Target(tenant, lane, policy, is_open)
         lane = target.lane
         due = max(now, task.next_attempt_at if new.delay_ms is None else now + new.delay_ms)
         immediate_lease = lease if new.lease_on_add and target.is_open else None
@@ -222,24 +223,6 @@ def _insert_states(
     return states
 
 
-def _find_target(tx: Transaction, tenant: int, task: Task) -> _Target:
-    lane = tx.lane(tx.names.lane_id(task.lane))
-    policy = tx.names.policy_id(task.tenant, task.policy_id)
-    return _Target(tenant, lane, policy, lane.parked_until is None and not lane.paused)
-
-
-def _get_existing(tx: Transaction, tenant: int, task: Task) -> AddResult:
-    """Return the result for a task that was not inserted because its idempotency key exists.
-
-    Raises `ConfigurationError` if not its key but its id exists.
-    """
-    existing = _find_existing(tx, tenant, task)
-    if existing is None:
-        rule = f"must be new: {task.id} is the id of a task with another idempotency key"
-        raise ConfigurationError("id", rule)
-    return existing
-
-
 def _find_existing(tx: Transaction, tenant: int, task: Task) -> AddResult | None:
     row = tx.execute(_FIND_BY_KEY, (tenant, task.key)).fetchone()
     if row is None:
@@ -247,3 +230,8 @@ def _find_existing(tx: Transaction, tenant: int, task: Task) -> AddResult | None
     stored = decode_task(row)
     is_same = stored.fingerprint == task.fingerprint
     return AddResult(AddStatus.EXISTING if is_same else AddStatus.CONFLICT, stored)
+
+
+def _refuse_id(task: Task) -> NoReturn:
+    rule = f"must be new: {task.id} is the id of a task with another idempotency key"
+    raise ConfigurationError("id", rule)

@@ -18,7 +18,6 @@ from tarry.service.stores.sqlite.transaction import (
     NULL_TEXT,
     NULLABLE_NUMBER,
     NULLABLE_TEXT,
-    PENDING,
     SUCCEEDED,
     MultiRowStatement,
 )
@@ -132,6 +131,60 @@ def finish(tx: Transaction, results: Sequence[PackedResult]) -> list[FinishStatu
 
 
 def _finish_batch(tx: Transaction, results: Sequence[PackedResult]) -> list[FinishStatus]:
+    """Collect the rows that the results change, so that a few statements can write them."""
+    now = tx.now
+    statuses: list[FinishStatus] = []
+    attempt_rows: list[AttemptRow] = []
+    ended: list[Any] = []
+    continued: list[Any] = []
+    task_counts: dict[tuple[int, int, int, int], int] = {}  # by tenant, lane, policy, new status
+    callbacks: list[NewTask] = []
+    for result, row in zip(results, _read_states(tx, results), strict=True):
+        _, seq, tenant, lane_id, policy, version, cancelling, attempts = row
+        if version != result.version:  # None if the task is not IN_FLIGHT
+            tx.count_superseded(tx.names.tenant_id(result.tenant))
+            statuses.append(FinishStatus.SUPERSEDED)
+            continue
+        if result.outcome is not None:
+            attempts += 1
+            attempt_rows.append((tenant, seq, attempts, result.outcome, result.attempt))
+        status, delay, due = int(result.status), result.previous_delay, result.next_attempt_at
+        is_cancelled = cancelling and status != SUCCEEDED
+        stored_delay = NULL_NUMBER if delay is None else delay
+        progress = (attempts, stored_delay, result.restarted, result.last_kind)
+        if is_cancelled:
+            status = CANCELLED
+            ended += (seq, status, now, NULL_TEXT, *progress)
+        elif status >= SUCCEEDED:
+            reason = NULL_TEXT if result.reason is None else result.reason
+            ended += (seq, status, now, reason, *progress)
+        elif result.keep is None:
+            continued += (seq, status, due, due, NULL_NUMBER, *progress)
+            tx.lane(lane_id).note_due(due)
+        else:
+            status = IN_FLIGHT  # the worker keeps its lease
+            wake_at = max(now, due) + result.keep.length_ms
+            worker = tx.names.worker_id(result.keep.worker)
+            continued += (seq, status, wake_at, due, worker, *progress)
+            tx.lane(lane_id).note_lease(wake_at)
+        if status != IN_FLIGHT:
+            transition = (tenant, lane_id, policy, status)
+            task_counts[transition] = task_counts.get(transition, 0) + 1
+        if result.callback is not None and not is_cancelled:
+            callbacks.append(NewTask(result.callback))
+        statuses.append(FinishStatus.CANCELLED if is_cancelled else FinishStatus.DONE)
+    log_attempts(tx, attempt_rows)
+    _END_TASKS.execute(tx.execute, ended)
+    _CONTINUE_TASKS.execute(tx.execute, continued)
+    for (tenant, lane_id, policy, status), tasks in task_counts.items():
+        tx.count_transition(tenant, tx.lane(lane_id), policy, IN_FLIGHT, status, tasks)
+    if callbacks:
+        add_without_quota(tx, callbacks, None)
+    return statuses
+
+
+def _read_states(tx: Transaction, results: Sequence[PackedResult]) -> list[Row]:
+    """Return the row of `_READ_STATES` for each result, and load the lanes of all rows."""
     wanted: list[Any] = []
     for position_and_id in enumerate(pack_ids([result.id for result in results])):
         wanted += position_and_id
@@ -140,82 +193,4 @@ def _finish_batch(tx: Transaction, results: Sequence[PackedResult]) -> list[Fini
         for row in _decode_states(cursor.fetchone()[0]):
             rows[row[0]] = row
     tx.load_lanes({row[_LANE_COLUMN] for row in rows if row[_LANE_COLUMN] is not None})
-    batch = _FinishBatch(tx)
-    statuses = [batch.add(result, row) for result, row in zip(results, rows, strict=True)]
-    batch.write()
-    return statuses
-
-
-class _FinishBatch:
-    """Collects the rows that results change, so that `write` needs few statements."""
-
-    def __init__(self, tx: Transaction) -> None:
-        self._tx = tx
-        self._attempts: list[AttemptRow] = []
-        self._ended: list[Any] = []
-        self._continued: list[Any] = []
-        self._transitions: dict[tuple[int, int, int, int], int] = {}
-        """Number of tasks by tenant, lane, policy and new status."""
-        self._callbacks: list[NewTask] = []
-
-    def add(self, result: PackedResult, row: Row) -> FinishStatus:
-        """Add a result; the columns of `row` are None if its task is not IN_FLIGHT."""
-        _, seq, tenant, lane_id, policy, version, cancelling, attempts = row
-        if version != result.version:
-            tx = self._tx
-            tx.count_superseded(tx.names.tenant_id(result.tenant))
-            return FinishStatus.SUPERSEDED
-        if result.outcome is not None:
-            attempts += 1
-            self._attempts.append((tenant, seq, attempts, result.outcome, result.attempt))
-        status, delay = int(result.status), result.previous_delay
-        is_cancelled = cancelling and status != SUCCEEDED
-        progress = (
-            attempts,
-            NULL_NUMBER if delay is None else delay,
-            result.restarted,
-            result.last_kind,
-        )
-        if is_cancelled or status >= SUCCEEDED:
-            status = CANCELLED if is_cancelled else status
-            reason = None if is_cancelled else result.reason
-            stored_reason = NULL_TEXT if reason is None else reason
-            self._ended += (seq, status, self._tx.now, stored_reason, *progress)
-            self._count((tenant, lane_id, policy, status))
-        else:
-            self._continue(result, seq, tenant, lane_id, policy, progress)
-        if is_cancelled:
-            return FinishStatus.CANCELLED
-        if result.callback is not None:
-            self._callbacks.append(NewTask(result.callback))
-        return FinishStatus.DONE
-
-    def _continue(
-        self, result: PackedResult, seq: int, tenant: int, lane_id: int, policy: int, progress: Row
-    ) -> None:
-        """Schedule the next attempt: put the task into the queue, or extend its lease."""
-        tx, due, keep = self._tx, result.next_attempt_at, result.keep
-        lane = tx.lane(lane_id)
-        if keep is None:
-            self._continued += (seq, PENDING, due, due, NULL_NUMBER, *progress)
-            self._count((tenant, lane_id, policy, PENDING))
-            lane.note_due(due)
-        else:
-            wake_at = max(tx.now, due) + keep.length_ms
-            worker = tx.names.worker_id(keep.worker)
-            self._continued += (seq, IN_FLIGHT, wake_at, due, worker, *progress)
-            lane.note_lease(wake_at)
-
-    def _count(self, transition: tuple[int, int, int, int]) -> None:
-        self._transitions[transition] = self._transitions.get(transition, 0) + 1
-
-    def write(self) -> None:
-        """Write attempts, states, counters, and add the callback tasks."""
-        tx = self._tx
-        log_attempts(tx, self._attempts)
-        _END_TASKS.execute(tx.execute, self._ended)
-        _CONTINUE_TASKS.execute(tx.execute, self._continued)
-        for (tenant, lane_id, policy, status), tasks in self._transitions.items():
-            tx.count_transition(tenant, tx.lane(lane_id), policy, IN_FLIGHT, status, tasks)
-        if self._callbacks:
-            add_without_quota(tx, self._callbacks, None)
+    return rows

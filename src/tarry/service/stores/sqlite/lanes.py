@@ -1,7 +1,5 @@
 """Lanes: park, pause, resume, list."""
 
-# ruff: noqa: S608 - statements are built from constants
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -11,7 +9,7 @@ from tarry.service.store import Page
 from tarry.service.stores.sqlite.queries import decode_row
 
 if TYPE_CHECKING:
-    from tarry.service.stores.sqlite.transaction import LaneRow, ReadTransaction, Transaction
+    from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
 
 # Columns as the fields of `LaneRecord`.
 _SELECT_LANE = """
@@ -19,12 +17,6 @@ SELECT l.name, n.name, l.parked_until, l.probes, l.opened, l.paused, l.pending, 
        l.served_at
 FROM lane AS l CROSS JOIN tenant AS n ON n.id = l.tenant
 """
-_BY_NAME = _SELECT_LANE + "WHERE l.name = ?"
-_PAGE_OF_ALL = _SELECT_LANE + "WHERE l.name > ? ORDER BY l.name LIMIT ?"
-_PAGE_OF_TENANT = (
-    f"{_SELECT_LANE} WHERE l.tenant = (SELECT id FROM tenant WHERE name = ?) AND l.name > ?"
-    " ORDER BY l.name LIMIT ?"
-)
 
 
 def park(tx: Transaction, name: str, until: int, probes: int, opened: int) -> None:
@@ -41,33 +33,24 @@ def pause(tx: Transaction, name: str) -> None:
     lane.leave_rotation()
 
 
-def unpark(tx: Transaction, name: str) -> None:
+def unpark(tx: Transaction, name: str, *, end_pause: bool = False) -> None:
     """End the parking of a lane whose downstream has recovered; a paused lane stays paused."""
-    lane = _clear_parking(tx, name)
-    if lane is not None:
+    row = tx.execute("SELECT id FROM lane WHERE name = ?", (name,)).fetchone()
+    if row is not None:
+        lane = tx.lane(row[0])
+        lane.parked_until, lane.probes, lane.opened = None, 0, 0
+        lane.paused = 0 if end_pause else lane.paused
         lane.leave_rotation()
 
 
 def resume(tx: Transaction, name: str) -> None:
     """End the parking and the pause of a lane."""
-    lane = _clear_parking(tx, name)
-    if lane is not None:
-        lane.paused = 0
-        lane.leave_rotation()
-
-
-def _clear_parking(tx: Transaction, name: str) -> LaneRow | None:
-    row = tx.execute("SELECT id FROM lane WHERE name = ?", (name,)).fetchone()
-    if row is None:
-        return None
-    lane = tx.lane(row[0])
-    lane.parked_until, lane.probes, lane.opened = None, 0, 0
-    return lane
+    unpark(tx, name, end_pause=True)
 
 
 def get_lane(tx: ReadTransaction, name: str) -> LaneRecord | None:
     """Return a lane, or None."""
-    row = tx.execute(_BY_NAME, (name,)).fetchone()
+    row = tx.execute(f"{_SELECT_LANE} WHERE l.name = ?", (name,)).fetchone()
     return None if row is None else decode_row(row, LaneRecord)
 
 
@@ -75,10 +58,11 @@ def list_lanes(
     tx: ReadTransaction, tenant: str | None, cursor: str | None, limit: int
 ) -> Page[LaneRecord]:
     """List lanes by name; the cursor is the last name of the previous page."""
-    after = cursor or ""
-    if tenant is None:
-        rows = tx.execute(_PAGE_OF_ALL, (after, limit + 1)).fetchall()
-    else:
-        rows = tx.execute(_PAGE_OF_TENANT, (tenant, after, limit + 1)).fetchall()
+    where = "WHERE l.name > ?1"
+    if tenant is not None:
+        where += " AND l.tenant = (SELECT id FROM tenant WHERE name = ?3)"
+    statement = f"{_SELECT_LANE} {where} ORDER BY l.name LIMIT ?2"
+    names = () if tenant is None else (tenant,)
+    rows = tx.execute(statement, (cursor or "", limit + 1, *names)).fetchall()
     lanes = [decode_row(row, LaneRecord) for row in rows[:limit]]
     return Page(lanes, lanes[-1].name if len(rows) > limit and lanes else None)

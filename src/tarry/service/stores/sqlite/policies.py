@@ -107,11 +107,8 @@ def find_key(tx: ReadTransaction, digest: bytes) -> ApiKey | None:
 
 def list_keys(tx: ReadTransaction, tenant: str | None) -> list[ApiKey]:
     """List the API keys of a tenant, or of all tenants (None)."""
-    if tenant is None:
-        rows = tx.execute(f"{_SELECT_KEY} ORDER BY id LIMIT ?", (_MAX_LISTED_KEYS,))
-    else:
-        statement = f"{_SELECT_KEY} WHERE tenant = ? ORDER BY id LIMIT ?"
-        rows = tx.execute(statement, (tenant, _MAX_LISTED_KEYS))
+    where, names = ("", ()) if tenant is None else ("WHERE tenant = ?", (tenant,))
+    rows = tx.execute(f"{_SELECT_KEY} {where} ORDER BY id LIMIT {_MAX_LISTED_KEYS}", names)
     return [decode_row(row, ApiKey) for row in rows]
 
 

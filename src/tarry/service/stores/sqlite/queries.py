@@ -55,43 +55,38 @@ _ID_LINE_LENGTH = 37  # an id and a newline
 _match_id = re.compile(_ID_PATTERN).fullmatch
 _match_id_lines = re.compile(f"(?:{_ID_PATTERN}\n)*+").fullmatch
 
-_TENANT_ID = "SELECT id FROM tenant WHERE name = ?"
-_GET_TASK = (
-    SELECT_TASK + f"WHERE s.seq = (SELECT seq FROM task WHERE id = ?) AND s.tenant = ({_TENANT_ID})"
-)
+_TENANT_ID = "SELECT id FROM tenant WHERE name = ?1"
+_SEQ_BY_ID = f"SELECT seq FROM task WHERE id = ?2 AND tenant = ({_TENANT_ID})"
 _TASK_BY_SEQ = SELECT_TASK + "WHERE s.seq = ?"
 _ATTEMPTS = "SELECT log FROM attempt WHERE id > ? AND id < ? ORDER BY id LIMIT ?"
 _LIVE_TASKS = """
 SELECT seq, status, lane, policy, reason FROM state
 WHERE tenant = ?1 AND finished_at IS NULL AND seq < ?2 ORDER BY seq DESC LIMIT ?3
 """
-_TERMINAL_TASKS = """
+_TERMINAL_TASKS = {
+    status: f"""
 SELECT seq, status, lane, policy, reason FROM state
-WHERE tenant = ?1 AND status = {status} AND finished_at IS NOT NULL AND seq < ?2
+WHERE tenant = ?1 AND status = {int(status)} AND finished_at IS NOT NULL AND seq < ?2
 ORDER BY seq DESC LIMIT ?3
 """
+    for status in Status
+    if status.is_terminal
+}
 # Live tasks, and the tasks of each terminal status, can be read newest first from a range of an
 # index. A list of all tasks merges these ranges by `seq`, which is column 1.
-_ALL_TASKS = (
-    " UNION ALL ".join(
-        f"SELECT * FROM ({statement})"
-        for statement in (
-            _LIVE_TASKS,
-            *(
-                _TERMINAL_TASKS.format(status=int(status))
-                for status in Status
-                if status.is_terminal
-            ),
-        )
-    )
-    + " ORDER BY 1 DESC LIMIT ?3"
-)
+_TASK_RANGES = [f"SELECT * FROM ({text})" for text in (_LIVE_TASKS, *_TERMINAL_TASKS.values())]
+_ALL_TASKS = " UNION ALL ".join(_TASK_RANGES) + " ORDER BY 1 DESC LIMIT ?3"
 _COUNTERS = ", ".join(
     f"ifnull(sum({column}), 0)"
     for column in ("pending", "in_flight", "succeeded", "exhausted", "cancelled", "superseded")
 )
-_SERIES = """
-SELECT minute, outcome, count FROM series WHERE tenant = ? AND minute >= ? ORDER BY minute
+_SERIES = f"""
+SELECT minute, outcome, count FROM series
+WHERE tenant = iif(?1 IS NULL, 0, ({_TENANT_ID})) AND minute >= ?2 ORDER BY minute
+"""
+_NAME_IDS = f"""
+SELECT ({_TENANT_ID}), (SELECT id FROM lane WHERE name = ?2),
+       (SELECT id FROM policy_use WHERE tenant = ({_TENANT_ID}) AND policy = ?3)
 """
 
 encode: Callable[[object], bytes] = msgspec.msgpack.Encoder().encode
@@ -118,16 +113,6 @@ def decode_row(row: Sequence[Any], record_type: type[R]) -> R:
 def attempt_row_id(seq: int, number: int) -> int:
     """Return the row id of an attempt; the attempts of a task have adjacent row ids, in order."""
     return seq << _ATTEMPT_NUMBER_BITS | number
-
-
-def pack_valid_ids(task_ids: Sequence[str]) -> list[bytearray]:
-    """Return task ids as 16 bytes each; raise `ConfigurationError` if an id is not a UUID."""
-    valid: list[bytearray] = []
-    for task_id, packed in zip(task_ids, pack_ids(task_ids), strict=True):
-        if packed is None:
-            raise ConfigurationError("id", "must be a UUID in its usual form", task_id)
-        valid.append(packed)
-    return valid
 
 
 def pack_ids(task_ids: Sequence[str]) -> list[bytearray | None]:
@@ -158,7 +143,8 @@ def unpack_id(packed: bytes) -> str:
 
 def get_task(tx: ReadTransaction, tenant: str, task_id: str) -> Task | None:
     """Return a task of a tenant, or None."""
-    row = tx.execute(_GET_TASK, (pack_id(task_id), tenant)).fetchone()
+    statement = f"{SELECT_TASK} WHERE s.seq = ({_SEQ_BY_ID})"
+    row = tx.execute(statement, (tenant, pack_id(task_id))).fetchone()
     return None if row is None else decode_task(row)
 
 
@@ -166,10 +152,7 @@ def list_attempts(
     tx: ReadTransaction, tenant: str, task_id: str, after: int, limit: int
 ) -> list[AttemptRecord]:
     """Return a task's attempt log, starting after attempt number `after`."""
-    row = tx.execute(
-        f"SELECT seq FROM task WHERE id = ? AND tenant = ({_TENANT_ID})",
-        (pack_id(task_id), tenant),
-    ).fetchone()
+    row = tx.execute(_SEQ_BY_ID, (tenant, pack_id(task_id))).fetchone()
     if row is None:
         return []
     row_ids = (attempt_row_id(row[0], after), attempt_row_id(row[0] + 1, 0))
@@ -187,22 +170,17 @@ def list_tasks(
     tenant_id, lane, policy = name_ids
     if query.status is None:
         statement = _ALL_TASKS
-    elif query.status.is_terminal:
-        statement = _TERMINAL_TASKS.format(status=int(query.status))
     else:
-        statement = _LIVE_TASKS
+        statement = _TERMINAL_TASKS.get(query.status, _LIVE_TASKS)
     # The statement selects by tenant, and by status if that is terminal. With any other filter, not
     # every row that it returns belongs to the page.
     is_live_status = query.status is not None and not query.status.is_terminal
-    is_filtered = (
-        is_live_status or lane is not None or policy is not None or query.reason is not None
-    )
+    is_filtered = is_live_status or (lane, policy, query.reason) != (None, None, None)
     max_rows = max(MAX_SCANNED_ROWS, limit + 1) if is_filtered else limit + 1
     items: list[Task] = []
     scanned, last_seq = 0, before
-    for seq, status, lane_id, policy_id, reason in tx.execute(
-        statement, (tenant_id, before, max_rows)
-    ):
+    rows = tx.execute(statement, (tenant_id, before, max_rows))
+    for seq, status, lane_id, policy_id, reason in rows:
         if len(items) == limit:
             return Page(items, str(last_seq))
         scanned, last_seq = scanned + 1, seq
@@ -230,28 +208,18 @@ def resolve_names(
 
     The id of a lane or policy is None if its name is None: it is not part of the filter.
     """
-    ids: list[Any] = []
-    for names, statement in (
-        ((tenant,), _TENANT_ID),
-        (None if lane is None else (lane,), "SELECT id FROM lane WHERE name = ?"),
-        (
-            None if policy is None else (tenant, policy),
-            f"SELECT id FROM policy_use WHERE tenant = ({_TENANT_ID}) AND policy = ?",
-        ),
-    ):
-        row = (None,) if names is None else tx.execute(statement, names).fetchone()
-        if row is None:
-            return None
-        ids.append(row[0])
-    return ids[0], ids[1], ids[2]
+    tenant_id, lane_id, policy_id = tx.execute(_NAME_IDS, (tenant, lane, policy)).fetchone()
+    is_lane_unknown = lane is not None and lane_id is None
+    is_policy_unknown = policy is not None and policy_id is None
+    if tenant_id is None or is_lane_unknown or is_policy_unknown:
+        return None
+    return tenant_id, lane_id, policy_id
 
 
 def counters(tx: ReadTransaction, tenant: str | None) -> Counters:
     """Return the number of tasks for each status, of one tenant or of all (None)."""
-    if tenant is None:
-        row = tx.execute(f"SELECT {_COUNTERS} FROM tenant").fetchone()
-    else:
-        row = tx.execute(f"SELECT {_COUNTERS} FROM tenant WHERE name = ?", (tenant,)).fetchone()
+    where, names = ("", ()) if tenant is None else ("WHERE name = ?", (tenant,))
+    row = tx.execute(f"SELECT {_COUNTERS} FROM tenant {where}", names).fetchone()
     return Counters({status: row[status] for status in Status}, row[len(Status)])
 
 
@@ -260,15 +228,9 @@ def series(tx: ReadTransaction, tenant: str | None, since: int) -> list[SeriesPo
 
     Minutes that are more than a day ago are omitted.
     """
-    tenant_id = 0
-    if tenant is not None:
-        row = tx.execute(_TENANT_ID, (tenant,)).fetchone()
-        if row is None:
-            return []
-        tenant_id = row[0]
     since = max(since - since % MINUTE_MS, tx.now - DAY_MS)
     points: list[SeriesPoint] = []
-    for minute, outcome, count in tx.execute(_SERIES, (tenant_id, since)):
+    for minute, outcome, count in tx.execute(_SERIES, (tenant, since)):
         if not points or points[-1].minute != minute:
             points.append(SeriesPoint(minute, {}))
         points[-1].outcomes[outcome] = count
