@@ -27,10 +27,8 @@ JSON = """\
 
 def read_scenarios(path: Path) -> dict[str, Scenario]:
     """Return the scenario of each variant of a file."""
-    return {
-        name: build_scenario(document)
-        for name, document in files._read_scenario_file(path).documents.items()
-    }
+    _, documents = files._read_scenario_file(path)
+    return {name: build_scenario(document) for name, document in documents.items()}
 
 
 @pytest.mark.parametrize(("name", "text"), [("a.toml", SMALL), ("a.yaml", YAML), ("a.json", JSON)])

@@ -10,22 +10,25 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from collections.abc import Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from errno import EISDIR, ENOENT
 from secrets import token_hex
 from shutil import copymode
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, cast
 
+from tarry.core.text import did_you_mean
 from tarry.errors import ConfigurationError, MissingExtra, short_repr
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterable
     from pathlib import Path
 
     from yaml.nodes import Node
 
 
+T = TypeVar("T")
 KeyPath: TypeAlias = "tuple[str | int, ...]"
 """The keys and list indices (from 0) that lead to a value."""
 
@@ -69,12 +72,63 @@ class Document:
     data: dict[str, Any]
     locations: dict[KeyPath, SourceLocation]
 
+    @property
+    def root(self) -> Value:
+        """The whole content."""
+        return Value(self, (), self.data)
+
     def error_at(self, key_path: KeyPath, message: str) -> ConfigurationError:
         """Return an error located at a value, or at the nearest enclosing table with a location."""
         while key_path and key_path not in self.locations:
             key_path = key_path[:-1]
         location = self.locations.get(key_path, SourceLocation(str(self.path)))
         return ConfigurationError(f"{location}: {message}")
+
+
+class Value(NamedTuple):
+    """A value of a document, and the keys that lead to it."""
+
+    document: Document
+    key_path: KeyPath
+    data: Any
+
+    @property
+    def name(self) -> str:
+        """The key path as text: servers.payments.failures[0]."""
+        parts = (f"[{key}]" if isinstance(key, int) else f".{key}" for key in self.key_path)
+        return "".join(parts).removeprefix(".") or "the file"
+
+    def item(self, key: str | int) -> Value:
+        """Return the value of a key of this table, or at an index of this list."""
+        return Value(self.document, (*self.key_path, key), self.data[key])
+
+    def table(self) -> Mapping[str, Any]:
+        """Return the value if it is a table, else raise."""
+        if not isinstance(self.data, Mapping):
+            raise self.type_error("a table")
+        return cast("Mapping[str, Any]", self.data)
+
+    def check(self, check: Callable[..., T], *limits: float, hint: str = "") -> T:
+        """Call a function of `tarry.core.checks` with the name and the data of this value."""
+        try:
+            return check(self.name, self.data, *limits)
+        except ConfigurationError as error:
+            raise self.error(f"{error}{hint}") from None
+
+    def check_keys(self, known: Iterable[str]) -> None:
+        """Raise if this table has a key that is not in `known`; the error suggests another one."""
+        names = list(known)
+        for key in self.table():
+            if key not in names:
+                raise self.error(f"{self.name} has no key {key!r}; {did_you_mean(key, names)}", key)
+
+    def type_error(self, expected: str) -> ConfigurationError:
+        """Return an error about the type of this value."""
+        return self.error(f"{self.name} must be {expected}, got {short_repr(self.data)}")
+
+    def error(self, message: str, *keys: str | int) -> ConfigurationError:
+        """Return an error located at this value, or at the value that the keys lead to from it."""
+        return self.document.error_at((*self.key_path, *keys), message)
 
 
 class ParsedDocument(NamedTuple):
@@ -96,8 +150,7 @@ class DocumentSyntaxError(Exception):
 def read_document(path: Path) -> Document:
     """Read a file that holds one table; its suffix selects the format."""
     if path.suffix.lower() not in PARSERS:
-        msg = f"{path}: the name must end in {', '.join(PARSERS)}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{path}: the name must end in {', '.join(PARSERS)}")
     documents = parse_file(path)
     if len(documents) > 1:
         msg = f"{path}:{documents[1].first_line}: must hold one document, but a second one begins"
@@ -119,14 +172,11 @@ def parse_file(path: Path) -> list[ParsedDocument]:
     try:
         return parse(text)
     except DocumentSyntaxError as error:
-        msg = f"{SourceLocation(str(path), error.line)}: {error}"
-        raise ConfigurationError(msg) from None
+        raise ConfigurationError(f"{SourceLocation(str(path), error.line)}: {error}") from None
     except RecursionError:
-        msg = f"{path}: nested too deeply"
-        raise ConfigurationError(msg) from None
+        raise ConfigurationError(f"{path}: nested too deeply") from None
     except MissingExtra as error:
-        msg = f"{path}: {error}"
-        raise MissingExtra(msg) from None
+        raise MissingExtra(f"{path}: {error}") from None
 
 
 def import_yaml() -> Any:
@@ -199,8 +249,7 @@ def _record_yaml_lines(
         for key, value in node.value:
             line = key.start_mark.line + 1
             if key.tag != "tag:yaml.org,2002:str":
-                message = "a key must be a plain name or a quoted string"
-                raise DocumentSyntaxError(message, line)
+                raise DocumentSyntaxError("a key must be a plain name or a quoted string", line)
             inner = (*key_path, key.value)
             if inner in lines:
                 message = f"the key {key.value!r} appears twice, first on line {lines[inner]}"
@@ -344,14 +393,11 @@ def read_text(path: Path, max_bytes: int) -> str:
         with path.open("rb") as file:
             raw = file.read(max_bytes + 1)
     except FileNotFoundError:
-        msg = f"{path}: there is no such file"
-        raise ConfigurationError(msg) from None
+        raise ConfigurationError(f"{path}: there is no such file") from None
     except OSError as error:
-        msg = f"{path}: cannot be read: {error.strerror}"
-        raise ConfigurationError(msg) from None
+        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
     if len(raw) > max_bytes:
-        msg = f"{path}: too large; at most {max_bytes:,} bytes are read"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{path}: too large; at most {max_bytes:,} bytes are read")
     try:
         return raw.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
@@ -397,5 +443,4 @@ def _write_errors(path: Path) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        msg = f"{path} cannot be written: {error.strerror or error}"
-        raise ConfigurationError(msg) from error
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror or error}") from error

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from inspect import signature
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from tarry.core.checks import check_count
 from tarry.core.policy import Policy
@@ -22,12 +22,11 @@ from tarry.core.text import suggest
 from tarry.errors import ConfigurationError, short_repr
 from tarry.policyfile.defence import Defence
 from tarry.simulator.distributions import DISTRIBUTIONS, Empirical, Fixed
-from tarry.simulator.documents import Document, SourceLocation, read_document
+from tarry.simulator.documents import Document, SourceLocation, Value, read_document
 from tarry.simulator.scenario import Scenario
 from tarry.simulator.schema import (
     build_defence,
     build_scenario,
-    check_keys,
     part_classes,
     read_durations,
 )
@@ -69,21 +68,21 @@ PLOTS = (
 
 def read_defence(path: Path) -> Defence:
     """Read a policy file: the data of `Defence.from_dict` in TOML, YAML or JSON."""
-    document = read_document(path)
-    return build_defence(document, (), document.data)
+    return build_defence(read_document(path).root)
 
 
 def read_study(path: Path) -> Study:
     """Read a scenario file as a study of its variants."""
-    file = _read_scenario_file(path)
-    return _make_study(path.stem, file.documents, file.question, file.lesson, file.trials)
+    document, variants = _read_scenario_file(path)
+    question, lesson = (document.data.get(key, "") for key in ("question", "lesson"))
+    return _make_study(path.stem, variants, question, lesson, document.data.get("trials", 1))
 
 
 def compare_files(paths: Sequence[Path]) -> Study:
     """Read several scenario files as one study, in which each file is a variant."""
     documents: dict[str, Document] = {}
     for path, name in zip(paths, short_names(paths), strict=True):
-        variants = _read_scenario_file(path).documents
+        _, variants = _read_scenario_file(path)
         for variant, document in variants.items():
             documents[name if len(variants) == 1 else f"{name}/{variant}"] = document
     stems = [path.stem for path in paths]
@@ -113,26 +112,17 @@ def run_variant(
     return run_trials(build_scenario(document), trials, seed)
 
 
-class _ScenarioFile(NamedTuple):
-    """The content of a scenario file; `documents` has the complete scenario of each variant."""
-
-    documents: dict[str, Document]
-    question: str
-    lesson: str
-    trials: int
-
-
-def _read_scenario_file(path: Path) -> _ScenarioFile:
+def _read_scenario_file(path: Path) -> tuple[Document, dict[str, Document]]:
+    """Return the document of a file, and the complete scenario of each of its variants."""
     document = _inline_files(read_document(path))
-    scenario_keys = (field.name for field in fields(Scenario))
-    check_keys(document, (), document.data, (*STUDY_KEYS, *scenario_keys))
-    question, lesson = (_read_string(document, key) for key in ("question", "lesson"))
-    trials = document.data.get("trials", 1)
-    try:
-        check_count("trials", trials)
-    except ConfigurationError as error:
-        raise document.error_at(("trials",), str(error)) from None
-    return _ScenarioFile(_build_variants(document), question, lesson, trials)
+    root = document.root
+    root.check_keys((*STUDY_KEYS, *(field.name for field in fields(Scenario))))
+    for key in ("question", "lesson"):
+        if not isinstance(document.data.get(key, ""), str):
+            raise root.item(key).type_error("a string")
+    if "trials" in document.data:
+        root.item("trials").check(check_count)
+    return document, _build_variants(document)
 
 
 def _make_study(
@@ -189,16 +179,13 @@ def _build_variants(document: Document) -> dict[str, Document]:
     scenarios: dict[str, Scenario] = {}
     for name, changes in changes_by_name.items():
         root: KeyPath = ("variants", name)
-        if not isinstance(changes, Mapping):
-            msg = f"variants.{name} must be a table, got {short_repr(changes)}"
-            raise document.error_at(root, msg)
         # Errors about a value that the variant changes must name its line in the variant.
         changed_locations = {
             key_path[2:]: location
             for key_path, location in document.locations.items()
             if key_path[:2] == root and key_path != root
         }
-        data = merge_tables(base, cast("Mapping[str, Any]", changes))
+        data = merge_tables(base, Value(document, root, changes).table())
         documents[name] = replace(
             document, data=data, locations=document.locations | changed_locations
         )
@@ -213,38 +200,31 @@ def _inline_files(document: Document) -> Document:
     """Return the document with the content of the policy files and duration files it refers to."""
     locations = dict(document.locations)
 
-    def inline(key_path: KeyPath, value: object) -> Any:
-        if isinstance(value, dict):
-            table = cast("dict[str, Any]", value)
+    def inline(value: Value) -> Any:
+        if isinstance(value.data, dict):
+            table = value.table()
             if table.get("kind") == "empirical" and "file" in table:
-                return {"kind": "empirical", "values": read_durations(document, key_path, table)}
-            return {key: inline((*key_path, key), inner) for key, inner in table.items()}
-        if isinstance(value, list):
-            items = enumerate(cast("list[object]", value))
-            return [inline((*key_path, index), item) for index, item in items]
-        if isinstance(value, str) and key_path[-1] == "defence":
-            return read_policy(key_path, value)
-        return value
+                return {"kind": "empirical", "values": read_durations(value)}
+            return {key: inline(value.item(key)) for key in table}
+        if isinstance(value.data, list):
+            count = len(cast("list[object]", value.data))
+            return [inline(value.item(index)) for index in range(count)]
+        if isinstance(value.data, str) and value.key_path[-1] == "defence":
+            return read_policy(value)
+        return value.data
 
-    def read_policy(key_path: KeyPath, name: str) -> dict[str, Any]:
+    def read_policy(value: Value) -> dict[str, Any]:
         try:
-            policy = read_document(document.path.parent / name)
+            policy = read_document(document.path.parent / value.data)
         except ConfigurationError as error:
-            raise document.error_at(key_path, f"defence: {error}") from None
-        build_defence(policy, (), policy.data)
-        locations.update(
-            {(*key_path, *inner): location for inner, location in policy.locations.items() if inner}
-        )
+            raise value.error(f"defence: {error}") from None
+        build_defence(policy.root)
+        for inner, location in policy.locations.items():
+            if inner:
+                locations[*value.key_path, *inner] = location
         return policy.data
 
-    return replace(document, data=inline((), document.data), locations=locations)
-
-
-def _read_string(document: Document, key: str) -> str:
-    value = document.data.get(key, "")
-    if not isinstance(value, str):
-        raise document.error_at((key,), f"{key} must be a string, got {short_repr(value)}")
-    return value
+    return replace(document, data=inline(document.root), locations=locations)
 
 
 def _check_periods(document: Document, scenario: Scenario) -> None:
@@ -267,24 +247,19 @@ def _check_arrivals(
 ) -> None:
     """Raise if a key of the clients has no effect in any of the variants that use it."""
     arrivals = {name: scenario.clients.arrivals for name, scenario in scenarios.items()}
-    _check_client_keys(document, (), document.data, list(arrivals.values()))
-    for name, changes in variants.items():
-        _check_client_keys(document, ("variants", name), changes, [arrivals[name]])
-
-
-def _check_client_keys(
-    document: Document, key_path: KeyPath, table: Mapping[str, Any], arrivals: list[str]
-) -> None:
-    clients: object = table.get("clients")
-    if not isinstance(clients, Mapping):
-        return
-    for key in cast("Mapping[str, Any]", clients):
-        allowed = ARRIVALS_BY_KEY.get(key)
-        if allowed is not None and not set(allowed) & set(arrivals):
-            *others, last = map(repr, allowed)
-            choices = f"{', '.join(others)} or {last}" if others else last
-            msg = f"{key} is for arrivals = {choices}, but arrivals is {arrivals[0]!r}"
-            raise document.error_at((*key_path, "clients", key), msg)
+    uses: list[tuple[KeyPath, Mapping[str, Any], list[str]]] = [
+        ((), document.data, list(arrivals.values())),
+        *((("variants", name), variants[name], [arrivals[name]]) for name in variants),
+    ]
+    for key_path, table, kinds in uses:
+        clients = table.get("clients")
+        for key in cast("Mapping[str, Any]", clients) if isinstance(clients, Mapping) else ():
+            allowed = ARRIVALS_BY_KEY.get(key, kinds)
+            if not set(allowed) & set(kinds):
+                *others, last = map(repr, allowed)
+                choices = f"{', '.join(others)} or {last}" if others else last
+                msg = f"{key} is for arrivals = {choices}, but arrivals is {kinds[0]!r}"
+                raise document.error_at((*key_path, "clients", key), msg)
 
 
 def _check_calls(documents: Mapping[str, Document], scenarios: Mapping[str, Scenario]) -> None:

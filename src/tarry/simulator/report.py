@@ -314,8 +314,7 @@ def import_vl_convert() -> ModuleType:
     try:
         import vl_convert
     except ImportError as exc:
-        msg = "reports need vl-convert-python: pip install 'tarry[sim]'"
-        raise MissingExtra(msg) from exc
+        raise MissingExtra("reports need vl-convert-python: pip install 'tarry[sim]'") from exc
     return vl_convert
 
 

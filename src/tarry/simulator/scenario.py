@@ -186,8 +186,7 @@ class Clients:
             rule = f"must be at most {_MAX_INSTANCES:,}, got {self.instances:,}"
             raise ConfigurationError("instances", rule)
         if self.surges and self.arrivals != "poisson":
-            msg = f"surges need arrivals = 'poisson', got {self.arrivals!r}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"surges need arrivals = 'poisson', got {self.arrivals!r}")
         for earlier, later in pairwise(sorted(self.surges, key=lambda surge: surge.start)):
             if later.start < earlier.end:
                 rule = f"must not overlap: one ends at {earlier.end:g}, after {later.start:g}"

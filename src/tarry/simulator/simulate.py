@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 def simulate(scenario: Scenario, *, seed: int | str = 0) -> Summary:
     """Run a scenario once; the same seed gives the same summary."""
     if not isinstance(scenario, Scenario):
-        msg = f"simulate takes a Scenario, got {scenario!r}"
-        raise ConfigurationTypeError(msg)
+        raise ConfigurationTypeError(f"simulate takes a Scenario, got {scenario!r}")
     loop = EventLoop(seed)
     metrics = MetricsRecorder(scenario.duration, scenario.bucket)
     network_delay = loop.sampler(scenario.network, "network")

@@ -199,13 +199,11 @@ def run_study(
         check_one_of("parameter", name, study.parameters)
     for name in sweep or {}:
         if name in fixed:
-            msg = f"{name} is both set and swept; leave one out"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"{name} is both set and swept; leave one out")
     swept = {name: values for name, values in swept.items() if name not in fixed}
     for name, values in swept.items():
         if not values:
-            msg = f"sweep over {name} needs at least one value"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"sweep over {name} needs at least one value")
     points = [dict(zip(swept, point, strict=True)) for point in product(*swept.values())]
     runs = [(variant, point) for point in points for variant in chosen]
     arguments = [

@@ -112,18 +112,14 @@ def read_attempt_log(path: Path | str) -> AttemptLog:
             finally:
                 line_number = lines.number
     except FileNotFoundError:
-        msg = f"{path}: there is no such file"
-        raise ConfigurationError(msg) from None
+        raise ConfigurationError(f"{path}: there is no such file") from None
     except OSError as error:
-        msg = f"{path}: cannot be read: {error.strerror}"
-        raise ConfigurationError(msg) from None
+        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
     except ConfigurationError as error:
-        msg = f"{path}:{line_number}: {error}"
-        raise ConfigurationError(msg) from None
+        raise ConfigurationError(f"{path}:{line_number}: {error}") from None
     if not len(log):
         cause = "only a header or blank lines" if line_number else "the file is empty"
-        msg = f"{path}: the log has no attempts: {cause}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{path}: the log has no attempts: {cause}")
     return log
 
 
@@ -139,8 +135,7 @@ class LineReader:
         while raw := self._file.readline(MAX_LINE_BYTES + 1):
             self.number += 1
             if len(raw) > MAX_LINE_BYTES:
-                msg = f"a line must have at most {MAX_LINE_BYTES:,} bytes"
-                raise ConfigurationError(msg)
+                raise ConfigurationError(f"a line must have at most {MAX_LINE_BYTES:,} bytes")
             try:
                 yield raw.decode("utf-8-sig" if self.number == 1 else "utf-8")
             except UnicodeDecodeError as error:
@@ -184,8 +179,7 @@ def _parse_csv(lines: Iterator[str]) -> Iterator[Row]:
         _check_columns(names, header)
         for name in filter(None, names):
             if names.count(name) > 1:
-                msg = f"column {name} appears twice"
-                raise ConfigurationError(msg)
+                raise ConfigurationError(f"column {name} appears twice")
         for cells in reader:
             if len(cells) != len(names):
                 msg = f"must have {len(names)} columns as the first line has, got {len(cells)}"
@@ -193,8 +187,7 @@ def _parse_csv(lines: Iterator[str]) -> Iterator[Row]:
             row = zip(names, cells, strict=True)
             yield {name: _parse_cell(name, cell.strip()) for name, cell in row if name}
     except csv.Error as error:
-        msg = f"must be CSV: {error}"
-        raise ConfigurationError(msg) from None
+        raise ConfigurationError(f"must be CSV: {error}") from None
 
 
 def _parse_cell(name: str, cell: str) -> object:
@@ -212,8 +205,7 @@ def _parse_jsonl(lines: Iterator[str]) -> Iterator[Row]:
             row = text.strip()
         if not isinstance(row, dict):
             hint = "" if text.endswith("\n") else "; is the end of the file cut off?"
-            msg = f"must be a JSON object, got {short_repr(row)}{hint}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"must be a JSON object, got {short_repr(row)}{hint}")
         fields = cast("dict[str, Any]", row)
         known = {
             _COLUMN_BY_SPELLING[name]: value
@@ -236,8 +228,7 @@ def _check_columns(known: Iterable[str], actual: Iterable[str]) -> None:
         missing.append("outcome or responseStatus")
     if missing:
         columns = ", ".join(short_repr(name) for name in actual)
-        msg = f"column {missing[0]} is missing; there are {columns or 'none'}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"column {missing[0]} is missing; there are {columns or 'none'}")
 
 
 def _read_attempts(rows: Iterable[Row]) -> Iterator[LoggedAttempt]:
@@ -271,8 +262,7 @@ def _parse_number(column: str, value: object, low: float, high: float) -> float:
         return value
     if value is None or isinstance(value, str):
         got = short_repr(value) if value else "nothing"
-        msg = f"column {column} must be a number, got {got}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"column {column} must be a number, got {got}")
     result = check_number(f"column {column}", value)
     if not low <= result <= high:
         msg = f"column {column} must be from {low:,.0f} to {high:,.0f}, got {short_repr(value)}"
@@ -284,8 +274,7 @@ def _parse_integer(column: str, value: object, low: int, high: int) -> int:
     """Return an integer. 2.0 is accepted: pandas writes integers so if the column has gaps."""
     result = _parse_number(column, value, low, high)
     if result != int(result):
-        msg = f"column {column} must be a whole number, got {short_repr(value)}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"column {column} must be a whole number, got {short_repr(value)}")
     return int(result)
 
 
