@@ -29,7 +29,7 @@ try:
     from tarry.service.engine.lanes import Lanes, build_downstream
     from tarry.service.engine.metrics import Metrics
     from tarry.service.engine.policies import PolicyCache
-    from tarry.service.engine.reporting import CompletionWaiters, Events
+    from tarry.service.engine.reporting import Reporter
     from tarry.service.engine.result_writer import build_callback_task
     from tarry.service.payloads import PayloadStore
     from tarry.service.settings import MEMORY, SQLITE, check_setting, sqlite_path
@@ -93,9 +93,7 @@ class Service:
                 policies=PolicyCache(self.store, clock.now),
                 lanes=lanes,
                 clock=clock,
-                events=Events(),
-                metrics=self.metrics,
-                waiters=CompletionWaiters(),
+                reporter=Reporter(self.metrics, clock.now),
                 health=Health(),
                 lease=Lease(
                     f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}",

@@ -11,6 +11,7 @@ from itertools import count
 from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
+from tarry.core.downstream import Downstream
 from tarry.errors import ConfigurationError
 from tarry.service.api.application import Api
 from tarry.service.api.context import ApiContext, ApiLimits
@@ -20,8 +21,10 @@ from tarry.service.delivery.guard import Guard
 from tarry.service.encryption import PlainCodec
 from tarry.service.engine.context import Health, StoreClock
 from tarry.service.engine.engine import Engine
+from tarry.service.engine.lanes import Lanes
+from tarry.service.engine.metrics import Metrics
 from tarry.service.engine.policies import PolicyCache
-from tarry.service.engine.reporting import CompletionWaiters, Event, Events, TaskCompletion
+from tarry.service.engine.reporting import Event, Reporter, TaskCompletion
 from tarry.service.model import AttemptRecord, Status, Task, TaskContent
 from tarry.service.payloads import PayloadStore
 from tarry.service.store import (
@@ -64,10 +67,10 @@ class FakeEngine:
         self.store = store
         self.clock = StoreClock(time.seconds)
         self.clock.synchronize(self.clock.local_ms(), time.ms)
-        self.events = Events()
+        self.reporter = Reporter(Metrics(Lanes(Downstream, max_leased=0)), self.clock.now)
+        self.events = self.reporter.events
         self.policies = PolicyCache(store, self.clock.now)
         self.health = Health()
-        self.waiters = CompletionWaiters()
         self.quota = quota
         self.error: Exception | None = None
         """Raised by the next calls of `submit`."""
@@ -86,9 +89,9 @@ class FakeEngine:
         return await self.store.add(news, quota=self.quota)
 
     async def wait_for_completion(self, task_id: str, seconds: float) -> TaskCompletion | None:
-        """Wait for a completion that a test reports to `waiters`."""
+        """Wait for a completion that a test reports to `reporter`."""
         self.waited_for.put_nowait(task_id)
-        return await self.waiters.wait(task_id, seconds)
+        return await self.reporter.wait_for_completion(task_id, seconds)
 
     async def cancel(self, tenant: str, task_id: str) -> CancelStatus | None:
         """Cancel a task."""

@@ -18,7 +18,7 @@ from tarry.service.engine.engine import Engine
 from tarry.service.engine.lanes import Lanes, build_downstream
 from tarry.service.engine.metrics import Metrics
 from tarry.service.engine.policies import PolicyCache
-from tarry.service.engine.reporting import CompletionWaiters, Event, Events
+from tarry.service.engine.reporting import Event, Reporter
 from tarry.service.engine.result_writer import build_callback_task
 from tarry.service.model import AttemptRecord, Task, TaskContent
 from tarry.service.store import AddResult, Lease, NewTask, Retention, Store
@@ -80,8 +80,9 @@ class EngineHarness:
             partial(build_downstream, max_in_flight=limits.lane_in_flight, breaker=breaker),
             max_leased=limits.lane_leased,
         )
-        self.events = Events()
         self.metrics = Metrics(self.lanes)
+        reporter = Reporter(self.metrics, clock.now)
+        self.events = reporter.events
         self.published: list[Event] = []
         self.events.listen(self.published.append)
         self.context = EngineContext(
@@ -90,9 +91,7 @@ class EngineHarness:
             policies=PolicyCache(self.store, clock.now),
             lanes=self.lanes,
             clock=clock,
-            events=self.events,
-            metrics=self.metrics,
-            waiters=CompletionWaiters(),
+            reporter=reporter,
             health=Health(),
             lease=lease,
             limits=limits,

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 
     from tarry.service.delivery import Delivery
     from tarry.service.engine.lanes import Lanes
-    from tarry.service.engine.metrics import Metrics
     from tarry.service.engine.policies import PolicyCache
-    from tarry.service.engine.reporting import CompletionWaiters, Events
+    from tarry.service.engine.reporting import Reporter
     from tarry.service.model import Task, TaskContent
     from tarry.service.store import Lease, Retention, Store, TaskResult
 
@@ -127,9 +126,7 @@ class EngineContext(msgspec.Struct, frozen=True, kw_only=True):
     policies: PolicyCache
     lanes: Lanes
     clock: StoreClock
-    events: Events
-    metrics: Metrics
-    waiters: CompletionWaiters
+    reporter: Reporter
     health: Health
     lease: Lease
     limits: EngineLimits

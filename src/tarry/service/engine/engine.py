@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from tarry.errors import StoreUnavailable
 from tarry.service.engine.maintenance import Maintenance
-from tarry.service.engine.reporting import Reporter, TaskCompletion
 from tarry.service.engine.scheduler import Scheduler
 from tarry.service.engine.worker import Worker
 from tarry.service.group_commit import AsyncGroupCommit
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
     from tarry.service.engine.context import EngineContext, Health, StoreClock
     from tarry.service.engine.policies import PolicyCache
-    from tarry.service.engine.reporting import Events
+    from tarry.service.engine.reporting import Events, TaskCompletion
     from tarry.service.model import Task, TaskContent
     from tarry.service.store import NewTask
 
@@ -44,13 +43,13 @@ class Engine:
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
-        self.events: Events = context.events
+        self._reporter = context.reporter
+        self.events: Events = context.reporter.events
         self.policies: PolicyCache = context.policies
         self.health: Health = context.health
         self.clock: StoreClock = context.clock
-        self._reporter = Reporter(context.events, context.metrics, context.clock.now)
-        self.worker: Worker = Worker(context, self._reporter, self._on_capacity)
-        self.scheduler: Scheduler = Scheduler(context, self.worker, self._reporter)
+        self.worker: Worker = Worker(context)
+        self.scheduler: Scheduler = Scheduler(context, self.worker)
         self.maintenance: Maintenance = Maintenance(context, self.scheduler)
         self._new_tasks: AsyncGroupCommit[_NewItem, AddResult] = AsyncGroupCommit(
             self._add, max_items=_MAX_GROUP_ITEMS, max_pending=context.limits.ingest
@@ -58,10 +57,6 @@ class Engine:
         self._is_stopping = False
         self._loops: list[asyncio.Task[None]] = []
         """The scheduler and the maintenance, once started."""
-
-    def _on_capacity(self) -> None:
-        # The worker is created before the scheduler, so it cannot have the bound method itself.
-        self.scheduler.on_capacity()
 
     # --- start and stop ---------------------------------------------------------------------------
 
@@ -145,7 +140,7 @@ class Engine:
         """
         context = self._context
         horizon_end = context.clock.now() + context.lease.horizon_ms
-        has_listeners = bool(context.events.listeners)
+        has_listeners = bool(self.events.listeners)
         tasks: list[Task] = []
         contents: list[TaskContent | None] = []
         for (_, content), result in zip(items, results, strict=True):
@@ -166,7 +161,7 @@ class Engine:
 
     async def wait_for_completion(self, task_id: str, seconds: float) -> TaskCompletion | None:
         """Wait for the completion of a task in this process; return None after `seconds`."""
-        return await self._context.waiters.wait(task_id, seconds)
+        return await self._reporter.wait_for_completion(task_id, seconds)
 
     async def cancel(self, tenant: str, task_id: str) -> CancelStatus | None:
         """Cancel a task; return None if there is no such task.
@@ -191,7 +186,6 @@ class Engine:
                 raise
             self.worker.leased_tasks.drop(leased)
         if status is CancelStatus.CANCELLED:
-            self._context.waiters.notify(task_id, TaskCompletion(Status.CANCELLED, None, None))
             task = await self._context.store.get_task(tenant, task_id)
             if task is not None:
                 self._reporter.task_cancelled(task)

@@ -94,16 +94,26 @@ class Subscription:
         self._remove_listener()
 
 
+class TaskCompletion(msgspec.Struct):
+    """The terminal status of a task, and the last response of its target, if there was one."""
+
+    status: Status
+    reason: str | None
+    delivered: DeliveryResult | None
+
+
 class Reporter:
-    """Updates the metrics, and publishes events if there are listeners.
+    """Updates the metrics, publishes events if there are listeners, and wakes waiting callers.
 
     The parameter `now` is the store's time in milliseconds. Methods without it read the clock.
     """
 
-    def __init__(self, events: Events, metrics: Metrics, now: Callable[[], int]) -> None:
-        self._events = events
+    def __init__(self, metrics: Metrics, now: Callable[[], int]) -> None:
+        self.events: Events = Events()
         self._metrics = metrics
         self._now = now
+        self._waiting: dict[str, list[asyncio.Future[TaskCompletion]]] = {}
+        """Callers that wait for the completion of a task, by task id."""
 
     def task_added(self, task: Task) -> None:
         """Report a new task to the listeners."""
@@ -116,7 +126,7 @@ class Reporter:
         if attempt is None:
             return
         self._metrics.record_attempt(attempt, task.policy_id)
-        if self._events.listeners:
+        if self.events.listeners:
             next_attempt_at = result.next_attempt_at or None
             attempts = task.attempts + 1
             self._publish(
@@ -124,13 +134,46 @@ class Reporter:
             )
 
     def task_ended(
-        self, status: Status, task: Task, attempts: int, reason: str | None, now: int
+        self,
+        status: Status,
+        task: Task,
+        attempts: int,
+        reason: str | None,
+        now: int,
+        delivered: DeliveryResult | None = None,
     ) -> None:
         """Report that a task reached a terminal status after this many attempts."""
         kind = _EVENT_KINDS[status]
         self._metrics.record_completion(kind, attempts, now - task.created_at)
-        if self._events.listeners:
+        if self.events.listeners:
             self._publish(kind, task, attempts, now, reason=reason)
+        if task.id in self._waiting:
+            self.notify(task.id, TaskCompletion(status, reason, delivered))
+
+    def notify(self, task_id: str, completion: TaskCompletion) -> None:
+        """Wake all callers that wait for a task."""
+        for future in self._waiting.pop(task_id, ()):
+            if not future.done():
+                future.set_result(completion)
+
+    async def wait_for_completion(self, task_id: str, seconds: float) -> TaskCompletion | None:
+        """Return the completion of a task, or None after this many seconds.
+
+        Only tasks that complete in this process wake the caller, which must also poll the store.
+        """
+        future: asyncio.Future[TaskCompletion] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(task_id, []).append(future)
+        try:
+            async with asyncio.timeout(seconds):
+                return await future
+        except TimeoutError:
+            return None
+        finally:
+            waiting = self._waiting.get(task_id, [])
+            if future in waiting:
+                waiting.remove(future)
+            if not waiting:
+                self._waiting.pop(task_id, None)
 
     def task_cancelled(self, task: Task) -> None:
         """Report that a task was cancelled while no attempt of it ran."""
@@ -139,26 +182,26 @@ class Reporter:
     def result_superseded(self, task: Task, now: int) -> None:
         """Report that a result was not stored because the lease was lost before."""
         self._metrics.superseded[()] += 1
-        if self._events.listeners:
+        if self.events.listeners:
             self._publish("superseded", task, task.attempts, now)
 
     def task_deferred(self, task: Task, reason: str) -> None:
         """Report that the downstream did not admit an attempt."""
-        if self._events.listeners:
+        if self.events.listeners:
             self._publish("deferred", task, task.attempts, self._now(), reason=reason)
 
     def attempts_lost(self, count: int, now: int) -> None:
         """Report attempts whose workers have disappeared."""
         _logger.warning("attempts lost, their workers have disappeared, count=%d", count)
         self._metrics.attempts["lost", ""] += count
-        self._events.publish(Event(kind="lost", at=now, tenant="", lane="", attempts=count))
+        self.events.publish(Event(kind="lost", at=now, tenant="", lane="", attempts=count))
 
     def lane_changed(self, kind: str, lane: str) -> None:
         """Report that a lane was parked, probed, resumed or paused."""
         self._metrics.count_transition(kind)
-        if self._events.listeners:
+        if self.events.listeners:
             tenant = lane.partition("/")[0]
-            self._events.publish(Event(kind=kind, at=self._now(), tenant=tenant, lane=lane))
+            self.events.publish(Event(kind=kind, at=self._now(), tenant=tenant, lane=lane))
 
     def _publish(
         self,
@@ -184,45 +227,4 @@ class Reporter:
             created_at=task.created_at,
             attempts=attempts,
         )
-        self._events.publish(event)
-
-
-class TaskCompletion(msgspec.Struct):
-    """The terminal status of a task, and the last response of its target, if there was one."""
-
-    status: Status
-    reason: str | None
-    delivered: DeliveryResult | None
-
-
-class CompletionWaiters:
-    """Callers that wait for the completion of a task, such as requests with `Prefer: wait`.
-
-    Only tasks that complete in this process wake the callers, which must also poll the store.
-    """
-
-    def __init__(self) -> None:
-        self.waiting: dict[str, list[asyncio.Future[TaskCompletion]]] = {}
-        """Futures by task id; read-only for others."""
-
-    async def wait(self, task_id: str, seconds: float) -> TaskCompletion | None:
-        """Return the completion of a task, or None after this many seconds."""
-        future: asyncio.Future[TaskCompletion] = asyncio.get_running_loop().create_future()
-        self.waiting.setdefault(task_id, []).append(future)
-        try:
-            async with asyncio.timeout(seconds):
-                return await future
-        except TimeoutError:
-            return None
-        finally:
-            waiting = self.waiting.get(task_id, [])
-            if future in waiting:
-                waiting.remove(future)
-            if not waiting:
-                self.waiting.pop(task_id, None)
-
-    def notify(self, task_id: str, completion: TaskCompletion) -> None:
-        """Wake all callers that wait for a task."""
-        for future in self.waiting.pop(task_id, ()):
-            if not future.done():
-                future.set_result(completion)
+        self.events.publish(event)

@@ -17,7 +17,6 @@ from tarry.core.breaker import BreakerState
 from tarry.service.delivery.targets import parse_target
 from tarry.service.engine import attempts
 from tarry.service.engine.context import retry_until_stored
-from tarry.service.engine.reporting import TaskCompletion
 from tarry.service.group_commit import AsyncGroupCommit
 from tarry.service.model import Status, Task, TaskContent
 from tarry.service.store import FinishStatus, Release
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from tarry.service.delivery import DeliveryResult
     from tarry.service.engine.context import EngineContext
     from tarry.service.engine.lanes import LaneState, LeasedTask, LeasedTasks
-    from tarry.service.engine.reporting import Reporter
     from tarry.service.store import TaskResult
 
 _logger = logging.getLogger("tarry.service")
@@ -47,21 +45,16 @@ class ResultWriter:
     """Writes the results of leased tasks, then requeues or drops the tasks.
 
     Every result is accepted, and its write is retried until the store accepts it, because the
-    attempt has already been made. `on_capacity` is called when tasks have left this process, or
-    when a lane was unparked, because its tasks can be claimed again.
+    attempt has already been made.
     """
 
-    def __init__(
-        self,
-        context: EngineContext,
-        leased_tasks: LeasedTasks,
-        reporter: Reporter,
-        on_capacity: Callable[[], None],
-    ) -> None:
+    def __init__(self, context: EngineContext, leased_tasks: LeasedTasks) -> None:
         self._context = context
         self._leased_tasks = leased_tasks
-        self._reporter = reporter
-        self._on_capacity = on_capacity
+        self._reporter = context.reporter
+        self.on_capacity: Callable[[], None] = lambda: None
+        """Called when tasks have left this process, or when a lane was unparked, because its tasks
+        can be claimed again. Set by the scheduler."""
         self.commits: AsyncGroupCommit[_Item, FinishStatus] = AsyncGroupCommit(
             self._write_results, max_items=_MAX_GROUP_ITEMS, max_pending=None
         )
@@ -127,7 +120,7 @@ class ResultWriter:
                         "result stored but post-processing failed, task=%s", result.task.id
                     )
         if len(self._leased_tasks) < leased_before:
-            self._on_capacity()
+            self.on_capacity()
         return statuses
 
     async def _write_one_by_one(self, items: Sequence[_Item]) -> Sequence[FinishStatus]:
@@ -165,10 +158,9 @@ class ResultWriter:
         task_status = Status.CANCELLED if status is FinishStatus.CANCELLED else result.status
         if task_status.is_terminal:
             attempts_made = task.attempts + (result.attempt is not None)
-            self._reporter.task_ended(task_status, task, attempts_made, result.reason, now)
-            waiters = self._context.waiters
-            if task.id in waiters.waiting:
-                waiters.notify(task.id, TaskCompletion(task_status, result.reason, delivered))
+            self._reporter.task_ended(
+                task_status, task, attempts_made, result.reason, now, delivered
+            )
 
     # --- leases that are kept or released ---------------------------------------------------------
 
@@ -188,7 +180,7 @@ class ResultWriter:
         """
         self._leased_tasks.drop(leased)
         self._releases.post(Release(leased.task, next_attempt_at))
-        self._on_capacity()
+        self.on_capacity()
 
     def release_unadded(self, tasks: Sequence[Task]) -> None:
         """Release the leases of tasks that were not added to `LeasedTasks`."""
@@ -202,9 +194,7 @@ class ResultWriter:
         statuses = await retry_until_stored(lambda: context.store.release(releases), context.health)
         for release, status in zip(releases, statuses, strict=True):
             if status is FinishStatus.CANCELLED:
-                task = release.task
-                context.waiters.notify(task.id, TaskCompletion(Status.CANCELLED, None, None))
-                self._reporter.task_cancelled(task)
+                self._reporter.task_cancelled(release.task)
         return [None] * len(releases)
 
     # --- breaker states of lanes ------------------------------------------------------------------
@@ -239,7 +229,7 @@ class ResultWriter:
             await retry_until_stored(lambda: store.unpark(lane.name), context.health)
             context.lanes.parked.discard(lane.name)
             self._reporter.lane_changed("resumed", lane.name)
-            self._on_capacity()
+            self.on_capacity()
         else:
             self._reporter.lane_changed("probing", lane.name)
 

@@ -14,7 +14,6 @@ from tarry.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from tarry.service.engine.context import EngineContext
-    from tarry.service.engine.reporting import Reporter
     from tarry.service.engine.worker import Worker
     from tarry.service.store import ClaimResult
 
@@ -26,10 +25,10 @@ _MIN_PAUSE_S = 0.02
 class Scheduler:
     """Claims tasks for a worker."""
 
-    def __init__(self, context: EngineContext, worker: Worker, reporter: Reporter) -> None:
+    def __init__(self, context: EngineContext, worker: Worker) -> None:
         self._context = context
         self._worker = worker
-        self._reporter = reporter
+        worker.results.on_capacity = self._on_capacity
         self._wakeup = asyncio.Event()
         self._lacked_capacity = self._is_stopping = False
         self._results_at_outage = 0
@@ -46,7 +45,7 @@ class Scheduler:
         self._is_stopping = True
         self._wakeup.set()
 
-    def on_capacity(self) -> None:
+    def _on_capacity(self) -> None:
         """Claim soon if capacity limited the last claim; called when leased tasks have left."""
         if self._lacked_capacity:
             self._wakeup.set()
@@ -75,7 +74,7 @@ class Scheduler:
             await context.store.ping()
         context.health.worked("store")
         if claimed.lost:
-            self._reporter.attempts_lost(claimed.lost, claimed.now)
+            context.reporter.attempts_lost(claimed.lost, claimed.now)
         for name in dict.fromkeys(task.lane for task in claimed.tasks):
             self._adopt_lane_state(
                 name, claimed.probing.get(name), was_parked=name in parked_before

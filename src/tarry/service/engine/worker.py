@@ -40,14 +40,13 @@ from tarry.service.model import Decision
 from tarry.service.payloads import BodyUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Coroutine, Sequence
     from typing import Any
 
     from tarry.core.call import DurableCall
     from tarry.service.engine.context import EngineContext
     from tarry.service.engine.lanes import LaneState, LeasedTask
     from tarry.service.engine.policies import EffectivePolicy
-    from tarry.service.engine.reporting import Reporter
     from tarry.service.model import Task, TaskContent
 
 _logger = logging.getLogger("tarry.service")
@@ -64,11 +63,8 @@ _MIN_SEND_TIMEOUT_S = 0.001
 class Worker:
     """Runs attempts of leased tasks, up to the in-flight limit of the process."""
 
-    def __init__(
-        self, context: EngineContext, reporter: Reporter, on_capacity: Callable[[], None]
-    ) -> None:
+    def __init__(self, context: EngineContext) -> None:
         self._context = context
-        self._reporter = reporter
         self._max_running = context.limits.in_flight
         self._max_attempt_s = (context.lease.length_ms - LEASE_GRACE_MS) / 1000
         self.leased_tasks: LeasedTasks = LeasedTasks(
@@ -77,7 +73,7 @@ class Worker:
             max_leased=context.limits.leased,
             on_due=self._start_due_tasks,
         )
-        self.results: ResultWriter = ResultWriter(context, self.leased_tasks, reporter, on_capacity)
+        self.results: ResultWriter = ResultWriter(context, self.leased_tasks)
         self.running: int = 0
         """Attempts in flight."""
         self._is_stopping = False
@@ -187,7 +183,7 @@ class Worker:
         next_attempt_at = None
         if command.reason is Reason.BUDGET_EMPTY:
             next_attempt_at = lane.defer_retry(self._context.clock.now())
-        self._reporter.task_deferred(leased.task, str(command.reason))
+        self._context.reporter.task_deferred(leased.task, str(command.reason))
         self.results.release(leased, next_attempt_at)
         return True
 
