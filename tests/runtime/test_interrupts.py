@@ -91,7 +91,6 @@ BLOCKS = [driver for driver in DRIVERS if driver.form == "block"]
         ("call", "AttemptBlock.__init__"),
         ("call", "AttemptBlock.__enter__"),
         ("call", "AttemptBlock.__exit__"),
-        ("call", "AttemptBlock._exit"),
     ],
 )
 @pytest.mark.parametrize("driver", BLOCKS, ids=str)

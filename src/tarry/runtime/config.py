@@ -73,7 +73,6 @@ class RetryConfig:
 
     def __init__(
         self,
-        *,
         on: On | None = None,
         until: Callable[[Any], bool] | None = None,
         attempts: int | None = None,
@@ -84,6 +83,7 @@ class RetryConfig:
         name: str | None = None,
         cancel: CancelToken | None = None,
         random: Random | None = None,
+        *,
         classify_result: Callable[[Any], Outcome] | None = None,
         release: Callable[[Any], Any] | None = None,
         repeatable: bool = True,

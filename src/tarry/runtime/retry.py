@@ -1,4 +1,7 @@
-"""The public functions that retry: `retry`, `call`, `acall` and `attempts`."""
+"""The public functions that retry: `retry`, `call`, `acall` and `attempts`.
+
+`attempts` retries a block: `for attempt in tarry.attempts(on=OSError): with attempt: ...`.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple
 
 from tarry.core.outcome import outcome_of_exception
 from tarry.errors import ConfigurationError, ConfigurationTypeError
-from tarry.runtime import drivers
-from tarry.runtime.call import RunningCall
+from tarry.runtime import clocks, deadlines, drivers
+from tarry.runtime.call import RunningBlock, RunningCall
+from tarry.runtime.clocks import system
 from tarry.runtime.config import (
     ASYNC_GENERATOR,
     CANCEL_IN_COROUTINE_MESSAGE,
@@ -23,10 +27,12 @@ from tarry.runtime.config import (
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from typing import Never
+    from contextlib import AbstractContextManager
+    from types import TracebackType
+    from typing import Never, Self
 
     from tarry.core.policy import Policy, Random
-    from tarry.runtime.attempts import Attempts
+    from tarry.core.verdict import Attempt
     from tarry.runtime.clocks import CancelToken
     from tarry.runtime.config import On
     from tarry.runtime.downstream import Downstream
@@ -83,16 +89,7 @@ def retry(
     if hedging is not None:
         raise ConfigurationError(RETRY_AND_HEDGE_MESSAGE)
     config = RetryConfig(
-        on=on,
-        until=until,
-        attempts=attempts,
-        timeout=timeout,
-        deadline=deadline,
-        policy=policy,
-        downstream=downstream,
-        name=name,
-        cancel=cancel,
-        random=random,
+        on, until, attempts, timeout, deadline, policy, downstream, name, cancel, random
     )
 
     def decorate(fn: Any, /) -> Any:
@@ -132,17 +129,11 @@ def call(
         msg = f"{name_of(fn)} is a coroutine function: use `await tarry.acall(...)`"
         raise ConfigurationTypeError(msg)
     _check_no_generator(fn)
+    if on is None and policy is not None:
+        on = outcome_of_exception
+    name = name or name_of(fn)
     config = RetryConfig(
-        on=outcome_of_exception if on is None and policy is not None else on,
-        until=until,
-        attempts=attempts,
-        timeout=timeout,
-        deadline=deadline,
-        policy=policy,
-        downstream=downstream,
-        name=name or name_of(fn),
-        cancel=cancel,
-        random=random,
+        on, until, attempts, timeout, deadline, policy, downstream, name, cancel, random
     )
     return drivers.drive(RunningCall.new(config), fn, args, {})
 
@@ -164,16 +155,11 @@ async def acall(
     """Await a coroutine function with retries: `await tarry.acall(fetch, url, on=OSError)`."""
     check_callable("acall", fn)
     _check_no_generator(fn)
+    if on is None and policy is not None:
+        on = outcome_of_exception
+    name = name or name_of(fn)
     config = RetryConfig(
-        on=outcome_of_exception if on is None and policy is not None else on,
-        until=until,
-        attempts=attempts,
-        timeout=timeout,
-        deadline=deadline,
-        policy=policy,
-        downstream=downstream,
-        name=name or name_of(fn),
-        random=random,
+        on, until, attempts, timeout, deadline, policy, downstream, name, None, random
     )
     return await drivers.drive_async(RunningCall.new(config), fn, args, {})
 
@@ -196,20 +182,11 @@ def attempts(
     `retry` except `until`, because a block has no result. A `timeout` needs `async for`, because
     a plain block cannot be interrupted.
     """
-    from tarry.runtime.attempts import Attempts
-
+    if name is None:  # use the name of the function that contains the loop
+        frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001 - fast
+        name = frame.f_code.co_qualname
     return Attempts(
-        RetryConfig(
-            on=on,
-            attempts=attempts,
-            timeout=timeout,
-            deadline=deadline,
-            policy=policy,
-            downstream=downstream,
-            name=name or sys._getframe(1).f_code.co_qualname,  # noqa: SLF001 - no public way to get it
-            cancel=cancel,
-            random=random,
-        )
+        RetryConfig(on, None, attempts, timeout, deadline, policy, downstream, name, cancel, random)
     )
 
 
@@ -233,3 +210,175 @@ def _wrap(fn: Callable[..., Any], config: RetryConfig) -> Callable[..., Any]:
     if flags & ASYNC_GENERATOR:
         return drivers.wrap_async_generator(fn, config)
     return drivers.wrap_async(fn, config)
+
+
+class AttemptBlock:
+    """One attempt of a call. The code to retry runs inside `with attempt:`."""
+
+    __slots__ = (
+        "_attempt",
+        "_call",
+        "_deadline_key",
+        "_ends_at",
+        "_timeout_scope",
+        "entered",
+        "is_last",
+    )
+
+    def __init__(self, running: RunningCall, attempt: Attempt, *, can_cancel: bool) -> None:
+        self._call = running
+        self._attempt = attempt
+        self._deadline_key: object = None
+        self._ends_at = None if attempt.timeout is None else system.now() + attempt.timeout
+        self._timeout_scope: AbstractContextManager[clocks.TimeoutStatus] | None = None
+        if can_cancel and attempt.timeout is not None:
+            self._timeout_scope = clocks.timeout(attempt.timeout)
+        self.entered: bool = False
+        self.is_last: bool | None = None
+        """Whether no attempt follows; None until the block is left."""
+
+    @property
+    def number(self) -> int:
+        """The number of this attempt, from 1."""
+        return self._attempt.number
+
+    def __enter__(self) -> Self:
+        """Begin the attempt."""
+        if self.entered:
+            msg = "an attempt can be entered only once: use one `with attempt:` for the whole body"
+            raise ConfigurationError(msg)
+        self.entered = True
+        try:
+            if self._ends_at is not None:
+                self._deadline_key = deadlines.enter(self._ends_at)
+            if self._timeout_scope is not None:
+                self._timeout_scope.__enter__()
+        except BaseException:
+            self._call.abort()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        """End the attempt; suppress its error when another attempt follows."""
+        running, scope = self._call, self._timeout_scope
+        try:
+            try:
+                timed_out = scope is not None and scope.__exit__(error_type, error, traceback)
+            finally:
+                self._timeout_scope = None
+                if self._deadline_key is not None:
+                    deadlines.leave(self._deadline_key)
+            if timed_out:
+                timeout = running.timeout_error(self._attempt.timeout or 0.0)
+                self.is_last = not running.should_retry(timeout)
+                if self.is_last:
+                    raise timeout
+                return True
+            if error is None:
+                self.is_last = running.accepts(None)
+            elif isinstance(error, Exception):
+                self.is_last = not running.should_retry(error)
+                return not self.is_last
+            else:
+                running.abort()
+        except BaseException:
+            running.abort()
+            raise
+        return False
+
+
+class Attempts:
+    """The attempts of a call, for `for` and `async for` loops."""
+
+    __slots__ = ("_config",)
+
+    def __init__(self, config: RetryConfig) -> None:
+        self._config = config
+
+    def __iter__(self) -> AttemptIterator:
+        """Begin a call for a `for` loop."""
+        if self._config.policy.attempt_timeout is not None:
+            msg = (
+                "timeout cannot interrupt a plain block: use @tarry.retry or tarry.call, or set a "
+                "timeout on the client that the block uses"
+            )
+            raise ConfigurationError(msg)
+        return AttemptIterator(self._config)
+
+    def __aiter__(self) -> AttemptIterator:
+        """Begin a call for an `async for` loop."""
+        if self._config.cancel is not None:
+            raise ConfigurationError(CANCEL_IN_COROUTINE_MESSAGE)
+        return AttemptIterator(self._config)
+
+
+class AttemptIterator:
+    """The attempts of one call in a `for` or an `async for` loop."""
+
+    __slots__ = ("_block", "_call")
+
+    def __init__(self, config: RetryConfig) -> None:
+        self._call: RunningBlock = RunningBlock.new(config)
+        self._block: AttemptBlock | None = None
+
+    def __del__(self) -> None:
+        """Release the permit of an attempt whose `with` block was never entered."""
+        block: AttemptBlock | None = getattr(self, "_block", None)
+        if block is not None and not block.entered:
+            self._call.release_permit_in_finalizer()
+
+    def _is_finished(self) -> bool:
+        if self._block is None:
+            return False
+        if self._block.is_last is None:
+            self._call.abort()
+            msg = "the body of the loop must be inside `with attempt:`"
+            raise ConfigurationError(msg)
+        return self._block.is_last
+
+    def __iter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __next__(self) -> AttemptBlock:
+        """Wait until the next attempt is due, and begin it."""
+        if self._is_finished():
+            raise StopIteration
+        running = self._call
+        if self._block is not None:
+            running.wait()
+        try:
+            attempt = running.begin_attempt()
+            if attempt.delay:
+                running.wait(attempt.delay)
+            self._block = block = AttemptBlock(running, attempt, can_cancel=False)
+        except BaseException:
+            running.abort()
+            raise
+        return block
+
+    def __aiter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    async def __anext__(self) -> AttemptBlock:
+        """Wait until the next attempt is due, and begin it."""
+        if self._is_finished():
+            raise StopAsyncIteration
+        running = self._call
+        if self._block is not None:
+            await running.async_wait()
+        try:
+            attempt = running.begin_attempt()
+            if attempt.delay:
+                await running.async_wait(attempt.delay)
+            self._block = block = AttemptBlock(running, attempt, can_cancel=True)
+        except BaseException:
+            running.abort()
+            raise
+        return block
