@@ -18,12 +18,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Generator
 
+
+def after_fork(function: Callable[[], None]) -> None:
+    """Call `function` in each child process that is forked from now on.
+
+    Locks are replaced in this way: a lock that another thread of the parent held would stay locked
+    for ever in the child.
+    """
+    if hasattr(os, "register_at_fork"):  # not on Windows
+        os.register_at_fork(after_in_child=function)
+
+
 # tarry does not use the global generator: if every worker of a program called random.seed(42), the
 # delays of all workers would be equal. The generator is seeded again after a fork, because the
 # child would otherwise draw the same numbers as its parent.
 _random = random.Random()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_random.seed)
+after_fork(_random.seed)
 
 
 class CancelToken:

@@ -7,7 +7,6 @@ wrote: their methods are called under the lock.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from typing import TYPE_CHECKING
@@ -18,7 +17,7 @@ from tarry.core.breaker import BreakerState
 from tarry.core.checks import check_share
 from tarry.core.outcome import SUCCESS
 from tarry.errors import ConfigurationError, ConfigurationTypeError
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import after_fork, system
 from tarry.runtime.events import bus
 
 if TYPE_CHECKING:
@@ -34,14 +33,10 @@ MAX_ABANDONED_PERMITS = 10_000
 _downstreams: WeakSet[Downstream] = WeakSet()
 
 
-def _replace_locks_after_fork() -> None:
-    # A lock that another thread of the parent held would stay locked for ever in the child.
+@after_fork
+def _replace_locks() -> None:
     for downstream in list(_downstreams):
         downstream._lock = threading.Lock()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_replace_locks_after_fork)
 
 
 def live_downstreams() -> list[Downstream]:

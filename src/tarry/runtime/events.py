@@ -5,13 +5,13 @@ Without listeners, it costs a successful call one test of an attribute.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tarry.errors import ConfigurationTypeError
+from tarry.runtime.clocks import after_fork
 
 if TYPE_CHECKING:
     from tarry.core.events import Event
@@ -106,12 +106,9 @@ class EventBus:
 bus: EventBus = EventBus()
 
 
-def _replace_lock_after_fork() -> None:
-    # A lock that another thread of the parent held would stay locked for ever in the child.
+@after_fork
+def _replace_lock() -> None:
     bus.lock = threading.Lock()
 
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_replace_lock_after_fork)
 
 listen: Callable[[Listener], Callable[[], None]] = bus.listen

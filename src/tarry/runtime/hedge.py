@@ -7,7 +7,6 @@ A copy is one execution of the function. The first copy to return a result ends 
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
@@ -24,9 +23,9 @@ from tarry.errors import (
     Rejected,
     ResultNotAccepted,
 )
-from tarry.runtime import clocks, deadlines
+from tarry.runtime import deadlines
 from tarry.runtime.call import emit_gave_up, rejection_error
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import after_fork, system
 from tarry.runtime.config import (
     COROUTINE,
     RETRY_AND_HEDGE_MESSAGE,
@@ -39,7 +38,7 @@ from tarry.runtime.config import (
 from tarry.runtime.downstream import Downstream
 from tarry.runtime.error_record import attach_give_up
 from tarry.runtime.events import bus
-from tarry.runtime.parallel import ThreadCopies, parallel_copies
+from tarry.runtime.parallel import TaskCopies, ThreadCopies
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
     from tarry.core.outcome import Outcome
     from tarry.core.verdict import Attempt
     from tarry.runtime.config import On
-    from tarry.runtime.parallel import FinishedCopy, ParallelCopies
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -76,11 +74,8 @@ async def hedge(
     on: errors after which the next copy starts at once; any other error ends the call.
     downstream: the dependency, whose latency is measured. By default each function has its own.
     """
-    if policy is not None:
-        raise ConfigurationError(RETRY_AND_HEDGE_MESSAGE)
-    check_callable("hedge", fn)
-    hedging = Hedging(after=after, max_extra_load=max_extra_load, max_attempts=max_attempts)
-    call = _running_call(fn, name, hedging, on, downstream)
+    options = after, max_extra_load, max_attempts, on, downstream, name, policy
+    call = _new_call("hedge", fn, *options)
     return await drive_async(call, lambda _number: fn(*args))
 
 
@@ -101,24 +96,30 @@ def hedge_sync(
     Takes the arguments of `hedge`. A copy that is still running when another copy has returned the
     result cannot be cancelled. Its thread continues, and its result is discarded.
     """
-    if policy is not None:
-        raise ConfigurationError(RETRY_AND_HEDGE_MESSAGE)
-    check_callable("hedge_sync", fn)
-    hedging = Hedging(after=after, max_extra_load=max_extra_load, max_attempts=max_attempts)
-    if flags_of(fn) & COROUTINE:
-        msg = f"{name_of(fn)} is a coroutine function: use `await tarry.hedge(...)`"
-        raise ConfigurationTypeError(msg)
-    call = _running_call(fn, name, hedging, on, downstream)
+    options = after, max_extra_load, max_attempts, on, downstream, name, policy
+    call = _new_call("hedge_sync", fn, *options)
     return drive(call, lambda _number: fn(*args))
 
 
-def _running_call(
+def _new_call(
+    api_name: str,
     fn: Callable[..., Any],
-    name: str | None,
-    hedging: Hedging,
+    after: float | str | None,
+    max_extra_load: float | None,
+    max_attempts: int,
     on: On | None,
     downstream: Downstream | None,
+    name: str | None,
+    policy: None,
 ) -> RunningHedgedCall:
+    """Check the arguments of `hedge` or `hedge_sync`, and return the state of the call."""
+    if policy is not None:
+        raise ConfigurationError(RETRY_AND_HEDGE_MESSAGE)
+    check_callable(api_name, fn)
+    hedging = Hedging(after=after, max_extra_load=max_extra_load, max_attempts=max_attempts)
+    if api_name == "hedge_sync" and flags_of(fn) & COROUTINE:
+        msg = f"{name_of(fn)} is a coroutine function: use `await tarry.hedge(...)`"
+        raise ConfigurationTypeError(msg)
     check_instance("downstream", downstream, Downstream, 'a tarry.Downstream("name")')
     classify_error = Classifier(on).classify_error
     return RunningHedgedCall(
@@ -184,11 +185,11 @@ async def drive_async(
     """Like `drive`, but run copies of a coroutine function in tasks of the running event loop."""
     try:
         first = call.begin_attempt()
-        tasks: ParallelCopies[T] = parallel_copies(fn, release)
-        async with tasks as copies:
+        copies: TaskCopies[T] = TaskCopies(fn, release)
+        async with copies:
             copies.start(first.number, first.delay)
             while True:
-                finished = await _next_finished(copies, call.seconds_to_wait())
+                finished = await copies.next(call.seconds_to_wait())
                 if finished is None:
                     next_copy = call.on_timeout()
                 else:
@@ -215,29 +216,15 @@ async def drive_async(
         raise
 
 
-async def _next_finished(
-    copies: ParallelCopies[T], timeout: float | None
-) -> FinishedCopy[T] | None:
-    if timeout is None:
-        return await copies.next()
-    with clocks.timeout(timeout):
-        return await copies.next()
-    return None  # the timeout expired before a copy finished
-
-
 _downstreams: WeakKeyDictionary[Any, Downstream] = WeakKeyDictionary()
 """The default downstream of each hedged function. It keeps the measured latencies between calls."""
 _locks = [threading.RLock()]
-"""Holds the one lock of `_downstreams`. A list, so that the fork handler can replace the lock."""
+"""Holds the one lock of `_downstreams`. A list, so that the lock can be replaced after a fork."""
 
 
-def _replace_lock_after_fork() -> None:
-    # A lock that another thread of the parent held would stay locked for ever in the child.
+@after_fork
+def _replace_lock() -> None:
     _locks[0] = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_replace_lock_after_fork)
 
 
 def _downstream_of(fn: Callable[..., Any]) -> Downstream:
@@ -255,19 +242,6 @@ def _downstream_of(fn: Callable[..., Any]) -> Downstream:
 
 class RunningHedgedCall:
     """The state of one hedged call while a driver runs it."""
-
-    __slots__ = (
-        "_call",
-        "_classify",
-        "_classify_result",
-        "_deadline",
-        "_detail",
-        "_downstream",
-        "_error",
-        "_operation",
-        "_outcome",
-        "_serial",
-    )
 
     def __init__(
         self,

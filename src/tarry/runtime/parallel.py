@@ -1,27 +1,26 @@
-"""Copies of a call that run in parallel: in threads, asyncio tasks or trio tasks.
+"""Copies of a call that run in parallel: in threads, or in tasks of asyncio or trio.
 
-All three classes have the same methods: `start(number)` starts a copy, and `next` waits for a copy
-to finish and returns it. The result of a copy that finishes after the call has ended is passed to
+Both classes have the same methods: `start(number)` starts a copy, and `next` waits for a copy to
+finish and returns it. The result of a copy that finishes after the call has ended is passed to
 `discard`.
 """
 
 from __future__ import annotations
 
-import os
 import threading
+from collections import deque
 from contextvars import copy_context
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from tarry.errors import LimitReached
 from tarry.runtime import clocks
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import after_fork, system
 
 if TYPE_CHECKING:
-    from asyncio import Queue, Task
+    import asyncio
     from collections.abc import Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
-    from types import TracebackType
     from typing import Self
 
     import trio
@@ -32,16 +31,13 @@ MAX_ATTEMPT_THREADS = 256
 """Limit of attempts that run in threads, including attempts that timed out but still run."""
 
 _thread_slots = [threading.BoundedSemaphore(MAX_ATTEMPT_THREADS)]
-"""Holds the one semaphore. A list, so that the fork handler can replace the semaphore."""
+"""Holds the one semaphore. A list, so that the semaphore can be replaced after a fork."""
 
 
-def _reset_slots_after_fork() -> None:
-    # A forked child has none of its parent's threads, so all slots are free.
+@after_fork
+def _free_all_slots() -> None:
+    # A forked child has none of its parent's threads.
     _thread_slots[0] = threading.BoundedSemaphore(MAX_ATTEMPT_THREADS)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_slots_after_fork)
 
 
 class FinishedCopy(Generic[T]):
@@ -144,160 +140,89 @@ class ThreadCopies(Generic[T]):
             self._discard(finished.result())
 
 
-class ParallelCopies(Protocol[T]):
+class TaskCopies(Generic[T]):
     """Copies of a coroutine function, each in a task. The function takes the copy's number.
 
     Used as an `async with` block. Leaving the block cancels the copies that still run.
     """
 
-    async def __aenter__(self) -> Self:
-        """Prepare to start copies."""
-        ...
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Cancel the copies that still run, and wait for them."""
-        ...
-
-    def start(self, number: int, delay: float = 0.0) -> None:
-        """Start a copy in a new task after `delay` seconds."""
-        ...
-
-    async def next(self) -> FinishedCopy[T]:
-        """Wait until a copy finishes, and return it."""
-        ...
-
-
-def parallel_copies(
-    fn: Callable[[int], Awaitable[T]], discard: Callable[[T], Awaitable[object]] | None = None
-) -> ParallelCopies[T]:
-    """Return an object that runs copies of `fn` on the running event loop."""
-    return TrioCopies(fn, discard) if clocks.in_trio() else AsyncioCopies(fn, discard)
-
-
-async def _discard_result(
-    finished: FinishedCopy[T], discard: Callable[[T], Awaitable[object]]
-) -> None:
-    if finished.has_result:
-        await discard(finished.result())
-
-
-class AsyncioCopies(Generic[T]):
-    """Copies in asyncio tasks."""
-
-    __slots__ = ("_discard", "_finished", "_fn", "_tasks")
-
     def __init__(
         self,
         fn: Callable[[int], Awaitable[T]],
-        discard: Callable[[T], Awaitable[object]] | None,
+        discard: Callable[[T], Awaitable[object]] | None = None,
     ) -> None:
-        import asyncio
-
         self._fn = fn
         self._discard = discard
-        self._finished: Queue[FinishedCopy[T]] = asyncio.Queue()
-        self._tasks: set[Task[None]] = set()
+        self._finished: deque[FinishedCopy[T]] = deque()
+        self._has_finished: asyncio.Event | trio.Event | None = None
+        """Set when a copy finishes, while `next` waits for it."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._trio: tuple[AbstractAsyncContextManager[trio.Nursery], trio.Nursery] | None = None
+        """The nursery and its context manager; None on asyncio."""
+        self._cancelled: type[BaseException] | tuple[()] = ()
+        """The type of the errors that a copy must not catch."""
 
     async def __aenter__(self) -> Self:
-        """Return itself: asyncio needs no preparation."""
+        """Open a nursery if the event loop is trio's."""
+        if clocks.in_trio():
+            import trio
+
+            manager = trio.open_nursery()
+            self._trio = manager, await manager.__aenter__()
+            self._cancelled = trio.Cancelled
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Cancel the copies that still run, and wait for them."""
-        import asyncio
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Cancel the copies that still run, wait for them, and discard their results."""
+        if self._trio is None:
+            import asyncio
 
-        for task in self._tasks:
-            task.cancel()
-        try:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-        finally:
-            while self._discard is not None and not self._finished.empty():
-                await _discard_result(self._finished.get_nowait(), self._discard)
+            for task in self._tasks:
+                task.cancel()
+            try:
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+            finally:
+                await self._discard_results()
+        else:
+            import trio
 
-    def start(self, number: int, delay: float = 0.0) -> None:
-        """Start a copy in a new task after `delay` seconds."""
-        import asyncio
-
-        self._tasks.add(asyncio.create_task(self._run(number, delay)))
-
-    async def next(self) -> FinishedCopy[T]:
-        """Wait until a copy finishes, and return it."""
-        return await self._finished.get()
-
-    async def _run(self, number: int, delay: float) -> None:
-        try:
-            if delay:
-                await system.async_sleep(delay)
-            finished = FinishedCopy(number, await self._fn(number), None)
-        except BaseException as error:
-            finished = FinishedCopy[T](number, None, error)
-        self._finished.put_nowait(finished)
-
-
-class TrioCopies(Generic[T]):
-    """Copies in trio tasks."""
-
-    __slots__ = ("_cancelled", "_discard", "_fn", "_manager", "_nursery", "_receive", "_send")
-
-    _manager: AbstractAsyncContextManager[trio.Nursery]
-    _nursery: trio.Nursery
-
-    def __init__(
-        self,
-        fn: Callable[[int], Awaitable[T]],
-        discard: Callable[[T], Awaitable[object]] | None,
-    ) -> None:
-        import trio
-
-        self._fn = fn
-        self._discard = discard
-        self._send: trio.MemorySendChannel[FinishedCopy[T]]
-        self._receive: trio.MemoryReceiveChannel[FinishedCopy[T]]
-        self._send, self._receive = trio.open_memory_channel(float("inf"))
-        self._cancelled = trio.Cancelled
-
-    async def __aenter__(self) -> Self:
-        """Open the nursery."""
-        import trio
-
-        self._manager = trio.open_nursery()
-        self._nursery = await self._manager.__aenter__()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Cancel the copies that still run, and wait for them."""
-        import trio
-
-        self._nursery.cancel_scope.cancel()
-        try:
-            await self._manager.__aexit__(None, None, None)
-        finally:
-            while self._discard is not None and self._receive.statistics().current_buffer_used:
+            manager, nursery = self._trio
+            nursery.cancel_scope.cancel()
+            try:
+                await manager.__aexit__(None, None, None)
+            finally:
                 with trio.CancelScope(shield=True):  # release connections even when cancelled
-                    await _discard_result(self._receive.receive_nowait(), self._discard)
+                    await self._discard_results()
 
     def start(self, number: int, delay: float = 0.0) -> None:
         """Start a copy in a new task after `delay` seconds."""
-        self._nursery.start_soon(self._run, number, delay)
+        if self._trio is None:
+            import asyncio
 
-    async def next(self) -> FinishedCopy[T]:
-        """Wait until a copy finishes, and return it."""
-        return await self._receive.receive()
+            self._tasks.add(asyncio.create_task(self._run(number, delay)))
+        else:
+            self._trio[1].start_soon(self._run, number, delay)
+
+    async def next(self, timeout: float | None) -> FinishedCopy[T] | None:
+        """Return the next finished copy, or None after `timeout` seconds."""
+        if timeout is None:
+            return await self._next_finished()
+        with clocks.timeout(timeout):
+            return await self._next_finished()
+        return None  # the timeout expired before a copy finished
+
+    async def _next_finished(self) -> FinishedCopy[T]:
+        while not self._finished:
+            if self._trio is None:
+                import asyncio
+
+                self._has_finished = asyncio.Event()
+            else:
+                import trio
+
+                self._has_finished = trio.Event()
+            await self._has_finished.wait()
+        return self._finished.popleft()
 
     async def _run(self, number: int, delay: float) -> None:
         try:
@@ -308,4 +233,12 @@ class TrioCopies(Generic[T]):
             raise
         except BaseException as error:
             finished = FinishedCopy[T](number, None, error)
-        self._send.send_nowait(finished)
+        self._finished.append(finished)
+        if self._has_finished is not None:
+            self._has_finished.set()
+
+    async def _discard_results(self) -> None:
+        while self._finished:
+            finished = self._finished.popleft()
+            if self._discard is not None and finished.has_result:
+                await self._discard(finished.result())
