@@ -23,7 +23,7 @@ from tarry.errors import StoreUnavailable
 from tarry.service.api.application import Api
 from tarry.service.engine.context import EngineLimits
 from tarry.service.store import Lease
-from tarry.testing.clock import VirtualClock
+from tarry.testing import VirtualClock
 from tests.chaos.api_client import build_api, send_request
 from tests.chaos.environment import Environment, FaultyNetwork, FaultyStore, SimulatedProcess
 from tests.chaos.invariants import InvariantViolation

@@ -13,17 +13,8 @@ import re
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
+from tarry.core import events
 from tarry.core.checks import check_one_of
-from tarry.core.events import (
-    AttemptFailed,
-    AttemptStarted,
-    BreakerMoved,
-    GaveUp,
-    HedgeFired,
-    HedgeWon,
-    Succeeded,
-    WillWait,
-)
 from tarry.core.outcome import Kind
 from tarry.errors import ConfigurationTypeError, MissingExtra, ResultNotAccepted
 from tarry.telemetry.logs import EVENT_NAMES
@@ -48,8 +39,6 @@ if TYPE_CHECKING:
 
     from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
     from opentelemetry.trace import Span, TracerProvider
-
-    from tarry.core.events import Event
 
 MAX_NESTED_ATTEMPTS = 16
 """Limit of open spans in a context. A cancelled attempt emits no event that ends its span. Without
@@ -100,33 +89,33 @@ class OpenTelemetryListener:
             "tarry_open_spans", default=()
         )
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         """Record one event."""
         error_type = None
-        if isinstance(event, AttemptFailed):
+        if isinstance(event, events.AttemptFailed):
             error_type = self._errors(_error_type(event))
         self._trace(event, error_type)
         self._metrics.count(event, error_type)
 
-    def _record_events(self, event: Event, error_type: str | None) -> None:
+    def _record_events(self, event: events.Event, error_type: str | None) -> None:
         span = trace.get_current_span()
         if not span.is_recording():
             return
         match event:
-            case AttemptFailed():
+            case events.AttemptFailed():
                 attributes = _attempt_attributes(event)
                 attributes |= {"tarry.outcome": event.kind.value, "error.type": error_type or ""}
-                span.add_event(EVENT_NAMES[AttemptFailed], attributes)
-            case GaveUp():
+                span.add_event(EVENT_NAMES[events.AttemptFailed], attributes)
+            case events.GaveUp():
                 attributes = _call_attributes(event)
                 attributes |= {"tarry.attempts": event.attempts, "tarry.reason": event.reason.value}
-                span.add_event(EVENT_NAMES[GaveUp], attributes)
+                span.add_event(EVENT_NAMES[events.GaveUp], attributes)
             case _:
                 return
 
-    def _record_spans(self, event: Event, error_type: str | None) -> None:
+    def _record_spans(self, event: events.Event, error_type: str | None) -> None:
         match event:
-            case AttemptStarted():
+            case events.AttemptStarted():
                 # The span is not made the current span, because after a cancellation no event
                 # would restore the previous one.
                 kinds = trace.SpanKind
@@ -136,14 +125,14 @@ class OpenTelemetryListener:
                 )
                 opened = _OpenSpan((event.operation, event.downstream, event.attempt), span)
                 self._open_spans.set((*self._open_spans.get()[1 - MAX_NESTED_ATTEMPTS :], opened))
-            case AttemptFailed():
+            case events.AttemptFailed():
                 attempt_span = self._pop_span((event.operation, event.downstream, event.attempt))
                 if attempt_span is not None:
                     attempt_span.set_attribute("tarry.outcome", event.kind.value)
                     attempt_span.set_attribute("error.type", error_type or "")
                     attempt_span.set_status(trace.StatusCode.ERROR)
                     attempt_span.end()
-            case Succeeded():
+            case events.Succeeded():
                 attempt_span = self._pop_span((event.operation, event.downstream, event.attempts))
                 if attempt_span is not None:
                     attempt_span.set_attribute("tarry.outcome", "success")
@@ -171,14 +160,16 @@ def _check_provider(field: str, provider: object, method: str) -> None:
         raise ConfigurationTypeError(field, "must be a provider of opentelemetry or None", provider)
 
 
-def _call_attributes(event: Event) -> dict[str, str | int]:
+def _call_attributes(event: events.Event) -> dict[str, str | int]:
     attributes: dict[str, str | int] = {"tarry.operation": event.operation}
     if event.downstream is not None:
         attributes["tarry.downstream"] = event.downstream
     return attributes
 
 
-def _attempt_attributes(event: AttemptStarted | AttemptFailed) -> dict[str, str | int]:
+def _attempt_attributes(
+    event: events.AttemptStarted | events.AttemptFailed,
+) -> dict[str, str | int]:
     attributes = _call_attributes(event) | {"tarry.attempt": event.attempt}
     # The semantic conventions omit this attribute on the first attempt.
     if event.attempt > 1 and _match_http_operation(event.operation):
@@ -186,7 +177,7 @@ def _attempt_attributes(event: AttemptStarted | AttemptFailed) -> dict[str, str 
     return attributes
 
 
-def _error_type(event: AttemptFailed) -> str:
+def _error_type(event: events.AttemptFailed) -> str:
     """Return the HTTP status or gRPC code of a failure, else the name of the error's class."""
     error = event.error
     if isinstance(error, ResultNotAccepted):
@@ -234,35 +225,35 @@ class OpenTelemetryMetrics:
             "tarry.budget.balance", [self._observe_balances], "{token}", "Tokens in retry budgets."
         )
 
-    def count(self, event: Event, error_type: str | None) -> None:
+    def count(self, event: events.Event, error_type: str | None) -> None:
         """Count one event; `error_type` is set for failed attempts."""
         match event:
-            case AttemptFailed():
+            case events.AttemptFailed():
                 attributes = self._attributes(event) | {"tarry.outcome": event.kind.value}
                 self._attempts.add(1, attributes | {"error.type": error_type or ""})
-            case Succeeded():
+            case events.Succeeded():
                 attributes = self._attributes(event)
                 self._attempts.add(1, attributes | {"tarry.outcome": Kind.SUCCESS.value})
                 self._calls.add(1, attributes | {"tarry.result": call_result(event)})
-            case GaveUp():
+            case events.GaveUp():
                 attributes = self._attributes(event) | {"tarry.result": call_result(event)}
                 self._calls.add(1, attributes | {"tarry.reason": event.reason.value})
-            case WillWait():
+            case events.WillWait():
                 self._delays.record(event.delay, self._attributes(event))
-            case BreakerMoved():
+            case events.BreakerMoved():
                 states = {
                     "tarry.breaker.before": event.before.value,
                     "tarry.breaker.after": event.after.value,
                 }
                 self._transitions.add(1, self._attributes(event) | states)
-            case HedgeFired():
+            case events.HedgeFired():
                 self._hedges.add(1, self._attributes(event) | {"tarry.result": "fired"})
-            case HedgeWon():
+            case events.HedgeWon():
                 self._hedges.add(1, self._attributes(event) | {"tarry.result": "won"})
             case _:
                 return
 
-    def _attributes(self, event: Event) -> dict[str, str]:
+    def _attributes(self, event: events.Event) -> dict[str, str]:
         attributes: dict[str, str] = {}
         if event.operation:  # events of breakers belong to no operation
             attributes["tarry.operation"] = self._operations(event.operation)

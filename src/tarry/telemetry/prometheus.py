@@ -8,17 +8,10 @@ the downstreams at each scrape.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
-from tarry.core.events import (
-    AttemptFailed,
-    BreakerMoved,
-    GaveUp,
-    HedgeFired,
-    HedgeWon,
-    Succeeded,
-    WillWait,
-)
+from tarry.core import events
 from tarry.core.outcome import Kind
 from tarry.errors import ConfigurationTypeError, MissingExtra
 from tarry.telemetry.metrics import (
@@ -44,8 +37,6 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
-    from tarry.core.events import Event
-
 _LABELS = ("operation", "downstream")
 
 
@@ -65,17 +56,14 @@ class PrometheusListener:
             raise ConfigurationTypeError("registry", rule, registry)
         self._operations = LabelLimit(max_names)
         self._downstreams = LabelLimit(max_names)
-        self._attempts = Counter(
-            "tarry_attempts",
-            "Attempts that ended, by outcome.",
-            (*_LABELS, "outcome"),
-            registry=registry,
+        counter = partial(Counter, registry=registry)
+        self._attempts = counter(
+            "tarry_attempts", "Attempts that ended, by outcome.", (*_LABELS, "outcome")
         )
-        self._calls = Counter(
+        self._calls = counter(
             "tarry_calls",
             "Calls that ended, by result; failed calls by the reason why they were not retried.",
             (*_LABELS, "result", "reason"),
-            registry=registry,
         )
         self._delays = Histogram(
             "tarry_retry_delay_seconds",
@@ -84,48 +72,46 @@ class PrometheusListener:
             buckets=DELAY_BUCKETS_S,
             registry=registry,
         )
-        self._transitions = Counter(
+        self._transitions = counter(
             "tarry_breaker_transitions",
             "State changes of circuit breakers.",
             ("downstream", "before", "after"),
-            registry=registry,
         )
-        self._hedges = Counter(
+        self._hedges = counter(
             "tarry_hedges",
             "Additional copies of hedged calls: fired, and won.",
             (*_LABELS, "result"),
-            registry=registry,
         )
         registry.register(_DownstreamCollector(self._downstreams))
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         """Count one event."""
         match event:
-            case AttemptFailed():
+            case events.AttemptFailed():
                 self._attempts.labels(*self._labels(event), event.kind.value).inc()
-            case Succeeded():
+            case events.Succeeded():
                 labels = self._labels(event)
                 self._attempts.labels(*labels, Kind.SUCCESS.value).inc()
                 self._calls.labels(*labels, call_result(event), "").inc()
-            case GaveUp():
+            case events.GaveUp():
                 labels = self._labels(event)
                 self._calls.labels(*labels, call_result(event), event.reason.value).inc()
-            case WillWait():
+            case events.WillWait():
                 self._delays.labels(*self._labels(event)).observe(event.delay)
-            case BreakerMoved():
+            case events.BreakerMoved():
                 states = event.before.value, event.after.value
                 self._transitions.labels(self._downstream(event), *states).inc()
-            case HedgeFired():
+            case events.HedgeFired():
                 self._hedges.labels(*self._labels(event), "fired").inc()
-            case HedgeWon():
+            case events.HedgeWon():
                 self._hedges.labels(*self._labels(event), "won").inc()
             case _:
-                return
+                pass
 
-    def _labels(self, event: Event) -> tuple[str, str]:
+    def _labels(self, event: events.Event) -> tuple[str, str]:
         return self._operations(event.operation), self._downstream(event)
 
-    def _downstream(self, event: Event) -> str:
+    def _downstream(self, event: events.Event) -> str:
         """Return the downstream's label; Prometheus treats an empty label as absent."""
         return "" if event.downstream is None else self._downstreams(event.downstream)
 
@@ -138,10 +124,9 @@ class _DownstreamCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Return the current gauges."""
+        labels = "downstream", "state"
         state = GaugeMetricFamily(
-            "tarry_breaker_state",
-            "Circuit breakers in each state.",
-            labels=("downstream", "state"),
+            "tarry_breaker_state", "Circuit breakers in each state.", labels=labels
         )
         for (name, breaker_state), number in count_breaker_states(self._labels).items():
             state.add_metric((name, breaker_state.value), number)

@@ -1,8 +1,206 @@
-"""Tools for tests of programs that use tarry: skip waits, cap attempts, virtual time, events."""
+"""Tools for tests of programs that use tarry: skip waits, cap attempts, virtual time, events.
+
+Each of the context managers affects the whole process.
+"""
 
 from __future__ import annotations
 
-from tarry.testing.clock import VirtualClock
-from tarry.testing.controls import capped_attempts, captured_events, no_wait, scripted_random
+import selectors
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from tarry.core.checks import check_count, check_number
+from tarry.errors import ConfigurationError, MissingExtra
+from tarry.runtime.clocks import system
+from tarry.runtime.events import bus
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Generator, Iterable
+    from types import TracebackType
+    from typing import Self
+
+    from tarry.core.events import Event
+    from tarry.runtime.clocks import CancelToken
 
 __all__ = ["VirtualClock", "capped_attempts", "captured_events", "no_wait", "scripted_random"]
+
+T = TypeVar("T")
+
+
+@contextmanager
+def no_wait() -> Generator[None]:
+    """Make every wait return at once. Decisions, delays and events are unchanged."""
+    previous = system.sleep, system.async_sleep
+    system.sleep, system.async_sleep = _sleep, _async_sleep
+    try:
+        yield
+    finally:
+        system.sleep, system.async_sleep = previous
+
+
+@contextmanager
+def capped_attempts(max_attempts: int) -> Generator[None]:
+    """Limit every call to `max_attempts` attempts."""
+    previous = system.max_attempts
+    system.max_attempts = check_count("max_attempts", max_attempts)
+    try:
+        yield
+    finally:
+        system.max_attempts = previous
+
+
+@contextmanager
+def scripted_random(numbers: Iterable[float]) -> Generator[None]:
+    """Use these numbers instead of random numbers; the last number is repeated."""
+    script = [float(number) for number in numbers]
+    if not script or not all(0 <= number < 1 for number in script):
+        raise ConfigurationError("numbers", "must be at least one number from [0, 1)", script)
+    script.reverse()
+
+    def draw() -> float:
+        return script.pop() if len(script) > 1 else script[0]
+
+    previous = system.draw
+    system.draw = draw
+    try:
+        yield
+    finally:
+        system.draw = previous
+
+
+@contextmanager
+def captured_events() -> Generator[list[Event]]:
+    """Collect every event into a list."""
+    events: list[Event] = []
+    remove = bus.listen(events.append)
+    try:
+        yield events
+    finally:
+        remove()
+
+
+def _sleep(seconds: float, cancel: CancelToken | None) -> None:
+    """Return at once."""
+
+
+async def _async_sleep(seconds: float) -> None:
+    """Return at once."""
+
+
+class _TrioClock(NamedTuple):
+    now: Callable[[], float]
+    jump: Callable[[float], None]
+
+
+class VirtualClock:
+    """A clock that advances only when code waits: `with VirtualClock() as clock:`.
+
+    A wait of plain code advances the clock and returns at once. For coroutines, `clock.run(main)`
+    and `clock.run_trio(main)` run an event loop that uses the clock: when every task waits, the
+    clock jumps to the time at which the first of them continues. `start` is the initial time, by
+    default the current time.
+    """
+
+    def __init__(self, start: float | None = None) -> None:
+        self._now = system.now() if start is None else check_number("start", start)
+        self._started = self._now
+        self._replaced: tuple[Any, ...] | None = None
+        self._trio: _TrioClock | None = None
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of virtual time since the clock was created."""
+        return self.now() - self._started
+
+    def now(self) -> float:
+        """Return the virtual time."""
+        return self._now if self._trio is None else self._trio.now()
+
+    def advance(self, seconds: float) -> None:
+        """Advance the virtual time by `seconds`."""
+        if seconds < 0:
+            raise ConfigurationError("seconds", "must be at least 0", seconds)
+        if self._trio is None:
+            self._now += seconds
+        else:
+            self._trio.jump(seconds)
+
+    def __enter__(self) -> Self:
+        """Replace the real clock."""
+        self._replaced = system.now, system.sleep
+        system.now, system.sleep = self.now, self._sleep
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Restore the real clock."""
+        assert self._replaced is not None  # noqa: S101 - entered before
+        system.now, system.sleep = self._replaced
+        self._replaced = None
+
+    def run(self, main: Callable[[], Awaitable[T]]) -> T:
+        """Run a coroutine function on asyncio in virtual time."""
+        import asyncio
+
+        async def run_main() -> T:
+            return await main()
+
+        loop = _virtual_loop(self)
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            return runner.run(run_main())
+
+    def run_trio(self, main: Callable[[], Awaitable[T]]) -> T:
+        """Run a coroutine function on trio in virtual time."""
+        try:
+            import trio
+            import trio.testing
+        except ImportError as error:
+            msg = "run_trio needs trio: pip install 'tarry[trio]'"
+            raise MissingExtra(msg) from error
+        mock = trio.testing.MockClock(autojump_threshold=0)
+        base = self._now - mock.current_time()
+        self._trio = _TrioClock(now=lambda: base + mock.current_time(), jump=mock.jump)
+        try:
+            return trio.run(main, clock=mock)
+        finally:
+            self._now, self._trio = self._trio.now(), None
+
+    def _sleep(self, seconds: float, cancel: CancelToken | None) -> None:
+        if cancel is None or not cancel.cancelled:
+            self.advance(seconds)
+
+
+def _virtual_loop(clock: VirtualClock) -> Any:
+    import asyncio
+
+    class Selector(selectors.DefaultSelector):
+        """Advances the virtual time to the next timer instead of waiting for it."""
+
+        def select(self, timeout: float | None = None) -> Any:
+            ready = super().select(0)
+            if ready or timeout == 0:
+                return ready
+            if timeout is None:  # no timer is set: only another thread can wake the loop
+                return super().select(None)
+            clock.advance(timeout)
+            return ready
+
+    class Loop(asyncio.SelectorEventLoop):
+        def __init__(self, selector: selectors.BaseSelector) -> None:
+            super().__init__(selector)
+            # The default is a nanosecond. After half a year of virtual time, a float cannot
+            # represent such a small difference.
+            self._clock_resolution = 1e-6
+
+        def time(self) -> float:
+            return clock.now()
+
+        async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ARG002
+            """Wait for real threads without a timeout, which virtual time would skip."""
+            await super().shutdown_default_executor()
+
+    return Loop(Selector())

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tarry.testing import VirtualClock, capped_attempts, captured_events, no_wait
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tarry.core.events import Event
-    from tarry.testing.clock import VirtualClock
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -33,42 +34,34 @@ def _tarry_marker(request: pytest.FixtureRequest) -> Iterator[None]:
     if marker is None:
         yield
         return
-    from tarry.testing import controls
-
     unknown = [*map(repr, marker.args), *(set(marker.kwargs) - {"attempts", "wait"})]
     if unknown:
         msg = f"@pytest.mark.tarry takes attempts= and wait=, got {', '.join(unknown)}"
         raise pytest.UsageError(msg)
     with ExitStack() as stack:
         if marker.kwargs.get("attempts") is not None:
-            stack.enter_context(controls.capped_attempts(marker.kwargs["attempts"]))
+            stack.enter_context(capped_attempts(marker.kwargs["attempts"]))
         if marker.kwargs.get("wait", True) is False:
-            stack.enter_context(controls.no_wait())
+            stack.enter_context(no_wait())
         yield
 
 
 @pytest.fixture
 def tarry_no_wait() -> Iterator[None]:
     """Make every wait return at once."""
-    from tarry.testing import controls
-
-    with controls.no_wait():
+    with no_wait():
         yield
 
 
 @pytest.fixture
 def tarry_events() -> Iterator[list[Event]]:
     """Collect the events of this test."""
-    from tarry.testing import controls
-
-    with controls.captured_events() as events:
+    with captured_events() as events:
         yield events
 
 
 @pytest.fixture
 def tarry_clock() -> Iterator[VirtualClock]:
     """Run the test in virtual time."""
-    from tarry.testing.clock import VirtualClock
-
     with VirtualClock() as clock:
         yield clock

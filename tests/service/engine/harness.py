@@ -22,7 +22,7 @@ from tarry.service.engine.reporting import Event, Reporter
 from tarry.service.engine.result_writer import build_callback_task
 from tarry.service.model import AttemptRecord, Task, TaskContent
 from tarry.service.store import AddResult, Lease, NewTask, Retention, Store
-from tarry.testing.clock import VirtualClock
+from tarry.testing import VirtualClock
 from tests.service.stores.model_store import ModelStore
 
 EPOCH = 1_800_000_000.0
