@@ -27,11 +27,13 @@ class SynchronousSqliteStore(SqliteStore):
         """Close the file."""
         self.database.close()
 
-    async def _write(self, operation: Callable[[Transaction], T], weight: int = 1) -> T:
+    async def write(self, operation: Callable[[Transaction], T], weight: int = 1) -> T:
+        """Run an operation."""
         value: T = self._unwrap(self.database.apply([operation]))
         return value
 
-    async def _read(self, query: Callable[[ReadTransaction], T]) -> T:
+    async def read(self, query: Callable[[ReadTransaction], T]) -> T:
+        """Run a query."""
         value: T = self._unwrap(self.database.read([query]))
         return value
 

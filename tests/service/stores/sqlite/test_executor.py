@@ -30,7 +30,7 @@ async def submit_together(store: SqliteStore, calls: Iterable[Coroutine[Any, Any
         started.set()
         gate.wait()
 
-    first = asyncio.ensure_future(store._write(busy))
+    first = asyncio.ensure_future(store.write(busy))
     await asyncio.to_thread(started.wait)
     waiting = [asyncio.ensure_future(call) for call in calls]
     await asyncio.sleep(0)

@@ -37,7 +37,8 @@ T = TypeVar("T")
 class SerializedStore(SynchronousSqliteStore):
     """A store whose calls and results are encoded and decoded as for the writer process."""
 
-    async def _write(self, operation: Callable[[Transaction], T], weight: int = 1) -> T:
+    async def write(self, operation: Callable[[Transaction], T], weight: int = 1) -> T:
+        """Run an operation that was encoded and decoded."""
         assert isinstance(operation, OperationCall)
         frame = run_calls(self.database, encode_calls([operation]))
         value: T = self._unwrap(decode_answers([operation], frame))
@@ -290,7 +291,7 @@ def test_errors_of_tarry_keep_their_class(tmp_path: Path) -> None:
     try:
         store = SerializedStore(tmp_path / "tasks.db", lambda: 1)
         with pytest.raises(RuntimeError, match="KeyError: 'x'"):
-            asyncio.run(store._write(OperationCall(broken, "x")))
+            asyncio.run(store.write(OperationCall(broken, "x")))
         asyncio.run(store.close())
     finally:
         del writer_process.OPERATIONS["broken"]

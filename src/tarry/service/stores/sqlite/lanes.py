@@ -19,33 +19,34 @@ FROM lane AS l CROSS JOIN tenant AS n ON n.id = l.tenant
 """
 
 
-def park(tx: Transaction, name: str, until: int, probes: int, opened: int) -> None:
+def park(tx: Transaction, lane: str, until: int, probes: int, opened: int) -> None:
     """Lease no task of a lane until this time, and afterwards `probes` tasks at a time."""
-    lane = tx.lane(tx.names.lane_id(name))
-    lane.parked_until, lane.probes, lane.opened = until, probes, opened
-    lane.leave_rotation()
+    row = tx.lane(tx.names.lane_id(lane))
+    row.parked_until, row.probes, row.opened = until, probes, opened
+    row.leave_rotation()
 
 
-def pause(tx: Transaction, name: str) -> None:
+def pause(tx: Transaction, lane: str) -> None:
     """Lease no task of a lane until it is resumed."""
-    lane = tx.lane(tx.names.lane_id(name))
-    lane.paused = 1
-    lane.leave_rotation()
+    row = tx.lane(tx.names.lane_id(lane))
+    row.paused = 1
+    row.leave_rotation()
 
 
-def unpark(tx: Transaction, name: str, *, end_pause: bool = False) -> None:
+def unpark(tx: Transaction, lane: str) -> None:
     """End the parking of a lane whose downstream has recovered; a paused lane stays paused."""
-    row = tx.execute("SELECT id FROM lane WHERE name = ?", (name,)).fetchone()
-    if row is not None:
-        lane = tx.lane(row[0])
-        lane.parked_until, lane.probes, lane.opened = None, 0, 0
-        lane.paused = 0 if end_pause else lane.paused
-        lane.leave_rotation()
+    for (lane_id,) in tx.execute("SELECT id FROM lane WHERE name = ?", (lane,)):
+        row = tx.lane(lane_id)
+        row.parked_until, row.probes, row.opened = None, 0, 0
+        row.leave_rotation()
 
 
-def resume(tx: Transaction, name: str) -> None:
+def resume(tx: Transaction, lane: str) -> None:
     """End the parking and the pause of a lane."""
-    unpark(tx, name, end_pause=True)
+    for (lane_id,) in tx.execute("SELECT id FROM lane WHERE name = ?", (lane,)):
+        row = tx.lane(lane_id)
+        row.parked_until, row.probes, row.opened, row.paused = None, 0, 0, 0
+        row.leave_rotation()
 
 
 def get_lane(tx: ReadTransaction, name: str) -> LaneRecord | None:
@@ -55,7 +56,7 @@ def get_lane(tx: ReadTransaction, name: str) -> LaneRecord | None:
 
 
 def list_lanes(
-    tx: ReadTransaction, tenant: str | None, cursor: str | None, limit: int
+    tx: ReadTransaction, tenant: str | None, cursor: str | None = None, limit: int = 100
 ) -> Page[LaneRecord]:
     """List lanes by name; the cursor is the last name of the previous page."""
     where = "WHERE l.name > ?1"

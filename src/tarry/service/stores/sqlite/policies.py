@@ -30,7 +30,7 @@ def put_policy(
     replace: bool,  # noqa: FBT001 - operations are sent with positional arguments
 ) -> tuple[PolicyWriteStatus, PolicyVersion]:
     """Write a policy, or a new version of it if `replace` is set."""
-    newest = get_policy(tx, policy.tenant, policy.id, None)
+    newest = get_policy(tx, policy.tenant, policy.id)
     if newest is not None:
         if newest.document == policy.document:
             return PolicyWriteStatus.SAME, newest
@@ -54,7 +54,7 @@ def put_policy(
 
 
 def get_policy(
-    tx: ReadTransaction, tenant: str, policy_id: str, version: int | None
+    tx: ReadTransaction, tenant: str, policy_id: str, version: int | None = None
 ) -> PolicyVersion | None:
     """Return a version of a policy, by default the newest."""
     if version is None:
@@ -65,7 +65,7 @@ def get_policy(
 
 
 def list_policies(
-    tx: ReadTransaction, tenant: str, cursor: str | None, limit: int
+    tx: ReadTransaction, tenant: str, cursor: str | None = None, limit: int = 100
 ) -> Page[PolicyVersion]:
     """List the newest version of each policy, by id; the cursor is the last id of a page."""
     policies: list[PolicyVersion] = []
@@ -80,7 +80,7 @@ def list_policies(
 
 def delete_policy(tx: Transaction, tenant: str, policy_id: str) -> PolicyWriteStatus:
     """Delete all versions of a policy, unless live tasks use it."""
-    newest = get_policy(tx, tenant, policy_id, None)
+    newest = get_policy(tx, tenant, policy_id)
     if newest is None:
         return PolicyWriteStatus.MISSING
     tx.flush()  # the number of live tasks is read with SQL
@@ -93,9 +93,9 @@ def delete_policy(tx: Transaction, tenant: str, policy_id: str) -> PolicyWriteSt
     return PolicyWriteStatus.DONE
 
 
-def put_key(tx: Transaction, api_key: ApiKey) -> None:
+def put_key(tx: Transaction, key: ApiKey) -> None:
     """Store an API key, unless its id exists."""
-    row = (api_key.id, api_key.tenant, api_key.digest, api_key.name, tx.now)
+    row = (key.id, key.tenant, key.digest, key.name, tx.now)
     tx.execute("INSERT INTO api_key VALUES (?, ?, ?, ?, ?, NULL) ON CONFLICT (id) DO NOTHING", row)
 
 
@@ -105,7 +105,7 @@ def find_key(tx: ReadTransaction, digest: bytes) -> ApiKey | None:
     return None if row is None else decode_row(row, ApiKey)
 
 
-def list_keys(tx: ReadTransaction, tenant: str | None) -> list[ApiKey]:
+def list_keys(tx: ReadTransaction, tenant: str | None = None) -> list[ApiKey]:
     """List the API keys of a tenant, or of all tenants (None)."""
     where, names = ("", ()) if tenant is None else ("WHERE tenant = ?", (tenant,))
     rows = tx.execute(f"{_SELECT_KEY} {where} ORDER BY id LIMIT {_MAX_LISTED_KEYS}", names)

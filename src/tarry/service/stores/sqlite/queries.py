@@ -149,7 +149,7 @@ def get_task(tx: ReadTransaction, tenant: str, task_id: str) -> Task | None:
 
 
 def list_attempts(
-    tx: ReadTransaction, tenant: str, task_id: str, after: int, limit: int
+    tx: ReadTransaction, tenant: str, task_id: str, after: int = 0, limit: int = 100
 ) -> list[AttemptRecord]:
     """Return a task's attempt log, starting after attempt number `after`."""
     row = tx.execute(_SEQ_BY_ID, (tenant, pack_id(task_id))).fetchone()
@@ -160,7 +160,7 @@ def list_attempts(
 
 
 def list_tasks(
-    tx: ReadTransaction, tenant: str, query: TaskFilter, cursor: str | None, limit: int
+    tx: ReadTransaction, tenant: str, query: TaskFilter, cursor: str | None = None, limit: int = 100
 ) -> Page[Task]:
     """List tasks, newest first; the cursor is the last row id that the previous page has read."""
     before = _AFTER_ALL_ROWS if cursor is None else parse_cursor(cursor)
@@ -216,7 +216,7 @@ def resolve_names(
     return tenant_id, lane_id, policy_id
 
 
-def counters(tx: ReadTransaction, tenant: str | None) -> Counters:
+def counters(tx: ReadTransaction, tenant: str | None = None) -> Counters:
     """Return the number of tasks for each status, of one tenant or of all (None)."""
     where, names = ("", ()) if tenant is None else ("WHERE name = ?", (tenant,))
     row = tx.execute(f"SELECT {_COUNTERS} FROM tenant {where}", names).fetchone()

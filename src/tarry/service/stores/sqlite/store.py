@@ -10,7 +10,7 @@ not wait for commits.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from msgspec.structs import replace as copy_with
 
@@ -38,15 +38,39 @@ from tarry.service.stores.sqlite.writer_process import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from os import PathLike
+    from types import CoroutineType
 
     from tarry.service import model
     from tarry.service import store as port
     from tarry.service.stores.sqlite.executor import Executor
     from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _LEASES_PER_RECOVERY = 1000
+
+
+def _write_method(
+    run: Callable[Concatenate[Transaction, P], T],
+) -> Callable[Concatenate[SqliteStore, P], CoroutineType[Any, Any, T]]:
+    """Return a method of the port that runs one operation in a write transaction."""
+
+    async def method(self: SqliteStore, /, *arguments: P.args, **named: P.kwargs) -> T:
+        return await self.write(OperationCall(run, *arguments, **named))
+
+    return method  # type: ignore[return-value] # mypy infers Coroutine instead of CoroutineType
+
+
+def _read_method(
+    run: Callable[Concatenate[ReadTransaction, P], T],
+) -> Callable[Concatenate[SqliteStore, P], CoroutineType[Any, Any, T]]:
+    """Return a method of the port that runs one query in a read transaction."""
+
+    async def method(self: SqliteStore, /, *arguments: P.args, **named: P.kwargs) -> T:
+        return await self.read(lambda tx: run(tx, *arguments, **named))
+
+    return method  # type: ignore[return-value] # mypy infers Coroutine instead of CoroutineType
 
 
 class SqliteStore:
@@ -86,7 +110,7 @@ class SqliteStore:
                 else ThreadExecutor("tarry-sqlite-writer", self.database.apply)
             )
             self._reader = ThreadExecutor("tarry-sqlite-reader", self._read_database.read)
-        while await self._write(OperationCall(transitions.recover_leases, _LEASES_PER_RECOVERY)):
+        while await self.write(OperationCall(transitions.recover_leases, _LEASES_PER_RECOVERY)):
             pass
 
     async def close(self) -> None:
@@ -100,7 +124,7 @@ class SqliteStore:
         if self.database.worker_lock is not None:
             self.database.worker_lock.release()
 
-    async def _write(self, operation: Callable[[Transaction], T], weight: int = 1) -> T:
+    async def write(self, operation: Callable[[Transaction], T], weight: int = 1) -> T:
         """Run an operation in a transaction that is durable before this returns.
 
         `weight` is the approximate number of tasks that the operation changes, by which the
@@ -108,11 +132,9 @@ class SqliteStore:
         """
         return await _submit(self._writer, operation, weight)
 
-    async def _read(self, query: Callable[[ReadTransaction], T]) -> T:
+    async def read(self, query: Callable[[ReadTransaction], T]) -> T:
+        """Run a query on the second connection."""
         return await _submit(self._reader, query, 1)
-
-    async def ping(self) -> int:
-        return await self._write(OperationCall(ping))
 
     # --- tasks and attempts -----------------------------------------------------------------------
 
@@ -123,166 +145,97 @@ class SqliteStore:
         *,
         quota: int | None = None,
     ) -> list[port.AddResult]:
-        results = await self._write(OperationCall(add.add, tasks, lease, quota), len(tasks))
+        results = await self.write(OperationCall(add.add, tasks, lease, quota), len(tasks))
         return add.to_add_results(tasks, lease, results)
 
     async def claim(
         self, lease: port.Lease, *, limit: int, per_lane: int, skip: Collection[str] = ()
     ) -> port.ClaimResult:
-        return await self._write(OperationCall(claim.claim, lease, limit, per_lane, skip), limit)
+        return await self.write(OperationCall(claim.claim, lease, limit, per_lane, skip), limit)
 
     async def finish(self, results: Sequence[port.TaskResult]) -> list[port.FinishStatus]:
         packed = [finish.pack_result(result) for result in results]
-        return await self._write(OperationCall(finish.finish, packed), len(packed))
+        return await self.write(OperationCall(finish.finish, packed), len(packed))
 
     async def release(self, leases: Sequence[port.Release]) -> list[port.FinishStatus]:
-        return await self._write(OperationCall(transitions.release, leases), len(leases))
+        return await self.write(OperationCall(transitions.release, leases), len(leases))
 
-    # --- lanes ------------------------------------------------------------------------------------
+    get_task = _read_method(queries.get_task)
+    list_tasks = _read_method(queries.list_tasks)
+    list_attempts = _read_method(queries.list_attempts)
+    cancel = _write_method(transitions.cancel)
+    retry_now = _write_method(transitions.retry_now)
 
-    async def park(self, lane: str, until: int, *, probes: int, opened: int) -> None:
-        await self._write(OperationCall(lanes.park, lane, until, probes, opened))
+    # --- lanes, policies, API keys, counters ------------------------------------------------------
 
-    async def unpark(self, lane: str) -> None:
-        await self._write(OperationCall(lanes.unpark, lane))
+    park = _write_method(lanes.park)
+    unpark = _write_method(lanes.unpark)
+    resume = _write_method(lanes.resume)
+    pause = _write_method(lanes.pause)
+    list_lanes = _read_method(lanes.list_lanes)
+    get_lane = _read_method(lanes.get_lane)
 
-    async def resume(self, lane: str) -> None:
-        await self._write(OperationCall(lanes.resume, lane))
+    put_policy = _write_method(policies.put_policy)
+    get_policy = _read_method(policies.get_policy)
+    list_policies = _read_method(policies.list_policies)
+    delete_policy = _write_method(policies.delete_policy)
+    put_key = _write_method(policies.put_key)
+    find_key = _read_method(policies.find_key)
+    list_keys = _read_method(policies.list_keys)
+    revoke_key = _write_method(policies.revoke_key)
 
-    async def pause(self, lane: str) -> None:
-        await self._write(OperationCall(lanes.pause, lane))
+    ping = _write_method(ping)
+    counters = _read_method(queries.counters)
+    series = _read_method(queries.series)
 
-    async def list_lanes(
-        self, tenant: str | None, *, cursor: str | None = None, limit: int = 100
-    ) -> port.Page[model.LaneRecord]:
-        return await self._read(lambda tx: lanes.list_lanes(tx, tenant, cursor, limit))
+    # --- dead letters and retention ---------------------------------------------------------------
 
-    async def get_lane(self, name: str) -> model.LaneRecord | None:
-        return await self._read(lambda tx: lanes.get_lane(tx, name))
-
-    # --- tasks of a tenant ------------------------------------------------------------------------
-
-    async def get_task(self, tenant: str, task_id: str) -> model.Task | None:
-        return await self._read(lambda tx: queries.get_task(tx, tenant, task_id))
-
-    async def list_tasks(
-        self, tenant: str, query: port.TaskFilter, *, cursor: str | None = None, limit: int = 100
-    ) -> port.Page[model.Task]:
-        return await self._read(lambda tx: queries.list_tasks(tx, tenant, query, cursor, limit))
-
-    async def list_attempts(
-        self, tenant: str, task_id: str, *, after: int = 0, limit: int = 100
-    ) -> list[model.AttemptRecord]:
-        return await self._read(lambda tx: queries.list_attempts(tx, tenant, task_id, after, limit))
-
-    async def cancel(self, tenant: str, task_id: str) -> port.CancelStatus | None:
-        return await self._write(OperationCall(transitions.cancel, tenant, task_id))
-
-    async def retry_now(self, tenant: str, task_id: str) -> port.RetryNowStatus | None:
-        return await self._write(OperationCall(transitions.retry_now, tenant, task_id))
-
-    # --- dead letters -----------------------------------------------------------------------------
+    get_replay = _read_method(terminal_tasks.get_replay)
+    list_replays = _read_method(terminal_tasks.list_replays)
+    cancel_replay = _write_method(terminal_tasks.cancel_replay)
+    orphans = _read_method(terminal_tasks.orphans)
 
     async def count_dead(self, replay: model.ReplayRecord) -> int:
         """Count in steps, so that other queries can run in between."""
         total, after = 0, 0
         while True:
-            limit = queries.MAX_SCANNED_ROWS
-            find = partial(
-                terminal_tasks.find_dead_letters, replay=replay, after=after, limit=limit
-            )
-            found, cursor = await self._read(find)
+            find = partial(terminal_tasks.find_dead_letters, replay=replay, after=after)
+            found, cursor = await self.read(find)
             total += len(found)
             if cursor is None:
                 return total
             after = cursor
 
     async def start_replay(self, replay: model.ReplayRecord) -> model.ReplayRecord:
-        existing, now = await self._read(
+        existing, now = await self.read(
             lambda tx: (terminal_tasks.find_replay(tx, replay.id), tx.now)
         )
         if existing is not None:
             return existing
         new = copy_with(replay, before=min(replay.before or now, now))
         new.matched = await self.count_dead(new)
-        return await self._write(OperationCall(terminal_tasks.start_replay, new))
-
-    async def get_replay(self, tenant: str, replay_id: str) -> model.ReplayRecord | None:
-        return await self._read(lambda tx: terminal_tasks.get_replay(tx, tenant, replay_id))
-
-    async def list_replays(
-        self, *, running: bool, tenant: str | None = None
-    ) -> list[model.ReplayRecord]:
-        return await self._read(
-            lambda tx: terminal_tasks.list_replays(tx, running=running, tenant=tenant)
-        )
+        return await self.write(OperationCall(terminal_tasks.start_replay, new))
 
     async def replay_step(self, replay_id: str, limit: int) -> model.ReplayRecord | None:
-        return await self._write(OperationCall(terminal_tasks.replay_step, replay_id, limit), limit)
-
-    async def cancel_replay(self, tenant: str, replay_id: str) -> model.ReplayRecord | None:
-        return await self._write(OperationCall(terminal_tasks.cancel_replay, tenant, replay_id))
+        return await self.write(OperationCall(terminal_tasks.replay_step, replay_id, limit), limit)
 
     async def purge(self, tenant: str, query: port.TaskFilter, limit: int) -> int:
         """Delete in steps, so that other operations can run in between."""
         total, after = 0, 0
         while total < limit:
             step = OperationCall(terminal_tasks.purge, tenant, query, after, limit - total)
-            count, cursor = await self._write(step, limit - total)
+            count, cursor = await self.write(step, limit - total)
             total += count
             if cursor is None:
                 break
             after = cursor
         return total
 
-    # --- policies and API keys --------------------------------------------------------------------
-
-    async def put_policy(
-        self, policy: model.PolicyVersion, *, replace: bool
-    ) -> tuple[port.PolicyWriteStatus, model.PolicyVersion]:
-        return await self._write(OperationCall(policies.put_policy, policy, replace))
-
-    async def get_policy(
-        self, tenant: str, policy_id: str, version: int | None = None
-    ) -> model.PolicyVersion | None:
-        return await self._read(lambda tx: policies.get_policy(tx, tenant, policy_id, version))
-
-    async def list_policies(
-        self, tenant: str, *, cursor: str | None = None, limit: int = 100
-    ) -> port.Page[model.PolicyVersion]:
-        return await self._read(lambda tx: policies.list_policies(tx, tenant, cursor, limit))
-
-    async def delete_policy(self, tenant: str, policy_id: str) -> port.PolicyWriteStatus:
-        return await self._write(OperationCall(policies.delete_policy, tenant, policy_id))
-
-    async def put_key(self, key: model.ApiKey) -> None:
-        await self._write(OperationCall(policies.put_key, key))
-
-    async def find_key(self, digest: bytes) -> model.ApiKey | None:
-        return await self._read(lambda tx: policies.find_key(tx, digest))
-
-    async def list_keys(self, tenant: str | None = None) -> list[model.ApiKey]:
-        return await self._read(lambda tx: policies.list_keys(tx, tenant))
-
-    async def revoke_key(self, key_id: str) -> bool:
-        return await self._write(OperationCall(policies.revoke_key, key_id))
-
-    # --- counters and retention -------------------------------------------------------------------
-
-    async def counters(self, tenant: str | None = None) -> port.Counters:
-        return await self._read(lambda tx: queries.counters(tx, tenant))
-
-    async def series(self, tenant: str | None, *, since: int) -> list[port.SeriesPoint]:
-        return await self._read(lambda tx: queries.series(tx, tenant, since))
-
     async def sweep(self, retention: port.Retention, limit: int) -> port.SweepResult:
-        return await self._write(OperationCall(terminal_tasks.sweep, retention, limit), limit)
-
-    async def orphans(self, limit: int) -> list[str]:
-        return await self._read(lambda tx: terminal_tasks.orphans(tx, limit))
+        return await self.write(OperationCall(terminal_tasks.sweep, retention, limit), limit)
 
     async def forget_orphans(self, refs: Sequence[str]) -> None:
-        await self._write(OperationCall(terminal_tasks.forget_orphans, refs), len(refs))
+        await self.write(OperationCall(terminal_tasks.forget_orphans, refs), len(refs))
 
 
 async def _submit(executor: Executor | None, work: Callable[[Any], T], weight: int) -> T:

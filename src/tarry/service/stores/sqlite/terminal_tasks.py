@@ -65,7 +65,7 @@ _decode_replay = msgspec.msgpack.Decoder(ReplayRecord).decode
 
 
 def find_dead_letters(
-    tx: ReadTransaction, replay: ReplayRecord, after: int, limit: int
+    tx: ReadTransaction, replay: ReplayRecord, after: int, limit: int = MAX_SCANNED_ROWS
 ) -> tuple[list[tuple[int, int, int, int]], int | None]:
     """Find up to `limit` dead letters that a replay would revive, oldest task first.
 
@@ -131,7 +131,9 @@ def find_replay(tx: ReadTransaction, replay_id: str) -> ReplayRecord | None:
     return None if row is None else _decode_replay(row[0])
 
 
-def list_replays(tx: ReadTransaction, *, running: bool, tenant: str | None) -> list[ReplayRecord]:
+def list_replays(
+    tx: ReadTransaction, *, running: bool, tenant: str | None = None
+) -> list[ReplayRecord]:
     """List all replays, newest first, or only running replays by their due time."""
     of_tenant = "" if tenant is None else "AND tenant = ?"
     if running:

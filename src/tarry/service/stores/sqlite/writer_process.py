@@ -19,6 +19,7 @@ import struct
 import sys
 from contextlib import suppress
 from importlib.metadata import version
+from inspect import signature
 from typing import IO, TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from msgspec import Raw
@@ -83,9 +84,10 @@ class OperationCall(Generic[T]):
     def __init__(
         self, run: Callable[Concatenate[Transaction, P], T], *arguments: P.args, **named: P.kwargs
     ) -> None:
-        del named  # only in the signature for type checkers: arguments are sent by position
         self.run: Callable[..., T] = run
         self.arguments: tuple[Any, ...] = arguments
+        if named:  # arguments are sent by position
+            self.arguments = signature(run).bind(None, *arguments, **named).args[1:]
 
     def __call__(self, tx: Transaction) -> T:
         """Run the operation."""
