@@ -101,8 +101,7 @@ class HttpDelivery:
             failed.set_result(DeliveryResult(fault=error.fault, error=str(error)))
             return failed
         now = self._clock()
-        pending = PendingRequest(loop, pool, request, head, now)
-        pending.deadline = self._deadlines.add(now + request.timeout, pending.on_deadline)
+        pending = PendingRequest(loop, pool, request, head, now, self._deadlines)
         pool.send(pending, now)
         return pending
 
@@ -172,7 +171,7 @@ class HttpDelivery:
         pool = self._pools.get(server)
         if pool is None:
             pool = ConnectionPool(
-                Connector(target, self._guard, self._dns, tls=self._tls, proxy=proxy),
+                Connector(target, self._guard, self._dns, self._tls, proxy),
                 self._limit,
                 self._clock,
                 max_connections=self._max_host_connections,

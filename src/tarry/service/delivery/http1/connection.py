@@ -35,36 +35,22 @@ MAX_RESPONSE_HEADERS, MAX_RESPONSE_HEADER_BYTES = 200, 64 * 1024
 _MAX_JOINED_BODY_BYTES = 64 * 1024
 """A body up to this size is copied behind the head, so that both are written in one call."""
 _TLS_SHUTDOWN_TIMEOUT_S = 1.0
+CLOSED_WITHOUT_RESPONSE = "The connection was closed without a response"
 _FIRST_FINAL_STATUS = 200
 _FRAMING_HEADERS = frozenset({"content-length", "transfer-encoding"})
 _STATUSES_WITHOUT_BODY = frozenset({204, 304})
 
 
-class Owner(Protocol):
-    """The connection pool of a connection or request, whose module imports this one."""
+class _Pool(Protocol):
+    """The part of `ConnectionPool` that is called here; the module of the pool imports this one."""
 
     max_body: int
-    """Maximum number of bytes that are read of a response body."""
 
-    def release(self, connection: Connection, now: float) -> None:
-        """Called with a connection whose request is complete and that can be used again."""
-        ...
-
-    def remove(self, connection: Connection) -> None:
-        """Called with a connection that was closed."""
-        ...
-
-    def resend(self, pending: PendingRequest) -> None:
-        """Called with a request that must be sent again on a new connection."""
-        ...
-
-    def abort(self, pending: PendingRequest) -> None:
-        """Called with a request that was cancelled."""
-        ...
-
-    def time_out(self, pending: PendingRequest) -> None:
-        """Called with a request whose deadline has passed."""
-        ...
+    def release(self, connection: Connection, now: float) -> None: ...
+    def remove(self, connection: Connection) -> None: ...
+    def resend(self, pending: PendingRequest) -> None: ...
+    def abort(self, pending: PendingRequest) -> None: ...
+    def time_out(self, pending: PendingRequest) -> None: ...
 
 
 class DeadlineTimer:
@@ -81,10 +67,6 @@ class DeadlineTimer:
         """The size of the heap at which cancelled deadlines are removed from it."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
-
-    def __len__(self) -> int:
-        """Return the number of deadlines, including cancelled ones that were not removed yet."""
-        return len(self._heap)
 
     def add(self, due: float, callback: Callable[[], None]) -> Deadline:
         """Call `callback` at the time `due`. To cancel, set `deadline[CALLBACK] = None`."""
@@ -132,7 +114,6 @@ class PendingRequest(asyncio.Future[DeliveryResult]):
     coroutine of a task for each step of the exchange.
     """
 
-    deadline: Deadline | None = None
     connecting: asyncio.Task[bool] | None = None
     """The task that opens a connection for this request."""
     connection: Connection | None = None
@@ -142,53 +123,51 @@ class PendingRequest(asyncio.Future[DeliveryResult]):
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        owner: Owner,
+        pool: _Pool,
         request: DeliveryRequest,
         head: bytes,
         started: float,
+        deadlines: DeadlineTimer,
     ) -> None:
         super().__init__(loop=loop)
-        self._owner = owner
+        self._pool = pool
+        self._started = started
         self.request: DeliveryRequest = request
         self.head: bytes = head
         """The request line and the header lines."""
-        self.started: float = started
+        self.deadline: Deadline = deadlines.add(started + request.timeout, self._on_deadline)
 
     def complete(self, result: DeliveryResult, now: float) -> None:
         """Set the result, unless the request was cancelled."""
-        if self.deadline is not None:
-            self.deadline[CALLBACK] = None
+        self.deadline[CALLBACK] = None
         if not self.done():
-            result.duration_ms = (now - self.started) * 1000
+            result.duration_ms = (now - self._started) * 1000
             self.set_result(result)
 
     def fail(self, error: BaseException) -> None:
         """Set an unexpected error, which is raised in the caller that awaits the request."""
-        if self.deadline is not None:
-            self.deadline[CALLBACK] = None
+        self.deadline[CALLBACK] = None
         if not self.done():
             self.set_exception(error)
 
-    def on_deadline(self) -> None:
-        """Called when the deadline has passed."""
+    def _on_deadline(self) -> None:
         if not self.done():
-            self._owner.time_out(self)
+            self._pool.time_out(self)
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Cancel the request and free its connection."""
         if not super().cancel(msg):
             return False
-        if self.deadline is not None:
-            self.deadline[CALLBACK] = None
-        self._owner.abort(self)
+        self.deadline[CALLBACK] = None
+        self._pool.abort(self)
         return True
 
 
 class Connection(asyncio.Protocol):
     """A connection to one server, directly or through a proxy."""
 
-    def __init__(self, owner: Owner, clock: Callable[[], float]) -> None:
-        self._owner = owner
+    def __init__(self, pool: _Pool, clock: Callable[[], float]) -> None:
+        self._pool = pool
         self._clock = clock
         self._transport: asyncio.Transport | None = None
         self._socket: asyncio.Transport | None = None
@@ -289,7 +268,7 @@ class Connection(asyncio.Protocol):
                 or len(self._headers) > MAX_RESPONSE_HEADERS
             ):
                 self._fail(Fault.PROTOCOL, "The response has too many headers")
-        elif self._received_bytes > self._owner.max_body + MAX_RESPONSE_HEADER_BYTES:
+        elif self._received_bytes > self._pool.max_body + MAX_RESPONSE_HEADER_BYTES:
             self._respond()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -297,7 +276,7 @@ class Connection(asyncio.Protocol):
         pending, self._parser = self.pending, None
         if self._shutdown_timer is not None:
             self._shutdown_timer.cancel()
-        self._owner.remove(self)
+        self._pool.remove(self)
         if pending is None:
             return
         if self._has_headers and not self._is_framed and exc is None:
@@ -308,9 +287,11 @@ class Connection(asyncio.Protocol):
             # if it has, it recognises the idempotency key. A request is resent only once.
             self.pending = pending.connection = None
             pending.is_resent = True
-            self._owner.resend(pending)
+            self._pool.resend(pending)
         else:
-            self._fail(Fault.RESET, self._describe_close())
+            part = "body" if self._has_headers else "headers"
+            message = f"The connection was closed within the {part}"
+            self._fail(Fault.RESET, message if self._received_bytes else CLOSED_WITHOUT_RESPONSE)
 
     # --- callbacks of the parser ------------------------------------------------------------------
 
@@ -350,7 +331,7 @@ class Connection(asyncio.Protocol):
         assert self.pending is not None  # noqa: S101 - data without a request is not parsed
         kept_bytes = len(self._excerpt)
         self._body_bytes += len(body)
-        max_kept_bytes = min(self.pending.request.max_excerpt, self._owner.max_body)
+        max_kept_bytes = min(self.pending.request.max_excerpt, self._pool.max_body)
         if kept_bytes < max_kept_bytes:
             addition = body[: max_kept_bytes - kept_bytes]
             self._excerpt = self._excerpt + addition if kept_bytes else addition
@@ -368,7 +349,8 @@ class Connection(asyncio.Protocol):
         """Complete the request with the response, and reuse or close the connection."""
         if len(self._headers) > MAX_RESPONSE_HEADERS or (
             self._received_bytes > MAX_RESPONSE_HEADER_BYTES
-            and _header_bytes(self._headers) > MAX_RESPONSE_HEADER_BYTES
+            and sum(len(name) + len(value) + 4 for name, value in self._headers)
+            > MAX_RESPONSE_HEADER_BYTES
         ):
             self._fail(Fault.PROTOCOL, "The response has too many headers")
             return
@@ -383,14 +365,14 @@ class Connection(asyncio.Protocol):
             remote=self._remote,
             first_byte_ms=(self._first_byte_at - self._sent_at) * 1000,
         )
-        if self._connect_result is not None:
-            self._report_connect_phases(result)
+        if (connected := self._connect_result) is not None:
+            self._report_connect_phases(connected, result)
         self.pending = pending.connection = None
         self._is_unused = False
         pending.complete(result, now)
         # While the request is still being written, the next one cannot be sent.
         if self._is_complete and self._can_keep_alive and not socket.get_write_buffer_size():
-            self._owner.release(self, now)
+            self._pool.release(self, now)
         else:
             self.close()
 
@@ -405,28 +387,18 @@ class Connection(asyncio.Protocol):
     def failure(self, fault: Fault, message: str) -> DeliveryResult:
         """Return the result of a request that got no response on this connection."""
         result = DeliveryResult(fault=fault, error=message, remote=self._remote)
-        if self._connect_result is not None:
-            self._report_connect_phases(result)
+        if (connected := self._connect_result) is not None:
+            self._report_connect_phases(connected, result)
         return result
 
-    def _report_connect_phases(self, result: DeliveryResult) -> None:
+    def _report_connect_phases(self, connected: ConnectResult, result: DeliveryResult) -> None:
         """Add the durations of the connect phases to the first result of the connection."""
-        connected, self._connect_result = self._connect_result, None
-        if connected is not None:
-            result.dns_ms, result.connect_ms = connected.dns_ms, connected.connect_ms
-            result.tls_ms = connected.tls_ms
+        self._connect_result = None
+        result.dns_ms, result.connect_ms = connected.dns_ms, connected.connect_ms
+        result.tls_ms = connected.tls_ms
 
     def _describe_parser_error(self, error: Exception) -> str:
         if isinstance(error, httptools.HttpParserUpgrade):
             return f"The status {self._status} is not valid for this request"
         cause = error.__context__ if isinstance(error.__context__, ValueError) else error
         return f"The response is not valid HTTP: {str(cause)[:200]}"
-
-    def _describe_close(self) -> str:
-        if not self._received_bytes:
-            return "The connection was closed without a response"
-        return f"The connection was closed within the {'body' if self._has_headers else 'headers'}"
-
-
-def _header_bytes(headers: list[tuple[str, str]]) -> int:
-    return sum(len(name) + len(value) + 4 for name, value in headers)

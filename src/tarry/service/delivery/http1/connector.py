@@ -77,27 +77,18 @@ class ConnectResult(msgspec.Struct):
     tls_ms: float | None = None
 
 
-class Connector:
+class Connector(msgspec.Struct, frozen=True):
     """Opens connections to one server."""
 
-    def __init__(
-        self,
-        target: Target,
-        guard: Guard,
-        dns: DnsCache,
-        *,
-        tls: ssl.SSLContext | None,
-        proxy: Proxy | None,
-    ) -> None:
-        self._target = target
-        self._guard = guard
-        self._dns = dns
-        self._tls = tls
-        self.proxy: Proxy | None = proxy
+    target: Target
+    guard: Guard
+    dns: DnsCache
+    tls: ssl.SSLContext | None
+    proxy: Proxy | None
 
     async def connect(self, protocol: asyncio.Protocol) -> ConnectResult:
         """Open a connection for `protocol`, or raise DeliveryError."""
-        target = self._target
+        target = self.target
         if self.proxy is not None:
             return await self._connect_through(self.proxy, protocol)
         use_tls = target.scheme == "https"
@@ -107,10 +98,10 @@ class Connector:
         self, host: str, port: int, protocol: asyncio.Protocol, *, use_tls: bool
     ) -> ConnectResult:
         started = system.now()
-        addresses: Sequence[str] = await self._dns.resolve(host)
+        addresses: Sequence[str] = await self.dns.resolve(host)
         resolved = system.now()
         if self.proxy is None:
-            addresses = select_allowed(addresses, host, self._guard)
+            addresses = select_allowed(addresses, host, self.guard)
         try:
             sock, remote = await connect_first(addresses, port)
         except OSError as error:
@@ -137,14 +128,14 @@ class Connector:
         self, result: ConnectResult, protocol: asyncio.Protocol, host: str
     ) -> None:
         """Perform the TLS handshake; the certificate must be valid for `host`."""
-        assert self._tls is not None  # noqa: S101 - checked when the pool was created
+        assert self.tls is not None  # noqa: S101 - checked when the pool was created
         loop, started = asyncio.get_running_loop(), system.now()
         protocol.connection_made(result.socket)
         if result.transport.is_closing():
             raise DeliveryError(Fault.TLS, _CLOSED_IN_HANDSHAKE)
         try:
             transport = await loop.start_tls(
-                result.transport, protocol, self._tls, server_hostname=host
+                result.transport, protocol, self.tls, server_hostname=host
             )
         except (OSError, TypeError) as error:
             # asyncio before 3.12 raises TypeError when TLS within TLS fails.
@@ -168,9 +159,9 @@ class Connector:
             message = f"No connection to the egress proxy: {error}"
             raise DeliveryError(Fault.INTERNAL, message) from None
         try:
-            if self._target.scheme == "https":
-                await _open_tunnel(proxy, self._target.authority, result.transport, reader)
-                await self._start_tls(result, protocol, self._target.host)
+            if self.target.scheme == "https":
+                await _open_tunnel(proxy, self.target.authority, result.transport, reader)
+                await self._start_tls(result, protocol, self.target.host)
             else:
                 result.transport.set_protocol(protocol)
         except BaseException:

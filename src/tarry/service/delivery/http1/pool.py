@@ -7,7 +7,7 @@ from collections import OrderedDict, deque
 from typing import TYPE_CHECKING
 
 from tarry.service.delivery import DeliveryError, DeliveryResult, Fault
-from tarry.service.delivery.http1.connection import Connection
+from tarry.service.delivery.http1.connection import CLOSED_WITHOUT_RESPONSE, Connection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,6 +68,7 @@ class ConnectionPool:
         self._limit = limit
         self._max_connections = max_connections
         self.max_body: int = max_body
+        """Maximum number of bytes that are read of a response body."""
         self.target_prefix: str = ""
         """Scheme and authority, which precede the path when the request goes to a proxy."""
         self.header_lines: str = ""
@@ -120,8 +121,8 @@ class ConnectionPool:
         connection.start(connected)
         pending.connecting = None
         if not connection.is_open:
-            message = "The connection was closed without a response"
-            pending.complete(connection.failure(Fault.RESET, message), self._clock())
+            result = connection.failure(Fault.RESET, CLOSED_WITHOUT_RESPONSE)
+            pending.complete(result, self._clock())
             return False
         self._connections.add(connection)
         connection.send(pending, self._clock())
