@@ -26,14 +26,9 @@ _RETRY_AFTER = "retry-after"
 _RATE_LIMIT = "ratelimit"
 _AGE = "age"
 # The first valid field in this order is used. The most precise fields come first, and Retry-After
-# precedes RateLimit as section 6 of the RateLimit draft says. The first three are in milliseconds.
-_WAIT_FIELDS = (
-    "retry-after-ms",
-    "x-ms-retry-after-ms",
-    "x-amz-retry-after",
-    _RETRY_AFTER,
-    _RATE_LIMIT,
-)
+# precedes RateLimit as section 6 of the RateLimit draft says.
+_MILLISECOND_FIELDS = ("retry-after-ms", "x-ms-retry-after-ms", "x-amz-retry-after")
+_WAIT_FIELDS = (*_MILLISECOND_FIELDS, _RETRY_AFTER, _RATE_LIMIT)
 _SHOULD_RETRY_FIELDS = ("x-should-retry", "stripe-should-retry")
 _ALL_FIELDS = frozenset({*_WAIT_FIELDS, *_SHOULD_RETRY_FIELDS, _AGE})
 
@@ -232,50 +227,33 @@ def parse_http_date(text: str, now: float) -> int | None:
         # With an extra space or a tab the parts match no case.
         match text.split(" "):
             case [name, day, month, year, clock, "GMT"] if name in _IMF_DAYS:
-                return _epoch_seconds(
-                    _parse_digits(year, 4),
-                    _MONTHS[month],
-                    _parse_digits(day, 2),
-                    _parse_clock(clock),
-                )
+                year_digits, day_digits = 4, 2
             case [name, date, clock, "GMT"] if name in _RFC850_DAYS:
                 day, month, year = date.split("-")
-                return _epoch_seconds_rfc850(
-                    _parse_digits(year, 2),
-                    _MONTHS[month],
-                    _parse_digits(day, 2),
-                    _parse_clock(clock),
-                    now,
-                )
+                year_digits, day_digits = 2, 2
             # asctime pads a short day with a space, which leaves an empty part here.
             case [name, month, "", day, clock, year] if name in _ASCTIME_DAYS:
-                return _epoch_seconds(
-                    _parse_digits(year, 4),
-                    _MONTHS[month],
-                    _parse_digits(day, 1),
-                    _parse_clock(clock),
-                )
+                year_digits, day_digits = 4, 1
             case [name, month, day, clock, year] if name in _ASCTIME_DAYS:
-                return _epoch_seconds(
-                    _parse_digits(year, 4),
-                    _MONTHS[month],
-                    _parse_digits(day, 2),
-                    _parse_clock(clock),
-                )
+                year_digits, day_digits = 4, 2
             case _:
                 return None
+        date_and_time = _MONTHS[month], _parse_digits(day, day_digits), _parse_clock(clock)
+        number = _parse_digits(year, year_digits)
+        if year_digits == 2:  # noqa: PLR2004 - as in RFC 850
+            number = _full_year(number, *date_and_time, now)
+        return _epoch_seconds(number, *date_and_time)
     except (KeyError, ValueError):
         return None
 
 
-def _epoch_seconds_rfc850(two_digits: int, month: int, day: int, clock: int, now: float) -> int:
-    """Return the latest time with this two-digit year that is at most 50 years after `now`."""
+def _full_year(two_digits: int, month: int, day: int, clock: int, now: float) -> int:
+    """Return the latest year with these digits in which the date is at most 50 years ahead."""
     # The mean year can be off by one around New Year, so one year is added here.
     latest = 1970 + int(now // _MEAN_YEAR_S) + _MAX_YEARS_AHEAD + 1
     year = latest - (latest - two_digits) % 100
-    if _days_since_1970(year - _MAX_YEARS_AHEAD, month, day) * _DAY_S + clock > now:
-        year -= 100
-    return _epoch_seconds(year, month, day, clock)
+    is_too_late = _days_since_1970(year - _MAX_YEARS_AHEAD, month, day) * _DAY_S + clock > now
+    return year - 100 if is_too_late else year
 
 
 def _epoch_seconds(year: int, month: int, day: int, clock: int) -> int:

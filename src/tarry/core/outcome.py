@@ -43,15 +43,8 @@ class Outcome(Value):
     detail: the status or the code, for logs.
     """
 
-    __slots__ = __match_args__ = _fields = (
-        "kind",
-        "hint",
-        "safe",
-        "retried",
-        "timeout",
-        "local",
-        "detail",
-    )
+    __match_args__ = _fields = ("kind", "hint", "safe", "retried", "timeout", "local", "detail")
+    __slots__ = _fields
 
     kind: Kind
     hint: Hint | None
@@ -75,15 +68,7 @@ class Outcome(Value):
         if not isinstance(kind, Kind):
             check_one_of("kind", kind, [known.value for known in Kind])
             kind = Kind(kind)
-        self._set(
-            kind=kind,
-            hint=hint,
-            safe=safe,
-            retried=retried,
-            timeout=timeout,
-            local=local,
-            detail=detail,
-        )
+        self._set_fields(locals())
 
     def replace(self, **changes: Any) -> Outcome:
         """Return a copy with some fields changed."""
@@ -165,7 +150,10 @@ def outcome_of_code(
     safe: bool = True,
 ) -> Outcome:
     """Classify a gRPC status by its name or number, with its trailing metadata."""
-    name = _code_name(code) if isinstance(code, int) else code.upper()
+    if isinstance(code, int):
+        name = GRPC_CODES[code] if 0 <= code < len(GRPC_CODES) else str(code)
+    else:
+        name = code.upper()
     if name == "OK":
         return SUCCESS
     from tarry.core.hints import hint_from_grpc
@@ -204,10 +192,6 @@ def _is_connect_error(error: BaseException) -> bool:
     # gaierror is recognised by its name, because the core does not import `socket`.
     unknown_host = any(base.__name__ == "gaierror" for base in type(error).__mro__)
     return isinstance(error, OSError) and (unknown_host or error.errno in _CONNECT_ERRNOS)
-
-
-def _code_name(code: int) -> str:
-    return GRPC_CODES[code] if 0 <= code < len(GRPC_CODES) else str(code)
 
 
 def _apply_should_retry(kind: Kind, hint: Hint | None, *, retryable: bool) -> Kind:

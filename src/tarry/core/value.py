@@ -20,6 +20,11 @@ class Value:
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
+    def _set_fields(self, arguments: dict[str, Any]) -> None:
+        """Store the fields; `arguments` are the `locals()` of `__init__`."""
+        for name in self._fields:
+            object.__setattr__(self, name, arguments[name])
+
     def _asdict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self._fields}
 

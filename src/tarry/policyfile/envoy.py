@@ -23,16 +23,9 @@ from tarry.policyfile.translation import (
     Exported,
     Losses,
     Severity,
-    add_code_loss,
-    add_delay_loss,
-    add_limiter_left_out,
-    add_proxy_losses,
-    call_timeout,
     delay_bounds,
     first_ceilings,
-    format_rounded,
     hedging_delay,
-    in_flight_budget,
 )
 
 if TYPE_CHECKING:
@@ -74,7 +67,7 @@ def to_envoy(defence: Defence, *, host: str, name: str | None = None) -> Exporte
 
 def retry_conditions(policy: Policy, losses: Losses) -> list[str]:
     """Return the retry conditions that are not HTTP statuses."""
-    add_code_loss(policy, losses, _GRPC_CODES, losses.system)
+    losses.add_for_codes(policy, _GRPC_CODES, losses.system)
     known = sorted(policy.retryable_codes & _GRPC_CODES)
     return [*_NO_RESPONSE, *(code.lower().replace("_", "-") for code in known)]
 
@@ -82,7 +75,7 @@ def retry_conditions(policy: Policy, losses: Losses) -> list[str]:
 def add_backoff_losses(policy: Policy, losses: Losses, base: float, cap: float) -> None:
     """Add the losses of other delays and of other jitter than that of Envoy's backoff."""
     target_delays = [min(cap, base * 2**k) for k in range(len(first_ceilings(policy)))]
-    add_delay_loss(policy, losses, target_delays, policy.max_attempts - 1)
+    losses.add_for_delays(policy, target_delays, policy.max_attempts - 1)
     if policy.jitter != "full":
         instead = f"{losses.system} chooses every delay from 0 to the ceiling (full)"
         losses.add("jitter", policy.jitter, instead)
@@ -95,7 +88,7 @@ def add_backoff_losses(policy: Policy, losses: Losses, base: float, cap: float) 
 def in_flight_limit(defence: Defence, losses: Losses) -> int | None:
     """Return the limit of an in-flight limiter, or None if there is none; add the losses."""
     if defence.limiter is None or defence.limiter["kind"] != "in-flight":
-        add_limiter_left_out(defence, losses)
+        losses.add_for_limiter(defence)
         return None
     instead = f"{losses.system} has no ramp after an outage: the full limit applies at once"
     losses.add("limiter.kind", "in-flight", instead)
@@ -119,16 +112,16 @@ def add_ejection_losses(breaker: dict[str, Any], losses: Losses) -> None:
 
 
 def _add_policy(action: dict[str, Any], policy: Policy, losses: Losses) -> None:
-    timeout = call_timeout(policy, losses)
+    timeout = losses.call_timeout(policy)
     if timeout is not None:
-        action["timeout"] = format_rounded(losses, "total_budget", timeout)
+        action["timeout"] = losses.format_proto("total_budget", timeout)
     if policy.max_attempts == 1:
         return
     base, cap = map(round_to_ms, delay_bounds(policy))
     retry = action["retry_policy"] = _conditions(policy, losses)
     retry["num_retries"] = policy.max_attempts - 1
     if policy.attempt_timeout is not None:
-        timeout_text = format_rounded(losses, "attempt_timeout", policy.attempt_timeout)
+        timeout_text = losses.format_proto("attempt_timeout", policy.attempt_timeout)
         retry["per_try_timeout"] = timeout_text
     retry["retry_back_off"] = {
         "base_interval": format_proto("initial_delay", base),
@@ -143,12 +136,12 @@ def _add_policy(action: dict[str, Any], policy: Policy, losses: Losses) -> None:
         losses.add("max_hint", policy.max_hint, instead, Severity.DETAIL)
         retry["rate_limited_retry_back_off"] = {
             "reset_headers": [{"name": "Retry-After", "format": "SECONDS"}],
-            "max_interval": format_rounded(losses, "max_hint", policy.max_hint),
+            "max_interval": losses.format_proto("max_hint", policy.max_hint),
         }
     else:
         instead = "Envoy ignores Retry-After, where tarry would give up"
         losses.add("max_hint", policy.max_hint, instead)
-    add_proxy_losses(policy, losses)
+    losses.add_for_proxy(policy)
 
 
 def _conditions(policy: Policy, losses: Losses) -> dict[str, Any]:
@@ -166,7 +159,7 @@ def _add_hedging(action: dict[str, Any], hedging: Hedging, losses: Losses) -> No
     after = hedging_delay(hedging, "envoy")
     retry = action["retry_policy"] = _conditions(Policy(), losses)
     retry["num_retries"] = hedging.max_attempts - 1
-    retry["per_try_timeout"] = format_rounded(losses, "hedging.after", after)
+    retry["per_try_timeout"] = losses.format_proto("hedging.after", after)
     # For Envoy a copy is a retry. With the default backoff it would start up to 25 ms late.
     retry["retry_back_off"] = dict(_NO_BACKOFF)
     action["hedge_policy"] = {"hedge_on_per_try_timeout": True}
@@ -189,7 +182,7 @@ def _cluster_settings(defence: Defence, losses: Losses, *, retries: bool) -> dic
     limit = in_flight_limit(defence, losses)
     if limit is not None:
         threshold["max_requests"] = limit
-    budget = in_flight_budget(defence, losses) if retries else None
+    budget = losses.in_flight_budget(defence) if retries else None
     if budget is not None:
         percent, minimum = budget
         threshold["retry_budget"] = {
@@ -236,16 +229,16 @@ def _outlier_detection(breaker: dict[str, Any], losses: Losses) -> dict[str, Any
         "enforcing_failure_percentage": 100,
         "enforcing_success_rate": 0,
         "enforcing_consecutive_5xx": 0 if consecutive is None else 100,
-        "interval": format_rounded(losses, "breaker.window", breaker["window"]),
-        "base_ejection_time": format_rounded(losses, "breaker.open_for", open_for),
-        "max_ejection_time": format_rounded(losses, "breaker.max_open", longest),
+        "interval": losses.format_proto("breaker.window", breaker["window"]),
+        "base_ejection_time": losses.format_proto("breaker.open_for", open_for),
+        "max_ejection_time": losses.format_proto("breaker.max_open", longest),
         "max_ejection_percent": 100,
     }
     if consecutive is not None:
         detection["consecutive_5xx"] = consecutive
     if breaker["spread"]:
         jitter = breaker["spread"] * open_for
-        detection["max_ejection_time_jitter"] = format_rounded(losses, "breaker.spread", jitter)
+        detection["max_ejection_time_jitter"] = losses.format_proto("breaker.spread", jitter)
     add_ejection_losses(breaker, losses)
     if longest > open_for:
         instead = "ejection n lasts n x open_for in Envoy, up to max_open, and spread does not grow"

@@ -19,15 +19,9 @@ from tarry.policyfile.translation import (
     Exported,
     Losses,
     Severity,
-    add_breaker_left_out,
-    add_code_loss,
-    add_limiter_left_out,
-    add_proxy_losses,
-    call_timeout,
     delay_bounds,
     format_value,
     reject_hedging,
-    round_delay,
     summarize_budget,
 )
 
@@ -75,14 +69,14 @@ def to_gateway_api(
             "spec": {"targetRefs": [target], "retryConstraint": _retry_constraint(budget, losses)},
         }
         documents.append(traffic_policy)
-    add_breaker_left_out(defence, losses, "a gateway has none")
-    add_limiter_left_out(defence, losses)
+    losses.add_for_breaker(defence, "a gateway has none")
+    losses.add_for_limiter(defence)
     return Exported(tuple(documents), losses.by_severity())
 
 
 def _add_policy(rule: dict[str, Any], policy: Policy, losses: Losses) -> None:
     timeouts: dict[str, str] = {}
-    total = call_timeout(policy, losses)
+    total = losses.call_timeout(policy)
     if total is not None:
         timeouts["request"] = _format_rounded(losses, "total_budget", total)
     if policy.attempt_timeout is not None and policy.max_attempts > 1:
@@ -95,7 +89,7 @@ def _add_policy(rule: dict[str, Any], policy: Policy, losses: Losses) -> None:
         return
     statuses = sorted(code for code in policy.retryable_statuses if code >= _LOWEST_STATUS)
     _add_status_losses(policy, losses)
-    first = round_delay(losses, "initial_delay", delay_bounds(policy)[0])
+    first = losses.round_to_ms("initial_delay", delay_bounds(policy)[0])
     rule["retry"] = {
         **({"codes": statuses} if statuses else {}),
         "attempts": policy.max_attempts - 1,
@@ -111,11 +105,11 @@ def _add_policy(rule: dict[str, Any], policy: Policy, losses: Losses) -> None:
         losses.add("backoff", policy.backoff, instead)
     instead = "the effect of Retry-After depends on the implementation"
     losses.add("max_hint", policy.max_hint, instead)
-    add_proxy_losses(policy, losses)
+    losses.add_for_proxy(policy)
 
 
 def _format_rounded(losses: Losses, field: str, seconds: float) -> str:
-    return format_gateway(field, round_delay(losses, field, seconds))
+    return format_gateway(field, losses.round_to_ms(field, seconds))
 
 
 def _add_status_losses(policy: Policy, losses: Losses) -> None:
@@ -130,7 +124,7 @@ def _add_status_losses(policy: Policy, losses: Losses) -> None:
     if below:
         instead = "the Gateway API retries only statuses from 400 on"
         losses.add("retryable_statuses", below, instead, Severity.LOAD)
-    add_code_loss(policy, losses, frozenset(), "an HTTPRoute")
+    losses.add_for_codes(policy, frozenset(), "an HTTPRoute")
 
 
 def _retry_constraint(budget: BudgetSummary, losses: Losses) -> dict[str, Any]:

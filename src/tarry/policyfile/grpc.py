@@ -19,13 +19,6 @@ from tarry.policyfile.translation import (
     Imported,
     Losses,
     Severity,
-    add_breaker_left_out,
-    add_delay_loss,
-    add_hint_loss,
-    add_layer_losses,
-    add_limiter_left_out,
-    apply_call_timeout,
-    call_timeout,
     delay_bounds,
     first_ceilings,
     format_value,
@@ -72,7 +65,7 @@ _RETRY_POLICY_FIELDS = {
 _HEDGING_POLICY_KEYS = ("maxAttempts", "hedgingDelay", "nonFatalStatusCodes")
 _MIN_MULTIPLIER = 1.0
 _PUSHBACK = ("pushback", "gRPC follows a pushback of any length")
-"""The arguments `hint` and `source` of `add_hint_loss`."""
+"""The arguments `hint` and `source` of `Losses.add_for_hint`."""
 
 
 def to_grpc(defence: Defence, *, service: str | None = None, method: str | None = None) -> Exported:
@@ -90,8 +83,8 @@ def to_grpc(defence: Defence, *, service: str | None = None, method: str | None 
     throttle = _retry_throttling(defence, losses) if repeats else None
     if throttle is not None:
         document["retryThrottling"] = throttle
-    add_breaker_left_out(defence, losses, "a service config has none")
-    add_limiter_left_out(defence, losses)
+    losses.add_for_breaker(defence, "a service config has none")
+    losses.add_for_limiter(defence)
     return Exported((document,), losses.by_severity())
 
 
@@ -101,7 +94,7 @@ def _check_names(service: str | None, method: str | None) -> None:
 
 
 def _add_policy(config: dict[str, Any], policy: Policy, losses: Losses) -> None:
-    timeout = call_timeout(policy, losses)
+    timeout = losses.call_timeout(policy)
     if timeout is not None:
         config["timeout"] = format_proto("total_budget", timeout)
     if policy.max_attempts == 1:
@@ -126,7 +119,7 @@ def _add_policy(config: dict[str, Any], policy: Policy, losses: Losses) -> None:
     }
     retries = min(policy.max_attempts, _MAX_ATTEMPTS) - 1
     target_delays = [min(longest, first * multiplier**k) for k in range(retries)]
-    add_delay_loss(policy, losses, target_delays, retries)
+    losses.add_for_delays(policy, target_delays, retries)
     jitter = policy.jitter if isinstance(policy.jitter, str) else ""
     losses.add("jitter", policy.jitter, _JITTERS.get(jitter, _JITTERS["none"]))
     if policy.retryable_statuses != RETRYABLE_STATUSES:
@@ -135,7 +128,7 @@ def _add_policy(config: dict[str, Any], policy: Policy, losses: Losses) -> None:
     instead = "gRPC follows a pushback of any length, and ignores RetryInfo"
     losses.add("max_hint", policy.max_hint, instead, Severity.DETAIL)
     throttling = "RESOURCE_EXHAUSTED"
-    add_layer_losses(policy, losses, throttling if throttling in codes else None, "code")
+    losses.add_for_throttling(policy, throttling if throttling in codes else None, "code")
 
 
 def _multiplier(policy: Policy) -> float:
@@ -217,7 +210,7 @@ def from_grpc(
         else:
             if retry is not None:
                 policy, fields_set = _policy(retry, losses), tuple(_RETRY_POLICY_FIELDS.values())
-            policy = apply_call_timeout(policy, timeout, config.path_of("timeout"), losses)
+            policy = losses.apply_call_timeout(policy, timeout, config.path_of("timeout"))
         losses.add_unread(config, "name")
     losses.add_unread(root)
     defence = Defence(policy if hedging is None else None, hedging=hedging, budget=budget)
@@ -308,7 +301,7 @@ def _policy(retry: DocumentTable, losses: Losses) -> Policy:
         retryable_codes=codes,
         throttled_delay=min(first, longest),
     )
-    add_hint_loss(losses, retry.path, *_PUSHBACK, policy.max_hint)
+    losses.add_for_hint(retry.path, *_PUSHBACK, policy.max_hint)
     return policy
 
 
@@ -322,7 +315,7 @@ def _hedging(hedge: DocumentTable, losses: Losses) -> Hedging:
     delay = hedge.seconds("hedgingDelay", above=-1.0, read=parse_proto) or 0.0
     losses.add_unread(hedge)
     hedging = Hedging(after=delay, max_attempts=attempts)
-    add_hint_loss(losses, hedge.path, *_PUSHBACK, hedging.max_hint)
+    losses.add_for_hint(hedge.path, *_PUSHBACK, hedging.max_hint)
     return hedging
 
 

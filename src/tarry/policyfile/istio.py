@@ -13,12 +13,7 @@ from tarry.core.outcome import GRPC_CODES
 from tarry.core.policy import HIGHEST_STATUS, LOWEST_STATUS, Policy
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence, part_arguments
-from tarry.policyfile.documents import (
-    DocumentTable,
-    check_resource_name,
-    format_proto,
-    round_to_ms,
-)
+from tarry.policyfile.documents import DocumentTable, check_resource_name, format_proto, round_to_ms
 from tarry.policyfile.envoy import (
     add_backoff_losses,
     add_ejection_losses,
@@ -30,13 +25,7 @@ from tarry.policyfile.translation import (
     Imported,
     Losses,
     Severity,
-    add_hint_loss,
-    add_proxy_losses,
-    apply_call_timeout,
-    call_timeout,
     delay_bounds,
-    format_rounded,
-    in_flight_budget,
     reject_hedging,
 )
 
@@ -88,9 +77,9 @@ def to_istio(defence: Defence, *, host: str, name: str | None = None) -> Exporte
     name = check_resource_name(name or host.partition(".")[0])
     losses = Losses("Istio")
     route: dict[str, Any] = {"route": [{"destination": {"host": host}}]}
-    timeout = call_timeout(defence.policy, losses)
+    timeout = losses.call_timeout(defence.policy)
     if timeout is not None:
-        route["timeout"] = format_rounded(losses, "total_budget", timeout)
+        route["timeout"] = losses.format_proto("total_budget", timeout)
     route["retries"] = _retries(defence.policy, losses)
     documents = [_resource("VirtualService", name, {"hosts": [host], "http": [route]})]
     traffic = _traffic_policy(defence, losses)
@@ -113,13 +102,13 @@ def _retries(policy: Policy, losses: Losses) -> dict[str, Any]:
     conditions = [*statuses, *retry_conditions(policy, losses)]
     retries: dict[str, Any] = {"attempts": policy.max_attempts - 1}
     if policy.attempt_timeout is not None:
-        timeout = format_rounded(losses, "attempt_timeout", policy.attempt_timeout)
+        timeout = losses.format_proto("attempt_timeout", policy.attempt_timeout)
         retries["perTryTimeout"] = timeout
     retries["retryOn"] = ",".join(conditions)
     retries["backoff"] = format_proto("initial_delay", base)
     add_backoff_losses(policy, losses, base, _CAP_FACTOR * base)
     losses.add("max_hint", policy.max_hint, "Istio does not read Retry-After")
-    add_proxy_losses(policy, losses)
+    losses.add_for_proxy(policy)
     return retries
 
 
@@ -128,7 +117,7 @@ def _traffic_policy(defence: Defence, losses: Losses) -> dict[str, Any]:
     limit = in_flight_limit(defence, losses)
     if limit is not None:
         traffic["connectionPool"] = {"http": {"http2MaxRequests": limit}}
-    budget = in_flight_budget(defence, losses) if defence.policy.max_attempts > 1 else None
+    budget = losses.in_flight_budget(defence) if defence.policy.max_attempts > 1 else None
     if budget is not None:
         percent, minimum = budget
         traffic["retryBudget"] = {"percent": percent, "minRetryConcurrency": minimum}
@@ -154,7 +143,7 @@ def _outlier_detection(breaker: dict[str, Any], losses: Losses) -> dict[str, Any
     losses.add("breaker.growth", breaker["growth"], instead, Severity.DETAIL)
     return {
         "consecutive5xxErrors": consecutive,
-        "baseEjectionTime": format_rounded(losses, "breaker.open_for", open_for),
+        "baseEjectionTime": losses.format_proto("breaker.open_for", open_for),
         "maxEjectionPercent": 100,
     }
 
@@ -229,8 +218,8 @@ def _policy(spec: DocumentTable, losses: Losses) -> Policy:
     )
     if attempts:
         source = "Istio does not read it"
-        add_hint_loss(losses, retries.path, "Retry-After", source, policy.max_hint)
-    policy = apply_call_timeout(policy, timeout, route.path_of("timeout"), losses)
+        losses.add_for_hint(retries.path, "Retry-After", source, policy.max_hint)
+    policy = losses.apply_call_timeout(policy, timeout, route.path_of("timeout"))
     for table in (retries, route, spec):
         losses.add_unread(table, *_ADDRESSES)
     return policy

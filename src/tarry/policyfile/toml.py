@@ -6,6 +6,7 @@ written inline.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any, cast
@@ -13,16 +14,6 @@ from typing import Any, cast
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-_ESCAPES = {
-    "\b": r"\b",
-    "\t": r"\t",
-    "\n": r"\n",
-    "\f": r"\f",
-    "\r": r"\r",
-    '"': r"\"",
-    "\\": r"\\",
-}
-_TO_ESCAPE = re.compile(r'[\x00-\x1f"\\\x7f]')
 
 
 def dumps(plain: Mapping[str, Any]) -> str:
@@ -76,9 +67,5 @@ def _format_value(value: object, path: tuple[str, ...]) -> str:
 
 
 def _quote(text: str) -> str:
-    return f'"{_TO_ESCAPE.sub(_escape, text)}"'
-
-
-def _escape(match: re.Match[str]) -> str:
-    character = match[0]
-    return _ESCAPES.get(character, f"\\u{ord(character):04x}")
+    # A string of JSON is also one of TOML, except that TOML requires an escape for U+007F.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

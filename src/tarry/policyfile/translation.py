@@ -67,7 +67,10 @@ class Loss(NamedTuple):
 
 
 class Losses(list[Loss]):
-    """The losses of one translation; `system` is the name of the other system in their texts."""
+    """The losses of one translation; `system` is the name of the other system in their texts.
+
+    The methods that convert a value add a loss where the conversion changes the meaning.
+    """
 
     def __init__(self, system: str) -> None:
         super().__init__()
@@ -76,7 +79,7 @@ class Losses(list[Loss]):
     def add(
         self, field: str, value: object, instead: str, severity: Severity = Severity.TIMING
     ) -> None:
-        """Add one loss."""
+        """Add one loss; the arguments are those of `Loss`."""
         self.append(Loss(field, value, instead, severity))
 
     def add_unread(self, table: DocumentTable, *ignored: str) -> None:
@@ -85,6 +88,145 @@ class Losses(list[Loss]):
             if key not in ignored:
                 instead = "left out: a policy of tarry has no such setting"
                 self.add(table.path_of(key), value, instead)
+
+    def add_for_delays(self, policy: Policy, target_delays: list[float], retries: int) -> None:
+        """Add a loss when the delays of the target, for `retries` retries, are different."""
+        if policy.jitter == "decorrelated":
+            return
+        delays, max_retries = first_ceilings(policy), policy.max_attempts - 1
+        total = _total_wait(policy, delays, max_retries)
+        target_total = _total_wait(policy, target_delays, retries)
+        shorter, longer = sorted((total, target_total))
+        if longer >= max(_MIN_CRITICAL_S, _CRITICAL_RATIO * shorter):
+            schedule = (
+                f"{max_retries} retries within {format_duration(total)}, "
+                f"{format_duration(max(delays))} apart at most"
+            )
+            instead = (
+                f"{SCHEDULE_LOST}: {self.system} makes {retries} within "
+                f"{format_duration(target_total)}, {format_duration(max(target_delays))} apart at "
+                "most, and gives up"
+            )
+            self.add("schedule", schedule, instead, Severity.CRITICAL)
+        elif any(
+            not isclose(delay, target_delay, rel_tol=1e-6)
+            for delay, target_delay in zip(delays, target_delays, strict=False)
+        ):
+            instead = (
+                f"{self.system} waits up to {_format_delays(target_delays)}, where tarry has "
+                f"{_format_delays(delays)}"
+            )
+            self.add(*_field_of_difference(policy), instead)
+
+    def round_to_ms(self, field: str, seconds: float) -> float:
+        """Return seconds rounded to whole milliseconds; add a loss when that changes the value."""
+        result = round_to_ms(seconds)
+        if result != seconds:
+            instead = f"rounded to whole milliseconds: {result:g} s"
+            self.add(field, seconds, instead, Severity.DETAIL)
+        return result
+
+    def format_proto(self, field: str, seconds: float) -> str:
+        """Return seconds, rounded to whole milliseconds, in the format of proto3 JSON."""
+        return format_proto(field, self.round_to_ms(field, seconds))
+
+    def call_timeout(self, policy: Policy) -> float | None:
+        """Return the timeout of the whole call, and add a loss when it is the total budget.
+
+        If the policy has one attempt, the timeout of the attempt is also the timeout of the call.
+        """
+        single_attempt = policy.attempt_timeout if policy.max_attempts == 1 else None
+        total = policy.total_budget
+        if total is None or (single_attempt is not None and single_attempt <= total):
+            return single_attempt
+        instead = (
+            f"{self.system} stops a running attempt when the time is over; tarry lets it finish"
+        )
+        self.add("total_budget", total, instead)
+        return total
+
+    def apply_call_timeout(self, policy: Policy, timeout: float | None, path: str) -> Policy:
+        """Return the policy with `timeout`, the other system's timeout for the whole call.
+
+        A total budget does not stop a running attempt, so each attempt gets a timeout as well.
+        """
+        if timeout is None:
+            return policy
+        attempt = min(timeout, policy.attempt_timeout or timeout)
+        if policy.max_attempts == 1:
+            return policy.replace(attempt_timeout=attempt)
+        instead = (
+            "no attempt starts after it, but tarry lets a running attempt finish: "
+            f"at most {format_duration(timeout + attempt)} in total"
+        )
+        self.add(path, timeout, instead)
+        return policy.replace(total_budget=timeout, attempt_timeout=attempt)
+
+    def add_for_throttling(self, policy: Policy, throttling: str | None, other: str) -> None:
+        """Add the losses of `throttled_delay` and `retry_marked`, which no target has.
+
+        `throttling` and `other` name throttled and other failures in the text. `throttling` is None
+        when the policy does not retry throttled failures.
+        """
+        throttled_ceilings = first_ceilings(policy, throttled=True)
+        if throttling is not None and throttled_ceilings != first_ceilings(policy):
+            waits_as_long = f"does not wait longer after {throttling} than after any other {other}"
+            self.add("throttled_delay", policy.throttled_delay, f"{self.system} {waits_as_long}")
+        if not policy.retry_marked:
+            instead = f"{self.system} retries also what a layer below has already retried"
+            self.add("retry_marked", policy.retry_marked, instead, Severity.DETAIL)
+
+    def add_for_proxy(self, policy: Policy) -> None:
+        """Add the losses of every target that is a proxy."""
+        instead = f"{self.system} repeats a POST like a GET: match methods in the route"
+        self.add("safe", "per call", instead, Severity.LOAD)
+        chosen = policy.retryable_codes != RETRYABLE_CODES  # whether the user has set them
+        retries_throttled = _THROTTLED_STATUS in policy.retryable_statuses or (
+            chosen and _THROTTLED_CODE in policy.retryable_codes
+        )
+        self.add_for_throttling(policy, "throttling" if retries_throttled else None, "failure")
+
+    def add_for_codes(self, policy: Policy, known: frozenset[str], target: str) -> None:
+        """Add the loss of gRPC codes that the target does not know, unless they are defaults."""
+        lost = policy.retryable_codes - known - {"OK"}
+        if lost and policy.retryable_codes != RETRYABLE_CODES:
+            instead = f"{target} cannot retry on these codes"
+            self.add("retryable_codes", lost, instead, Severity.LOAD)
+
+    def add_for_hint(self, path: str, hint: str, source: str, max_hint: float) -> None:
+        """Add the loss that tarry follows a server's hint differently.
+
+        `source` says what the other system does with the hint.
+        """
+        instead = f"{source}; tarry waits for up to {format_duration(max_hint)}, or gives up"
+        self.add(path, hint, instead)
+
+    def add_for_breaker(self, defence: Defence, cause: str) -> None:
+        """Add the loss of a breaker that is left out of the export."""
+        if defence.breaker is not None:
+            breaker = defence.breaker or "its defaults"
+            self.add("breaker", breaker, f"left out: {cause}", Severity.LOAD)
+
+    def add_for_limiter(self, defence: Defence) -> None:
+        """Add the loss of a limiter that is left out of the export."""
+        if defence.limiter is not None:
+            instead = f"left out: {self.system} has no such limiter"
+            self.add("limiter.kind", defence.limiter["kind"], instead, Severity.LOAD)
+
+    def in_flight_budget(self, defence: Defence) -> tuple[float, int] | None:
+        """Return the retries in flight for Envoy and Istio: percentage of requests, and minimum."""
+        budget = summarize_budget(defence)
+        if budget is None:
+            return None
+        percent, minimum = round(100 * budget.share, 6), DEFAULT_MIN_RETRIES_IN_FLIGHT
+        if budget.kind == "ratio":
+            minimum = max(1, ceil(budget.arguments["min_per_second"]))
+        instead = (
+            f"{self.system} counts requests in flight: retries are at most {percent:g} % of all "
+            f"requests, but {minimum} can always be in flight"
+        )
+        self.add("budget.kind", budget.kind, instead, Severity.LOAD)
+        return percent, minimum
 
     def by_severity(self) -> tuple[Loss, ...]:
         """Return the losses, the most serious first; equally serious losses keep their order."""
@@ -141,9 +283,6 @@ def _join(words: list[str]) -> str:
     return ", ".join(words) or "nothing"
 
 
-# --- delays --------------------------------------------------------------------------------------
-
-
 def first_ceilings(policy: Policy, *, throttled: bool = False) -> list[float]:
     """Return the ceilings of the first 32 retries, or of all if there are fewer."""
     last = min(policy.max_attempts - 1, _MAX_COMPARED_DELAYS)
@@ -159,37 +298,6 @@ def delay_bounds(policy: Policy) -> tuple[float, float]:
     if policy.backoff in ("exponential", "linear") and len(set(delays)) > 1:
         return first, policy.max_delay
     return first, max(*delays, first)
-
-
-def add_delay_loss(
-    policy: Policy, losses: Losses, target_delays: list[float], retries: int
-) -> None:
-    """Add a loss when the delays of the target, for `retries` retries, are different."""
-    if policy.jitter == "decorrelated":
-        return
-    target, delays, max_retries = losses.system, first_ceilings(policy), policy.max_attempts - 1
-    total = _total_wait(policy, delays, max_retries)
-    target_total = _total_wait(policy, target_delays, retries)
-    shorter, longer = sorted((total, target_total))
-    if longer >= max(_MIN_CRITICAL_S, _CRITICAL_RATIO * shorter):
-        schedule = (
-            f"{max_retries} retries within {format_duration(total)}, "
-            f"{format_duration(max(delays))} apart at most"
-        )
-        instead = (
-            f"{SCHEDULE_LOST}: {target} makes {retries} within {format_duration(target_total)}, "
-            f"{format_duration(max(target_delays))} apart at most, and gives up"
-        )
-        losses.add("schedule", schedule, instead, Severity.CRITICAL)
-    elif any(
-        not isclose(delay, target_delay, rel_tol=1e-6)
-        for delay, target_delay in zip(delays, target_delays, strict=False)
-    ):
-        instead = (
-            f"{target} waits up to {_format_delays(target_delays)}, where tarry has "
-            f"{_format_delays(delays)}"
-        )
-        losses.add(*_field_of_difference(policy), instead)
 
 
 def _total_wait(policy: Policy, delays: list[float], retries: int) -> float:
@@ -214,91 +322,6 @@ def _format_delays(delays: list[float]) -> str:
     return ", ".join(map(format_duration, delays[:_MAX_LISTED_DELAYS])) + more
 
 
-def round_delay(losses: Losses, field: str, seconds: float) -> float:
-    """Return seconds rounded to whole milliseconds; add a loss when that changes the value."""
-    result = round_to_ms(seconds)
-    if result != seconds:
-        instead = f"rounded to whole milliseconds: {result:g} s"
-        losses.add(field, seconds, instead, Severity.DETAIL)
-    return result
-
-
-def format_rounded(losses: Losses, field: str, seconds: float) -> str:
-    """Return seconds, rounded to whole milliseconds, in the format of proto3 JSON."""
-    return format_proto(field, round_delay(losses, field, seconds))
-
-
-def call_timeout(policy: Policy, losses: Losses) -> float | None:
-    """Return the timeout of the whole call, and add a loss when it is the total budget.
-
-    If the policy has one attempt, the timeout of the attempt is also the timeout of the call.
-    """
-    single_attempt = policy.attempt_timeout if policy.max_attempts == 1 else None
-    total = policy.total_budget
-    if total is None or (single_attempt is not None and single_attempt <= total):
-        return single_attempt
-    instead = f"{losses.system} stops a running attempt when the time is over; tarry lets it finish"
-    losses.add("total_budget", total, instead)
-    return total
-
-
-def apply_call_timeout(policy: Policy, timeout: float | None, path: str, losses: Losses) -> Policy:
-    """Return the policy with `timeout`, the other system's timeout for the whole call.
-
-    A total budget does not stop a running attempt, so each attempt gets a timeout as well.
-    """
-    if timeout is None:
-        return policy
-    attempt = min(timeout, policy.attempt_timeout or timeout)
-    if policy.max_attempts == 1:
-        return policy.replace(attempt_timeout=attempt)
-    instead = (
-        "no attempt starts after it, but tarry lets a running attempt finish: "
-        f"at most {format_duration(timeout + attempt)} in total"
-    )
-    losses.add(path, timeout, instead)
-    return policy.replace(total_budget=timeout, attempt_timeout=attempt)
-
-
-# --- retries -------------------------------------------------------------------------------------
-
-
-def add_layer_losses(policy: Policy, losses: Losses, throttling: str | None, other: str) -> None:
-    """Add the losses of `throttled_delay` and `retry_marked`, which no target has.
-
-    `throttling` and `other` name throttled and other failures in the text. `throttling` is None
-    when the policy does not retry throttled failures.
-    """
-    throttled_ceilings = first_ceilings(policy, throttled=True)
-    if throttling is not None and throttled_ceilings != first_ceilings(policy):
-        instead = (
-            f"{losses.system} does not wait longer after {throttling} than after any other {other}"
-        )
-        losses.add("throttled_delay", policy.throttled_delay, instead)
-    if not policy.retry_marked:
-        instead = f"{losses.system} retries also what a layer below has already retried"
-        losses.add("retry_marked", policy.retry_marked, instead, Severity.DETAIL)
-
-
-def add_proxy_losses(policy: Policy, losses: Losses) -> None:
-    """Add the losses of every target that is a proxy."""
-    instead = f"{losses.system} repeats a POST like a GET: match methods in the route"
-    losses.add("safe", "per call", instead, Severity.LOAD)
-    chosen = policy.retryable_codes != RETRYABLE_CODES  # whether the user has set them
-    retries_throttled = _THROTTLED_STATUS in policy.retryable_statuses or (
-        chosen and _THROTTLED_CODE in policy.retryable_codes
-    )
-    add_layer_losses(policy, losses, "throttling" if retries_throttled else None, "failure")
-
-
-def add_code_loss(policy: Policy, losses: Losses, known: frozenset[str], target: str) -> None:
-    """Add the loss of gRPC codes that the target does not know, unless they are defaults."""
-    lost = policy.retryable_codes - known - {"OK"}
-    if lost and policy.retryable_codes != RETRYABLE_CODES:
-        instead = f"{target} cannot retry on these codes"
-        losses.add("retryable_codes", lost, instead, Severity.LOAD)
-
-
 def hedging_delay(hedging: Hedging, target: str) -> float:
     """Return the seconds before a copy is sent; a percentile raises ConfigurationError."""
     if isinstance(hedging.after, float):
@@ -319,32 +342,6 @@ def reject_hedging(defence: Defence, target: str) -> None:
             "envoy, or use a policy with retries"
         )
         raise ConfigurationError(msg)
-
-
-def add_hint_loss(losses: Losses, path: str, hint: str, source: str, max_hint: float) -> None:
-    """Add the loss that tarry follows a server's hint differently.
-
-    `source` says what the other system does with the hint.
-    """
-    instead = f"{source}; tarry waits for up to {format_duration(max_hint)}, or gives up"
-    losses.add(path, hint, instead)
-
-
-# --- breaker, limiter and budget ------------------------------------------------------------------
-
-
-def add_breaker_left_out(defence: Defence, losses: Losses, cause: str) -> None:
-    """Add the loss of a breaker that is left out of the export."""
-    if defence.breaker is not None:
-        breaker = defence.breaker or "its defaults"
-        losses.add("breaker", breaker, f"left out: {cause}", Severity.LOAD)
-
-
-def add_limiter_left_out(defence: Defence, losses: Losses) -> None:
-    """Add the loss of a limiter that is left out of the export."""
-    if defence.limiter is not None:
-        instead = f"left out: {losses.system} has no such limiter"
-        losses.add("limiter.kind", defence.limiter["kind"], instead, Severity.LOAD)
 
 
 class BudgetSummary(NamedTuple):
@@ -379,19 +376,3 @@ def summarize_budget(defence: Defence) -> BudgetSummary | None:
         return BudgetSummary(kind, arguments, earned, burst)
     earned = arguments["ratio" if kind == "ratio" else "token_ratio"]
     return BudgetSummary(kind, arguments, earned, budget.balance(0.0))
-
-
-def in_flight_budget(defence: Defence, losses: Losses) -> tuple[float, int] | None:
-    """Return the retries in flight for Envoy and Istio: percentage of requests, and minimum."""
-    budget = summarize_budget(defence)
-    if budget is None:
-        return None
-    percent, minimum = round(100 * budget.share, 6), DEFAULT_MIN_RETRIES_IN_FLIGHT
-    if budget.kind == "ratio":
-        minimum = max(1, ceil(budget.arguments["min_per_second"]))
-    instead = (
-        f"{losses.system} counts requests in flight: retries are at most {percent:g} % of all "
-        f"requests, but {minimum} can always be in flight"
-    )
-    losses.add("budget.kind", budget.kind, instead, Severity.LOAD)
-    return percent, minimum

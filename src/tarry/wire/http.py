@@ -91,14 +91,8 @@ class Problem(Value):
     `extensions` are further members of the JSON object, for programs.
     """
 
-    __slots__ = __match_args__ = _fields = (
-        "status",
-        "title",
-        "detail",
-        "type",
-        "instance",
-        "extensions",
-    )
+    __match_args__ = _fields = ("status", "title", "detail", "type", "instance", "extensions")
+    __slots__ = _fields
 
     status: int
     title: str
@@ -118,28 +112,16 @@ class Problem(Value):
     ) -> None:
         if check_count("status", status, 100) > _MAX_STATUS:
             raise ConfigurationError("status", f"must be at most {_MAX_STATUS}", status)
-        extensions = dict(extensions or {})
+        extensions = MappingProxyType(dict(extensions or {}))
         if duplicates := sorted(set(extensions) & set(self._fields[:-1])):
             rule = f"must not contain {duplicates[0]!r}, which is a standard member"
             raise ConfigurationError("extensions", rule)
-        self._set(
-            status=status,
-            title=title,
-            detail=detail,
-            type=type,
-            instance=instance,
-            extensions=MappingProxyType(extensions),
-        )
+        self._set_fields(locals())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the members of the JSON object; members that are None are left out."""
-        members = {
-            "type": self.type,
-            "title": self.title,
-            "status": self.status,
-            "detail": self.detail,
-            "instance": self.instance,
-        }
+        names = ("type", "title", "status", "detail", "instance")
+        members = {name: getattr(self, name) for name in names}
         return {name: value for name, value in members.items() if value is not None} | {
             **self.extensions
         }

@@ -89,18 +89,14 @@ def _from_json_value(field: PolicyField, name: str, value: object) -> Any:
             raise ConfigurationError(name, "must contain at least one delay, got none")
         return Schedule(field.check(delay, f"{name}[{i}]") / 1000 for i, delay in enumerate(delays))
     if field.type == "choice":
-        return _read_choice(field, name, value)
+        check_one_of(name, value, json_choices(field))
+        return cast("str", value).lower()
     if field.type in {"statuses", "codes"}:
         value = _check_list(name, value)
     if value is None and field.is_required_by_service:
         raise ConfigurationTypeError(name, "must be a number", value)
     checked = field.check(value, name)
     return checked / 1000 if field.type == "seconds" and checked is not None else checked
-
-
-def _read_choice(field: PolicyField, name: str, value: object) -> str:
-    check_one_of(name, value, json_choices(field))
-    return cast("str", value).lower()
 
 
 def json_choices(field: PolicyField) -> list[str]:
