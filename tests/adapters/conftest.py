@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 
-from tarry.adapters.http import headers
+from tarry.adapters.http import messages
 from tarry.testing import no_wait
 from tests.adapters.clients import CLIENT_LIBRARIES, ClientLibrary
 from tests.integration.flaky import FlakyServer, RecordedRequest, flaky_server
@@ -84,7 +84,7 @@ def _long_drain_timeout() -> Iterator[None]:
     # Not the `monkeypatch` fixture: tests patch what `_no_waits` patches, and that must be undone
     # first.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(headers, "DRAIN_TIMEOUT_S", 5.0)
+        patch.setattr(messages, "DRAIN_TIMEOUT_S", 5.0)
         yield
 
 

@@ -15,7 +15,7 @@ import requests
 import tarry
 from tarry import Policy, Reason
 from tarry.adapters.aiohttp import RetryMiddleware
-from tarry.adapters.http import headers
+from tarry.adapters.http import messages
 from tarry.adapters.httpx import AsyncRetryTransport, RetryTransport
 from tarry.adapters.requests import RetryAdapter
 from tarry.runtime.clocks import system
@@ -33,7 +33,7 @@ def test_stalled_response_is_dropped(
     server: FlakyServerView, client: ClientLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A response that does not end is dropped with its connection."""
-    monkeypatch.setattr(headers, "DRAIN_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(messages, "DRAIN_TIMEOUT_S", 0.1)
     with client.open(timeout=60.0) as session, tarry.deadline(120):
         response = session.send("GET", server.url("stall,200"))
 

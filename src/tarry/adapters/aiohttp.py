@@ -12,9 +12,11 @@ from contextlib import suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, cast
 
-from tarry.adapters.http.hand_off import RequestSnapshot, make_hand_off
-from tarry.adapters.http.headers import (
-    MAX_DRAINED_BYTES,
+from tarry.adapters.http.hand_off import HandOff
+from tarry.adapters.http.messages import (
+    ClientFunctions,
+    DrainedBody,
+    RequestSnapshot,
     add_safety_note,
     attempt_time_limit,
     check_idempotency_key,
@@ -57,8 +59,8 @@ except ImportError as _missing:
 if TYPE_CHECKING:
     from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
 
-    from tarry.adapters.http.hand_off import AsyncTaskClient, HandOff
-    from tarry.adapters.http.headers import IdempotencyKey
+    from tarry.adapters.http.hand_off import AsyncTaskClient
+    from tarry.adapters.http.messages import IdempotencyKey
     from tarry.adapters.http.send import Downstreams
     from tarry.core.policy import Policy
 
@@ -98,14 +100,7 @@ class RetryMiddleware:
             policy, downstream, _classify_error, _classify_response, _release
         )
         self._attempt_timeout = self._origins.policy.attempt_timeout
-        self._hand_off: HandOff | None = make_hand_off(
-            hand_off,
-            policy,
-            is_async=True,
-            snapshot=_snapshot,
-            classify_response=_classify_response,
-            release=_release,
-        )
+        self._hand_off = HandOff(hand_off, self._origins.policy, _FUNCTIONS)
 
     async def __call__(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
         """Send a request and retry it; return the last response."""
@@ -115,14 +110,12 @@ class RetryMiddleware:
         try:
             return await drivers.drive_async(call, self._send, (call, request, handler), {})
         except ResultNotAccepted as error:
-            if self._hand_off is not None:
-                await self._hand_off.async_try_hand_off(request, error)
+            await self._hand_off.async_try_hand_off(request, error)
             response: Any = final_response(error)
             return response  # type: ignore[no-any-return]
         except Exception as error:
             add_safety_note(error, can_resend_body=can_resend_body)
-            if self._hand_off is not None:
-                await self._hand_off.async_try_hand_off(request, error)
+            await self._hand_off.async_try_hand_off(request, error)
             if isinstance(error, (ClientOSError, ServerDisconnectedError)):
                 _last_error.set((_call_identity(request), error))
             raise
@@ -222,30 +215,33 @@ def _classify_response(policy: Policy, repeatable: bool, response: ClientRespons
 
 
 async def _release(response: ClientResponse) -> bool:
-    """Release the connection of a response; return whether the user can still read the response.
-
-    If the rest of the body is short, it is read first, so that the connection can be reused.
-    """
     is_complete = False
     with suppress(ClientError):  # if reading fails, the connection is closed
         if is_worth_draining(response.headers):
-            with clocks.timeout(drain_timeout()):
-                is_complete = await _drain(response)
+            timeout = drain_timeout()
+            with clocks.timeout(timeout):
+                is_complete = await _drain(response, timeout)
     if not is_complete:
         response.close()
         await response.wait_for_close()
     return is_complete
 
 
-async def _drain(response: ClientResponse) -> bool:
-    """Read the rest of a response up to a size limit; return whether it is complete."""
-    chunks: list[bytes] = []
-    bytes_left = MAX_DRAINED_BYTES
+async def _drain(response: ClientResponse, timeout: float) -> bool:
+    """Read the rest of a response within limits of size and time; return whether it is complete."""
+    body = DrainedBody(timeout)
     async for chunk in response.content.iter_any():
-        chunks.append(chunk)
-        bytes_left -= len(chunk)
-        if bytes_left < 0:
+        if not body.add(chunk):
             return False
-    response._body = b"".join(chunks)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    response._body = body.content()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     await response.read()  # returns the body just set, and waits until the connection is released
     return True
+
+
+_FUNCTIONS = ClientFunctions(
+    is_async=True,
+    classify_error=_classify_error,
+    classify_response=_classify_response,
+    release=_release,
+    snapshot=_snapshot,
+)

@@ -13,12 +13,13 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
-from tarry.adapters.http.hand_off import RequestSnapshot, make_hand_off
-from tarry.adapters.http.headers import (
-    MAX_DRAINED_BYTES,
+from tarry.adapters.http.messages import (
     MIN_TIMEOUT_S,
+    ClientFunctions,
+    DrainedBody,
+    RequestSnapshot,
     add_safety_note,
     attempt_time_limit,
     classify_proxy_refusal,
@@ -41,7 +42,6 @@ from tarry.errors import (
     ResultNotAccepted,
 )
 from tarry.runtime import clocks, deadlines
-from tarry.runtime.clocks import system
 from tarry.wire import http
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     import httpx
     import httpx2
 
-    from tarry.adapters.http.hand_off import AsyncTaskClient, HandOff, SyncTaskClient
-    from tarry.adapters.http.headers import IdempotencyKey
+    from tarry.adapters.http.hand_off import AsyncTaskClient, SyncTaskClient
+    from tarry.adapters.http.messages import IdempotencyKey
     from tarry.adapters.http.send import Downstreams
     from tarry.core.hedging import Hedging
     from tarry.core.policy import Policy
@@ -69,6 +69,9 @@ else:
     _BaseTransport = _AsyncBaseTransport = object
 
 __all__ = ["AsyncRetryTransport", "RetryTransport"]
+
+C = TypeVar("C", "SyncTaskClient", "AsyncTaskClient")
+"""The client of the retry service."""
 
 _CacheKey: TypeAlias = "tuple[str, str, str, int | None, type[Any]]"
 """Method, scheme, host and port of a request, and the type of its body."""
@@ -86,243 +89,6 @@ _MAYBE_READ_ERRORS = frozenset(
 )
 
 _get_deadline_scope = deadlines.scope.get
-
-
-# --- transports -----------------------------------------------------------------------------------
-
-
-def _raise_wrong_client(transport: object, *_: object) -> Never:
-    """Raise because a sync transport was passed to an async client, or the reverse."""
-    msg = (
-        "a Client takes a RetryTransport, and an AsyncClient an AsyncRetryTransport; this client "
-        f"got the wrong one, {type(transport).__name__}"
-    )
-    raise ConfigurationTypeError(msg)
-
-
-class _RetryTransportBase:
-    """The code that both transports share."""
-
-    _transport: Any
-    _sender: RequestSender
-    _hand_off: HandOff | None
-    _cached_sends: LRUCache[_CacheKey, Callable[..., Any]]
-    """Functions that send requests whose method and body type show that they are repeatable."""
-    tarry_retries: ClassVar[bool] = True
-    """Marks a transport that retries, so that it is not wrapped in another one."""
-
-    def _send_function(self, request: Any, cache_key: _CacheKey) -> Callable[..., Any]:
-        """Return the function that sends a request.
-
-        Cache the function if method and body type alone show that the request is repeatable.
-        """
-        sender, (method, scheme, host, port, stream_type) = self._sender, cache_key
-        can_cache = method in http.IDEMPOTENT_METHODS and stream_type.__name__ == _BYTES_STREAM
-        repeatable = can_cache or (
-            make_repeatable(method, request.headers, sender.idempotency_key, request)
-            and _can_resend_body(request, in_parallel=sender.hedging is not None)
-        )
-        send = sender.send_function((method, scheme, host, port, repeatable))
-        return self._cached_sends.add(cache_key, send) if can_cache else send
-
-    def _explain_error(self, request: Any, error: Exception) -> None:
-        """Explain an error that is hard to understand: raise a better one, or add a note."""
-        _raise_if_other_package(self._transport, request, error)
-        add_safety_note(error, can_resend_body=_can_resend_body(request))
-
-
-class RetryTransport(_RetryTransportBase, _BaseTransport):
-    """Retries or hedges the requests of an `httpx.Client`.
-
-    Args:
-        transport: the transport that sends; by default an `HTTPTransport()`.
-        policy: the retry policy; by default `tarry.Policy()`.
-        hedging: a hedging policy instead of `policy`: sends a second copy of a repeatable request
-            when the first takes too long.
-        downstream: one `tarry.Downstream` for all origins, or a function that returns one for an
-            origin. By default each origin gets its own, with a breaker and a retry budget.
-        idempotency_key: "auto" or a function of the request adds an Idempotency-Key to requests
-            that are not idempotent, which makes them repeatable. All attempts send the same key.
-        hand_off: a `tarry.Client`. A repeatable request that cannot succeed now is enqueued there,
-            and `HandedOff` is raised.
-    """
-
-    def __init__(
-        self,
-        transport: Any = None,
-        *,
-        policy: Policy | None = None,
-        hedging: Hedging | None = None,
-        downstream: Downstreams = None,
-        idempotency_key: IdempotencyKey = None,
-        hand_off: SyncTaskClient | None = None,
-    ) -> None:
-        transport = _check_transport(transport, "HTTPTransport", "handle_request")
-        self._transport = transport
-        self._sender = RequestSender(
-            partial(_send, transport),
-            partial(_send_first, transport),
-            is_async=False,
-            policy=policy,
-            hedging=hedging,
-            downstream=downstream,
-            idempotency_key=idempotency_key,
-            classify_error=_classify_error,
-            classify_response=_classify_response,
-            release=_release,
-        )
-        self._hand_off = make_hand_off(
-            hand_off,
-            policy,
-            is_async=False,
-            snapshot=_snapshot,
-            classify_response=_classify_response,
-            release=_release,
-        )
-        self._cached_sends = LRUCache()
-
-    def handle_request(self, request: Any) -> Any:
-        """Send a request and retry it; return the last response."""
-        try:
-            # Reading `_uri_reference` directly saves a call for each property of the httpx URL.
-            url = request.url
-            url = getattr(url, "_uri_reference", url)
-            key = request.method, url.scheme, url.host, url.port, request.stream.__class__
-            return (self._cached_sends.get(key) or self._send_function(request, key))(request)
-        except ResultNotAccepted as error:
-            if self._hand_off is not None:
-                self._hand_off.try_hand_off(request, error)
-            return final_response(error)
-        except BlockingWait as error:
-            return on_blocking_wait(error)
-        except Exception as error:
-            self._explain_error(request, error)
-            if self._hand_off is not None:
-                self._hand_off.try_hand_off(request, error)
-            raise
-
-    if not TYPE_CHECKING:  # a type checker reports that the methods are missing
-        handle_async_request = __aenter__ = _raise_wrong_client
-
-    def close(self) -> None:
-        """Close the inner transport."""
-        self._transport.close()
-
-    def __enter__(self) -> Self:
-        self._transport.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None = None,
-        exc_value: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None:
-        self._transport.__exit__(exc_type, exc_value, traceback)
-
-
-class AsyncRetryTransport(_RetryTransportBase, _AsyncBaseTransport):
-    """Retries or hedges the requests of an `httpx.AsyncClient`.
-
-    The arguments are those of `RetryTransport`, but `hand_off` is a `tarry.AsyncClient`.
-    """
-
-    def __init__(
-        self,
-        transport: Any = None,
-        *,
-        policy: Policy | None = None,
-        hedging: Hedging | None = None,
-        downstream: Downstreams = None,
-        idempotency_key: IdempotencyKey = None,
-        hand_off: AsyncTaskClient | None = None,
-    ) -> None:
-        transport = _check_transport(transport, "AsyncHTTPTransport", "handle_async_request")
-        self._transport = transport
-        self._sender = RequestSender(
-            partial(_async_send, transport),
-            partial(_async_send_first, transport),
-            is_async=True,
-            policy=policy,
-            hedging=hedging,
-            downstream=downstream,
-            idempotency_key=idempotency_key,
-            classify_error=_classify_error,
-            classify_response=_classify_response,
-            release=_async_release,
-        )
-        self._hand_off = make_hand_off(
-            hand_off,
-            policy,
-            is_async=True,
-            snapshot=_snapshot,
-            classify_response=_classify_response,
-            release=_async_release,
-        )
-        self._cached_sends = LRUCache()
-
-    async def handle_async_request(self, request: Any) -> Any:
-        """Send a request and retry it; return the last response."""
-        try:
-            url = request.url
-            url = getattr(url, "_uri_reference", url)
-            key = request.method, url.scheme, url.host, url.port, request.stream.__class__
-            return await (self._cached_sends.get(key) or self._send_function(request, key))(request)
-        except ResultNotAccepted as error:
-            if self._hand_off is not None:
-                await self._hand_off.async_try_hand_off(request, error)
-            return final_response(error)
-        except Exception as error:
-            self._explain_error(request, error)
-            if self._hand_off is not None:
-                await self._hand_off.async_try_hand_off(request, error)
-            raise
-
-    if not TYPE_CHECKING:
-        handle_request = __enter__ = _raise_wrong_client
-
-    async def aclose(self) -> None:
-        """Close the inner transport."""
-        await self._transport.aclose()
-
-    async def __aenter__(self) -> Self:
-        await self._transport.__aenter__()
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None = None,
-        exc_value: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None:
-        await self._transport.__aexit__(exc_type, exc_value, traceback)
-
-
-# These are functions, not methods: with bound methods, a transport would refer to itself, and its
-# connections would stay open until the garbage collector breaks the reference cycle.
-def _send(transport: Any, request: Any, *, limit: float | None, number: int = 1) -> Any:
-    if number > 1 or limit is not None or _get_deadline_scope() is not None:
-        request = _attempt_request(request, number, limit)
-        response = transport.handle_request(request)
-        # `_release` reads the timeouts from this request. The client later replaces it with the
-        # user's request.
-        response.request = request
-        return response
-    return transport.handle_request(request)
-
-
-def _send_first(transport: Any, request: Any) -> Any:
-    return transport.handle_request(request)  # looked up for each request: it may be patched
-
-
-async def _async_send(transport: Any, request: Any, *, limit: float | None, number: int = 1) -> Any:
-    if number > 1 or limit is not None or _get_deadline_scope() is not None:
-        request = _attempt_request(request, number, limit)
-    return await transport.handle_async_request(request)
-
-
-def _async_send_first(transport: Any, request: Any) -> Any:
-    return transport.handle_async_request(request)
 
 
 # --- the inner transport --------------------------------------------------------------------------
@@ -462,73 +228,252 @@ def _is_tls_error(error: Exception) -> bool:
     return origin is not None
 
 
-def _header_pairs(response: Any) -> list[tuple[str, str]]:
-    pairs: list[tuple[str, str]] = response.headers.multi_items()
-    return pairs
-
-
-_classify_response: Callable[[Policy, bool, Any], Outcome] = response_classifier(_header_pairs)
-
-
 # --- releasing responses --------------------------------------------------------------------------
 
 
 def _release(response: Any) -> bool:
-    """Release the connection of a response; return whether the user can still read the response.
-
-    If the rest of the body is short, it is read first, so that the connection can be reused.
-    """
     stream, is_complete = response.stream, False
     with suppress(Exception):  # if reading fails, the connection is closed
         if is_worth_draining(response.headers):
-            body = _DrainedBody(drain_timeout())
-            body.limit_read_timeout(response)
-            is_complete = all(map(body.add, stream)) and body.restore(response)
+            timeout = drain_timeout()
+            _limit_read_timeout(response, timeout)
+            body = DrainedBody(timeout)
+            is_complete = all(map(body.add, stream)) and _restore_body(response, body)
     stream.close()
     return is_complete
 
 
-async def _async_release(response: Any) -> bool:
-    """Do the same as `_release`, for async responses."""
+async def _release_async(response: Any) -> bool:
     stream, is_complete = response.stream, False
     with suppress(Exception):
         if is_worth_draining(response.headers):
             timeout = drain_timeout()
-            body = _DrainedBody(timeout)
+            body = DrainedBody(timeout)
             with clocks.timeout(timeout):
                 async for chunk in stream:
                     if not body.add(chunk):
                         break
                 else:
-                    is_complete = body.restore(response)
+                    is_complete = _restore_body(response, body)
     await stream.aclose()
     return is_complete
 
 
-class _DrainedBody:
-    """Collects the rest of a body, within limits of size and time."""
+def _limit_read_timeout(response: Any, timeout: float) -> None:
+    """Lower the read timeout of a blocking client, unless the timeouts are the user's."""
+    with suppress(RuntimeError):  # `request` is not set if the user's own request was sent
+        timeouts = response.request.extensions.get("timeout")
+        if isinstance(timeouts, _AttemptTimeouts):
+            timeouts["read"] = min(timeouts.get("read") or timeout, timeout)
 
-    def __init__(self, timeout: float) -> None:
-        self._chunks: list[bytes] = []
-        self._bytes_left = MAX_DRAINED_BYTES
-        self._timeout = timeout
-        self._ends_at = system.now() + timeout
 
-    def limit_read_timeout(self, response: Any) -> None:
-        """Lower the read timeout of a blocking client, unless the timeouts are the user's."""
-        with suppress(RuntimeError):  # `request` is not set if the user's own request was sent
-            timeouts = response.request.extensions.get("timeout")
-            if isinstance(timeouts, _AttemptTimeouts):
-                timeouts["read"] = min(timeouts.get("read") or self._timeout, self._timeout)
+def _restore_body(response: Any, body: DrainedBody) -> bool:
+    """Put the body back into the response, so that the user can read it; return True."""
+    response.stream = sys.modules[_package_name(response)].ByteStream(body.content())
+    return True
 
-    def add(self, chunk: bytes) -> bool:
-        """Add a chunk; return whether the limits allow another one."""
-        self._chunks.append(chunk)
-        self._bytes_left -= len(chunk)
-        return self._bytes_left >= 0 and system.now() <= self._ends_at
 
-    def restore(self, response: Any) -> bool:
-        """Put the body back into the response, so that the user can read it; return True."""
-        package = sys.modules[_package_name(response)]
-        response.stream = package.ByteStream(b"".join(self._chunks))
-        return True
+# --- transports -----------------------------------------------------------------------------------
+
+
+# These are functions, not methods: with bound methods, a transport would refer to itself, and its
+# connections would stay open until the garbage collector breaks the reference cycle.
+def _send(transport: Any, request: Any, *, limit: float | None, number: int = 1) -> Any:
+    if number > 1 or limit is not None or _get_deadline_scope() is not None:
+        request = _attempt_request(request, number, limit)
+        response = transport.handle_request(request)
+        # `_release` reads the timeouts from this request. The client later replaces it with the
+        # user's request.
+        response.request = request
+        return response
+    return transport.handle_request(request)
+
+
+def _send_first(transport: Any, request: Any) -> Any:
+    return transport.handle_request(request)  # looked up for each request: it may be patched
+
+
+async def _send_async(transport: Any, request: Any, *, limit: float | None, number: int = 1) -> Any:
+    if number > 1 or limit is not None or _get_deadline_scope() is not None:
+        request = _attempt_request(request, number, limit)
+    return await transport.handle_async_request(request)
+
+
+def _send_first_async(transport: Any, request: Any) -> Any:
+    return transport.handle_async_request(request)
+
+
+_classify_response = response_classifier(lambda response: response.headers.multi_items())
+_FUNCTIONS = ClientFunctions(
+    is_async=False,
+    classify_error=_classify_error,
+    classify_response=_classify_response,
+    release=_release,
+    snapshot=_snapshot,
+)
+
+
+def _raise_wrong_client(transport: object, *_: object) -> Never:
+    """Raise because a sync transport was passed to an async client, or the reverse."""
+    msg = (
+        "a Client takes a RetryTransport, and an AsyncClient an AsyncRetryTransport; this client "
+        f"got the wrong one, {type(transport).__name__}"
+    )
+    raise ConfigurationTypeError(msg)
+
+
+class _RetryTransportBase(Generic[C]):
+    """The code that both transports share."""
+
+    _client_functions: ClassVar[ClientFunctions]
+    _send_functions: ClassVar[tuple[Callable[..., Any], Callable[..., Any]]]
+    """The arguments `send` and `send_first` of the `RequestSender`, without the transport."""
+    _inner_class: ClassVar[tuple[str, str]]
+    """The class of the default inner transport, and the method that sends its requests."""
+    tarry_retries: ClassVar[bool] = True
+    """Marks a transport that retries, so that it is not wrapped in another one."""
+
+    def __init__(
+        self,
+        transport: Any = None,
+        *,
+        policy: Policy | None = None,
+        hedging: Hedging | None = None,
+        downstream: Downstreams = None,
+        idempotency_key: IdempotencyKey = None,
+        hand_off: C | None = None,
+    ) -> None:
+        self._transport: Any = _check_transport(transport, *self._inner_class)
+        self._sender = RequestSender(
+            self._client_functions,
+            *(partial(send, self._transport) for send in self._send_functions),
+            policy=policy,
+            hedging=hedging,
+            downstream=downstream,
+            idempotency_key=idempotency_key,
+            hand_off=hand_off,
+        )
+        self._cached_sends: LRUCache[_CacheKey, Callable[..., Any]] = LRUCache()
+        """Functions that send requests whose method and body type show that they are repeatable."""
+
+    def _send_function(self, request: Any, cache_key: _CacheKey) -> Callable[..., Any]:
+        """Return the function that sends a request.
+
+        Cache the function if method and body type alone show that the request is repeatable.
+        """
+        sender, (method, scheme, host, port, stream_type) = self._sender, cache_key
+        can_cache = method in http.IDEMPOTENT_METHODS and stream_type.__name__ == _BYTES_STREAM
+        repeatable = can_cache or (
+            make_repeatable(method, request.headers, sender.idempotency_key, request)
+            and _can_resend_body(request, in_parallel=sender.hedging is not None)
+        )
+        send = sender.send_function((method, scheme, host, port, repeatable))
+        return self._cached_sends.add(cache_key, send) if can_cache else send
+
+    def _explain_error(self, request: Any, error: Exception) -> None:
+        """Explain an error that is hard to understand: raise a better one, or add a note."""
+        _raise_if_other_package(self._transport, request, error)
+        add_safety_note(error, can_resend_body=_can_resend_body(request))
+
+
+class RetryTransport(_RetryTransportBase["SyncTaskClient"], _BaseTransport):
+    """Retries or hedges the requests of an `httpx.Client`.
+
+    Args:
+        transport: the transport that sends; by default an `HTTPTransport()`.
+        policy: the retry policy; by default `tarry.Policy()`.
+        hedging: a hedging policy instead of `policy`: sends a second copy of a repeatable request
+            when the first takes too long.
+        downstream: one `tarry.Downstream` for all origins, or a function that returns one for an
+            origin. By default each origin gets its own, with a breaker and a retry budget.
+        idempotency_key: "auto" or a function of the request adds an Idempotency-Key to requests
+            that are not idempotent, which makes them repeatable. All attempts send the same key.
+        hand_off: a `tarry.Client`. A repeatable request that cannot succeed now is enqueued there,
+            and `HandedOff` is raised.
+    """
+
+    _client_functions = _FUNCTIONS
+    _send_functions = _send, _send_first
+    _inner_class = "HTTPTransport", "handle_request"
+
+    def handle_request(self, request: Any) -> Any:
+        """Send a request and retry it; return the last response."""
+        try:
+            # Reading `_uri_reference` directly saves a call for each property of the httpx URL.
+            url = request.url
+            url = getattr(url, "_uri_reference", url)
+            key = request.method, url.scheme, url.host, url.port, request.stream.__class__
+            return (self._cached_sends.get(key) or self._send_function(request, key))(request)
+        except ResultNotAccepted as error:
+            self._sender.hand_off.try_hand_off(request, error)
+            return final_response(error)
+        except BlockingWait as error:
+            return on_blocking_wait(error)
+        except Exception as error:
+            self._explain_error(request, error)
+            self._sender.hand_off.try_hand_off(request, error)
+            raise
+
+    if not TYPE_CHECKING:  # a type checker reports that the methods are missing
+        handle_async_request = __aenter__ = _raise_wrong_client
+
+    def close(self) -> None:
+        """Close the inner transport."""
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        self._transport.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_value: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        self._transport.__exit__(exc_type, exc_value, traceback)
+
+
+class AsyncRetryTransport(_RetryTransportBase["AsyncTaskClient"], _AsyncBaseTransport):
+    """Retries or hedges the requests of an `httpx.AsyncClient`.
+
+    The arguments are those of `RetryTransport`, but `hand_off` is a `tarry.AsyncClient`.
+    """
+
+    _client_functions = _FUNCTIONS._replace(is_async=True, release=_release_async)
+    _send_functions = _send_async, _send_first_async
+    _inner_class = "AsyncHTTPTransport", "handle_async_request"
+
+    async def handle_async_request(self, request: Any) -> Any:
+        """Send a request and retry it; return the last response."""
+        try:
+            url = request.url
+            url = getattr(url, "_uri_reference", url)
+            key = request.method, url.scheme, url.host, url.port, request.stream.__class__
+            return await (self._cached_sends.get(key) or self._send_function(request, key))(request)
+        except ResultNotAccepted as error:
+            await self._sender.hand_off.async_try_hand_off(request, error)
+            return final_response(error)
+        except Exception as error:
+            self._explain_error(request, error)
+            await self._sender.hand_off.async_try_hand_off(request, error)
+            raise
+
+    if not TYPE_CHECKING:
+        handle_request = __enter__ = _raise_wrong_client
+
+    async def aclose(self) -> None:
+        """Close the inner transport."""
+        await self._transport.aclose()
+
+    async def __aenter__(self) -> Self:
+        await self._transport.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_value: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        await self._transport.__aexit__(exc_type, exc_value, traceback)

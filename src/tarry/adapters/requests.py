@@ -8,15 +8,17 @@ response, as an `HTTPAdapter` would: a 503 is returned, not raised.
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from urllib.parse import urlsplit
 
-from tarry.adapters.http.hand_off import RequestSnapshot, make_hand_off
-from tarry.adapters.http.headers import (
-    MAX_DRAINED_BYTES,
+from tarry.adapters.http.messages import (
     MIN_TIMEOUT_S,
+    ClientFunctions,
+    DrainedBody,
+    RequestSnapshot,
     add_safety_note,
     attempt_time_limit,
     classify_proxy_refusal,
@@ -32,7 +34,6 @@ from tarry.adapters.http.headers import (
 from tarry.adapters.http.send import RequestSender
 from tarry.core.outcome import PERMANENT, Kind, Outcome
 from tarry.errors import BlockingWait, ConfigurationError, MissingExtra, ResultNotAccepted
-from tarry.runtime.clocks import system
 
 try:
     from requests.adapters import HTTPAdapter
@@ -46,12 +47,12 @@ except ImportError as _missing:
     raise MissingExtra(_message) from _missing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from requests import PreparedRequest, Response
 
-    from tarry.adapters.http.hand_off import HandOff, SyncTaskClient
-    from tarry.adapters.http.headers import IdempotencyKey
+    from tarry.adapters.http.hand_off import SyncTaskClient
+    from tarry.adapters.http.messages import IdempotencyKey
     from tarry.adapters.http.send import Downstreams
     from tarry.core.hedging import Hedging
     from tarry.core.policy import Policy
@@ -61,8 +62,8 @@ _TimeoutPair: TypeAlias = "tuple[float | None, float | None]"
 
 _DEFAULT_POOL_SIZE = 10
 """The default of requests, in connections."""
-_TUNNEL_FAILED = "Tunnel connection failed: "
-"""The start of the error text if a proxy refused to open a tunnel. The status follows."""
+_TUNNEL_REFUSAL = re.compile(r"Tunnel connection failed: ([0-9]+)(?: |$)")
+"""The error text if a proxy refused to open a tunnel, with the status of its response."""
 
 
 class RetryAdapter(HTTPAdapter):
@@ -107,27 +108,19 @@ class RetryAdapter(HTTPAdapter):
             "hedging": hedging,
             "downstream": downstream,
             "idempotency_key": idempotency_key,
+            "hand_off": hand_off,
         }
-        self._sender = _new_sender(self._options)
-        self._hand_off: HandOff | None = make_hand_off(
-            hand_off,
-            policy,
-            is_async=False,
-            snapshot=_snapshot,
-            classify_response=_classify_response,
-            release=_release,
-        )
+        self._sender = RequestSender(_FUNCTIONS, _send, **self._options)
         super().__init__(pool_connections, pool_maxsize, 0, pool_block)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle: the arguments, but no breakers, budgets or statistics."""
-        own_state = {"_options": self._options, "_hand_off": self._hand_off}
-        return {**super().__getstate__(), **own_state}
+        return {**super().__getstate__(), "_options": self._options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the adapter, with new breakers and budgets."""
         super().__setstate__(state)
-        self._sender = _new_sender(self._options)
+        self._sender = RequestSender(_FUNCTIONS, _send, **self._options)
 
     def send(  # the positions of the arguments are those of HTTPAdapter
         self,
@@ -149,15 +142,13 @@ class RetryAdapter(HTTPAdapter):
             send_with_retries = self._send_function(request, can_resend_body=can_resend_body)
             response = send_with_retries(send, request, body_start, timeout)
         except ResultNotAccepted as error:
-            if self._hand_off is not None:
-                self._hand_off.try_hand_off(request, error)
+            self._sender.hand_off.try_hand_off(request, error)
             response = final_response(error)
         except BlockingWait as error:
             response = on_blocking_wait(error)
         except Exception as error:
             add_safety_note(error, can_resend_body=can_resend_body)
-            if self._hand_off is not None:
-                self._hand_off.try_hand_off(request, error)
+            self._sender.hand_off.try_hand_off(request, error)
             raise
         response.request = request  # instead of the copy that was sent
         return response  # type: ignore[no-any-return]
@@ -172,17 +163,6 @@ class RetryAdapter(HTTPAdapter):
         return sender.send_functions.get(key) or sender.send_function(key)
 
 
-def _new_sender(options: dict[str, Any]) -> RequestSender:
-    return RequestSender(
-        _send,
-        is_async=False,
-        classify_error=_classify_error,
-        classify_response=_classify_response,
-        release=_release,
-        **options,
-    )
-
-
 def _send(
     send: Callable[..., Response],
     request: PreparedRequest,
@@ -192,8 +172,8 @@ def _send(
     limit: float | None,
     number: int = 1,
 ) -> Response:
-    if number > 1:
-        _rewind(request.body, body_start)
+    if number > 1 and body_start is not None and _is_file(request.body):
+        cast("Any", request.body).seek(body_start)
     limit = attempt_time_limit(limit)
     if number > 1 or limit is not None:
         request = request.copy()  # the user's request stays unchanged
@@ -208,12 +188,11 @@ def _snapshot(request: PreparedRequest) -> RequestSnapshot:
     if isinstance(body, str):
         body = body.encode()
     body_bytes = bytes(body) if isinstance(body, (bytes, bytearray)) else None
-    headers = [(name, _decode_header(value)) for name, value in request.headers.items()]
+    headers = [
+        (name, value if isinstance(value, str) else value.decode("latin-1"))
+        for name, value in request.headers.items()
+    ]
     return RequestSnapshot(request.method or "", request.url or "", headers, body_bytes)
-
-
-def _decode_header(value: str | bytes) -> str:
-    return value if isinstance(value, str) else value.decode("latin-1")
 
 
 def _body_position(body: Any) -> int | None:
@@ -229,11 +208,6 @@ def _body_position(body: Any) -> int | None:
 def _is_file(body: Any) -> bool:
     """Return whether the body has a read position, which parallel copies would share."""
     return hasattr(body, "seek")
-
-
-def _rewind(body: Any, start: int | None) -> None:
-    if start is not None and _is_file(body):
-        body.seek(start)
 
 
 def _limit_timeout(timeout: Any, limit: float) -> Any:
@@ -253,8 +227,8 @@ def _classify_error(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT
     detail = type(error).__name__
     timeout = isinstance(error, Timeout)
     reason = _original_error(error)
-    if isinstance(reason, OSError) and (status := _tunnel_status(str(reason))).isdecimal():
-        return classify_proxy_refusal(int(status))
+    if isinstance(reason, OSError) and (refusal := _TUNNEL_REFUSAL.match(str(reason))):
+        return classify_proxy_refusal(int(refusal[1]))
     if isinstance(reason, (NewConnectionError, ConnectTimeoutError)):
         return Outcome(Kind.TRANSIENT, timeout=timeout, detail=detail)
     if is_permanent_tls_error(reason) or (
@@ -280,27 +254,7 @@ def _original_error(error: Exception) -> Any:
     return reason.args[0] if isinstance(reason, Urllib3SSLError) and reason.args else reason
 
 
-def _tunnel_status(text: str) -> str:
-    return (
-        text.removeprefix(_TUNNEL_FAILED).partition(" ")[0]
-        if text.startswith(_TUNNEL_FAILED)
-        else ""
-    )
-
-
-def _header_pairs(response: Response) -> Iterable[tuple[str, str]]:
-    pairs: Iterable[tuple[str, str]] = response.raw.headers.iteritems()
-    return pairs
-
-
-_classify_response = response_classifier(_header_pairs)
-
-
 def _release(response: Response) -> bool:
-    """Release the connection of a response; return whether the user can still read the response.
-
-    If the rest of the body is short, it is read first, so that the connection can be reused.
-    """
     is_complete = False
     with suppress(RequestException, OSError):  # if reading fails, the connection is closed
         is_complete = is_worth_draining(response.headers) and _drain(response, drain_timeout())
@@ -313,12 +267,17 @@ def _drain(response: Response, timeout: float) -> bool:
     socket = getattr(getattr(response.raw, "connection", None), "sock", None)
     if socket is not None:
         socket.settimeout(timeout)  # the next request on the connection sets its own
-    chunks: list[bytes] = []
-    bytes_left, ends_at = MAX_DRAINED_BYTES, system.now() + timeout
-    for chunk in response.iter_content(1024):
-        chunks.append(chunk)
-        bytes_left -= len(chunk)
-        if bytes_left < 0 or system.now() > ends_at:
-            return False
-    response._content = b"".join(chunks)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    body = DrainedBody(timeout)
+    if not all(map(body.add, response.iter_content(1024))):
+        return False
+    response._content = body.content()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     return True
+
+
+_FUNCTIONS = ClientFunctions(
+    is_async=False,
+    classify_error=_classify_error,
+    classify_response=response_classifier(lambda response: response.raw.headers.iteritems()),
+    release=_release,
+    snapshot=_snapshot,
+)

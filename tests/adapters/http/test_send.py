@@ -10,7 +10,7 @@ import pytest
 
 import tarry
 from tarry import Breaker, Downstream, Hedging, Kind, Outcome, Policy
-from tarry.adapters.http.headers import response_classifier
+from tarry.adapters.http.messages import ClientFunctions, RequestSnapshot, response_classifier
 from tarry.adapters.http.send import RequestSender
 from tarry.runtime.clocks import system
 from tarry.testing import VirtualClock, captured_events, no_wait
@@ -21,17 +21,18 @@ POST = ("POST", "http", "a", None, False)
 
 def make_sender(send: Any, first: Any = None, **options: Any) -> RequestSender:
     """Return the sender of an adapter whose errors are all transient."""
-    defaults: dict[str, Any] = {
-        "is_async": False,
-        "policy": None,
-        "hedging": None,
-        "downstream": None,
-        "idempotency_key": None,
-        "classify_error": lambda _, repeatable: Outcome(Kind.TRANSIENT, safe=repeatable),
-        "classify_response": response_classifier(lambda response: response.headers),
-        "release": lambda _: True,
-    }
-    return RequestSender(send, first, **defaults | options)
+    functions = ClientFunctions(
+        is_async=False,
+        classify_error=lambda _, repeatable: Outcome(Kind.TRANSIENT, safe=repeatable),
+        classify_response=response_classifier(lambda response: response.headers),
+        release=lambda _: True,
+        snapshot=lambda _: RequestSnapshot("GET", "http://a/", (), b""),
+    )
+    changed = {name: options.pop(name) for name in functions._fields if name in options}
+    names = ("policy", "hedging", "downstream", "idempotency_key", "hand_off")
+    return RequestSender(
+        functions._replace(**changed), send, first, **dict.fromkeys(names) | options
+    )
 
 
 def make_response(status: int) -> Any:

@@ -8,15 +8,14 @@ the call as it would without a hand-off. A note on the error and a log line then
 from __future__ import annotations
 
 import re
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 from uuid import uuid4
 from zlib import crc32
 
 from tarry.core.checks import duration_or_none
 from tarry.core.decide import HINT_SPREAD
-from tarry.core.policy import Policy
 from tarry.core.verdict import Reason
 from tarry.errors import ConfigurationTypeError, HandedOff, ResultNotAccepted
 from tarry.runtime import deadlines
@@ -26,9 +25,10 @@ from tarry.runtime.error_record import attach_record, record_of
 from tarry.wire import http
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping
+    from collections.abc import Awaitable, Generator, Iterable, Mapping
 
-    from tarry.core.outcome import Outcome
+    from tarry.adapters.http.messages import ClientFunctions
+    from tarry.core.policy import Policy
     from tarry.core.verdict import CallRecord
     from tarry.wire.tasks import RetryTask
 
@@ -75,92 +75,69 @@ AsyncTaskClient: TypeAlias = "TaskClient[Awaitable[RetryTask]]"
 """A `tarry.AsyncClient`."""
 
 
-class RequestSnapshot(NamedTuple):
-    """A request in a form that does not depend on the HTTP client."""
-
-    method: str
-    url: str
-    headers: Iterable[tuple[str, str]]
-    body: bytes | None
-    """b"" if the request has no body; None if its body is not bytes, as that of a file upload."""
-
-
 class _CannotHandOff(Exception):
     """The request cannot be handed off. The message is the reason."""
 
 
 class HandOff:
-    """Hands the calls of one adapter off.
-
-    Args:
-        client: a client of the service.
-        policy: the policy that determines how responses are classified.
-        snapshot: converts a request of the HTTP client to a `RequestSnapshot`.
-        classify_response: classifies a response of the HTTP client.
-        release: releases the connection of a response. A coroutine function for async adapters,
-            which must call `async_try_hand_off`.
-    """
+    """Hands the calls of one adapter off to a client of the service; does nothing without one."""
 
     def __init__(
         self,
-        client: Any,
+        client: SyncTaskClient | AsyncTaskClient | None,
         policy: Policy,
-        snapshot: Callable[[Any], RequestSnapshot],
-        classify_response: Callable[[Policy, bool, Any], Outcome],
-        release: Callable[[Any], Any],
+        functions: ClientFunctions,
     ) -> None:
-        self._client = client
+        enqueue = getattr(client, "enqueue", None)
+        is_async = functions.is_async
+        is_valid = callable(enqueue) and bool(flags_of(enqueue) & COROUTINE) is is_async
+        if client is not None and (isinstance(client, type) or not is_valid):
+            name, reason = ("AsyncClient", "is async") if is_async else ("Client", "is not async")
+            rule = f'must be a tarry.{name}("http://127.0.0.1:8080"), because this adapter {reason}'
+            raise ConfigurationTypeError("hand_off", rule, client)
+        self._client: Any = client
         self._policy = policy
-        self._snapshot = snapshot
-        self._classify_response = classify_response
-        self._release = release
+        self._functions = functions
 
     def try_hand_off(self, request: Any, error: Exception) -> None:
         """Hand off the call that failed with this error, and raise HandedOff.
 
         Return if the call must not be handed off, or if the service does not accept it.
         """
+        # The coroutine never suspends, because the functions of a blocking client return values.
+        with suppress(StopIteration):
+            self.async_try_hand_off(request, error).send(None)
+
+    async def async_try_hand_off(self, request: Any, error: Exception) -> None:
+        """Do the same as `try_hand_off`, for async adapters."""
         record = record_of(error)
-        if record is None or record.reason not in HAND_OFF_REASONS:
+        if self._client is None or record is None or record.reason not in HAND_OFF_REASONS:
             return
         try:
             arguments = self._enqueue_arguments(request, error)
             with _hand_off_deadline():
                 task = self._client.enqueue(**arguments)
+                if self._functions.is_async:
+                    task = await task
         except Exception as failure:
             _report_failure(error, record, failure)
             return
         except BaseException:
-            if isinstance(error, ResultNotAccepted):
-                self._release(error.result)
+            await self._release(error)
             raise
-        if isinstance(error, ResultNotAccepted):
-            self._release(error.result)
+        await self._release(error)
         raise _handed_off_error(task, record) from error
 
-    async def async_try_hand_off(self, request: Any, error: Exception) -> None:
-        """Do the same as `try_hand_off`, for async adapters."""
-        record = record_of(error)
-        if record is None or record.reason not in HAND_OFF_REASONS:
-            return
-        try:
-            arguments = self._enqueue_arguments(request, error)
-            with _hand_off_deadline():
-                task = await self._client.enqueue(**arguments)
-        except Exception as failure:
-            _report_failure(error, record, failure)
-            return
-        except BaseException:
-            if isinstance(error, ResultNotAccepted):
-                await self._release(error.result)
-            raise
+    async def _release(self, error: Exception) -> None:
+        """Release the connection of the response with which the call failed, if any."""
         if isinstance(error, ResultNotAccepted):
-            await self._release(error.result)
-        raise _handed_off_error(task, record) from error
+            released = self._functions.release(error.result)
+            if self._functions.is_async:
+                await released
 
     def _enqueue_arguments(self, request: Any, error: Exception) -> dict[str, Any]:
         """Return the arguments for `enqueue`; raise _CannotHandOff if the request is unsuitable."""
-        method, url, header_lines, body = self._snapshot(request)
+        method, url, header_lines, body = self._functions.snapshot(request)
         scheme, netloc, path, query, _ = urlsplit(url)
         # Drop the credentials before the "@": the client has put them into an Authorization header.
         netloc = netloc.rpartition("@")[2]
@@ -207,32 +184,12 @@ class HandOff:
         """
         if not isinstance(error, ResultNotAccepted):
             return None
-        hint = self._classify_response(self._policy, True, error.result).hint  # noqa: FBT003
+        classify = self._functions.classify_response
+        hint = classify(self._policy, True, error.result).hint  # noqa: FBT003
         requested = None if hint is None else duration_or_none(hint.delay)
         if not requested:
             return None
         return requested * (1.0 + HINT_SPREAD * crc32(key.encode()) / 2**32)
-
-
-def make_hand_off(
-    client: SyncTaskClient | AsyncTaskClient | None,
-    policy: Policy | None,
-    *,
-    is_async: bool,
-    snapshot: Callable[[Any], RequestSnapshot],
-    classify_response: Callable[[Policy, bool, Any], Outcome],
-    release: Callable[[Any], Any],
-) -> HandOff | None:
-    """Check the `hand_off` argument of an adapter and return its HandOff; None for None."""
-    if client is None:
-        return None
-    enqueue = getattr(client, "enqueue", None)
-    is_valid = callable(enqueue) and bool(flags_of(enqueue) & COROUTINE) is is_async
-    if isinstance(client, type) or not is_valid:
-        name, reason = ("AsyncClient", "is async") if is_async else ("Client", "is not async")
-        rule = f'must be a tarry.{name}("http://127.0.0.1:8080"), because this adapter {reason}'
-        raise ConfigurationTypeError("hand_off", rule, client)
-    return HandOff(client, policy or Policy(), snapshot, classify_response, release)
 
 
 @contextmanager

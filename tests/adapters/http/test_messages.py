@@ -9,7 +9,7 @@ import pytest
 
 import tarry
 from tarry import Kind, Policy, Reason
-from tarry.adapters.http.headers import (
+from tarry.adapters.http.messages import (
     add_safety_note,
     attempt_time_limit,
     check_idempotency_key,

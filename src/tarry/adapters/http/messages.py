@@ -1,4 +1,4 @@
-"""Read and write the headers of requests and responses, independent of any HTTP client.
+"""Requests and responses, independent of any HTTP client.
 
 The functions take the method and the headers of a request instead of the request. The headers are
 a mapping with case-insensitive names.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from ssl import SSLEOFError, SSLError, SSLZeroReturnError
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from uuid import uuid4
 
 from tarry.core.outcome import SUCCESS, outcome_of_status
@@ -35,9 +35,9 @@ HeaderPairs: TypeAlias = "Mapping[str, str] | Iterable[tuple[str, str]]"
 _get_deadline_scope = deadlines.scope.get
 
 _MIN_ERROR_STATUS = 400
-MAX_DRAINED_BYTES = 65_536
+_MAX_DRAINED_BYTES = 65_536
 """Up to this size, reading the rest of a response is cheaper than opening a new connection."""
-_MAX_CONTENT_LENGTH_DIGITS = len(str(MAX_DRAINED_BYTES))
+_MAX_CONTENT_LENGTH_DIGITS = len(str(_MAX_DRAINED_BYTES))
 DRAIN_TIMEOUT_S = 0.1
 MIN_TIMEOUT_S = 0.001
 """The shortest timeout that is passed to clients. Some reject 0 or treat it as non-blocking."""
@@ -50,6 +50,30 @@ _BODY_CONSUMED_NOTE = (
     "tarry: the server may have read the request, and its body cannot be sent a second time; "
     "pass the body as bytes"
 )
+
+
+class RequestSnapshot(NamedTuple):
+    """A request in a form that does not depend on the HTTP client."""
+
+    method: str
+    url: str
+    headers: Iterable[tuple[str, str]]
+    body: bytes | None
+    """b"" if the request has no body; None if its body is not bytes, as that of a file upload."""
+
+
+class ClientFunctions(NamedTuple):
+    """The functions of an adapter that depend on its HTTP client."""
+
+    is_async: bool
+    classify_error: Callable[[Exception, bool], Outcome]
+    """Takes an error and whether the request is repeatable."""
+    classify_response: Callable[[Policy, bool, Any], Outcome]
+    release: Callable[[Any], Any]
+    """Releases the connection of a response, and returns whether the user can still read the
+    response. If the rest of the body is short, it is read first, so that the connection can be
+    reused. A coroutine function if `is_async`."""
+    snapshot: Callable[[Any], RequestSnapshot]
 
 
 def check_idempotency_key(idempotency_key: IdempotencyKey) -> IdempotencyKey:
@@ -152,17 +176,36 @@ def is_worth_draining(headers: Mapping[str, str]) -> bool:
     """Return whether to read the rest of a body, so that its connection can be reused.
 
     A long body is not worth reading. The length of a chunked body is not known in advance, so it is
-    read up to `MAX_DRAINED_BYTES`.
+    read up to `_MAX_DRAINED_BYTES`.
     """
     length = headers.get("Content-Length", "0")
     is_number = length.isascii() and length.isdigit() and len(length) <= _MAX_CONTENT_LENGTH_DIGITS
-    return is_number and int(length) <= MAX_DRAINED_BYTES
+    return is_number and int(length) <= _MAX_DRAINED_BYTES
 
 
 def drain_timeout() -> float:
     """Return the time limit in seconds for reading the rest of a body."""
     remaining = deadlines.remaining()
     return DRAIN_TIMEOUT_S if remaining is None else min(DRAIN_TIMEOUT_S, remaining)
+
+
+class DrainedBody:
+    """Collects the rest of a body, within limits of size and time."""
+
+    def __init__(self, timeout: float) -> None:
+        self._chunks: list[bytes] = []
+        self._bytes_left = _MAX_DRAINED_BYTES
+        self._ends_at = system.now() + timeout
+
+    def add(self, chunk: bytes) -> bool:
+        """Add a chunk; return whether the limits allow another one."""
+        self._chunks.append(chunk)
+        self._bytes_left -= len(chunk)
+        return self._bytes_left >= 0 and system.now() <= self._ends_at
+
+    def content(self) -> bytes:
+        """Return what was collected."""
+        return b"".join(self._chunks)
 
 
 def final_response(error: ResultNotAccepted) -> Any:
