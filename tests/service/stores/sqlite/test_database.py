@@ -226,6 +226,20 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     assert "use the newer tarry" in message
 
 
+def test_a_file_of_an_unreleased_version_is_refused(tmp_path: Path) -> None:
+    """Its tables have other columns, whatever its schema version: a new file is needed."""
+    path = tmp_path / "tasks.db"
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE task (old)")
+        other.execute("PRAGMA application_id = 0x74617272")
+        other.execute("PRAGMA user_version = 3")
+
+    message = open_error(path)
+
+    assert f"{path} was written by an unreleased version of tarry" in message
+    assert "move the file away" in message
+
+
 def test_a_file_of_another_program_is_refused(tmp_path: Path) -> None:
     """Databases of other programs and files that are no database are left unchanged."""
     path = tmp_path / "theirs.db"

@@ -8,7 +8,7 @@ Three tables hold a task, split by how often they change:
               its own B-tree keeps the rows of a task next to each other
 
 Names of tenants, lanes, policies and workers are stored once; other tables refer to them by a small
-integer (see `interning`).
+integer (see `InternedNames` in `transaction`).
 
 Every index serves one query, because each index of `state` makes every transition more expensive:
 
@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     import sqlite3
     from os import PathLike
 
-_APPLICATION_ID = 0x74617272  # "tarr" in the file header: marks the file as a store of tarry
+# Numbers in the file header that mark the file as a store of tarry: "tary" and "tarr".
+_APPLICATION_ID = 0x74617279
+_UNRELEASED_APPLICATION_ID = 0x74617272
+"""Written by versions before the first release, whose tables have other columns."""
 
 # Statements are split at semicolons, so comments and strings must not contain one.
 MIGRATIONS = (
@@ -184,36 +187,36 @@ MIGRATIONS = (
 def read_version(connection: sqlite3.Connection, path: str | PathLike[str]) -> int:
     """Return the schema version of the file, 0 when it is empty.
 
-    Raises `ConfigurationError` when the file belongs to another program or to a newer tarry.
+    Raises `ConfigurationError` when the file belongs to another program or version of tarry.
     """
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     is_empty = not connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
+    if application == _UNRELEASED_APPLICATION_ID:
+        raise ConfigurationError(
+            f"{path} was written by an unreleased version of tarry, whose files cannot be "
+            "upgraded: move the file away, so that a new one is created"
+        )
     if application != _APPLICATION_ID and not (is_empty and version == application == 0):
-        msg = f"{path} belongs to another program: name another file for the store"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(
+            f"{path} belongs to another program: name another file for the store"
+        )
     if version > len(MIGRATIONS):
-        msg = (
+        raise ConfigurationError(
             f"{path} has schema version {version}, but this tarry supports up to version "
             f"{len(MIGRATIONS)}: use the newer tarry that wrote the file"
         )
-        raise ConfigurationError(msg)
     return version
 
 
 def upgrade(connection: sqlite3.Connection, path: str | PathLike[str], version: int) -> None:
-    """Run the migrations that a file of this schema version lacks, in one transaction."""
-    if version < len(MIGRATIONS):
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            _migrate(connection, path)
-            connection.execute("COMMIT")
-        finally:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
+    """Run the migrations that a file of this schema version lacks, in one transaction.
 
-
-def _migrate(connection: sqlite3.Connection, path: str | PathLike[str]) -> None:
+    After an error, the caller closes the connection, which rolls the transaction back.
+    """
+    if version == len(MIGRATIONS):
+        return
+    connection.execute("BEGIN IMMEDIATE")
     # Another process may have migrated since the version was first read, so it is read again
     # under the write lock.
     for number in range(read_version(connection, path), len(MIGRATIONS)):
@@ -221,3 +224,4 @@ def _migrate(connection: sqlite3.Connection, path: str | PathLike[str]) -> None:
             connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {number + 1}")
     connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+    connection.execute("COMMIT")
