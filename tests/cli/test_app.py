@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from tarry import cli
 from tarry.cli.app import app
-from tarry.cli.output import printable
 from tarry.errors import ConfigurationError
 from tests.cli.harness import ROOT, run_process
 
@@ -155,19 +154,3 @@ def test_closed_pipe_prints_no_traceback() -> None:
 
         assert b"" == running.stderr.read()
     assert running.returncode in {1, -signal.SIGPIPE}
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("plain é text", "plain é text"),
-        ("two\n  lines\t", "two lines"),
-        ("\x1b[2J", "\\x1b[2J"),
-        ("\x9b31m\x7f", "\\x9b31m\\x7f"),
-        ("\u202eevil\u2066", "\\u202eevil\\u2066"),
-        ("\udcff", "\\udcff"),
-    ],
-)
-def test_printable_escapes_control_characters(text: str, expected: str) -> None:
-    """Control characters are escaped, and line ends become spaces."""
-    assert expected == printable(text)

@@ -8,11 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tarry.cli.demo_target import (
+from tarry.cli.demo import (
     DROP_CONNECTION,
     RESPONSES_BY_PATH,
     TOO_MANY_REQUESTS,
-    run_flaky_targets,
+    FlakyTargets,
 )
 
 COMMAND = [sys.executable, "-m", "tarry", "demo"]
@@ -80,9 +80,8 @@ def test_service_that_does_not_start_is_reported(tmp_path: Path) -> None:
 
 def test_targets_send_the_scripted_responses() -> None:
     """Each request gets its scripted response, then 200; after the fix always 200."""
-    with run_flaky_targets(
-        {"/a/1": ("503", DROP_CONNECTION, TOO_MANY_REQUESTS), "/a/2": ("503", "503")}
-    ) as flaky:
+    responses = {"/a/1": ("503", DROP_CONNECTION, TOO_MANY_REQUESTS), "/a/2": ("503", "503")}
+    with FlakyTargets(responses).run() as flaky:
         steps = [flaky.next_response("/a/1", "k") for _ in range(5)]
         before = flaky.next_response("/a/2", "k")
         flaky.is_fixed = True

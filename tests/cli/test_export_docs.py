@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tarry.cli.policy_local import EXPORT_SYSTEMS, app
+from tarry.cli.policy import EXPORT_SYSTEMS, app
 from tarry.policyfile.defence import Defence
 from tarry.policyfile.grpc import to_grpc
 

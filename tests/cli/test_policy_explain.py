@@ -12,7 +12,7 @@ from tarry.core.hedging import Hedging
 from tarry.core.policy import PRESETS
 from tarry.policyfile.defence import Defence
 from tarry.policyfile.explain import explain
-from tests.cli.test_policy_local import error_of, run
+from tests.cli.test_policy import error_of, run
 
 
 def written(folder: Path, plain: dict[str, Any]) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tarry.cli.policy_local import app
+from tarry.cli.policy import app
 from tarry.core.policy import PRESETS
 from tarry.policyfile.defence import Defence
 from tarry.policyfile.grpc import to_grpc

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tarry.cli.simulate_options import parse_settings, parse_sweeps, parse_value, parse_values
+from tarry.cli.simulate import parse_settings, parse_sweeps, parse_value, parse_values
 from tarry.errors import ConfigurationError
 
 KNOWN = {"clients.rate": 10.0, "jitter": "full"}

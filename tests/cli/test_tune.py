@@ -16,8 +16,7 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from tarry.cli.tune import tune
-from tarry.cli.tune_output import show_comparison
+from tarry.cli.tune import show_comparison, tune
 from tarry.errors import ConfigurationError
 from tarry.simulator.files import read_defence
 from tarry.tuning.comparison import compare_policies

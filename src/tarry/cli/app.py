@@ -7,16 +7,15 @@ from typing import Annotated
 
 import typer
 
-from tarry.cli import dead, keys, policy_local, tasks
+from tarry.cli import keys, policy
 from tarry.cli.demo import demo
-from tarry.cli.downstreams import downstreams
 from tarry.cli.exit_codes import EXIT_CODES
+from tarry.cli.monitoring import downstreams, tail, top
 from tarry.cli.options import example_epilog
 from tarry.cli.send import send
 from tarry.cli.serve import config, serve
 from tarry.cli.simulate import simulate
-from tarry.cli.tail import tail
-from tarry.cli.top import top
+from tarry.cli.tasks import dead_app, tasks_app
 from tarry.cli.tune import tune
 
 HELP = (
@@ -86,15 +85,15 @@ app.command(
     rich_help_panel=_TASKS_PANEL,
     epilog=example_epilog("tarry send https://example.com/hook -d @order.json --wait 5"),
 )(send)
-app.add_typer(tasks.app, name="tasks", rich_help_panel=_TASKS_PANEL)
-app.add_typer(dead.app, name="dead", rich_help_panel=_TASKS_PANEL)
+app.add_typer(tasks_app, name="tasks", rich_help_panel=_TASKS_PANEL)
+app.add_typer(dead_app, name="dead", rich_help_panel=_TASKS_PANEL)
 app.command(
     rich_help_panel=_TASKS_PANEL,
     epilog=example_epilog("tarry downstreams pause https:example.com:443"),
 )(downstreams)
 app.command(rich_help_panel=_TASKS_PANEL, epilog=example_epilog("tarry tail --json"))(tail)
 app.command(rich_help_panel=_TASKS_PANEL, epilog=example_epilog("tarry top"))(top)
-app.add_typer(policy_local.app, name="policy", rich_help_panel=_POLICY_PANEL)
+app.add_typer(policy.app, name="policy", rich_help_panel=_POLICY_PANEL)
 app.command(
     rich_help_panel=_POLICY_PANEL, epilog=example_epilog("tarry simulate storm --html report.html")
 )(simulate)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tarry.cli.output import attempt_result, console, print_text, table, time_until
 from tarry.cli.remote import connect
+from tarry.cli.tasks import explanation_lines
 from tarry.client.errors import NotFinished, ServiceUnreachable
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping
+    from collections.abc import Generator, Iterable, Mapping, Sequence
+    from typing import Self
 
     from rich.table import Table
 
-    from tarry.cli.demo_target import FlakyTargets
     from tarry.client import Client
     from tarry.wire.tasks import AttemptLog, RetryTask
 
@@ -23,6 +28,34 @@ _TIMEOUT_S = 60.0
 _POLL_INTERVAL_S = 0.1
 _READY_PREFIX = "tarry serves "
 """Start of the line that `tarry serve` prints when it is ready; the address follows."""
+
+DROP_CONNECTION = "drop"
+"""Scripted response whose connection is closed before the announced body is sent."""
+TOO_MANY_REQUESTS = "429"
+"""Scripted response that is sent with a Retry-After header."""
+RETRY_AFTER_S = 1
+
+MAX_ATTEMPTS = 4
+RESPONSES_BY_PATH: dict[str, tuple[str, ...]] = {
+    "/order/1": (),
+    "/order/2": ("503",),
+    "/order/3": ("503", "503"),
+    "/order/4": (DROP_CONNECTION,),
+    "/invoice/5": (TOO_MANY_REQUESTS,),
+    "/invoice/6": ("500",),
+    "/invoice/7": ("502", DROP_CONNECTION),
+    "/invoice/8": (),
+    "/mail/9": ("503", "504", "503"),
+    "/mail/10": (),
+    "/mail/11": ("500",),
+    "/mail/12": ("503",) * MAX_ATTEMPTS,
+}
+"""Failure responses for each path; all later requests to the path are answered with 200.
+
+The first segment of a path selects one of three servers, because so many failures of a single
+server would open its breaker.
+"""
+DEAD_LETTER_PATH = "/mail/12"
 
 
 def demo() -> None:
@@ -33,13 +66,10 @@ def demo() -> None:
     """
     from tempfile import TemporaryDirectory
 
-    from tarry.cli.demo_target import DEAD_LETTER_PATH, RESPONSES_BY_PATH, run_flaky_targets
-    from tarry.cli.output import console, print_text
-
     print_text("starting a service and three failing targets ...")
     with (
         TemporaryDirectory(prefix="tarry-demo-") as folder,
-        run_flaky_targets(RESPONSES_BY_PATH) as targets,
+        FlakyTargets(RESPONSES_BY_PATH).run() as targets,
         _run_service(Path(folder)) as address,
         connect(address, None) as client,
     ):
@@ -71,7 +101,6 @@ class TaskBoard:
         """Show calls until each has finished and has been replayed at least `replays` times."""
         from rich.live import Live
 
-        from tarry.cli.output import console
         from tarry.client.api import FINAL_STATUSES
         from tarry.runtime.clocks import system
 
@@ -102,8 +131,6 @@ class TaskBoard:
                 self._fetch_new_attempts(path, task)
 
     def _fetch_new_attempts(self, path: str, task: RetryTask) -> None:
-        from tarry.cli.output import print_text
-
         for step in self._client.explain(task).steps:
             if step.attempt_number > self._shown_attempts.get(path, 0):
                 self._shown_attempts[path] = step.attempt_number
@@ -112,7 +139,6 @@ class TaskBoard:
                     print_text(f"{call_name(path)}: {step.text}")
 
     def _table(self, watched: Mapping[str, RetryTask]) -> Table:
-        from tarry.cli.output import attempt_result, table, time_until
         from tarry.runtime.clocks import system
 
         now = system.unix_time()
@@ -121,7 +147,7 @@ class TaskBoard:
                 call_name(path),
                 task.status,
                 task.attempt_number,
-                "" if task.next_attempt_at is None else time_until(task.next_attempt_at, now),
+                time_until(task.next_attempt_at, now),
                 attempt_result(self._last_attempts[path]) if path in self._last_attempts else "",
             )
             for path, task in watched.items()
@@ -135,7 +161,6 @@ def call_name(path: str) -> str:
 
 
 def _enqueue_calls(client: Client, targets: FlakyTargets) -> None:
-    from tarry.cli.demo_target import MAX_ATTEMPTS, RESPONSES_BY_PATH
     from tarry.core.policy import Policy
 
     policy = Policy(
@@ -155,10 +180,6 @@ def _enqueue_calls(client: Client, targets: FlakyTargets) -> None:
 
 
 def _print_explanation(client: Client, task: RetryTask) -> None:
-    from tarry.cli.demo_target import DEAD_LETTER_PATH
-    from tarry.cli.output import print_text
-    from tarry.cli.tasks import explanation_lines
-
     print_text("")
     name = call_name(DEAD_LETTER_PATH).capitalize()
     print_text(f"{name} is a dead letter now. `tarry tasks explain` explains why:")
@@ -169,9 +190,6 @@ def _print_explanation(client: Client, task: RetryTask) -> None:
 
 def _print_summary(targets: FlakyTargets, board: TaskBoard) -> None:
     """Print the number of attempts; raise `NotFinished` if a call was not delivered."""
-    from tarry.cli.demo_target import RESPONSES_BY_PATH
-    from tarry.cli.output import print_text
-
     undelivered = [
         call_name(path) for path in RESPONSES_BY_PATH if board.tasks[path].status != "SUCCEEDED"
     ]
@@ -197,18 +215,8 @@ def _run_service(folder: Path) -> Generator[str]:
 
     All settings are passed as flags, because flags take precedence over TARRY_* variables.
     """
-    import subprocess
-    import sys
-
-    flags = [
-        "--host",
-        "127.0.0.1",
-        "--port",
-        "0",
-        "--dev",
-        "--store",
-        f"sqlite:{folder / 'demo.db'}",
-    ]
+    store = f"sqlite:{folder / 'demo.db'}"
+    flags = ["--host", "127.0.0.1", "--port", "0", "--dev", "--store", store]
     flags += ["--set", "require_keys=false", "--set", "bodies=", "--set", "log_level=error"]
     command = [sys.executable, "-m", "tarry", "serve", *flags]
     with (
@@ -227,3 +235,74 @@ def _run_service(folder: Path) -> Generator[str]:
             yield greeting.removeprefix(_READY_PREFIX).split()[0]
         finally:
             process.terminate()
+
+
+class FlakyTargets:
+    """HTTP servers that send the scripted responses of each path, and then only 200."""
+
+    def __init__(self, responses: Mapping[str, Sequence[str]]) -> None:
+        # Imported here, because the help of the commands must not load it.
+        from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+        self._responses = responses
+        self._lock = threading.Lock()
+        self.is_fixed: bool = False
+        """If True, every request is answered with 200."""
+        self.idempotency_keys: dict[str, list[str]] = {path: [] for path in responses}
+        """Idempotency key of each received request, by path."""
+        targets = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers.get("content-length", 0)))
+                response = targets.next_response(self.path, self.headers.get("idempotency-key", ""))
+                if response == DROP_CONNECTION:
+                    self.send_response(200)
+                    self.send_header("content-length", "5")
+                    self.end_headers()
+                    self.close_connection = True
+                    return
+                self.send_response(int(response))
+                if response == TOO_MANY_REQUESTS:
+                    self.send_header("retry-after", str(RETRY_AFTER_S))
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as in the base class
+                """Log nothing."""
+
+        self._servers = {
+            name: ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+            for name in dict.fromkeys(map(_server_name, responses))
+        }
+
+    def url_of(self, path: str) -> str:
+        """Return the URL of a path on its server."""
+        return f"http://127.0.0.1:{self._servers[_server_name(path)].server_port}{path}"
+
+    def next_response(self, path: str, idempotency_key: str) -> str:
+        """Record a request, and return its scripted response."""
+        with self._lock:
+            keys = self.idempotency_keys.setdefault(path, [])
+            keys.append(idempotency_key)
+            responses = () if self.is_fixed else self._responses.get(path, ())
+            return responses[len(keys) - 1] if len(keys) <= len(responses) else "200"
+
+    @contextmanager
+    def run(self) -> Generator[Self]:
+        """Run each server in a thread of its own during a with block."""
+        for server in self._servers.values():
+            server.daemon_threads = True
+            threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        try:
+            yield self
+        finally:
+            for server in self._servers.values():
+                server.shutdown()
+                server.server_close()
+
+
+def _server_name(path: str) -> str:
+    return path.split("/")[1]

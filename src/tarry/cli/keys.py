@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from tarry.cli.options import JsonOption, example_epilog
+from tarry.cli.output import print_json, print_list, print_result, time_since
 from tarry.cli.serve import require_service_packages
+from tarry.client.errors import NotFound
+from tarry.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from tarry.service.model import ApiKey
     from tarry.service.store import Store
 
 T = TypeVar("T")
@@ -56,7 +58,6 @@ def create(
     require_service_packages()
     from uuid_utils import uuid7
 
-    from tarry.cli.output import print_json
     from tarry.service.api.auth import make_key
 
     secret, api_key = make_key(tenant, str(uuid7()), name)
@@ -76,27 +77,25 @@ def list_(
     as_json: JsonOption = False,
 ) -> None:
     """List keys with their ids, revoked keys included. The secrets cannot be shown."""
-    from tarry.cli.output import console, print_json, print_text, table, time_since
     from tarry.runtime.clocks import system
 
-    api_keys = _run_with_store(store_url, config, lambda store: store.list_keys(tenant))
-    if as_json:
-        print_json([_to_json(api_key) for api_key in api_keys])
-    elif not api_keys:
-        print_text("none")
-    else:
-        now = system.unix_time()
-        rows = [
-            (
-                api_key.id,
-                api_key.tenant,
-                api_key.name,
-                time_since(api_key.created_at, now),
-                None if api_key.revoked_at is None else time_since(api_key.revoked_at, now),
-            )
-            for api_key in api_keys
-        ]
-        console().print(table(("key", "tenant", "name", "created", "revoked"), rows))
+    now = system.unix_time()
+
+    def row(api_key: dict[str, Any]) -> tuple[object, ...]:
+        *texts, created_at, revoked_at = api_key.values()
+        return (*texts, time_since(created_at, now), time_since(revoked_at, now))
+
+    api_keys = [
+        {
+            "id": api_key.id,
+            "tenant": api_key.tenant,
+            "name": api_key.name,
+            "createdAt": api_key.created_at,
+            "revokedAt": api_key.revoked_at,
+        }
+        for api_key in _run_with_store(store_url, config, lambda store: store.list_keys(tenant))
+    ]
+    print_list(api_keys, ("key", "tenant", "name", "created", "revoked"), row, as_json=as_json)
 
 
 @app.command(epilog=example_epilog("tarry keys revoke 0199c0de-0000-7000-8000-000000000000"))
@@ -109,16 +108,10 @@ def revoke(
     as_json: JsonOption = False,
 ) -> None:
     """Revoke a key. A running service may accept it for a few more seconds."""
-    from tarry.cli.output import print_json, print_text
-    from tarry.client.errors import NotFound
-
     if not _run_with_store(store_url, config, lambda store: store.revoke_key(key_id)):
         msg = f"there is no key {key_id!r}; `tarry keys list` lists all ids"
         raise NotFound(msg)
-    if as_json:
-        print_json({"id": key_id, "revoked": True})
-    else:
-        print_text(f"{key_id} revoked")
+    print_result({"id": key_id, "revoked": True}, f"{key_id} revoked", as_json=as_json)
 
 
 def _run_with_store(
@@ -134,7 +127,6 @@ def _run_with_store(
     """
     import asyncio
 
-    from tarry.errors import ConfigurationError
     from tarry.service.app import make_store
     from tarry.service.settings import load_settings, sqlite_path
 
@@ -155,13 +147,3 @@ def _run_with_store(
             await store.close()
 
     return asyncio.run(run())
-
-
-def _to_json(api_key: ApiKey) -> dict[str, Any]:
-    return {
-        "id": api_key.id,
-        "tenant": api_key.tenant,
-        "name": api_key.name,
-        "createdAt": api_key.created_at,
-        "revokedAt": api_key.revoked_at,
-    }

@@ -27,15 +27,6 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 LimitOption = Annotated[
     int, typer.Option("--limit", min=1, help="Maximum number of entries to list.")
 ]
-PolicyFilter = Annotated[str | None, typer.Option("--policy", help="Only tasks with this policy.")]
-LaneFilter = Annotated[
-    str | None,
-    typer.Option("--lane", help="Only tasks for this downstream; see `tarry downstreams`."),
-]
-ReasonFilter = Annotated[
-    str | None, typer.Option("--reason", help="Only tasks that ended for this reason.")
-]
-TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="Id of the task.")]
 
 
 def example_epilog(command: str) -> str:

@@ -1,4 +1,4 @@
-"""Terminal output of the commands that talk to a service: text and tables, or JSON.
+"""Output of the commands: text, tables and JSON on the terminal, and files.
 
 Text from outside, such as a target's response, is printed literally: rich does not interpret it
 as markup, and control characters are escaped.
@@ -9,19 +9,24 @@ from __future__ import annotations
 import json
 import re
 import sys
+from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tarry.core.text import format_duration
+from tarry.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
 
-    from tarry.wire.tasks import AttemptLog, RetryTask
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from tarry.wire.tasks import AttemptLog
+
+T = TypeVar("T")
 
 STATE_STYLES = {
     "SUCCEEDED": "green",
@@ -32,8 +37,8 @@ STATE_STYLES = {
     "PARKED": "red",
     "PROBING": "yellow",
 }
-TASK_HEADINGS = ("task", "status", "attempts", "next", "target")
-DEAD_LETTER_HEADINGS = ("task", "reason", "attempts", "died", "target")
+POLICY_SUFFIXES = (".json", ".toml")
+"""Suffixes of policy files that commands write."""
 
 _PIPE_WIDTH = 10_000
 """Width of output that is not a terminal, in characters, so that a table row is never wrapped."""
@@ -54,6 +59,8 @@ def printable(text: str) -> str:
 
 def console() -> Console:
     """Return a console for standard output."""
+    from rich.console import Console
+
     result = Console(markup=False, highlight=False, emoji=False)
     if not result.is_terminal:
         result.width = _PIPE_WIDTH
@@ -62,7 +69,33 @@ def console() -> Console:
 
 def print_text(text: str) -> None:
     """Print one line of text."""
-    console().print(Text(printable(text)))
+    console().print(printable(text))
+
+
+def print_result(value: object, text: str, *, as_json: bool) -> None:
+    """Print a value as JSON, or else one line of text about it."""
+    if as_json:
+        print_json(value)
+    else:
+        print_text(text)
+
+
+def print_list(
+    values: Sequence[T],
+    headings: Sequence[str],
+    row: Callable[[T], Sequence[object]],
+    *,
+    as_json: bool,
+    if_empty: str = "none",
+    truncate: str | None = None,
+) -> None:
+    """Print values as JSON, or else as a table with the cells that `row` returns for a value."""
+    if as_json:
+        print_json(values)
+    elif not values:
+        print_text(if_empty)
+    else:
+        console().print(table(headings, map(row, values), truncate=truncate))
 
 
 def table(
@@ -73,6 +106,8 @@ def table(
     The column with the heading `truncate` is cut at the edge of the terminal. Other columns are
     wrapped.
     """
+    from rich.table import Table
+
     result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for index, heading in enumerate(headings):
         if heading == truncate:
@@ -86,6 +121,8 @@ def table(
 
 def format_cell(value: object) -> Text:
     """Return a value as printable text; states are coloured."""
+    from rich.text import Text
+
     text = "" if value is None else printable(str(value))
     return Text(text, style=STATE_STYLES.get(text, ""))
 
@@ -111,29 +148,7 @@ def print_json_line(value: object) -> None:
     sys.stdout.flush()
 
 
-# --- tasks, attempts and times --------------------------------------------------------------------
-
-
-def task_row(task: RetryTask, now: float) -> tuple[object, ...]:
-    """Return the cells of a task under `TASK_HEADINGS`; `now` is in epoch seconds."""
-    return (
-        task.task_id,
-        task.status,
-        task.attempt_number,
-        "" if task.next_attempt_at is None else time_until(task.next_attempt_at, now),
-        f"{task.method} {task.target_url}",
-    )
-
-
-def dead_letter_row(task: RetryTask, now: float) -> tuple[object, ...]:
-    """Return the cells of a dead letter under `DEAD_LETTER_HEADINGS`; `now` as in `task_row`."""
-    return (
-        task.task_id,
-        task.reason,
-        task.attempt_number,
-        None if task.finished_at is None else time_since(task.finished_at, now),
-        f"{task.method} {task.target_url}",
-    )
+# --- attempts, times and numbers ------------------------------------------------------------------
 
 
 def attempt_result(attempt: AttemptLog) -> str:
@@ -153,14 +168,23 @@ def decision_text(attempt: AttemptLog) -> str:
     return f"next after {format_duration((decision.delay_ms or 0.0) / 1000)}"
 
 
-def time_until(epoch_ms: int, now: float) -> str:
-    """Return how far a time is in the future, such as "in 3 s"; "now" if it is in the past."""
+def format_ms(ms: float | None) -> str:
+    """Return a duration in milliseconds as text; empty for None."""
+    return "" if ms is None else format_duration(ms / 1000)
+
+
+def time_until(epoch_ms: int | None, now: float) -> str:
+    """Return how far a time is in the future: "in 3 s", "now" if it is past; empty for None."""
+    if epoch_ms is None:
+        return ""
     seconds_left = epoch_ms / 1000 - now
     return f"in {format_duration(seconds_left)}" if seconds_left > 0 else "now"
 
 
-def time_since(epoch_ms: int, now: float) -> str:
-    """Return how far a time is in the past, such as "3 s ago"."""
+def time_since(epoch_ms: int | None, now: float) -> str:
+    """Return how far a time is in the past, such as "3 s ago"; empty for None."""
+    if epoch_ms is None:
+        return ""
     return f"{format_duration(max(0.0, now - epoch_ms / 1000))} ago"
 
 
@@ -172,3 +196,42 @@ def time_of_day(epoch_ms: int) -> str:
 def pluralize(number: int, noun: str) -> str:
     """Return a number with its noun, such as "1 attempt" or "2 attempts"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def check_output_path(
+    path: Path | None, suffixes: Sequence[str] = (), option: str = "--out"
+) -> None:
+    """Raise `ConfigurationError` if a file cannot be written or its suffix is not allowed.
+
+    Commands call this before they start a long computation. Empty `suffixes` allow all suffixes.
+    """
+    if path is None:
+        return
+    from tarry.simulator.documents import check_writable
+
+    if suffixes and path.suffix.lower() not in suffixes:
+        rule = f"must be a file name that ends in {' or '.join(suffixes)}"
+        raise ConfigurationError(option, rule, str(path))
+    with _prefix_errors(option):
+        check_writable(path)
+
+
+def write_text(path: Path, text: str, option: str = "--out") -> None:
+    """Write a file atomically; error messages name the option and the path."""
+    from tarry.simulator.documents import write_atomically
+
+    with _prefix_errors(option):
+        write_atomically(path, text.encode())
+
+
+@contextmanager
+def _prefix_errors(option: str) -> Generator[None]:
+    """Prefix the message of a `ConfigurationError` with the name of the option."""
+    try:
+        yield
+    except ConfigurationError as error:
+        msg = f"{option}: {error}"
+        raise ConfigurationError(msg) from None

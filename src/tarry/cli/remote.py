@@ -8,6 +8,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from tarry.cli.output import printable
+from tarry.client.errors import ServiceUnreachable
+from tarry.core.text import format_duration
+from tarry.errors import ConfigurationError
+
 if TYPE_CHECKING:
     from collections.abc import Generator
 
@@ -24,9 +29,6 @@ class _WaitReporter(logging.Handler):
     """
 
     def emit(self, record: logging.LogRecord) -> None:
-        from tarry.cli.output import printable
-        from tarry.core.text import format_duration
-
         fields = getattr(record, "tarry", {})
         if record.name == "tarry.client":
             typer.echo(printable(record.getMessage()), err=True)
@@ -42,8 +44,6 @@ class _WaitReporter(logging.Handler):
 @contextmanager
 def connect(server: str, api_key: str | None) -> Generator[Client]:
     """Open a client; the error for an unreachable service says how to start the service."""
-    from tarry.client.errors import ServiceUnreachable
-
     new_client = _open_client(server, api_key)
     logger = logging.getLogger("tarry")
     logger.addHandler(reporter := _WaitReporter())
@@ -63,7 +63,6 @@ def connect(server: str, api_key: str | None) -> Generator[Client]:
 def _open_client(server: str, api_key: str | None) -> Client:
     from tarry.client import Client
     from tarry.client.transport import require_packages
-    from tarry.errors import ConfigurationError
 
     require_packages()
     from tarry.service.settings import check_environment

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +16,9 @@ from tarry.cli.options import (
     ServerOption,
     parse_duration,
 )
+from tarry.cli.output import pluralize, print_json, print_text
 from tarry.cli.remote import connect
+from tarry.client.errors import NotFinished
 from tarry.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -63,8 +66,6 @@ def send(
     When the command returns, the task is durable. A body that is a JSON object or array is sent
     as application/json, unless --header sets another content type.
     """
-    from tarry.cli.output import print_json
-
     wait_s = None if wait is None else parse_duration("--wait", wait)
     delay_s = None if delay is None else parse_duration("--delay", delay)
     headers = _parse_headers(header or [])
@@ -100,7 +101,6 @@ def _enqueue(
     The service waits only a limited time before it responds, and the client waits for the rest.
     """
     from tarry.client.api import FINAL_STATUSES
-    from tarry.client.errors import NotFinished
     from tarry.runtime.clocks import system
 
     started = system.now()
@@ -115,8 +115,6 @@ def _enqueue(
 
 
 def _print_task(task: RetryTask) -> None:
-    from tarry.cli.output import pluralize, print_text
-
     reason = "" if task.reason is None else f": {task.reason}"
     print_text(
         f"{task.task_id} {task.status} after {pluralize(task.attempt_number, 'attempt')}{reason}"
@@ -173,8 +171,6 @@ def _is_json(text: str) -> bool:
 
     Other JSON, such as a number, is not recognised, because it may be meant as plain text.
     """
-    import json
-
     if not text.lstrip().startswith(("{", "[")):
         return False
     try:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tarry.cli.exit_codes import EXIT_UNREACHABLE
 from tarry.cli.options import JsonOption  # noqa: TC001 - typer reads annotations
+from tarry.cli.output import console, print_json, table
 from tarry.errors import ConfigurationError, MissingExtra
 
 if TYPE_CHECKING:
@@ -60,7 +62,6 @@ def serve(
     import signal
 
     loaded = load_command_settings(store, host, port, allow, dev, config, changes)
-    from tarry.cli.exit_codes import EXIT_UNREACHABLE
     from tarry.service.app import Service
     from tarry.service.http.server import Server
 
@@ -103,7 +104,6 @@ def config(
     loaded = load_command_settings(store, host, port, allow, dev, config, changes)
     import msgspec
 
-    from tarry.cli.output import console, print_json, table
     from tarry.service.settings import Settings
 
     if as_json:

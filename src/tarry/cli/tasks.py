@@ -1,8 +1,10 @@
-"""`tarry tasks`: list, show, explain, cancel and retry tasks."""
+"""`tarry tasks`: list, show, explain, cancel and retry tasks. `tarry dead`: manage dead letters."""
 
 from __future__ import annotations
 
 import json
+import sys
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
@@ -12,31 +14,67 @@ from tarry.cli.options import (
     DEFAULT_SERVER,
     ApiKeyOption,
     JsonOption,
-    LaneFilter,
     LimitOption,
-    PolicyFilter,
-    ReasonFilter,
     ServerOption,
-    TaskArgument,
     example_epilog,
 )
+from tarry.cli.output import (
+    attempt_result,
+    console,
+    decision_text,
+    format_ms,
+    pluralize,
+    print_json,
+    print_list,
+    print_result,
+    print_text,
+    table,
+    time_of_day,
+    time_since,
+    time_until,
+    to_builtins,
+)
 from tarry.cli.remote import connect
+from tarry.client.errors import NotFound
+from tarry.core.checks import check_one_of, check_positive
+from tarry.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
-    from tarry.client.options import Status
+    from tarry.client import Client
+    from tarry.client.options import DeadLetterFilter, Status
     from tarry.wire.tasks import AttemptLog, RetryTask
 
-app: typer.Typer = typer.Typer(
+TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="Id of the task.")]
+PolicyFilter = Annotated[str | None, typer.Option("--policy", help="Only tasks with this policy.")]
+LaneFilter = Annotated[
+    str | None,
+    typer.Option("--lane", help="Only tasks for this downstream; see `tarry downstreams`."),
+]
+ReasonFilter = Annotated[
+    str | None, typer.Option("--reason", help="Only tasks that ended for this reason.")
+]
+
+_NO_MATCH = "no dead letters match"
+
+tasks_app: typer.Typer = typer.Typer(
     name="tasks", help="List, show, explain, cancel or retry tasks.", no_args_is_help=True
 )
+dead_app: typer.Typer = typer.Typer(
+    name="dead",
+    help="List, replay or purge dead letters: tasks that failed for good.",
+    no_args_is_help=True,
+)
 
 
-@app.command(
+# --- tarry tasks ----------------------------------------------------------------------------------
+
+
+@tasks_app.command(
     "list", epilog=example_epilog("tarry tasks list --status PENDING --lane https:example.com:443")
 )
-def list_(
+def list_tasks(
     status: Annotated[str | None, typer.Option(help="Only tasks with this status.")] = None,
     policy: PolicyFilter = None,
     lane: LaneFilter = None,
@@ -47,10 +85,6 @@ def list_(
     as_json: JsonOption = False,
 ) -> None:
     """List tasks, newest first."""
-    from itertools import islice
-
-    from tarry.core.checks import check_one_of
-
     with connect(server, api_key) as client:
         from tarry.wire.tasks import StatusName
 
@@ -60,10 +94,10 @@ def list_(
         tasks = client.tasks(
             status=cast("Status | None", status), policy=policy, lane=lane, reason=reason
         )
-        show_tasks(list(islice(tasks, limit + 1)), limit, as_json=as_json)
+        _print_tasks(tasks, limit, as_json=as_json)
 
 
-@app.command(epilog=example_epilog("tarry tasks show 0199c0de-0000-7000-8000-000000000000"))
+@tasks_app.command(epilog=example_epilog("tarry tasks show 0199c0de-0000-7000-8000-000000000000"))
 def show(
     task: TaskArgument,
     server: ServerOption = DEFAULT_SERVER,
@@ -71,18 +105,23 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show a task and its attempts."""
-    from tarry.cli.output import print_json, to_builtins
-
     with connect(server, api_key) as client:
         details = client.get(task)
         attempts = list(client.attempts(details))
     if as_json:
         print_json({**to_builtins(details), "attempts": to_builtins(attempts)})
-    else:
-        _print_details(details, attempts)
+        return
+    terminal = console()
+    terminal.print(table(("task", details.task_id), _properties(details)))
+    if attempts:
+        terminal.print()
+        headings = ("attempt", "started", "took", "result", "then")
+        terminal.print(table(headings, map(_attempt_row, attempts)))
 
 
-@app.command(epilog=example_epilog("tarry tasks explain 0199c0de-0000-7000-8000-000000000000"))
+@tasks_app.command(
+    epilog=example_epilog("tarry tasks explain 0199c0de-0000-7000-8000-000000000000")
+)
 def explain(
     task: TaskArgument,
     server: ServerOption = DEFAULT_SERVER,
@@ -90,8 +129,6 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """Explain why a task was retried or not, and what happens next."""
-    from tarry.cli.output import print_json, print_text
-
     with connect(server, api_key) as client:
         explanation = client.explain(task)
     if as_json:
@@ -101,7 +138,7 @@ def explain(
         print_text(line)
 
 
-@app.command(epilog=example_epilog("tarry tasks cancel 0199c0de-0000-7000-8000-000000000000"))
+@tasks_app.command(epilog=example_epilog("tarry tasks cancel 0199c0de-0000-7000-8000-000000000000"))
 def cancel(
     task: TaskArgument,
     server: ServerOption = DEFAULT_SERVER,
@@ -113,10 +150,11 @@ def cancel(
         cancelled = client.cancel(task)
     is_running = cancelled.status == "IN_FLIGHT"
     message = "cancelled; the running attempt may finish" if is_running else "cancelled"
-    _print_state(cancelled, cancelled.status, message, as_json=as_json)
+    text = f"{cancelled.task_id} {cancelled.status}: {message}"
+    print_result(cancelled, text, as_json=as_json)
 
 
-@app.command(epilog=example_epilog("tarry tasks retry 0199c0de-0000-7000-8000-000000000000"))
+@tasks_app.command(epilog=example_epilog("tarry tasks retry 0199c0de-0000-7000-8000-000000000000"))
 def retry(
     task: TaskArgument,
     server: ServerOption = DEFAULT_SERVER,
@@ -126,36 +164,13 @@ def retry(
     """Make the next attempt now; a dead letter starts again with attempt 1."""
     with connect(server, api_key) as client:
         retried = client.retry(task)
-        if retried.status == "IN_FLIGHT":
-            message = "an attempt is running; if it fails, the policy decides when the next starts"
-            _print_state(retried, retried.status, message, as_json=as_json)
-            return
-        # The task may still have to wait, because its downstream is paused or fails.
-        explanation = client.explain(retried)
-    _print_state(retried, explanation.status, explanation.next.text, as_json=as_json)
-
-
-def show_tasks(tasks: list[RetryTask], limit: int, *, as_json: bool, dead: bool = False) -> None:
-    """Print up to `limit` tasks, and a hint to standard error if there are more.
-
-    With `dead`, the tasks are dead letters, whose table has other columns.
-    """
-    from tarry.cli import output
-    from tarry.runtime.clocks import system
-
-    if len(tasks) > limit:
-        tasks = tasks[:limit]
-        typer.echo(f"only the first {limit} are listed; use --limit to list more", err=True)
-    if as_json:
-        output.print_json(tasks)
-    elif not tasks:
-        output.print_text("none")
-    else:
-        now = system.unix_time()
-        headings = output.DEAD_LETTER_HEADINGS if dead else output.TASK_HEADINGS
-        row = output.dead_letter_row if dead else output.task_row
-        rows = [row(task, now) for task in tasks]
-        output.console().print(output.table(headings, rows, truncate=headings[-1]))
+        status: str = retried.status
+        message = "an attempt is running; if it fails, the policy decides when the next starts"
+        if status != "IN_FLIGHT":
+            # The task may still have to wait, because its downstream is paused or fails.
+            explanation = client.explain(retried)
+            status, message = explanation.status, explanation.next.text
+    print_result(retried, f"{retried.task_id} {status}: {message}", as_json=as_json)
 
 
 def explanation_lines(text: str, next_step: str) -> list[str]:
@@ -165,34 +180,38 @@ def explanation_lines(text: str, next_step: str) -> list[str]:
     return [first, *(f"attempt {attempt}" for attempt in rest), next_step]
 
 
-def _print_state(task: RetryTask, status: str, message: str, *, as_json: bool) -> None:
-    from tarry.cli.output import print_json, print_text
+def _print_tasks(
+    tasks: Iterator[RetryTask], limit: int, *, as_json: bool, dead: bool = False
+) -> None:
+    """Print up to `limit` tasks, and a hint to standard error if there are more.
 
-    if as_json:
-        print_json(task)
-    else:
-        print_text(f"{task.task_id} {status}: {message}")
+    With `dead`, the tasks are dead letters, whose table has other columns.
+    """
+    from tarry.runtime.clocks import system
 
+    listed = list(islice(tasks, limit))
+    if next(tasks, None) is not None:
+        typer.echo(f"only the first {limit} are listed; use --limit to list more", err=True)
+    now = system.unix_time()
 
-def _print_details(task: RetryTask, attempts: list[AttemptLog]) -> None:
-    from tarry.cli.output import console, table
+    def row(task: RetryTask) -> tuple[object, ...]:
+        target = f"{task.method} {task.target_url}"
+        if dead:
+            died = time_since(task.finished_at, now)
+            return task.task_id, task.reason, task.attempt_number, died, target
+        next_attempt = time_until(task.next_attempt_at, now)
+        return task.task_id, task.status, task.attempt_number, next_attempt, target
 
-    terminal = console()
-    terminal.print(table(("task", task.task_id), _properties(task)))
-    if attempts:
-        terminal.print()
-        headings = ("attempt", "started", "took", "result", "then")
-        terminal.print(table(headings, map(_attempt_row, attempts)))
+    columns = ("reason", "attempts", "died") if dead else ("status", "attempts", "next")
+    headings = ("task", *columns, "target")
+    print_list(listed, headings, row, as_json=as_json, truncate="target")
 
 
 def _properties(task: RetryTask) -> Iterable[tuple[str, object]]:
-    from tarry.cli.output import time_since, time_until
     from tarry.runtime.clocks import system
 
     now = system.unix_time()
     pinned = "" if task.policy_version is None else f", version {task.policy_version}"
-    next_attempt = None if task.next_attempt_at is None else time_until(task.next_attempt_at, now)
-    finished = None if task.finished_at is None else time_since(task.finished_at, now)
     properties: dict[str, object] = {
         "status": task.status,
         "reason": task.reason,
@@ -205,16 +224,135 @@ def _properties(task: RetryTask) -> Iterable[tuple[str, object]]:
         "attempts": task.attempt_number,
         "replays": task.replays or None,
         "created": time_since(task.created_at, now),
-        "next attempt": next_attempt,
-        "finished": finished,
+        "next attempt": time_until(task.next_attempt_at, now) or None,
+        "finished": time_since(task.finished_at, now) or None,
     }
     return ((name, value) for name, value in properties.items() if value is not None)
 
 
 def _attempt_row(attempt: AttemptLog) -> tuple[object, ...]:
-    from tarry.cli.output import attempt_result, decision_text, time_of_day
-    from tarry.core.text import format_duration
+    return (
+        attempt.attempt_number,
+        time_of_day(attempt.started_at),
+        format_ms(attempt.duration_ms),
+        attempt_result(attempt),
+        decision_text(attempt),
+    )
 
-    took = None if attempt.duration_ms is None else format_duration(attempt.duration_ms / 1000)
-    started = time_of_day(attempt.started_at)
-    return (attempt.attempt_number, started, took, attempt_result(attempt), decision_text(attempt))
+
+# --- tarry dead -----------------------------------------------------------------------------------
+
+
+@dead_app.command("list", epilog=example_epilog("tarry dead list --lane https:example.com:443"))
+def list_dead_letters(
+    policy: PolicyFilter = None,
+    lane: LaneFilter = None,
+    reason: ReasonFilter = None,
+    limit: LimitOption = DEFAULT_LIMIT,
+    server: ServerOption = DEFAULT_SERVER,
+    api_key: ApiKeyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List dead letters, newest first."""
+    with connect(server, api_key) as client:
+        dead_letters = client.dead_letters(policy=policy, lane=lane, reason=reason)
+        _print_tasks(dead_letters, limit, as_json=as_json, dead=True)
+
+
+@dead_app.command(epilog=example_epilog("tarry dead replay --lane https:example.com:443 --rate 10"))
+def replay(
+    task: Annotated[
+        str | None, typer.Argument(metavar="TASK", help="Id of a single task to replay.")
+    ] = None,
+    policy: PolicyFilter = None,
+    lane: LaneFilter = None,
+    reason: ReasonFilter = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Tasks to replay per second.", show_default="all at once")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only count the matching dead letters.")
+    ] = False,
+    server: ServerOption = DEFAULT_SERVER,
+    api_key: ApiKeyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Replay dead letters: all of them, or those that match the options.
+
+    The service does the replay in the background. Tasks keep their ids and idempotency keys.
+    Nothing is started when no dead letter matches.
+    """
+    if task is not None:
+        if dry_run or any(value is not None for value in (policy, lane, reason, rate)):
+            msg = "TASK cannot be combined with --policy, --lane, --reason, --rate or --dry-run"
+            raise ConfigurationError(msg)
+        retry(task, server, api_key, as_json)
+        return
+    if rate is not None:
+        check_positive("--rate", rate)
+    filters: DeadLetterFilter = {"policy": policy, "lane": lane, "reason": reason}
+    with connect(server, api_key) as client:
+        # Without matches, a dry run returns the empty result without starting a replay.
+        is_dry_run = not _count_matches(client, filters) or dry_run
+        job = client.replay(**filters, rate=rate, dry_run=is_dry_run).job
+    matched = pluralize(job.matched, "dead letter")
+    pace = "" if rate is None else f", {rate:g} per second"
+    text = f"replay {job.replay_id}: {matched} to replay{pace}"
+    if not job.matched:
+        text = _NO_MATCH
+    elif is_dry_run:
+        text = f"{matched} would be replayed"
+    print_result(job, text, as_json=as_json)
+
+
+@dead_app.command(epilog=example_epilog("tarry dead purge --reason permanent"))
+def purge(
+    policy: PolicyFilter = None,
+    lane: LaneFilter = None,
+    reason: ReasonFilter = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    server: ServerOption = DEFAULT_SERVER,
+    api_key: ApiKeyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete dead letters permanently: all of them, or those that match the options."""
+    if not yes and not sys.stdin.isatty():
+        rule = "is required when standard input is not a terminal: purging cannot be undone"
+        raise ConfigurationError("--yes", rule)
+    filters: DeadLetterFilter = {"policy": policy, "lane": lane, "reason": reason}
+    with connect(server, api_key) as client:
+        matched = _count_matches(client, filters)
+        if matched and not yes:
+            question = f"Delete {pluralize(matched, 'dead letter')} permanently? [y/N] "
+            typer.echo(question, nl=False, err=True)
+            if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+                typer.echo("nothing was deleted", err=True)
+                raise typer.Exit(1)
+        purged = client.purge(**filters) if matched else 0
+    text = f"{pluralize(purged, 'dead letter')} deleted" if purged else _NO_MATCH
+    print_result({"purged": purged}, text, as_json=as_json)
+
+
+def _count_matches(client: Client, filters: DeadLetterFilter) -> int:
+    """Return the number of matching dead letters.
+
+    If none match, raise `NotFound` when the lane or the policy of the filter does not exist,
+    because its name is probably misspelt.
+    """
+    count = client.replay(**filters, dry_run=True).matched
+    lane, policy = filters.get("lane"), filters.get("policy")
+    if count:
+        return count
+    if lane is not None and all(known.lane != lane for known in client.downstreams()):
+        msg = (
+            f"--lane: there is no downstream {lane!r}. The format is http:host:port or "
+            "https:host:port; `tarry downstreams` lists all"
+        )
+        raise NotFound(msg)
+    if policy is not None:
+        try:
+            client.policy(policy)
+        except NotFound as error:
+            msg = f"--policy: there is no policy {policy!r}; `tarry policy list` lists all"
+            raise NotFound(msg) from error
+    return 0

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import json
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tarry.cli.options import parse_duration
+from tarry.cli.output import POLICY_SUFFIXES, check_output_path, printable, write_text
+from tarry.core.text import format_duration
 
 if TYPE_CHECKING:
-    from tarry.tuning.comparison import Comparison
-    from tarry.tuning.proposal import Proposal
+    from rich.console import Console
+    from rich.table import Table
 
-POLICY_SUFFIXES = (".json", ".toml")
+    from tarry.tuning.comparison import Comparison
+    from tarry.tuning.evidence import Evidence
+    from tarry.tuning.proposal import Proposal
+    from tarry.tuning.rules import Suggestion
+
+_METRICS = (
+    ("success_rate", "calls that succeeded", "%"),
+    ("amplification", "requests per call", "x"),
+    ("p50", "p50 of calls", "ms"),
+    ("p99", "p99 of calls", "ms"),
+    ("p999", "p99.9 of calls", "ms"),
+    ("recovered_after", "time to recover from outages", "s"),
+    ("unfinished", "calls still running at the end", ""),
+)
+"""Name, row title and unit of each metric in the comparison."""
 
 
 def tune(
@@ -48,15 +66,13 @@ def tune(
     A setting is not changed if the log has too little data for it. Afterwards, the current and
     the proposed policy are simulated with the recorded latencies.
     """
-    from tarry.cli.files import check_output_path
     from tarry.simulator.files import read_defence
     from tarry.tuning.attempt_log import read_attempt_log
     from tarry.tuning.comparison import compare_policies
     from tarry.tuning.evidence import analyze_log
     from tarry.tuning.proposal import propose
 
-    if out is not None:
-        check_output_path(out, POLICY_SUFFIXES)
+    check_output_path(out, POLICY_SUFFIXES)
     latency_target_s = (
         None if latency_target is None else parse_duration("--latency-target", latency_target)
     )
@@ -75,24 +91,159 @@ def tune(
         return
     from rich.console import Console
 
-    from tarry.cli.tune_output import print_line, show_comparison, show_proposal
-
     console = Console()
     show_proposal(console, evidence, proposal)
     if not no_simulate:
         show_comparison(console, evidence, proposal, comparison)
     if out is not None:
-        print_line(console, f"written to {out}")
+        _print_line(console, f"written to {out}")
 
 
 def _write_policy(path: Path, proposal: Proposal) -> None:
     """Write the proposed policy as JSON or TOML; the suffix of the path selects the format."""
-    import json
-
-    from tarry.cli.files import write_text
     from tarry.policyfile.toml import dumps
 
     fields = proposal.defence.to_dict()
     is_json = path.suffix.lower() == ".json"
     text = json.dumps(fields, indent=2) + "\n" if is_json else dumps(fields)
     write_text(path, text)
+
+
+def _print_line(console: Console, text: str, style: str = "") -> None:
+    """Print a line of text, with control characters escaped."""
+    from rich.text import Text
+
+    console.print(Text(printable(text), style=style), soft_wrap=True)
+
+
+def show_proposal(console: Console, evidence: Evidence, proposal: Proposal) -> None:
+    """Print each setting with its reason and evidence, and the estimated effect of hedging.
+
+    Hedging sends a second request when the first one takes longer than a percentile of latency.
+    """
+    from rich.text import Text
+
+    from tarry.tuning.evidence import TAIL_QUANTILE, required_samples
+    from tarry.tuning.rules import format_count, format_percent, format_setting
+
+    _print_line(
+        console,
+        f"{format_count(evidence.attempts, 'attempt')} of {format_count(evidence.calls, 'call')} "
+        f"in {format_duration(evidence.span)}, {format_count(len(evidence.outages), 'outage')}",
+        "bold",
+    )
+    for warning in proposal.warnings:
+        _print_line(console, f"warning: {warning}", "yellow")
+    table = _table("field", "now", "proposed", "why")
+    for suggestion in proposal.suggestions:
+        why = Text(printable(suggestion.reason))
+        if suggestion.evidence:
+            why.append(f"\n{printable(suggestion.evidence)}", style="dim")
+        table.add_row(
+            Text(suggestion.field),
+            Text(printable(format_setting(suggestion.field, suggestion.current))),
+            Text(
+                printable(format_setting(suggestion.field, suggestion.proposed)),
+                style=_proposal_style(suggestion),
+            ),
+            why,
+        )
+    console.print(table)
+    console.print()
+    if len(evidence.success_durations) >= required_samples(TAIL_QUANTILE):
+        table = _table("hedge percentile", "after", "p99.9", "saves", "adds")
+        for hedge in evidence.hedges:
+            table.add_row(
+                hedge.percentile,
+                format_duration(hedge.delay),
+                format_duration(hedge.tail),
+                format_percent(hedge.saving),
+                format_percent(hedge.load),
+            )
+        console.print(table)
+        console.print()
+
+
+def show_comparison(
+    console: Console, evidence: Evidence, proposal: Proposal, comparison: Comparison | None
+) -> None:
+    """Print the metrics of the log, and of simulations with the current and the proposed policy.
+
+    Without a comparison, print why the policies were not simulated.
+    """
+    from rich.text import Text
+
+    from tarry.simulator.formatting import format_value
+    from tarry.tuning.comparison import MIN_HEALTHY_ATTEMPTS, describe_changes
+    from tarry.tuning.rules import format_count
+
+    if proposal.defence == proposal.current:
+        _print_line(console, "not simulated: the proposed policy equals the current one")
+        return
+    if comparison is None:
+        attempts = format_count(len(evidence.success_durations), "healthy attempt")
+        shortage = f"{attempts}, {MIN_HEALTHY_ATTEMPTS} needed"
+        if not evidence.calls:
+            shortage = "no call with a first attempt"
+        _print_line(console, f"not simulated: too little data: {shortage}")
+        return
+    _print_line(
+        console,
+        f"simulated: {format_duration(comparison.duration)} "
+        f"at {comparison.rate:.3g} calls per second "
+        f"with {format_count(comparison.outages, 'outage')}",
+        "bold",
+    )
+    _print_line(
+        console,
+        f"on a server for {format_count(comparison.concurrency, 'request')} at a time, "
+        "about twice the concurrency in the log",
+        "dim",
+    )
+    table = _table("", "in the log", "now", "proposed")
+    logged = _metrics_in_log(evidence)
+    current, proposed = comparison.old.metrics(), comparison.new.metrics()
+    for name, title, unit in _METRICS:
+        if current[name] or proposed[name]:
+            values = (logged.get(name, nan), current[name], proposed[name])
+            table.add_row(title, *(format_value(value, unit) for value in values))
+    console.print(table)
+    if comparison.duration < evidence.span:
+        outages = format_count(len(evidence.outages), "outage")
+        log_span = f"{format_duration(evidence.span)} with {outages}"
+        _print_line(console, f"the log covers {log_span}; the simulation, a part of that", "dim")
+    console.print(Text(describe_changes(comparison.old, comparison.new)))
+
+
+def _metrics_in_log(evidence: Evidence) -> dict[str, float]:
+    """Return the metrics that the log has enough data for."""
+    from tarry.simulator.metrics import quantile
+    from tarry.tuning.evidence import TAIL_QUANTILE, required_samples
+
+    durations = evidence.call_durations
+    quantiles = {"p50": 0.5, "p99": 0.99, "p999": TAIL_QUANTILE}
+    return {
+        "success_rate": evidence.success_rate,
+        "amplification": evidence.attempts_per_call,
+        **{
+            name: quantile(durations, q)
+            for name, q in quantiles.items()
+            if len(durations) >= required_samples(q)
+        },
+    }
+
+
+def _table(*titles: str) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
+    for title in titles:
+        table.add_column(title, overflow="fold", no_wrap=title == "field")
+    return table
+
+
+def _proposal_style(suggestion: Suggestion) -> str:
+    if not suggestion.has_enough_data:
+        return "yellow"
+    return "green" if suggestion.proposed != suggestion.current and not suggestion.is_advice else ""

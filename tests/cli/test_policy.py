@@ -12,13 +12,14 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from tarry.cli.policy_local import app
+from tarry.cli.policy import _read_documents, app
 from tarry.core.policy import PRESETS, Policy
 from tarry.errors import ConfigurationError, MissingExtra
 from tarry.policyfile import toml
 from tarry.policyfile.defence import Defence
 from tarry.policyfile.grpc import to_grpc
 from tarry.policyfile.istio import to_istio
+from tests.simulator.file_builders import write_file
 
 DEFENCE = Defence(
     Policy(max_attempts=3, total_budget=2.0),
@@ -226,3 +227,37 @@ def test_invalid_import_options_are_rejected(
 ) -> None:
     """The error names the invalid option and the rule."""
     assert message in error_of("import", tmp_path / "none.json", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("a.yaml", "---\na: 1\n---\n---\nb: [2]\n", [{"a": 1}, {"b": [2]}]),
+        ("a.txt", '{"a": 1}', [{"a": 1}]),
+        ("a.json", '[{"a": 1}]', [[{"a": 1}]]),
+    ],
+)
+def test_documents_are_read(tmp_path: Path, name: str, text: str, expected: list[object]) -> None:
+    """A YAML file may have several documents, empty ones are skipped, and JSON is read."""
+    assert expected == _read_documents(write_file(tmp_path, name, text))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("a.yaml", "a: 1\n---\nb: &b 2\nc: *b\n", ":4: write the value out instead of an alias"),
+        ("a.yaml", "a: 1\n---\nb: 1\nb: 2\n", ":4: the key 'b' appears twice, first on line 3"),
+        ("a.yaml", "a: 1\n---\n8080: 1\n", ":3: a key must be a plain name or a quoted string"),
+        ("a.json", '{"a": 1,\n"a": 2}', ":2: the key 'a' appears twice in one table"),
+        ("a.json", f'{{"a": {"9" * 5000}}}', ": not JSON: Exceeds the limit"),
+        ("a.yaml", "#" * 1_000_001, ": too large; at most 1,000,000 bytes are read"),
+    ],
+)
+def test_syntax_error_names_its_line(tmp_path: Path, name: str, text: str, expected: str) -> None:
+    """A syntax error is reported with its line, in any document of the file."""
+    path = write_file(tmp_path, name, text)
+
+    with pytest.raises(ConfigurationError) as caught:
+        _read_documents(path)
+
+    assert str(caught.value).startswith(f"{path}{expected}")

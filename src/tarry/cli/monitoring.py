@@ -1,12 +1,41 @@
-"""`tarry top`: tasks by status, rates and the busiest downstreams, live."""
+"""Watch a service: `tarry downstreams` (the hosts of targets), `tarry tail` and `tarry top`.
+
+`tarry downstreams` also pauses, resumes and resets a downstream.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from tarry.cli.options import DEFAULT_SERVER, ApiKeyOption, JsonOption, ServerOption
+import typer
+
+from tarry.cli.options import (
+    DEFAULT_LIMIT,
+    DEFAULT_SERVER,
+    ApiKeyOption,
+    JsonOption,
+    LimitOption,
+    ServerOption,
+)
+from tarry.cli.output import (
+    attempt_result,
+    console,
+    decision_text,
+    format_ms,
+    print_json_line,
+    print_list,
+    print_result,
+    printable,
+    table,
+    time_of_day,
+    to_builtins,
+)
 from tarry.cli.remote import connect
+from tarry.client.errors import ServiceUnavailable, ServiceUnreachable
+from tarry.core.checks import check_one_of
+from tarry.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,7 +43,112 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from tarry.client import Client
-    from tarry.wire.tasks import DownstreamInfo
+    from tarry.wire.tasks import DownstreamInfo, ServiceEvent
+
+
+# --- tarry downstreams ----------------------------------------------------------------------------
+
+ACTIONS = ("pause", "resume", "reset")
+_HEADINGS = ("downstream", "state", "pending", "running", "dead", "p50", "p95")
+
+
+def downstreams(
+    action: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="|".join(ACTIONS),
+            help=(
+                "pause: send nothing to it. resume: send again, slowly at first. "
+                "reset: discard its statistics."
+            ),
+        ),
+    ] = None,
+    lane: Annotated[
+        str | None, typer.Argument(metavar="LANE", help="Name of the downstream, as listed.")
+    ] = None,
+    limit: LimitOption = DEFAULT_LIMIT,
+    server: ServerOption = DEFAULT_SERVER,
+    api_key: ApiKeyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the targets' hosts with state, backlog and latency; or pause, resume or reset one."""
+    if action is not None:
+        check_one_of("the first argument", action, ACTIONS)
+        if lane is None:
+            rule = f"is required: the downstream to {action}. `tarry downstreams` lists all"
+            raise ConfigurationError("LANE", rule)
+        with connect(server, api_key) as client:
+            run = {"pause": client.pause, "resume": client.resume, "reset": client.reset}[action]
+            downstream = run(lane)
+        print_result(downstream, f"{downstream.lane} {downstream.state}", as_json=as_json)
+        return
+    with connect(server, api_key) as client:
+        listed = list(islice(client.downstreams(), limit))
+    empty = "none yet: a downstream is created with the first task for its host"
+    print_list(listed, _HEADINGS, _downstream_row, as_json=as_json, if_empty=empty)
+
+
+def _downstream_row(downstream: DownstreamInfo) -> tuple[object, ...]:
+    local = downstream.local
+    return (
+        downstream.lane,
+        downstream.state,
+        downstream.pending,
+        downstream.in_flight,
+        downstream.dead,
+        "" if local is None else format_ms(local.p50_ms),
+        "" if local is None else format_ms(local.p95_ms),
+    )
+
+
+# --- tarry tail -----------------------------------------------------------------------------------
+
+_EVENT_STYLES = {"succeeded": "green", "exhausted": "red", "parked": "red", "missed": "yellow"}
+
+
+def tail(
+    server: ServerOption = DEFAULT_SERVER, api_key: ApiKeyOption = None, as_json: JsonOption = False
+) -> None:
+    """Print live events: attempts, finished tasks, downstreams that fail or recover.
+
+    Prints events from now on, until Ctrl-C. With --json, each line is one event.
+    """
+    with connect(server, api_key) as client:
+        for event in client.events():
+            if as_json:
+                fields = to_builtins(event)
+                present = {name: value for name, value in fields.items() if value is not None}
+                print_json_line(present)
+            else:
+                _print_event(event)
+
+
+def _print_event(event: ServiceEvent) -> None:
+    from rich.text import Text
+
+    time = "" if event.at is None else time_of_day(event.at)
+    line = Text(f"{time:12}  ", style="dim")
+    line.append(f"{printable(event.kind):10}  ", style=_EVENT_STYLES.get(event.kind, "not dim"))
+    parts = [event.task_id or "", event.lane or "", event_details(event)]
+    line.append("  ".join(printable(part) for part in parts if part), style="not dim")
+    console().print(line, soft_wrap=True)
+
+
+def event_details(event: ServiceEvent) -> str:
+    """Return the details of an event other than its kind, task and lane."""
+    if event.missed is not None:
+        return f"{event.missed} events were dropped: this reader is too slow"
+    if event.attempt is None:
+        return event.reason or ""
+    attempt = event.attempt
+    took = "" if attempt.duration_ms is None else f" in {format_ms(attempt.duration_ms)}"
+    decision = decision_text(attempt)
+    return f"attempt {attempt.attempt_number} got {attempt_result(attempt)}{took}" + (
+        f"; {decision}" if decision else ""
+    )
+
+
+# --- tarry top ------------------------------------------------------------------------------------
 
 REFRESH_INTERVAL_S = 1.0
 _MAX_DOWNSTREAMS = 1_000
@@ -53,8 +187,6 @@ def top(
     """
     from rich.live import Live
 
-    from tarry.cli.output import console, print_json_line
-
     terminal = console()
     with connect(server, api_key) as client:
         pairs = _snapshot_pairs(client, server, api_key)
@@ -74,8 +206,6 @@ def top(
 
 def summarize(previous: Snapshot, current: Snapshot) -> dict[str, Any]:
     """Return task counts, rates per second where known, and downstreams, for `--json`."""
-    from tarry.cli.output import to_builtins
-
     return {
         "tasks": {name: int(count) for name, count in current.metrics["retry_tasks"].items()},
         "attemptsPerSecond": _rates("retry_attempts_total", previous, current),
@@ -111,8 +241,6 @@ def _snapshot_pairs(
 
 
 def _take_snapshot(client: Client, server: str, api_key: str | None) -> Snapshot:
-    from itertools import islice
-
     from tarry.runtime.clocks import system
 
     downstreams = sorted(
@@ -125,8 +253,6 @@ def _take_snapshot(client: Client, server: str, api_key: str | None) -> Snapshot
 
 def _fetch_metrics(server: str, api_key: str | None) -> str:
     import httpx
-
-    from tarry.client.errors import ServiceUnavailable, ServiceUnreachable
 
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
     try:
@@ -156,9 +282,6 @@ def _render(previous: Snapshot, current: Snapshot, max_rows: int) -> RenderableT
     from rich.console import Group
     from rich.text import Text
 
-    from tarry.cli.downstreams import downstream_table
-    from tarry.cli.output import printable
-
     summary = summarize(previous, current)
     tasks = "  ".join(f"{printable(name)} {count:,}" for name, count in summary["tasks"].items())
     rates = "visible only with an operator's key"
@@ -170,12 +293,10 @@ def _render(previous: Snapshot, current: Snapshot, max_rows: int) -> RenderableT
         Text(f"tasks: {tasks or 'none'}"),
         Text(f"per second: {rates}"),
         Text(),
-        downstream_table(current.downstreams[: max(1, max_rows)]),
+        table(_HEADINGS, map(_downstream_row, current.downstreams[: max(1, max_rows)])),
     )
 
 
 def _format_rates(noun: str, rates: dict[str, float]) -> Iterator[str]:
-    from tarry.cli.output import printable
-
     for label, rate in sorted(rates.items()):
         yield f"{rate:,.1f} {noun} {printable(label)}"

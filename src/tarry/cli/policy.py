@@ -1,38 +1,68 @@
-"""`tarry policy`: explain, check, export and import policy files.
+"""`tarry policy`: explain, check, export and import policy files; list and change a service's.
 
-`policy_remote` has the subcommands that talk to a service. Only documents are written to standard
-output, so that they can be piped into another command.
+`export` and `import` write only documents to standard output, so that they can be piped into
+another command.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tarry.cli import policy_remote
-from tarry.cli.options import example_epilog
+from tarry.cli.options import (
+    DEFAULT_SERVER,
+    ApiKeyOption,
+    JsonOption,
+    ServerOption,
+    example_epilog,
+)
+from tarry.cli.output import (
+    POLICY_SUFFIXES,
+    check_output_path,
+    format_ms,
+    print_json,
+    print_list,
+    print_result,
+    printable,
+    to_builtins,
+    write_text,
+)
+from tarry.cli.remote import connect
+from tarry.client.errors import InvalidRequest, NotFound
+from tarry.core.checks import check_one_of
+from tarry.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tarry.client import Client
+    from tarry.policyfile.defence import Defence
     from tarry.policyfile.translation import Loss
+    from tarry.wire.tasks import RetryPolicy
 
 EXPORT_SYSTEMS = ("envoy", "gateway-api", "grpc", "istio")
 DEFAULT_PORT = 80
 IMPORT_SYSTEMS = ("grpc", "istio")
-POLICY_SUFFIXES = (".json", ".toml")
+_HEADINGS = (
+    "policy",
+    "version",
+    "attempts",
+    "initial delay",
+    "max delay",
+    "jitter",
+    "timeout",
+    "total budget",
+)
 
 app: typer.Typer = typer.Typer(
     name="policy",
     help="Explain, check, export and import policies, and manage those of a service.",
     no_args_is_help=True,
 )
-app.command("list", epilog=example_epilog("tarry policy list"))(policy_remote.list_)
-app.command(epilog=example_epilog("tarry policy show webhook > webhook.toml"))(policy_remote.show)
-app.command(epilog=example_epilog("tarry policy apply webhook.toml"))(policy_remote.apply)
 
 FileArgument = Annotated[
     str,
@@ -45,6 +75,123 @@ ServiceOption = Annotated[
     str | None, typer.Option(help="grpc: service name, such as shop.Payments.", show_default="all")
 ]
 MethodOption = Annotated[str | None, typer.Option(help="grpc: method name.", show_default="all")]
+
+
+# --- policies of a service ------------------------------------------------------------------------
+
+
+@app.command("list", epilog=example_epilog("tarry policy list"))
+def list_(
+    server: ServerOption = DEFAULT_SERVER, api_key: ApiKeyOption = None, as_json: JsonOption = False
+) -> None:
+    """List the policies of a service; the built-in policies come last."""
+    with connect(server, api_key) as client:
+        policies = list(client.policies())
+    print_list(policies, _HEADINGS, _policy_row, as_json=as_json)
+
+
+@app.command(epilog=example_epilog("tarry policy show webhook > webhook.toml"))
+def show(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the policy.")],
+    version: Annotated[
+        int | None, typer.Option(min=1, help="Version.", show_default="newest")
+    ] = None,
+    server: ServerOption = DEFAULT_SERVER,
+    api_key: ApiKeyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print a policy of a service as TOML, as `tarry policy apply` accepts it."""
+    from tarry.core.policy import Policy
+    from tarry.policyfile import toml
+    from tarry.wire.policies import JSON_FIELDS, policy_from_json
+
+    with connect(server, api_key) as client:
+        policy = _get_policy(client, name, version)
+    if as_json:
+        print_json(policy)
+        return
+    fields = {field: value for field, value in to_builtins(policy).items() if field in JSON_FIELDS}
+    typer.echo(toml.dumps(policy_from_json(fields, Policy()).to_dict()), nl=False)
+
+
+def _get_policy(client: Client, name: str, version: int | None) -> RetryPolicy:
+    """Return a policy. If it lacks the version, the error names its newest version."""
+    try:
+        return client.policy(name, version)
+    except NotFound as error:
+        if version is None:
+            raise
+        newest = client.policy(name).version
+        hint = "a built-in policy has no versions" if newest is None else f"the newest is {newest}"
+        msg = f"{name} has no version {version}: {hint}"
+        raise NotFound(msg) from error
+
+
+@app.command(epilog=example_epilog("tarry policy apply webhook.toml"))
+def apply(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Policy in TOML, YAML or JSON.")],
+    name: Annotated[
+        str | None, typer.Option(help="Name of the policy.", show_default="the file's name")
+    ] = None,
+    server: ServerOption = DEFAULT_SERVER,
+    api_key: ApiKeyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Create a policy of a service, or a new version of it.
+
+    Tasks that are not pinned to a version use the new one from their next attempt on.
+    """
+    from tarry.simulator.documents import read_document
+    from tarry.simulator.files import read_defence
+    from tarry.wire.policies import policy_to_json, service_policy_from_file
+
+    defence = read_defence(file)
+    if defence.hedging is not None:
+        msg = f"{file}: the service does not support hedging: remove [hedging]"
+        raise ConfigurationError(msg)
+    fields = dict(read_document(file).data)
+    for section in ("breaker", "budget", "limiter"):
+        if fields.pop(section, None) is not None:
+            typer.echo(f"{file}: [{section}] is ignored: the service has its own", err=True)
+    if fields.pop("retry_marked", False):
+        typer.echo(f"{file}: retry_marked is ignored: it has no effect in the service", err=True)
+    policy = policy_to_json(service_policy_from_file(fields))
+    with connect(server, api_key) as client:
+        try:
+            stored = client.put_policy(name or file.stem, policy)
+        except InvalidRequest as error:
+            msg = f"{_field_location(file, error.field or '')}: {error.detail or error}"
+            raise ConfigurationError(msg) from error
+    text = f"{stored.policy_id}: version {stored.version} stored"
+    print_result(stored, text, as_json=as_json)
+
+
+def _field_location(file: Path, field: str) -> str:
+    """Return where the value of an API field was set: an option, or a field of the file."""
+    from tarry.wire.policies import JSON_FIELDS
+
+    json_name = field.partition("[")[0]
+    if json_name == "policyId":
+        return "--name"
+    if json_name == "scheduleMs":
+        return f"{file}: backoff.schedule"
+    return f"{file}: {JSON_FIELDS[json_name].name}" if json_name in JSON_FIELDS else str(file)
+
+
+def _policy_row(policy: RetryPolicy) -> tuple[object, ...]:
+    return (
+        policy.policy_id,
+        "built in" if policy.version is None else policy.version,
+        policy.max_attempts,
+        format_ms(policy.initial_delay_ms),
+        format_ms(policy.max_delay_ms),
+        policy.jitter_type.lower(),
+        format_ms(policy.attempt_timeout_ms),
+        format_ms(policy.total_budget_ms),
+    )
+
+
+# --- policy files ---------------------------------------------------------------------------------
 
 
 @app.command(epilog=example_epilog("tarry policy export policy.toml --to istio --host payments"))
@@ -70,15 +217,14 @@ def export(
     Settings that the target system lacks, or treats differently, are listed in comments at the
     top, and on standard error when the output is piped.
     """
-    from tarry.cli.files import read_policy
-    from tarry.core.checks import check_one_of
     from tarry.policyfile.envoy import to_envoy
     from tarry.policyfile.gateway import to_gateway_api
     from tarry.policyfile.grpc import to_grpc
     from tarry.policyfile.istio import to_istio
+    from tarry.simulator.documents import import_yaml
 
     check_one_of("--to", to, EXPORT_SYSTEMS)
-    _check_output(out)
+    check_output_path(out)
     if to == "grpc":
         reason = "use --service and --method to name the called service"
         _reject_options(f"--to {to}", reason, host=host, name=name, port=port)
@@ -91,8 +237,6 @@ def export(
     if to != "gateway-api":
         _reject_options(f"--to {to}", "only gateway-api has a port", port=port)
     if host is None:
-        from tarry.errors import ConfigurationError
-
         rule = f"is required for --to {to}: the host of the called service"
         raise ConfigurationError("--host", rule)
     defence = read_policy(file)
@@ -101,9 +245,10 @@ def export(
         exported = to_gateway_api(defence, host=host, port=port, name=name)
     else:
         exported = (to_envoy if to == "envoy" else to_istio)(defence, host=host, name=name)
-    from tarry.cli.files import yaml_text
-
-    _write_with_losses(yaml_text(exported.documents), exported.losses, ("export", "to", to), out)
+    text = import_yaml().safe_dump_all(
+        exported.documents, sort_keys=False, allow_unicode=True, width=1000
+    )
+    _write_with_losses(text, exported.losses, ("export", "to", to), out)
 
 
 @app.command("import", epilog=example_epilog("tarry policy import config.json --from grpc"))
@@ -124,19 +269,16 @@ def import_(
     Settings that tarry lacks, or treats differently, are listed in comments at the top, and on
     standard error when the output is piped.
     """
-    from tarry.cli.files import read_documents
-    from tarry.core.checks import check_one_of
-    from tarry.errors import ConfigurationError
     from tarry.policyfile import toml
     from tarry.policyfile.grpc import from_grpc
     from tarry.policyfile.istio import from_istio
 
     check_one_of("--from", source, IMPORT_SYSTEMS)
-    _check_output(out, POLICY_SUFFIXES)
+    check_output_path(out, POLICY_SUFFIXES)
     if source == "istio":
         reason = "the first route of the file is imported"
         _reject_options(f"--from {source}", reason, service=service, method=method)
-    documents = read_documents(file)
+    documents = _read_documents(file)
     if source == "grpc" and len(documents) > 1:
         msg = f"{file}: a service config must be one document, got {len(documents)}"
         raise ConfigurationError(msg)
@@ -159,7 +301,6 @@ def import_(
 @app.command(epilog=example_epilog("tarry policy explain webhook"))
 def explain(file: FileArgument) -> None:
     """Describe what a policy does: its delays, and the worst-case time and load."""
-    from tarry.cli.files import read_policy
     from tarry.policyfile.explain import explain as explain_policy
 
     typer.echo(explain_policy(read_policy(file)))
@@ -171,7 +312,6 @@ def check(file: FileArgument) -> None:
 
     Settings that are valid but probably wrong are reported as warnings on standard error.
     """
-    from tarry.cli.files import read_policy
     from tarry.policyfile.defence import Defence
     from tarry.policyfile.explain import find_warnings
 
@@ -190,16 +330,12 @@ def check(file: FileArgument) -> None:
 
 def _reject_options(used_with: str, reason: str, **options: object) -> None:
     """Raise `ConfigurationError` for each given option, because it would be ignored."""
-    from tarry.errors import ConfigurationError
-
     for name, value in options.items():
         if value is not None:
             raise ConfigurationError(f"--{name}", f"cannot be used with {used_with}: {reason}")
 
 
 def _to_json(document: object) -> str:
-    import json
-
     return json.dumps(document, indent=2) + "\n"
 
 
@@ -212,8 +348,6 @@ def _write_with_losses(
     to standard error, unless the document itself is printed on a terminal. `command` has the
     verb, the option's name and its value: ("export", "to", "istio").
     """
-    from tarry.cli.output import printable
-
     verb, option, system = command
     lines = [
         f"Written by `tarry policy {verb} --{option} {system}`.",
@@ -225,23 +359,42 @@ def _write_with_losses(
 
 
 def _report_losses(losses: Sequence[Loss], prefix: str) -> None:
-    from tarry.cli.output import printable
-
     for loss in losses:
         typer.echo(f"{prefix}: {printable(str(loss))}", err=True)
 
 
-def _check_output(out: Path | None, suffixes: tuple[str, ...] = ()) -> None:
-    from tarry.cli.files import check_output_path
-
-    if out is not None:
-        check_output_path(out, suffixes)
-
-
 def _write(text: str, out: Path | None) -> None:
-    from tarry.cli.files import write_text
-
     if out is None:
         typer.echo(text, nl=False)
     else:
         write_text(out, text)
+
+
+def _read_documents(path: Path) -> list[Any]:
+    """Return the documents of a JSON or YAML file; a YAML file may contain several."""
+    from tarry.simulator.documents import parse_file
+
+    documents = [parsed.data for parsed in parse_file(path) if parsed.data is not None]
+    if not documents:
+        msg = f"{path}: the file is empty"
+        raise ConfigurationError(msg)
+    return documents
+
+
+def read_policy(path_or_preset: str) -> Defence:
+    """Return the policy in a file, or the preset with this name if there is no such file.
+
+    A `Defence` is a policy together with its breaker, budget, limiter and hedging.
+    """
+    from tarry.core.policy import PRESETS
+    from tarry.policyfile.defence import Defence
+    from tarry.simulator.files import read_defence
+
+    path = Path(path_or_preset)
+    if not path.suffix and not path.exists():
+        if path_or_preset in PRESETS:
+            return Defence(PRESETS[path_or_preset])
+        presets = ", ".join(PRESETS)
+        msg = f"{path_or_preset!r} is neither a file nor a preset; the presets are {presets}"
+        raise ConfigurationError(msg)
+    return read_defence(path)

@@ -1,0 +1,90 @@
+"""Text, times and files that commands write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tarry.cli.output import (
+    check_output_path,
+    format_cell,
+    pluralize,
+    printable,
+    time_of_day,
+    time_since,
+    time_until,
+    write_text,
+)
+from tarry.errors import ConfigurationError
+
+
+def test_text_is_written_as_utf8(tmp_path: Path) -> None:
+    """Text is written as UTF-8 in every locale, and line ends are kept."""
+    write_text(tmp_path / "a", "é\n")
+
+    assert b"\xc3\xa9\n" == (tmp_path / "a").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "act", [check_output_path, lambda path: write_text(path, "")], ids=["before", "at last"]
+)
+def test_error_names_the_option_and_the_path(tmp_path: Path, act: Callable[[Path], None]) -> None:
+    """The error for a file that cannot be written names the option and the path."""
+    path = tmp_path / "no" / "a.toml"
+
+    with pytest.raises(ConfigurationError) as caught:
+        act(path)
+
+    assert f"--out: {path} cannot be written: No such folder" == str(caught.value)
+
+
+def test_error_names_another_option(tmp_path: Path) -> None:
+    """The error names the option that the command passed."""
+    with pytest.raises(ConfigurationError, match=r"^--html: "):
+        check_output_path(tmp_path, option="--html")
+
+
+def test_suffix_is_checked(tmp_path: Path) -> None:
+    """The suffix of an output file is checked, in upper and lower case."""
+    check_output_path(tmp_path / "A.TOML", (".json", ".toml"))
+
+    with pytest.raises(
+        ConfigurationError, match=r"^--out must be a file name that ends in .json or .toml, "
+    ):
+        check_output_path(tmp_path / "a.yaml", (".json", ".toml"))
+
+
+def test_cells_are_escaped() -> None:
+    """Cells have no markup and no control characters; None is empty."""
+    assert ["[bold]\\x1b[2J", "", "7"] == [
+        format_cell(one).plain for one in ("[bold]\x1b[2J", None, 7)
+    ]
+
+
+def test_times_are_relative() -> None:
+    """Times are shown relative to now."""
+    assert ["in 3 s", "now", "3 s ago"] == [
+        time_until(5000, 2.0),
+        time_until(1000, 2.0),
+        time_since(2000, 5.0),
+    ]
+    assert time_of_day(1_700_000_000_042).endswith(".042")
+    assert ["1 attempt", "1,200 attempts"] == [pluralize(1, "attempt"), pluralize(1200, "attempt")]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("plain é text", "plain é text"),
+        ("two\n  lines\t", "two lines"),
+        ("\x1b[2J", "\\x1b[2J"),
+        ("\x9b31m\x7f", "\\x9b31m\\x7f"),
+        ("\u202eevil\u2066", "\\u202eevil\\u2066"),
+        ("\udcff", "\\udcff"),
+    ],
+)
+def test_printable_escapes_control_characters(text: str, expected: str) -> None:
+    """Control characters are escaped, and line ends become spaces."""
+    assert expected == printable(text)
