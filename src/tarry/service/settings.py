@@ -40,105 +40,93 @@ MEMORY, SQLITE = "memory:", "sqlite:"
 """The stores: in memory, or a file whose path follows."""
 
 _REDACTED = "[redacted]"
-_Positive = Annotated[int, Meta(ge=1)]
-_NotNegative = Annotated[int, Meta(ge=0)]
+
+
+def _help(text: str, *, ge: int | None = None, le: int | None = None) -> Meta:
+    return Meta(description=text, ge=ge, le=le)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All settings of the service, with their defaults and their help."""
 
-    store: Annotated[str, Meta(description="Where tasks are stored: sqlite:PATH or memory:")] = (
+    store: Annotated[str, _help("Where tasks are stored: sqlite:PATH or memory:")] = (
         "sqlite:tarry-data/tarry.db"
     )
     bodies: Annotated[
-        str, Meta(description="Where large bodies are stored: a folder, or s3://, gs://, az://")
+        str, _help("Where large bodies are stored: a folder, or s3://, gs://, az://")
     ] = ""
     bodies_endpoint: Annotated[
-        str, Meta(description="The URL of an S3-compatible server: http://minio:9000")
+        str, _help("The URL of an S3-compatible server: http://minio:9000")
     ] = ""
-    host: Annotated[str, Meta(description="The address to listen on")] = "127.0.0.1"
-    port: Annotated[
-        int, Meta(ge=0, le=65535, description="The port to listen on; 0 chooses a free one")
-    ] = 8080
-    dev: Annotated[bool, Meta(description="Allow loopback targets, for development")] = False
+    host: Annotated[str, _help("The address to listen on")] = "127.0.0.1"
+    port: Annotated[int, _help("The port to listen on; 0 chooses a free one", ge=0, le=65535)] = (
+        8080
+    )
+    dev: Annotated[bool, _help("Allow loopback targets, for development")] = False
     allow_target: Annotated[
-        tuple[str, ...],
-        Meta(description="Allowed targets besides public addresses: networks and host names"),
+        tuple[str, ...], _help("Allowed targets besides public addresses: networks and host names")
     ] = ()
-    require_keys: Annotated[bool, Meta(description="Require API keys on loopback, too")] = False
-    operator: Annotated[
-        str, Meta(description="The tenant whose keys can read the metrics of all tenants")
-    ] = ""
-    allow_host: Annotated[
-        tuple[str, ...],
-        Meta(description="Accepted Host headers on loopback, besides loopback names"),
-    ] = ()
-    horizon_ms: Annotated[
-        _Positive, Meta(description="How long before they are due tasks are claimed")
-    ] = 1_000
-    max_attempt_timeout_ms: Annotated[
-        _Positive, Meta(description="The largest attemptTimeoutMs that a policy may have")
-    ] = defaults.MAX_ATTEMPT_TIMEOUT_MS
-    lease_ms: Annotated[
-        int,
-        Meta(ge=0, description="The duration of a lease; 0: max_attempt_timeout_ms plus 10 s"),
-    ] = 0
-    in_flight: Annotated[_Positive, Meta(description="Concurrent attempts of one process")] = (
-        defaults.MAX_IN_FLIGHT
-    )
-    lane_in_flight: Annotated[
-        _Positive, Meta(description="Concurrent attempts of one process per lane")
-    ] = defaults.MAX_LANE_IN_FLIGHT
-    max_body_bytes: Annotated[
-        _Positive, Meta(description="The largest body of a request to the API")
-    ] = defaults.MAX_REQUEST_BYTES
-    head_timeout_ms: Annotated[
-        _Positive, Meta(description="How long the headers of a request may take to arrive")
-    ] = 10_000
-    body_timeout_ms: Annotated[
-        _Positive, Meta(description="How long the body of a request may take to arrive")
-    ] = 60_000
-    inline_body_bytes: Annotated[
-        _NotNegative, Meta(description="Task bodies above this size are stored in `bodies`")
-    ] = defaults.INLINE_BODY_BYTES
-    max_response_bytes: Annotated[
-        _Positive, Meta(description="How much of a target's response is read")
-    ] = defaults.MAX_RESPONSE_BYTES
-    tenant_pending: Annotated[
-        _NotNegative, Meta(description="Unfinished tasks that a tenant may have; 0: no limit")
-    ] = 0
-    tenant_rate: Annotated[
-        float, Meta(ge=0, description="Tasks per second that a tenant may add; 0: no limit")
-    ] = 0.0
-    keep_succeeded_ms: Annotated[
-        _Positive, Meta(description="Retention of succeeded and cancelled tasks")
-    ] = 604_800_000
-    keep_dead_ms: Annotated[_Positive, Meta(description="Retention of dead letters")] = (
-        2_592_000_000
-    )
-    egress_proxy: Annotated[str, Meta(description="A proxy for all attempts: http://host:port")] = (
+    require_keys: Annotated[bool, _help("Require API keys on loopback, too")] = False
+    operator: Annotated[str, _help("The tenant whose keys can read the metrics of all tenants")] = (
         ""
     )
+    allow_host: Annotated[
+        tuple[str, ...], _help("Accepted Host headers on loopback, besides loopback names")
+    ] = ()
+    horizon_ms: Annotated[int, _help("How long before they are due tasks are claimed", ge=1)] = (
+        1_000
+    )
+    max_attempt_timeout_ms: Annotated[
+        int, _help("The largest attemptTimeoutMs that a policy may have", ge=1)
+    ] = defaults.MAX_ATTEMPT_TIMEOUT_MS
+    lease_ms: Annotated[
+        int, _help("The duration of a lease; 0: max_attempt_timeout_ms plus 10 s", ge=0)
+    ] = 0
+    in_flight: Annotated[int, _help("Concurrent attempts of one process", ge=1)] = (
+        defaults.MAX_IN_FLIGHT
+    )
+    lane_in_flight: Annotated[int, _help("Concurrent attempts of one process per lane", ge=1)] = (
+        defaults.MAX_LANE_IN_FLIGHT
+    )
+    max_body_bytes: Annotated[int, _help("The largest body of a request to the API", ge=1)] = (
+        defaults.MAX_REQUEST_BYTES
+    )
+    head_timeout_ms: Annotated[
+        int, _help("How long the headers of a request may take to arrive", ge=1)
+    ] = 10_000
+    body_timeout_ms: Annotated[
+        int, _help("How long the body of a request may take to arrive", ge=1)
+    ] = 60_000
+    inline_body_bytes: Annotated[
+        int, _help("Task bodies above this size are stored in `bodies`", ge=0)
+    ] = defaults.INLINE_BODY_BYTES
+    max_response_bytes: Annotated[int, _help("How much of a target's response is read", ge=1)] = (
+        defaults.MAX_RESPONSE_BYTES
+    )
+    tenant_pending: Annotated[
+        int, _help("Unfinished tasks that a tenant may have; 0: no limit", ge=0)
+    ] = 0
+    tenant_rate: Annotated[
+        float, _help("Tasks per second that a tenant may add; 0: no limit", ge=0)
+    ] = 0.0
+    keep_succeeded_ms: Annotated[int, _help("Retention of succeeded and cancelled tasks", ge=1)] = (
+        604_800_000
+    )
+    keep_dead_ms: Annotated[int, _help("Retention of dead letters", ge=1)] = 2_592_000_000
+    egress_proxy: Annotated[str, _help("A proxy for all attempts: http://host:port")] = ""
     ca_file: Annotated[
-        str, Meta(description="A PEM file of trusted certificates, instead of the system's")
+        str, _help("A PEM file of trusted certificates, instead of the system's")
     ] = ""
     signing_secrets: Annotated[
-        tuple[str, ...],
-        Meta(description="Standard Webhooks secrets (whsec_...), the newest first"),
+        tuple[str, ...], _help("Standard Webhooks secrets (whsec_...), the newest first")
     ] = ()
     encryption_keys: Annotated[
-        tuple[str, ...],
-        Meta(description="Keys that encrypt stored tasks and bodies, the newest first"),
+        tuple[str, ...], _help("Keys that encrypt stored tasks and bodies, the newest first")
     ] = ()
-    drain_ms: Annotated[
-        _NotNegative, Meta(description="How long running attempts may take at shutdown")
-    ] = 30_000
-    log: Annotated[
-        Literal["text", "json"], Meta(description="The format of log lines: text or json")
-    ] = "text"
+    drain_ms: Annotated[int, _help("How long running attempts may take at shutdown", ge=0)] = 30_000
+    log: Annotated[Literal["text", "json"], _help("The format of log lines: text or json")] = "text"
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"],
-        Meta(description="The lowest level that is logged"),
+        Literal["debug", "info", "warning", "error"], _help("The lowest level that is logged")
     ] = "info"
 
     @property

@@ -60,18 +60,18 @@ class Authenticator:
     def _authenticate(self, request: ApiRequest) -> Awaitable[str] | str:
         key, other_key = _read_keys(request.headers)
         if other_key is not None and other_key != key:
-            raise problems.unauthorized(
+            raise problems.KEY_NEEDED.error(
                 "Authorization and X-API-Key have different keys. Send one key."
             )
         if key is None:
             detail = "Send `Authorization: Bearer KEY`, or `X-API-Key: KEY`."
-            raise problems.unauthorized(detail)
+            raise problems.KEY_NEEDED.error(detail)
         return self._keys.cached_tenant(key) or self._look_up(key)
 
     async def _look_up(self, key: str) -> str:
         tenant = await self._keys.find_tenant(key)
         if tenant is None:
-            raise problems.unauthorized("The API key is unknown or was revoked.")
+            raise problems.KEY_NEEDED.error("The API key is unknown or was revoked.")
         return tenant
 
 
@@ -98,7 +98,11 @@ class AllowedHosts:
         text = host.decode("latin-1")
         name = _host_name(text)
         if name not in self._names and not _is_loopback(name):
-            raise problems.wrong_host(text[:100])
+            detail = (
+                f"Requests to {text[:100]} are not accepted: without API keys, the host must be a "
+                "loopback name. The operator can allow other names (allow_host)."
+            )
+            raise problems.WRONG_HOST.error(detail)
         self._last_accepted = host
 
 

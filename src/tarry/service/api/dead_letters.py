@@ -116,5 +116,5 @@ class DeadLetterResource:
         if job is None:
             raise problems.no_such("replay")
         if job.status == "done":
-            raise problems.conflict(problems.ALREADY_FINISHED, "The replay is DONE.")
+            raise problems.ALREADY_FINISHED.error("The replay is DONE.")
         return json_response(200, replay_view(job))

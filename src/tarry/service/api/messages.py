@@ -95,7 +95,7 @@ class ApiRequest(msgspec.Struct, eq=False):
         if content_type != b"application/json":
             media_type = content_type.partition(b";")[0].strip().lower()
             if media_type != b"application/json":
-                raise problems.unsupported_media_type()
+                raise problems.NOT_JSON.error(problems.NOT_JSON.help)
         if self.body is None:
             length = self.headers.get(b"content-length", b"")
             # float, because int() raises ValueError above 4,300 digits
@@ -139,7 +139,9 @@ class ApiRequest(msgspec.Struct, eq=False):
         headers = self.headers
         has_body = headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
         if has_body and self.scope["method"] not in _READ_METHODS:
-            raise problems.unexpected_body(query_type.__struct_encode_fields__)
+            names = ", ".join(query_type.__struct_encode_fields__)
+            rule = f"must be empty; the query parameters are {names}" if names else "must be empty"
+            raise problems.invalid("body", rule)
         return self._parse_query_string(query_type)
 
     def _parse_query_string(self, query_type: type[S]) -> S:
@@ -243,7 +245,7 @@ def decode_json(
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if not bytes(body).strip():
-            raise problems.malformed("The body is empty. Send JSON.") from None
+            raise problems.MALFORMED.error("The body is empty. Send JSON.") from None
         raise problems.from_decode_error(error, document_type or decoder.type) from None
 
 

@@ -128,7 +128,7 @@ class PolicyResource:
         status, policy = await self._write(request.tenant, policy_id, fields, replace=False)
         if status is PolicyWriteStatus.CONFLICT:
             detail = f"{policy_id} has different fields. PUT {location} changes it."
-            raise problems.conflict(problems.POLICY_EXISTS, detail, field="policyId")
+            raise problems.POLICY_EXISTS.error(detail, field="policyId")
         return _written(status, policy, (b"location", location.encode()))
 
     @Operation("GET", "/retry-policies", "listPolicies", Page[RetryPolicy], query_type=PageQuery)
@@ -188,7 +188,7 @@ class PolicyResource:
         newest = await self._context.engine.policies.read(request.tenant, policy_id)
         if query.version is not None and newest is not None:
             versions = describe_missing_version(policy_id, newest.version)
-            raise problems.not_found(f"Version {query.version} does not exist: {versions}.")
+            raise problems.NOT_FOUND.error(f"Version {query.version} does not exist: {versions}.")
         raise problems.no_such("policy")
 
     @Operation("DELETE", _POLICY_PATH, "deletePolicy", None, statuses=(204,), errors=(409,))
@@ -209,11 +209,11 @@ class PolicyResource:
                 detail += (
                     " PUT /retry-policies/default with {} restores the built-in policy at once."
                 )
-            raise problems.conflict(problems.POLICY_IN_USE, detail)
+            raise problems.POLICY_IN_USE.error(detail)
         if status is PolicyWriteStatus.MISSING:
             if policy_id in SERVICE_PRESETS:
                 detail = f"{policy_id} is built in. PUT creates your own policy, which replaces it."
-                raise problems.conflict(problems.POLICY_BUILT_IN, detail)
+                raise problems.POLICY_BUILT_IN.error(detail)
             raise problems.no_such("policy")
         return ApiResponse(204, b"", [])
 

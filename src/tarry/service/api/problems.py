@@ -23,6 +23,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 
+class ApiError(Exception):
+    """The response is a problem. Nothing was stored, unless the problem says otherwise."""
+
+    def __init__(self, problem: Problem, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        super().__init__(problem.detail)
+        self.problem: Problem = problem
+        self.headers: Sequence[tuple[bytes, bytes]] = headers
+
+
 class ProblemType(NamedTuple):
     """A type of problem (RFC 9457, 3.1.1): the parts that all its problems have in common."""
 
@@ -32,6 +41,8 @@ class ProblemType(NamedTuple):
     title: str
     help: str
     """What the problem means and how to solve it."""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    """Headers of the response."""
 
     @property
     def anchor(self) -> str:
@@ -46,6 +57,17 @@ class ProblemType(NamedTuple):
     def problem(self, detail: str, status: int | None = None, **more: Any) -> Problem:
         """Return a problem of this type."""
         return Problem(status or self.statuses[0], self.title, detail, self.type, extensions=more)
+
+    def error(
+        self,
+        detail: str,
+        *,
+        status: int | None = None,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        **more: Any,
+    ) -> ApiError:
+        """Return the error for a problem of this type."""
+        return ApiError(self.problem(detail, status, **more), (*self.headers, *headers))
 
 
 # fmt: off
@@ -64,6 +86,7 @@ INVALID = ProblemType(
 KEY_NEEDED = ProblemType(
     "key-needed", (401,), "API key needed",
     "The API key is missing, unknown or revoked. Create one with `tarry keys create`.",
+    ((b"www-authenticate", b'Bearer realm="tarry"'),),
 )
 CROSS_SITE = ProblemType(
     "cross-site", (403,), "Cross-site request",
@@ -100,10 +123,12 @@ POLICY_BUILT_IN = ProblemType(
 TOO_LARGE = ProblemType(
     "too-large", (413,), "Content is too large",
     "The request is larger than `max_body_bytes`. Use `bodyRef`, or split the batch.",
+    ((b"connection", b"close"),),
 )
 NOT_JSON = ProblemType(
     "not-json", (415,), "Unsupported media type",
     "Send JSON, with the header `Content-Type: application/json`.",
+    ((b"accept", b"application/json"),),
 )
 WRONG_HOST = ProblemType(
     "wrong-host", (421,), "Misdirected Request",
@@ -152,15 +177,6 @@ _MAX_NAME_CHARS = 100
 _NO_VALUE = object()
 
 
-class ApiError(Exception):
-    """The response is a problem. Nothing was stored, unless the problem says otherwise."""
-
-    def __init__(self, problem: Problem, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
-        super().__init__(problem.detail)
-        self.problem: Problem = problem
-        self.headers: list[tuple[bytes, bytes]] = list(headers)
-
-
 def invalid(field: str, rule: str, value: object = _NO_VALUE, *, status: int = 422) -> ApiError:
     """Return the error for a field that breaks a rule.
 
@@ -168,14 +184,15 @@ def invalid(field: str, rule: str, value: object = _NO_VALUE, *, status: int = 4
     that begins with the field, as in "maxAttempts must be at least 1, got 0.". The problem has this
     sentence as its detail, and `field`, `rule` and `value` as extension members.
     """
-    members = {"field": field, "rule": rule}
+    members: dict[str, Any] = {"field": field, "rule": rule}
     detail = f"{field or 'The document'} {rule}"
     if value is not _NO_VALUE:
-        members["value"] = _format_value(value)
+        is_json = value is None or isinstance(value, bool)
+        members["value"] = json.dumps(value) if is_json else short_repr(value)
         detail += f", got {members['value']}"
     if not detail.endswith("?"):
         detail += "."
-    return ApiError(INVALID.problem(detail, status, **members))
+    return INVALID.error(detail, status=status, **members)
 
 
 def from_configuration_error(field: str, error: ConfigurationError) -> ApiError:
@@ -205,110 +222,28 @@ def unknown_field(parent: str, name: str, known_names: Iterable[str]) -> ApiErro
     return invalid(_join_path(parent, name), rule)
 
 
-def malformed(detail: str) -> ApiError:
-    """Return the error for a body that is not JSON."""
-    return ApiError(MALFORMED.problem(detail))
-
-
-def unexpected_body(query_names: Sequence[str]) -> ApiError:
-    """Return the error for a body that the operation does not read."""
-    rule = "must be empty"
-    if query_names:
-        rule += f"; the query parameters are {', '.join(query_names)}"
-    return invalid("body", rule)
-
-
 def nested_too_deeply() -> ApiError:
     """Return the error for JSON that is nested too deeply to be decoded or encoded."""
-    return malformed("The JSON is nested too deeply.")
+    return MALFORMED.error("The JSON is nested too deeply.")
 
 
 def no_such(resource: str) -> ApiError:
     """Return the error for a resource that does not exist or belongs to another tenant."""
-    return not_found(f"There is no such {resource}.")
-
-
-def not_found(detail: str) -> ApiError:
-    """Return a 404 error."""
-    return ApiError(NOT_FOUND.problem(detail))
-
-
-def conflict(problem_type: ProblemType, detail: str, **more: Any) -> ApiError:
-    """Return the error for an operation that is not possible in the current state."""
-    return ApiError(problem_type.problem(detail, **more))
-
-
-def idempotency_key_reused() -> ApiError:
-    """Return the error for an idempotency key that was used with a different task."""
-    detail = (
-        "idempotencyKey was already used with a different task. Resend the original task, or use "
-        "a new key."
-    )
-    return ApiError(KEY_REUSED.problem(detail, field="idempotencyKey"))
-
-
-def malformed_key_header(detail: str) -> ApiError:
-    """Return the error for an `Idempotency-Key` header that cannot be parsed."""
-    problem = INVALID.problem(detail, 400, field="Idempotency-Key")
-    return ApiError(problem)
+    return NOT_FOUND.error(f"There is no such {resource}.")
 
 
 def too_large(max_bytes: int) -> ApiError:
     """Return the error for a body of more than `max_bytes`."""
     detail = f"The request may have at most {max_bytes} bytes. Use `bodyRef` for larger bodies."
-    return ApiError(TOO_LARGE.problem(detail), [(b"connection", b"close")])
-
-
-def unsupported_media_type() -> ApiError:
-    """Return the error for a content type other than JSON."""
-    problem = NOT_JSON.problem(NOT_JSON.help)
-    return ApiError(problem, [(b"accept", b"application/json")])
-
-
-def unauthorized(detail: str) -> ApiError:
-    """Return the error for a missing or invalid API key."""
-    challenge = (b"www-authenticate", b'Bearer realm="tarry"')
-    return ApiError(KEY_NEEDED.problem(detail), [challenge])
-
-
-def cross_site(origin: str) -> ApiError:
-    """Return the error for a request that a web page of another origin sent."""
-    detail = f"Requests from web pages of {origin} are not accepted."
-    return ApiError(CROSS_SITE.problem(detail))
-
-
-def wrong_host(host: str) -> ApiError:
-    """Return the error for a `Host` that does not belong to this service."""
-    detail = (
-        f"Requests to {host} are not accepted: without API keys, the host must be a loopback "
-        "name. The operator can allow other names (allow_host)."
-    )
-    return ApiError(WRONG_HOST.problem(detail))
-
-
-def method_not_allowed(allowed: str) -> ApiError:
-    """Return the error for a method that the path does not support."""
-    problem = METHOD_NOT_ALLOWED.problem(f"This path supports {allowed}.")
-    return ApiError(problem, [(b"allow", allowed.encode())])
-
-
-def too_many_requests(detail: str, retry_after_s: float) -> ApiError:
-    """Return the error for a tenant that has reached a quota."""
-    return ApiError(QUOTA.problem(detail), [retry_after_header(retry_after_s)])
+    return TOO_LARGE.error(detail)
 
 
 def unavailable(detail: str, retry_after_s: float = 1.0, **more: Any) -> ApiError:
     """Return the error (503) for a request that may succeed if it is sent again later."""
-    problem = UNAVAILABLE.problem(detail, **more)
-    return ApiError(problem, [retry_after_header(retry_after_s)])
+    return UNAVAILABLE.error(detail, headers=[retry_after(retry_after_s)], **more)
 
 
-def internal_error() -> ApiError:
-    """Return the error for a bug in the service."""
-    return ApiError(INTERNAL_ERROR.problem("The service failed; see its log."))
-
-
-def retry_after_header(seconds: float) -> tuple[bytes, bytes]:
+def retry_after(seconds: float) -> tuple[bytes, bytes]:
     """Return the `Retry-After` header: `seconds` rounded up, at least 1."""
     return b"retry-after", str(max(1, ceil(seconds))).encode()
 
@@ -318,18 +253,20 @@ def from_decode_error(error: Exception, document_type: type[object]) -> ApiError
     if isinstance(error, RecursionError):
         return nested_too_deeply()
     if isinstance(error, UnicodeDecodeError):
-        return malformed("The JSON is not UTF-8.")
+        return MALFORMED.error("The JSON is not UTF-8.")
     text = str(error)
     if not isinstance(error, msgspec.ValidationError):
-        return malformed(_TRUNCATED if text == "Input data was truncated" else f"{text}.")
+        return MALFORMED.error(_TRUNCATED if text == "Input data was truncated" else f"{text}.")
     path_match = _JSON_PATH.search(text)
     path = "" if path_match is None else path_match[1].replace("[...]", "")
     message = text if path_match is None else text[: path_match.start()]
+    types = _types_at(document_type, path)
     if unknown := _UNKNOWN_FIELD.fullmatch(message):
-        return unknown_field(path, unknown[1], _field_names_at(document_type, path))
+        fields = [field for struct in types for field in getattr(struct, "fields", ())]
+        return unknown_field(path, unknown[1], [field.encode_name for field in fields])
     if missing := _MISSING_FIELD.fullmatch(message):
         return invalid(_join_path(path, missing[1]), "is missing")
-    if choices := _choices_at(document_type, path):
+    if choices := [str(value) for literal in types for value in getattr(literal, "values", ())]:
         return invalid(path, f"must be {' or '.join(choices)}")
     rule = _PYTHON_TYPES.sub(_to_json_types, message)
     return invalid(path, f"is invalid: {rule[:1].lower()}{rule[1:]}")
@@ -345,26 +282,9 @@ def _types_at(document_type: type[object], path: str) -> list[Any]:
     return types
 
 
-def _field_names_at(document_type: type[object], path: str) -> list[str]:
-    structs = _types_at(document_type, path)
-    return [field.encode_name for struct in structs for field in getattr(struct, "fields", ())]
-
-
-def _choices_at(document_type: type[object], path: str) -> list[str]:
-    types = _types_at(document_type, path)
-    return [str(value) for literal in types for value in getattr(literal, "values", ())]
-
-
 def _join_path(parent: str, name: str) -> str:
     return f"{parent}.{name}" if parent else name
 
 
 def _to_json_types(match: re.Match[str]) -> str:
     return " or ".join(_JSON_TYPES.get(name, name) for name in match[1].split(" | "))
-
-
-def _format_value(value: object) -> str:
-    """Return a rejected value as text for a message; null, true and false are written as JSON."""
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    return short_repr(value)

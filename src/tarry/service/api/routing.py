@@ -165,9 +165,11 @@ class Endpoint:
         return handler(request)
 
     async def _handle_other_method(self, method: str) -> ApiResponse:
+        allow = (b"allow", self._allowed.encode())
         if method == "OPTIONS":
-            return ApiResponse(204, b"", [(b"allow", self._allowed.encode())])
-        raise problems.method_not_allowed(self._allowed)
+            return ApiResponse(204, b"", [allow])
+        detail = f"This path supports {self._allowed}."
+        raise problems.METHOD_NOT_ALLOWED.error(detail, headers=[allow])
 
 
 async def _authenticate_and_handle(
@@ -210,7 +212,7 @@ def _error_response(error: BaseException, scope: Scope) -> ApiResponse:
     if isinstance(error, Overloaded):
         return problem_response(problems.unavailable(f"{error}.", error.retry_after))
     _logger.error("request failed: %s %s", scope["method"], scope["path"], exc_info=error)
-    return problem_response(problems.internal_error())
+    return problem_response(problems.INTERNAL_ERROR.error("The service failed; see its log."))
 
 
 def _check_origin(headers: dict[bytes, bytes]) -> None:
@@ -220,4 +222,5 @@ def _check_origin(headers: dict[bytes, bytes]) -> None:
     """
     origin = headers[b"origin"]
     if origin.rpartition(b"://")[2] != headers.get(b"host"):
-        raise problems.cross_site(origin.decode("latin-1")[:100])
+        shown = origin.decode("latin-1")[:100]
+        raise problems.CROSS_SITE.error(f"Requests from web pages of {shown} are not accepted.")

@@ -274,7 +274,7 @@ class TaskCreation:
         if self._rate_limiter is not None and (wait_s := self._rate_limiter.take(tenant, tasks)):
             rate = self._context.limits.tenant_tasks_per_s
             detail = f"A tenant may add {rate:g} tasks per second (tenant_rate)."
-            raise problems.too_many_requests(detail, wait_s)
+            raise problems.QUOTA.error(detail, headers=[problems.retry_after(wait_s)])
 
     def _status_and_view(self, added: AddResult, content: TaskContent) -> tuple[int, RetryTask]:
         status = _http_status(added)
@@ -291,9 +291,13 @@ def _http_status(added: AddResult) -> int:
     if status is AddStatus.EXISTING:
         return 200
     if status is AddStatus.CONFLICT:
-        raise problems.idempotency_key_reused()
+        detail = (
+            "idempotencyKey was already used with a different task. Resend the original task, or "
+            "use a new key."
+        )
+        raise problems.KEY_REUSED.error(detail, field="idempotencyKey")
     detail = "The tenant has reached its limit of unfinished tasks (tenant_pending)."
-    raise problems.too_many_requests(detail, _QUOTA_RETRY_AFTER_S)
+    raise problems.QUOTA.error(detail, headers=[problems.retry_after(_QUOTA_RETRY_AFTER_S)])
 
 
 def _task_response(status: int, task: RetryTask, *headers: tuple[bytes, bytes]) -> ApiResponse:
@@ -314,7 +318,7 @@ def _parse_key_header(request: ApiRequest) -> str:
     try:
         return parse_key(request.header_lines(b"idempotency-key"))
     except MalformedKey as error:
-        raise problems.malformed_key_header(str(error)) from None
+        raise problems.INVALID.error(str(error), status=400, field="Idempotency-Key") from None
 
 
 def _valid_traceparent(header: bytes) -> str | None:

@@ -18,7 +18,7 @@ import msgspec
 
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.api.policies import check_policy, check_policy_id, describe_missing_version
-from tarry.service.api.problems import from_configuration_error, invalid, malformed
+from tarry.service.api.problems import MALFORMED, from_configuration_error, invalid
 from tarry.service.delivery.targets import parse_target
 from tarry.service.model import Task, TaskContent
 from tarry.service.store import NewTask
@@ -284,7 +284,7 @@ def _encode_body(request: RetryTaskRequest) -> tuple[bytes, bool]:
         raw.decode()
         return msgspec.json.format(raw, indent=-1), True
     except UnicodeDecodeError:  # other errors were found when the document was decoded
-        raise malformed("The JSON is not UTF-8.") from None
+        raise MALFORMED.error("The JSON is not UTF-8.") from None
 
 
 def _check_single_body(request: RetryTaskRequest, *, has_body: bool) -> None:

@@ -197,7 +197,7 @@ class TaskResource:
         status = task.status.name
         if cancel_status is CancelStatus.TERMINAL:
             detail = f"The task is {status}."
-            raise problems.conflict(problems.ALREADY_FINISHED, detail, taskStatus=status)
+            raise problems.ALREADY_FINISHED.error(detail, taskStatus=status)
         return json_response(
             202 if cancel_status is CancelStatus.REQUESTED else 200,
             stored_task_view(self._context, task),
@@ -269,7 +269,7 @@ class TaskResource:
         if retry_status is RetryNowStatus.FINISHED or (is_running and task.cancelling):
             state = "being cancelled" if is_running else status
             detail = f"The task is {state}. Create a new one."
-            raise problems.conflict(problems.ALREADY_FINISHED, detail, taskStatus=status)
+            raise problems.ALREADY_FINISHED.error(detail, taskStatus=status)
         return json_response(202 if is_running else 200, stored_task_view(self._context, task))
 
     async def _find(self, request: ApiRequest) -> Task:

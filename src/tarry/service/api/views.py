@@ -111,24 +111,16 @@ def response_view(delivered: DeliveryResult, secrets: list[str] | None) -> Targe
         },
         truncated=delivered.truncated,
     )
-    text = _decode_excerpt(delivered)
-    if text is None:
-        redacted = redact_bytes(delivered.excerpt, secrets, is_truncated=delivered.truncated)
+    is_truncated = delivered.truncated
+    try:
+        # A truncated excerpt may end within a character, which is dropped.
+        text, _ = utf_8_decode(delivered.excerpt, "strict", not is_truncated)
+    except UnicodeDecodeError:
+        redacted = redact_bytes(delivered.excerpt, secrets, is_truncated=is_truncated)
         response.body_base64 = b64encode(redacted).decode()
     else:
-        response.body = redact_text(text, secrets, is_truncated=delivered.truncated)
+        response.body = redact_text(text, secrets, is_truncated=is_truncated)
     return response
-
-
-def _decode_excerpt(delivered: DeliveryResult) -> str | None:
-    """Return the excerpt of a response as text, or None if it is not UTF-8.
-
-    A truncated excerpt may end within a character, which is dropped.
-    """
-    try:
-        return utf_8_decode(delivered.excerpt, "strict", not delivered.truncated)[0]
-    except UnicodeDecodeError:
-        return None
 
 
 def attempt_view(
@@ -151,25 +143,12 @@ def attempt_view(
         error_message=redact_text(attempt.error, secrets),
         error_class=attempt.error_class,
         outcome=attempt.outcome,
-        decision=None if decision is None else _decision_view(decision),
+        decision=None
+        if decision is None
+        else msgspec.convert(decision, Decision, from_attributes=True),
         response_excerpt=redact_text(attempt.excerpt, secrets, is_truncated=attempt.truncated),
         response_truncated=attempt.truncated,
         worker=attempt.worker,
-    )
-
-
-def _decision_view(decision: model.Decision) -> Decision:
-    return Decision(
-        action=decision.action,
-        reason=decision.reason,
-        delay_ms=decision.delay_ms,
-        ceiling_ms=decision.ceiling_ms,
-        jitter=decision.jitter,
-        hint_ms=decision.hint_ms,
-        hint_source=decision.hint_source,
-        policy_version=decision.policy_version,
-        budget=decision.budget,
-        breaker=decision.breaker,
     )
 
 
@@ -203,9 +182,14 @@ def replay_view(job: model.ReplayRecord, *, dry_run: bool = False) -> ReplayJob:
 
 def downstream_view(lane: model.LaneRecord, local: LocalStats | None, now: int) -> DownstreamInfo:
     """Return the view of a lane: its stored state, and the `local` state of this process."""
+    state: LaneStateName = "OPEN"
+    if lane.paused:
+        state = "PAUSED"
+    elif lane.parked_until is not None:
+        state = "PARKED" if now < lane.parked_until else "PROBING"
     return DownstreamInfo(
         lane=public_lane_name(lane.name),
-        state=_lane_state(lane, now),
+        state=state,
         parked_until=lane.parked_until,
         consecutive_opens=lane.opened,
         pending=lane.pending,
@@ -214,14 +198,6 @@ def downstream_view(lane: model.LaneRecord, local: LocalStats | None, now: int) 
         last_claim_at=lane.served_at,
         local=local,
     )
-
-
-def _lane_state(lane: model.LaneRecord, now: int) -> LaneStateName:
-    if lane.paused:
-        return "PAUSED"
-    if lane.parked_until is None:
-        return "OPEN"
-    return "PARKED" if now < lane.parked_until else "PROBING"
 
 
 def public_lane_name(lane: str) -> str:
@@ -267,14 +243,22 @@ def redact_text(
         return REDACTED
     for secret in secrets:
         text = text.replace(secret, REDACTED)
-    return _redact_partial_secret(text, secrets) if is_truncated else text
+    if is_truncated:
+        for secret in secrets:
+            for length in range(min(len(secret), len(text)), _MIN_SECRET_LENGTH - 1, -1):
+                if text.endswith(secret[:length]):
+                    return text[:-length] + REDACTED
+    return text
 
 
 def redact_bytes(
     data: bytes, secrets: Sequence[str] | None, *, is_truncated: bool = False
 ) -> bytes:
     """Do the same as `redact_text` for bytes that the target sent."""
-    latin1_secrets = secrets and [_utf8_as_latin1(secret) for secret in secrets]
+    # The secrets as they look in UTF-8 bytes that are decoded as Latin-1.
+    latin1_secrets = secrets and [
+        secret.encode("utf-8", "surrogatepass").decode("latin-1") for secret in secrets
+    ]
     redacted = redact_text(data.decode("latin-1"), latin1_secrets, is_truncated=is_truncated)
     return (redacted or "").encode("latin-1")
 
@@ -291,20 +275,6 @@ def find_secrets(content: TaskContent | None) -> list[str] | None:
             found.update((value, unquote_plus(value)))
     long_enough = (secret for secret in found if len(secret) >= _MIN_SECRET_LENGTH)
     return sorted(long_enough, key=len, reverse=True)
-
-
-def _redact_partial_secret(text: str, secrets: Sequence[str]) -> str:
-    """Redact the beginning of a secret at the end of a text."""
-    for secret in secrets:
-        for length in range(min(len(secret), len(text)), _MIN_SECRET_LENGTH - 1, -1):
-            if text.endswith(secret[:length]):
-                return text[:-length] + REDACTED
-    return text
-
-
-def _utf8_as_latin1(secret: str) -> str:
-    """Return a secret as it looks in UTF-8 bytes that are decoded as Latin-1."""
-    return secret.encode("utf-8", "surrogatepass").decode("latin-1")
 
 
 def _redact_parameter(match: re.Match[str]) -> str:
