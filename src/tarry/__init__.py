@@ -10,8 +10,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # type checkers know the name; importing `typing` for it costs 10 ms
 if TYPE_CHECKING:
-    from tarry.client.async_client import AsyncClient
-    from tarry.client.client import Client
+    from tarry.client.client import AsyncClient, Client
     from tarry.core.backoff import Schedule
     from tarry.core.breaker import Breaker, BreakerState
     from tarry.core.budget import Budget, RatioBudget, ThrottleBudget, TokenBudget
@@ -67,8 +66,7 @@ if TYPE_CHECKING:
     from tarry.runtime.retry import acall, attempts, call, retry
 
 _NAMES_BY_MODULE = {
-    "tarry.client.async_client": "AsyncClient",
-    "tarry.client.client": "Client",
+    "tarry.client.client": "AsyncClient Client",
     "tarry.core.backoff": "Schedule",
     "tarry.core.breaker": "Breaker BreakerState",
     "tarry.core.budget": "Budget RatioBudget ThrottleBudget TokenBudget",

@@ -8,10 +8,12 @@ import sys
 from typing import Any
 
 import pytest
+import trio
 
 from tarry.client import AsyncClient, Client
 from tarry.client.errors import NotFound
 from tarry.errors import ConfigurationError
+from tests.client.fake_service import FakeService, task_json
 
 CLIENTS = [Client, AsyncClient]
 URL = "http://127.0.0.1:8080"
@@ -108,3 +110,25 @@ def test_import_loads_no_third_party() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "" == done.stdout.strip()
+
+
+HOOK = "https://example.com/hook"
+
+
+@pytest.mark.usefixtures("_no_wait")
+def test_on_trio(service: FakeService) -> None:
+    """Retries, pages and waits work on trio as on asyncio."""
+    states = iter(["PENDING", "SUCCEEDED"])
+    service.responses["GET /retry-tasks/a"] = lambda _: (200, task_json(1, status=next(states)))
+    service.responses["GET /retry-tasks"] = (200, {"items": [task_json(1)], "nextCursor": None})
+    service.faults.append("drop")
+
+    async def main() -> None:
+        async with AsyncClient(service.url) as client:
+            task = await client.enqueue(HOOK)
+            assert [task.idempotency_key] == list(service.tasks)
+            assert "SUCCEEDED" == (await client.wait("a")).status
+            assert [task.task_id] == [one.task_id async for one in client.tasks()]
+
+    trio.run(main)
+    assert 5 == len(service.requests)

@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tarry.cli.options import (
-    DEFAULT_SERVER,
-    ApiKeyOption,
-    JsonOption,
-    ServerOption,
-    example_epilog,
-)
+from tarry.cli.options import DEFAULT_SERVER, ApiKeyOption, JsonOption, ServerOption, example_epilog
 from tarry.cli.output import (
     POLICY_SUFFIXES,
     check_output_path,

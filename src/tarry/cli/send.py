@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tarry.cli.options import (
-    DEFAULT_SERVER,
-    ApiKeyOption,
-    JsonOption,
-    ServerOption,
-    parse_duration,
-)
+from tarry.cli.options import DEFAULT_SERVER, ApiKeyOption, JsonOption, ServerOption, parse_duration
 from tarry.cli.output import pluralize, print_json, print_text
 from tarry.cli.remote import connect
 from tarry.client.errors import NotFinished

@@ -43,8 +43,7 @@ def simulate(
     compare: Annotated[
         bool,
         typer.Option(
-            "--compare",
-            help="Compare several scenario files, or several policies in one scenario.",
+            "--compare", help="Compare several scenario files, or several policies in one scenario."
         ),
     ] = False,
     show: Annotated[

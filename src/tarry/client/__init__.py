@@ -21,8 +21,7 @@ from tarry.client.errors import (
 )
 
 if TYPE_CHECKING:
-    from tarry.client.async_client import AsyncClient
-    from tarry.client.client import Client
+    from tarry.client.client import AsyncClient, Client
 
 __all__ = [
     "AsyncClient",
@@ -40,13 +39,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name == "Client":
-        from tarry.client.client import Client
+    if name in {"AsyncClient", "Client"}:
+        from tarry.client import client
 
-        return Client
-    if name == "AsyncClient":
-        from tarry.client.async_client import AsyncClient
-
-        return AsyncClient
+        return getattr(client, name)
     msg = f"module 'tarry.client' has no attribute {name!r}"
     raise AttributeError(msg)

@@ -1,12 +1,17 @@
-"""The blocking client of the retry service, and the handle of a replay that it returns."""
+"""The clients of the retry service, blocking and asynchronous, and the replays they return.
+
+Both have the same methods. They send the requests that `ServiceApi` builds.
+"""
 
 from __future__ import annotations
 
-from contextlib import closing, suppress
+from collections.abc import Awaitable
+from contextlib import aclosing, closing, suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tarry.client.transport import (
     MAX_RECONNECT_DELAY_S,
+    AsyncBufferingTransport,
     BufferingTransport,
     EventStreamParser,
     ServiceEndpoint,
@@ -16,7 +21,15 @@ from tarry.errors import TarryError
 from tarry.runtime.clocks import system
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterator,
+        Callable,
+        Generator,
+        Iterable,
+        Iterator,
+        Mapping,
+    )
     from types import TracebackType
     from typing import Self, Unpack
 
@@ -296,6 +309,229 @@ class Client:
                 return
 
 
+class AsyncClient:
+    """The asynchronous version of `Client`, on asyncio or trio.
+
+    Use it as `async with tarry.AsyncClient(url) as client`. `transport` is an
+    `httpx.AsyncHTTPTransport`. To stop reading `events()`, close the generator, for example with
+    `contextlib.aclosing`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: str | None = None,
+        policy: Policy | None = None,
+        timeout: float = 10.0,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._endpoint = endpoint = ServiceEndpoint(url, key, policy, timeout)
+        import httpx
+
+        from tarry.adapters.httpx import AsyncRetryTransport
+        from tarry.client.api import ServiceApi
+
+        self._api = ServiceApi()
+        transport = transport or httpx.AsyncHTTPTransport(verify=endpoint.uses_tls)
+        self._http_clients = endpoint.open_http_clients(
+            httpx.AsyncClient, AsyncRetryTransport, AsyncBufferingTransport(transport)
+        )
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        for http_client in self._http_clients.values():
+            await http_client.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._endpoint.url!r})"
+
+    # --- tasks ------------------------------------------------------------------------------------
+
+    async def enqueue(
+        self,
+        url: str,
+        body: Any = None,
+        *,
+        wait: float | None = None,
+        **options: Unpack[EnqueueOptions],
+    ) -> RetryTask:
+        """Add a task, an HTTP call that the service makes and retries; see `Client.enqueue`."""
+        return await self._send(self._api.enqueue(url, body, wait, options))
+
+    async def enqueue_many(self, tasks: Iterable[EnqueueArguments]) -> list[BatchResult]:
+        """Add any number of tasks; return one result per task, in the same order."""
+        return await self._run(self._api.enqueue_many(tasks))
+
+    async def get(self, task: str | RetryTask) -> RetryTask:
+        """Return the current state of a task."""
+        return await self._send(self._api.get(task))
+
+    def tasks(self, **filters: Unpack[TaskFilter]) -> AsyncIterator[RetryTask]:
+        """Iterate over tasks, newest first; filters: status, policy, lane, reason."""
+        return self._iterate_pages(lambda cursor: self._api.tasks(cursor, filters))
+
+    def attempts(self, task: str | RetryTask) -> AsyncIterator[AttemptLog]:
+        """Iterate over the attempts of a task, oldest first."""
+        return self._iterate_pages(lambda cursor: self._api.attempts(cursor, task))
+
+    async def explain(self, task: str | RetryTask) -> Explanation:
+        """Return the explanation of why a task was retried or not, and what happens next."""
+        return await self._send(self._api.explain(task))
+
+    async def wait(self, task: str | RetryTask, timeout: Duration | None = None) -> RetryTask:
+        """Wait until a task has finished; raise `NotFinished` after the timeout."""
+        return await self._run(self._api.wait(task, timeout))
+
+    async def cancel(self, task: str | RetryTask) -> RetryTask:
+        """Cancel a task: no further attempt starts, but a running attempt may still finish."""
+        return await self._run(self._api.cancel(task))
+
+    async def retry(self, task: str | RetryTask) -> RetryTask:
+        """Make the next attempt of a task now; a dead letter starts again with attempt 1."""
+        return await self._send(self._api.retry(task))
+
+    # --- dead letters -----------------------------------------------------------------------------
+
+    def dead_letters(self, **filters: Unpack[DeadLetterFilter]) -> AsyncIterator[RetryTask]:
+        """Iterate over dead letters, newest first; filters: policy, lane, reason."""
+        return self._iterate_pages(lambda cursor: self._api.dead_letters(cursor, filters))
+
+    async def replay(self, **options: Unpack[ReplayOptions]) -> AsyncReplay:
+        """Start a replay of dead letters; with `dry_run`, only count the matching dead letters."""
+        job = await self._send(self._api.replay(options))
+        return AsyncReplay(job, self._api, self._run)
+
+    async def replays(self) -> list[AsyncReplay]:
+        """Return the latest replays, newest first."""
+        page = await self._send(self._api.replays())
+        return [AsyncReplay(job, self._api, self._run) for job in page.items]
+
+    async def purge(self, **filters: Unpack[DeadLetterFilter]) -> int:
+        """Delete the matching dead letters permanently; return how many were deleted."""
+        return await self._run(self._api.purge(filters))
+
+    # --- policies and downstreams -----------------------------------------------------------------
+
+    def policies(self) -> AsyncIterator[RetryPolicy]:
+        """Iterate over policies; the built-in policies come last."""
+        return self._iterate_pages(self._api.policies)
+
+    async def policy(self, policy_id: str, version: int | None = None) -> RetryPolicy:
+        """Return a policy, by default in its newest version."""
+        return await self._send(self._api.policy(policy_id, version))
+
+    async def put_policy(self, policy_id: str, policy: Policy | Mapping[str, Any]) -> RetryPolicy:
+        """Create a policy, or a new version of it. A mapping must use the API's field names."""
+        return await self._send(self._api.put_policy(policy_id, policy))
+
+    async def delete_policy(self, policy_id: str) -> None:
+        """Delete a policy; raises `Conflict` while unfinished tasks use it."""
+        await self._send(self._api.delete_policy(policy_id))
+
+    def downstreams(self) -> AsyncIterator[DownstreamInfo]:
+        """Iterate over all lanes, with breaker state, backlog and latency of each downstream."""
+        return self._iterate_pages(self._api.downstreams)
+
+    async def pause(self, lane: str) -> DownstreamInfo:
+        """Stop all attempts of a lane until the lane is resumed."""
+        return await self._send(self._api.change_lane(lane, "pause"))
+
+    async def resume(self, lane: str) -> DownstreamInfo:
+        """Resume a lane that is paused, or whose breaker is open."""
+        return await self._send(self._api.change_lane(lane, "resume"))
+
+    async def reset(self, lane: str) -> DownstreamInfo:
+        """Discard the statistics of a lane's downstream, and resume the lane."""
+        return await self._send(self._api.change_lane(lane, "reset"))
+
+    # --- the service itself -----------------------------------------------------------------------
+
+    def events(self) -> AsyncGenerator[ServiceEvent, None]:
+        """Iterate over live events; events are missing while a lost connection is reopened."""
+        return self._read_events()
+
+    async def health(self) -> Health:
+        """Return whether the service accepts and processes tasks."""
+        return await self._send(self._api.health())
+
+    # --- sending ----------------------------------------------------------------------------------
+
+    async def _open(self, request: ClientRequest[Any]) -> httpx.Response:
+        """Send a request; return the buffered response, or the open response of an event stream."""
+        import httpx
+
+        http_client = self._http_clients[request.mode]
+        httpx_request = request.to_httpx(http_client, self._endpoint.timeout)
+        try:
+            return await http_client.send(httpx_request, stream=True)
+        except httpx.RequestError as error:
+            raise self._endpoint.unreachable_error(request, error) from error
+
+    async def _send(self, request: ClientRequest[T]) -> T:
+        async with aclosing(await self._open(request)) as response:
+            await response.aread()
+            return request.parse_response(response)
+
+    async def _run(self, operation: Operation[T]) -> T:
+        result: Any = None
+        try:
+            while True:
+                step = operation.send(result)
+                if isinstance(step, (float, int)):
+                    await system.async_sleep(step)
+                else:
+                    result = await self._send(step)
+        except StopIteration as stop:
+            returned: T = stop.value
+            return returned
+        except TarryError as error:
+            operation.throw(error)  # the operation may add a note to the error
+            raise
+
+    async def _iterate_pages(
+        self, request_page: Callable[[str | None], ClientRequest[Page[T]]]
+    ) -> AsyncGenerator[T, None]:
+        cursor: str | None = None
+        while True:
+            page = await self._send(request_page(cursor))
+            for item in page.items:
+                yield item
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    async def _read_events(self) -> AsyncGenerator[ServiceEvent, None]:
+        import httpx
+
+        request = self._api.events("retry")
+        while True:
+            async with aclosing(await self._open(request)) as response:
+                if not is_event_stream(response):
+                    await response.aread()
+                request.parse_response(response)
+                parser = EventStreamParser()
+                with suppress(httpx.RequestError):  # the stream was lost: reconnect below
+                    async for chunk in response.aiter_bytes():
+                        for event in parser.feed(chunk):
+                            yield event
+            self._endpoint.log_stream_lost()
+            # From now on reconnecting is retried forever, because the service was reachable once.
+            request = self._api.events("retry_forever")
+            await system.async_sleep(MAX_RECONNECT_DELAY_S * system.draw())
+
+
 class ReplayHandle(Generic[R]):
     """A replay of dead letters, as last fetched from the service."""
 
@@ -349,3 +585,19 @@ class Replay(ReplayHandle["ReplayJob"]):
     def cancel(self) -> Self:
         """Cancel the rest of the replay; raise `Conflict` if the replay has finished."""
         return self._update(self._run(self._api.cancel_replay(self.job)))
+
+
+class AsyncReplay(ReplayHandle[Awaitable["ReplayJob"]]):
+    """The asynchronous version of `Replay`."""
+
+    async def refresh(self) -> Self:
+        """Fetch the current state."""
+        return self._update(await self._run(self._api.refresh_replay(self.job)))
+
+    async def wait(self, timeout: Duration | None = None) -> Self:
+        """Wait until the replay has finished; raise `NotFinished` after the timeout."""
+        return self._update(await self._run(self._api.wait_for_replay(self.job, timeout)))
+
+    async def cancel(self) -> Self:
+        """Cancel the rest of the replay; raise `Conflict` if the replay has finished."""
+        return self._update(await self._run(self._api.cancel_replay(self.job)))
