@@ -36,10 +36,11 @@ def test_same_seed_is_the_same_run() -> None:
 
 def _ignore_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the worker record a success for every exhausted task."""
+    final_result = attempts.final_result
     monkeypatch.setattr(
         attempts,
-        "exhausted_result",
-        lambda task, attempt, _reason: attempts.success_result(task, attempt),
+        "final_result",
+        lambda task, attempt, *_: final_result(task, attempt, Status.SUCCEEDED),
     )
 
 

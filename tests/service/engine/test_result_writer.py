@@ -11,7 +11,7 @@ from tarry.core.breaker import Breaker
 from tarry.errors import StoreUnavailable
 from tarry.service.delivery import DeliveryRequest, DeliveryResult
 from tarry.service.encryption import PlainCodec
-from tarry.service.engine.attempts import exhausted_result
+from tarry.service.engine.attempts import final_result
 from tarry.service.engine.result_writer import build_callback_task
 from tarry.service.model import AttemptRecord, Status, Task, TaskContent
 from tarry.service.store import (
@@ -40,7 +40,7 @@ CONTENT = TaskContent(url="https://a/x?token=hush", callback_url="https://b/done
 def test_callback_has_the_result_of_the_task() -> None:
     """It has the fields of the API, the target URL without its query, and the right body size."""
     attempt = AttemptRecord(number=3, scheduled_at=1, started_at=1, status=410, outcome="permanent")
-    finish = exhausted_result(TASK, attempt, "permanent")
+    finish = final_result(TASK, attempt, Status.EXHAUSTED, "permanent")
 
     callback = build_callback_task(
         TASK, CONTENT, finish, new_id=lambda: "j", pack=PlainCodec().pack

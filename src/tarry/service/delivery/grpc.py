@@ -17,6 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from tarry.errors import ConfigurationError, MissingExtra
 from tarry.service.delivery import DeliveryError, DeliveryResult, Fault
 from tarry.service.delivery.http1.connector import DnsCache, select_allowed
@@ -45,6 +47,7 @@ _CHANNEL_OPTIONS = (
     ("grpc.client_idle_timeout_ms", _IDLE_TIMEOUT_MS),
     ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
 )
+_is_metadata_name = re.compile(r"(?!grpc-)[-_.]*[a-z0-9][a-z0-9_.-]*").fullmatch
 _SET_BY_GRPC = frozenset({"accept-encoding", "content-type", "te", "user-agent"})
 # gRPC reports an oversized message as RESOURCE_EXHAUSTED, like throttling. Only its text differs.
 _is_oversized = re.compile(
@@ -79,8 +82,7 @@ class GrpcDelivery:
         loop = asyncio.get_running_loop()
         started = loop.time()
         try:
-            target = parse_target(request.url)
-            metadata = _encode_metadata(request.headers)
+            target, metadata = parse_target(request.url), _encode_metadata(request.headers)
         except ConfigurationError as error:
             return DeliveryResult(fault=Fault.INVALID, error=str(error))
         try:
@@ -173,11 +175,6 @@ def _encode_metadata(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str 
     return metadata
 
 
-def _is_metadata_name(name: str) -> bool:
-    alphanumeric = name.replace("-", "").replace("_", "").replace(".", "")
-    return alphanumeric.isascii() and alphanumeric.isalnum() and not name.startswith("grpc-")
-
-
 def _printable(text: str) -> str:
     """Return the beginning of a target's error text, with spaces for control characters."""
     return "".join(char if char.isprintable() else " " for char in text[:_MAX_ERROR_CHARS])
@@ -190,16 +187,13 @@ def _decode_metadata(metadata: Iterable[tuple[str, str | bytes]] | None) -> list
     ]
 
 
-class Channel:
+class Channel(msgspec.Struct, eq=False):
     """A gRPC channel, its resolved address and the number of attempts that use it."""
 
-    __slots__ = ("address", "checked_at", "raw", "users")
-
-    def __init__(self, raw: Any, address: str, checked_at: float) -> None:
-        self.raw: Any = raw
-        self.address: str = address
-        self.checked_at: float = checked_at
-        self.users: int = 0
+    raw: Any
+    address: str
+    checked_at: float
+    users: int = 0
 
     @property
     def remote(self) -> str | None:

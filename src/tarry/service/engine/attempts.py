@@ -1,7 +1,6 @@
-"""Pure functions for one attempt: its request, the classification of its response, its records.
+"""Pure functions for one attempt, which convert between the service and the core.
 
-They convert between the service (tasks, deliveries, milliseconds) and the core (calls, outcomes,
-seconds).
+The service has tasks, deliveries and milliseconds; the core has calls, outcomes and seconds.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from tarry.core.call import DurableCall
 from tarry.core.outcome import (
     PERMANENT,
     SUCCESS,
-    TRANSIENT,
     Kind,
     Outcome,
     outcome_of_code,
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
     from tarry.service.store import Lease
 
 _MIN_SUCCESS_STATUS, _MIN_REDIRECT_STATUS, _MIN_ERROR_STATUS = 200, 300, 400
-_THROTTLED = Outcome(Kind.THROTTLED)
 _PERMANENT_FAULTS = frozenset({Fault.BLOCKED, Fault.INVALID})
 _MAX_EXCERPT_CHARS = 512
 
@@ -54,11 +51,6 @@ def build_call(task: Task, policy: Policy, downstream: Downstream) -> DurableCal
     return call
 
 
-def previous_outcome(task: Task) -> Outcome:
-    """Return the previous outcome as the retry budget needs it: throttled, or any other failure."""
-    return _THROTTLED if task.last_kind == _THROTTLED.kind else TRANSIENT
-
-
 def build_request(
     task: Task, content: TaskContent, body: bytes, timeout: float, signatures: list[tuple[str, str]]
 ) -> DeliveryRequest:
@@ -72,19 +64,12 @@ def build_request(
         headers.append(("traceparent", content.trace))
     headers += signatures
     return DeliveryRequest(
-        url=content.url,
-        method=content.method,
-        headers=headers,
-        body=body,
-        timeout=timeout,
+        url=content.url, method=content.method, headers=headers, body=body, timeout=timeout
     )
 
 
 def classify(delivered: DeliveryResult, policy: Policy, now: float) -> Outcome | None:
-    """Return the outcome of a delivery; None if it failed inside the service.
-
-    A failure inside the service does not count as an attempt.
-    """
+    """Return the outcome of a delivery; None, for no attempt, if it failed inside the service."""
     status, fault = delivered.status, delivered.fault
     if fault is Fault.INTERNAL:
         return None
@@ -158,19 +143,12 @@ def build_decision(
     return decision
 
 
-def success_result(task: Task, attempt: AttemptRecord) -> TaskResult:
-    """Return the result of a successful attempt."""
-    return TaskResult(
-        task=task, attempt=attempt, status=Status.SUCCEEDED, last_kind=attempt.outcome
-    )
-
-
-def exhausted_result(task: Task, attempt: AttemptRecord | None, reason: str) -> TaskResult:
-    """Return the result that makes a task a dead letter; `attempt` is None if none was made."""
+def final_result(
+    task: Task, attempt: AttemptRecord | None, status: Status, reason: str | None = None
+) -> TaskResult:
+    """Return the result that ends a task; `attempt` is None if none was made."""
     kind = task.last_kind if attempt is None else attempt.outcome
-    return TaskResult(
-        task=task, attempt=attempt, status=Status.EXHAUSTED, reason=reason, last_kind=kind
-    )
+    return TaskResult(task=task, attempt=attempt, status=status, reason=reason, last_kind=kind)
 
 
 def retry_result(

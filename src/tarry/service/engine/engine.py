@@ -93,33 +93,37 @@ class Engine:
     ) -> asyncio.Future[Sequence[AddResult]]:
         """Add tasks; they are durable when the future is done.
 
-        `contents` are the unpacked contents of the tasks. A caller that has them saves the worker
-        the unpacking. The tasks are added even if the caller is cancelled. Raises
-        `Overloaded` if too many tasks wait to be written.
+        `contents` are the unpacked contents of the tasks, which save the worker the unpacking. The
+        tasks are added even if the caller is cancelled. Raises `Overloaded` if too many tasks wait
+        to be written.
         """
         # Tasks that wait to be written are subtracted, so that each slot is promised only once.
         free_slots = 0
         if not self._is_stopping:
             free_slots = self.worker.leased_tasks.free_slots - self._new_tasks.pending
+        lanes, max_leased = self._context.lanes, self._context.limits.lane_leased
         can_lease: dict[str, bool] = {}
         for new in new_tasks:
             if free_slots <= 0:
                 break
             lane = new.task.lane
             if lane not in can_lease:
-                can_lease[lane] = self._can_lease(lane)
+                known = lanes.get(lane)
+                can_lease[lane] = known is None or (
+                    known.leased < max_leased and not known.is_tripped
+                )
             if can_lease[lane]:
                 new.lease_on_add = True
                 free_slots -= 1
         contents_or_none: Sequence[TaskContent | None] = contents or [None] * len(new_tasks)
         return self._new_tasks.submit(list(zip(new_tasks, contents_or_none, strict=True)))
 
-    def _can_lease(self, lane_name: str) -> bool:
-        lane = self._context.lanes.get(lane_name)
-        max_leased = self._context.limits.lane_leased
-        return lane is None or (lane.leased < max_leased and not lane.is_tripped)
-
     async def _add(self, items: Sequence[_NewItem]) -> Sequence[AddResult]:
+        """Store tasks, pass leased tasks to the worker, and wake the scheduler for others.
+
+        This is done here and not by the caller of `submit`, which may have been cancelled
+        meanwhile: a leased task would then be idle until its lease expires.
+        """
         context, new_tasks = self._context, [new for new, _ in items]
         try:
             results = await context.store.add(
@@ -129,16 +133,6 @@ class Engine:
             context.health.failed("store", error)
             raise
         context.health.worked("store")
-        self._process_added(items, results)
-        return results
-
-    def _process_added(self, items: Sequence[_NewItem], results: Sequence[AddResult]) -> None:
-        """Pass leased tasks to the worker, and wake the scheduler for others that are due soon.
-
-        This is done here and not by the caller of `submit`, which may have been cancelled
-        meanwhile: a leased task would then be idle until its lease expires.
-        """
-        context = self._context
         horizon_end = context.clock.now() + context.lease.horizon_ms
         has_listeners = bool(self.events.listeners)
         tasks: list[Task] = []
@@ -156,6 +150,7 @@ class Engine:
                 self.scheduler.wake()
         if tasks:
             self.worker.add(tasks, contents)
+        return results
 
     # --- tasks ------------------------------------------------------------------------------------
 
@@ -234,7 +229,7 @@ class Engine:
         """Forget the breaker, budget and latencies of a lane, and resume it."""
         known = self._context.lanes.get(lane)
         if known is not None:
-            self._context.lanes.reset_downstream(known)
+            known.downstream = self._context.lanes.build_downstream(lane)
         await self.resume(lane)
 
     def local_stats(self, lane: str) -> LocalStats | None:

@@ -139,7 +139,7 @@ class Lanes(dict[str, LaneState]):
 
     def __init__(self, build_downstream: Callable[[str], Downstream], *, max_leased: int) -> None:
         super().__init__()
-        self._build_downstream = build_downstream
+        self.build_downstream: Callable[[str], Downstream] = build_downstream
         self._max_leased = max_leased
         self.parked: set[str] = set()
         """Names of lanes that this process has parked in the store."""
@@ -150,7 +150,7 @@ class Lanes(dict[str, LaneState]):
         """Create the lane that `lanes[name]` needs."""
         if len(self) >= _MAX_LANES:
             self._evict_empty()
-        lane = self[name] = LaneState(name, self._build_downstream(name))
+        lane = self[name] = LaneState(name, self.build_downstream(name))
         return lane
 
     def most_notable(self, limit: int, tenant: str | None = None) -> list[LaneState]:
@@ -170,10 +170,6 @@ class Lanes(dict[str, LaneState]):
         lane.leased -= 1
         if self.full and lane.leased < self._max_leased:
             self.full.discard(lane.name)
-
-    def reset_downstream(self, lane: LaneState) -> None:
-        """Replace the downstream of a lane by a new one."""
-        lane.downstream = self._build_downstream(lane.name)
 
     def forget_idle(self) -> int:
         """Forget healthy lanes that were not used since the last call; return how many.

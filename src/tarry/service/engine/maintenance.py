@@ -61,30 +61,24 @@ class Maintenance:
 
     async def _step_replays(self) -> int | None:
         """Do one step of each replay that is due; return when the next step is due, or None."""
+        store = self._context.store
         next_times: list[int] = []
-        for replay in await self._context.store.list_replays(running=True):
+        for replay in await store.list_replays(running=True):
             updated: ReplayRecord | None = replay
             if replay.next_at <= self._context.clock.now():
-                updated = await self._step_replay(replay)
+                try:
+                    updated = await store.replay_step(replay.id, replay_step_size(replay.rate))
+                except StoreUnavailable:
+                    raise
+                except Exception:  # other replays continue
+                    _logger.exception("replay step failed, replay=%s", replay.id)
+                    continue
             if updated is not None:
                 if updated.replayed > replay.replayed:
                     self._scheduler.wake()
                 if updated.status == "running":
                     next_times.append(updated.next_at)
         return min(next_times, default=None)
-
-    async def _step_replay(self, replay: ReplayRecord) -> ReplayRecord | None:
-        """Do one step of a replay and return the updated replay; return None after an error.
-
-        The error is logged, so that other replays continue.
-        """
-        try:
-            return await self._context.store.replay_step(replay.id, replay_step_size(replay.rate))
-        except StoreUnavailable:
-            raise
-        except Exception:
-            _logger.exception("replay step failed, replay=%s", replay.id)
-            return None
 
     async def run(self) -> None:
         """Do maintenance until cancelled."""

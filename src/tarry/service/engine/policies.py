@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from tarry.core.policy import Policy
     from tarry.service.model import Task
     from tarry.service.store import Store
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 _logger = logging.getLogger("tarry.service")
 _MAX_CACHED = 10_000
@@ -67,7 +70,7 @@ class PolicyCache:
         try:
             if await self.read(tenant, policy_id, version) is None:
                 default = EffectivePolicy(SERVICE_PRESETS["default"], None, self._now() + _FRESH_MS)
-                self._cache(tenant, policy_id, version, default)
+                _put(self._cached, (tenant, policy_id, version), default)
         finally:
             self._refreshing.discard((tenant, policy_id, version))
 
@@ -86,20 +89,13 @@ class PolicyCache:
             effective = EffectivePolicy(SERVICE_PRESETS[policy_id], None, stale_at)
         else:
             return None
-        self._cache(tenant, policy_id, version, effective)
+        _put(self._cached, (tenant, policy_id, version), effective)
         return effective
 
     def forget(self, tenant: str, policy_id: str) -> None:
         """Remove a policy that was changed from the cache."""
         for key in [key for key in self._cached if key[:2] == (tenant, policy_id)]:
             del self._cached[key]
-
-    def _cache(
-        self, tenant: str, policy_id: str, version: int | None, effective: EffectivePolicy
-    ) -> None:
-        if len(self._cached) >= _MAX_CACHED:
-            del self._cached[next(iter(self._cached))]
-        self._cached[tenant, policy_id, version] = effective
 
     def _apply_overrides(
         self, task: Task, overrides: Mapping[str, Any], effective: EffectivePolicy
@@ -120,7 +116,12 @@ class PolicyCache:
                 )
                 policy = effective.policy
             entry = effective, EffectivePolicy(policy, effective.version, effective.stale_at)
-            if len(self._overridden) >= _MAX_CACHED:
-                del self._overridden[next(iter(self._overridden))]
-            self._overridden[key] = entry
+            _put(self._overridden, key, entry)
         return entry[1]
+
+
+def _put(cache: dict[K, V], key: K, value: V) -> None:
+    """Add an entry to a cache, from which the oldest entry is removed when it is full."""
+    if len(cache) >= _MAX_CACHED:
+        del cache[next(iter(cache))]
+    cache[key] = value

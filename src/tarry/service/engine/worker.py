@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from msgspec import MsgspecError
 
 from tarry.core.call import Defer
-from tarry.core.outcome import SUCCESS, TRANSIENT
+from tarry.core.outcome import SUCCESS, TRANSIENT, Kind, Outcome
 from tarry.core.verdict import Attempt as StartAttempt
 from tarry.core.verdict import Reason, Wait
 from tarry.errors import StoreUnavailable, TarryError
@@ -36,7 +36,7 @@ from tarry.service.engine import attempts
 from tarry.service.engine.context import FIRST_RETRY_PAUSE_S
 from tarry.service.engine.lanes import LeasedTasks
 from tarry.service.engine.result_writer import ResultWriter
-from tarry.service.model import Decision
+from tarry.service.model import Decision, Status
 from tarry.service.payloads import BodyUnavailable
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ _UNREADABLE_TASK_PAUSE_MS = 60_000
 _MAX_LOST_ATTEMPTS = 10
 """Limit of lost attempts: a task that crashes its worker each time must not be leased for ever."""
 _MIN_SEND_TIMEOUT_S = 0.001
+_THROTTLED = Outcome(Kind.THROTTLED)
 
 
 class Worker:
@@ -145,7 +146,9 @@ class Worker:
             self._exhaust(leased, str(Reason.ATTEMPTS))
             return True
         call = attempts.build_call(task, effective.policy, lane.downstream)
-        previous = attempts.previous_outcome(task) if task.attempts else TRANSIENT
+        # The retry budget distinguishes throttling from any other failure.
+        was_throttled = task.attempts and task.last_kind == Kind.THROTTLED
+        previous = _THROTTLED if was_throttled else TRANSIENT
         command = call.start_or_defer(now_ms / 1000, previous)
         if isinstance(command, StartAttempt):
             leased.is_busy = True
@@ -161,7 +164,8 @@ class Worker:
     def _exhaust(self, leased: LeasedTask, reason: str) -> None:
         """End a task without another attempt."""
         leased.is_busy = True
-        self.results.post(attempts.exhausted_result(leased.task, None, reason), leased, None)
+        result = attempts.final_result(leased.task, None, Status.EXHAUSTED, reason)
+        self.results.post(result, leased, None)
 
     def _defer(self, leased: LeasedTask, command: Defer) -> bool:
         """Postpone a task that its downstream does not admit; no attempt is counted.
@@ -285,7 +289,7 @@ class Worker:
         if outcome is SUCCESS:
             call.record_success(now_s, random_number)
             record.decision = Decision(action="done", policy_version=effective.version)
-            result = attempts.success_result(task, record)
+            result = attempts.final_result(task, record, Status.SUCCEEDED)
         else:
             verdict = call.record_failure(outcome, now_s, random_number)
             record.decision = attempts.build_decision(verdict, outcome, effective, call.last_status)
@@ -293,7 +297,8 @@ class Worker:
                 lease = None if self._is_stopping or lane.is_paused else context.lease
                 result = attempts.retry_result(task, record, verdict, outcome, now, lease)
             else:
-                result = attempts.exhausted_result(task, record, str(verdict.reason))
+                reason = str(verdict.reason)
+                result = attempts.final_result(task, record, Status.EXHAUSTED, reason)
         if lane.downstream.transitions:
             self.results.apply_transitions(lane)
         self.results.post(result, leased, delivered)
