@@ -5,7 +5,7 @@ process; operations that arrive while a commit runs are committed together in th
 
     store                       the methods of the port
     executor, writer_process    run operations off the event loop, in groups
-    add, claim, finish, transitions, lanes, terminal_tasks, policies, queries
+    add, claim, finish, transitions, terminal_tasks, policies, queries
                                 the operations and queries themselves
     transaction                 time, cached lanes, counters and names of one transaction
     database, schema            connection, errors, WAL, tables

@@ -10,12 +10,7 @@ from msgspec import Struct
 
 from tarry.errors import ConfigurationError
 from tarry.service.store import AddResult, AddStatus
-from tarry.service.stores.sqlite.queries import (
-    SELECT_TASK,
-    decode_task,
-    pack_ids,
-    unpack_id,
-)
+from tarry.service.stores.sqlite.queries import SELECT_TASK, decode_task, pack_ids, unpack_id
 from tarry.service.stores.sqlite.transaction import (
     IN_FLIGHT,
     NULL_NUMBER,

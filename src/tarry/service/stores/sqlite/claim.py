@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from tarry.service.model import LOST, AttemptRecord, Status
 from tarry.service.store import ClaimResult
 from tarry.service.stores.sqlite.queries import (
-    LANE,
     POLICY,
     SELECT_TASK,
     SEQ,
@@ -197,16 +196,13 @@ def _log_lost_attempt(tx: Transaction, task: Task, row: Row) -> bool:
         outcome=LOST,
         worker=task.worker,
     )
-    seq, tenant = row[SEQ], row[TENANT]
-    log_attempts(tx, [(tenant, seq, task.attempts, LOST, bytearray(encode(attempt)))])
+    packed = bytearray(encode(attempt))
+    log_attempts(tx, [(row[TENANT], row[SEQ], task.attempts, LOST, packed)])
     if task.cancelling:
-        mark_cancelled(tx, seq, tenant, row[LANE], row[POLICY], IN_FLIGHT, task.attempts)
+        mark_cancelled(tx, row[SEQ:], IN_FLIGHT, task.attempts)
         return True
     task.next_attempt_at = task.wake_at
     return False
-
-
-# ruff: noqa: S608 - statements are built from constants
 
 
 class FairOrder:

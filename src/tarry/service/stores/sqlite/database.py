@@ -70,12 +70,7 @@ _INVALID_OPERATION_CODES = {
 }
 """Errors that are caused by the operation, not by the database."""
 # None stands for an error that the operation caused.
-_CONNECTION_USABLE_CODES = {
-    None,
-    sqlite3.SQLITE_BUSY,
-    sqlite3.SQLITE_LOCKED,
-    sqlite3.SQLITE_FULL,
-}
+_CONNECTION_USABLE_CODES = {None, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL}
 """Errors after which the file need not be opened again."""
 _MAY_SUCCEED_ALONE_CODES = {None, sqlite3.SQLITE_FULL, sqlite3.SQLITE_ERROR}
 """Errors of a group that may not occur if its operations run one by one: a full disk, for example,
@@ -105,8 +100,6 @@ class Database:
     ) -> None:
         self.path = path
         self.worker_lock = worker_lock
-        self.commits: int = 0
-        """Number of transactions that changed something."""
         self._clock = clock
         # The reads and writes of a database in memory come from two threads and share a connection.
         self._lock = threading.RLock()
@@ -185,13 +178,11 @@ class Database:
         if self._is_on_disk:
             self._truncate_wal_if_long(connection)
         connection.execute("BEGIN IMMEDIATE")
-        changes_before = connection.total_changes
         # The clock is read under the write lock, so that later transactions have later times.
         tx = Transaction(connection, names, self._clock(), self.worker_lock)
         values = [operation(tx) for operation in operations]
         tx.flush()
         connection.execute("COMMIT")
-        self.commits += connection.total_changes != changes_before
         return values
 
     def _truncate_wal_if_long(self, connection: sqlite3.Connection) -> None:

@@ -70,12 +70,8 @@ class Executor(GroupCommit[Any]):
     def _run_group(self, group: Group) -> None:
         """Start a group elsewhere; `_answer` is called on the event loop when it is done."""
 
-    @abstractmethod
     async def close(self) -> None:
-        """Return when everything that was submitted is done; the executor cannot be used again."""
-
-    async def _drain(self) -> None:
-        """Return when all operations are done."""
+        """Return when all operations are done; the executor cannot be used again."""
         # Not `while self.pending`: operations that change no task have a weight of 0. And not
         # `await` on their futures: the future of a cancelled caller is done before its group is.
         while self._in_flight or self._waiting:
@@ -112,7 +108,7 @@ class ThreadExecutor(Executor):
 
     async def close(self) -> None:
         """End the thread when everything that was submitted is done."""
-        await self._drain()
+        await super().close()
         self._groups.put(None)
         await self._loop.run_in_executor(None, self._thread.join)
 

@@ -1,4 +1,4 @@
-"""Queries: tasks, attempt logs, counters and the time series of outcomes.
+"""Queries: tasks, attempt logs, lanes, counters and the time series of outcomes.
 
 The first part of the module converts rows to `Task` and `AttemptRecord`, and task ids to the 16
 bytes that are stored.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from tarry.errors import ConfigurationError
-from tarry.service.model import AttemptRecord, Status, Task
+from tarry.service.model import AttemptRecord, LaneRecord, Status, Task
 from tarry.service.store import Counters, Page, SeriesPoint
 from tarry.service.stores.sqlite.transaction import MINUTE_MS
 
@@ -39,9 +39,9 @@ CROSS JOIN policy_use AS u ON u.id = s.policy
 LEFT JOIN worker AS w ON w.id = s.worker
 """
 """Start of a query for tasks, to which a WHERE clause on `s` is appended. The columns are the
-fields of `Task` in their order, and four ids. In SQLite, CROSS JOIN fixes the join order: `s` is
+fields of `Task` in their order, and `TaskIds`. In SQLite, CROSS JOIN fixes the join order: `s` is
 read first, and the other tables are looked up for each of its rows."""
-STATUS, WAKE_AT, _CANCELLING, SEQ, TENANT, LANE, POLICY = 12, 22, 23, 26, 27, 28, 29
+STATUS, WAKE_AT, _CANCELLING, SEQ, TENANT, POLICY = 12, 22, 23, 26, 27, 29
 """Positions of columns of `SELECT_TASK`."""
 
 MAX_SCANNED_ROWS = 2000
@@ -76,6 +76,12 @@ ORDER BY seq DESC LIMIT ?3
 # index. A list of all tasks merges these ranges by `seq`, which is column 1.
 _TASK_RANGES = [f"SELECT * FROM ({text})" for text in (_LIVE_TASKS, *_TERMINAL_TASKS.values())]
 _ALL_TASKS = " UNION ALL ".join(_TASK_RANGES) + " ORDER BY 1 DESC LIMIT ?3"
+# Columns as the fields of `LaneRecord`.
+_SELECT_LANE = """
+SELECT l.name, n.name, l.parked_until, l.probes, l.opened, l.paused, l.pending, l.in_flight, l.dead,
+       l.served_at
+FROM lane AS l CROSS JOIN tenant AS n ON n.id = l.tenant
+"""
 _COUNTERS = ", ".join(
     f"ifnull(sum({column}), 0)"
     for column in ("pending", "in_flight", "succeeded", "exhausted", "cancelled", "superseded")
@@ -235,3 +241,23 @@ def series(tx: ReadTransaction, tenant: str | None, since: int) -> list[SeriesPo
             points.append(SeriesPoint(minute, {}))
         points[-1].outcomes[outcome] = count
     return points
+
+
+def get_lane(tx: ReadTransaction, name: str) -> LaneRecord | None:
+    """Return a lane, or None."""
+    row = tx.execute(f"{_SELECT_LANE} WHERE l.name = ?", (name,)).fetchone()
+    return None if row is None else decode_row(row, LaneRecord)
+
+
+def list_lanes(
+    tx: ReadTransaction, tenant: str | None, cursor: str | None = None, limit: int = 100
+) -> Page[LaneRecord]:
+    """List lanes by name; the cursor is the last name of the previous page."""
+    where = "WHERE l.name > ?1"
+    if tenant is not None:
+        where += " AND l.tenant = (SELECT id FROM tenant WHERE name = ?3)"
+    statement = f"{_SELECT_LANE} {where} ORDER BY l.name LIMIT ?2"
+    names = () if tenant is None else (tenant,)
+    rows = tx.execute(statement, (cursor or "", limit + 1, *names)).fetchall()
+    lanes = [decode_row(row, LaneRecord) for row in rows[:limit]]
+    return Page(lanes, lanes[-1].name if len(rows) > limit and lanes else None)

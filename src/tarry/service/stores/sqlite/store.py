@@ -19,7 +19,6 @@ from tarry.service.stores.sqlite import (
     add,
     claim,
     finish,
-    lanes,
     policies,
     queries,
     terminal_tasks,
@@ -168,12 +167,12 @@ class SqliteStore:
 
     # --- lanes, policies, API keys, counters ------------------------------------------------------
 
-    park = _write_method(lanes.park)
-    unpark = _write_method(lanes.unpark)
-    resume = _write_method(lanes.resume)
-    pause = _write_method(lanes.pause)
-    list_lanes = _read_method(lanes.list_lanes)
-    get_lane = _read_method(lanes.get_lane)
+    park = _write_method(transitions.park)
+    unpark = _write_method(transitions.unpark)
+    resume = _write_method(transitions.resume)
+    pause = _write_method(transitions.pause)
+    list_lanes = _read_method(queries.list_lanes)
+    get_lane = _read_method(queries.get_lane)
 
     put_policy = _write_method(policies.put_policy)
     get_policy = _read_method(policies.get_policy)

@@ -22,14 +22,14 @@ from tarry.service.stores.sqlite.queries import (
     parse_cursor,
     resolve_names,
 )
-from tarry.service.stores.sqlite.transaction import EXHAUSTED
+from tarry.service.stores.sqlite.transaction import CANCELLED, EXHAUSTED, SUCCEEDED
 from tarry.service.stores.sqlite.transitions import recover_leases, revive_dead_letter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tarry.service.store import Retention, TaskFilter
-    from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
+    from tarry.service.stores.sqlite.transaction import ReadTransaction, TaskIds, Transaction
 
 _MAX_LISTED_REPLAYS = 100
 _DEAD_LETTERS = f"""
@@ -66,17 +66,17 @@ _decode_replay = msgspec.msgpack.Decoder(ReplayRecord).decode
 
 def find_dead_letters(
     tx: ReadTransaction, replay: ReplayRecord, after: int, limit: int = MAX_SCANNED_ROWS
-) -> tuple[list[tuple[int, int, int, int]], int | None]:
+) -> tuple[list[TaskIds], int | None]:
     """Find up to `limit` dead letters that a replay would revive, oldest task first.
 
-    Returns the row id, tenant, lane and policy of each dead letter, and the row id after which the
-    next page begins; None if this is the last page. `after` is the row id of the previous page.
+    Returns the dead letters and the row id after which the next page begins; None if this is the
+    last page. `after` is the row id of the previous page.
     """
     ids = resolve_names(tx, replay.tenant, replay.lane, replay.policy_id)
     if ids is None:
         return [], None
     tenant, lane, policy = ids
-    matched: list[tuple[int, int, int, int]] = []
+    matched: list[TaskIds] = []
     scanned, last_seq = 0, after
     rows = tx.execute(_DEAD_LETTERS, (tenant, after, MAX_SCANNED_ROWS))
     for seq, lane_id, policy_id, reason, finished_at in rows:
@@ -103,8 +103,8 @@ def purge(
         id="", tenant=tenant, lane=query.lane, policy_id=query.policy_id, reason=query.reason
     )
     rows, cursor = find_dead_letters(tx, replay, after, limit)
-    for row in rows:
-        _delete_task(tx, *row, EXHAUSTED)
+    for ids in rows:
+        _delete_task(tx, ids, EXHAUSTED)
     return len(rows), cursor
 
 
@@ -153,8 +153,8 @@ def replay_step(tx: Transaction, replay_id: str, limit: int) -> ReplayRecord | N
         return replay
     after = 0 if replay.cursor is None else parse_cursor(replay.cursor)
     rows, cursor = find_dead_letters(tx, replay, after, limit)
-    for row in rows:
-        revive_dead_letter(tx, *row)
+    for ids in rows:
+        revive_dead_letter(tx, ids)
     replay.replayed += len(rows)
     replay.next_at = next_replay_step_at(replay, len(rows), tx.now)
     if cursor is not None:
@@ -191,40 +191,36 @@ def sweep(tx: Transaction, retention: Retention, limit: int) -> SweepResult:
     Also ends up to `limit` leases of dead worker processes.
     """
     has_more_leases = recover_leases(tx, limit)
-    retention_ms = {
-        Status.SUCCEEDED: retention.succeeded,
-        Status.CANCELLED: retention.succeeded,
-        Status.EXHAUSTED: retention.dead,
-    }
     # Dead letters of a tenant with a running replay stay: the replay has counted them already.
     tenants = {name for (name,) in tx.execute(_TENANTS_WITH_REPLAYS, (_MAX_TENANTS_WITH_REPLAYS,))}
     tenants_with_replays = json.dumps([tx.names.tenant_id(name) for name in tenants])
-    expired: list[tuple[int, int, int, int, int]] = []
-    for status, max_age_ms in retention_ms.items():
-        spared_tenants = tenants_with_replays if status is Status.EXHAUSTED else "[]"
+    expired: list[Sequence[int]] = []
+    for status, max_age_ms, spared_tenants in (
+        (SUCCEEDED, retention.succeeded, "[]"),
+        (CANCELLED, retention.succeeded, "[]"),
+        (EXHAUSTED, retention.dead, tenants_with_replays),
+    ):
         parameters = (status, tx.now - max_age_ms, spared_tenants, limit + 1 - len(expired))
         expired += tx.execute(_EXPIRED_TASKS, parameters).fetchall()
-    for row in expired[:limit]:
-        _delete_task(tx, *row)
+    for *ids, status in expired[:limit]:
+        _delete_task(tx, ids, status)
     points = tx.execute(_DELETE_OLD_SERIES, (tx.now - DAY_MS, limit)).rowcount
     replays = tx.execute(_DELETE_OLD_REPLAYS, (tx.now - retention.dead, limit)).rowcount
     has_more = has_more_leases or len(expired) > limit or max(points, replays) == limit > 0
     return SweepResult(min(len(expired), limit), has_more)
 
 
-def _delete_task(
-    tx: Transaction, seq: int, tenant: int, lane: int, policy: int, status: int
-) -> None:
+def _delete_task(tx: Transaction, ids: TaskIds, status: int) -> None:
     """Delete a terminal task and its attempt log; a body in object storage becomes an orphan."""
+    seq, tenant, lane_id, policy = ids
     execute = tx.execute
     attempts = (attempt_row_id(seq, 0), attempt_row_id(seq + 1, 0))
     execute("DELETE FROM attempt WHERE id > ? AND id < ?", attempts)
     execute("DELETE FROM state WHERE seq = ?", (seq,))
-    [(ref,)] = execute("SELECT body_ref FROM task WHERE seq = ?", (seq,))
-    execute("DELETE FROM task WHERE seq = ?", (seq,))
+    [(ref,)] = execute("DELETE FROM task WHERE seq = ? RETURNING body_ref", (seq,))
     if ref is not None:
         execute("INSERT OR IGNORE INTO orphan VALUES (?)", (ref,))
-    tx.count_transition(tenant, tx.lane(lane), policy, status, None)
+    tx.count_transition(tenant, tx.lane(lane_id), policy, status, None)
 
 
 def orphans(tx: ReadTransaction, limit: int) -> list[str]:
@@ -235,6 +231,3 @@ def orphans(tx: ReadTransaction, limit: int) -> list[str]:
 def forget_orphans(tx: Transaction, refs: Sequence[str]) -> None:
     """Forget references to bodies that have been deleted."""
     tx.executemany("DELETE FROM orphan WHERE ref = ?", [(ref,) for ref in refs])
-
-
-# ruff: noqa: S608 - statements are built from constants

@@ -26,7 +26,7 @@ with the store:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
@@ -34,11 +34,13 @@ from tarry.service.model import Status
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from tarry.service.stores.sqlite.worker_locks import WorkerLock
 
     Execute = Callable[[str, list[Any]], sqlite3.Cursor]
+    TaskIds: TypeAlias = Sequence[int]
+    """Row id, tenant, lane and policy of a task."""
 
 MINUTE_MS = 60_000
 # Plain ints: comparing them is faster than comparing enum members.
@@ -346,13 +348,13 @@ class Transaction(ReadTransaction):
             counters[old] -= tasks
             if old == PENDING:
                 lane.pending -= tasks
-                live -= tasks
+                live = -tasks
                 if not lane.pending:
                     lane.due_at = None
                     lane.reschedule()
             elif old == IN_FLIGHT:
                 lane.in_flight -= tasks
-                live -= tasks
+                live = -tasks
                 if not lane.in_flight:
                     lane.lease_end_at = None
                 if not lane.in_flight or lane.parked_until is not None:

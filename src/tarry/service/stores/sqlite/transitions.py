@@ -1,4 +1,7 @@
-"""State transitions between attempts: release, cancel, retry now, revive, recover leases."""
+"""State transitions between attempts.
+
+Of tasks: release, cancel, retry now, revive, recover leases. Of lanes: park, pause, resume.
+"""
 
 # ruff: noqa: S608 - statements are built from constants
 
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tarry.service.store import Release
-    from tarry.service.stores.sqlite.transaction import Transaction
+    from tarry.service.stores.sqlite.transaction import TaskIds, Transaction
 
 _READ_STATE = """
 SELECT seq, tenant, lane, policy, version, status, cancelling, attempts, next_attempt_at
@@ -69,37 +72,30 @@ def _release(tx: Transaction, lease: Release) -> FinishStatus:
     row = tx.execute(_READ_STATE, (pack_id(lease.task.id),)).fetchone()
     if row is None:
         return FinishStatus.SUPERSEDED
-    seq, tenant, lane_id, policy, version, status, cancelling, attempts, due = row
+    *ids, version, status, cancelling, attempts, due = row
     if version != lease.task.version or status != IN_FLIGHT:
         return FinishStatus.SUPERSEDED
     if cancelling:
-        mark_cancelled(tx, seq, tenant, lane_id, policy, IN_FLIGHT, attempts)
+        mark_cancelled(tx, ids, IN_FLIGHT, attempts)
         return FinishStatus.CANCELLED
     due = due if lease.next_attempt_at is None else max(due, lease.next_attempt_at)
-    _put_back_into_queue(tx, seq, tenant, lane_id, policy, due)
+    _make_pending(tx, ids, IN_FLIGHT, due)
     return FinishStatus.DONE
 
 
-def _put_back_into_queue(
-    tx: Transaction, seq: int, tenant: int, lane_id: int, policy: int, due: int
+def _make_pending(
+    tx: Transaction, ids: TaskIds, old_status: int, due: int, statement: str = _SET_PENDING
 ) -> None:
-    """Make a leased task PENDING again; no attempt of it is counted."""
+    seq, tenant, lane_id, policy = ids
     lane = tx.lane(lane_id)
-    tx.execute(_SET_PENDING, (due, seq))
-    tx.count_transition(tenant, lane, policy, IN_FLIGHT, PENDING)
+    tx.execute(statement, (due, seq))
+    tx.count_transition(tenant, lane, policy, old_status, PENDING)
     lane.note_due(due)
 
 
-def mark_cancelled(
-    tx: Transaction,
-    seq: int,
-    tenant: int,
-    lane_id: int,
-    policy: int,
-    old_status: int,
-    attempts: int,
-) -> None:
+def mark_cancelled(tx: Transaction, ids: TaskIds, old_status: int, attempts: int) -> None:
     """Change a task from status `old_status` to CANCELLED."""
+    seq, tenant, lane_id, policy = ids
     tx.execute(_SET_CANCELLED, (tx.now, attempts, seq))
     tx.count_transition(tenant, tx.lane(lane_id), policy, old_status, CANCELLED)
 
@@ -118,14 +114,14 @@ def cancel(tx: Transaction, tenant: str, task_id: str) -> CancelStatus | None:
     row = tx.execute(_READ_STATE, (pack_id(task_id),)).fetchone()
     if row is None or row[1] != tx.names.tenant_id(tenant):
         return None
-    seq, owner, lane_id, policy, _, status, cancelling, attempts, _ = row
+    *ids, _, status, cancelling, attempts, _ = row
     if status == PENDING:
-        mark_cancelled(tx, seq, owner, lane_id, policy, status, attempts)
+        mark_cancelled(tx, ids, status, attempts)
         return CancelStatus.CANCELLED
     if status != IN_FLIGHT:
         return CancelStatus.TERMINAL
     if not cancelling:
-        tx.execute("UPDATE state SET cancelling = 1 WHERE seq = ?", (seq,))
+        tx.execute("UPDATE state SET cancelling = 1 WHERE seq = ?", (ids[0],))
     return CancelStatus.REQUESTED
 
 
@@ -134,29 +130,22 @@ def retry_now(tx: Transaction, tenant: str, task_id: str) -> RetryNowStatus | No
     row = tx.execute(_READ_STATE, (pack_id(task_id),)).fetchone()
     if row is None or row[1] != tx.names.tenant_id(tenant):
         return None
-    seq, owner, lane_id, policy, _, status, _, _, due = row
-    if status == IN_FLIGHT:
-        return RetryNowStatus.RUNNING
+    *ids, _, status, _, _, due = row
     if status == EXHAUSTED:
-        revive_dead_letter(tx, seq, owner, lane_id, policy)
-        return RetryNowStatus.DUE
-    if status != PENDING:
-        return RetryNowStatus.FINISHED
-    due = min(due, tx.now)
-    tx.execute(_SET_PENDING, (due, seq))
-    tx.lane(lane_id).note_due(due)
+        revive_dead_letter(tx, ids)
+    elif status == PENDING:
+        _make_pending(tx, ids, PENDING, min(due, tx.now))
+    else:
+        return RetryNowStatus.RUNNING if status == IN_FLIGHT else RetryNowStatus.FINISHED
     return RetryNowStatus.DUE
 
 
-def revive_dead_letter(tx: Transaction, seq: int, tenant: int, lane_id: int, policy: int) -> None:
+def revive_dead_letter(tx: Transaction, ids: TaskIds) -> None:
     """Make a dead letter due now.
 
     The policy no longer counts its attempts, but they stay in the log.
     """
-    lane = tx.lane(lane_id)
-    tx.execute(_REVIVE, (tx.now, seq))
-    tx.count_transition(tenant, lane, policy, EXHAUSTED, PENDING)
-    lane.note_due(tx.now)
+    _make_pending(tx, ids, EXHAUSTED, tx.now, _REVIVE)
 
 
 def recover_leases(tx: Transaction, limit: int) -> bool:
@@ -172,19 +161,53 @@ def recover_leases(tx: Transaction, limit: int) -> bool:
     tokens = {token for (token,) in tx.execute(_WORKER_LOCKS).fetchall()}
     for token in worker_lock.remove_dead(tokens):
         rows = tx.execute(_LEASES_OF_LOCK, (tx.now, token, leases_left)).fetchall()
-        for seq, tenant, lane_id, policy, due, cancelling, attempts in rows:
+        for *ids, due, cancelling, attempts in rows:
             if due <= tx.now:
+                seq, _, lane_id, _ = ids
                 tx.execute("UPDATE state SET wake_at = ? WHERE seq = ?", (tx.now, seq))
                 lane = tx.lane(lane_id)
                 lane.note_lease(tx.now)
                 lane.reschedule()  # when a probe of a half-open lane ends, another may start
             elif cancelling:
-                mark_cancelled(tx, seq, tenant, lane_id, policy, IN_FLIGHT, attempts)
+                mark_cancelled(tx, ids, IN_FLIGHT, attempts)
             else:
-                _put_back_into_queue(tx, seq, tenant, lane_id, policy, due)
+                _make_pending(tx, ids, IN_FLIGHT, due)
         leases_left -= len(rows)
         if leases_left <= 0:
             return True
         tx.execute(_DELETE_WORKERS, (token,))
     worker_lock.remove_leftover_files()
     return False
+
+
+# --- lanes ----------------------------------------------------------------------------------------
+
+
+def park(tx: Transaction, lane: str, until: int, probes: int, opened: int) -> None:
+    """Lease no task of a lane until this time, and afterwards `probes` tasks at a time."""
+    row = tx.lane(tx.names.lane_id(lane))
+    row.parked_until, row.probes, row.opened = until, probes, opened
+    row.leave_rotation()
+
+
+def pause(tx: Transaction, lane: str) -> None:
+    """Lease no task of a lane until it is resumed."""
+    row = tx.lane(tx.names.lane_id(lane))
+    row.paused = 1
+    row.leave_rotation()
+
+
+def unpark(tx: Transaction, lane: str) -> None:
+    """End the parking of a lane whose downstream has recovered; a paused lane stays paused."""
+    for (lane_id,) in tx.execute("SELECT id FROM lane WHERE name = ?", (lane,)):
+        row = tx.lane(lane_id)
+        row.parked_until, row.probes, row.opened = None, 0, 0
+        row.leave_rotation()
+
+
+def resume(tx: Transaction, lane: str) -> None:
+    """End the parking and the pause of a lane."""
+    for (lane_id,) in tx.execute("SELECT id FROM lane WHERE name = ?", (lane,)):
+        row = tx.lane(lane_id)
+        row.parked_until, row.probes, row.opened, row.paused = None, 0, 0, 0
+        row.leave_rotation()

@@ -30,15 +30,7 @@ from tarry.errors import StoreUnavailable
 from tarry.runtime.clocks import system
 from tarry.service import store as port
 from tarry.service.model import ApiKey, PolicyVersion, ReplayRecord
-from tarry.service.stores.sqlite import (
-    add,
-    claim,
-    finish,
-    lanes,
-    policies,
-    terminal_tasks,
-    transitions,
-)
+from tarry.service.stores.sqlite import add, claim, finish, policies, terminal_tasks, transitions
 from tarry.service.stores.sqlite.database import Database
 from tarry.service.stores.sqlite.executor import Executor
 from tarry.service.stores.sqlite.worker_locks import WorkerLock
@@ -114,10 +106,10 @@ OPERATIONS: dict[str, Operation] = {
         (transitions.cancel, tuple[str, str], port.CancelStatus | None),
         (transitions.retry_now, tuple[str, str], port.RetryNowStatus | None),
         (transitions.recover_leases, tuple[int], bool),
-        (lanes.park, tuple[str, int, int, int], None),
-        (lanes.unpark, tuple[str], None),
-        (lanes.resume, tuple[str], None),
-        (lanes.pause, tuple[str], None),
+        (transitions.park, tuple[str, int, int, int], None),
+        (transitions.unpark, tuple[str], None),
+        (transitions.resume, tuple[str], None),
+        (transitions.pause, tuple[str], None),
         (terminal_tasks.start_replay, tuple[ReplayRecord], ReplayRecord),
         (terminal_tasks.replay_step, tuple[str, int], ReplayRecord | None),
         (terminal_tasks.cancel_replay, tuple[str, str], ReplayRecord | None),
@@ -156,7 +148,7 @@ class WriterProcessExecutor(Executor):
 
     async def close(self) -> None:
         """End the process when everything that was submitted is done."""
-        await self._drain()
+        await super().close()
         self._is_closing = True
         if self.process is not None:
             await self.process.close()
