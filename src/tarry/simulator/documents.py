@@ -346,7 +346,7 @@ class _LineFinder:
 
 def toml_lines(text: str) -> dict[KeyPath, int]:
     """Return the line of each table, key and list item of a valid TOML text."""
-    finder = _LineFinder(text, _TOML_TOKEN, _unquote_toml)
+    finder = _LineFinder(text, _TOML_TOKEN, lambda key: str(tomllib.loads(f"key = {key}")["key"]))
     last_index: dict[KeyPath, int] = {}  # the index of the last table in each array of tables
     table: KeyPath = ()
     while (token := finder.skip("\n")).text:
@@ -372,19 +372,10 @@ def toml_lines(text: str) -> dict[KeyPath, int]:
 
 def json_lines(text: str) -> tuple[dict[KeyPath, int], tuple[str, int] | None]:
     """Return the line of each key and list item of a valid JSON text, and a duplicate key."""
-    finder = _LineFinder(text, _JSON_TOKEN, _unquote_json)
+    finder = _LineFinder(text, _JSON_TOKEN, json.loads)
     finder.skip("\n")
     finder.take_value((), ":")
     return finder.lines, finder.duplicate
-
-
-def _unquote_toml(text: str) -> str:
-    parsed: dict[str, Any] = tomllib.loads(f"key = {text}")
-    return str(parsed["key"])
-
-
-def _unquote_json(text: str) -> str:
-    return str(json.loads(text))
 
 
 def read_text(path: Path, max_bytes: int) -> str:

@@ -29,39 +29,28 @@ _RECOVERY_CUTOFF = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Summary:
-    """The metrics of one run. Times are in seconds."""
+    """The metrics of one run, as `METRICS` describes them. Times are in seconds."""
 
     calls: int
-    """Calls that were started."""
     succeeded: int
-    """Calls that succeeded before the end of the run."""
     failed: int
-    """Calls that failed. For failed attempts, see `failures`."""
+    """For failed attempts, see `failures`."""
     unfinished: int
-    """Calls that still ran or waited at the end of the run."""
     attempts: int
-    """Attempts that the clients made."""
     requests: int
-    """Requests that reached the last server."""
     failures: int
-    """Attempts of the clients that failed."""
     crashes: int
-    """Crashes of servers under load."""
     success_rate: float
-    """The share of the started calls that succeeded before the end of the run."""
     attempts_per_call: float
     amplification: float
-    """Requests that reached the last server, per call."""
     peak_load: float
-    """The highest request rate after the disruption, divided by the last server's capacity."""
     recovered_after: float
-    """Seconds from the end of the disruption until the run stays healthy; inf for never."""
+    """Infinite if the run did not recover."""
     recovered: float
     """1 if the run recovered, else 0, so that the mean over trials is the share that recovered."""
     p50: float
     p99: float
     p999: float
-    """p50, p99 and p999 are quantiles of the duration of successful calls, including waits."""
     reasons: dict[str, int] = field(default_factory=dict)
     """The number of failed calls by `tarry.Reason`."""
     bucket: float = 1.0
@@ -116,22 +105,6 @@ METRICS: dict[str, Metric] = {
 
 class MetricsRecorder:
     """Counts the events of one run, in buckets of equal duration."""
-
-    __slots__ = (
-        "_bucket",
-        "_buckets_per_second",
-        "_calls",
-        "_durations",
-        "_failed",
-        "_failed_attempts",
-        "_in_progress",
-        "_reasons",
-        "_refused",
-        "_requests",
-        "_succeeded",
-        "attempts",
-        "bucket_count",
-    )
 
     def __init__(self, duration: float, bucket: float) -> None:
         self.bucket_count: int = max(1, ceil(duration / bucket - 1e-9))

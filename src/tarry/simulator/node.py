@@ -60,20 +60,6 @@ _Request: TypeAlias = tuple[Requester, int]
 class Node:
     """Base class of servers: their failures, crashes and rejections."""
 
-    __slots__ = (
-        "_capacity",
-        "_frozen",
-        "_loop",
-        "_max_load",
-        "_random",
-        "_rejection",
-        "_server",
-        "_up_at",
-        "crashes",
-        "metrics",
-        "name",
-    )
-
     def __init__(self, name: str, server: Server, loop: EventLoop) -> None:
         self.name: str = name
         self._server = server
@@ -95,7 +81,7 @@ class Node:
         """Counts the requests that reach this node; None except for the last node of the path."""
         for failure in server.failures:
             if failure.kind == "refuse" and failure.rate >= 1:
-                loop.schedule(failure.start, self._go_down, failure)
+                loop.schedule(failure.start, self.drop_all, failure.end)
             if failure.kind == "freeze":
                 loop.schedule(failure.start, self._start_freeze, failure)
                 loop.schedule(failure.end, self._end_freeze, failure)
@@ -163,9 +149,6 @@ class Node:
             self._frozen.setdefault(failure, []).append((requester, number))
         return None
 
-    def _go_down(self, now: float, failure: Failure) -> None:
-        self.drop_all(now, failure.end)
-
     def _start_freeze(self, now: float, failure: Failure) -> None:
         """Freeze the requests in progress; `_apply_failure` freezes requests that arrive later."""
         if failure.rate >= 1:
@@ -188,16 +171,6 @@ class Node:
 
 class LeafNode(Node):
     """A server that does the work itself."""
-
-    __slots__ = (
-        "_draw_latency",
-        "_end_times",
-        "_free_at",
-        "_is_cold",
-        "_may_drop_requests",
-        "_started_at",
-        "_unanswered",
-    )
 
     def __init__(self, name: str, server: Server, loop: EventLoop) -> None:
         super().__init__(name, server, loop)
@@ -269,15 +242,6 @@ class LeafNode(Node):
 
 class RelayNode(Node):
     """A server that handles a request by calling another node."""
-
-    __slots__ = (
-        "_concurrency",
-        "_draw_latency",
-        "_max_attempts",
-        "_queue",
-        "_running",
-        "_start_call",
-    )
 
     def __init__(
         self,

@@ -39,6 +39,13 @@ if TYPE_CHECKING:
 
 
 _VISIBLE_TABLE_ROWS = 12
+_WIDTH_PX = 860
+_MAX_TITLE_LINE = 88
+_MAX_CAPTION_LINE = 108
+"""Characters after which the text is wrapped."""
+_PNG_SCALE = 2.0
+"""Pixels per point; 2 is sharp on a high-resolution screen."""
+_TITLE_SIZE_PX, _QUESTION_SIZE_PX, _LABEL_SIZE_PX = 17, 21, 13
 _SHAPE_PATHS = {
     "circle": "M6 1a5 5 0 1 0 0 10a5 5 0 1 0 0-10z",
     "square": "M1.5 1.5h9v9h-9z",
@@ -73,7 +80,9 @@ def render_page(results: StudyResults, *, command: str = "") -> str:
         legend=_render_legend(results),
         charts="\n".join(_render_figure(number, chart) for number, chart in enumerate(charts)),
         lesson=_render_lesson(study.lesson),
-        command=_render_command(command),
+        command=f'<pre class="scroll" tabindex="0"><code>{escape(command)}</code></pre>'
+        if command
+        else "",
         facts=_render_facts(results),
         data=_chart_data(charts),
         library=library,
@@ -87,15 +96,14 @@ def _read_asset(name: str) -> str:
 
 def _content_security_policy(style: str, *scripts: str) -> str:
     """Return a policy that allows these scripts and this style, and no network access."""
-    allowed = " ".join(_csp_digest(script) for script in scripts)
+    style_digest, *digests = (
+        f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
+        for text in (style, *scripts)
+    )
     return (
-        f"default-src 'none'; script-src {allowed}; style-src {_csp_digest(style)}; "
+        f"default-src 'none'; script-src {' '.join(digests)}; style-src {style_digest}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
-
-
-def _csp_digest(text: str) -> str:
-    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
 def _render_table(results: StudyResults) -> str:
@@ -187,12 +195,6 @@ def _render_lesson(text: str) -> str:
     return f'<section class="lesson" aria-labelledby="lesson">\n{head}\n{paragraphs}\n</section>'
 
 
-def _render_command(command: str) -> str:
-    if not command:
-        return ""
-    return f'<pre class="scroll" tabindex="0"><code>{escape(command)}</code></pre>'
-
-
 def _render_facts(results: StudyResults) -> str:
     facts = {
         "version of tarry": version("tarry"),
@@ -213,6 +215,9 @@ def _chart_data(charts: list[Chart]) -> str:
 
     Panels with the same records refer to them by index, so that the page has them only once.
     """
+    autosize = {"type": "fit-x", "contains": "padding"}  # as wide as the panel's container
+    padding = {"left": 0, "right": 0, "top": 6, "bottom": 4}
+    options = {"width": "container", "autosize": autosize, "padding": padding, "params": [PICKED]}
     data: list[dict[str, Any]] = []
     for chart in charts:
         records_by_id = {id(panel.records): panel.records for panel in chart.panels}
@@ -221,37 +226,15 @@ def _chart_data(charts: list[Chart]) -> str:
             {
                 "records": list(records_by_id.values()),
                 "panels": [
-                    {"view": _page_view(panel), "records": ids.index(id(panel.records))}
+                    {"view": {**options, **panel.view}, "records": ids.index(id(panel.records))}
                     for panel in chart.panels
                 ],
             }
         )
     themes = {"light": vega_config(LIGHT, legend=False), "dark": vega_config(DARK, legend=False)}
-    text = json.dumps(
-        {"charts": data, "themes": themes},
-        allow_nan=False,
-        ensure_ascii=True,
-        separators=(",", ":"),
-    )
+    text = json.dumps({"charts": data, "themes": themes}, allow_nan=False, separators=(",", ":"))
     # These characters could end the script element or start a comment in it.
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _page_view(panel: Panel) -> dict[str, Any]:
-    """Return the view of a panel, as wide as its container."""
-    autosize = {"type": "fit-x", "contains": "padding"}
-    padding = {"left": 0, "right": 0, "top": 6, "bottom": 4}
-    options = {"width": "container", "autosize": autosize, "padding": padding, "params": [PICKED]}
-    return {**options, **panel.view}
-
-
-_WIDTH_PX = 860
-_MAX_TITLE_LINE = 88
-_MAX_CAPTION_LINE = 108
-"""Characters after which the text is wrapped."""
-_PNG_SCALE = 2.0
-"""Pixels per point; 2 is sharp on a high-resolution screen."""
-_TITLE_SIZE_PX, _QUESTION_SIZE_PX, _LABEL_SIZE_PX = 17, 21, 13
 
 
 def write_png(results: StudyResults, path: Path) -> None:
@@ -270,13 +253,9 @@ def write_svg(results: StudyResults, path: Path) -> None:
 
 def image_spec(results: StudyResults) -> dict[str, Any]:
     """Return the Vega-Lite specification of all charts, one below the other."""
-    question = {
-        "text": wrap(results.study.question, _MAX_TITLE_LINE),
-        "fontSize": _QUESTION_SIZE_PX,
-        "offset": 24,
-    }
+    question = wrap(results.study.question, _MAX_TITLE_LINE)
     return {
-        "title": question,
+        "title": {"text": question, "fontSize": _QUESTION_SIZE_PX, "offset": 24},
         "padding": 32,
         "spacing": 48,
         "config": vega_config(LIGHT, legend=True),

@@ -112,18 +112,6 @@ _POLL_INTERVAL_S = 0.1
 class ArrivalSource:
     """Starts the calls of a scenario's clients and records how they end."""
 
-    __slots__ = (
-        "_backlog",
-        "_clients",
-        "_is_poll_scheduled",
-        "_loop",
-        "_metrics",
-        "_next_client",
-        "_random",
-        "_start_call",
-        "_unit_pause",
-    )
-
     def __init__(
         self, clients: Clients, loop: EventLoop, metrics: MetricsRecorder, start_call: StartCall
     ) -> None:

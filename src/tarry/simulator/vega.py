@@ -41,26 +41,16 @@ class Theme(NamedTuple):
     On `page` and `surface`, text has a contrast ratio of at least 4.5, and marks of at least 3.
     """
 
-    page: str
-    """The background of the page."""
-    surface: str
-    """The background of tables and charts."""
-    ink: str
-    """Text."""
-    muted: str
-    """Text of less importance, such as captions and axis labels."""
-    line: str
-    """Borders, axes and grid lines."""
-    context: str
-    """The lines of the other variants in a time series of one variant."""
-    accent: str
-    """Highlights, such as the focus outline."""
-    wash: str
-    """The background of the lesson and of the selected variant."""
-    span: str
-    """The shading of a period behind a time series."""
-    variants: tuple[str, ...]
-    """The colours of the variants."""
+    page: str  # the background of the page
+    surface: str  # the background of tables and charts
+    ink: str  # text
+    muted: str  # text of less importance, such as captions and axis labels
+    line: str  # borders, axes and grid lines
+    context: str  # the lines of the other variants in a time series of one variant
+    accent: str  # highlights, such as the focus outline
+    wash: str  # the background of the lesson and of the selected variant
+    span: str  # the shading of a period behind a time series
+    variants: tuple[str, ...]  # the colours of the variants
     ramp: tuple[str, str]
     """The colours of the lowest and highest value of a heat map; `ink` is readable on both."""
 

@@ -17,6 +17,7 @@ import re
 from array import array
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias, cast
 
@@ -25,7 +26,7 @@ from tarry.core.outcome import Kind, outcome_of_status
 from tarry.errors import ConfigurationError, short_repr
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 MAX_ATTEMPTS = 5_000_000
 MAX_LINE_BYTES = 1_000_000
@@ -74,7 +75,8 @@ class AttemptLog:
         """The outcome kind of each attempt, as an index into `OUTCOME_KINDS`."""
         is_sorted, previous = True, (0.0, 0)
         for attempt in attempts:
-            self.tasks.append(_digest(attempt.task))
+            task = attempt.task.encode("utf-8", "replace")
+            self.tasks.append(int.from_bytes(blake2b(task, digest_size=8).digest(), "big"))
             self.numbers.append(attempt.number)
             self.starts.append(attempt.start)
             self.durations.append(attempt.duration)
@@ -148,24 +150,13 @@ def read_rows(lines: Iterable[str], suffix: str) -> Iterator[Row]:
 
     Errors do not contain the line number. The caller adds it from `LineReader`.
     """
-    parsers: dict[str, Callable[[Iterator[str]], Iterator[Row]]] = {
-        ".csv": _parse_csv,
-        ".jsonl": _parse_jsonl,
-        ".ndjson": _parse_jsonl,
-    }
-    nonblank_lines = (line for line in lines if line.strip())
-    parse = parsers.get(suffix.lower())
-    if parse is not None:
-        return parse(nonblank_lines)
-    first_line = next(nonblank_lines, "")
-    parse = _parse_jsonl if first_line.lstrip().startswith(("{", "[")) else _parse_csv
-    return parse(_prepend(first_line, nonblank_lines))
-
-
-def _prepend(first_line: str, rest: Iterator[str]) -> Iterator[str]:
-    if first_line:
-        yield first_line
-    yield from rest
+    nonblank_lines: Iterator[str] = (line for line in lines if line.strip())
+    is_csv = suffix.lower() == ".csv"
+    if suffix.lower() not in {".csv", ".jsonl", ".ndjson"}:
+        first_line = next(nonblank_lines, "")
+        is_csv = not first_line.lstrip().startswith(("{", "["))
+        nonblank_lines = chain(filter(None, (first_line,)), nonblank_lines)
+    return _parse_csv(nonblank_lines) if is_csv else _parse_jsonl(nonblank_lines)
 
 
 def _parse_csv(lines: Iterator[str]) -> Iterator[Row]:
@@ -294,7 +285,3 @@ def _parse_kind(outcome: object, status: object) -> Kind:
 @lru_cache
 def _kind_of_status(status: int) -> Kind:
     return outcome_of_status(status, now=0.0).kind
-
-
-def _digest(task: str) -> int:
-    return int.from_bytes(blake2b(task.encode("utf-8", "replace"), digest_size=8).digest(), "big")

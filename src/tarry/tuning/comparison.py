@@ -1,13 +1,8 @@
 """Simulate the current defence against the proposed one, on a model of the logged dependency.
 
-The simulated server has the durations, the failure rate and the outages of the log. The size of a
-simulation is limited:
-
-* If the log is long, the run covers only the period around the longest outage. An outage is cut to
-  half of the run, so that the recovery from it is visible.
-* If the log has many calls per second, the run has fewer.
-
-Both runs have the same seed.
+The simulated server has the durations, the failure rate and the outages of the log. If the log is
+long, a run covers only the period around the longest outage. An outage is cut to half of the run,
+so that the recovery from it is visible. Both runs have the same seed.
 
 A log does not show how much load the dependency can handle. If the simulated server could handle
 any load, retries would cost nothing. So the server is assumed to run twice as many requests at a
@@ -62,18 +57,15 @@ _LESS_IS_BETTER = (
 
 
 class Comparison(NamedTuple):
-    """The results of both runs, and the size of the simulation."""
+    """The results with the current (old) and the proposed (new) defence, and the simulated load."""
 
     old: Summary
-    """The result with the current defence."""
     new: Summary
-    """The result with the proposed defence."""
     duration: float
     """The simulated time of each run, in seconds."""
     rate: float
     """Calls per second."""
     outages: int
-    """The number of simulated outages."""
     concurrency: int
     """Requests that the simulated server runs at a time."""
 
@@ -142,19 +134,14 @@ def describe_changes(old: Summary, new: Summary) -> str:
             old_value, new_value, rel_tol=_MIN_RELATIVE_CHANGE, abs_tol=min_change
         ):
             continue
-        change = _format_change(old_value, new_value, unit)
-        if new_value < old_value:
-            better.append(f"{decrease} {change}")
-        else:
-            worse.append(f"{increase} {change}")
-    sentences = [
-        f"{title}: {'; '.join(changes)}."
-        for title, changes in (("Worse", worse), ("Better", better))
-        if changes
-    ]
-    if gain < -_MAX_MINOR_LOSS:
-        sentences.insert(0, "The proposal loses calls in this simulation.")
-    return " ".join(sentences) or "No metric changes by much."
+        texts, prefix = (better, decrease) if new_value < old_value else (worse, increase)
+        texts.append(f"{prefix} {_format_change(old_value, new_value, unit)}")
+    sentences = (
+        "The proposal loses calls in this simulation." if gain < -_MAX_MINOR_LOSS else "",
+        f"Worse: {'; '.join(worse)}." if worse else "",
+        f"Better: {'; '.join(better)}." if better else "",
+    )
+    return " ".join(filter(None, sentences)) or "No metric changes by much."
 
 
 def _concurrency(evidence: Evidence, rate: float, mean_duration: float) -> int:
@@ -173,10 +160,9 @@ def _limit_timeout(evidence: Evidence, defence: Defence) -> Defence:
     """Limit the attempt timeout to the logged duration of failures; hanging attempts end then."""
     longest = max(outage.median_failure_duration for outage in evidence.outages)
     longest = max(longest, quantile(evidence.success_durations, TAIL_QUANTILE))
-    policy = defence.policy
-    timeout = min(policy.attempt_timeout or longest, longest)
+    timeout = min(defence.policy.attempt_timeout or longest, longest)
     return Defence(
-        policy.replace(attempt_timeout=timeout),
+        defence.policy.replace(attempt_timeout=timeout),
         breaker=defence.breaker,
         budget=defence.budget,
         limiter=defence.limiter,

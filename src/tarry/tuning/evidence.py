@@ -46,6 +46,12 @@ HEDGE_PERCENTILES = ("p50", "p75", "p90", "p95", "p99")
 TAIL_QUANTILE = 0.999
 BLOCK_ATTEMPTS = 20
 
+Z_SCORE = 1.96
+"""The z-score of the confidence level 95 %, which all intervals have."""
+MIN_SAMPLES_BEYOND = 5
+"""Values that must lie above a quantile, so that the sample contains the end of its interval."""
+_ROUNDING_ERROR = 1e-12
+_DIGITS = 2
 _SUCCESS, _PERMANENT = OUTCOME_KINDS.index(Kind.SUCCESS), OUTCOME_KINDS.index(Kind.PERMANENT)
 _MIN_CORE_FAILURE_SHARE = 0.5
 """The lowest share of failures in two neighbouring blocks of an outage."""
@@ -79,9 +85,8 @@ class AttemptOdds(NamedTuple):
     tries: int
     successes: int
     low: float
-    """The lower bound of the 95 % interval of `share`."""
     high: float
-    """The upper bound of the 95 % interval of `share`."""
+    """`low` and `high` are the bounds of the 95 % interval of `share`."""
 
     @property
     def share(self) -> float:
@@ -162,14 +167,6 @@ class Evidence:
         return self.healthy_retries / max(1, self.healthy_calls)
 
 
-class _Call(NamedTuple):
-    """A call: the indices of its first and last attempt in the log, and its number of retries."""
-
-    first: int
-    last: int
-    retries: int
-
-
 class _Block(NamedTuple):
     """Consecutive attempts: the index of the first one, and the index after the last one."""
 
@@ -189,15 +186,15 @@ def analyze_log(log: AttemptLog) -> Evidence:
     success_durations = _durations(log, in_outage, failed=False)
     call_durations: array[float] = array("d")
     calls = retries = healthy_calls = healthy_retries = 0
-    for call in _group_calls(log):
+    for first, last, retries_of_call in _group_calls(log):
         calls += 1
-        retries += call.retries
-        if not in_outage[call.first]:
+        retries += retries_of_call
+        if not in_outage[first]:
             healthy_calls += 1
-            healthy_retries += call.retries
-        if log.kinds[call.last] == _SUCCESS:
-            end = log.starts[call.last] + log.durations[call.last]
-            call_durations.append(end - log.starts[call.first])
+            healthy_retries += retries_of_call
+        if log.kinds[last] == _SUCCESS:
+            end = log.starts[last] + log.durations[last]
+            call_durations.append(end - log.starts[first])
     return Evidence(
         attempts=len(log),
         calls=calls,
@@ -214,10 +211,9 @@ def analyze_log(log: AttemptLog) -> Evidence:
         max_concurrency=_max_concurrency(log, in_outage),
         outages=outages,
         hedges=tuple(
-            estimate_hedge(success_durations, percentile) for percentile in HEDGE_PERCENTILES
-        )
-        if success_durations
-        else (),
+            estimate_hedge(success_durations, percentile)
+            for percentile in (HEDGE_PERCENTILES if success_durations else ())
+        ),
     )
 
 
@@ -304,8 +300,8 @@ def _sorted(values: array[float]) -> array[float]:
     return array("d", sorted(values))
 
 
-def _group_calls(log: AttemptLog) -> Iterator[_Call]:
-    """Group attempts into calls.
+def _group_calls(log: AttemptLog) -> Iterator[tuple[int, int, int]]:
+    """Yield the indices of the first and last attempt of each call, and its number of retries.
 
     Sorting the indices by task needs far less memory than a list of attempts for each task.
     """
@@ -316,13 +312,13 @@ def _group_calls(log: AttemptLog) -> Iterator[_Call]:
     for index in order:
         if log.tasks[index] != task or log.numbers[index] <= number:
             if first is not None:
-                yield _Call(first, last, retries)
+                yield first, last, retries
             first, retries = (index if log.numbers[index] == 1 else None), 0
         else:
             retries += 1
         task, number, last = log.tasks[index], log.numbers[index], index
     if first is not None:
-        yield _Call(first, last, retries)
+        yield first, last, retries
 
 
 def _count_odds(log: AttemptLog, excluded: Sequence[int]) -> tuple[AttemptOdds, ...]:
@@ -333,22 +329,12 @@ def _count_odds(log: AttemptLog, excluded: Sequence[int]) -> tuple[AttemptOdds, 
             tries[number] += 1
             successes[number] += kind == _SUCCESS
     return tuple(
-        AttemptOdds(
-            number,
-            tries[number],
-            successes[number],
-            *wilson_interval(successes[number], tries[number]),
-        )
-        for number in sorted(tries)
+        AttemptOdds(number, count, successes[number], *wilson_interval(successes[number], count))
+        for number, count in sorted(tries.items())
     )
 
 
-Z_SCORE = 1.96
-"""The z-score of the confidence level 95 %, which all intervals have."""
-MIN_SAMPLES_BEYOND = 5
-"""Values that must lie above a quantile, so that the sample contains the end of its interval."""
-_ROUNDING_ERROR = 1e-12
-_DIGITS = 2
+# Estimates from sorted samples, which are called `ordered`.
 
 
 def quantile_interval(ordered: Sequence[float], q: float) -> tuple[float, float]:

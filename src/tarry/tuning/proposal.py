@@ -1,29 +1,11 @@
 """Propose a defence from evidence, with a reason for each value.
 
-A `Defence` is a policy, or hedging, with its breaker, retry budget and limiter. The values are:
+A `Defence` is a policy, or hedging, with its breaker, retry budget and limiter. docs/tuning.md
+lists the value that is proposed for each field, and the amount of data that each rule needs. If the
+log is too small to derive a value, the current value is kept, and the reason says so.
 
-attempt_timeout   The p99.5 of the durations of healthy attempts. Attempts that a timeout has cut
-                  off count as longer than all others. The current timeout is kept if it lies
-                  within the confidence interval of the p99.5.
-initial_delay     Twice the median duration of healthy attempts, at least 10 ms.
-max_delay         A quarter of the median outage.
-max_attempts      The number of the last attempt that may succeed in 1 % of the cases, by the upper
-                  bound of Wilson's interval. The odds outside outages are used if there are enough
-                  tries, otherwise the odds of the whole log. The attempts of one outage fail
-                  together, so the whole log counts against an attempt only if it has three outages.
-                  The latency target drops no attempt, because total_budget limits the time.
-total_budget      The latency target. A target below the median of healthy attempts is rejected.
-budget            A ratio: twice the retries per call outside outages, from 2 % to 20 %.
-hedging.after     The earliest percentile that adds at most 5 % of requests, if hedging then
-                  reduces the p99.9 by a tenth. A call is either retried or hedged, so for a
-                  defence with a policy this is only advice.
-
-A policy of one attempt has no waits and retries, so nothing is proposed for them.
-
-If the log is too small to derive a value, the current value is kept, and the reason says so. A
-quantile needs five samples above it (1,000 samples for p99.5, 5,000 for p99.9). The median and the
-odds of an attempt need 200 samples, the median outage needs 3 outages, and the retry ratio needs
-1,000 calls.
+A policy of one attempt has no waits and retries, so nothing is proposed for them. A call is either
+retried or hedged, so for a defence with a policy, hedging is only advice.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from tarry.core.policy import Policy
     from tarry.policyfile.defence import Defence
-    from tarry.tuning.evidence import AttemptOdds, Evidence, HedgeEstimate
+    from tarry.tuning.evidence import AttemptOdds, Evidence
 
 
 MIN_TRIES = 200
@@ -44,8 +44,55 @@ MIN_CALLS = 1_000
 MIN_RETRY_RATIO, MAX_RETRY_RATIO = 0.02, 0.2
 MAX_HEDGE_LOAD = 0.05
 MIN_HEDGE_SAVING = 0.1
+TIMEOUT_QUANTILE = 0.995
+_MIN_TIMEOUT_S = 0.001
+_EQUAL_DURATIONS_RATIO = 1.02
+"""Durations within 2 % count as equal, because timers are not exact."""
+_LOG_RESOLUTION_S = 0.001
+"""Logged durations are whole milliseconds, so rounding can make them this much too short."""
+_MIN_EQUAL_FAILURES = 3
+"""Fewer failures with nearly the same duration may be a coincidence."""
+_SLOW_QUANTILE = 0.99
+"""Failures faster than this quantile of the successes are error responses and not timeouts. They
+are ignored, because error responses can have nearly equal durations, too."""
+INTERVAL = "95 % interval"
+"""The name of the confidence intervals that `tarry.tuning.evidence` computes."""
+_DURATION_FIELDS = ("attempt_timeout", "initial_delay", "max_delay", "total_budget")
+_MIN_INTEGER_PERCENT = 9.95
+"""A percentage of at least this is rounded to an integer, so that it has two digits or more."""
+_MIN_SHOWN_PERCENT = 0.01
 _CUSTOM_BACKOFF = "the policy has a custom backoff"
 _TARGET_LIMITS_WAIT = "the latency target: no wait can be longer"
+
+
+def format_percent(share: float) -> str:
+    """Return 0.38 as "38 %" and 0.002 as "0.2 %"."""
+    percent = 100 * share
+    if 0 < percent < _MIN_SHOWN_PERCENT:
+        return f"under {_MIN_SHOWN_PERCENT:g} %"
+    return f"{percent:.0f} %" if abs(percent) >= _MIN_INTEGER_PERCENT else f"{percent:.2g} %"
+
+
+def format_count(number: int, noun: str) -> str:
+    """Return a number with its noun: "1 outage", "1,200 outages"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def format_setting(field: str, value: object) -> str:
+    """Return the value of a policy field, or of a table such as `budget`, as text."""
+    if value is None:
+        return "none"
+    if field in _DURATION_FIELDS and isinstance(value, (int, float)):
+        return format_duration(value)
+    if isinstance(value, Mapping):
+        table = cast("Mapping[str, Any]", value)
+        # The names of `kind` and of the key that is named like the kind are left out:
+        # "ratio 0.02" instead of "kind=ratio ratio=0.02".
+        unnamed = ("kind", table.get("kind"))
+        return " ".join(
+            f"{item}" if name in unnamed else f"{name}={item}" for name, item in table.items()
+        )
+    return str(value)
 
 
 class Suggestion(NamedTuple):
@@ -202,18 +249,13 @@ def suggest_hedging(evidence: Evidence, current: Defence) -> Suggestion:
         f"p99.9 of {len(durations):,}: {format_duration(quantile(durations, TAIL_QUANTILE))}, "
         f"hedged after {format_duration(best.delay)}: {format_duration(best.tail)}"
     )
+    saving, load = format_percent(best.saving), format_percent(best.load)
+    trade_off = f"{best.percentile}: -{saving} p99.9 for +{load} load"
     if best.saving < MIN_HEDGE_SAVING:
-        reason = f"a second copy would not pay ({describe_trade_off(best)})"
+        reason = f"a second copy would not pay ({trade_off})"
         return keep_value(field, current_after, reason, found)._replace(is_advice=is_advice)
-    prefix = "advice, instead of retries: " if is_advice else ""
-    reason = f"{prefix}{describe_trade_off(best)}"
+    reason = f"advice, instead of retries: {trade_off}" if is_advice else trade_off
     return Suggestion(field, current_after, best.percentile, reason, found, is_advice=is_advice)
-
-
-def describe_trade_off(hedge: HedgeEstimate) -> str:
-    """Return the saving and the load of a hedge: "p95: -38 % p99.9 for +4.1 % load"."""
-    saving, load = format_percent(hedge.saving), format_percent(hedge.load)
-    return f"{hedge.percentile}: -{saving} p99.9 for +{load} load"
 
 
 def _suggest_by_odds(evidence: Evidence, current: int) -> Suggestion:
@@ -243,8 +285,9 @@ def _suggest_by_odds(evidence: Evidence, current: int) -> Suggestion:
         required = f"{MIN_TRIES} needed, or {MIN_OUTAGES} outages"
         return insufficient_data(field, current, available, required)
     if last.low < MIN_SUCCESS_RATE:
-        up_to = f"{_format_counts(last)}, {INTERVAL} up to {format_percent(last.high)}"
-        reason = f"attempt {last.number} cannot be ruled out: {up_to}"
+        up_to = f"{INTERVAL} up to {format_percent(last.high)}"
+        counts = f"{last.successes:,} of {last.tries:,}"
+        reason = f"attempt {last.number} cannot be ruled out: {counts}, {up_to}"
         return Suggestion(field, current, last.number, reason)
     reason = f"attempt {last.number} still succeeds {format_percent(last.share)} of the time"
     return Suggestion(field, current, last.number, reason, _format_odds(last))
@@ -271,25 +314,7 @@ def _choose_odds(
 
 def _format_odds(odds: AttemptOdds) -> str:
     low, high = format_percent(odds.low), format_percent(odds.high)
-    return f"{_format_counts(odds)} ({INTERVAL} {low} to {high})"
-
-
-def _format_counts(odds: AttemptOdds) -> str:
-    return f"{odds.successes:,} of {odds.tries:,}"
-
-
-TIMEOUT_QUANTILE = 0.995
-_FIELD = "attempt_timeout"
-_MIN_TIMEOUT_S = 0.001
-_EQUAL_DURATIONS_RATIO = 1.02
-"""Durations within 2 % count as equal, because timers are not exact."""
-_LOG_RESOLUTION_S = 0.001
-"""Logged durations are whole milliseconds, so rounding can make them this much too short."""
-_MIN_EQUAL_FAILURES = 3
-"""Fewer failures with nearly the same duration may be a coincidence."""
-_SLOW_QUANTILE = 0.99
-"""Failures faster than this quantile of the successes are error responses and not timeouts. They
-are ignored, because error responses can have nearly equal durations, too."""
+    return f"{odds.successes:,} of {odds.tries:,} ({INTERVAL} {low} to {high})"
 
 
 class ObservedTimeout(NamedTuple):
@@ -304,7 +329,13 @@ class ObservedTimeout(NamedTuple):
 def suggest_attempt_timeout(
     evidence: Evidence, policy: Policy, latency_target: float | None
 ) -> Suggestion:
-    """Suggest the p99.5 of healthy attempts, so that one in 200 is cut off and retried."""
+    """Suggest the p99.5 of healthy attempts, so that one in 200 is cut off and retried.
+
+    An attempt that a timeout has cut off would have taken longer; how much longer is unknown. If
+    these attempts were left out of the sample, the suggested timeout would be too short, and it
+    would shrink with each round of tuning. So the sample contains them with an infinite duration.
+    If a quantile of the sample is infinite, it is only known to be longer than the timeout.
+    """
     suggestion = _suggest_by_latency(evidence, policy.attempt_timeout)
     proposed = suggestion.proposed
     if latency_target is None or proposed is None or proposed <= latency_target:
@@ -314,7 +345,9 @@ def suggest_attempt_timeout(
     cut_off_share = share_above(durations, latency_target) if durations else 0.0
     if cut_off_share:
         reason += f", and {format_percent(cut_off_share)} of healthy ones are cut off"
-    return Suggestion(_FIELD, suggestion.current, latency_target, reason, suggestion.evidence)
+    return Suggestion(
+        "attempt_timeout", suggestion.current, latency_target, reason, suggestion.evidence
+    )
 
 
 def find_timeout(
@@ -322,7 +355,9 @@ def find_timeout(
 ) -> ObservedTimeout | None:
     """Find the timeout that has cut off attempts; None if no timeout did.
 
-    `successes` and `failures` are the sorted durations of healthy attempts.
+    `successes` and `failures` are the sorted durations of healthy attempts. The timeout is that of
+    the policy, or it is inferred: many attempts failed after nearly the same duration, and hardly
+    any attempt that took longer succeeded.
     """
     candidates: list[tuple[float, float, bool]] = []
     if policy_timeout is not None:
@@ -343,7 +378,9 @@ def _suggest_by_latency(evidence: Evidence, current: float | None) -> Suggestion
     required = required_samples(TIMEOUT_QUANTILE)
     if len(successes) < required:
         available = format_count(len(successes), "healthy attempt")
-        return insufficient_data(_FIELD, current, available, f"{required:,} needed for p99.5")
+        return insufficient_data(
+            "attempt_timeout", current, available, f"{required:,} needed for p99.5"
+        )
     observed = find_timeout(successes, evidence.failure_durations, current)
     sample = list(successes)
     effective = current  # the timeout that the logged attempts had
@@ -361,14 +398,16 @@ def _suggest_by_latency(evidence: Evidence, current: float | None) -> Suggestion
             f"{format_percent(observed.cut_off_attempts / len(sample))} of healthy attempts ran "
             "into the timeout, so p99.5 lies beyond it: raise it and measure again"
         )
-        suggestion = keep_value(_FIELD, effective, reason, found, has_enough_data=False)
+        suggestion = keep_value("attempt_timeout", effective, reason, found, has_enough_data=False)
         return suggestion._replace(current=current)
     if effective is not None and (p995 == inf or _round_up(low) <= effective <= _round_up(high)):
         # A change within the confidence interval would follow chance. As the timeout cuts off the
         # longest attempts, such changes would only ever shorten it.
         reason = "p99.5 of healthy attempts, as closely as the log can tell"
-        return keep_value(_FIELD, effective, reason, found)._replace(current=current)
-    return Suggestion(_FIELD, current, _round_up(p995), "p99.5 of healthy attempts", found)
+        return keep_value("attempt_timeout", effective, reason, found)._replace(current=current)
+    return Suggestion(
+        "attempt_timeout", current, _round_up(p995), "p99.5 of healthy attempts", found
+    )
 
 
 def _largest_cluster(successes: Sequence[float], failures: Sequence[float]) -> Sequence[float]:
@@ -390,54 +429,13 @@ def _round_up(value: float) -> float:
 def _describe_evidence(
     observed: ObservedTimeout | None, sample_size: int, p995: float, low: float, high: float
 ) -> str:
-    times = (p995, low, high)
+    timeout = "" if observed is None else format_duration(observed.timeout)
+    value, shortest, longest = (
+        f"over {timeout}" if time == inf else format_duration(time) for time in (p995, low, high)
+    )
+    interval = "" if shortest == longest else f" ({INTERVAL} {shortest} to {longest})"
+    found = f"{value}{interval} of {sample_size:,}"
     if observed is None:
-        return _describe_interval(sample_size, *map(format_duration, times))
-    timeout = format_duration(observed.timeout)
-    texts = (f"over {timeout}" if time == inf else format_duration(time) for time in times)
+        return found
     cause = ": they failed after nearly the same time" if observed.is_inferred else ""
-    interval = _describe_interval(sample_size, *texts)
-    return f"{interval}, {observed.cut_off_attempts:,} cut off at {timeout}{cause}"
-
-
-def _describe_interval(sample_size: int, p995: str, low: str, high: str) -> str:
-    interval = "" if low == high else f" ({INTERVAL} {low} to {high})"
-    return f"{p995}{interval} of {sample_size:,}"
-
-
-INTERVAL = "95 % interval"
-"""The name of the confidence intervals that `tarry.tuning.evidence` computes."""
-_DURATION_FIELDS = ("attempt_timeout", "initial_delay", "max_delay", "total_budget")
-_MIN_INTEGER_PERCENT = 9.95
-"""A percentage of at least this is rounded to an integer, so that it has two digits or more."""
-_MIN_SHOWN_PERCENT = 0.01
-
-
-def format_percent(share: float) -> str:
-    """Return 0.38 as "38 %" and 0.002 as "0.2 %"."""
-    percent = 100 * share
-    if 0 < percent < _MIN_SHOWN_PERCENT:
-        return f"under {_MIN_SHOWN_PERCENT:g} %"
-    return f"{percent:.0f} %" if abs(percent) >= _MIN_INTEGER_PERCENT else f"{percent:.2g} %"
-
-
-def format_count(number: int, noun: str) -> str:
-    """Return a number with its noun: "1 outage", "1,200 outages"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def format_setting(field: str, value: object) -> str:
-    """Return the value of a policy field, or of a table such as `budget`, as text."""
-    if value is None:
-        return "none"
-    if field in _DURATION_FIELDS and isinstance(value, (int, float)):
-        return format_duration(value)
-    if isinstance(value, Mapping):
-        table = cast("Mapping[str, Any]", value)
-        # The names of `kind` and of the key that is named like the kind are left out:
-        # "ratio 0.02" instead of "kind=ratio ratio=0.02".
-        unnamed = ("kind", table.get("kind"))
-        return " ".join(
-            f"{item}" if name in unnamed else f"{name}={item}" for name, item in table.items()
-        )
-    return str(value)
+    return f"{found}, {observed.cut_off_attempts:,} cut off at {timeout}{cause}"
