@@ -216,10 +216,7 @@ class ChannelPool:
         """Channels that take no new attempts. Each is closed when its last attempt has ended."""
 
     async def acquire(self, target: Target) -> Channel:
-        """Return a channel to the server of a target, or raise DeliveryError.
-
-        The caller passes the channel to `release` after the attempt.
-        """
+        """Return a channel to a target's server, for a later `release`, or raise DeliveryError."""
         now = asyncio.get_running_loop().time()
         channel = self._open_channels.get(target.origin)
         if channel is None or now - channel.checked_at >= _ADDRESS_TTL_S:

@@ -39,12 +39,9 @@ _MAX_EXCERPT_CHARS = 512
 
 
 def build_call(task: Task, policy: Policy, downstream: Downstream) -> DurableCall:
-    """Return the core's call for a task, with its progress since the last replay.
-
-    Lost attempts do not count, because a worker that dies may have leased many tasks without
-    sending them.
-    """
+    """Return the core's call for a task, with its progress since the last replay."""
     call = DurableCall(policy, downstream, task.started_at / 1000)
+    # Lost attempts do not count: a worker that died may not have sent the tasks that it leased.
     call.attempts = task.attempts - task.forgiven - task.lost
     call.previous_delay = task.previous_delay
     call.backoff_offset = task.restarted
@@ -120,10 +117,7 @@ def build_decision(
     effective: EffectivePolicy,
     downstream_status: tuple[str | None, float | None],
 ) -> Decision:
-    """Return the core's verdict for the attempt log, with the inputs of the verdict.
-
-    `downstream_status` is the breaker's state and the balance of the retry budget.
-    """
+    """Return the core's verdict for the attempt log, with the inputs of the verdict."""
     breaker, balance = downstream_status
     decision = Decision(
         action="stop", policy_version=effective.version, budget=balance, breaker=breaker
@@ -154,10 +148,7 @@ def final_result(
 def retry_result(
     task: Task, attempt: AttemptRecord, wait: Wait, outcome: Outcome, now: int, lease: Lease | None
 ) -> TaskResult:
-    """Return the result that schedules the next attempt.
-
-    The worker keeps `lease` if the next attempt is due within the horizon.
-    """
+    """Return the result that schedules the next attempt; within the horizon it keeps `lease`."""
     hint = outcome.hint
     is_exact = hint is not None and hint.exact
     # Rounded up, because an attempt must not be early: a hint of the server is a lower bound.

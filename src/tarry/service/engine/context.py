@@ -87,10 +87,7 @@ class StoreClock:
         self._offset_ms = _UNKNOWN_OFFSET_MS
 
     def now_ms(self) -> float:
-        """Return the store's time in milliseconds, with its fraction.
-
-        A caller that needs the time in milliseconds and in seconds calls this once and converts.
-        """
+        """Return the store's time in milliseconds, with its fraction."""
         return self._monotonic() * 1000 + self._offset_ms
 
     def now(self) -> int:

@@ -159,10 +159,7 @@ class Engine:
         return await self._reporter.wait_for_completion(task_id, seconds)
 
     async def cancel(self, tenant: str, task_id: str) -> CancelStatus | None:
-        """Cancel a task; return None if there is no such task.
-
-        A task that is leased to this process but not running is dropped.
-        """
+        """Cancel a task; return None if there is no such task."""
         leased = self.worker.leased_tasks.find(task_id)
         if leased is None or leased.task.tenant != tenant or leased.is_busy:
             status = await self._context.store.cancel(tenant, task_id)
@@ -187,12 +184,10 @@ class Engine:
         return status
 
     async def retry_now(self, tenant: str, task_id: str) -> RetryNowStatus | None:
-        """Make a task due now; return None if there is no such task.
-
-        A task that is leased to this process and waits is started.
-        """
+        """Make a task due now; return None if there is no such task."""
         leased = self.worker.leased_tasks.find(task_id)
         if leased is not None and leased.task.tenant == tenant and not leased.is_busy:
+            # The task waits in this process, so it is started here.
             leased.task.next_attempt_at = self._context.clock.now()
             self.worker.leased_tasks.add([leased.task], [leased.content])
             return RetryNowStatus.DUE

@@ -172,10 +172,8 @@ class Lanes(dict[str, LaneState]):
             self.full.discard(lane.name)
 
     def forget_idle(self) -> int:
-        """Forget healthy lanes that were not used since the last call; return how many.
-
-        Their time windows of outcomes are empty by then, so that no statistics are lost.
-        """
+        """Forget healthy lanes that were not used since the last call; return how many."""
+        # Their time windows of outcomes are empty by then, so that no statistics are lost.
         idle = [lane for lane in self.values() if not lane.was_used and self._is_disposable(lane)]
         for lane in self.values():
             lane.was_used = not lane.is_empty
@@ -183,10 +181,8 @@ class Lanes(dict[str, LaneState]):
         return len(idle)
 
     def _evict_empty(self) -> None:
-        """Forget half of the empty lanes, oldest first; tripped lanes only if there are no others.
-
-        A parked lane is not lost: the store reports it when tasks of the lane are claimed.
-        """
+        """Forget half of the empty lanes, oldest first; tripped lanes only if all are tripped."""
+        # A parked lane is not lost: the store reports it when tasks of the lane are claimed.
         empty = [lane for lane in self.values() if lane.is_empty]
         candidates = [lane for lane in empty if self._is_disposable(lane)] or empty
         self._remove(candidates[: len(candidates) // 2 + 1])
@@ -206,17 +202,10 @@ class Lanes(dict[str, LaneState]):
 def build_downstream(
     name: str, *, max_in_flight: int, breaker: Callable[[], Breaker] = Breaker
 ) -> Downstream:
-    """Build the downstream of a lane: breaker, retry budget, and an in-flight limit.
-
-    The budget always admits ten retries a second, because a lane that has only retries left must
-    still make progress.
-    """
-    return Downstream(
-        name,
-        breaker=breaker(),
-        budget=RatioBudget(0.3, min_per_second=10.0),
-        max_in_flight=max_in_flight,
-    )
+    """Build the downstream of a lane: breaker, retry budget, and an in-flight limit."""
+    # Ten retries a second are always admitted: a lane with only retries left must make progress.
+    budget = RatioBudget(0.3, min_per_second=10.0)
+    return Downstream(name, breaker=breaker(), budget=budget, max_in_flight=max_in_flight)
 
 
 class LeasedTasks:
@@ -227,12 +216,7 @@ class LeasedTasks:
     """
 
     def __init__(
-        self,
-        lanes: Lanes,
-        now: Callable[[], int],
-        *,
-        max_leased: int,
-        on_due: Callable[[], None],
+        self, lanes: Lanes, now: Callable[[], int], *, max_leased: int, on_due: Callable[[], None]
     ) -> None:
         self._lanes = lanes
         self._now = now
@@ -267,15 +251,12 @@ class LeasedTasks:
     def add(
         self, tasks: Sequence[Task], contents: Sequence[TaskContent | None] | None = None
     ) -> None:
-        """Add tasks that were just leased to this process.
-
-        If a task is here already, its earlier lease was lost, and the new lease replaces it.
-        """
+        """Add tasks that were just leased to this process."""
         now, lanes = self._now(), self._lanes
         is_due = False
         for task, content in zip(tasks, contents or [None] * len(tasks), strict=True):
             earlier = self._by_id.get(task.id)
-            if earlier is not None:
+            if earlier is not None:  # its lease was lost, and the new lease replaces it
                 earlier.is_dropped = True
                 lanes.count_dropped(earlier.lane)
             lane = lanes[task.lane]
@@ -299,17 +280,13 @@ class LeasedTasks:
             self._lanes.count_dropped(leased.lane)
 
     def next_due(self) -> LeasedTask | None:
-        """Remove and return the next due task of the next lane in the rotation, or None.
-
-        The caller calls `rotate` when it has served the lane. A lane at its in-flight limit leaves
-        the rotation until one of its attempts ends.
-        """
+        """Remove and return a due task of the next lane; the caller then calls `rotate`."""
         rotation = self.rotation
         while rotation:
             lane = rotation.popleft()
             lane.is_in_rotation = False
             if lane.limit is not None and lane.is_full:
-                continue
+                continue  # the lane returns to the rotation when one of its attempts ends
             while (leased := lane.pop_due()) is not None:
                 leased.is_queued = False
                 # Queues are not searched when a task is dropped or cancelled: it is skipped here.

@@ -75,7 +75,6 @@ class _Histogram:
             self._counts[index] += bisect_right(ordered, bound)
 
     def to_metric(self) -> Metric:
-        """Return the histogram as a Prometheus metric."""
         bounds = (str(bound / 1000) for bound in self._bounds)
         buckets = [*zip(bounds, self._counts, strict=True), ("+Inf", self._count)]
         family = HistogramMetricFamily(self._name, self._help)
@@ -231,7 +230,6 @@ class _MetricsCollector:
         self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics."""
         yield from self._metrics
 
 

@@ -174,10 +174,7 @@ class ResultWriter:
             self._leased_tasks.requeue(leased)
 
     def release(self, leased: LeasedTask, next_attempt_at: int | None = None) -> None:
-        """Drop a leased task and release its lease.
-
-        The task is due as before, or at `next_attempt_at` if that is later.
-        """
+        """Drop a task and release its lease; the task is due as before, or at `next_attempt_at`."""
         self._leased_tasks.drop(leased)
         self._releases.post(Release(leased.task, next_attempt_at))
         self.on_capacity()
@@ -242,10 +239,7 @@ def build_callback_task(
     new_id: Callable[[], str],
     pack: Callable[[TaskContent], bytes],
 ) -> Task:
-    """Build the task that posts the result of `task` to its `callbackUrl`.
-
-    A callback is a task of its own, so that it is as durable as any other.
-    """
+    """Build the task that posts the result of `task` to its `callbackUrl`."""
     url = content.callback_url
     assert url is not None  # noqa: S101 - the caller has checked it
     target = parse_target(url)
@@ -269,7 +263,7 @@ def build_callback_task(
         body_size=len(body),
         trace=content.trace,
     )
-    return Task(
+    return Task(  # a task of its own, so that the callback is as durable as any other task
         id=new_id(),
         tenant=task.tenant,
         lane=f"{task.tenant}/{target.origin}",

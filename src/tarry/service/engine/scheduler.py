@@ -83,10 +83,8 @@ class Scheduler:
         return claimed
 
     def _has_outage_backlog(self) -> bool:
-        """Return whether results are pending that were submitted before the last outage ended.
-
-        Called before each claim, because it also updates `_results_at_outage` during an outage.
-        """
+        """Return whether results are pending that were submitted before the last outage ended."""
+        # Called before each claim, so that `_results_at_outage` is up to date.
         results = self._worker.results.commits
         if self._context.health.delayed_writes:
             self._results_at_outage = results.submitted

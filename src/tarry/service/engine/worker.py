@@ -93,17 +93,14 @@ class Worker:
             self.leased_tasks.add(tasks, contents)
 
     def _start_due_tasks(self) -> None:
-        """Start due tasks, one of each lane in turn, up to the in-flight limit.
-
-        A task that cannot be started is released, so that it does not block the tasks behind it.
-        """
+        """Start due tasks, one of each lane in turn, up to the in-flight limit."""
         while self.running < self._max_running and not self._is_stopping:
             leased = self.leased_tasks.next_due()
             if leased is None:
                 return
             try:
                 can_lane_continue = self._start(leased)
-            except Exception:
+            except Exception:  # the task is released, so that it does not block others
                 _logger.exception("task could not be started, will retry, task=%s", leased.task.id)
                 self.results.release(leased, self._context.clock.now() + _UNREADABLE_TASK_PAUSE_MS)
                 can_lane_continue = True
@@ -111,10 +108,7 @@ class Worker:
                 self.leased_tasks.rotate(leased.lane)
 
     def _start(self, leased: LeasedTask) -> bool:
-        """Start an attempt, or defer or end the task.
-
-        Returns whether the lane may start further tasks.
-        """
+        """Start an attempt, or defer or end the task; return whether its lane may start others."""
         context, task, lane, content = self._context, leased.task, leased.lane, leased.content
         if content is None:
             try:
@@ -168,10 +162,7 @@ class Worker:
         self.results.post(result, leased, None)
 
     def _defer(self, leased: LeasedTask, command: Defer) -> bool:
-        """Postpone a task that its downstream does not admit; no attempt is counted.
-
-        Returns whether the lane may start further tasks.
-        """
+        """Postpone a task that is not admitted; return whether its lane may start others."""
         lane = leased.lane
         if command.reason is Reason.LIMIT:
             self.leased_tasks.put_back(leased)
@@ -359,18 +350,11 @@ class Worker:
 
 
 def _internal_failure(task: Task, error: BaseException) -> DeliveryResult:
-    """Return the result for an error inside the service; no attempt is counted for it.
-
-    A body that is permanently unavailable is the exception: it makes the request invalid.
-    """
-    if isinstance(error, BodyUnavailable):
+    """Return the result for an error inside the service; no attempt is counted for it."""
+    if isinstance(error, BodyUnavailable):  # permanently, so the request is invalid
         return DeliveryResult(fault=Fault.INVALID, error=str(error))
     if isinstance(error, StoreUnavailable):
         return DeliveryResult(fault=Fault.INTERNAL, error=str(error))
-    _logger.error(
-        "attempt failed inside the service, task=%s attempt=%d",
-        task.id,
-        task.attempts + 1,
-        exc_info=error,
-    )
+    message = "attempt failed inside the service, task=%s attempt=%d"
+    _logger.error(message, task.id, task.attempts + 1, exc_info=error)
     return DeliveryResult(fault=Fault.INTERNAL, error=f"{type(error).__name__}: {error}")

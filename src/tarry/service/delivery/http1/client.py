@@ -135,11 +135,6 @@ class HttpDelivery:
         if method not in _COMMON_METHODS:
             _check_method(method, body)
         lines = _encode_headers(request.headers)
-        if lines is None:
-            message = (
-                "headers must have tokens (RFC 9110) as names, and no line breaks in their values"
-            )
-            raise DeliveryError(Fault.INVALID, message)
         if body or method not in _METHODS_WITHOUT_BODY:
             lines = f"{lines}Content-Length: {len(body)}\r\n"
         head = f"{method} {pool.target_prefix}{path} HTTP/1.1\r\n{pool.header_lines}{lines}\r\n"
@@ -229,8 +224,8 @@ def _create_tls_context(ca: str | None) -> ssl.SSLContext | None:
     return context if ca is not None or has_certificates else None
 
 
-def _encode_headers(headers: list[tuple[str, str]]) -> str | None:
-    """Return the header lines, default headers first; None if a header is not valid."""
+def _encode_headers(headers: list[tuple[str, str]]) -> str:
+    """Return the header lines, default headers first, or raise DeliveryError."""
     defaults = _default_lines(tuple([name for name, _ in headers]))
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
     # Counting the line breaks of all lines at once is faster than a check of each value.
@@ -241,7 +236,8 @@ def _encode_headers(headers: list[tuple[str, str]]) -> str | None:
         or lines.count("\r") != count
         or "\0" in lines
     ):
-        return None
+        message = "headers must have tokens (RFC 9110) as names, and no line breaks in their values"
+        raise DeliveryError(Fault.INVALID, message)
     return defaults + lines
 
 

@@ -54,10 +54,7 @@ class _Pool(Protocol):
 
 
 class DeadlineTimer:
-    """Calls back when deadlines pass.
-
-    All deadlines share one timer of the event loop, because most deadlines are cancelled early.
-    """
+    """Calls back when deadlines pass. All share one timer, because most are cancelled early."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

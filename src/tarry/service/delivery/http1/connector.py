@@ -106,20 +106,15 @@ class Connector(msgspec.Struct, frozen=True):
             sock, remote = await connect_first(addresses, port)
         except OSError as error:
             if error.errno in _LOCAL_ERRNOS:
-                raise DeliveryError(
-                    Fault.INTERNAL, f"cannot create a socket: {error.strerror}"
-                ) from None
+                message = f"cannot create a socket: {error.strerror}"
+                raise DeliveryError(Fault.INTERNAL, message) from None
             message = f"Could not connect to {host} port {port}: {error.strerror or error}"
             raise DeliveryError(Fault.REFUSED, message) from None
         connected = system.now()
         transport = await _create_transport(sock, _BeforeTls() if use_tls else protocol)
-        result = ConnectResult(
-            transport,
-            transport,
-            remote,
-            None if addresses[0] == host else (resolved - started) * 1000,
-            (connected - resolved) * 1000,
-        )
+        dns_ms = None if addresses[0] == host else (resolved - started) * 1000
+        connect_ms = (connected - resolved) * 1000
+        result = ConnectResult(transport, transport, remote, dns_ms, connect_ms)
         if use_tls:
             await self._start_tls(result, protocol, host)
         return result
@@ -174,7 +169,6 @@ class _BeforeTls(asyncio.Protocol):
     """Rejects bytes that arrive before the TLS handshake."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
@@ -315,10 +309,7 @@ async def _connect_socket(address: str, port: int) -> tuple[socket.socket, str]:
 
 
 class DnsCache:
-    """Caches the addresses of host names for a minute, with one lookup per name at a time.
-
-    The addresses are in the order that the system's resolver returned.
-    """
+    """Caches the addresses of host names for a minute, in the order of the system's resolver."""
 
     def __init__(self) -> None:
         self._cached: dict[str, tuple[float, Addresses]] = {}
@@ -370,9 +361,8 @@ class DnsCache:
             thread.start()
         except RuntimeError as error:
             self._free_lookups.release()
-            raise DeliveryError(
-                Fault.INTERNAL, f"cannot start a thread for a DNS lookup: {error}"
-            ) from None
+            message = f"cannot start a thread for a DNS lookup: {error}"
+            raise DeliveryError(Fault.INTERNAL, message) from None
         self._lookups[host] = loop.create_future()
 
     def _on_resolved(self, host: str, answer: _Answer) -> None:

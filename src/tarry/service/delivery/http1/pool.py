@@ -32,10 +32,7 @@ class ConnectionLimit:
         """Pools that wait for a free connection, first come first served."""
 
     def acquire(self, pool: ConnectionPool) -> bool:
-        """Reserve a connection and return True, or queue the pool and return False.
-
-        When a connection is released, `open_connections` of the first queued pool is called.
-        """
+        """Reserve a connection and return True, or queue the pool and return False."""
         if self._free:
             self._free -= 1
             return True
