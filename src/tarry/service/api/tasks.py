@@ -14,11 +14,11 @@ import msgspec
 from tarry.core.verdict import Reason
 from tarry.errors import StoreUnavailable
 from tarry.service.api import problems
-from tarry.service.api.explanation import explain_task
 from tarry.service.api.messages import NoQuery, PageQuery, json_response
 from tarry.service.api.routing import Operation
 from tarry.service.api.views import (
     attempt_view,
+    explain_task,
     find_secrets,
     internal_lane_name,
     read_content,
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from tarry.service.api.context import ApiContext
     from tarry.service.api.messages import ApiRequest, ApiResponse
     from tarry.service.model import Task
+
 
 WAIT_HEADER = {"Prefer": "wait=SECONDS delays the response until the task is finished (RFC 7240)."}
 

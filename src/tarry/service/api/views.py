@@ -1,25 +1,36 @@
-"""JSON representations of stored records, with public names and with secrets redacted."""
+"""JSON representations of stored records, with public names and with secrets redacted.
+
+`explain_task` describes the retry decisions of a task in words. Nothing here does I/O.
+"""
 
 from __future__ import annotations
 
 import re
 from base64 import b64encode
 from codecs import utf_8_decode
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_plus
 
 import msgspec
 
+from tarry.core.text import format_duration
+from tarry.core.verdict import Reason
+from tarry.errors import ConfigurationError
 from tarry.service.encryption import DecryptionFailed
-from tarry.service.model import TaskContent
+from tarry.service.model import LOST, Status, TaskContent
+from tarry.wire.policies import SERVICE_PRESETS, policy_from_json
 from tarry.wire.tasks import (
     STATUS_NAMES,
     AttemptLog,
     Decision,
     DownstreamInfo,
+    ExplainedStep,
+    Explanation,
     LaneStateName,
     LocalStats,
+    NextStep,
     ReplayFilter,
     ReplayJob,
     RetryPolicy,
@@ -30,10 +41,11 @@ from tarry.wire.tasks import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tarry.service import model
+    from tarry.core.policy import Policy
     from tarry.service.api.context import ApiContext
     from tarry.service.delivery import DeliveryResult
-    from tarry.service.model import Status, Task
+    from tarry.service.model import AttemptRecord, LaneRecord, ReplayRecord, Task
+    from tarry.service.model import Decision as StoredDecision
 
 
 REDACTED = "[redacted]"
@@ -50,6 +62,13 @@ _MIN_SECRET_LENGTH = 6
 _ENCRYPTED = "[encrypted]"
 _UNREADABLE_CONTENT = TaskContent(url=_ENCRYPTED, method=_ENCRYPTED)
 """Shown instead of content whose encryption key is not configured."""
+_REASON_TEXTS = {reason.value: reason.description for reason in Reason}
+_DONE = frozenset({Status.SUCCEEDED, Status.CANCELLED})
+_SELF_EXPLANATORY = frozenset({"refused"})
+"""Error classes whose error message adds no information."""
+_MAX_ERROR_LENGTH = 200
+_EARLY_TOLERANCE_MS, _LATE_TOLERANCE_MS = 50, 1_000
+"""Differences between the decided and the actual wait up to which only one wait is described."""
 
 
 def task_view(task: Task, content: TaskContent, status: Status) -> RetryTask:
@@ -123,11 +142,11 @@ def response_view(delivered: DeliveryResult, secrets: list[str] | None) -> Targe
     return response
 
 
-def attempt_view(
-    task_id: str, attempt: model.AttemptRecord, secrets: list[str] | None
-) -> AttemptLog:
+def attempt_view(task_id: str, attempt: AttemptRecord, secrets: list[str] | None) -> AttemptLog:
     """Return one entry of the attempt log. The task's `secrets` are redacted in it."""
-    decision = attempt.decision
+    decision = None
+    if attempt.decision is not None:
+        decision = msgspec.convert(attempt.decision, Decision, from_attributes=True)
     return AttemptLog(
         task_id=task_id,
         attempt_number=attempt.number,
@@ -143,9 +162,7 @@ def attempt_view(
         error_message=redact_text(attempt.error, secrets),
         error_class=attempt.error_class,
         outcome=attempt.outcome,
-        decision=None
-        if decision is None
-        else msgspec.convert(decision, Decision, from_attributes=True),
+        decision=decision,
         response_excerpt=redact_text(attempt.excerpt, secrets, is_truncated=attempt.truncated),
         response_truncated=attempt.truncated,
         worker=attempt.worker,
@@ -160,7 +177,7 @@ def policy_view(
     return msgspec.convert(fields, RetryPolicy)
 
 
-def replay_view(job: model.ReplayRecord, *, dry_run: bool = False) -> ReplayJob:
+def replay_view(job: ReplayRecord, *, dry_run: bool = False) -> ReplayJob:
     """Return the view of a replay job; with `dry_run`, of a job that was not started."""
     names: dict[str, Any] = {"running": "RUNNING", "done": "DONE", "cancelled": "CANCELLED"}
     return ReplayJob(
@@ -180,7 +197,7 @@ def replay_view(job: model.ReplayRecord, *, dry_run: bool = False) -> ReplayJob:
     )
 
 
-def downstream_view(lane: model.LaneRecord, local: LocalStats | None, now: int) -> DownstreamInfo:
+def downstream_view(lane: LaneRecord, local: LocalStats | None, now: int) -> DownstreamInfo:
     """Return the view of a lane: its stored state, and the `local` state of this process."""
     state: LaneStateName = "OPEN"
     if lane.paused:
@@ -208,6 +225,143 @@ def public_lane_name(lane: str) -> str:
 def internal_lane_name(tenant: str, public_name: str) -> str:
     """Return the name of a lane in the store, which begins with its tenant."""
     return f"{tenant}/{public_name}"
+
+
+def explain_task(
+    task: Task,
+    content: TaskContent | None,
+    attempts: list[AttemptRecord],
+    *,
+    chosen: Policy | None,
+    lane: LaneRecord | None,
+    now: int,
+) -> Explanation:
+    """Explain the attempts of a task and its next step.
+
+    `attempts` are the latest attempts. `chosen` is the policy that the task names, None if that
+    policy was deleted. `lane` is the queue of the task. `now` is in epoch milliseconds.
+    """
+    status = task.status_at(now)
+    policy = chosen or SERVICE_PRESETS["default"]
+    if content is not None and content.overrides:
+        # ConfigurationError: the policy has changed, and the overrides are no longer valid.
+        with suppress(ConfigurationError):
+            policy = policy_from_json(content.overrides, policy)
+    secrets = find_secrets(content)
+    # When the wait after each attempt ended; None while it lasts.
+    wait_ends: list[int | None] = [
+        max(attempt.started_at, attempt.scheduled_at) for attempt in attempts[1:]
+    ]
+    if status.is_terminal:
+        wait_ends.append(task.finished_at)
+    else:
+        is_waiting = status is Status.PENDING and task.next_attempt_at > now
+        wait_ends.append(None if is_waiting else task.next_attempt_at)
+    steps: list[ExplainedStep] = []
+    for attempt, wait_end in zip(attempts, wait_ends, strict=False):
+        view = attempt_view(task.id, attempt, secrets)
+        text = _describe_attempt(attempt, view.error_message, wait_end)
+        if _was_stopped_by(attempt) and (attempt is not attempts[-1] or not status.is_terminal):
+            text += "; was replayed"
+        steps.append(ExplainedStep(attempt_number=attempt.number, text=text, attempt=view))
+    next_step = _next_step(task, status, policy, lane, now)
+    if chosen is None and status not in _DONE:
+        deleted = f"Its policy {task.policy_id} was deleted: it uses the default policy."
+        next_step = NextStep(text=f"{next_step.text} {deleted}", at=next_step.at)
+    sentences = [step.text for step in steps]
+    if attempts and attempts[0].number > 1:
+        sentences.insert(0, f"{attempts[0].number - 1} attempts before")
+    if task.reason is not None and not (attempts and _was_stopped_by(attempts[-1])):
+        sentences.append(f"stopped: {_REASON_TEXTS.get(task.reason, task.reason)}")
+    if not sentences:
+        sentences = ["no attempt was made yet" if not status.is_terminal else "no attempt was made"]
+    return Explanation(
+        task_id=task.id,
+        status=STATUS_NAMES[status],
+        reason=task.reason,
+        text=f"{'; '.join(sentences)}. {next_step.text}",
+        steps=steps,
+        next=next_step,
+    )
+
+
+def _describe_attempt(attempt: AttemptRecord, error: str | None, wait_end: int | None) -> str:
+    """Describe an attempt and the wait after it, which ended at `wait_end` (None: not yet).
+
+    `error` is the error message of the attempt without secrets.
+    """
+    if attempt.outcome == LOST:
+        result = f"attempt {attempt.number} was lost with its worker"
+    elif attempt.status is not None:
+        result = f"attempt {attempt.number} got {attempt.status}"
+    else:
+        cause = attempt.error_class or attempt.outcome
+        if error and cause not in _SELF_EXPLANATORY:
+            cause += f": {error[:_MAX_ERROR_LENGTH].rstrip('.')}"
+        result = f"attempt {attempt.number} failed ({cause})"
+    if attempt.decision is None or attempt.decision.action == "done":
+        return result
+    waited_ms = None
+    if wait_end is not None:
+        waited_ms = wait_end - attempt.started_at - (attempt.duration_ms or 0.0)
+    return f"{result}; {_describe_decision(attempt.decision, waited_ms)}"
+
+
+def _describe_decision(decision: StoredDecision, waited_ms: float | None) -> str:
+    """Describe a decision; `waited_ms` is the actual wait, None while it lasts."""
+    details: list[str] = []
+    if decision.ceiling_ms is not None:
+        details.append(f"ceiling {format_duration(decision.ceiling_ms / 1000)}")
+    if decision.jitter is not None:
+        details.append(f"{decision.jitter} jitter")
+    if decision.hint_ms is not None:
+        source = decision.hint_source or "the server"
+        details.append(f"{source} asked for {format_duration(decision.hint_ms / 1000)}")
+    suffix = f" ({', '.join(details)})" if details else ""
+    if decision.action == "stop":
+        reason = decision.reason or "unknown"
+        return f"stopped: {_REASON_TEXTS.get(reason, reason)}{suffix}"
+    delay_ms = decision.delay_ms or 0.0
+    planned = f"{format_duration(delay_ms / 1000)}{suffix}"
+    if waited_ms is None:
+        return f"waits {planned}"
+    if -_EARLY_TOLERANCE_MS <= waited_ms - delay_ms <= _LATE_TOLERANCE_MS:
+        return f"waited {planned}"
+    actual = format_duration(max(0.0, waited_ms) / 1000)
+    ending = f"cut short after {actual}" if waited_ms < delay_ms else f"waited {actual}"
+    return f"was to wait {planned}, {ending}"
+
+
+def _was_stopped_by(attempt: AttemptRecord) -> bool:
+    return attempt.decision is not None and attempt.decision.action == "stop"
+
+
+def _next_step(
+    task: Task, status: Status, policy: Policy, lane: LaneRecord | None, now: int
+) -> NextStep:
+    """Describe the next step of a task, and when it happens."""
+    number = task.attempts + 1
+    if status is Status.SUCCEEDED:
+        return NextStep(text="It succeeded; no attempt follows.", at=None)
+    if status is Status.CANCELLED:
+        return NextStep(text="It was cancelled; no attempt follows.", at=None)
+    if status is Status.EXHAUSTED:
+        text = "It is a dead letter: no attempt follows until it is replayed "
+        return NextStep(text=f"{text}(POST /retry-tasks/{task.id}/retry).", at=None)
+    if status is Status.IN_FLIGHT:
+        ending = ", and is the last one: the task was cancelled" if task.cancelling else ""
+        return NextStep(text=f"Attempt {number} is running{ending}.", at=None)
+    attempt = f"Attempt {number} of {policy.max_attempts + task.forgiven + task.lost}"
+    due = task.next_attempt_at
+    if lane is not None and lane.paused:
+        text = f"{attempt} waits until an operator resumes its downstream."
+        return NextStep(text=text, at=None)
+    if lane is not None and lane.parked_until is not None and lane.parked_until > max(now, due):
+        left = format_duration((lane.parked_until - now) / 1000)
+        text = f"{attempt} waits for its downstream: the breaker is open for another {left}."
+        return NextStep(text=text, at=lane.parked_until)
+    when = f"in {format_duration((due - now) / 1000)}" if due > now else "now"
+    return NextStep(text=f"{attempt} is due {when}.", at=due)
 
 
 @lru_cache(4096)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tarry.service.api.explanation import explain_task
+from tarry.service.api.views import explain_task
 from tarry.service.model import AttemptRecord, Decision, LaneRecord, Status, Task, TaskContent
 from tarry.wire.policies import SERVICE_PRESETS
 
