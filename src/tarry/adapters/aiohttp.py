@@ -12,22 +12,9 @@ from contextlib import suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, cast
 
+from tarry.adapters.http import messages
 from tarry.adapters.http.hand_off import HandOff
-from tarry.adapters.http.messages import (
-    ClientFunctions,
-    DrainedBody,
-    RequestSnapshot,
-    add_safety_note,
-    attempt_time_limit,
-    check_idempotency_key,
-    classify_proxy_refusal,
-    classify_response,
-    drain_timeout,
-    final_response,
-    is_worth_draining,
-    make_repeatable,
-    set_attempt_headers,
-)
+from tarry.adapters.http.messages import ClientFunctions, DrainedBody, RequestSnapshot
 from tarry.adapters.http.send import OriginRegistry
 from tarry.core.outcome import PERMANENT, Kind, Outcome
 from tarry.errors import MissingExtra, ResultNotAccepted
@@ -95,7 +82,7 @@ class RetryMiddleware:
         idempotency_key: IdempotencyKey = None,
         hand_off: AsyncTaskClient | None = None,
     ) -> None:
-        self._idempotency_key = check_idempotency_key(idempotency_key)
+        self._idempotency_key = messages.check_idempotency_key(idempotency_key)
         self._origins = OriginRegistry(
             policy, downstream, _classify_error, _classify_response, _release
         )
@@ -111,23 +98,22 @@ class RetryMiddleware:
             return await drivers.drive_async(call, self._send, (call, request, handler), {})
         except ResultNotAccepted as error:
             await self._hand_off.async_try_hand_off(request, error)
-            response: Any = final_response(error)
+            response: Any = messages.final_response(error)
             return response  # type: ignore[no-any-return]
         except Exception as error:
-            add_safety_note(error, can_resend_body=can_resend_body)
+            messages.add_safety_note(error, can_resend_body=can_resend_body)
             await self._hand_off.async_try_hand_off(request, error)
             if isinstance(error, (ClientOSError, ServerDisconnectedError)):
                 _last_error.set((_call_identity(request), error))
             raise
 
     def _new_call(self, request: ClientRequest, *, can_resend_body: bool) -> RunningCall:
-        method, url = request.method, request.url
+        method, url, headers = request.method, request.url, request.headers
         if self._idempotency_key is not None:
             _copy_key_to_redirect(request)
-        repeatable = make_repeatable(method, request.headers, self._idempotency_key, request)
-        if self._idempotency_key is not None and (
-            key := request.headers.get(http.IDEMPOTENCY_KEY_HEADER)
-        ):
+        repeatable = messages.make_repeatable(method, headers, self._idempotency_key, request)
+        key = None if self._idempotency_key is None else headers.get(http.IDEMPOTENCY_KEY_HEADER)
+        if key:
             _last_key.set((_call_identity(request), method, key))
         origin = http.origin_of(url.scheme, url.host or "", url.port)
         repeatable = repeatable and can_resend_body
@@ -138,8 +124,8 @@ class RetryMiddleware:
     ) -> ClientResponse:
         if call.attempts > 1:
             await request.close()  # the previous attempt may still be reading the body
-        set_attempt_headers(
-            request.headers, call.attempts, attempt_time_limit(self._attempt_timeout)
+        messages.set_attempt_headers(
+            request.headers, call.attempts, messages.attempt_time_limit(self._attempt_timeout)
         )
         try:
             return await handler(request)
@@ -200,7 +186,7 @@ def _classify_error(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT
     detail = type(error).__name__
     timeout = isinstance(error, TimeoutError)
     if isinstance(error, ClientHttpProxyError):
-        return classify_proxy_refusal(error.status)
+        return messages.classify_proxy_refusal(error.status)
     if isinstance(error, _TLS_ERRORS):
         return PERMANENT
     if isinstance(error, _NOT_SENT_ERRORS):
@@ -211,14 +197,15 @@ def _classify_error(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT
 
 
 def _classify_response(policy: Policy, repeatable: bool, response: ClientResponse) -> Outcome:  # noqa: FBT001
-    return classify_response(response.status, response.headers, policy, repeatable=repeatable)
+    headers = response.headers
+    return messages.classify_response(response.status, headers, policy, repeatable=repeatable)
 
 
 async def _release(response: ClientResponse) -> bool:
     is_complete = False
     with suppress(ClientError):  # if reading fails, the connection is closed
-        if is_worth_draining(response.headers):
-            timeout = drain_timeout()
+        if messages.is_worth_draining(response.headers):
+            timeout = messages.drain_timeout()
             with clocks.timeout(timeout):
                 is_complete = await _drain(response, timeout)
     if not is_complete:

@@ -15,23 +15,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
-from tarry.adapters.http.messages import (
-    MIN_TIMEOUT_S,
-    ClientFunctions,
-    DrainedBody,
-    RequestSnapshot,
-    add_safety_note,
-    attempt_time_limit,
-    classify_proxy_refusal,
-    drain_timeout,
-    final_response,
-    is_permanent_tls_error,
-    is_worth_draining,
-    make_repeatable,
-    on_blocking_wait,
-    response_classifier,
-    set_attempt_headers,
-)
+from tarry.adapters.http import messages
+from tarry.adapters.http.messages import ClientFunctions, DrainedBody, RequestSnapshot
 from tarry.adapters.http.send import LRUCache, RequestSender
 from tarry.core.outcome import PERMANENT, Kind, Outcome
 from tarry.errors import (
@@ -157,22 +142,20 @@ def _can_resend_body(request: Any, *, in_parallel: bool = False) -> bool:
         return True
     if stream_type != "MultipartStream":
         return False
-    files = [getattr(field, "file", b"") for field in request.stream.fields]
-    return all(
-        isinstance(file, (bytes, str)) or (not in_parallel and _is_seekable(file)) for file in files
-    )
-
-
-def _is_seekable(file: Any) -> bool:
-    return hasattr(file, "seekable") and bool(file.seekable())
+    for field in request.stream.fields:
+        file = getattr(field, "file", b"")
+        is_seekable = hasattr(file, "seekable") and file.seekable()
+        if not isinstance(file, (bytes, str)) and (in_parallel or not is_seekable):
+            return False
+    return True
 
 
 def _attempt_request(request: Any, number: int, attempt_timeout: float | None) -> Any:
     """Return a copy of the request with the headers and timeouts of an attempt."""
-    limit = attempt_time_limit(attempt_timeout)
+    limit = messages.attempt_time_limit(attempt_timeout)
     timeouts = _AttemptTimeouts(request.extensions.get("timeout") or {})
     if limit is not None:
-        timeout = max(limit, MIN_TIMEOUT_S)
+        timeout = max(limit, messages.MIN_TIMEOUT_S)
         for phase in _TIMEOUT_PHASES:
             phase_limit = timeout * _CONNECT_SHARE if phase in ("connect", "pool") else timeout
             timeouts[phase] = min(phase_limit, timeouts.get(phase) or phase_limit)
@@ -183,7 +166,7 @@ def _attempt_request(request: Any, number: int, attempt_timeout: float | None) -
         stream=request.stream,
         extensions={**request.extensions, "timeout": timeouts},
     )
-    set_attempt_headers(copy.headers, number, limit)
+    messages.set_attempt_headers(copy.headers, number, limit)
     return copy
 
 
@@ -206,7 +189,7 @@ def _classify_error(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT
         local = "PoolTimeout" in names  # the client's own pool is exhausted: not a server failure
         return Outcome(Kind.TRANSIENT, timeout=timeout, local=local, detail=detail)
     if "ProxyError" in names and (status := str(error).partition(" ")[0]).isdecimal():
-        return classify_proxy_refusal(int(status))
+        return messages.classify_proxy_refusal(int(status))
     if names & _MAYBE_READ_ERRORS:
         return Outcome(Kind.TRANSIENT, safe=repeatable, timeout=timeout, detail=detail)
     return PERMANENT
@@ -223,7 +206,7 @@ def _is_tls_error(error: Exception) -> bool:
     if httpcore_error is None:
         return False
     origin = httpcore_error.__cause__ or httpcore_error.__context__
-    while origin is not None and not is_permanent_tls_error(origin):
+    while origin is not None and not messages.is_permanent_tls_error(origin):
         origin = origin.__cause__
     return origin is not None
 
@@ -234,8 +217,8 @@ def _is_tls_error(error: Exception) -> bool:
 def _release(response: Any) -> bool:
     stream, is_complete = response.stream, False
     with suppress(Exception):  # if reading fails, the connection is closed
-        if is_worth_draining(response.headers):
-            timeout = drain_timeout()
+        if messages.is_worth_draining(response.headers):
+            timeout = messages.drain_timeout()
             _limit_read_timeout(response, timeout)
             body = DrainedBody(timeout)
             is_complete = all(map(body.add, stream)) and _restore_body(response, body)
@@ -246,8 +229,8 @@ def _release(response: Any) -> bool:
 async def _release_async(response: Any) -> bool:
     stream, is_complete = response.stream, False
     with suppress(Exception):
-        if is_worth_draining(response.headers):
-            timeout = drain_timeout()
+        if messages.is_worth_draining(response.headers):
+            timeout = messages.drain_timeout()
             body = DrainedBody(timeout)
             with clocks.timeout(timeout):
                 async for chunk in stream:
@@ -303,11 +286,10 @@ def _send_first_async(transport: Any, request: Any) -> Any:
     return transport.handle_async_request(request)
 
 
-_classify_response = response_classifier(lambda response: response.headers.multi_items())
 _FUNCTIONS = ClientFunctions(
     is_async=False,
     classify_error=_classify_error,
-    classify_response=_classify_response,
+    classify_response=messages.response_classifier(lambda response: response.headers.multi_items()),
     release=_release,
     snapshot=_snapshot,
 )
@@ -364,7 +346,7 @@ class _RetryTransportBase(Generic[C]):
         sender, (method, scheme, host, port, stream_type) = self._sender, cache_key
         can_cache = method in http.IDEMPOTENT_METHODS and stream_type.__name__ == _BYTES_STREAM
         repeatable = can_cache or (
-            make_repeatable(method, request.headers, sender.idempotency_key, request)
+            messages.make_repeatable(method, request.headers, sender.idempotency_key, request)
             and _can_resend_body(request, in_parallel=sender.hedging is not None)
         )
         send = sender.send_function((method, scheme, host, port, repeatable))
@@ -373,7 +355,7 @@ class _RetryTransportBase(Generic[C]):
     def _explain_error(self, request: Any, error: Exception) -> None:
         """Explain an error that is hard to understand: raise a better one, or add a note."""
         _raise_if_other_package(self._transport, request, error)
-        add_safety_note(error, can_resend_body=_can_resend_body(request))
+        messages.add_safety_note(error, can_resend_body=_can_resend_body(request))
 
 
 class RetryTransport(_RetryTransportBase["SyncTaskClient"], _BaseTransport):
@@ -406,9 +388,9 @@ class RetryTransport(_RetryTransportBase["SyncTaskClient"], _BaseTransport):
             return (self._cached_sends.get(key) or self._send_function(request, key))(request)
         except ResultNotAccepted as error:
             self._sender.hand_off.try_hand_off(request, error)
-            return final_response(error)
+            return messages.final_response(error)
         except BlockingWait as error:
-            return on_blocking_wait(error)
+            return messages.on_blocking_wait(error)
         except Exception as error:
             self._explain_error(request, error)
             self._sender.hand_off.try_hand_off(request, error)
@@ -453,7 +435,7 @@ class AsyncRetryTransport(_RetryTransportBase["AsyncTaskClient"], _AsyncBaseTran
             return await (self._cached_sends.get(key) or self._send_function(request, key))(request)
         except ResultNotAccepted as error:
             await self._sender.hand_off.async_try_hand_off(request, error)
-            return final_response(error)
+            return messages.final_response(error)
         except Exception as error:
             self._explain_error(request, error)
             await self._sender.hand_off.async_try_hand_off(request, error)

@@ -14,23 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from urllib.parse import urlsplit
 
-from tarry.adapters.http.messages import (
-    MIN_TIMEOUT_S,
-    ClientFunctions,
-    DrainedBody,
-    RequestSnapshot,
-    add_safety_note,
-    attempt_time_limit,
-    classify_proxy_refusal,
-    drain_timeout,
-    final_response,
-    is_permanent_tls_error,
-    is_worth_draining,
-    make_repeatable,
-    on_blocking_wait,
-    response_classifier,
-    set_attempt_headers,
-)
+from tarry.adapters.http import messages
+from tarry.adapters.http.messages import ClientFunctions, DrainedBody, RequestSnapshot
 from tarry.adapters.http.send import RequestSender
 from tarry.core.outcome import PERMANENT, Kind, Outcome
 from tarry.errors import BlockingWait, ConfigurationError, MissingExtra, ResultNotAccepted
@@ -143,11 +128,11 @@ class RetryAdapter(HTTPAdapter):
             response = send_with_retries(send, request, body_start, timeout)
         except ResultNotAccepted as error:
             self._sender.hand_off.try_hand_off(request, error)
-            response = final_response(error)
+            response = messages.final_response(error)
         except BlockingWait as error:
-            response = on_blocking_wait(error)
+            response = messages.on_blocking_wait(error)
         except Exception as error:
-            add_safety_note(error, can_resend_body=can_resend_body)
+            messages.add_safety_note(error, can_resend_body=can_resend_body)
             self._sender.hand_off.try_hand_off(request, error)
             raise
         response.request = request  # instead of the copy that was sent
@@ -158,7 +143,7 @@ class RetryAdapter(HTTPAdapter):
     ) -> Callable[..., Any]:
         method, url = request.method or "", urlsplit(request.url or "")
         headers, sender = cast("Any", request.headers), self._sender
-        repeatable = make_repeatable(method, headers, sender.idempotency_key, request)
+        repeatable = messages.make_repeatable(method, headers, sender.idempotency_key, request)
         key = (method, url.scheme, url.hostname or "", url.port, repeatable and can_resend_body)
         return sender.send_functions.get(key) or sender.send_function(key)
 
@@ -174,12 +159,12 @@ def _send(
 ) -> Response:
     if number > 1 and body_start is not None and _is_file(request.body):
         cast("Any", request.body).seek(body_start)
-    limit = attempt_time_limit(limit)
+    limit = messages.attempt_time_limit(limit)
     if number > 1 or limit is not None:
         request = request.copy()  # the user's request stays unchanged
-        set_attempt_headers(cast("Any", request.headers), number, limit)
+        messages.set_attempt_headers(cast("Any", request.headers), number, limit)
     if limit is not None:
-        timeout = _limit_timeout(timeout, max(limit, MIN_TIMEOUT_S))
+        timeout = _limit_timeout(timeout, max(limit, messages.MIN_TIMEOUT_S))
     return send(request, timeout=timeout)
 
 
@@ -228,10 +213,10 @@ def _classify_error(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT
     timeout = isinstance(error, Timeout)
     reason = _original_error(error)
     if isinstance(reason, OSError) and (refusal := _TUNNEL_REFUSAL.match(str(reason))):
-        return classify_proxy_refusal(int(refusal[1]))
+        return messages.classify_proxy_refusal(int(refusal[1]))
     if isinstance(reason, (NewConnectionError, ConnectTimeoutError)):
         return Outcome(Kind.TRANSIENT, timeout=timeout, detail=detail)
-    if is_permanent_tls_error(reason) or (
+    if messages.is_permanent_tls_error(reason) or (
         isinstance(error, SSLError) and not isinstance(reason, OSError)  # a wrong host name
     ):
         return PERMANENT
@@ -257,7 +242,9 @@ def _original_error(error: Exception) -> Any:
 def _release(response: Response) -> bool:
     is_complete = False
     with suppress(RequestException, OSError):  # if reading fails, the connection is closed
-        is_complete = is_worth_draining(response.headers) and _drain(response, drain_timeout())
+        is_complete = messages.is_worth_draining(response.headers) and _drain(
+            response, messages.drain_timeout()
+        )
     response.close()
     return is_complete
 
@@ -277,7 +264,9 @@ def _drain(response: Response, timeout: float) -> bool:
 _FUNCTIONS = ClientFunctions(
     is_async=False,
     classify_error=_classify_error,
-    classify_response=response_classifier(lambda response: response.raw.headers.iteritems()),
+    classify_response=messages.response_classifier(
+        lambda response: response.raw.headers.iteritems()
+    ),
     release=_release,
     snapshot=_snapshot,
 )
