@@ -143,8 +143,8 @@ def _can_resend_body(request: Any, *, in_parallel: bool = False) -> bool:
     if stream_type != "MultipartStream":
         return False
     for field in request.stream.fields:
-        file = getattr(field, "file", b"")
-        is_seekable = hasattr(file, "seekable") and file.seekable()
+        file: Any = getattr(field, "file", b"")
+        is_seekable: bool = hasattr(file, "seekable") and file.seekable()
         if not isinstance(file, (bytes, str)) and (in_parallel or not is_seekable):
             return False
     return True

@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from copy import copy
 from importlib import import_module
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tarry.adapters.http.send import OriginRegistry
@@ -50,6 +51,7 @@ _CLOCK_TOLERANCE_S = 0.01
 """gRPC measures deadlines with its own clock, which may be ahead of tarry's by this much."""
 _MAX_BLOCKING_THREADS = 32
 _END_OF_STREAM = object()
+_RESULT_OF = methodcaller("result")
 
 
 class GrpcCall(RunningBlock):
@@ -133,8 +135,9 @@ class CallFactory:
             raise ConfigurationTypeError("target", rule, target)
         self._repeatable = repeatable
         self._target = target
+        # gRPC raises its failures, and a failed call holds no resources.
         self._origins = OriginRegistry(
-            policy, downstream, self._classify_error, _classify_response, _release
+            policy, downstream, self._classify_error, lambda _, __, ___: SUCCESS, lambda _: None
         )
         self.attempt_timeout: float | None = self._origins.policy.attempt_timeout
 
@@ -181,21 +184,14 @@ def is_timeout_over(details: Any) -> bool:
     return details.timeout is not None and details.timeout <= 0
 
 
-def _classify_response(_policy: Policy, _repeatable: bool, _result: Any) -> Outcome:  # noqa: FBT001
-    return SUCCESS  # gRPC raises its failures
-
-
-def _release(_result: Any) -> None:
-    """Do nothing: a failed call holds no resources."""
-
-
 # --- the call objects of plain channels ----------------------------------------------------------
 
 
 class RetriedCall:
     """The call object that the user gets. It makes the attempts and delegates to the last one.
 
-    The first attempt is already running when the user gets this object.
+    The first attempt is already running when the user gets this object. The methods for the status
+    and the metadata wait until no further attempt will be made.
     """
 
     def __init__(self, call: GrpcCall, send: Callable[[], Any], first_attempt: Any) -> None:
@@ -234,6 +230,30 @@ class RetriedCall:
                 raise CancelledAttempt(error) from None
             raise
 
+    def _final_attempt(self) -> Any:
+        """Wait until no further attempt will be made, and return the last attempt."""
+        raise NotImplementedError
+
+    def code(self) -> Any:
+        """Wait for the call and return its status code."""
+        return self._final_attempt().code()
+
+    def details(self) -> Any:
+        """Wait for the call and return the details of its status."""
+        return self._final_attempt().details()
+
+    def initial_metadata(self) -> Any:
+        """Wait for the call and return the initial metadata of its last attempt."""
+        return self._final_attempt().initial_metadata()
+
+    def trailing_metadata(self) -> Any:
+        """Wait for the call and return the trailing metadata of its last attempt."""
+        return self._final_attempt().trailing_metadata()
+
+    def debug_error_string(self) -> Any:
+        """Wait for the call and return gRPC's debug information about its last attempt."""
+        return self._final_attempt().debug_error_string()
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._last_attempt, name)
 
@@ -269,11 +289,7 @@ class _StreamCancelled(Cancelled, grpc.RpcError):  # type: ignore[misc]  # pyrig
 
 
 class RetriedStream(RetriedCall):
-    """A response stream that is retried until its first message has arrived.
-
-    Methods delegate to the last attempt. Those for the status and the metadata first wait until no
-    further attempt will be made.
-    """
+    """A response stream that is retried until its first message has arrived."""
 
     def __init__(self, call: GrpcCall, send: Callable[[], Any], first_attempt: Any) -> None:
         super().__init__(call, send, first_attempt)
@@ -298,15 +314,12 @@ class RetriedStream(RetriedCall):
         return self._first_message.pop() if self._first_message else next(self._last_attempt)
 
     def _final_attempt(self) -> Any:
-        """Make attempts until a first message arrives or the call is given up.
-
-        Return the last attempt.
-        """
+        """Make attempts until a first message arrives or the call is given up."""
         with self._lock:
             if self._has_final_attempt:
                 return self._last_attempt
             try:
-                message = self._drive(_first_message_of)
+                message = self._drive(lambda attempt: next(attempt, _END_OF_STREAM))
             except Cancelled as error:  # during a wait between two attempts
                 self._error = _StreamCancelled(str(error))
                 self._error.__cause__ = error.__cause__
@@ -337,26 +350,6 @@ class RetriedStream(RetriedCall):
         """Call `fn` when the stream ends."""
         self._add_callback("add_done_callback", fn)
 
-    def code(self) -> Any:
-        """Wait for the status code of the stream."""
-        return self._final_attempt().code()
-
-    def details(self) -> Any:
-        """Wait for the details of the status."""
-        return self._final_attempt().details()
-
-    def initial_metadata(self) -> Any:
-        """Wait for the initial metadata."""
-        return self._final_attempt().initial_metadata()
-
-    def trailing_metadata(self) -> Any:
-        """Wait for the trailing metadata."""
-        return self._final_attempt().trailing_metadata()
-
-    def debug_error_string(self) -> Any:
-        """Wait for gRPC's debug information."""
-        return self._final_attempt().debug_error_string()
-
     def _add_callback(self, method: str, callback: Callable[..., None]) -> Any:
         if self._has_final_attempt:
             return getattr(self._last_attempt, method)(callback)
@@ -371,10 +364,6 @@ class RetriedStream(RetriedCall):
             method, callback = self._callbacks.pop(0)
             if getattr(self._last_attempt, method)(callback) is False:  # the attempt has ended
                 callback()
-
-
-def _first_message_of(attempt: Any) -> Any:
-    return next(attempt, _END_OF_STREAM)
 
 
 class RetriedFuture(RetriedCall):
@@ -395,7 +384,7 @@ class RetriedFuture(RetriedCall):
             loop.call_soon_threadsafe(self._start, loop, context=self._context)
             return
         try:
-            result = self._drive(_result_of)
+            result = self._drive(_RESULT_OF)
         except BaseException as error:  # raised by the user's budget or limiter
             self._finish(None, error)
         else:
@@ -431,7 +420,7 @@ class RetriedFuture(RetriedCall):
 
         attempt.add_done_callback(on_done)
         await done.wait()
-        return self._attempt_result(_result_of, attempt)
+        return self._attempt_result(_RESULT_OF, attempt)
 
     def _finish(self, result: Any, error: BaseException | None) -> None:
         if error is None:
@@ -498,37 +487,18 @@ class RetriedFuture(RetriedCall):
 
     def code(self) -> Any:
         """Wait for the call and return its status code."""
-        return grpc.StatusCode.CANCELLED if self._was_cancelled() else self._last_attempt.code()
+        return grpc.StatusCode.CANCELLED if self._was_cancelled() else super().code()
 
     def details(self) -> Any:
         """Wait for the call and return the details of its status."""
-        return _CANCELLED_DURING_BACKOFF if self._was_cancelled() else self._last_attempt.details()
+        return _CANCELLED_DURING_BACKOFF if self._was_cancelled() else super().details()
 
-    def initial_metadata(self) -> Any:
-        """Wait for the call and return the initial metadata of its last attempt."""
+    def _final_attempt(self) -> Any:
         self._future.exception()
-        return self._last_attempt.initial_metadata()
-
-    def trailing_metadata(self) -> Any:
-        """Wait for the call and return the trailing metadata of its last attempt."""
-        self._future.exception()
-        return self._last_attempt.trailing_metadata()
-
-    def debug_error_string(self) -> Any:
-        """Wait for the call and return gRPC's debug information about its last attempt."""
-        self._future.exception()
-        return self._last_attempt.debug_error_string()
-
-    def time_remaining(self) -> Any:
-        """Return the seconds that remain for the running attempt."""
-        return self._last_attempt.time_remaining()
+        return self._last_attempt
 
     def _was_cancelled(self) -> bool:
         return isinstance(self._future.exception(), grpc.FutureCancelledError)
-
-
-def _result_of(attempt: Any) -> Any:
-    return attempt.result()
 
 
 _lock = threading.Lock()
