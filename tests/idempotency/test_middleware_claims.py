@@ -1,4 +1,4 @@
-"""Claims that hang, fail or succeed too late do not keep their key."""
+"""Claims that find a record, and claims that hang, fail or succeed too late."""
 
 from __future__ import annotations
 
@@ -7,13 +7,67 @@ from typing import Any
 
 import pytest
 
-from tarry.idempotency import IdempotencyMiddleware, lease
+from tarry.idempotency import (
+    ExistingRecord,
+    IdempotencyMiddleware,
+    MemoryStore,
+    Record,
+    StoredResponse,
+    lease,
+)
 from tarry.runtime import clocks
 from tarry.runtime.clocks import system
 from tarry.testing import VirtualClock
-from tests.idempotency.asgi_client import PaymentsApp, send_request
+from tests.idempotency.asgi_client import PaymentsApp, Response, send_request
 from tests.idempotency.conftest import Run
 from tests.idempotency.faulty_store import FOREVER_S, FaultyStore
+
+RESPONSE = StoredResponse(201, ((b"a", b"b"),), b"body")
+
+
+class StoreWithRecord(MemoryStore):
+    """A store that has a record for every key, which becomes free at 10 s on its clock."""
+
+    def __init__(self, now: float, response: StoredResponse | None, *, same: bool = True) -> None:
+        super().__init__()
+        self.now, self.response, self.same = now, response, same
+
+    async def claim(
+        self, key: str, fingerprint: str, owner: str, lease: float
+    ) -> ExistingRecord | None:
+        """Return the record, of the same or of another request."""
+        fingerprint = fingerprint if self.same else "other"
+        return ExistingRecord(Record(fingerprint, 10.0, self.response), self.now)
+
+
+def response_for(store: StoreWithRecord) -> Response:
+    """Return the response of the middleware; the application must not run."""
+    payments = PaymentsApp()
+    response = asyncio.run(send_request(IdempotencyMiddleware(payments, store)))
+    assert 0 == payments.runs
+    return response
+
+
+@pytest.mark.parametrize("response", [None, RESPONSE])
+def test_other_fingerprint_is_a_mismatch(response: StoredResponse | None) -> None:
+    """The same key must not be used for a different request, running or finished."""
+    assert 422 == response_for(StoreWithRecord(0.0, response, same=False)).status
+
+
+def test_finished_record_returns_its_response() -> None:
+    """A repeated request gets the stored response."""
+    response = response_for(StoreWithRecord(0.0, RESPONSE))
+
+    assert (201, b"body", True) == (response.status, response.body, response.replayed)
+
+
+@pytest.mark.parametrize(("now", "left"), [(0.0, 10), (9.5, 1), (10.0, 0), (11.0, 0)])
+def test_running_record_is_in_progress(now: float, left: int) -> None:
+    """While the first request runs, the others get the remaining time of its lease, at least 0."""
+    response = response_for(StoreWithRecord(now, None))
+
+    assert 409 == response.status
+    assert response.problem["detail"].endswith(f"the key is free in {left} s.")
 
 
 def test_hanging_claim_rejects_the_request(run: Run) -> None:

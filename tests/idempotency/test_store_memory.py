@@ -227,19 +227,19 @@ def test_claim_without_expiry_does_not_expire() -> None:
     async def main() -> None:
         clock = ManualClock()
         store = MemoryStore(1, clock=lambda: clock.now)
-        assert store.claim_without_expiry("a", "print", "owner", 10.0) is None
+        assert store.claim_now("a", "print", "owner", 10.0, expires=False) is None
         await clock.advance(1e6)
 
         assert 0 == await store.sweep(10)
         with pytest.raises(LimitReached):
-            store.claim_without_expiry("b", "print", "owner", 10.0)
-        existing = store.claim_without_expiry("a", "print", "other", 10.0)
+            store.claim_now("b", "print", "owner", 10.0, expires=False)
+        existing = store.claim_now("a", "print", "other", 10.0, expires=False)
         assert existing is not None
         assert 10.0 == existing.record.free_at - existing.now
 
         store.expire_later("a", "owner", 10.0)
         await clock.advance(10.0)
-        assert store.claim_without_expiry("b", "print", "owner", 10.0) is None
+        assert store.claim_now("b", "print", "owner", 10.0, expires=False) is None
 
     asyncio.run(main())
 
@@ -250,7 +250,7 @@ def test_claim_without_expiry_can_be_extended() -> None:
     async def main() -> None:
         clock = ManualClock()
         store = MemoryStore(clock=lambda: clock.now)
-        store.claim_without_expiry("a", "print", "owner", 10.0)
+        store.claim_now("a", "print", "owner", 10.0, expires=False)
 
         assert await store.extend("a", "print", "owner", 5.0)
         await clock.advance(5.0)
@@ -263,25 +263,25 @@ def test_expire_later_does_not_wait_for_the_lock() -> None:
     """The garbage collector may close a request while its thread holds the lock."""
     clock = ManualClock()
     store = MemoryStore(1, clock=lambda: clock.now)
-    store.claim_without_expiry("a", "print", "owner", 10.0)
+    store.claim_now("a", "print", "owner", 10.0, expires=False)
 
     with store._lock:
         store.expire_later("a", "owner", 10.0)
     clock.now += 10.0
 
-    assert store.claim_without_expiry("b", "print", "owner", 10.0) is None
+    assert store.claim_now("b", "print", "owner", 10.0, expires=False) is None
 
 
 def test_full_store_without_expiry_gives_no_retry_after() -> None:
     """The error has no time, also after the heap was rebuilt."""
     store = MemoryStore(1)
     for number in range(1100):
-        store.claim_without_expiry(str(number), "print", "owner", 10.0)
+        store.claim_now(str(number), "print", "owner", 10.0, expires=False)
         store.expire_later(str(number), "owner", 10.0)
         asyncio.run(store.release(str(number), "owner"))
-    store.claim_without_expiry("a", "print", "owner", 10.0)
+    store.claim_now("a", "print", "owner", 10.0, expires=False)
 
     with pytest.raises(LimitReached) as refused:
-        store.claim_without_expiry("b", "print", "owner", 10.0)
+        store.claim_now("b", "print", "owner", 10.0, expires=False)
 
     assert refused.value.retry_after is None

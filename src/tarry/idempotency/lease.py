@@ -17,6 +17,7 @@ import logging
 import os
 from contextlib import suppress
 from contextvars import Context
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from math import inf
@@ -47,45 +48,38 @@ _MAX_PENDING_SETTLEMENTS = 100
 """Limits the memory of pending background retries, each of which keeps a response."""
 
 
-class _ProcessName:
-    """A random string that differs between processes, also after a fork."""
-
-    def __init__(self) -> None:
-        self.regenerate()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self.regenerate)
-
-    def regenerate(self) -> None:
-        self.value = os.urandom(16).hex()
-
-
-_process_name = _ProcessName()
+_process_names = [os.urandom(16).hex()]
+"""Holds one random string, which differs between processes, also after a fork."""
 _lease_numbers = count()
 
 
+def _rename_after_fork() -> None:
+    _process_names[0] = os.urandom(16).hex()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_rename_after_fork)
+
+
+@dataclass
 class LeaseContext:
     """The store and the settings that all requests of one middleware share."""
 
-    def __init__(
-        self,
-        store: IdempotencyStore,
-        *,
-        lease_s: float,
-        retention_s: float,
-        max_response_bytes: int,
-        store_errors: bool,
-    ) -> None:
-        self.store: IdempotencyStore = store
-        self.lease_s: float = lease_s
-        self.retention_s: float = retention_s
-        self.max_response_bytes: int = max_response_bytes
-        self.store_errors: bool = store_errors
-        self.memory_store: MemoryStore | None = store if type(store) is MemoryStore else None
+    store: IdempotencyStore
+    lease_s: float
+    retention_s: float
+    max_response_bytes: int
+    store_errors: bool
+    pending_settlements: int = 0
+    """Leases that are being settled in the background."""
+
+    def __post_init__(self) -> None:
+        self.memory_store: MemoryStore | None = (
+            self.store if type(self.store) is MemoryStore else None
+        )
         """The store, if it is a `MemoryStore`. Its calls never wait, so they need no timeout and no
         task, and its leases need no renewal. None for any other store, and for a subclass of
         `MemoryStore`, because its calls may wait."""
-        self.pending_settlements: int = 0
-        """Leases that are being settled in the background."""
 
 
 class KeyLease:
@@ -111,7 +105,7 @@ class KeyLease:
         self.context: LeaseContext = context
         self._record_name = record_name
         self._fingerprint = fingerprint
-        self._owner = f"{_process_name.value} {next(_lease_numbers)}"
+        self._owner = f"{_process_names[0]} {next(_lease_numbers)}"
         self._scope = scope
         self._renewal_done: AsyncEvent | None = None
         """Set when the running renewal ends; None while no renewal runs."""
@@ -123,8 +117,8 @@ class KeyLease:
         context = self.context
         memory = context.memory_store
         if memory is not None:
-            return memory.claim_without_expiry(
-                self._record_name, self._fingerprint, self._owner, context.lease_s
+            return memory.claim_now(
+                self._record_name, self._fingerprint, self._owner, context.lease_s, expires=False
             )
         try:
             return await run_with_timeout(self._claim, STORE_TIMEOUT_S)
@@ -282,8 +276,7 @@ class LeaseRenewer:
     """
 
     def __init__(self, lease_s: float) -> None:
-        self._interval_s = lease_s / 3
-        self._retry_delay_s = min(1.0, lease_s / 30)
+        self._lease_s = lease_s
         self._loop_leases: _LoopLeases | None = None
 
     def add(self, lease: KeyLease) -> dict[KeyLease, float]:
@@ -295,8 +288,8 @@ class LeaseRenewer:
         loop = running_loop()
         leases = self._loop_leases
         if leases is None or leases.loop is not loop:
-            leases = self._loop_leases = _LoopLeases(loop, self._interval_s, self._retry_delay_s)
-        leases.next_renewals[lease] = system.now() + self._interval_s
+            leases = self._loop_leases = _LoopLeases(loop, self._lease_s)
+        leases.next_renewals[lease] = system.now() + leases.interval_s
         if not leases.is_timer_running:
             leases.is_timer_running = True
             start_background_task(leases.run_timer)
@@ -306,13 +299,13 @@ class LeaseRenewer:
 class _LoopLeases:
     """The leases of one event loop, and their timer task."""
 
-    def __init__(self, loop: object, interval_s: float, retry_delay_s: float) -> None:
-        self.loop: object = loop
-        self._interval_s = interval_s
-        self._retry_delay_s = retry_delay_s
+    def __init__(self, loop: object, lease_s: float) -> None:
+        self.loop = loop
+        self.interval_s = lease_s / 3
+        self._retry_delay_s = min(1.0, lease_s / 30)
         self.next_renewals: dict[KeyLease, float] = {}
         """The time of the next renewal of each lease; infinity while a renewal runs."""
-        self.is_timer_running: bool = False
+        self.is_timer_running = False
 
     async def run_timer(self) -> None:
         """Start the renewals that are due, as long as there are leases.
@@ -321,7 +314,7 @@ class _LoopLeases:
         """
         try:
             while self.next_renewals:
-                await system.async_sleep(self._interval_s / 2)
+                await system.async_sleep(self.interval_s / 2)
                 now = system.now()
                 for lease, next_renewal in tuple(self.next_renewals.items()):
                     if next_renewal <= now:
@@ -339,7 +332,7 @@ class _LoopLeases:
                 await system.async_sleep(self._retry_delay_s)
                 continue
             if renewed and lease in self.next_renewals:
-                self.next_renewals[lease] = started_at + self._interval_s
+                self.next_renewals[lease] = started_at + self.interval_s
             return
 
 
@@ -355,11 +348,9 @@ class AsyncEvent(Protocol):
 
     def set(self) -> object:
         """Wake all waiting tasks."""
-        ...
 
     async def wait(self) -> object:
         """Wait until the event is set."""
-        ...
 
 
 def new_event() -> AsyncEvent:

@@ -43,17 +43,10 @@ from tarry.idempotency.response import (
     key_reused,
     request_in_progress,
     response_not_stored,
-    send_rejection,
     send_stored_response,
     store_unavailable,
 )
-from tarry.idempotency.store import (
-    FingerprintMismatch,
-    InProgress,
-    MemoryStore,
-    StoredResponse,
-    evaluate_record,
-)
+from tarry.idempotency.store import MemoryStore
 from tarry.runtime.clocks import system
 from tarry.runtime.config import check_not_async
 from tarry.wire.http import Scope
@@ -161,7 +154,7 @@ class IdempotencyMiddleware:
         except ClientDisconnected:
             return
         except Rejection as rejection:
-            await send_rejection(send, rejection, self._docs)
+            await self._docs.send_rejection(send, rejection)
 
     async def _serve_with_key(
         self, headers: RequestHeaders, scope: Scope, receive: Receive, send: Send
@@ -205,15 +198,16 @@ class IdempotencyMiddleware:
         self, existing: ExistingRecord, fingerprint: str, send: Send
     ) -> None:
         """Answer a request whose key already has a record."""
-        match evaluate_record(existing.record, fingerprint, existing.now):
-            case StoredResponse() as response:
-                if response.body is None:
-                    raise response_not_stored(response)
-                await send_stored_response(send, response, response.body)
-            case InProgress() as in_progress:
-                raise request_in_progress(in_progress, self._lease_context.lease_s)
-            case FingerprintMismatch():
-                raise key_reused()
+        record, now = existing
+        if record.fingerprint != fingerprint:
+            raise key_reused()
+        response = record.response
+        if response is None:
+            free_in_s = max(0.0, record.free_at - now)
+            raise request_in_progress(free_in_s, self._lease_context.lease_s)
+        if response.body is None:
+            raise response_not_stored(response.status)
+        await send_stored_response(send, response, response.body)
 
     async def _sweep(self) -> None:
         """Delete some expired records. Called after sending, so that no client waits for it."""

@@ -12,16 +12,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tarry.errors import ConfigurationError, MissingExtra
-from tarry.idempotency.store import (
-    ExistingRecord,
-    Record,
-    StoredResponse,
-    decode_headers,
-    encode_headers,
-)
+from tarry.idempotency.store import ExistingRecord, Record, decode_response, encode_headers
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+    from tarry.idempotency.store import StoredResponse
 
 _TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,49}")
 """At most 50 characters, because PostgreSQL truncates names at 63, and the name of the index is
@@ -110,15 +106,12 @@ class AsyncpgPool(Protocol):
 
     def acquire(self, *, timeout: float | None = None) -> Any:
         """Acquire a connection."""
-        ...
 
     async def release(self, connection: Any, *, timeout: float | None = None) -> None:
         """Release a connection."""
-        ...
 
     async def close(self) -> None:
         """Close all connections."""
-        ...
 
 
 class PostgresStore:
@@ -152,9 +145,9 @@ class PostgresStore:
             if await self._fetch_row(_CLAIM, key, fingerprint, owner, lease):
                 return None
             if (row := await self._fetch_row(_READ, key)) is not None:
-                return ExistingRecord(
-                    Record(row["fingerprint"], row["free_at"], _response_of(row)), row["now"]
-                )
+                response = decode_response(row["status"], row["headers"], row["body"])
+                record = Record(row["fingerprint"], row["free_at"], response)
+                return ExistingRecord(record, row["now"])
         # The key changes owners faster than its record can be read. Report a request in progress
         # whose lease is just expiring.
         return ExistingRecord(Record(fingerprint, free_at=0.0, response=None), now=0.0)
@@ -252,12 +245,6 @@ class PostgresStore:
             return await execute(statement, *args, timeout=_TIMEOUT_S)
         finally:
             await pool.release(connection, timeout=_TIMEOUT_S)
-
-
-def _response_of(row: Any) -> StoredResponse | None:
-    if row["status"] is None:
-        return None
-    return StoredResponse(row["status"], decode_headers(row["headers"]), row["body"])
 
 
 def _import_asyncpg() -> ModuleType:

@@ -16,16 +16,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tarry.errors import ConfigurationError, MissingExtra
-from tarry.idempotency.store import (
-    ExistingRecord,
-    Record,
-    StoredResponse,
-    decode_headers,
-    encode_headers,
-)
+from tarry.idempotency.store import ExistingRecord, Record, decode_response, encode_headers
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+    from tarry.idempotency.store import StoredResponse
 
 _TIMEOUT_S = 5.0
 _MAX_CONNECTIONS = 20
@@ -95,11 +91,9 @@ class RedisClient(Protocol):
 
     def evalsha(self, sha: str, numkeys: int, /, *keys_and_args: Any) -> Any:
         """Run a script that the server has cached."""
-        ...
 
     def eval(self, script: str, numkeys: int, /, *keys_and_args: Any) -> Any:
         """Run a script; the server caches it."""
-        ...
 
     def get_encoder(self) -> RedisEncoder:
         """Return the encoder."""
@@ -107,7 +101,6 @@ class RedisClient(Protocol):
 
     async def aclose(self) -> None:
         """Close all connections."""
-        ...
 
 
 class _Script:
@@ -155,12 +148,9 @@ class RedisStore:
         if existing is None:
             return None
         now, free_at, stored_fingerprint, status, headers, body = existing
-        response = None
-        if status is not None:
-            response = StoredResponse(int(status), decode_headers(headers), body)
-        return ExistingRecord(
-            Record(stored_fingerprint.decode(), int(free_at) / 1e6, response), int(now) / 1e6
-        )
+        response = decode_response(status, headers, body)
+        record = Record(stored_fingerprint.decode(), int(free_at) / 1e6, response)
+        return ExistingRecord(record, int(now) / 1e6)
 
     async def extend(self, key: str, fingerprint: str, owner: str, lease: float) -> bool:
         """Extend the lease to `lease` seconds from now; see `IdempotencyStore`."""

@@ -21,6 +21,7 @@ draft-ietf-httpapi-idempotency-key-header, section 2.7. The functions from `key_
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ from tarry.wire.http import PROBLEM_MEDIA_TYPE, Problem
 
 if TYPE_CHECKING:
     from tarry.idempotency.lease import AsyncEvent, KeyLease
-    from tarry.idempotency.store import Headers, InProgress
+    from tarry.idempotency.store import Headers
     from tarry.wire.http import App, Message, Receive, Scope, Send
 
 _NOT_STORED_STATUSES = frozenset({401, 403, 404, 405, 407, 408, 425, 429})
@@ -214,38 +215,31 @@ async def send_stored_response(send: Send, response: StoredResponse, body: bytes
 # --- problems -------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class Rejection(Exception):
     """A request that gets a problem as its response and does not reach the application.
 
-    `anchor` names the kind of rejection in the problem's `type` (see `ProblemDocs.problem_type`).
-    `retry_after` is in seconds. `should_retry`, whether the same request may succeed later, becomes
-    the `X-Should-Retry` header.
+    `anchor` names the kind of rejection in the problem's `type` (see `ProblemDocs`). If the same
+    request may succeed later, `retry_after` is the time to wait in seconds.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        anchor: str,
-        retry_after: int | None = None,
-        *,
-        should_retry: bool = False,
-    ) -> None:
-        super().__init__(problem.detail)
-        self.problem = problem
-        self.anchor = anchor
-        self.retry_after = retry_after
-        self.should_retry = should_retry
+    status: int
+    title: str
+    detail: str
+    anchor: str
+    retry_after: int | None = None
+    extensions: dict[str, int] | None = None
 
 
 def key_missing() -> Rejection:
     """Return the rejection of a request without a key on a path that requires one."""
     detail = "Send a new unique key with each operation, and the same key when you retry it."
-    return Rejection(Problem(400, "Idempotency-Key is missing", detail), "missing")
+    return Rejection(400, "Idempotency-Key is missing", detail, "missing")
 
 
 def key_malformed(detail: str) -> Rejection:
     """Return the rejection of a key that cannot be parsed."""
-    return Rejection(Problem(400, "Idempotency-Key is malformed", detail), "malformed")
+    return Rejection(400, "Idempotency-Key is malformed", detail, "malformed")
 
 
 def key_reused() -> Rejection:
@@ -254,27 +248,28 @@ def key_reused() -> Rejection:
         "The first request with this key had a different query, content type or body. Use a new "
         "key for a new operation; repeat the first request exactly to retry it."
     )
-    return Rejection(Problem(422, "Idempotency-Key is already used", detail), "reused")
+    return Rejection(422, "Idempotency-Key is already used", detail, "reused")
 
 
-def request_in_progress(in_progress: InProgress, lease: float) -> Rejection:
+def request_in_progress(free_in_s: float, lease_s: float) -> Rejection:
     """Return the rejection for a key whose first request still runs, or whose server died.
 
-    `lease` is the length of a lease in seconds.
+    The lease of the first request expires in `free_in_s` seconds.
     """
     detail = (
         "The first request with this key is still running. Send the same request again later. If "
-        f"its server has died, the key is free in {ceil(in_progress.retry_after)} s."
+        f"its server has died, the key is free in {ceil(free_in_s)} s."
     )
     title = "A request is outstanding for this Idempotency-Key"
-    problem = Problem(409, title, detail)
     # A live server renews its lease when a third of it has passed. If less than a third remains,
     # the server has died, and the key becomes free when the lease expires.
-    seconds = ceil(in_progress.retry_after) if in_progress.retry_after < lease / 3 else 0
-    return Rejection(problem, "outstanding", max(_MIN_RETRY_AFTER_S, seconds), should_retry=True)
+    seconds = ceil(free_in_s) if free_in_s < lease_s / 3 else 0
+    return Rejection(
+        409, title, detail, "outstanding", retry_after=max(_MIN_RETRY_AFTER_S, seconds)
+    )
 
 
-def response_not_stored(response: StoredResponse) -> Rejection:
+def response_not_stored(status: int) -> Rejection:
     """Return the rejection for a key whose first request is complete but has no stored response.
 
     The status is 409, because the requested effect exists and a retry would conflict with it. It is
@@ -282,12 +277,11 @@ def response_not_stored(response: StoredResponse) -> Rejection:
     clients retry, because a retry cannot succeed either.
     """
     detail = (
-        f"The first request with this key was answered with status {response.status}. Its response "
-        "was too large, or of a type that is not stored. The request has not been run again."
+        f"The first request with this key was answered with status {status}. Its response was too "
+        "large, or of a type that is not stored. The request has not been run again."
     )
     title = "The response for this Idempotency-Key was not kept"
-    problem = Problem(409, title, detail, extensions={"originalStatus": response.status})
-    return Rejection(problem, "not-kept")
+    return Rejection(409, title, detail, "not-kept", extensions={"originalStatus": status})
 
 
 def body_too_large(max_bytes: int) -> Rejection:
@@ -296,8 +290,7 @@ def body_too_large(max_bytes: int) -> Rejection:
         f"A request with an Idempotency-Key may have a body of up to {max_bytes} bytes here "
         "(max_request_bytes of the middleware)."
     )
-    problem = Problem(413, "Content is too large for an Idempotency-Key", detail)
-    return Rejection(problem, "too-large")
+    return Rejection(413, "Content is too large for an Idempotency-Key", detail, "too-large")
 
 
 def store_unavailable(retry_after: float | None) -> Rejection:
@@ -306,45 +299,44 @@ def store_unavailable(retry_after: float | None) -> Rejection:
         "The server cannot currently check whether a request with this key ran before. This "
         "request has not run."
     )
-    problem = Problem(503, "Idempotency-Key cannot be checked", detail)
     seconds = max(_MIN_RETRY_AFTER_S, ceil(retry_after or 0))
-    return Rejection(problem, "unavailable", seconds, should_retry=True)
+    title = "Idempotency-Key cannot be checked"
+    return Rejection(503, title, detail, "unavailable", retry_after=seconds)
 
 
 class ProblemDocs:
-    """The documentation that problems link to: the API's own page, or the draft."""
+    """Sends problems with links to their documentation: the API's own page, or the draft.
+
+    The type of a problem is the URL of the page, with an anchor unless the URL has its own. Without
+    a page, the type is a URN.
+    """
 
     def __init__(self, url: str | None) -> None:
         if url is not None and not (isinstance(url, str) and _URL.fullmatch(url)):
             raise ConfigurationError("docs_url", "must be an http or https URL in plain ASCII", url)
-        self._url = url
-        self.link: bytes = f'<{url or _DRAFT}>; rel="describedby"'.encode()
+        self._type_prefix = "urn:tarry:idempotency:" if url is None else f"{url}#"
+        self._fixed_type = url if url is not None and "#" in url else None
+        self._link = f'<{url or _DRAFT}>; rel="describedby"'.encode()
 
-    def problem_type(self, anchor: str) -> str:
-        """Return the type of a problem: the docs URL, with this anchor unless the URL has its own.
-
-        Without a docs URL, the type is a URN.
-        """
-        if self._url is None:
-            return f"urn:tarry:idempotency:{anchor}"
-        return self._url if "#" in self._url else f"{self._url}#{anchor}"
-
-
-async def send_rejection(send: Send, rejection: Rejection, docs: ProblemDocs) -> None:
-    """Send the problem, with a link to the documentation."""
-    problem = rejection.problem
-    problem_type = docs.problem_type(rejection.anchor)
-    body = Problem(
-        problem.status, problem.title, problem.detail, problem_type, extensions=problem.extensions
-    ).to_json()
-    headers = [
-        (b"content-type", PROBLEM_MEDIA_TYPE.encode()),
-        (b"content-length", str(len(body)).encode()),
-        (b"content-language", b"en"),
-        (b"link", docs.link),
-        (b"x-should-retry", b"true" if rejection.should_retry else b"false"),
-    ]
-    if rejection.retry_after is not None:
-        headers.append((b"retry-after", str(rejection.retry_after).encode()))
-    await send({"type": "http.response.start", "status": problem.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    async def send_rejection(self, send: Send, rejection: Rejection) -> None:
+        """Send the problem of a rejected request."""
+        body = Problem(
+            rejection.status,
+            rejection.title,
+            rejection.detail,
+            self._fixed_type or self._type_prefix + rejection.anchor,
+            extensions=rejection.extensions,
+        ).to_json()
+        retry_after = rejection.retry_after
+        headers = [
+            (b"content-type", PROBLEM_MEDIA_TYPE.encode()),
+            (b"content-length", str(len(body)).encode()),
+            (b"content-language", b"en"),
+            (b"link", self._link),
+            (b"x-should-retry", b"false" if retry_after is None else b"true"),
+        ]
+        if retry_after is not None:
+            headers.append((b"retry-after", str(retry_after).encode()))
+        start = {"type": "http.response.start", "status": rejection.status, "headers": headers}
+        await send(start)
+        await send({"type": "http.response.body", "body": body})

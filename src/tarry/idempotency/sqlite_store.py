@@ -14,18 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tarry.core.checks import check_positive
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
-from tarry.idempotency.store import (
-    ExistingRecord,
-    Record,
-    StoredResponse,
-    decode_headers,
-    encode_headers,
-)
+from tarry.idempotency.store import ExistingRecord, Record, decode_response, encode_headers
 from tarry.runtime.clocks import in_trio
 from tarry.runtime.retry import call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
+
+    from tarry.idempotency.store import StoredResponse
 
 T = TypeVar("T")
 
@@ -165,7 +161,7 @@ class SqliteStore:
                 return None
             stored = connection.execute(_READ, (key,)).fetchone()
         stored_fingerprint, free_at, status, headers, body = stored
-        response = None if status is None else StoredResponse(status, decode_headers(headers), body)
+        response = decode_response(status, headers, body)
         return ExistingRecord(Record(stored_fingerprint, free_at, response), now)
 
     @contextmanager

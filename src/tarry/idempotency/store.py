@@ -77,7 +77,6 @@ class IdempotencyStore(Protocol):
         self, key: str, fingerprint: str, owner: str, lease: float
     ) -> ExistingRecord | None:
         """Claim a free key for `lease` seconds. Return the record if the key is not free."""
-        ...
 
     async def extend(self, key: str, fingerprint: str, owner: str, lease: float) -> bool:
         """Extend the lease to `lease` seconds from now.
@@ -100,7 +99,6 @@ class IdempotencyStore(Protocol):
 
         Do nothing if the request has finished or another owner has claimed the key.
         """
-        ...
 
     async def sweep(self, limit: int) -> int:
         """Delete up to `limit` expired records, and return how many were deleted."""
@@ -108,28 +106,6 @@ class IdempotencyStore(Protocol):
 
     async def close(self) -> None:
         """Close connections and files. A later call opens them again."""
-        ...
-
-
-class InProgress(NamedTuple):
-    """The first request with the key still runs. Its lease expires in `retry_after` seconds."""
-
-    retry_after: float
-
-
-class FingerprintMismatch(NamedTuple):
-    """The key was used for a different request."""
-
-
-def evaluate_record(
-    record: Record, fingerprint: str, now: float
-) -> StoredResponse | InProgress | FingerprintMismatch:
-    """Return how to answer a request whose key already has a record."""
-    if record.fingerprint != fingerprint:
-        return FingerprintMismatch()
-    if record.response is None:
-        return InProgress(max(0.0, record.free_at - now))
-    return record.response
 
 
 def encode_headers(headers: Headers) -> str:
@@ -139,11 +115,15 @@ def encode_headers(headers: Headers) -> str:
     )
 
 
-def decode_headers(text: str | bytes) -> Headers:
-    """Return the headers that `encode_headers` encoded."""
-    return tuple(
-        (name.encode("latin-1"), value.encode("latin-1")) for name, value in json.loads(text)
-    )
+def decode_response(
+    status: int | None, headers: str | bytes | None, body: bytes | None
+) -> StoredResponse | None:
+    """Return a response from the columns of its record; None while the first request runs."""
+    if status is None or headers is None:
+        return None
+    pairs = json.loads(headers)
+    decoded = tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs)
+    return StoredResponse(int(status), decoded, body)
 
 
 class MemoryStore:
@@ -183,17 +163,7 @@ class MemoryStore:
         self, key: str, fingerprint: str, owner: str, lease: float
     ) -> ExistingRecord | None:
         """Claim a free key for `lease` seconds. Return the record if the key is not free."""
-        return self._claim(key, fingerprint, owner, lease, lease)
-
-    def claim_without_expiry(
-        self, key: str, fingerprint: str, owner: str, lease: float
-    ) -> ExistingRecord | None:
-        """Claim a free key until `finish_now`, `release` or `expire_later` is called.
-
-        No lease has to expire when the process dies, because its records are lost with it. Other
-        requests with the key get a record that expires `lease` seconds from now.
-        """
-        return self._claim(key, fingerprint, owner, lease, inf)
+        return self.claim_now(key, fingerprint, owner, lease)
 
     def expire_later(self, key: str, owner: str, lease: float) -> None:
         """Free a key in `lease` seconds, unless it is finished, released or extended by then.
@@ -203,9 +173,15 @@ class MemoryStore:
         """
         self._pending_expiries.append((key, owner, (self._clock or system.now)() + lease))
 
-    def _claim(
-        self, key: str, fingerprint: str, owner: str, lease: float, expires_in: float
+    def claim_now(
+        self, key: str, fingerprint: str, owner: str, lease: float, *, expires: bool = True
     ) -> ExistingRecord | None:
+        """Do the same as `claim`, without the cost of a coroutine.
+
+        Without `expires`, the claim lasts until `finish_now`, `release` or `expire_later` is
+        called. No lease has to expire when the process dies, because its records are lost with it.
+        Other requests with the key get a record that expires `lease` seconds from now.
+        """
         with self._lock:
             self._apply_pending_expiries()
             now = (self._clock or system.now)()
@@ -217,11 +193,11 @@ class MemoryStore:
                 self._remove(key, entry)
             elif len(self._entries) >= self._capacity and not self._delete_expired(1, now):
                 self._raise_full(now)
-            entry = _MemoryEntry(fingerprint, owner, now + expires_in)
-            if expires_in == inf:
-                self._entries[key] = entry
-            else:
+            entry = _MemoryEntry(fingerprint, owner, now + lease if expires else inf)
+            if expires:
                 self._push(key, entry)
+            else:
+                self._entries[key] = entry
             return None
 
     def _apply_pending_expiries(self) -> None:
