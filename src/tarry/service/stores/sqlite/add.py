@@ -1,7 +1,5 @@
 """Adding tasks: a batch is inserted with a few statements, but each task has its own result."""
 
-# ruff: noqa: S608 - statements are built from constants
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
@@ -30,21 +28,15 @@ if TYPE_CHECKING:
     from tarry.service.stores.sqlite.transaction import LaneRow, Transaction
 
 _FIND_BY_KEY = SELECT_TASK + "WHERE s.seq = (SELECT seq FROM task WHERE tenant = ? AND key = ?)"
-_INSERT_TASKS = MultiRowStatement(
-    """
+_INSERT_TASKS = MultiRowStatement(f"""
 INSERT INTO task (id, tenant, key, created_at, policy_version, fingerprint, body_ref, content)
-VALUES {rows}
+VALUES [?, ?, ?, ?, {NULLABLE_NUMBER}, ?, {NULLABLE_TEXT}, ?]
 ON CONFLICT DO NOTHING
-""",
-    f"(?, ?, ?, ?, {NULLABLE_NUMBER}, ?, {NULLABLE_TEXT}, ?)",
-)
-_INSERT_STATES = MultiRowStatement(
-    """
+""")
+_INSERT_STATES = MultiRowStatement(f"""
 INSERT INTO state (seq, tenant, lane, policy, status, wake_at, next_attempt_at, started_at, worker)
-VALUES {rows}
-""",
-    f"(?, ?, ?, ?, ?, ?, ?, ?, {NULLABLE_NUMBER})",
-)
+VALUES [?, ?, ?, ?, ?, ?, ?, ?, {NULLABLE_NUMBER}]
+""")
 
 
 InitialState: TypeAlias = tuple[int, int, int, bool]

@@ -8,8 +8,6 @@ more tasks for now goes to sleep. So the cost of a claim grows with the number o
 not with the number of lanes that sleep, are parked, or have tasks for later.
 """
 
-# ruff: noqa: S608 - statements are built from constants
-
 from __future__ import annotations
 
 from collections import deque
@@ -18,11 +16,9 @@ from typing import TYPE_CHECKING, Any
 from tarry.service.model import LOST, AttemptRecord, Status
 from tarry.service.store import ClaimResult
 from tarry.service.stores.sqlite.queries import (
-    POLICY,
     SELECT_TASK,
     SEQ,
     STATUS,
-    TENANT,
     WAKE_AT,
     decode_task,
     encode,
@@ -45,17 +41,14 @@ _DUE_TASKS, _EXPIRED_LEASES = (
     for status in (PENDING, IN_FLIGHT)
 )
 # The rows exist, so only the part after DO UPDATE is applied; status 1 is IN_FLIGHT.
-_LEASE_TASKS = MultiRowStatement(
-    """
+_LEASE_TASKS = MultiRowStatement("""
 INSERT INTO state (seq, tenant, lane, policy, started_at, status, wake_at, next_attempt_at, version,
     attempts, lost, worker)
-VALUES {rows}
+VALUES [?, 0, 0, 0, 0, 1, ?, ?, ?, ?, ?, ?]
 ON CONFLICT (seq) DO UPDATE SET status = 1, wake_at = excluded.wake_at,
     next_attempt_at = excluded.next_attempt_at, version = excluded.version,
     attempts = excluded.attempts, lost = excluded.lost, worker = excluded.worker
-""",
-    "(?, 0, 0, 0, 0, 1, ?, ?, ?, ?, ?, ?)",
-)
+""")
 _MAX_TENANTS_WOKEN = 1000
 _PAGE_SIZE = 16
 _CHECK_COLUMNS = ("due_check_at", "expiry_check_at")
@@ -174,9 +167,10 @@ def _lease_rows(
         task.worker = lease.worker
         task.wake_at = max(tx.now, task.next_attempt_at) + lease.length_ms
         state = (task.wake_at, task.next_attempt_at, task.version, task.attempts, task.lost)
-        parameters += (row[SEQ], *state, worker)
-        leased.append((task.next_attempt_at, row[SEQ], task))
-        tx.count_transition(row[TENANT], lane, row[POLICY], row[STATUS], IN_FLIGHT)
+        seq, tenant, _, policy = row[SEQ:]
+        parameters += (seq, *state, worker)
+        leased.append((task.next_attempt_at, seq, task))
+        tx.count_transition(tenant, lane, policy, row[STATUS], IN_FLIGHT)
     _LEASE_TASKS.execute(tx.execute, parameters)
     return leased
 
@@ -197,7 +191,8 @@ def _log_lost_attempt(tx: Transaction, task: Task, row: Row) -> bool:
         worker=task.worker,
     )
     packed = bytearray(encode(attempt))
-    log_attempts(tx, [(row[TENANT], row[SEQ], task.attempts, LOST, packed)])
+    seq, tenant, _, _ = row[SEQ:]
+    log_attempts(tx, [(tenant, seq, task.attempts, LOST, packed)])
     if task.cancelling:
         mark_cancelled(tx, row[SEQ:], IN_FLIGHT, task.attempts)
         return True

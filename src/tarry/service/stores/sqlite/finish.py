@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -34,42 +35,33 @@ if TYPE_CHECKING:
 
 # All states come as one JSON row, because each fetched row releases the GIL (see `multirow`). Their
 # order is not defined, so each has its position in the batch.
-_READ_STATES = MultiRowStatement(
-    """
-WITH wanted (position, id) AS (VALUES {rows})
+_READ_STATES = MultiRowStatement("""
+WITH wanted (position, id) AS (VALUES [?, ?])
 SELECT json_group_array(json_array(
     wanted.position, s.seq, s.tenant, s.lane, s.policy, s.version, s.cancelling, s.attempts))
 FROM wanted LEFT JOIN task AS t ON t.id = wanted.id
     LEFT JOIN state AS s ON s.seq = t.seq AND s.status = 1
-""",
-    "(?, ?)",
-)
+""")
 """Reads the states of tasks that are IN_FLIGHT (status 1)."""
 _LANE_COLUMN = 3
-_CONTINUE_TASKS = MultiRowStatement(
-    """
+_CONTINUE_TASKS = MultiRowStatement(f"""
 INSERT INTO state (seq, tenant, lane, policy, started_at, status, wake_at, next_attempt_at, worker,
     attempts, previous_delay, restarted, last_kind)
-VALUES {rows}
+VALUES [?, 0, 0, 0, 0, ?, ?, ?, {NULLABLE_NUMBER}, ?, {NULLABLE_NUMBER}, ?, ?]
 ON CONFLICT (seq) DO UPDATE SET status = excluded.status, wake_at = excluded.wake_at,
     next_attempt_at = excluded.next_attempt_at, worker = excluded.worker,
     attempts = excluded.attempts, previous_delay = excluded.previous_delay,
     restarted = excluded.restarted, last_kind = excluded.last_kind, version = version + 1
-""",
-    f"(?, 0, 0, 0, 0, ?, ?, ?, {NULLABLE_NUMBER}, ?, {NULLABLE_NUMBER}, ?, ?)",
-)
-_END_TASKS = MultiRowStatement(
-    """
+""")
+_END_TASKS = MultiRowStatement(f"""
 INSERT INTO state (seq, tenant, lane, policy, started_at, wake_at, next_attempt_at, status,
     finished_at, reason, attempts, previous_delay, restarted, last_kind)
-VALUES {rows}
+VALUES [?, 0, 0, 0, 0, 0, 0, ?, ?, {NULLABLE_TEXT}, ?, {NULLABLE_NUMBER}, ?, ?]
 ON CONFLICT (seq) DO UPDATE SET status = excluded.status, finished_at = excluded.finished_at,
     reason = excluded.reason, worker = NULL, wake_at = 0, attempts = excluded.attempts,
     previous_delay = excluded.previous_delay, restarted = excluded.restarted,
     last_kind = excluded.last_kind, version = version + 1
-""",
-    f"(?, 0, 0, 0, 0, 0, 0, ?, ?, {NULLABLE_TEXT}, ?, {NULLABLE_NUMBER}, ?, ?)",
-)
+""")
 
 
 class PackedResult(Struct, array_like=True, gc=False):
@@ -85,7 +77,7 @@ class PackedResult(Struct, array_like=True, gc=False):
     outcome: str | None
     """Outcome of the attempt; None if no attempt is logged."""
     attempt: bytearray
-    """Encoded `AttemptRecord`."""
+    """Encoded `AttemptRecord`. The fields after it are those of `TaskResult`."""
     status: Status
     reason: str | None
     next_attempt_at: int
@@ -96,24 +88,15 @@ class PackedResult(Struct, array_like=True, gc=False):
     callback: Task | None
 
 
+_next_state = attrgetter(*PackedResult.__struct_fields__[5:])
+
+
 def pack_result(result: TaskResult) -> PackedResult:
     """Return the parts of a result that the store needs."""
     task, attempt = result.task, result.attempt
-    return PackedResult(
-        task.id,
-        task.tenant,
-        task.version,
-        None if attempt is None else attempt.outcome,
-        bytearray() if attempt is None else bytearray(encode(attempt)),
-        result.status,
-        result.reason,
-        result.next_attempt_at,
-        result.keep,
-        result.previous_delay,
-        result.restarted,
-        result.last_kind,
-        result.callback,
-    )
+    outcome = None if attempt is None else attempt.outcome
+    packed = bytearray() if attempt is None else bytearray(encode(attempt))
+    return PackedResult(task.id, task.tenant, task.version, outcome, packed, *_next_state(result))
 
 
 _decode_states = Decoder(list[tuple[Any, ...]]).decode

@@ -4,8 +4,6 @@ The first part of the module converts rows to `Task` and `AttemptRecord`, and ta
 bytes that are stored.
 """
 
-# ruff: noqa: S608 - statements are built from constants
-
 from __future__ import annotations
 
 import re
@@ -41,7 +39,7 @@ LEFT JOIN worker AS w ON w.id = s.worker
 """Start of a query for tasks, to which a WHERE clause on `s` is appended. The columns are the
 fields of `Task` in their order, and `TaskIds`. In SQLite, CROSS JOIN fixes the join order: `s` is
 read first, and the other tables are looked up for each of its rows."""
-STATUS, WAKE_AT, _CANCELLING, SEQ, TENANT, POLICY = 12, 22, 23, 26, 27, 29
+STATUS, WAKE_AT, _CANCELLING, SEQ = 12, 22, 23, 26
 """Positions of columns of `SELECT_TASK`."""
 
 MAX_SCANNED_ROWS = 2000

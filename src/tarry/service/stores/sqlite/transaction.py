@@ -22,10 +22,9 @@ with the store:
   (`NULLABLE_NUMBER`, `NULLABLE_TEXT`).
 """
 
-# ruff: noqa: S608 - statements are built from constants
-
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
@@ -62,13 +61,13 @@ differs from every text, even from '0'."""
 
 
 class MultiRowStatement:
-    """A statement for any number of rows.
+    """A statement for any number of rows: `[?, ?]` in `text` stands for rows "(?, ?), (?, ?)"."""
 
-    `{rows}` in `text` is replaced by the rows, each of them written as `row`: "(?, ?)".
-    """
-
-    def __init__(self, text: str, row: str) -> None:
-        self._texts = {size: text.format(rows=", ".join([row] * size)) for size in _CHUNK_SIZES}
+    def __init__(self, text: str) -> None:
+        before, row, after = re.split(r"[\[\]]", text)
+        self._texts = {
+            size: before + ", ".join([f"({row})"] * size) + after for size in _CHUNK_SIZES
+        }
         self._parameters_per_row = row.count("?")
 
     def execute_chunks(
@@ -102,44 +101,34 @@ _LOWER_DUE_CHECK, _LOWER_EXPIRY_CHECK = (
     for column in ("due_check_at", "expiry_check_at")
 )
 _ADD_TO_POLICY_USE = "UPDATE policy_use SET live_tasks = live_tasks + ? WHERE id = ?"
-_ADD_TO_SERIES = MultiRowStatement(
-    """
-INSERT INTO series (tenant, minute, outcome, count) VALUES {rows}
+_ADD_TO_SERIES = MultiRowStatement("""
+INSERT INTO series (tenant, minute, outcome, count) VALUES [?, ?, ?, ?]
 ON CONFLICT DO UPDATE SET count = count + excluded.count
-""",
-    "(?, ?, ?, ?)",
-)
+""")
 # All lanes come as one JSON row, because each fetched row releases the GIL.
-_READ_LANES = MultiRowStatement(
-    """
-WITH wanted (id) AS (VALUES {rows})
+_READ_LANES = MultiRowStatement("""
+WITH wanted (id) AS (VALUES [?])
 SELECT json_group_array(json_array(l.id, l.tenant, l.name, l.parked_until, l.probes, l.opened,
     l.paused, l.pending, l.in_flight, l.dead, l.served_at, l.last_turn, l.due_at, l.lease_end_at,
     l.due_check_at, l.expiry_check_at, l.ready))
 FROM wanted CROSS JOIN lane AS l ON l.id = wanted.id
-""",
-    "(?)",
-)
-_WRITE_LANE_COUNTS = MultiRowStatement(
-    """
-INSERT INTO lane (id, tenant, name, pending, in_flight, dead, due_at, lease_end_at) VALUES {rows}
+""")
+_WRITE_LANE_COUNTS = MultiRowStatement(f"""
+INSERT INTO lane (id, tenant, name, pending, in_flight, dead, due_at, lease_end_at)
+VALUES [?, 0, '', ?, ?, ?, {NULLABLE_NUMBER}, {NULLABLE_NUMBER}]
 ON CONFLICT (id) DO UPDATE SET pending = excluded.pending, in_flight = excluded.in_flight,
     dead = excluded.dead, due_at = excluded.due_at, lease_end_at = excluded.lease_end_at
-""",
-    f"(?, 0, '', ?, ?, ?, {NULLABLE_NUMBER}, {NULLABLE_NUMBER})",
-)
-_WRITE_LANE_SCHEDULES = MultiRowStatement(
-    """
+""")
+_WRITE_LANE_SCHEDULES = MultiRowStatement(f"""
 INSERT INTO lane (id, tenant, name, parked_until, probes, opened, paused, served_at, last_turn,
-    due_check_at, expiry_check_at, ready) VALUES {rows}
+    due_check_at, expiry_check_at, ready)
+VALUES [?, 0, '', {NULLABLE_NUMBER}, ?, ?, ?, {NULLABLE_NUMBER}, ?, {NULLABLE_NUMBER},
+    {NULLABLE_NUMBER}, ?]
 ON CONFLICT (id) DO UPDATE SET parked_until = excluded.parked_until, probes = excluded.probes,
     opened = excluded.opened, paused = excluded.paused, served_at = excluded.served_at,
     last_turn = excluded.last_turn, due_check_at = excluded.due_check_at,
     expiry_check_at = excluded.expiry_check_at, ready = excluded.ready
-""",
-    f"(?, 0, '', {NULLABLE_NUMBER}, ?, ?, ?, {NULLABLE_NUMBER}, ?, {NULLABLE_NUMBER}, "
-    f"{NULLABLE_NUMBER}, ?)",
-)
+""")
 
 
 class LaneRow(msgspec.Struct, gc=False, array_like=True):
@@ -283,11 +272,7 @@ class ReadTransaction:
 
 
 class Transaction(ReadTransaction):
-    """The context of the operations of one write transaction.
-
-    Lanes and counters are changed in memory. Before code runs SQL that reads them, and at the end
-    of the transaction, `flush` writes the changes.
-    """
+    """The context of operations; call `flush` before SQL that reads lanes or counters."""
 
     def __init__(
         self,

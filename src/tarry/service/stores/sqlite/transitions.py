@@ -3,8 +3,6 @@
 Of tasks: release, cancel, retry now, revive, recover leases. Of lanes: park, pause, resume.
 """
 
-# ruff: noqa: S608 - statements are built from constants
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -60,7 +58,7 @@ DELETE FROM worker WHERE lock = ? AND id NOT IN (
 """
 AttemptRow: TypeAlias = tuple[int, int, int, str, bytearray]
 """Tenant, row id of the task, attempt number, outcome, and the encoded `AttemptRecord`."""
-_INSERT_ATTEMPTS = MultiRowStatement("INSERT INTO attempt (id, log) VALUES {rows}", "(?, ?)")
+_INSERT_ATTEMPTS = MultiRowStatement("INSERT INTO attempt (id, log) VALUES [?, ?]")
 
 
 def release(tx: Transaction, leases: Sequence[Release]) -> list[FinishStatus]:
