@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from inspect import getdoc
 from typing import Annotated
 
@@ -72,35 +73,26 @@ def tarry(
     """Handle the options that precede the name of the command, such as --version."""
 
 
+def _add_command(panel: str, example: str, command: Callable[..., None]) -> None:
+    app.command(rich_help_panel=panel, epilog=example_epilog(example))(command)
+
+
 _SERVICE_PANEL, _TASKS_PANEL, _POLICY_PANEL = "The service", "Tasks", "Policies"
 """Headings of the groups of commands in the help."""
 
-app.command(rich_help_panel=_SERVICE_PANEL, epilog=example_epilog("tarry demo"))(demo)
-app.command(rich_help_panel=_SERVICE_PANEL, epilog=example_epilog("tarry serve --dev"))(serve)
-app.command(rich_help_panel=_SERVICE_PANEL, epilog=example_epilog("tarry config --port 9000"))(
-    config
-)
+_add_command(_SERVICE_PANEL, "tarry demo", demo)
+_add_command(_SERVICE_PANEL, "tarry serve --dev", serve)
+_add_command(_SERVICE_PANEL, "tarry config --port 9000", config)
 app.add_typer(keys.app, name="keys", rich_help_panel=_SERVICE_PANEL)
-app.command(
-    rich_help_panel=_TASKS_PANEL,
-    epilog=example_epilog("tarry send https://example.com/hook -d @order.json --wait 5"),
-)(send)
+_add_command(_TASKS_PANEL, "tarry send https://example.com/hook -d @order.json --wait 5", send)
 app.add_typer(tasks_app, name="tasks", rich_help_panel=_TASKS_PANEL)
 app.add_typer(dead_app, name="dead", rich_help_panel=_TASKS_PANEL)
-app.command(
-    rich_help_panel=_TASKS_PANEL,
-    epilog=example_epilog("tarry downstreams pause https:example.com:443"),
-)(downstreams)
-app.command(rich_help_panel=_TASKS_PANEL, epilog=example_epilog("tarry tail --json"))(tail)
-app.command(rich_help_panel=_TASKS_PANEL, epilog=example_epilog("tarry top"))(top)
+_add_command(_TASKS_PANEL, "tarry downstreams pause https:example.com:443", downstreams)
+_add_command(_TASKS_PANEL, "tarry tail --json", tail)
+_add_command(_TASKS_PANEL, "tarry top", top)
 app.add_typer(policy.app, name="policy", rich_help_panel=_POLICY_PANEL)
-app.command(
-    rich_help_panel=_POLICY_PANEL, epilog=example_epilog("tarry simulate storm --html report.html")
-)(simulate)
-app.command(
-    rich_help_panel=_POLICY_PANEL,
-    epilog=example_epilog("tarry tune attempts.csv --out policy.toml"),
-)(tune)
+_add_command(_POLICY_PANEL, "tarry simulate storm --html report.html", simulate)
+_add_command(_POLICY_PANEL, "tarry tune attempts.csv --out policy.toml", tune)
 
 
 def _unwrap_help(group: typer.Typer) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tarry.cli.output import attempt_result, console, print_text, table, time_until
 from tarry.cli.remote import connect
-from tarry.cli.tasks import explanation_lines
+from tarry.cli.tasks import print_explanation
 from tarry.client.errors import NotFinished, ServiceUnreachable
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from tarry.client import Client
     from tarry.wire.tasks import AttemptLog, RetryTask
 
-_INITIAL_DELAY_S = 0.6
 _TIMEOUT_S = 60.0
 _POLL_INTERVAL_S = 0.1
 _READY_PREFIX = "tarry serves "
@@ -77,7 +76,10 @@ def demo() -> None:
         _enqueue_calls(client, targets)
         board = TaskBoard(client, as_lines=not console().is_terminal)
         board.watch(RESPONSES_BY_PATH)
-        _print_explanation(client, board.tasks[DEAD_LETTER_PATH])
+        print_text("")
+        name = call_name(DEAD_LETTER_PATH).capitalize()
+        print_text(f"{name} is a dead letter now. `tarry tasks explain` explains why:")
+        print_explanation(client.explain(board.tasks[DEAD_LETTER_PATH]))
         print_text("")
         print_text("The targets are fixed now, and `tarry dead replay` replays the call:")
         targets.is_fixed = True
@@ -127,16 +129,15 @@ class TaskBoard:
         for task in self._client.tasks():
             path = "/" + task.target_url.split("/", 3)[3]
             self.tasks[path] = task
-            if task.attempt_number > self._shown_attempts.get(path, 0):
-                self._fetch_new_attempts(path, task)
-
-    def _fetch_new_attempts(self, path: str, task: RetryTask) -> None:
-        for step in self._client.explain(task).steps:
-            if step.attempt_number > self._shown_attempts.get(path, 0):
-                self._shown_attempts[path] = step.attempt_number
-                self._last_attempts[path] = step.attempt
-                if self._as_lines:
-                    print_text(f"{call_name(path)}: {step.text}")
+            shown = self._shown_attempts.get(path, 0)
+            if task.attempt_number <= shown:
+                continue
+            for step in self._client.explain(task).steps:
+                if step.attempt_number > shown:
+                    self._shown_attempts[path] = step.attempt_number
+                    self._last_attempts[path] = step.attempt
+                    if self._as_lines:
+                        print_text(f"{call_name(path)}: {step.text}")
 
     def _table(self, watched: Mapping[str, RetryTask]) -> Table:
         from tarry.runtime.clocks import system
@@ -163,29 +164,16 @@ def call_name(path: str) -> str:
 def _enqueue_calls(client: Client, targets: FlakyTargets) -> None:
     from tarry.core.policy import Policy
 
-    policy = Policy(
-        max_attempts=MAX_ATTEMPTS, initial_delay=_INITIAL_DELAY_S, max_delay=4.0, jitter="equal"
-    )
+    policy = Policy(max_attempts=MAX_ATTEMPTS, initial_delay=0.6, max_delay=4.0, jitter="equal")
     client.put_policy("demo", policy)
     results = client.enqueue_many(
-        [
-            {"url": targets.url_of(path), "body": {"order": number}, "policy": "demo"}
-            for number, path in enumerate(RESPONSES_BY_PATH, 1)
-        ]
+        {"url": targets.url_of(path), "body": {"order": number}, "policy": "demo"}
+        for number, path in enumerate(RESPONSES_BY_PATH, 1)
     )
     problems = [result.problem for result in results if result.task is None]
     if problems:
         msg = f"the service rejected a call: {problems[0]}"
         raise ServiceUnreachable(msg)
-
-
-def _print_explanation(client: Client, task: RetryTask) -> None:
-    print_text("")
-    name = call_name(DEAD_LETTER_PATH).capitalize()
-    print_text(f"{name} is a dead letter now. `tarry tasks explain` explains why:")
-    explanation = client.explain(task)
-    for line in explanation_lines(explanation.text, explanation.next.text):
-        print_text(line)
 
 
 def _print_summary(targets: FlakyTargets, board: TaskBoard) -> None:

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import re
-from itertools import islice
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from tarry.cli import output
 from tarry.cli.options import (
     DEFAULT_LIMIT,
     DEFAULT_SERVER,
@@ -18,19 +19,6 @@ from tarry.cli.options import (
     JsonOption,
     LimitOption,
     ServerOption,
-)
-from tarry.cli.output import (
-    attempt_result,
-    console,
-    decision_text,
-    format_ms,
-    print_json_line,
-    print_list,
-    print_result,
-    printable,
-    table,
-    time_of_day,
-    to_builtins,
 )
 from tarry.cli.remote import connect
 from tarry.client.errors import ServiceUnavailable, ServiceUnreachable
@@ -80,12 +68,12 @@ def downstreams(
         with connect(server, api_key) as client:
             run = {"pause": client.pause, "resume": client.resume, "reset": client.reset}[action]
             downstream = run(lane)
-        print_result(downstream, f"{downstream.lane} {downstream.state}", as_json=as_json)
+        output.print_result(downstream, f"{downstream.lane} {downstream.state}", as_json=as_json)
         return
     with connect(server, api_key) as client:
         listed = list(islice(client.downstreams(), limit))
     empty = "none yet: a downstream is created with the first task for its host"
-    print_list(listed, _HEADINGS, _downstream_row, as_json=as_json, if_empty=empty)
+    output.print_list(listed, _HEADINGS, _downstream_row, as_json=as_json, if_empty=empty)
 
 
 def _downstream_row(downstream: DownstreamInfo) -> tuple[object, ...]:
@@ -96,8 +84,8 @@ def _downstream_row(downstream: DownstreamInfo) -> tuple[object, ...]:
         downstream.pending,
         downstream.in_flight,
         downstream.dead,
-        "" if local is None else format_ms(local.p50_ms),
-        "" if local is None else format_ms(local.p95_ms),
+        "" if local is None else output.format_ms(local.p50_ms),
+        "" if local is None else output.format_ms(local.p95_ms),
     )
 
 
@@ -116,9 +104,8 @@ def tail(
     with connect(server, api_key) as client:
         for event in client.events():
             if as_json:
-                fields = to_builtins(event)
-                present = {name: value for name, value in fields.items() if value is not None}
-                print_json_line(present)
+                fields = output.to_builtins(event).items()
+                output.print_json_line({name: value for name, value in fields if value is not None})
             else:
                 _print_event(event)
 
@@ -126,12 +113,13 @@ def tail(
 def _print_event(event: ServiceEvent) -> None:
     from rich.text import Text
 
-    time = "" if event.at is None else time_of_day(event.at)
+    time = "" if event.at is None else output.time_of_day(event.at)
     line = Text(f"{time:12}  ", style="dim")
-    line.append(f"{printable(event.kind):10}  ", style=_EVENT_STYLES.get(event.kind, "not dim"))
+    style = _EVENT_STYLES.get(event.kind, "not dim")
+    line.append(f"{output.printable(event.kind):10}  ", style=style)
     parts = [event.task_id or "", event.lane or "", event_details(event)]
-    line.append("  ".join(printable(part) for part in parts if part), style="not dim")
-    console().print(line, soft_wrap=True)
+    line.append("  ".join(output.printable(part) for part in parts if part), style="not dim")
+    output.console().print(line, soft_wrap=True)
 
 
 def event_details(event: ServiceEvent) -> str:
@@ -141,9 +129,9 @@ def event_details(event: ServiceEvent) -> str:
     if event.attempt is None:
         return event.reason or ""
     attempt = event.attempt
-    took = "" if attempt.duration_ms is None else f" in {format_ms(attempt.duration_ms)}"
-    decision = decision_text(attempt)
-    return f"attempt {attempt.attempt_number} got {attempt_result(attempt)}{took}" + (
+    took = "" if attempt.duration_ms is None else f" in {output.format_ms(attempt.duration_ms)}"
+    decision = output.decision_text(attempt)
+    return f"attempt {attempt.attempt_number} got {output.attempt_result(attempt)}{took}" + (
         f"; {decision}" if decision else ""
     )
 
@@ -187,21 +175,19 @@ def top(
     """
     from rich.live import Live
 
-    terminal = console()
+    terminal = output.console()
     with connect(server, api_key) as client:
-        pairs = _snapshot_pairs(client, server, api_key)
+        pairs = pairwise(_snapshots(client, server, api_key))
         if as_json:
             for previous, current in pairs:
-                print_json_line(summarize(previous, current))
+                output.print_json_line(summarize(previous, current))
         elif not terminal.is_terminal:
             terminal.print(_render(*next(pairs), max_rows=_MAX_DOWNSTREAMS))
         else:
             with Live(console=terminal, auto_refresh=False, screen=True) as live:
                 for previous, current in pairs:
-                    live.update(
-                        _render(previous, current, terminal.height - _LINES_AROUND_ROWS),
-                        refresh=True,
-                    )
+                    max_rows = terminal.height - _LINES_AROUND_ROWS
+                    live.update(_render(previous, current, max_rows), refresh=True)
 
 
 def summarize(previous: Snapshot, current: Snapshot) -> dict[str, Any]:
@@ -210,7 +196,7 @@ def summarize(previous: Snapshot, current: Snapshot) -> dict[str, Any]:
         "tasks": {name: int(count) for name, count in current.metrics["retry_tasks"].items()},
         "attemptsPerSecond": _rates("retry_attempts_total", previous, current),
         "finishedPerSecond": _rates("retry_task_outcomes_total", previous, current),
-        "downstreams": to_builtins(current.downstreams),
+        "downstreams": output.to_builtins(current.downstreams),
     }
 
 
@@ -226,29 +212,19 @@ def parse_metrics(text: str) -> dict[str, dict[str, float]]:
     return metrics
 
 
-def _snapshot_pairs(
-    client: Client, server: str, api_key: str | None
-) -> Iterator[tuple[Snapshot, Snapshot]]:
-    """Yield each snapshot together with the previous one, forever."""
+def _snapshots(client: Client, server: str, api_key: str | None) -> Iterator[Snapshot]:
+    """Yield a snapshot every `REFRESH_INTERVAL_S` seconds, forever."""
     from tarry.runtime.clocks import system
 
-    previous = _take_snapshot(client, server, api_key)
     while True:
+        downstreams = sorted(
+            islice(client.downstreams(), _MAX_DOWNSTREAMS),
+            key=lambda info: (-info.pending - info.in_flight, -info.dead, info.lane),
+        )
+        text = _fetch_metrics(server, api_key)
+        has_rates = "retry_attempts_total" in text
+        yield Snapshot(system.now(), parse_metrics(text), downstreams, has_rates)
         system.sleep(REFRESH_INTERVAL_S, None)
-        current = _take_snapshot(client, server, api_key)
-        yield previous, current
-        previous = current
-
-
-def _take_snapshot(client: Client, server: str, api_key: str | None) -> Snapshot:
-    from tarry.runtime.clocks import system
-
-    downstreams = sorted(
-        islice(client.downstreams(), _MAX_DOWNSTREAMS),
-        key=lambda info: (-info.pending - info.in_flight, -info.dead, info.lane),
-    )
-    text = _fetch_metrics(server, api_key)
-    return Snapshot(system.now(), parse_metrics(text), downstreams, "retry_attempts_total" in text)
 
 
 def _fetch_metrics(server: str, api_key: str | None) -> str:
@@ -283,20 +259,23 @@ def _render(previous: Snapshot, current: Snapshot, max_rows: int) -> RenderableT
     from rich.text import Text
 
     summary = summarize(previous, current)
-    tasks = "  ".join(f"{printable(name)} {count:,}" for name, count in summary["tasks"].items())
+    tasks = "  ".join(
+        f"{output.printable(name)} {count:,}" for name, count in summary["tasks"].items()
+    )
     rates = "visible only with an operator's key"
     if current.has_rates:
-        attempts = "  ".join(_format_rates("attempts", summary["attemptsPerSecond"]))
-        finished = "  ".join(_format_rates("tasks", summary["finishedPerSecond"]))
+        attempts = _format_rates("attempts", summary["attemptsPerSecond"])
+        finished = _format_rates("tasks", summary["finishedPerSecond"])
         rates = f"{attempts or 'no attempts yet'}  {finished}".rstrip()
     return Group(
         Text(f"tasks: {tasks or 'none'}"),
         Text(f"per second: {rates}"),
         Text(),
-        table(_HEADINGS, map(_downstream_row, current.downstreams[: max(1, max_rows)])),
+        output.table(_HEADINGS, map(_downstream_row, current.downstreams[: max(1, max_rows)])),
     )
 
 
-def _format_rates(noun: str, rates: dict[str, float]) -> Iterator[str]:
-    for label, rate in sorted(rates.items()):
-        yield f"{rate:,.1f} {noun} {printable(label)}"
+def _format_rates(noun: str, rates: dict[str, float]) -> str:
+    return "  ".join(
+        f"{rate:,.1f} {noun} {output.printable(label)}" for label, rate in sorted(rates.items())
+    )

@@ -13,18 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tarry.cli import output
 from tarry.cli.options import DEFAULT_SERVER, ApiKeyOption, JsonOption, ServerOption, example_epilog
-from tarry.cli.output import (
-    POLICY_SUFFIXES,
-    check_output_path,
-    format_ms,
-    print_json,
-    print_list,
-    print_result,
-    printable,
-    to_builtins,
-    write_text,
-)
 from tarry.cli.remote import connect
 from tarry.client.errors import InvalidRequest, NotFound
 from tarry.core.checks import check_one_of
@@ -81,7 +71,7 @@ def list_(
     """List the policies of a service; the built-in policies come last."""
     with connect(server, api_key) as client:
         policies = list(client.policies())
-    print_list(policies, _HEADINGS, _policy_row, as_json=as_json)
+    output.print_list(policies, _HEADINGS, _policy_row, as_json=as_json)
 
 
 @app.command(epilog=example_epilog("tarry policy show webhook > webhook.toml"))
@@ -102,9 +92,11 @@ def show(
     with connect(server, api_key) as client:
         policy = _get_policy(client, name, version)
     if as_json:
-        print_json(policy)
+        output.print_json(policy)
         return
-    fields = {field: value for field, value in to_builtins(policy).items() if field in JSON_FIELDS}
+    fields = {
+        field: value for field, value in output.to_builtins(policy).items() if field in JSON_FIELDS
+    }
     typer.echo(toml.dumps(policy_from_json(fields, Policy()).to_dict()), nl=False)
 
 
@@ -157,7 +149,7 @@ def apply(
             msg = f"{_field_location(file, error.field or '')}: {error.detail or error}"
             raise ConfigurationError(msg) from error
     text = f"{stored.policy_id}: version {stored.version} stored"
-    print_result(stored, text, as_json=as_json)
+    output.print_result(stored, text, as_json=as_json)
 
 
 def _field_location(file: Path, field: str) -> str:
@@ -177,11 +169,11 @@ def _policy_row(policy: RetryPolicy) -> tuple[object, ...]:
         policy.policy_id,
         "built in" if policy.version is None else policy.version,
         policy.max_attempts,
-        format_ms(policy.initial_delay_ms),
-        format_ms(policy.max_delay_ms),
+        output.format_ms(policy.initial_delay_ms),
+        output.format_ms(policy.max_delay_ms),
         policy.jitter_type.lower(),
-        format_ms(policy.attempt_timeout_ms),
-        format_ms(policy.total_budget_ms),
+        output.format_ms(policy.attempt_timeout_ms),
+        output.format_ms(policy.total_budget_ms),
     )
 
 
@@ -218,7 +210,7 @@ def export(
     from tarry.simulator.documents import import_yaml
 
     check_one_of("--to", to, EXPORT_SYSTEMS)
-    check_output_path(out)
+    output.check_output_path(out)
     if to == "grpc":
         reason = "use --service and --method to name the called service"
         _reject_options(f"--to {to}", reason, host=host, name=name, port=port)
@@ -268,7 +260,7 @@ def import_(
     from tarry.policyfile.istio import from_istio
 
     check_one_of("--from", source, IMPORT_SYSTEMS)
-    check_output_path(out, POLICY_SUFFIXES)
+    output.check_output_path(out, output.POLICY_SUFFIXES)
     if source == "istio":
         reason = "the first route of the file is imported"
         _reject_options(f"--from {source}", reason, service=service, method=method)
@@ -345,7 +337,7 @@ def _write_with_losses(
     verb, option, system = command
     lines = [
         f"Written by `tarry policy {verb} --{option} {system}`.",
-        *(f"Differs: {printable(str(loss))}" for loss in losses),
+        *(f"Differs: {output.printable(str(loss))}" for loss in losses),
     ]
     _write("".join(f"# {line}\n" for line in lines) + text, out)
     if out is not None or not sys.stdout.isatty():
@@ -354,14 +346,14 @@ def _write_with_losses(
 
 def _report_losses(losses: Sequence[Loss], prefix: str) -> None:
     for loss in losses:
-        typer.echo(f"{prefix}: {printable(str(loss))}", err=True)
+        typer.echo(f"{prefix}: {output.printable(str(loss))}", err=True)
 
 
 def _write(text: str, out: Path | None) -> None:
     if out is None:
         typer.echo(text, nl=False)
     else:
-        write_text(out, text)
+        output.write_text(out, text)
 
 
 def _read_documents(path: Path) -> list[Any]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,9 +63,10 @@ def serve(
     Settings come from flags, then TARRY_* variables, then the file. SIGTERM and Ctrl-C shut down
     gracefully: running attempts finish, and other leased tasks are released.
     """
-    import signal
-
-    loaded = load_command_settings(store, host, port, allow, dev, config, changes)
+    allow_target, is_dev = allow or None, dev or None
+    loaded = _load_settings(
+        config, changes, store=store, host=host, port=port, allow_target=allow_target, dev=is_dev
+    )
     from tarry.service.app import Service
     from tarry.service.http.server import Server
 
@@ -101,7 +106,10 @@ def config(
     as_json: JsonOption = False,
 ) -> None:
     """Print the effective settings, and the source of each."""
-    loaded = load_command_settings(store, host, port, allow, dev, config, changes)
+    allow_target, is_dev = allow or None, dev or None
+    loaded = _load_settings(
+        config, changes, store=store, host=host, port=port, allow_target=allow_target, dev=is_dev
+    )
     import msgspec
 
     from tarry.service.settings import Settings
@@ -114,15 +122,11 @@ def config(
             }
         )
         return
-    rows = [
-        (
-            field.name,
-            loaded.format(field.name),
-            loaded.sources[field.name],
-            _description_of(field.type),
-        )
-        for field in msgspec.structs.fields(Settings)
-    ]
+    rows: list[tuple[str, ...]] = []
+    for field in msgspec.structs.fields(Settings):
+        description = field.type.__metadata__[-1].description  # of the last item, a msgspec.Meta
+        name = field.name
+        rows.append((name, loaded.format(name), loaded.sources[name], description))
     console().print(table(("setting", "value", "from", "description"), rows))
 
 
@@ -140,15 +144,8 @@ def _bind_error_hint(error: OSError, host: str, port: int) -> str | None:
     return None
 
 
-def _description_of(field_type: Any) -> str:
-    """Return the description of a setting: the last item of its type's metadata."""
-    return str(field_type.__metadata__[-1].description)
-
-
 def _exit_on_sigterm(_signal: int, _frame: object) -> None:
     """Exit with 0: SIGTERM is the normal way to stop the service."""
-    import sys
-
     sys.exit(0)
 
 
@@ -166,14 +163,8 @@ def require_service_packages() -> None:
         raise MissingExtra(msg) from missing
 
 
-def load_command_settings(
-    store: str | None,
-    host: str | None,
-    port: int | None,
-    allow: list[str] | None,
-    dev: bool | None,
-    config: Path | None,
-    changes: list[str] | None,
+def _load_settings(
+    config: Path | None, changes: list[str] | None, **flags: object
 ) -> LoadedSettings:
     """Return the settings from command line flags, the environment and a file."""
     require_service_packages()
@@ -185,20 +176,10 @@ def load_command_settings(
         if not equals:
             raise ConfigurationError("--set", "must have the format NAME=VALUE", change)
         overrides[name.strip().replace("-", "_")] = value
-    flags = {
-        "store": store,
-        "host": host,
-        "port": port,
-        "allow_target": allow or None,
-        "dev": dev or None,
-    }
     return load_settings(flags, file=config, changes=overrides)
 
 
 def _configure_logging(format_: str, level: str) -> None:
-    import logging
-    import sys
-
     from tarry.service.http.server import JsonFormatter
 
     handler = logging.StreamHandler(sys.stderr)
@@ -210,28 +191,23 @@ def _configure_logging(format_: str, level: str) -> None:
 
 def _print_greeting(address: str, loaded: LoadedSettings) -> None:
     """Print the address, the location of the data, and a curl command to try the service."""
-    import json
-
     from tarry.service.app import data_location, requires_keys
     from tarry.service.settings import DEFAULT
 
     settings = loaded.settings
     # Clients cannot connect to a wildcard address, so the loopback address is shown instead.
     local_url = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
-    lines = [
-        f"tarry serves {address} (API at {local_url}/docs)",
-        f"data in {data_location(settings)}",
-    ]
+    lines = [f"tarry serves {address} (API at {local_url}/docs)"]
+    lines.append(f"data in {data_location(settings)}")
     if settings.dev:
         lines.append(
             "--dev: this machine is allowed as a target; do not use it where others can add tasks"
         )
+    auth_option = ""
     if requires_keys(settings):
         store_option = "" if loaded.sources["store"] == DEFAULT else f" --store {settings.store}"
         lines.append(f"requests need an API key: tarry keys create --tenant NAME{store_option}")
         auth_option = " -H 'Authorization: Bearer KEY'"
-    else:
-        auth_option = ""
     # With --dev the example targets the service itself, so that it succeeds.
     task: dict[str, Any] = {"targetUrl": f"{local_url}/healthz", "method": "GET"}
     if not settings.dev:

@@ -119,7 +119,7 @@ def simulate(
     ):
         # A path without a suffix may be a pipe or a device.
         check_output_path(path, suffixes if path and path.suffix else (), option)
-    with simulate_output.ProgressBar(hidden=quiet) as bar:
+    with simulate_output.progress_bar(hidden=quiet) as update_progress:
         results = run_study(
             study,
             seed=seed,
@@ -128,7 +128,7 @@ def simulate(
             parameters=changes,
             sweep=parse_sweeps(sweep, study.parameters) if sweep else None,
             jobs=_count_cores() if jobs is None else jobs,
-            progress=bar.update,
+            progress=update_progress,
         )
     assertion_results = check_assertions(results, assertions or [])
     if html is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import contextmanager
 from itertools import pairwise
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,46 +28,37 @@ from tarry.simulator.metrics import METRICS
 from tarry.simulator.scenarios import STUDIES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
     from pathlib import Path
-    from types import TracebackType
-    from typing import Self
 
     from tarry.simulator.assertions import AssertionResult
     from tarry.simulator.scenario import Scenario
     from tarry.simulator.study import Study, StudyResults, StudyRow
 
 
-class ProgressBar:
-    """A progress bar on standard error; hidden if standard error is not a terminal."""
+_COLUMN_GAP = 3
+"""Characters between two columns of a table."""
+_MIN_KEY_WIDTH = 4
+"""Minimum width of a key column in a narrow terminal, in characters; longer names are wrapped."""
 
-    def __init__(self, *, hidden: bool) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            disable=hidden or not sys.stderr.isatty(),
-            transient=True,
-        )
-        self._task = self._progress.add_task("simulating", total=None)
 
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
+@contextmanager
+def progress_bar(*, hidden: bool) -> Generator[Callable[[int, int], None]]:
+    """Show a progress bar on standard error, if that is a terminal, during a with block.
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._progress.stop()
-
-    def update(self, done: int, total: int) -> None:
-        """Set the number of finished runs and the total number of runs."""
-        self._progress.update(self._task, completed=done, total=total)
+    Yields a function that sets the number of finished runs and the total number of runs.
+    """
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=hidden or not sys.stderr.isatty(),
+        transient=True,
+    ) as progress:
+        task = progress.add_task("simulating", total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def print_studies(*, as_json: bool) -> None:
@@ -74,18 +66,43 @@ def print_studies(*, as_json: bool) -> None:
     if as_json:
         print_json([_study_to_json(study) for study in STUDIES.values()])
         return
+    table = _grid()
+    table.add_column()
+    for name, study in STUDIES.items():
+        table.add_row(Text(name, style="bold"), Text(study.question))
     console = Console()
-    _print_study_list(console, STUDIES)
+    console.print(table)
     console.print()
     console.print("To run one: tarry simulate NAME. Its parameters: tarry simulate NAME --show.")
 
 
 def print_study(study: Study, *, as_json: bool) -> None:
-    """Print the variants and parameters of a study."""
+    """Print the variants, parameters and metrics of a study, and the settings of its scenario."""
     if as_json:
         print_json(_study_to_json(study))
-    else:
-        _print_study_text(Console(), study)
+        return
+    console = Console()
+    _print_question(console, study)
+    variants = ", ".join(printable(name) for name in study.variants)
+    console.print(Text(f"--variants ({study.variant_parameter}): {variants}"))
+    console.print(Text("--set and --sweep, with the current values:"))
+    parameters: list[tuple[str, object, str]] = []
+    for name, value in study.parameters.items():
+        swept = ", ".join(map(str, study.sweep.get(name, ())))
+        parameters.append((name, value, swept and f"swept: {swept}"))
+    _print_rows(console, parameters)
+    if study.build_scenario is not None:
+        console.print(Text("other settings of the scenario:"))
+        scenario = study.build_scenario(Defence(), **study.parameters)
+        _print_rows(console, _scenario_settings(scenario))
+    console.print(Text("--assert, and the columns of the table:"))
+    # The descriptions do not apply to a study that defines metrics of its own.
+    has_standard_metrics = all(column.metric in METRICS for column in study.columns)
+    columns: list[tuple[str, object, str]] = []
+    for column in study.columns:
+        description = METRICS[column.metric].description if has_standard_metrics else ""
+        columns.append((column.metric, column.title, description))
+    _print_rows(console, columns)
 
 
 def print_results(
@@ -142,12 +159,6 @@ def _study_to_json(study: Study) -> dict[str, Any]:
     }
 
 
-_COLUMN_GAP = 3
-"""Characters between two columns of a table."""
-_MIN_KEY_WIDTH = 4
-"""Minimum width of a key column in a narrow terminal, in characters; longer names are wrapped."""
-
-
 class _Column(NamedTuple):
     title: str
     cells: list[str]
@@ -165,9 +176,7 @@ def _print_result_tables(console: Console, results: StudyResults) -> None:
     tables if the terminal is too narrow for a single table.
     """
     study = results.study
-    if study.question:
-        console.print(Text(printable(study.question), style="bold"))
-        console.print()
+    _print_question(console, study)
     rows = results.rows
     swept_parameters = list(rows[0].parameters) if rows else []
     key_columns = [_Column(study.variant_parameter, [printable(row.variant) for row in rows])]
@@ -198,86 +207,41 @@ def _print_result_tables(console: Console, results: StudyResults) -> None:
         console.print(Text(printable(study.lesson)))
 
 
-def _print_study_list(console: Console, studies: Mapping[str, Study]) -> None:
-    """Print the name and the question of each study."""
-    table = Table(box=None, show_header=False, padding=(0, _COLUMN_GAP, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column()
-    for name, study in studies.items():
-        table.add_row(Text(name, style="bold"), Text(study.question))
-    console.print(table)
-
-
-def _print_study_text(console: Console, study: Study) -> None:
-    """Print the variants, parameters and metrics of a study, and the settings of its scenario."""
+def _print_question(console: Console, study: Study) -> None:
     if study.question:
         console.print(Text(printable(study.question), style="bold"))
         console.print()
-    variants = ", ".join(printable(name) for name in study.variants)
-    console.print(Text(f"--variants ({study.variant_parameter}): {variants}"))
-    console.print(Text("--set and --sweep, with the current values:"))
-    _print_rows(
-        console,
-        (
-            (name, _format_setting(value), _sweep_note(study, name))
-            for name, value in study.parameters.items()
-        ),
-    )
-    if study.build_scenario is not None:
-        console.print(Text("other settings of the scenario:"))
-        scenario = study.build_scenario(Defence(), **study.parameters)
-        _print_rows(
-            console,
-            ((name, _format_setting(value), "") for name, value in _scenario_settings(scenario)),
-        )
-    console.print(Text("--assert, and the columns of the table:"))
-    # The descriptions do not apply to a study that defines metrics of its own.
-    has_standard_metrics = all(column.metric in METRICS for column in study.columns)
-    _print_rows(
-        console,
-        (
-            (
-                column.metric,
-                column.title,
-                METRICS[column.metric].description if has_standard_metrics else "",
-            )
-            for column in study.columns
-        ),
-    )
 
 
-def _sweep_note(study: Study, name: str) -> str:
-    """Return the values that a parameter is swept over by default, as text; empty without sweep."""
-    values = study.sweep.get(name)
-    return f"swept: {', '.join(map(str, values))}" if values else ""
-
-
-def _print_rows(console: Console, rows: Iterable[tuple[str, str, str]]) -> None:
+def _grid() -> Table:
+    """Return a table without headings, whose first column is not wrapped."""
     table = Table(box=None, show_header=False, padding=(0, _COLUMN_GAP, 0, 0))
     table.add_column(overflow="fold", no_wrap=True)
+    return table
+
+
+def _print_rows(console: Console, rows: Iterable[tuple[str, object, str]]) -> None:
+    """Print a row for each name, value and note."""
+    table = _grid()
     for name, value, note in rows:
-        table.add_row(Text(printable(name)), Text(printable(value)), Text(note, style="dim"))
+        text = "-" if value is None else printable(str(value))
+        table.add_row(Text(printable(name)), Text(text), Text(note, style="dim"))
     console.print(Padding(table, (0, 0, 0, 2)))
 
 
-def _scenario_settings(scenario: Scenario) -> Iterable[tuple[str, object]]:
-    """Yield the settings of a scenario except the policy, which the variants set."""
+def _scenario_settings(scenario: Scenario) -> Iterable[tuple[str, object, str]]:
+    """Yield name, value and an empty note of each setting except the variants' policies."""
     arrivals = scenario.clients.arrivals
-    without_effect = tuple(
-        f"clients.{key}"
-        for key, arrivals_with_effect in ARRIVALS_BY_KEY.items()
-        if arrivals not in arrivals_with_effect
-    )
+    hidden = ["clients.defence."]
+    for key, arrivals_with_effect in ARRIVALS_BY_KEY.items():
+        if arrivals not in arrivals_with_effect:
+            hidden.append(f"clients.{key}")
     for name, value in list_parameters(scenario).items():
-        if value is not None and not name.startswith(("clients.defence.", *without_effect)):
-            yield name, value
+        if value is not None and not name.startswith(tuple(hidden)):
+            yield name, value, ""
     for name, server in scenario.servers.items():
         if server.capacity is not None:
-            yield f"servers.{name} capacity", f"{server.capacity:.3g} requests per second"
-
-
-def _format_setting(value: object) -> str:
-    return "-" if value is None else str(value)
+            yield f"servers.{name} capacity", f"{server.capacity:.3g} requests per second", ""
 
 
 def row_name(row: StudyRow) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
+from tarry.cli import output
 from tarry.cli.options import (
     DEFAULT_LIMIT,
     DEFAULT_SERVER,
@@ -17,22 +18,6 @@ from tarry.cli.options import (
     LimitOption,
     ServerOption,
     example_epilog,
-)
-from tarry.cli.output import (
-    attempt_result,
-    console,
-    decision_text,
-    format_ms,
-    pluralize,
-    print_json,
-    print_list,
-    print_result,
-    print_text,
-    table,
-    time_of_day,
-    time_since,
-    time_until,
-    to_builtins,
 )
 from tarry.cli.remote import connect
 from tarry.client.errors import NotFound
@@ -44,7 +29,7 @@ if TYPE_CHECKING:
 
     from tarry.client import Client
     from tarry.client.options import DeadLetterFilter, Status
-    from tarry.wire.tasks import AttemptLog, RetryTask
+    from tarry.wire.tasks import AttemptLog, Explanation, RetryTask
 
 TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="Id of the task.")]
 PolicyFilter = Annotated[str | None, typer.Option("--policy", help="Only tasks with this policy.")]
@@ -109,14 +94,14 @@ def show(
         details = client.get(task)
         attempts = list(client.attempts(details))
     if as_json:
-        print_json({**to_builtins(details), "attempts": to_builtins(attempts)})
+        output.print_json({**output.to_builtins(details), "attempts": output.to_builtins(attempts)})
         return
-    terminal = console()
-    terminal.print(table(("task", details.task_id), _properties(details)))
+    terminal = output.console()
+    terminal.print(output.table(("task", details.task_id), _properties(details)))
     if attempts:
         terminal.print()
         headings = ("attempt", "started", "took", "result", "then")
-        terminal.print(table(headings, map(_attempt_row, attempts)))
+        terminal.print(output.table(headings, map(_attempt_row, attempts)))
 
 
 @tasks_app.command(
@@ -132,10 +117,9 @@ def explain(
     with connect(server, api_key) as client:
         explanation = client.explain(task)
     if as_json:
-        print_json(explanation)
-        return
-    for line in explanation_lines(explanation.text, explanation.next.text):
-        print_text(line)
+        output.print_json(explanation)
+    else:
+        print_explanation(explanation)
 
 
 @tasks_app.command(epilog=example_epilog("tarry tasks cancel 0199c0de-0000-7000-8000-000000000000"))
@@ -151,7 +135,7 @@ def cancel(
     is_running = cancelled.status == "IN_FLIGHT"
     message = "cancelled; the running attempt may finish" if is_running else "cancelled"
     text = f"{cancelled.task_id} {cancelled.status}: {message}"
-    print_result(cancelled, text, as_json=as_json)
+    output.print_result(cancelled, text, as_json=as_json)
 
 
 @tasks_app.command(epilog=example_epilog("tarry tasks retry 0199c0de-0000-7000-8000-000000000000"))
@@ -170,7 +154,13 @@ def retry(
             # The task may still have to wait, because its downstream is paused or fails.
             explanation = client.explain(retried)
             status, message = explanation.status, explanation.next.text
-    print_result(retried, f"{retried.task_id} {status}: {message}", as_json=as_json)
+    output.print_result(retried, f"{retried.task_id} {status}: {message}", as_json=as_json)
+
+
+def print_explanation(explanation: Explanation) -> None:
+    """Print an explanation as one line per attempt, and a last line for the next step."""
+    for line in explanation_lines(explanation.text, explanation.next.text):
+        output.print_text(line)
 
 
 def explanation_lines(text: str, next_step: str) -> list[str]:
@@ -197,14 +187,14 @@ def _print_tasks(
     def row(task: RetryTask) -> tuple[object, ...]:
         target = f"{task.method} {task.target_url}"
         if dead:
-            died = time_since(task.finished_at, now)
+            died = output.time_since(task.finished_at, now)
             return task.task_id, task.reason, task.attempt_number, died, target
-        next_attempt = time_until(task.next_attempt_at, now)
+        next_attempt = output.time_until(task.next_attempt_at, now)
         return task.task_id, task.status, task.attempt_number, next_attempt, target
 
     columns = ("reason", "attempts", "died") if dead else ("status", "attempts", "next")
     headings = ("task", *columns, "target")
-    print_list(listed, headings, row, as_json=as_json, truncate="target")
+    output.print_list(listed, headings, row, as_json=as_json, truncate="target")
 
 
 def _properties(task: RetryTask) -> Iterable[tuple[str, object]]:
@@ -223,9 +213,9 @@ def _properties(task: RetryTask) -> Iterable[tuple[str, object]]:
         "body": f"{task.body_size:,} bytes",
         "attempts": task.attempt_number,
         "replays": task.replays or None,
-        "created": time_since(task.created_at, now),
-        "next attempt": time_until(task.next_attempt_at, now) or None,
-        "finished": time_since(task.finished_at, now) or None,
+        "created": output.time_since(task.created_at, now),
+        "next attempt": output.time_until(task.next_attempt_at, now) or None,
+        "finished": output.time_since(task.finished_at, now) or None,
     }
     return ((name, value) for name, value in properties.items() if value is not None)
 
@@ -233,10 +223,10 @@ def _properties(task: RetryTask) -> Iterable[tuple[str, object]]:
 def _attempt_row(attempt: AttemptLog) -> tuple[object, ...]:
     return (
         attempt.attempt_number,
-        time_of_day(attempt.started_at),
-        format_ms(attempt.duration_ms),
-        attempt_result(attempt),
-        decision_text(attempt),
+        output.time_of_day(attempt.started_at),
+        output.format_ms(attempt.duration_ms),
+        output.attempt_result(attempt),
+        output.decision_text(attempt),
     )
 
 
@@ -295,14 +285,14 @@ def replay(
         # Without matches, a dry run returns the empty result without starting a replay.
         is_dry_run = not _count_matches(client, filters) or dry_run
         job = client.replay(**filters, rate=rate, dry_run=is_dry_run).job
-    matched = pluralize(job.matched, "dead letter")
+    matched = output.pluralize(job.matched, "dead letter")
     pace = "" if rate is None else f", {rate:g} per second"
     text = f"replay {job.replay_id}: {matched} to replay{pace}"
     if not job.matched:
         text = _NO_MATCH
     elif is_dry_run:
         text = f"{matched} would be replayed"
-    print_result(job, text, as_json=as_json)
+    output.print_result(job, text, as_json=as_json)
 
 
 @dead_app.command(epilog=example_epilog("tarry dead purge --reason permanent"))
@@ -323,14 +313,14 @@ def purge(
     with connect(server, api_key) as client:
         matched = _count_matches(client, filters)
         if matched and not yes:
-            question = f"Delete {pluralize(matched, 'dead letter')} permanently? [y/N] "
+            question = f"Delete {output.pluralize(matched, 'dead letter')} permanently? [y/N] "
             typer.echo(question, nl=False, err=True)
             if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
                 typer.echo("nothing was deleted", err=True)
                 raise typer.Exit(1)
         purged = client.purge(**filters) if matched else 0
-    text = f"{pluralize(purged, 'dead letter')} deleted" if purged else _NO_MATCH
-    print_result({"purged": purged}, text, as_json=as_json)
+    text = f"{output.pluralize(purged, 'dead letter')} deleted" if purged else _NO_MATCH
+    output.print_result({"purged": purged}, text, as_json=as_json)
 
 
 def _count_matches(client: Client, filters: DeadLetterFilter) -> int:
