@@ -109,8 +109,7 @@ def revoke(
 ) -> None:
     """Revoke a key. A running service may accept it for a few more seconds."""
     if not _run_with_store(store_url, config, lambda store: store.revoke_key(key_id)):
-        msg = f"there is no key {key_id!r}; `tarry keys list` lists all ids"
-        raise NotFound(msg)
+        raise NotFound(f"there is no key {key_id!r}; `tarry keys list` lists all ids")
     print_result({"id": key_id, "revoked": True}, f"{key_id} revoked", as_json=as_json)
 
 

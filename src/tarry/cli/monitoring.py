@@ -234,8 +234,7 @@ def _fetch_metrics(server: str, api_key: str | None) -> str:
     try:
         response = httpx.get(f"{server.rstrip('/')}/metrics", headers=headers, trust_env=False)
     except httpx.RequestError as error:
-        msg = f"GET /metrics got no response: {error}"
-        raise ServiceUnreachable(msg) from error
+        raise ServiceUnreachable(f"GET /metrics got no response: {error}") from error
     if not response.is_success:
         msg = f"GET /metrics was answered with {response.status_code}"
         raise ServiceUnavailable(msg, status=response.status_code)

@@ -233,5 +233,4 @@ def _prefix_errors(option: str) -> Generator[None]:
     try:
         yield
     except ConfigurationError as error:
-        msg = f"{option}: {error}"
-        raise ConfigurationError(msg) from None
+        raise ConfigurationError(f"{option}: {error}") from None

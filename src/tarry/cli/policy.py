@@ -109,8 +109,7 @@ def _get_policy(client: Client, name: str, version: int | None) -> RetryPolicy:
             raise
         newest = client.policy(name).version
         hint = "a built-in policy has no versions" if newest is None else f"the newest is {newest}"
-        msg = f"{name} has no version {version}: {hint}"
-        raise NotFound(msg) from error
+        raise NotFound(f"{name} has no version {version}: {hint}") from error
 
 
 @app.command(epilog=example_epilog("tarry policy apply webhook.toml"))
@@ -133,8 +132,7 @@ def apply(
 
     defence = read_defence(file)
     if defence.hedging is not None:
-        msg = f"{file}: the service does not support hedging: remove [hedging]"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{file}: the service does not support hedging: remove [hedging]")
     fields = dict(read_document(file).data)
     for section in ("breaker", "budget", "limiter"):
         if fields.pop(section, None) is not None:
@@ -215,8 +213,8 @@ def export(
         reason = "use --service and --method to name the called service"
         _reject_options(f"--to {to}", reason, host=host, name=name, port=port)
         exported = to_grpc(read_policy(file), service=service, method=method)
-        _write(_to_json(exported.documents[0]), out)
-        _report_losses(exported.losses, f"{to} differs")
+        text = json.dumps(exported.documents[0], indent=2) + "\n"
+        _write_document(text, exported.losses, out, differing_system=to)
         return
     reason = "use --host to name the called service"
     _reject_options(f"--to {to}", reason, service=service, method=method)
@@ -234,7 +232,7 @@ def export(
     text = import_yaml().safe_dump_all(
         exported.documents, sort_keys=False, allow_unicode=True, width=1000
     )
-    _write_with_losses(text, exported.losses, ("export", "to", to), out)
+    _write_document(text, exported.losses, out, differing_system=to, written_by=f"export --to {to}")
 
 
 @app.command("import", epilog=example_epilog("tarry policy import config.json --from grpc"))
@@ -255,7 +253,6 @@ def import_(
     Settings that tarry lacks, or treats differently, are listed in comments at the top, and on
     standard error when the output is piped.
     """
-    from tarry.policyfile import toml
     from tarry.policyfile.grpc import from_grpc
     from tarry.policyfile.istio import from_istio
 
@@ -274,14 +271,11 @@ def import_(
         else:
             imported = from_grpc(documents[0], service=service, method=method)
     except ConfigurationError as error:
-        msg = f"{file}: {error}"
-        raise ConfigurationError(msg) from None
-    fields = imported.to_dict()
-    if out is not None and out.suffix.lower() == ".json":
-        _write(_to_json(fields), out)
-        _report_losses(imported.losses, "tarry differs")
-    else:
-        _write_with_losses(toml.dumps(fields), imported.losses, ("import", "from", source), out)
+        raise ConfigurationError(f"{file}: {error}") from None
+    is_json = out is not None and out.suffix.lower() == ".json"
+    text = policy_text(imported.to_dict(), as_json=is_json)
+    written_by = None if is_json else f"import --from {source}"
+    _write_document(text, imported.losses, out, differing_system="tarry", written_by=written_by)
 
 
 @app.command(epilog=example_epilog("tarry policy explain webhook"))
@@ -321,39 +315,39 @@ def _reject_options(used_with: str, reason: str, **options: object) -> None:
             raise ConfigurationError(f"--{name}", f"cannot be used with {used_with}: {reason}")
 
 
-def _to_json(document: object) -> str:
-    return json.dumps(document, indent=2) + "\n"
-
-
-def _write_with_losses(
-    text: str, losses: Sequence[Loss], command: tuple[str, str, str], out: Path | None
+def _write_document(
+    text: str,
+    losses: Sequence[Loss],
+    out: Path | None,
+    *,
+    differing_system: str,
+    written_by: str | None = None,
 ) -> None:
-    """Write a document that begins with its losses as comments.
+    """Write a document, and print its losses to standard error.
 
-    A loss is a setting that the other system lacks or treats differently. Losses are also printed
-    to standard error, unless the document itself is printed on a terminal. `command` has the
-    verb, the option's name and its value: ("export", "to", "istio").
+    A loss is a setting that the differing system lacks or treats differently. With `written_by`,
+    the document begins with this command and the losses as comments. The losses are then not
+    printed if the document itself is printed on a terminal.
     """
-    verb, option, system = command
-    lines = [
-        f"Written by `tarry policy {verb} --{option} {system}`.",
-        *(f"Differs: {output.printable(str(loss))}" for loss in losses),
-    ]
-    _write("".join(f"# {line}\n" for line in lines) + text, out)
-    if out is not None or not sys.stdout.isatty():
-        _report_losses(losses, f"{system if verb == 'export' else 'tarry'} differs")
-
-
-def _report_losses(losses: Sequence[Loss], prefix: str) -> None:
-    for loss in losses:
-        typer.echo(f"{prefix}: {output.printable(str(loss))}", err=True)
-
-
-def _write(text: str, out: Path | None) -> None:
+    losses_text = [output.printable(str(loss)) for loss in losses]
+    if written_by is not None:
+        lines = [f"Written by `tarry policy {written_by}`."]
+        lines += [f"Differs: {loss}" for loss in losses_text]
+        text = "".join(f"# {line}\n" for line in lines) + text
     if out is None:
         typer.echo(text, nl=False)
     else:
         output.write_text(out, text)
+    if written_by is None or out is not None or not sys.stdout.isatty():
+        for loss in losses_text:
+            typer.echo(f"{differing_system} differs: {loss}", err=True)
+
+
+def policy_text(fields: dict[str, Any], *, as_json: bool) -> str:
+    """Return the text of a policy file, in JSON or TOML."""
+    from tarry.policyfile.toml import dumps
+
+    return json.dumps(fields, indent=2) + "\n" if as_json else dumps(fields)
 
 
 def _read_documents(path: Path) -> list[Any]:
@@ -362,8 +356,7 @@ def _read_documents(path: Path) -> list[Any]:
 
     documents = [parsed.data for parsed in parse_file(path) if parsed.data is not None]
     if not documents:
-        msg = f"{path}: the file is empty"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"{path}: the file is empty")
     return documents
 
 

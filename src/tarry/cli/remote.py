@@ -51,11 +51,10 @@ def connect(server: str, api_key: str | None) -> Generator[Client]:
         with new_client as client:
             yield client
     except ServiceUnreachable as error:
-        msg = (
+        raise ServiceUnreachable(
             f"no service answers at {server} ({_cause_of(server, error)}): start one with "
             "`tarry serve`, or set another address with --server or TARRY_SERVER"
-        )
-        raise ServiceUnreachable(msg) from error
+        ) from error
     finally:
         logger.removeHandler(reporter)
 

@@ -16,8 +16,6 @@ from tarry.client.errors import NotFinished
 from tarry.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from tarry.client import Client
-    from tarry.client.options import EnqueueOptions
     from tarry.wire.tasks import RetryTask
 
 _MAX_BODY_BYTES = 64 << 20
@@ -60,52 +58,39 @@ def send(
     When the command returns, the task is durable. A body that is a JSON object or array is sent
     as application/json, unless --header sets another content type.
     """
-    wait_s = None if wait is None else parse_duration("--wait", wait)
-    delay_s = None if delay is None else parse_duration("--delay", delay)
+    wait_s, delay_s = parse_duration("--wait", wait), parse_duration("--delay", delay)
     headers = _parse_headers(header or [])
     body = None if data is None else _read_body(data)
     if isinstance(body, str) and _is_json(body) and "content-type" not in map(str.lower, headers):
         headers["content-type"] = "application/json"
-    options: EnqueueOptions = {
-        "method": method,
-        "headers": headers or None,
-        "policy": policy,
-        "key": idempotency_key,
-        "delay": delay_s,
-    }
     with connect(server, api_key) as client:
-        task = _enqueue(client, url, body, wait_s, options)
+        from tarry.client.api import FINAL_STATUSES
+        from tarry.runtime.clocks import system
+
+        started = system.now()
+        task = client.enqueue(
+            url,
+            body,
+            wait=wait_s,
+            method=method,
+            headers=headers or None,
+            policy=policy,
+            key=idempotency_key,
+            delay=delay_s,
+        )
+        # The service waits only a limited time before it responds. The client waits for the rest.
+        remaining = 0.0 if wait_s is None else started + wait_s - system.now()
+        if task.status not in FINAL_STATUSES and remaining > 0:
+            try:
+                task = client.wait(task, remaining)
+            except NotFinished:
+                task = client.get(task)
     if as_json:
         print_json(task)
     else:
         _print_task(task)
     if wait_s is not None and task.status != "SUCCEEDED":
         raise typer.Exit(1)
-
-
-def _enqueue(
-    client: Client,
-    url: str,
-    body: str | bytes | None,
-    wait_s: float | None,
-    options: EnqueueOptions,
-) -> RetryTask:
-    """Add the task, and wait up to `wait_s` seconds for its result.
-
-    The service waits only a limited time before it responds, and the client waits for the rest.
-    """
-    from tarry.client.api import FINAL_STATUSES
-    from tarry.runtime.clocks import system
-
-    started = system.now()
-    task = client.enqueue(url, body, wait=wait_s, **options)
-    remaining = 0.0 if wait_s is None else started + wait_s - system.now()
-    if task.status in FINAL_STATUSES or remaining <= 0:
-        return task
-    try:
-        return client.wait(task, remaining)
-    except NotFinished:
-        return client.get(task)
 
 
 def _print_task(task: RetryTask) -> None:
@@ -152,11 +137,9 @@ def _read_file(name: str) -> bytes:
             with Path(name).open("rb") as file:
                 raw = file.read(_MAX_BODY_BYTES + 1)
     except OSError as error:
-        msg = f"--data: cannot read {name}: {error.strerror}"
-        raise ConfigurationError(msg) from error
+        raise ConfigurationError(f"--data: cannot read {name}: {error.strerror}") from error
     if len(raw) > _MAX_BODY_BYTES:
-        msg = f"--data: {name} has more than {_MAX_BODY_BYTES} bytes"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"--data: {name} has more than {_MAX_BODY_BYTES} bytes")
     return raw
 
 

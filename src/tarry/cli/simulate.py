@@ -187,8 +187,7 @@ def select_study(arguments: Sequence[str], *, compare: bool) -> Study:
         return _find_study(first)
     if not others:
         needed = "policies to compare in" if first in STUDIES else "at least two files, got only"
-        msg = f"--compare needs {needed} {first}"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(f"--compare needs {needed} {first}")
     if first not in STUDIES and all(map(_is_scenario_file, others)):
         return compare_files([Path(name) for name in arguments])
     study = _find_study(first)
@@ -289,8 +288,7 @@ def _parse_pairs(
             raise ConfigurationError(option, "must have the format name=value", text)
         if name not in parameters:
             hint = _suggest_parameter(name, parameters)
-            msg = f"{option}: there is no parameter {name!r}; {hint}"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(f"{option}: there is no parameter {name!r}; {hint}")
         if name in seen:
             raise ConfigurationError(option, f"sets {name} twice")
         seen.add(name)

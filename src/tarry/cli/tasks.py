@@ -334,11 +334,10 @@ def _count_matches(client: Client, filters: DeadLetterFilter) -> int:
     if count:
         return count
     if lane is not None and all(known.lane != lane for known in client.downstreams()):
-        msg = (
+        raise NotFound(
             f"--lane: there is no downstream {lane!r}. The format is http:host:port or "
             "https:host:port; `tarry downstreams` lists all"
         )
-        raise NotFound(msg)
     if policy is not None:
         try:
             client.policy(policy)

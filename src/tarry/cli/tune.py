@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +10,7 @@ import typer
 
 from tarry.cli.options import parse_duration
 from tarry.cli.output import POLICY_SUFFIXES, check_output_path, printable, write_text
+from tarry.cli.policy import policy_text
 from tarry.core.text import format_duration
 
 if TYPE_CHECKING:
@@ -70,12 +70,10 @@ def tune(
     from tarry.tuning.attempt_log import read_attempt_log
     from tarry.tuning.comparison import compare_policies
     from tarry.tuning.evidence import analyze_log
-    from tarry.tuning.proposal import propose
+    from tarry.tuning.proposal import propose, to_json
 
     check_output_path(out, POLICY_SUFFIXES)
-    latency_target_s = (
-        None if latency_target is None else parse_duration("--latency-target", latency_target)
-    )
+    latency_target_s = parse_duration("--latency-target", latency_target)
     current = None if policy is None else read_defence(policy)
     evidence = analyze_log(read_attempt_log(log))
     proposal = propose(evidence, current, latency_target_s)
@@ -83,10 +81,9 @@ def tune(
     if not no_simulate and proposal.defence != proposal.current:
         comparison = compare_policies(evidence, proposal.current, proposal.defence, seed=seed)
     if out is not None:
-        _write_policy(out, proposal)
+        is_json = out.suffix.lower() == ".json"
+        write_text(out, policy_text(proposal.defence.to_dict(), as_json=is_json))
     if as_json:
-        from tarry.tuning.proposal import to_json
-
         typer.echo(to_json(evidence, proposal, comparison))
         return
     from rich.console import Console
@@ -97,16 +94,6 @@ def tune(
         show_comparison(console, evidence, proposal, comparison)
     if out is not None:
         _print_line(console, f"written to {out}")
-
-
-def _write_policy(path: Path, proposal: Proposal) -> None:
-    """Write the proposed policy as JSON or TOML; the suffix of the path selects the format."""
-    from tarry.policyfile.toml import dumps
-
-    fields = proposal.defence.to_dict()
-    is_json = path.suffix.lower() == ".json"
-    text = json.dumps(fields, indent=2) + "\n" if is_json else dumps(fields)
-    write_text(path, text)
 
 
 def _print_line(console: Console, text: str, style: str = "") -> None:

@@ -43,5 +43,4 @@ def __getattr__(name: str) -> object:
         from tarry.client import client
 
         return getattr(client, name)
-    msg = f"module 'tarry.client' has no attribute {name!r}"
-    raise AttributeError(msg)
+    raise AttributeError(f"module 'tarry.client' has no attribute {name!r}")

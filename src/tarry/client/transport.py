@@ -107,8 +107,7 @@ def require_packages() -> None:
         import_module("httpx")
         import_module("msgspec")
     except ImportError:
-        msg = "this needs httpx and msgspec: pip install 'tarry[client]'"
-        raise MissingExtra(msg) from None
+        raise MissingExtra("this needs httpx and msgspec: pip install 'tarry[client]'") from None
 
 
 def _check_url(url: Any) -> str:
@@ -208,8 +207,7 @@ def _append_chunk(content: bytearray, chunk: bytes) -> None:
     """Append a chunk to the content; raise `ServiceError` if the content is too large."""
     content += chunk
     if len(content) > MAX_RESPONSE_BYTES:
-        msg = f"a response from the service has more than {MAX_RESPONSE_BYTES} bytes"
-        raise ServiceError(msg)
+        raise ServiceError(f"a response from the service has more than {MAX_RESPONSE_BYTES} bytes")
 
 
 def _buffered_response(response: httpx.Response, content: bytearray) -> httpx.Response:
@@ -258,8 +256,7 @@ class EventStreamParser:
                 self._data_lines, self._data_size = [], 0
                 yield self._parse_event(data)
         if len(self._incomplete_line) + self._data_size > _MAX_EVENT_BYTES:
-            msg = f"an event from the service has more than {_MAX_EVENT_BYTES} bytes"
-            raise ServiceError(msg)
+            raise ServiceError(f"an event from the service has more than {_MAX_EVENT_BYTES} bytes")
 
     def _add_line(self, line: bytes) -> None:
         field, _, value = line.partition(b":")
@@ -272,5 +269,4 @@ class EventStreamParser:
         try:
             return self._decode(data)
         except ValueError as error:  # of msgspec, or of text that is not UTF-8
-            msg = f"an event from the service cannot be parsed: {error}"
-            raise ServiceError(msg) from error
+            raise ServiceError(f"an event from the service cannot be parsed: {error}") from error
