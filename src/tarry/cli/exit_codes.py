@@ -43,14 +43,11 @@ _CODE_BY_ERROR: tuple[tuple[type[TarryError], int], ...] = (
 
 
 def exit_code_of(error: TarryError) -> int:
-    """Return the exit code for an error.
-
-    Errors of all other types are caused by the user's input, so their code is `EXIT_INVALID`.
-    """
+    """Return the exit code for an error."""
     for error_type, code in _CODE_BY_ERROR:
         if isinstance(error, error_type):
             return code
-    return EXIT_INVALID
+    return EXIT_INVALID  # the user's input causes the errors of all other types
 
 
 def error_message(error: TarryError) -> str:

@@ -248,11 +248,10 @@ def parse_value(text: str) -> Any:
 def parse_values(text: str) -> list[Any]:
     """Parse a list of values, or an inclusive range with a step."""
     match = _RANGE.fullmatch(text.strip())
-    values = (
-        _expand_range(text, match)
-        if match
-        else [parse_value(part.strip()) for part in text.split(",")]
-    )
+    if match:
+        values = _expand_range(text, match)
+    else:
+        values = [parse_value(part.strip()) for part in text.split(",")]
     if len(values) > MAX_SWEEP_VALUES:
         msg = f"a sweep has at most {MAX_SWEEP_VALUES} values; {text!r} has more"
         raise ConfigurationError(msg)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, cast, get_args
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from tarry.client import Client
-    from tarry.client.options import DeadLetterFilter, Status
-    from tarry.wire.tasks import AttemptLog, Explanation, RetryTask
+    from tarry.client.options import DeadLetterFilter
+    from tarry.wire.tasks import AttemptLog, Explanation, RetryTask, StatusName
 
 TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="Id of the task.")]
 PolicyFilter = Annotated[str | None, typer.Option("--policy", help="Only tasks with this policy.")]
@@ -71,13 +71,13 @@ def list_tasks(
 ) -> None:
     """List tasks, newest first."""
     with connect(server, api_key) as client:
-        from tarry.wire.tasks import StatusName
+        from tarry.wire.tasks import STATUS_NAMES
 
         if status is not None:
             status = status.upper().replace("-", "_")
-            check_one_of("--status", status, get_args(StatusName))
+            check_one_of("--status", status, STATUS_NAMES)
         tasks = client.tasks(
-            status=cast("Status | None", status), policy=policy, lane=lane, reason=reason
+            status=cast("StatusName | None", status), policy=policy, lane=lane, reason=reason
         )
         _print_tasks(tasks, limit, as_json=as_json)
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from tarry.tuning.comparison import Comparison
     from tarry.tuning.evidence import Evidence
     from tarry.tuning.proposal import Proposal
-    from tarry.tuning.rules import Suggestion
 
 _METRICS = (
     ("success_rate", "calls that succeeded", "%"),
@@ -126,15 +125,14 @@ def show_proposal(console: Console, evidence: Evidence, proposal: Proposal) -> N
         why = Text(printable(suggestion.reason))
         if suggestion.evidence:
             why.append(f"\n{printable(suggestion.evidence)}", style="dim")
-        table.add_row(
-            Text(suggestion.field),
-            Text(printable(format_setting(suggestion.field, suggestion.current))),
-            Text(
-                printable(format_setting(suggestion.field, suggestion.proposed)),
-                style=_proposal_style(suggestion),
-            ),
-            why,
-        )
+        is_changed = suggestion.proposed != suggestion.current and not suggestion.is_advice
+        style = "green" if is_changed else ""
+        if not suggestion.has_enough_data:
+            style = "yellow"
+        field = suggestion.field
+        current = Text(printable(format_setting(field, suggestion.current)))
+        proposed = Text(printable(format_setting(field, suggestion.proposed)), style=style)
+        table.add_row(Text(field), current, proposed, why)
     console.print(table)
     console.print()
     if len(evidence.success_durations) >= required_samples(TAIL_QUANTILE):
@@ -228,9 +226,3 @@ def _table(*titles: str) -> Table:
     for title in titles:
         table.add_column(title, overflow="fold", no_wrap=title == "field")
     return table
-
-
-def _proposal_style(suggestion: Suggestion) -> str:
-    if not suggestion.has_enough_data:
-        return "yellow"
-    return "green" if suggestion.proposed != suggestion.current and not suggestion.is_advice else ""

@@ -251,8 +251,7 @@ class ServiceApi:
 
     def tasks(self, cursor: str | None, filters: TaskFilter) -> ClientRequest[Page[RetryTask]]:
         """List tasks."""
-        options.check_names("tasks", filters)
-        return _page_request("/retry-tasks", _parse_tasks, cursor, _to_query(filters))
+        return _page_request("/retry-tasks", _parse_tasks, cursor, _to_query("tasks", filters))
 
     def attempts(
         self, cursor: str | None, task: str | RetryTask
@@ -265,7 +264,7 @@ class ServiceApi:
         return ClientRequest("GET", f"{_task_path(task)}/explain", _parse_explanation)
 
     def cancel(self, task: str | RetryTask) -> Operation[RetryTask]:
-        """Cancel a task and return it. For a task that was already cancelled, only return it.
+        """Cancel a task and return it, also if it was already cancelled.
 
         For example, an earlier attempt of this request has cancelled it, but its response was lost.
         """
@@ -286,11 +285,9 @@ class ServiceApi:
         return cast("RetryTask", cancelled)
 
     def retry(self, task: str | RetryTask) -> ClientRequest[RetryTask]:
-        """Make the next attempt of a task now.
-
-        The request has no idempotency key, so the client does not repeat it once the service may
-        have received it. Sent twice, it could cause two attempts.
-        """
+        """Make the next attempt of a task now."""
+        # Without an idempotency key, the client does not repeat a request that the service may have
+        # received. Sent twice, this request could cause two attempts.
         return ClientRequest("POST", f"{_task_path(task)}/retry", _parse_task)
 
     # --- dead letters -----------------------------------------------------------------------------
@@ -299,13 +296,12 @@ class ServiceApi:
         self, cursor: str | None, filters: DeadLetterFilter
     ) -> ClientRequest[Page[RetryTask]]:
         """List dead letters."""
-        options.check_names("dead_letters", filters)
-        return _page_request("/dead-letters", _parse_tasks, cursor, _to_query(filters))
+        query = _to_query("dead_letters", filters)
+        return _page_request("/dead-letters", _parse_tasks, cursor, query)
 
     def purge(self, filters: DeadLetterFilter) -> Operation[int]:
         """Delete all matching dead letters; return how many were deleted."""
-        options.check_names("purge", filters)
-        path = _with_query("/dead-letters", _to_query(filters))
+        path = _with_query("/dead-letters", _to_query("purge", filters))
         total, has_more = 0, True
         while has_more:  # the service limits the number of dead letters that a request deletes
             response = yield ClientRequest("DELETE", path, _parse_purge_result)
@@ -314,11 +310,7 @@ class ServiceApi:
         return total
 
     def replay(self, arguments: options.ReplayOptions) -> ClientRequest[ReplayJob]:
-        """Start a replay of dead letters.
-
-        The request has no idempotency key, so the client does not repeat it once the service may
-        have received it. Sent twice, it could start two replays.
-        """
+        """Start a replay of dead letters. Like `retry`, the request has no idempotency key."""
         options.check_names("replay", arguments)
         before, rate = arguments.get("before"), arguments.get("rate")
         replay = wire.ReplayRequest(
@@ -338,23 +330,22 @@ class ServiceApi:
         """List the latest replays."""
         return ClientRequest("GET", "/dead-letters/replays", _parse_replay_jobs)
 
-    def refresh_replay(self, job: ReplayJob) -> Operation[ReplayJob]:
-        """Get the current state of a replay; a dry run is returned unchanged."""
-        if job.replay_id is not None:
-            job = yield ClientRequest("GET", _replay_path(job.replay_id), _parse_replay_job)
-        return job
+    def send_to_replay(
+        self, job: ReplayJob, method: Literal["GET", "DELETE"]
+    ) -> Operation[ReplayJob]:
+        """Get the current state of a replay, or cancel it (DELETE).
 
-    def cancel_replay(self, job: ReplayJob) -> Operation[ReplayJob]:
-        """Cancel a replay; a dry run, which has already finished, is returned unchanged."""
+        A dry run, which has no id and has already finished, is returned unchanged.
+        """
         if job.replay_id is not None:
-            job = yield ClientRequest("DELETE", _replay_path(job.replay_id), _parse_replay_job)
+            job = yield _replay_request(job.replay_id, method)
         return job
 
     def wait_for_replay(self, job: ReplayJob, timeout: Duration | None) -> Operation[ReplayJob]:
         """Wait until a replay has finished; a dry run is returned at once."""
         if job.replay_id is None:
             return job
-        request = ClientRequest("GET", _replay_path(job.replay_id), _parse_replay_job)
+        request = _replay_request(job.replay_id, "GET")
         return (
             yield from _poll_until(
                 lambda _: request, lambda polled: polled.status != "RUNNING", timeout
@@ -394,11 +385,7 @@ class ServiceApi:
     def change_lane(
         self, lane: str, action: Literal["pause", "resume", "reset"]
     ) -> ClientRequest[wire.DownstreamInfo]:
-        """Change the state of a lane.
-
-        The request has an idempotency key, so that the client retries it. Sent twice, it has the
-        same effect as once.
-        """
+        """Change the state of a lane. The client retries this request, as it is idempotent."""
         path = f"/downstreams/{_path_segment('lane', lane)}/{action}"
         return ClientRequest("POST", path, _parse_downstream, _idempotency_header())
 
@@ -477,10 +464,6 @@ def _policy_path(policy_id: str) -> str:
     return f"/retry-policies/{_path_segment_of_id('policy_id', policy_id)}"
 
 
-def _replay_path(replay_id: str) -> str:
-    return f"/dead-letters/replays/{_path_segment_of_id('replay_id', replay_id)}"
-
-
 def _path_segment(field: str, name: str) -> str:
     """Return a name as one segment of a path: percent-encoded, including its slashes."""
     if not isinstance(name, str) or not name.strip("."):  # ".." would change the path
@@ -507,8 +490,9 @@ def _with_query(path: str, query: Mapping[str, str | None]) -> str:
     return f"{path}?{urlencode(parameters)}" if parameters else path
 
 
-def _to_query(filters: TaskFilter | DeadLetterFilter) -> Mapping[str, str | None]:
-    """Return a filter as query parameters, with the names that the API uses."""
+def _to_query(method: str, filters: TaskFilter | DeadLetterFilter) -> Mapping[str, str | None]:
+    """Return the filter of a client's method as query parameters, with the API's names."""
+    options.check_names(method, filters)
     values = cast("Mapping[str, str | None]", filters)
     return {"policyId" if name == "policy" else name: value for name, value in values.items()}
 
@@ -525,6 +509,11 @@ def _page_request(
     limit = None if cursor is None else str(wire.MAX_PAGE_SIZE)
     parameters = {**(query or {}), "limit": limit, "cursor": cursor}
     return ClientRequest("GET", _with_query(path, parameters), parse)
+
+
+def _replay_request(replay_id: str, method: str) -> ClientRequest[ReplayJob]:
+    path = f"/dead-letters/replays/{_path_segment_of_id('replay_id', replay_id)}"
+    return ClientRequest(method, path, _parse_replay_job)
 
 
 def _idempotency_header(key: str | None = None) -> dict[str, str]:

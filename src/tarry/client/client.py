@@ -357,8 +357,6 @@ class AsyncClient:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._endpoint.url!r})"
 
-    # --- tasks ------------------------------------------------------------------------------------
-
     async def enqueue(
         self,
         url: str,
@@ -402,8 +400,6 @@ class AsyncClient:
         """Make the next attempt of a task now; a dead letter starts again with attempt 1."""
         return await self._send(self._api.retry(task))
 
-    # --- dead letters -----------------------------------------------------------------------------
-
     def dead_letters(self, **filters: Unpack[DeadLetterFilter]) -> AsyncIterator[RetryTask]:
         """Iterate over dead letters, newest first; filters: policy, lane, reason."""
         return self._iterate_pages(lambda cursor: self._api.dead_letters(cursor, filters))
@@ -421,8 +417,6 @@ class AsyncClient:
     async def purge(self, **filters: Unpack[DeadLetterFilter]) -> int:
         """Delete the matching dead letters permanently; return how many were deleted."""
         return await self._run(self._api.purge(filters))
-
-    # --- policies and downstreams -----------------------------------------------------------------
 
     def policies(self) -> AsyncIterator[RetryPolicy]:
         """Iterate over policies; the built-in policies come last."""
@@ -456,8 +450,6 @@ class AsyncClient:
         """Discard the statistics of a lane's downstream, and resume the lane."""
         return await self._send(self._api.change_lane(lane, "reset"))
 
-    # --- the service itself -----------------------------------------------------------------------
-
     def events(self) -> AsyncGenerator[ServiceEvent, None]:
         """Iterate over live events; events are missing while a lost connection is reopened."""
         return self._read_events()
@@ -465,8 +457,6 @@ class AsyncClient:
     async def health(self) -> Health:
         """Return whether the service accepts and processes tasks."""
         return await self._send(self._api.health())
-
-    # --- sending ----------------------------------------------------------------------------------
 
     async def _open(self, request: ClientRequest[Any]) -> httpx.Response:
         """Send a request; return the buffered response, or the open response of an event stream."""
@@ -576,7 +566,7 @@ class Replay(ReplayHandle["ReplayJob"]):
 
     def refresh(self) -> Self:
         """Fetch the current state."""
-        return self._update(self._run(self._api.refresh_replay(self.job)))
+        return self._update(self._run(self._api.send_to_replay(self.job, "GET")))
 
     def wait(self, timeout: Duration | None = None) -> Self:
         """Wait until the replay has finished; raise `NotFinished` after the timeout."""
@@ -584,7 +574,7 @@ class Replay(ReplayHandle["ReplayJob"]):
 
     def cancel(self) -> Self:
         """Cancel the rest of the replay; raise `Conflict` if the replay has finished."""
-        return self._update(self._run(self._api.cancel_replay(self.job)))
+        return self._update(self._run(self._api.send_to_replay(self.job, "DELETE")))
 
 
 class AsyncReplay(ReplayHandle[Awaitable["ReplayJob"]]):
@@ -592,7 +582,7 @@ class AsyncReplay(ReplayHandle[Awaitable["ReplayJob"]]):
 
     async def refresh(self) -> Self:
         """Fetch the current state."""
-        return self._update(await self._run(self._api.refresh_replay(self.job)))
+        return self._update(await self._run(self._api.send_to_replay(self.job, "GET")))
 
     async def wait(self, timeout: Duration | None = None) -> Self:
         """Wait until the replay has finished; raise `NotFinished` after the timeout."""
@@ -600,4 +590,4 @@ class AsyncReplay(ReplayHandle[Awaitable["ReplayJob"]]):
 
     async def cancel(self) -> Self:
         """Cancel the rest of the replay; raise `Conflict` if the replay has finished."""
-        return self._update(await self._run(self._api.cancel_replay(self.job)))
+        return self._update(await self._run(self._api.send_to_replay(self.job, "DELETE")))

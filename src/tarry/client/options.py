@@ -6,7 +6,7 @@ import json
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Literal, Required, TypeAlias, TypedDict
+from typing import Any, Required, TypeAlias, TypedDict, Unpack
 from uuid import uuid4
 
 import msgspec
@@ -16,13 +16,12 @@ from tarry.core.checks import check_at_least
 from tarry.core.text import did_you_mean
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 from tarry.wire import http
-from tarry.wire.tasks import MAX_BATCH_SIZE, MAX_TIME_MS, BatchRequest, RetryTaskRequest
+from tarry.wire.tasks import MAX_BATCH_SIZE, MAX_TIME_MS, BatchRequest, RetryTaskRequest, StatusName
 
 Duration: TypeAlias = float | timedelta
 """Seconds, or a timedelta."""
 Instant: TypeAlias = float | datetime
 """Seconds since 1970, as `time.time()` returns them, or a datetime with a time zone."""
-Status: TypeAlias = Literal["PENDING", "IN_FLIGHT", "SUCCEEDED", "EXHAUSTED", "CANCELLED"]
 
 MAX_BATCH_BYTES = 8 << 20
 """Maximum size of the JSON of one batch: half of the service's default limit for a request."""
@@ -67,7 +66,7 @@ class EnqueueArguments(EnqueueOptions, total=False):
 class TaskFilter(TypedDict, total=False):
     """Filter for tasks; an empty filter matches all tasks."""
 
-    status: Status | None
+    status: StatusName | None
     policy: str | None
     lane: str | None
     reason: str | None
@@ -145,25 +144,13 @@ def _to_dict(field: str, value: object) -> dict[str, Any] | None:
 # --- JSON encoding --------------------------------------------------------------------------------
 
 
-def task_request(
-    url: str,
-    body: Any = None,
-    *,
-    method: str = "POST",
-    headers: Mapping[str, str] | None = None,
-    body_ref: str | None = None,
-    policy: str = "default",
-    policy_version: int | None = None,
-    key: str | None = None,
-    delay: Duration | None = None,
-    at: Instant | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    callback: str | None = None,
-) -> RetryTaskRequest:
+def task_request(url: str, body: Any = None, **options: Unpack[EnqueueOptions]) -> RetryTaskRequest:
     """Return the API's request for the task that the arguments of `enqueue` describe.
 
     It always has an idempotency key, so that a retried request does not create a second task.
     """
+    policy, key = options.get("policy", "default"), options.get("key")
+    delay, at = options.get("delay"), options.get("at")
     if not isinstance(policy, str):
         rule = (
             f"must be the name of a policy, got {short_repr(policy)}. Store a policy under a name "
@@ -178,18 +165,18 @@ def task_request(
     is_bytes = isinstance(body, (bytes, bytearray))
     return RetryTaskRequest(
         target_url=url,
-        method=method,
-        headers=_to_dict("headers", headers),
+        method=options.get("method", "POST"),
+        headers=_to_dict("headers", options.get("headers")),
         body=UNSET if body is None or is_bytes else Raw(_encode_json("body", body)),
         body_base64=b64encode(body).decode() if is_bytes else None,
-        body_ref=body_ref,
+        body_ref=options.get("body_ref"),
         policy_id=policy,
-        policy_version=policy_version,
+        policy_version=options.get("policy_version"),
         idempotency_key=key,
         delay_ms=None if delay is None else round(to_seconds("delay", delay) * 1000),
         next_attempt_at=None if at is None else to_epoch_ms("at", at),
-        policy=_to_dict("overrides", overrides),
-        callback_url=callback,
+        policy=_to_dict("overrides", options.get("overrides")),
+        callback_url=options.get("callback"),
     )
 
 

@@ -249,24 +249,20 @@ class EventStreamParser:
         lines = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
         self._incomplete_line = lines.pop() + trailing_cr
         for line in lines:
-            if line:
-                self._add_line(line)
-            elif self._data_lines:
+            field, _, value = line.partition(b":")
+            if not line and self._data_lines:
                 data = b"\n".join(self._data_lines)
                 self._data_lines, self._data_size = [], 0
-                yield self._parse_event(data)
+                try:
+                    event = self._decode(data)
+                except ValueError as error:  # of msgspec, or of text that is not UTF-8
+                    msg = f"an event from the service cannot be parsed: {error}"
+                    raise ServiceError(msg) from error
+                yield event
+            # `event:` is ignored because the data repeats it, `id:` because streams cannot be
+            # resumed.
+            elif field == b"data":
+                self._data_lines.append(value.removeprefix(b" "))
+                self._data_size += len(value)
         if len(self._incomplete_line) + self._data_size > _MAX_EVENT_BYTES:
             raise ServiceError(f"an event from the service has more than {_MAX_EVENT_BYTES} bytes")
-
-    def _add_line(self, line: bytes) -> None:
-        field, _, value = line.partition(b":")
-        # `event:` is ignored because the data repeats it, `id:` because streams cannot be resumed.
-        if field == b"data":
-            self._data_lines.append(value.removeprefix(b" "))
-            self._data_size += len(value)
-
-    def _parse_event(self, data: bytes) -> ServiceEvent:
-        try:
-            return self._decode(data)
-        except ValueError as error:  # of msgspec, or of text that is not UTF-8
-            raise ServiceError(f"an event from the service cannot be parsed: {error}") from error
