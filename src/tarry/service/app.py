@@ -39,8 +39,6 @@ except ImportError as _missing:
     raise MissingExtra(_message) from _missing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tarry.service.delivery import Delivery
     from tarry.service.model import Task
     from tarry.service.settings import Settings
@@ -68,13 +66,18 @@ class Service:
         codec = (
             EncryptedCodec(settings.encryption_keys) if settings.encryption_keys else PlainCodec()
         )
+        bodies = settings.bodies or "memory:///"
+        if not settings.bodies and settings.store.startswith(SQLITE):
+            bodies = str(sqlite_path(settings.store).parent / "bodies")
         payloads = PayloadStore(
-            payload_url(settings),
+            bodies,
             max_bytes=settings.max_body_bytes,
             endpoint=settings.bodies_endpoint,
             encrypt=codec.encrypt,
             decrypt=codec.decrypt,
         )
+        signing_secrets = settings.signing_secrets
+        self._signer = Signer(signing_secrets) if signing_secrets else None
         limits = EngineLimits(
             in_flight=settings.in_flight,
             lane_in_flight=settings.lane_in_flight,
@@ -107,10 +110,11 @@ class Service:
                 read_body=payloads.read,
                 delete_bodies=payloads.delete,
                 sweep_bodies=partial(_delete_orphaned_bodies, payloads, self.store),
-                sign=_build_signer(settings),
+                sign=self._sign,
                 callback=partial(build_callback_task, new_id=_new_id, pack=codec.pack),
             )
         )
+        require_keys = requires_keys(settings)
         self.api: Api = Api(
             ApiContext(
                 engine=self.engine,
@@ -121,9 +125,11 @@ class Service:
                 new_id=_new_id,
                 monotonic=system.now,
                 render_metrics=self._render_metrics,
-                require_keys=requires_keys(settings),
+                require_keys=require_keys,
                 operator=settings.operator,
-                allowed_hosts=allowed_hosts(settings),
+                allowed_hosts=None
+                if require_keys
+                else frozenset((settings.host, *settings.allow_host)),
                 has_grpc=has_grpc(),
                 limits=ApiLimits(
                     max_request_bytes=settings.max_body_bytes,
@@ -157,12 +163,9 @@ class Service:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI scope: a request, or the lifespan of the server."""
-        if scope["type"] == "lifespan":
-            await self._run_lifespan(receive, send)
-        else:
+        if scope["type"] != "lifespan":
             await self.api(scope, receive, send)
-
-    async def _run_lifespan(self, receive: Receive, send: Send) -> None:
+            return
         await receive()
         try:
             await self.open()
@@ -177,6 +180,11 @@ class Service:
     async def _render_metrics(self, tenant: str | None) -> tuple[bytes, str]:
         counters = await self.store.counters(tenant)
         return self.metrics.render(counters, self.engine.clock.seconds(), tenant)
+
+    def _sign(self, task: Task, body: bytes) -> list[tuple[str, str]]:
+        if self._signer is None:
+            return []
+        return self._signer.headers(task.id, int(system.unix_time()), body)
 
 
 def make_store(url: str, *, writer_process: bool = False) -> Store:
@@ -195,15 +203,6 @@ def make_store(url: str, *, writer_process: bool = False) -> Store:
         msg = f"store: cannot create {path}: {error.strerror}"
         raise ConfigurationError(msg) from error
     return SqliteStore(path, writer_process=writer_process)
-
-
-def payload_url(settings: Settings) -> str:
-    """Return the URL or folder for large bodies; by default a folder next to the store."""
-    if settings.bodies:
-        return settings.bodies
-    if settings.store.startswith(SQLITE):
-        return str(sqlite_path(settings.store).parent / "bodies")
-    return "memory:///"
 
 
 def data_location(settings: Settings) -> str:
@@ -226,17 +225,6 @@ def requires_keys(settings: Settings) -> bool:
         return settings.host != "localhost"
 
 
-def allowed_hosts(settings: Settings) -> frozenset[str] | None:
-    """Return the accepted `Host` names; None if any is accepted, because API keys are required.
-
-    Protects against DNS rebinding: a web page can make its own host name resolve to loopback, but
-    the browser still sends that name as `Host`.
-    """
-    if requires_keys(settings):
-        return None
-    return frozenset((settings.host, *settings.allow_host))
-
-
 async def _delete_orphaned_bodies(payloads: PayloadStore, store: Store) -> int:
     async def task_exists(tenant: str, task_id: str) -> bool:
         return await store.get_task(tenant, task_id) is not None
@@ -246,18 +234,3 @@ async def _delete_orphaned_bodies(payloads: PayloadStore, store: Store) -> int:
 
 def _new_id() -> str:
     return str(uuid7())
-
-
-def _build_signer(settings: Settings) -> Callable[[Task, bytes], list[tuple[str, str]]]:
-    if not settings.signing_secrets:
-        return _no_signature
-    signer = Signer(settings.signing_secrets)
-
-    def sign(task: Task, body: bytes) -> list[tuple[str, str]]:
-        return signer.headers(task.id, int(system.unix_time()), body)
-
-    return sign
-
-
-def _no_signature(_task: Task, _body: bytes) -> list[tuple[str, str]]:
-    return []

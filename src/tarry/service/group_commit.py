@@ -211,7 +211,10 @@ class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
         group = self._take_group()
         self._schedule_start()
         try:
-            results = await self._commit(_items(group))
+            items: list[T] = []
+            for entry in group:
+                items += entry.work
+            results = await self._commit(items)
         except BaseException as error:
             self._end_group(group)
             _fail(group, error)
@@ -239,13 +242,6 @@ class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
             await asyncio.wait(committers)
         # A committer that was cancelled before its first step has not reset this.
         self._is_start_scheduled = False
-
-
-def _items(group: list[Entry[list[T]]]) -> list[T]:
-    items: list[T] = []
-    for entry in group:
-        items += entry.work
-    return items
 
 
 def _resolve(group: list[Entry[list[T]]], results: Sequence[R]) -> None:

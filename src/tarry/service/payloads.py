@@ -254,7 +254,7 @@ def create_file(folder: Path, name: str, data: bytes) -> None:
     """
     path = folder / name
     create_folder(path.parent)
-    with open(path, "xb", opener=_open_private) as file:
+    with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         try:
             file.write(data)
             file.flush()
@@ -272,10 +272,6 @@ def create_folder(folder: Path, mode: int = 0o777) -> None:
         create_folder(folder.parent)
         folder.mkdir(mode, exist_ok=True)
         _sync(folder.parent)
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _sync(folder: Path) -> None:

@@ -129,11 +129,11 @@ def test_a_slow_reader_receives_the_number_of_missed_events() -> None:
     run_with_api(test)
 
 
-def test_an_idle_stream_sends_comments() -> None:
+def test_an_idle_stream_sends_comments(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that proxies keep the connection open."""
+    monkeypatch.setattr("tarry.service.api.monitoring._HEARTBEAT_S", 0.0)
 
     async def test(api: ApiHarness) -> None:
-        api.api._events._heartbeat_s = 0.0
         reader = EventReader(api.api)
         await reader.wait_for_start()
         assert b": still here\n\n" == (await reader.sent.get())["body"]

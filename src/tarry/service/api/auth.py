@@ -58,11 +58,16 @@ class Authenticator:
         )
 
     def _authenticate(self, request: ApiRequest) -> Awaitable[str] | str:
-        key, other_key = _read_keys(request.headers)
-        if other_key is not None and other_key != key:
-            raise problems.KEY_NEEDED.error(
-                "Authorization and X-API-Key have different keys. Send one key."
-            )
+        header = request.headers.get(b"x-api-key")
+        key = None if header is None else header.strip().decode("latin-1")
+        authorization = request.headers.get(b"authorization")
+        if authorization is not None:
+            scheme, _, rest = authorization.partition(b" ")
+            bearer = rest.strip().decode("latin-1") if scheme.lower() == b"bearer" else None
+            if key is not None and key != bearer:
+                detail = "Authorization and X-API-Key have different keys. Send one key."
+                raise problems.KEY_NEEDED.error(detail)
+            key = bearer
         if key is None:
             detail = "Send `Authorization: Bearer KEY`, or `X-API-Key: KEY`."
             raise problems.KEY_NEEDED.error(detail)
@@ -189,15 +194,3 @@ def _is_loopback(name: str) -> bool:
         return name == "localhost" or ip_address(name).is_loopback
     except ValueError:
         return False
-
-
-def _read_keys(headers: dict[bytes, bytes]) -> tuple[str | None, str | None]:
-    """Return the API key of a request, and that of `X-API-Key` if both headers are sent."""
-    header = headers.get(b"x-api-key")
-    api_key = None if header is None else header.strip().decode("latin-1")
-    authorization = headers.get(b"authorization")
-    if authorization is None:
-        return api_key, None
-    scheme, _, rest = authorization.partition(b" ")
-    bearer = rest.strip().decode("latin-1") if scheme.lower() == b"bearer" else None
-    return bearer, api_key

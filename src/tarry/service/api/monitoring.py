@@ -9,8 +9,7 @@ when its API key is revoked.
 from __future__ import annotations
 
 import asyncio
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -25,8 +24,6 @@ from tarry.service.engine.reporting import Subscription
 from tarry.wire.tasks import ServiceEvent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
     from tarry.service.api.context import ApiContext
     from tarry.service.api.messages import ApiRequest
     from tarry.service.engine.reporting import Event
@@ -54,85 +51,48 @@ _RETRY_AFTER_S = 5.0
 class EventResource:
     """The operation that streams events, and the open streams of this process."""
 
-    def __init__(self, context: ApiContext, heartbeat_s: float = _HEARTBEAT_S) -> None:
-        self._context = context
-        self._heartbeat_s = heartbeat_s
-        self._authenticate = Authenticator(context).authenticate
-        self._streams: set[EventStream] = set()
+    def __init__(self, context: ApiContext) -> None:
+        self.context: ApiContext = context
+        self.authenticate: Final = Authenticator(context).authenticate
+        self.streams: set[EventStream] = set()
 
     @Operation("GET", "/events", "streamEvents", "text/event-stream")
     async def stream(self, request: ApiRequest) -> EventStream:
         """Stream attempts and state changes as server-sent events."""
         request.parse_query(NoQuery)
-        if len(self._streams) >= self._context.limits.max_event_streams:
-            detail = f"{len(self._streams)} event streams are open already."
+        if len(self.streams) >= self.context.limits.max_event_streams:
+            detail = f"{len(self.streams)} event streams are open already."
             raise problems.unavailable(detail, _TOO_MANY_STREAMS_RETRY_AFTER_S)
-        subscription = Subscription(self._context.engine.events, request.tenant)
-        stream = EventStream(
-            subscription,
-            self._heartbeat_s,
-            partial(self._wait_until_unauthorized, request),
-            self._streams.discard,
-            is_head=request.scope["method"] == "HEAD",
-        )
-        self._streams.add(stream)
+        stream = EventStream(self, request)
+        self.streams.add(stream)
         return stream
-
-    async def _wait_until_unauthorized(self, request: ApiRequest) -> None:
-        """Return when the API key is no longer valid, or the store is unavailable."""
-        authenticate = self._authenticate
-        if isinstance(authenticate, str):
-            await asyncio.Event().wait()  # no key is required: wait forever
-            return
-        try:
-            while True:
-                await asyncio.sleep(_KEY_CHECK_INTERVAL_S)
-                tenant = authenticate(request)
-                if not isinstance(tenant, str):
-                    await tenant
-        except (ApiError, StoreUnavailable):
-            return
 
     def close(self) -> None:
         """End all streams, so that the server can shut down."""
-        for stream in tuple(self._streams):
-            stream.end()
+        for stream in self.streams:
+            stream.end_requested.set()
 
 
 class EventStream:
     """One open event stream, which sends events until it ends."""
 
-    def __init__(
-        self,
-        subscription: Subscription,
-        heartbeat_s: float,
-        wait_until_unauthorized: Callable[[], Coroutine[Any, Any, None]],
-        on_end: Callable[[EventStream], None],
-        *,
-        is_head: bool,
-    ) -> None:
-        self._subscription = subscription
-        self._heartbeat_s = heartbeat_s
-        self._wait_until_unauthorized = wait_until_unauthorized
-        self._on_end = on_end
-        self._is_head = is_head
-        self._end_requested = asyncio.Event()
+    def __init__(self, resource: EventResource, request: ApiRequest) -> None:
+        self._resource = resource
+        self._request = request
+        self._subscription = Subscription(resource.context.engine.events, request.tenant)
+        self.end_requested: asyncio.Event = asyncio.Event()
         self._sent_events = 0
-
-    def end(self) -> None:
-        """Send no more events and complete the response."""
-        self._end_requested.set()
 
     async def run(self, receive: Receive, send: Send) -> None:
         """Send events until the client disconnects, its key is revoked or the service stops."""
         try:
             await send({"type": "http.response.start", "status": 200, "headers": _RESPONSE_HEADERS})
-            if not self._is_head:
+            if self._request.scope["method"] != "HEAD":
                 await self._run(receive, send)
             await send({"type": "http.response.body", "body": b""})
         finally:
             self._subscription.close()
-            self._on_end(self)
+            self._resource.streams.discard(self)
 
     async def _run(self, receive: Receive, send: Send) -> None:
         loop = asyncio.get_running_loop()
@@ -140,7 +100,7 @@ class EventStream:
             loop.create_task(self._send_events(send)),
             loop.create_task(self._wait_until_unauthorized()),
             loop.create_task(_wait_until_disconnected(receive)),
-            loop.create_task(self._end_requested.wait()),
+            loop.create_task(self.end_requested.wait()),
         }
         try:
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -152,11 +112,26 @@ class EventStream:
             if not task.cancelled():
                 task.result()  # raises if the task failed
 
+    async def _wait_until_unauthorized(self) -> None:
+        """Return when the API key is no longer valid, or the store is unavailable."""
+        authenticate = self._resource.authenticate
+        if isinstance(authenticate, str):
+            await asyncio.Event().wait()  # no key is required: wait forever
+            return
+        try:
+            while True:
+                await asyncio.sleep(_KEY_CHECK_INTERVAL_S)
+                tenant = authenticate(self._request)
+                if not isinstance(tenant, str):
+                    await tenant
+        except (ApiError, StoreUnavailable):
+            return
+
     async def _send_events(self, send: Send) -> None:
         await _write(send, b": hello\n\n")
         while True:
             try:
-                async with asyncio.timeout(self._heartbeat_s):
+                async with asyncio.timeout(_HEARTBEAT_S):
                     event = await self._subscription.next()
             except TimeoutError:
                 await _write(send, b": still here\n\n")

@@ -111,14 +111,10 @@ class TaskCreation:
         self._context = context
         self._result_waiter = result_waiter
         self._validator = TaskValidator(context)
-        limits = context.limits
-        self._rate_limiter = (
-            None
-            if limits.tenant_tasks_per_s is None
-            else TenantRateLimiter(
-                limits.tenant_tasks_per_s, limits.tenant_burst, context.monotonic
-            )
-        )
+        self._rate_limiter: TenantRateLimiter | None = None
+        rate, burst = context.limits.tenant_tasks_per_s, context.limits.tenant_burst
+        if rate is not None:
+            self._rate_limiter = TenantRateLimiter(rate, burst, context.monotonic)
 
     @Operation(
         "POST",
@@ -152,8 +148,15 @@ class TaskCreation:
     def _create(self, request: ApiRequest, body: bytes) -> Awaitable[ApiResponse]:
         task_request = decode_json(_task_decoder, body)
         headers = request.headers
-        idempotency_key = _parse_key_header(request) if b"idempotency-key" in headers else None
-        trace = _valid_traceparent(headers[b"traceparent"]) if b"traceparent" in headers else None
+        idempotency_key = trace = None
+        if b"idempotency-key" in headers:
+            try:
+                idempotency_key = parse_key(request.header_lines(b"idempotency-key"))
+            except MalformedKey as error:
+                detail = str(error)
+                raise problems.INVALID.error(detail, status=400, field="Idempotency-Key") from None
+        if b"traceparent" in headers and _TRACEPARENT.fullmatch(headers[b"traceparent"]):
+            trace = headers[b"traceparent"].decode()  # another one is ignored (W3C Trace Context)
         self._charge(request.tenant, 1)
         new, content = self._validator.build_task(
             request.tenant, task_request, idempotency_key, trace
@@ -312,18 +315,6 @@ def _has_idempotency_key(task: RetryTaskRequest | msgspec.Raw) -> bool:
         return _key_decoder.decode(task).idempotency_key is not None
     except _DECODE_ERRORS:
         return True  # not a valid task, which its own result reports
-
-
-def _parse_key_header(request: ApiRequest) -> str:
-    try:
-        return parse_key(request.header_lines(b"idempotency-key"))
-    except MalformedKey as error:
-        raise problems.INVALID.error(str(error), status=400, field="Idempotency-Key") from None
-
-
-def _valid_traceparent(header: bytes) -> str | None:
-    """Return the `traceparent` if it is valid; an invalid one is ignored (W3C Trace Context)."""
-    return header.decode() if _TRACEPARENT.fullmatch(header) else None
 
 
 def _not_stored() -> ApiError:

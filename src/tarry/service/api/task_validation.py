@@ -18,7 +18,7 @@ import msgspec
 
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.api.policies import check_policy, check_policy_id, describe_missing_version
-from tarry.service.api.problems import MALFORMED, from_configuration_error, invalid
+from tarry.service.api.problems import MALFORMED, blame_field, from_configuration_error, invalid
 from tarry.service.delivery.targets import parse_target
 from tarry.service.model import Task, TaskContent
 from tarry.service.store import NewTask
@@ -27,7 +27,6 @@ from tarry.wire.tasks import MIN_TIME_MS
 
 if TYPE_CHECKING:
     from tarry.service.api.context import ApiContext, ApiLimits
-    from tarry.service.api.problems import ApiError
     from tarry.service.delivery.targets import Target
     from tarry.wire.tasks import RetryTaskRequest
 
@@ -45,7 +44,6 @@ _RESERVED_HEADERS = frozenset({
     "accept-encoding", "content-length", "expect", "host", "idempotency-key", "traceparent",
     "tracestate", "x-retry-attempt",
 })  # fmt: skip
-_RESERVED_PREFIX = "webhook-"
 _MAX_HEADER_NAME_CHARS = 256
 
 _encode_canonically = msgspec.msgpack.Encoder(order="deterministic").encode
@@ -74,7 +72,7 @@ class TaskValidator:
         """
         context = self._context
         target = self._parse_target("targetUrl", request.target_url)
-        method = _check_method(request.method, target)
+        _check_method(request.method, target)
         headers = request.headers or {}
         header_names = check_headers(headers, context.limits) if headers else ()
         body, is_json = _encode_body(request)
@@ -93,7 +91,7 @@ class TaskValidator:
         task_id = context.new_id()
         content = TaskContent(
             url=target.url,
-            method=method,
+            method=request.method,
             headers=headers,
             body=body,
             body_ref=request.body_ref,
@@ -132,7 +130,10 @@ class TaskValidator:
         header_names = lower_header_names(tuple(content.headers))
         task.fingerprint = _fingerprint(task, content, header_names)
         if content.body_ref is not None:
-            await self._look_up_body(task.tenant, content, content.body_ref)
+            payloads = self._context.payloads
+            with blame_field("bodyRef"):
+                payloads.validate_ref(task.tenant, content.body_ref)
+                content.body_size, content.etag = await payloads.head_object(content.body_ref)
         elif len(content.body) > self._context.limits.inline_body_bytes:
             put = self._context.payloads.put
             content.body_ref, content.checksum = await put(task.tenant, task.id, content.body)
@@ -166,25 +167,14 @@ class TaskValidator:
         if chosen is None:
             chosen = await policies.read(task.tenant, task.policy_id, task.policy_version)
         if chosen is None:
-            raise await self._unknown_policy(task)
+            newest = await policies.read(task.tenant, task.policy_id)
+            if newest is None:
+                rule = "must be an existing policy (GET /retry-policies lists them)"
+                raise invalid("policyId", rule, task.policy_id)
+            rule = f"must exist: {describe_missing_version(task.policy_id, newest.version)}"
+            raise invalid("policyVersion", rule, task.policy_version)
         if overrides:
             check_policy(overrides, chosen.policy, self._context.limits, parent="policy")
-
-    async def _unknown_policy(self, task: Task) -> ApiError:
-        newest = await self._policies.read(task.tenant, task.policy_id)
-        if newest is None:
-            rule = "must be an existing policy (GET /retry-policies lists them)"
-            return invalid("policyId", rule, task.policy_id)
-        rule = f"must exist: {describe_missing_version(task.policy_id, newest.version)}"
-        return invalid("policyVersion", rule, task.policy_version)
-
-    async def _look_up_body(self, tenant: str, content: TaskContent, ref: str) -> None:
-        payloads = self._context.payloads
-        try:
-            payloads.validate_ref(tenant, ref)
-            content.body_size, content.etag = await payloads.head_object(ref)
-        except ConfigurationError as error:
-            raise from_configuration_error("bodyRef", error) from None
 
 
 def check_epoch_ms(field: str, time: int | None) -> None:
@@ -217,33 +207,28 @@ def check_headers(headers: dict[str, Any], limits: ApiLimits) -> tuple[str, ...]
 @lru_cache(256)  # most tasks have the same few names; long or invalid names are not cached
 def lower_header_names(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return header names in lower case, or raise ApiError for a name that must not be set."""
-    for name in names:
-        _check_header_name(name)
     lower = tuple(name.lower() for name in names)
+    for name, lower_name in zip(names, lower, strict=True):
+        path = _header_path(name)
+        if not _HEADER_NAME.fullmatch(name):
+            max_chars = _MAX_HEADER_NAME_CHARS
+            rule = f"must have a token (RFC 9110) of 1 to {max_chars} characters as its name"
+            raise invalid(path, rule, name)
+        if lower_name in HOP_BY_HOP_HEADERS:
+            raise invalid(path, "applies only to one connection and must not be set")
+        if lower_name in _RESERVED_HEADERS or lower_name.startswith("webhook-"):
+            raise invalid(path, "is set by the service itself")
     if len(set(lower)) < len(lower):
         repeated = next(name for name in names if lower.count(name.lower()) > 1)
         raise invalid(_header_path(repeated), "is given twice, in different case")
     return lower
 
 
-def _check_header_name(name: str) -> None:
-    if not _HEADER_NAME.fullmatch(name):
-        rule = (
-            f"must have a token (RFC 9110) of 1 to {_MAX_HEADER_NAME_CHARS} characters as its name"
-        )
-        raise invalid(_header_path(name), rule, name)
-    lower = name.lower()
-    if lower in HOP_BY_HOP_HEADERS:
-        raise invalid(_header_path(name), "applies only to one connection and must not be set")
-    if lower in _RESERVED_HEADERS or lower.startswith(_RESERVED_PREFIX):
-        raise invalid(_header_path(name), "is set by the service itself")
-
-
 def _header_path(name: str) -> str:
     return f"headers.{name[:_MAX_HEADER_NAME_CHARS]}"
 
 
-def _check_method(method: str, target: Target) -> str:
+def _check_method(method: str, target: Target) -> None:
     if target.scheme in _GRPC_SCHEMES:
         if method != "POST":
             raise invalid("method", "must be POST for a gRPC call", method)
@@ -252,7 +237,6 @@ def _check_method(method: str, target: Target) -> str:
     ):
         rule = "must be an HTTP method in capitals, not CONNECT or TRACE"
         raise invalid("method", rule, method)
-    return method
 
 
 def _choose_idempotency_key(body_key: str | None, header_key: str | None) -> str | None:
@@ -270,7 +254,10 @@ def _encode_body(request: RetryTaskRequest) -> tuple[bytes, bool]:
     raw = b"" if request.body is msgspec.UNSET else bytes(request.body)
     has_body = raw not in (b"", b"null")  # not a set, which would hash a long body
     if request.body_base64 is not None or request.body_ref is not None:
-        _check_single_body(request, has_body=has_body)
+        is_given = (has_body, request.body_base64 is not None, request.body_ref is not None)
+        given = list(compress(("body", "bodyBase64", "bodyRef"), is_given))
+        if len(given) > 1:
+            raise invalid(given[1], f"must not be given together with {given[0]}")
     if request.body_base64 is not None:
         try:
             return b64decode(request.body_base64, validate=True), False
@@ -285,14 +272,6 @@ def _encode_body(request: RetryTaskRequest) -> tuple[bytes, bool]:
         return msgspec.json.format(raw, indent=-1), True
     except UnicodeDecodeError:  # other errors were found when the document was decoded
         raise MALFORMED.error("The JSON is not UTF-8.") from None
-
-
-def _check_single_body(request: RetryTaskRequest, *, has_body: bool) -> None:
-    names = ("body", "bodyBase64", "bodyRef")
-    is_given = (has_body, request.body_base64 is not None, request.body_ref is not None)
-    given = list(compress(names, is_given))
-    if len(given) > 1:
-        raise invalid(given[1], f"must not be given together with {given[0]}")
 
 
 def _fingerprint(task: Task, content: TaskContent, header_names: tuple[str, ...]) -> bytes:
