@@ -360,11 +360,10 @@ def blocking_wait(config: RetryConfig, delay: float, error: Exception | None) ->
     """Sleep; raise if that would block an event loop, or if the call has been cancelled."""
     if delay > 0:
         if clocks.in_event_loop():
-            msg = (
+            raise BlockingWait(
                 f"{config.operation}: a wait of {format_duration(delay)} would block the running "
                 "event loop; use an async def (for a block: async for), or run it in a thread"
-            )
-            raise BlockingWait(msg) from error
+            ) from error
         sleep = system.sleep
         sleep(delay, config.cancel)
     if config.cancel is not None and config.cancel.cancelled:

@@ -90,12 +90,11 @@ class RetryConfig:
         passes_number: bool = False,
     ) -> None:
         if on is None and until is None:
-            msg = (
+            raise ConfigurationTypeError(
                 "on is missing: choose which errors are worth another attempt, as in "
                 "@tarry.retry(on=ConnectionError). There is no default, because retrying every "
                 "error repeats bugs and hides them; write on=Exception if you mean that"
             )
-            raise ConfigurationTypeError(msg)
         check_instance("policy", policy, Policy, "a tarry.Policy(...)")
         check_instance("cancel", cancel, CancelToken, "a tarry.CancelToken()")
         check_instance("name", name, str, "a string")
@@ -273,11 +272,10 @@ def check_callable(api_name: str, fn: Any) -> None:
     if not callable(fn):
         if hasattr(fn, "cr_code"):
             fn.close()  # otherwise Python warns that the coroutine was never awaited
-        msg = (
+        raise ConfigurationTypeError(
             f"tarry.{api_name} takes the function and its arguments, not the result of a call: "
             f"got {fn!r}"
         )
-        raise ConfigurationTypeError(msg)
 
 
 def check_not_async(field: str, fn: object) -> None:

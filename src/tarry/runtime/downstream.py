@@ -249,7 +249,6 @@ class Downstream(LockedDownstream):
         self._emit_transitions()
 
     def __repr__(self) -> str:
-        """Show the name and the breaker's state."""
         return f"Downstream({self.name!r}, state={self.state})"
 
 

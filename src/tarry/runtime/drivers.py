@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from tarry.core.outcome import SUCCESS
 from tarry.runtime import clocks, deadlines
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from tarry.runtime.downstream import Downstream
 
 T = TypeVar("T")
+Args: TypeAlias = "tuple[Any, ...]"
+Kwargs: TypeAlias = "Mapping[str, Any]"
 
 _get_deadline_scope = deadlines.scope.get
 
@@ -243,9 +245,7 @@ def _wrap_guarded_async(
     return call
 
 
-def drive(
-    running: RunningCall, fn: Callable[..., T], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> T:
+def drive(running: RunningCall, fn: Callable[..., T], args: Args, kwargs: Kwargs) -> T:
     """Make attempts until the call succeeds or is given up; return its result or raise."""
     try:
         while True:
@@ -273,10 +273,7 @@ def drive(
 
 
 async def drive_async(
-    running: RunningCall,
-    fn: Callable[..., Awaitable[T]],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    running: RunningCall, fn: Callable[..., Awaitable[T]], args: Args, kwargs: Kwargs
 ) -> T:
     """Like `drive`, for a coroutine function."""
     try:
@@ -321,11 +318,7 @@ async def release_result_async(running: RunningCall, result: object) -> None:
 
 
 def _call_with_timeout(
-    running: RunningCall,
-    timeout: float,
-    fn: Callable[..., T],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    running: RunningCall, timeout: float, fn: Callable[..., T], args: Args, kwargs: Kwargs
 ) -> T:
     deadline_key = deadlines.enter(system.now() + timeout)
     try:
@@ -347,8 +340,8 @@ async def _call_with_timeout_async(
     running: RunningCall,
     timeout: float,
     fn: Callable[..., Awaitable[T]],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    args: Args,
+    kwargs: Kwargs,
 ) -> T:
     deadline_key = deadlines.enter(system.now() + timeout)
     try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -18,28 +19,12 @@ if TYPE_CHECKING:
 
 Listener = Callable[["Event"], None]
 
-
 LOG_WARNING = 30
 """The value of `logging.WARNING`. `logging` itself is not imported before the first failure."""
 
 _LOG_LISTENER_MODULE = "tarry.telemetry.logs"
 """The module of the built-in log listener. It imports this module, so it is imported by name and
 on first use. A program that imports only an adapter thereby gets log lines too."""
-
-
-class _Subscription:
-    """One call of `listen`. A function may be subscribed twice and unsubscribed separately."""
-
-    __slots__ = ("_listener",)
-
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
-
-    def __call__(self, event: Event) -> None:
-        self._listener(event)
-
-    def __repr__(self) -> str:
-        return repr(self._listener)
 
 
 class EventBus:
@@ -64,15 +49,14 @@ class EventBus:
             hint = f": use an instance, {listener.__name__}()" if isinstance(listener, type) else ""
             msg = f"listen takes a function with the event as its argument, got {listener!r}{hint}"
             raise ConfigurationTypeError(msg)
-        subscription = _Subscription(listener)
+        subscription = partial(listener)  # a new object: a function may be added twice
         with self.lock:
             self.listeners = (*self.listeners, subscription)
 
         def remove() -> None:
             with self.lock:
-                self.listeners = tuple(
-                    other for other in self.listeners if other is not subscription
-                )
+                others = (other for other in self.listeners if other is not subscription)
+                self.listeners = tuple(others)
 
         return remove
 
@@ -89,8 +73,9 @@ class EventBus:
             except Exception:
                 import logging
 
-                logger = logging.getLogger("tarry")
-                logger.exception("event listener raised, ignored, listener=%r", listener)
+                function = getattr(listener, "func", listener)  # see `subscription`
+                message = "event listener raised, ignored, listener=%r"
+                logging.getLogger("tarry").exception(message, function)
 
     def _load_log_and_test(self, level: int) -> bool:
         self._load_log()

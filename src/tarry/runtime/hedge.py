@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from tarry.core.outcome import Outcome
     from tarry.core.verdict import Attempt
     from tarry.runtime.config import On
+    from tarry.runtime.parallel import FinishedCopy
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -144,22 +145,13 @@ def drive(
             if finished is None:
                 next_copy = call.on_timeout()
             else:
-                try:
-                    result = call.check_result(finished.result())
-                except Exception as error:
-                    next_step = call.record_failure(finished.number, error)
-                    if isinstance(next_step, Stop):
-                        raise
-                    next_copy = next_step
-                    if (
-                        release is not None
-                        and isinstance(error, ResultNotAccepted)
-                        and not release(error.result)
-                    ):
+                next_copy = call.on_finished(finished)
+                if call.is_over:
+                    return finished.result()
+                if release is not None and finished.has_result:  # a result that is not accepted
+                    is_usable = release(finished.result())
+                    if not is_usable:
                         call.discard_error()
-                else:
-                    call.record_success(finished.number)
-                    return result
             if next_copy is not None and not _try_start(copies, next_copy):
                 call.record_unsent(next_copy.number)
     except BaseException:
@@ -193,22 +185,13 @@ async def drive_async(
                 if finished is None:
                     next_copy = call.on_timeout()
                 else:
-                    try:
-                        result = call.check_result(finished.result())
-                    except Exception as error:
-                        next_step = call.record_failure(finished.number, error)
-                        if isinstance(next_step, Stop):
-                            raise
-                        next_copy = next_step
-                        if (
-                            release is not None
-                            and isinstance(error, ResultNotAccepted)
-                            and not await release(error.result)
-                        ):
+                    next_copy = call.on_finished(finished)
+                    if call.is_over:
+                        return finished.result()
+                    if release is not None and finished.has_result:
+                        is_usable = await release(finished.result())
+                        if not is_usable:
                             call.discard_error()
-                    else:
-                        call.record_success(finished.number)
-                        return result
                 if next_copy is not None:
                     copies.start(next_copy.number, next_copy.delay)
     except BaseException:
@@ -232,12 +215,9 @@ def _downstream_of(fn: Callable[..., Any]) -> Downstream:
     key = getattr(fn, "__func__", fn)
     with _locks[0]:
         try:
-            downstream = _downstreams.get(key)
-            if downstream is None:
-                downstream = _downstreams[key] = Downstream(name_of(fn))
+            return _downstreams.get(key) or _downstreams.setdefault(key, Downstream(name_of(fn)))
         except TypeError:  # `fn` cannot be weakly referenced: no latencies are kept between calls
-            downstream = Downstream(name_of(fn))
-    return downstream
+            return Downstream(name_of(fn))
 
 
 class RunningHedgedCall:
@@ -256,8 +236,6 @@ class RunningHedgedCall:
         self._call = HedgedCall(hedging, downstream)
         self._classify = classify
         self._classify_result = classify_result
-        self._outcome: Outcome | None = None
-        """The outcome of the latest result, until that result is recorded."""
         self._deadline = deadlines.current()
         self._serial = bus.serial
         """The value of `bus.serial` when the call began; see `error_record`."""
@@ -265,6 +243,8 @@ class RunningHedgedCall:
         """The error of the copy that failed last, while the call continues."""
         self._detail = ""
         """A description of the last failure, for events."""
+        self.is_over: bool = False
+        """Whether the result of a copy has ended the call."""
 
     def begin_attempt(self) -> Attempt:
         """Begin the first copy, or raise a rejection."""
@@ -296,18 +276,39 @@ class RunningHedgedCall:
         self._emit_hedge_fired(command)
         return command
 
-    def check_result(self, result: T) -> T:
-        """Return the result if it ends the call; raise `ResultNotAccepted` for a retryable one."""
-        if self._classify_result is not None:
-            self._outcome = outcome = self._classify_result(result)
-            if outcome.kind not in (Kind.SUCCESS, Kind.PERMANENT):
-                raise ResultNotAccepted(f"{self._operation}: {outcome.detail}", result)
-        return result
+    def on_finished(self, finished: FinishedCopy[Any]) -> Attempt | None:
+        """Record a copy that has finished, and return the next copy to start, if any.
 
-    def record_success(self, number: int) -> None:
+        Sets `is_over` if the result of the copy ends the call. Raises the error of the copy if that
+        ends the call. Otherwise the call continues, perhaps with other copies that still run.
+        """
+        outcome = None
+        try:
+            result = finished.result()
+            if self._classify_result is not None:
+                outcome = self._classify_result(result)
+                if outcome.kind not in (Kind.SUCCESS, Kind.PERMANENT):
+                    raise ResultNotAccepted(f"{self._operation}: {outcome.detail}", result)
+        except Exception as error:
+            if outcome is None:
+                classify = self._classify
+                outcome = classify(error, self._serial)
+            self._detail = outcome.detail
+            now, u = system.now(), system.draw()
+            command = self._call.record_failure(finished.number, outcome, now, u)
+            if isinstance(command, Stop):
+                self._record_give_up(command, error)
+                raise
+            self._error = error
+            self._emit_hedge_fired(command)
+            return command
+        self.record_success(finished.number, outcome or SUCCESS)
+        self.is_over = True
+        return None
+
+    def record_success(self, number: int, outcome: Outcome) -> None:
         """Record that the result of this copy ends the call."""
         self._error = None  # its traceback refers to self: break the reference cycle
-        outcome = self._outcome or SUCCESS
         is_success = outcome.kind is Kind.SUCCESS
         if is_success:
             self._call.record_success(number, system.now(), system.draw())
@@ -321,24 +322,6 @@ class RunningHedgedCall:
             else:
                 record = self._call_record(Stop(Reason.PERMANENT))
                 emit_gave_up(record, None, None, outcome.detail)
-
-    def record_failure(self, number: int, error: Exception) -> Attempt | Stop | None:
-        """Record a failed copy and decide how the call continues.
-
-        Return the next copy to start, None to wait for the copies that still run, or a `Stop`.
-        """
-        outcome, self._outcome = self._outcome, None
-        if outcome is None:
-            classify = self._classify
-            outcome = classify(error, self._serial)
-        self._detail = outcome.detail
-        command = self._call.record_failure(number, outcome, system.now(), system.draw())
-        if isinstance(command, Stop):
-            self._record_give_up(command, error)
-        else:
-            self._error = error
-            self._emit_hedge_fired(command)
-        return command
 
     def record_unsent(self, number: int) -> None:
         """Record that a copy was not started for lack of a thread; raise if no other copy runs."""

@@ -43,17 +43,13 @@ def _free_all_slots() -> None:
 class FinishedCopy(Generic[T]):
     """A copy that has finished, with its result or its error."""
 
-    __slots__ = ("_error", "_result", "number")
+    __slots__ = ("_error", "_result", "has_result", "number")
 
     def __init__(self, number: int, result: T | None, error: BaseException | None) -> None:
         self.number: int = number
         self._result = result
         self._error = error
-
-    @property
-    def has_result(self) -> bool:
-        """Whether the copy returned a result."""
-        return self._error is None
+        self.has_result: bool = error is None
 
     def result(self) -> T:
         """Return the result, or raise the error."""
@@ -91,12 +87,11 @@ class ThreadCopies(Generic[T]):
         """
         slots = _thread_slots[0]
         if not slots.acquire(blocking=False):
-            msg = (
+            raise LimitReached(
                 f"{MAX_ATTEMPT_THREADS} attempts run in threads already. Most of them have "
                 "probably timed out without being stopped; set a timeout on the client that they "
                 "use (tarry.remaining())"
             )
-            raise LimitReached(msg)
         run, args = copy_context().run, (self._run, slots, number, delay)
         try:
             threading.Thread(target=run, args=args, name="tarry-attempt", daemon=True).start()

@@ -81,11 +81,10 @@ def retry(
     random: the source of random numbers for jitter, such as random.Random(7).
     """
     if misused:
-        msg = (
+        raise ConfigurationTypeError(
             "@tarry.retry needs on=, which errors are worth another attempt, as in "
             "@tarry.retry(on=ConnectionError); a bare @tarry.retry would also retry bugs"
         )
-        raise ConfigurationTypeError(msg)
     if hedging is not None:
         raise ConfigurationError(RETRY_AND_HEDGE_MESSAGE)
     config = RetryConfig(
@@ -243,7 +242,6 @@ class AttemptBlock:
         return self._attempt.number
 
     def __enter__(self) -> Self:
-        """Begin the attempt."""
         if self.entered:
             msg = "an attempt can be entered only once: use one `with attempt:` for the whole body"
             raise ConfigurationError(msg)
@@ -301,17 +299,14 @@ class Attempts:
         self._config = config
 
     def __iter__(self) -> AttemptIterator:
-        """Begin a call for a `for` loop."""
         if self._config.policy.attempt_timeout is not None:
-            msg = (
+            raise ConfigurationError(
                 "timeout cannot interrupt a plain block: use @tarry.retry or tarry.call, or set a "
                 "timeout on the client that the block uses"
             )
-            raise ConfigurationError(msg)
         return AttemptIterator(self._config)
 
     def __aiter__(self) -> AttemptIterator:
-        """Begin a call for an `async for` loop."""
         if self._config.cancel is not None:
             raise ConfigurationError(CANCEL_IN_COROUTINE_MESSAGE)
         return AttemptIterator(self._config)
@@ -337,16 +332,13 @@ class AttemptIterator:
             return False
         if self._block.is_last is None:
             self._call.abort()
-            msg = "the body of the loop must be inside `with attempt:`"
-            raise ConfigurationError(msg)
+            raise ConfigurationError("the body of the loop must be inside `with attempt:`")
         return self._block.is_last
 
     def __iter__(self) -> Self:
-        """Return itself."""
         return self
 
     def __next__(self) -> AttemptBlock:
-        """Wait until the next attempt is due, and begin it."""
         if self._is_finished():
             raise StopIteration
         running = self._call
@@ -363,11 +355,9 @@ class AttemptIterator:
         return block
 
     def __aiter__(self) -> Self:
-        """Return itself."""
         return self
 
     async def __anext__(self) -> AttemptBlock:
-        """Wait until the next attempt is due, and begin it."""
         if self._is_finished():
             raise StopAsyncIteration
         running = self._call

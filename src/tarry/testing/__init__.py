@@ -126,7 +126,6 @@ class VirtualClock:
             self._trio.jump(seconds)
 
     def __enter__(self) -> Self:
-        """Replace the real clock."""
         self._replaced = system.now, system.sleep
         system.now, system.sleep = self.now, self._sleep
         return self
@@ -137,7 +136,6 @@ class VirtualClock:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Restore the real clock."""
         assert self._replaced is not None  # noqa: S101 - entered before
         system.now, system.sleep = self._replaced
         self._replaced = None
@@ -159,8 +157,7 @@ class VirtualClock:
             import trio
             import trio.testing
         except ImportError as error:
-            msg = "run_trio needs trio: pip install 'tarry[trio]'"
-            raise MissingExtra(msg) from error
+            raise MissingExtra("run_trio needs trio: pip install 'tarry[trio]'") from error
         mock = trio.testing.MockClock(autojump_threshold=0)
         base = self._now - mock.current_time()
         self._trio = _TrioClock(now=lambda: base + mock.current_time(), jump=mock.jump)
