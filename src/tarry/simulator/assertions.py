@@ -25,13 +25,7 @@ _ASSERTION = re.compile(
 )
 _UNIT_FACTORS = {"": 1.0, "x": 1.0, "s": 1.0, "ms": 0.001, "%": 0.01}
 _TIME_UNITS = ("s", "ms")
-_BOUND_UNITS = {
-    "": ("",),
-    "x": ("", "x", "%"),
-    "%": ("", "%"),
-    "s": _TIME_UNITS,
-    "ms": _TIME_UNITS,
-}
+_BOUND_UNITS = {"": ("",), "x": ("", "x", "%"), "%": ("", "%"), "s": _TIME_UNITS, "ms": _TIME_UNITS}
 """The units in which a bound may be written, by the unit of the metric."""
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<": lt,
@@ -41,15 +35,10 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "==": isclose,  # a mean over trials has rounding errors
 }
 _MISSING_VALUE_CAUSES = {
-    "success_rate": "no call was started",
-    "amplification": "no call was started",
-    "attempts_per_call": "no call was started",
+    **dict.fromkeys(("success_rate", "amplification", "attempts_per_call"), "no call was started"),
     "peak_load": "the last server has no capacity limit",
-    "recovered": "there is no disruption to recover from",
-    "recovered_after": "there is no disruption to recover from",
-    "p50": "no call succeeded",
-    "p99": "no call succeeded",
-    "p999": "no call succeeded",
+    **dict.fromkeys(("recovered", "recovered_after"), "there is no disruption to recover from"),
+    **dict.fromkeys(("p50", "p99", "p999"), "no call succeeded"),
 }
 
 
@@ -101,15 +90,10 @@ def parse_assertion(text: str, variants: Iterable[str], units: Mapping[str, str]
             f'"full: p99 <= 250ms", with one of {", ".join(_OPERATORS)}'
         )
         raise ConfigurationError(msg)
-    known = list(variants)
-    variant = match["variant"]
+    variant, unit, known = match["variant"], match["unit"], list(variants)
     if variant is not None and variant not in known:
-        msg = (
-            f"assertion {text!r}: variant {variant!r} is not run; the variants are "
-            f"{', '.join(known)}"
-        )
-        raise ConfigurationError(msg)
-    unit = match["unit"]
+        msg = f"variant {variant!r} is not run; the variants are {', '.join(known)}"
+        raise ConfigurationError(f"assertion {text!r}: {msg}")
     bound = float(match["bound"]) * _UNIT_FACTORS[unit]
     metric_unit = units.get(match["metric"])
     if metric_unit in _TIME_UNITS and not unit and (bound == 0 or isinf(bound)):
@@ -151,16 +135,10 @@ def _check_row(
     assertion: Assertion, row: StudyRow, metrics: dict[str, float], columns: Iterable[Column]
 ) -> AssertionResult:
     if assertion.metric not in metrics:
-        titles = {
-            column.metric: column.title for column in columns if column.title != column.metric
-        }
-        known = ", ".join(
-            f"{name} ({titles[name]})" if name in titles else name for name in metrics
-        )
-        msg = (
-            f"assertion {assertion.text!r}: unknown metric {assertion.metric!r}; there are {known}"
-        )
-        raise ConfigurationError(msg)
+        titles = {name: f" ({title})" for name, title, _ in columns if title != name}
+        known = ", ".join(f"{name}{titles.get(name, '')}" for name in metrics)
+        msg = f"unknown metric {assertion.metric!r}; there are {known}"
+        raise ConfigurationError(f"assertion {assertion.text!r}: {msg}")
     value = metrics[assertion.metric]
     # The mean ignores trials without a value, but a missing value may be a sign of failure. So an
     # assertion holds only if all trials have a value.

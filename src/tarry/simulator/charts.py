@@ -86,13 +86,9 @@ def _series_chart(results: StudyResults, plot: Plot) -> Chart:
     # Only the last point of a sweep is drawn, because it usually has the highest load.
     last_point = results.rows[-1].parameters
     rows = [row for row in results.rows if row.parameters == last_point]
-    series_by_variant = {names.index(row.variant): _thin_series(row, plot.y) for row in rows}
-    series_by_variant = {
-        variant: (bucket, points)
-        for variant, (bucket, points) in series_by_variant.items()
-        if points
-    }
-    values = [value for _, points in series_by_variant.values() for value in points]
+    all_series = [(names.index(row.variant), *_thin_series(row, plot.y)) for row in rows]
+    all_series = [series for series in all_series if series[2]]
+    values = (value for *_, points in all_series for value in points)
     y_range = axis_range(values, log=plot.log, headroom=_SERIES_HEADROOM)
     records: Records = [
         {
@@ -103,7 +99,7 @@ def _series_chart(results: StudyResults, plot: Plot) -> Chart:
             "at": format_value(index * bucket, "s"),
             "text": format_value(value),
         }
-        for variant, (bucket, points) in series_by_variant.items()
+        for variant, bucket, points in all_series
         for index, value in enumerate(points)
     ]
     y_title = _y_title(results, plot)
@@ -114,19 +110,12 @@ def _series_chart(results: StudyResults, plot: Plot) -> Chart:
         for start, end, label in spans
     ]
     background = [layer for span in spans for layer in span_layers(span, duration)]
-    panels = [
-        Panel(
-            names[variant],
-            variant,
-            records,
-            series_view(names, variant, len(points), y_range, y_title, background),
-        )
-        for variant, (_, points) in series_by_variant.items()
-    ]
-    peaks = [
-        (names[variant], format_value(max(points)))
-        for variant, (_, points) in series_by_variant.items()
-    ]
+    panels: list[Panel] = []
+    peaks: list[tuple[str, str]] = []
+    for variant, _, points in all_series:
+        view = series_view(names, variant, len(points), y_range, y_title, background)
+        panels.append(Panel(names[variant], variant, records, view))
+        peaks.append((names[variant], format_value(max(points))))
     return Chart(
         plot.title,
         "series",
@@ -144,9 +133,8 @@ def _series_chart(results: StudyResults, plot: Plot) -> Chart:
 
 def _bar_chart(results: StudyResults, plot: Plot) -> Chart:
     records = [_record(results, row, plot.y) for row in results.rows]
-    x_range = axis_range(
-        (record["y"] for record in records), log=plot.log, headroom=_LABEL_HEADROOM
-    )
+    values = (record["y"] for record in records)
+    x_range = axis_range(values, log=plot.log, headroom=_LABEL_HEADROOM)
     records_by_point: dict[str, Records] = {}
     for row, record in zip(results.rows, records, strict=True):
         point = format_point(row.parameters)
@@ -177,30 +165,21 @@ def _line_chart(results: StudyResults, plot: Plot) -> Chart:
     x_is_metric = plot.x in results.rows[0].metrics
     x_name = plot.x if x_is_metric else results.swept[0]
     x_unit = study.unit(x_name) if x_is_metric else ""
-    x_values = [
-        scale_value(row.metrics[x_name], x_unit) if x_is_metric else row.parameters[x_name]
-        for row in results.rows
-    ]
+    if x_is_metric:
+        metrics = [row.metrics[x_name] for row in results.rows]
+        x_values = [scale_value(value, x_unit) for value in metrics]
+        x_texts = [format_value(value, x_unit) for value in metrics]
+    else:
+        x_values = [row.parameters[x_name] for row in results.rows]
+        x_texts = [format_parameter(value) for value in x_values]
     has_numbers = is_numeric(x_values)
-    for number, (row, record, value) in enumerate(
-        zip(results.rows, records, x_values, strict=True)
-    ):
-        record |= {
-            "n": number,
-            "x": value if has_numbers else format_parameter(value),
-            "at": format_value(row.metrics[x_name], x_unit)
-            if x_is_metric
-            else format_parameter(value),
-        }
+    for number, record in enumerate(records):
+        value, text = x_values[number], x_texts[number]
+        record |= {"n": number, "x": value if has_numbers else format_parameter(value), "at": text}
     x_title = study.title(x_name)
     mark = "line" if len(results.rows) > len(names) else "point"
-    view = lines_view(
-        names,
-        y_range,
-        x_channel(x_values, x_title, x_unit, swept=not x_is_metric),
-        study.unit(plot.y),
-        (x_title, y_title),
-    )
+    channel = x_channel(x_values, x_title, x_unit, swept=not x_is_metric)
+    view = lines_view(names, y_range, channel, study.unit(plot.y), (x_title, y_title))
     return Chart(
         plot.title,
         "lines",
@@ -220,25 +199,19 @@ def _heat_map(results: StudyResults, plot: Plot) -> Chart:
     x_name, y_name, *other_names = results.swept
     records = [_record(results, row, plot.y) for row in results.rows]
     value_range = axis_range((record["y"] for record in records), log=plot.log)
+    groups: dict[tuple[int, str], Records] = {}
     for row, record in zip(results.rows, records, strict=True):
-        record |= {
-            "a": format_parameter(row.parameters[x_name]),
-            "b": format_parameter(row.parameters[y_name]),
-        }
+        record["a"], record["b"] = (
+            format_parameter(row.parameters[name]) for name in (x_name, y_name)
+        )
+        point = format_point({name: row.parameters[name] for name in other_names})
+        groups.setdefault((record["i"], point), []).append(_with_position(record, value_range))
     columns = list(dict.fromkeys(record["a"] for record in records))
     rows = list(dict.fromkeys(record["b"] for record in records))
     titles = (study.title(x_name), study.title(y_name), study.title(plot.y))
-    groups: dict[tuple[int, str], Records] = {}
-    for row, record in zip(results.rows, records, strict=True):
-        point = format_point({name: row.parameters[name] for name in other_names})
-        groups.setdefault((record["i"], point), []).append(_with_position(record, value_range))
+    view = heat_map_view(value_range, columns, rows, titles)
     panels = [
-        Panel(
-            ", ".join(filter(None, (names[variant], point))),
-            variant,
-            group,
-            heat_map_view(value_range, columns, rows, titles),
-        )
+        Panel(", ".join(filter(None, (names[variant], point))), variant, group, view)
         for (variant, point), group in groups.items()
     ]
     return Chart(

@@ -54,23 +54,14 @@ _JSON_TOKEN = re.compile(
 _QUOTES = ('"', "'")
 
 
-class SourceLocation(NamedTuple):
-    """Where a value was written: a line of a file, or another source such as an option."""
-
-    source: str
-    line: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.source}:{self.line}" if self.line else self.source
-
-
 @dataclass(frozen=True, slots=True)
 class Document:
     """The content of a file as plain data, and where each value was written."""
 
     path: Path
     data: dict[str, Any]
-    locations: dict[KeyPath, SourceLocation]
+    locations: dict[KeyPath, str]
+    """The file and line of each value, or another source such as an option."""
 
     @property
     def root(self) -> Value:
@@ -81,8 +72,7 @@ class Document:
         """Return an error located at a value, or at the nearest enclosing table with a location."""
         while key_path and key_path not in self.locations:
             key_path = key_path[:-1]
-        location = self.locations.get(key_path, SourceLocation(str(self.path)))
-        return ConfigurationError(f"{location}: {message}")
+        return ConfigurationError(f"{self.locations.get(key_path, self.path)}: {message}")
 
 
 class Value(NamedTuple):
@@ -159,10 +149,8 @@ def read_document(path: Path) -> Document:
     if not isinstance(data, dict):
         msg = f"{path}:1: must be a table of keys and values, got {short_repr(data)}"
         raise ConfigurationError(msg)
-    locations = {key_path: SourceLocation(str(path), line) for key_path, line in lines.items()}
-    return Document(
-        path, cast("dict[str, Any]", data), {(): SourceLocation(str(path), 1), **locations}
-    )
+    locations = {key_path: f"{path}:{line}" for key_path, line in lines.items()}
+    return Document(path, cast("dict[str, Any]", data), {(): f"{path}:1", **locations})
 
 
 def parse_file(path: Path) -> list[ParsedDocument]:
@@ -172,7 +160,8 @@ def parse_file(path: Path) -> list[ParsedDocument]:
     try:
         return parse(text)
     except DocumentSyntaxError as error:
-        raise ConfigurationError(f"{SourceLocation(str(path), error.line)}: {error}") from None
+        location = f"{path}:{error.line}" if error.line else path
+        raise ConfigurationError(f"{location}: {error}") from None
     except RecursionError:
         raise ConfigurationError(f"{path}: nested too deeply") from None
     except MissingExtra as error:

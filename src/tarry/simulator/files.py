@@ -22,7 +22,7 @@ from tarry.core.text import suggest
 from tarry.errors import ConfigurationError, short_repr
 from tarry.policyfile.defence import Defence
 from tarry.simulator.distributions import DISTRIBUTIONS, Empirical, Fixed
-from tarry.simulator.documents import Document, SourceLocation, Value, read_document
+from tarry.simulator.documents import Document, Value, read_document
 from tarry.simulator.scenario import Scenario
 from tarry.simulator.schema import (
     build_defence,
@@ -291,7 +291,7 @@ def with_value(document: Document, name: str, value: object) -> Document:
     An error about the value shows the change, such as `clients.rate = 5`, instead of a line.
     """
     key_path: KeyPath = tuple(int(part) if part.isdecimal() else part for part in name.split("."))
-    location = SourceLocation(f"{name} = {short_repr(value)}")
+    location = f"{name} = {short_repr(value)}"
     data = cast("dict[str, Any]", _replace_at(document.data, key_path, value))
     return replace(document, data=data, locations=document.locations | {key_path: location})
 

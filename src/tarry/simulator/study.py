@@ -94,17 +94,13 @@ class Study:
 
     def unit(self, metric: str) -> str:
         """Return the unit of a metric's column, or the metric's own unit if it has no column."""
-        for column in self.columns:
-            if column.metric == metric:
-                return column.unit
-        return METRICS[metric].unit if metric in METRICS else ""
+        own_unit = METRICS[metric].unit if metric in METRICS else ""
+        return next((column.unit for column in self.columns if column.metric == metric), own_unit)
 
     def title(self, name: str) -> str:
         """Return the title of a metric or parameter."""
-        for column in self.columns:
-            if column.metric == name:
-                return column.title
-        return name.rpartition(".")[2].replace("_", " ")
+        title = name.rpartition(".")[2].replace("_", " ")
+        return next((column.title for column in self.columns if column.metric == name), title)
 
 
 class StudyRow(NamedTuple):
@@ -143,9 +139,8 @@ class StudyResults(NamedTuple):
     @property
     def fixed_parameters(self) -> dict[str, Any]:
         """The parameters that have the same value in all rows."""
-        swept = self.swept
-        parameters = self.study.parameters
-        return {name: value for name, value in parameters.items() if name not in swept}
+        parameters = self.study.parameters.items()
+        return {name: value for name, value in parameters if name not in self.swept}
 
     def to_dict(self) -> dict[str, Any]:
         """Return data that JSON can represent; infinite and missing values are None."""
@@ -223,12 +218,9 @@ def with_parameters(study: Study, changes: Mapping[str, Any]) -> Study:
 
     Changing `latency` removes `latency.median`, because the new value replaces the whole table.
     """
-    removed_prefixes = tuple(f"{name}." for name in changes)
-    rest = {
-        name: value
-        for name, value in study.parameters.items()
-        if not name.startswith(removed_prefixes)
-    }
+    removed = tuple(f"{name}." for name in changes)
+    parameters = study.parameters.items()
+    rest = {name: value for name, value in parameters if not name.startswith(removed)}
     return replace(study, parameters={**rest, **changes})
 
 
