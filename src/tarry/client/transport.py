@@ -236,6 +236,7 @@ class EventStreamParser:
         from tarry.wire.tasks import ServiceEvent
 
         self._decode = msgspec.json.Decoder(ServiceEvent).decode
+        self._decode_errors = (msgspec.DecodeError, UnicodeDecodeError)
         self._incomplete_line = b""
         self._data_lines: list[bytes] = []
         self._data_size = 0
@@ -255,7 +256,7 @@ class EventStreamParser:
                 self._data_lines, self._data_size = [], 0
                 try:
                     event = self._decode(data)
-                except ValueError as error:  # of msgspec, or of text that is not UTF-8
+                except self._decode_errors as error:
                     msg = f"an event from the service cannot be parsed: {error}"
                     raise ServiceError(msg) from error
                 yield event
