@@ -55,25 +55,18 @@ _CHECK_COLUMNS = ("due_check_at", "expiry_check_at")
 _DUE_CHECK, _EXPIRY_CHECK = 0, 1
 """Indexes of the pairs of statements below: one for each of `_CHECK_COLUMNS`."""
 _WAKE_TENANTS = tuple(
-    f"""
-    UPDATE tenant SET ready = 1 WHERE id IN (
-        SELECT id FROM tenant WHERE ready = 0 AND {column} <= ? ORDER BY {column} LIMIT ?)
-    """
+    "UPDATE tenant SET ready = 1 WHERE id IN (SELECT id FROM tenant "
+    f"WHERE ready = 0 AND {column} <= ? ORDER BY {column} LIMIT ?)"
     for column in _CHECK_COLUMNS
 )
 _WAKE_LANES = tuple(
-    f"""
-    UPDATE lane SET ready = 1 WHERE id IN (
-        SELECT id FROM lane WHERE tenant = ? AND ready = 0 AND {column} <= ?
-        ORDER BY {column} LIMIT ?)
-    """
+    "UPDATE lane SET ready = 1 WHERE id IN (SELECT id FROM lane "
+    f"WHERE tenant = ? AND ready = 0 AND {column} <= ? ORDER BY {column} LIMIT ?)"
     for column in _CHECK_COLUMNS
 )
 _EARLIEST_TENANT = tuple(
-    f"""
-    SELECT {column}, id FROM tenant WHERE ready = 0 AND {column} IS NOT NULL
-    ORDER BY {column} LIMIT 1
-    """
+    f"SELECT {column}, id FROM tenant WHERE ready = 0 AND {column} IS NOT NULL "
+    f"ORDER BY {column} LIMIT 1"
     for column in _CHECK_COLUMNS
 )
 _EARLIEST_OF_TENANT = "SELECT " + ", ".join(

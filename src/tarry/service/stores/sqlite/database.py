@@ -24,10 +24,12 @@ from tarry.service.stores.sqlite.transaction import InternedNames, ReadTransacti
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from os import PathLike
 
+    from tarry.service.stores.sqlite.schema import StorePath
     from tarry.service.stores.sqlite.worker_locks import WorkerLock
 
+    Clock = Callable[[], int]
+    """Returns epoch milliseconds."""
     Operation = Callable[[Transaction], Any]
     Query = Callable[[ReadTransaction], Any]
     Answer = tuple[Any, Exception | None]
@@ -93,10 +95,7 @@ class Database:
     """
 
     def __init__(
-        self,
-        path: str | PathLike[str],
-        clock: Callable[[], int],
-        worker_lock: WorkerLock | None = None,
+        self, path: StorePath, clock: Clock, worker_lock: WorkerLock | None = None
     ) -> None:
         self.path = path
         self.worker_lock = worker_lock
@@ -122,10 +121,8 @@ class Database:
                 return [(value, None) for value in self._run_transaction(operations)]
             except Exception as error:  # noqa: BLE001 - returned to the caller of each operation
                 self._roll_back(error)
-                if (
-                    len(operations) == 1
-                    or _database_error_code(error) not in _MAY_SUCCEED_ALONE_CODES
-                ):
+                code = _database_error_code(error)
+                if len(operations) == 1 or code not in _MAY_SUCCEED_ALONE_CODES:
                     return [(None, self._translate(error)) for _ in operations]
             return [answer for operation in operations for answer in self.apply([operation])]
 
@@ -257,7 +254,7 @@ class Database:
         return unavailable
 
 
-def _file_id(path: str | PathLike[str]) -> tuple[int, int] | None:
+def _file_id(path: StorePath) -> tuple[int, int] | None:
     """Return the device and inode of a file, or None if it does not exist."""
     try:
         status = os.stat(path)  # noqa: PTH116 - called often, and faster than Path.stat
@@ -269,7 +266,7 @@ def _file_id(path: str | PathLike[str]) -> tuple[int, int] | None:
 # --- opening the file -----------------------------------------------------------------------------
 
 
-def connect(path: str | PathLike[str]) -> sqlite3.Connection:
+def connect(path: StorePath) -> sqlite3.Connection:
     """Open the file, creating it if it is missing, and upgrade its schema."""
     if sqlite3.sqlite_version_info < _MIN_SQLITE_VERSION:
         raise ConfigurationError(
@@ -285,7 +282,7 @@ def _is_busy(error: BaseException) -> bool:
     return getattr(error, "sqlite_errorcode", None) in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 
-def _connect(path: str | PathLike[str]) -> sqlite3.Connection:
+def _connect(path: StorePath) -> sqlite3.Connection:
     connection = sqlite3.connect(
         path,
         timeout=_BUSY_TIMEOUT_MS / 1000,
@@ -304,7 +301,7 @@ def _connect(path: str | PathLike[str]) -> sqlite3.Connection:
     return connection
 
 
-def _prepare(connection: sqlite3.Connection, path: str | PathLike[str]) -> None:
+def _prepare(connection: sqlite3.Connection, path: StorePath) -> None:
     for pragma in (
         "synchronous = FULL",  # COMMIT returns when the changes are on the disk
         "fullfsync = ON",  # macOS would otherwise leave them in the cache of the drive

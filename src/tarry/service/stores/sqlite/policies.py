@@ -57,10 +57,9 @@ def get_policy(
     tx: ReadTransaction, tenant: str, policy_id: str, version: int | None = None
 ) -> PolicyVersion | None:
     """Return a version of a policy, by default the newest."""
-    if version is None:
-        row = tx.execute(_NEWEST_VERSION, (tenant, policy_id)).fetchone()
-    else:
-        row = tx.execute(_ONE_VERSION, (tenant, policy_id, version)).fetchone()
+    statement = _NEWEST_VERSION if version is None else _ONE_VERSION
+    versions = () if version is None else (version,)
+    row = tx.execute(statement, (tenant, policy_id, *versions)).fetchone()
     return None if row is None else decode_row(row, PolicyVersion)
 
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import sqlite3
     from os import PathLike
 
+    StorePath = str | PathLike[str]
+
 # Numbers in the file header that mark the file as a store of tarry: "tary" and "tarr".
 _APPLICATION_ID = 0x74617279
 _UNRELEASED_APPLICATION_ID = 0x74617272
@@ -184,7 +186,7 @@ MIGRATIONS = (
 """`MIGRATIONS[n]` upgrades schema version n to n + 1; version 0 is an empty file."""
 
 
-def read_version(connection: sqlite3.Connection, path: str | PathLike[str]) -> int:
+def read_version(connection: sqlite3.Connection, path: StorePath) -> int:
     """Return the schema version of the file, 0 when it is empty.
 
     Raises `ConfigurationError` when the file belongs to another program or version of tarry.
@@ -209,7 +211,7 @@ def read_version(connection: sqlite3.Connection, path: str | PathLike[str]) -> i
     return version
 
 
-def upgrade(connection: sqlite3.Connection, path: str | PathLike[str], version: int) -> None:
+def upgrade(connection: sqlite3.Connection, path: StorePath, version: int) -> None:
     """Run the migrations that a file of this schema version lacks, in one transaction.
 
     After an error, the caller closes the connection, which rolls the transaction back.

@@ -36,12 +36,13 @@ from tarry.service.stores.sqlite.writer_process import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
-    from os import PathLike
     from types import CoroutineType
 
     from tarry.service import model
     from tarry.service import store as port
+    from tarry.service.stores.sqlite.database import Clock
     from tarry.service.stores.sqlite.executor import Executor
+    from tarry.service.stores.sqlite.schema import StorePath
     from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
 
 P = ParamSpec("P")
@@ -81,11 +82,7 @@ class SqliteStore:
     """
 
     def __init__(
-        self,
-        path: str | PathLike[str],
-        *,
-        clock: Callable[[], int] = system_clock,
-        writer_process: bool = False,
+        self, path: StorePath, *, clock: Clock = system_clock, writer_process: bool = False
     ) -> None:
         if path == IN_MEMORY:
             if writer_process:

@@ -32,12 +32,12 @@ import msgspec
 from tarry.service.model import Status
 
 if TYPE_CHECKING:
-    import sqlite3
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from sqlite3 import Connection, Cursor
 
     from tarry.service.stores.sqlite.worker_locks import WorkerLock
 
-    Execute = Callable[[str, list[Any]], sqlite3.Cursor]
+    Execute = Callable[[str, list[Any]], Cursor]
     TaskIds: TypeAlias = Sequence[int]
     """Row id, tenant, lane and policy of a task."""
 
@@ -72,7 +72,7 @@ class MultiRowStatement:
 
     def execute_chunks(
         self, execute: Execute, parameters: list[Any]
-    ) -> Iterator[tuple[int, sqlite3.Cursor]]:
+    ) -> Iterator[tuple[int, Cursor]]:
         """Execute the statement chunk by chunk; yield the number of rows and the cursor of each.
 
         `parameters` is a flat list of the parameters of all rows, one row after the other.
@@ -207,7 +207,7 @@ class InternedNames:
     no lock.
     """
 
-    def __init__(self, connection: sqlite3.Connection, lock_token: str | None = None) -> None:
+    def __init__(self, connection: Connection, lock_token: str | None = None) -> None:
         self._execute = connection.execute
         self._lock_token = lock_token
         self._cache: dict[str | tuple[str, ...], int] = {}
@@ -266,8 +266,8 @@ class InternedNames:
 class ReadTransaction:
     """The context of queries: one state of the file, and the time in epoch milliseconds."""
 
-    def __init__(self, connection: sqlite3.Connection, now: int) -> None:
-        self.execute: Callable[..., sqlite3.Cursor] = connection.execute
+    def __init__(self, connection: Connection, now: int) -> None:
+        self.execute: Callable[..., Cursor] = connection.execute
         self.now = now
 
 
@@ -275,16 +275,12 @@ class Transaction(ReadTransaction):
     """The context of operations; call `flush` before SQL that reads lanes or counters."""
 
     def __init__(
-        self,
-        connection: sqlite3.Connection,
-        names: InternedNames,
-        now: int,
-        worker_lock: WorkerLock | None,
+        self, connection: Connection, names: InternedNames, now: int, lock: WorkerLock | None
     ) -> None:
         super().__init__(connection, now)
-        self.executemany: Callable[..., sqlite3.Cursor] = connection.executemany
+        self.executemany: Callable[..., Cursor] = connection.executemany
         self.names = names
-        self.worker_lock = worker_lock
+        self.worker_lock = lock
         self.lost_attempts: int = 0
         """Attempts that claims of this transaction have logged as lost."""
         self._lanes: dict[int, LaneRow] = {}

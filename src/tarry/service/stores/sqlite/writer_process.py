@@ -20,7 +20,7 @@ import sys
 from contextlib import suppress
 from importlib.metadata import version
 from inspect import signature
-from typing import IO, TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from msgspec import Raw
 from msgspec.msgpack import Decoder, Encoder
@@ -128,9 +128,6 @@ OPERATIONS: dict[str, Operation] = {
     )
 }
 """All write operations, by the name of their function."""
-
-
-# --- in the service -------------------------------------------------------------------------------
 
 
 class WriterProcessExecutor(Executor):
@@ -323,23 +320,19 @@ def main(path: str, lock_token: str, service_version: str) -> None:
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # a stray print() must not end up between two frames
     database = Database(path, system_clock, WorkerLock(path, lock_token or None))
-    try:
-        while True:
-            length = _FRAME_LENGTH.unpack(_read(source, _FRAME_LENGTH.size))[0]
-            frame = run_calls(database, _read(source, length))
-            sink.write(_FRAME_LENGTH.pack(len(frame)) + frame)
+    header_size = _FRAME_LENGTH.size
+    with suppress(BrokenPipeError):  # the service has ended
+        # A short read also means that the service has ended.
+        while len(header := source.read(header_size)) == header_size:
+            [length] = _FRAME_LENGTH.unpack(header)
+            if len(calls := source.read(length)) < length:
+                break
+            answers = run_calls(database, calls)
+            sink.write(_FRAME_LENGTH.pack(len(answers)) + answers)
             sink.flush()
-    except (EOFError, BrokenPipeError):  # the service has ended
-        database.close()
+    database.close()
 
 
 def system_clock() -> int:
     """Return the time of the machine in epoch milliseconds."""
     return int(system.unix_time() * 1000)
-
-
-def _read(pipe: IO[bytes], length: int) -> bytes:
-    data = pipe.read(length)
-    if len(data) < length:
-        raise EOFError
-    return data
