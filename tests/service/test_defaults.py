@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 from tarry.service import defaults
-from tarry.service.api.context import ApiLimits
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http1.client import HttpDelivery
 from tarry.service.engine.context import EngineLimits
 from tarry.service.settings import Settings
-
-
-def test_the_api_has_the_defaults_of_the_settings() -> None:
-    """Request size, inline body size and attempt timeout are those that the operator sees."""
-    settings, limits = Settings(), ApiLimits()
-    assert settings.max_body_bytes == limits.max_request_bytes == 10 << 20
-    assert settings.inline_body_bytes == limits.inline_body_bytes == 16 << 10
-    assert settings.max_attempt_timeout_ms == limits.max_attempt_timeout_s * 1000 == 60_000
 
 
 def test_the_engine_has_the_defaults_of_the_settings() -> None:

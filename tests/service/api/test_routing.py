@@ -1,0 +1,57 @@
+"""Methods, `HEAD` and cross-site requests, for every path."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.service.api.harness import TARGET, ApiHarness, run_with_api
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("PUT", "/retry-tasks", "GET, HEAD, OPTIONS, POST"),
+        ("GET", "/retry-tasks/batch", "OPTIONS, POST"),
+        ("POST", "/retry-tasks/x", "DELETE, GET, HEAD, OPTIONS"),
+        ("POST", "/healthz", "GET, HEAD, OPTIONS"),
+        ("BREW", "/dead-letters", "DELETE, GET, HEAD, OPTIONS"),
+    ],
+)
+def test_an_unsupported_method_is_405(method: str, path: str, allowed: str) -> None:
+    """With `Allow`; OPTIONS returns the same header without an error."""
+
+    async def test(api: ApiHarness) -> None:
+        response = await api.request(method, path)
+        assert (405, allowed) == (response.status, response.header("allow"))
+        options = await api.request("OPTIONS", path)
+        assert (204, allowed, b"") == (options.status, options.header("allow"), options.body)
+        assert options.header("content-length") is None
+
+    run_with_api(test)
+
+
+def test_head_is_get_without_the_body() -> None:
+    """The same status and headers."""
+
+    async def test(api: ApiHarness) -> None:
+        for path in ("/retry-tasks", "/healthz", "/nothing", "/retry-tasks/x", "/docs"):
+            get, head = await api.request("GET", path), await api.request("HEAD", path)
+            assert get.messages[0] == head.messages[0]
+            assert b"" == head.body != get.body
+
+    run_with_api(test)
+
+
+def test_cross_site_writes_are_403() -> None:
+    """A browser sends the `Origin` of another site."""
+
+    async def test(api: ApiHarness) -> None:
+        document = {"targetUrl": TARGET}
+        foreign = {"Origin": "https://evil.example"}
+        own = {"Origin": "http://tarry.test"}
+        assert 403 == (await api.request("POST", "/retry-tasks", document, headers=foreign)).status
+        assert 403 == (await api.request("DELETE", "/dead-letters", headers=foreign)).status
+        assert 200 == (await api.request("GET", "/retry-tasks", headers=foreign)).status
+        assert 201 == (await api.request("POST", "/retry-tasks", document, headers=own)).status
+
+    run_with_api(test)

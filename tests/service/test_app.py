@@ -1,0 +1,44 @@
+"""How settings decide about API keys, and where data is stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tarry.errors import ConfigurationError
+from tarry.service.app import data_location, make_store, requires_keys
+from tarry.service.settings import Settings
+
+
+@pytest.mark.parametrize(
+    ("host", "require_keys", "expected"),
+    [
+        ("127.0.0.1", False, False),
+        ("::1", False, False),
+        ("localhost", False, False),
+        ("127.0.0.1", True, True),
+        ("0.0.0.0", False, True),  # noqa: S104 - nothing listens
+        ("retry.example", False, True),
+    ],
+)
+def test_api_keys_are_optional_only_on_loopback(
+    host: str, require_keys: bool, expected: bool
+) -> None:
+    """The operator can require them there, too."""
+    assert expected is requires_keys(Settings(host=host, require_keys=require_keys))
+
+
+def test_the_store_is_a_file_of_its_owner(tmp_path: Path) -> None:
+    """It contains the data of callers, so that no other user may read it."""
+    path = tmp_path / "data" / "tarry.db"
+    make_store(f"sqlite:{path}")
+
+    assert 0o600 == path.stat().st_mode & 0o777
+    assert str(path) == data_location(Settings(store=f"sqlite:{path}"))
+
+
+def test_an_unknown_store_is_an_error() -> None:
+    """The error names the setting."""
+    with pytest.raises(ConfigurationError, match="store must be sqlite:PATH or memory:"):
+        make_store("redis:")
