@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from tarry.client.errors import (
-    Conflict,
-    InvalidRequest,
-    NotAuthorized,
-    NotFinished,
-    NotFound,
-    ServiceError,
-)
+from tarry.client import errors
 from tarry.core.text import format_duration
 from tarry.errors import Overloaded, StoreUnavailable, TarryError
 
@@ -29,33 +22,29 @@ EXIT_CODES = {
 }
 """The meaning of each exit code, for `--help` and docs/cli.md."""
 
-_CODE_BY_ERROR: tuple[tuple[type[TarryError], int], ...] = (
-    (NotFound, EXIT_NOT_FOUND),
-    (Conflict, EXIT_FAILED),
-    (NotFinished, EXIT_FAILED),
-    (InvalidRequest, EXIT_INVALID),
-    (NotAuthorized, EXIT_INVALID),
-    (ServiceError, EXIT_UNREACHABLE),
-    (StoreUnavailable, EXIT_UNREACHABLE),
-    (Overloaded, EXIT_UNREACHABLE),
+_CODE_BY_ERROR: tuple[tuple[tuple[type[TarryError], ...], int], ...] = (
+    ((errors.NotFound,), EXIT_NOT_FOUND),
+    ((errors.Conflict, errors.NotFinished), EXIT_FAILED),
+    ((errors.InvalidRequest, errors.NotAuthorized), EXIT_INVALID),
+    ((errors.ServiceError, StoreUnavailable, Overloaded), EXIT_UNREACHABLE),
 )
-"""Exit code of each error type. The first match counts: subclasses precede `ServiceError`."""
+"""Exit code of error types. The first match counts: subclasses precede `ServiceError`."""
 
 
 def exit_code_of(error: TarryError) -> int:
     """Return the exit code for an error."""
-    for error_type, code in _CODE_BY_ERROR:
-        if isinstance(error, error_type):
+    for error_types, code in _CODE_BY_ERROR:
+        if isinstance(error, error_types):
             return code
     return EXIT_INVALID  # the user's input causes the errors of all other types
 
 
 def error_message(error: TarryError) -> str:
     """Return the message for an error: what is wrong and, if known, what to do about it."""
-    if not isinstance(error, ServiceError):
+    if not isinstance(error, errors.ServiceError):
         return str(error)
     message = error.detail or str(error)
-    if isinstance(error, NotAuthorized):
+    if isinstance(error, errors.NotAuthorized):
         message += " Pass an API key with --key or TARRY_KEY; create one with `tarry keys create`."
     if error.retry_after is not None:
         message += f" Try again in {format_duration(error.retry_after)}."

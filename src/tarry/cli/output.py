@@ -119,6 +119,14 @@ def table(
     return result
 
 
+def report_table() -> Table:
+    """Return an empty table with a line below the headings, for `simulate` and `tune`."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    return Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
+
+
 def format_cell(value: object) -> Text:
     """Return a value as printable text; states are coloured."""
     from rich.text import Text

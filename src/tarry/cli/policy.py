@@ -23,7 +23,6 @@ from tarry.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tarry.client import Client
     from tarry.policyfile.defence import Defence
     from tarry.policyfile.translation import Loss
     from tarry.wire.tasks import RetryPolicy
@@ -90,7 +89,16 @@ def show(
     from tarry.wire.policies import JSON_FIELDS, policy_from_json
 
     with connect(server, api_key) as client:
-        policy = _get_policy(client, name, version)
+        try:
+            policy = client.policy(name, version)
+        except NotFound as error:
+            if version is None:
+                raise
+            newest = client.policy(name).version
+            hint = f"the newest is {newest}"
+            if newest is None:
+                hint = "a built-in policy has no versions"
+            raise NotFound(f"{name} has no version {version}: {hint}") from error
     if as_json:
         output.print_json(policy)
         return
@@ -98,18 +106,6 @@ def show(
         field: value for field, value in output.to_builtins(policy).items() if field in JSON_FIELDS
     }
     typer.echo(toml.dumps(policy_from_json(fields, Policy()).to_dict()), nl=False)
-
-
-def _get_policy(client: Client, name: str, version: int | None) -> RetryPolicy:
-    """Return a policy. If it lacks the version, the error names its newest version."""
-    try:
-        return client.policy(name, version)
-    except NotFound as error:
-        if version is None:
-            raise
-        newest = client.policy(name).version
-        hint = "a built-in policy has no versions" if newest is None else f"the newest is {newest}"
-        raise NotFound(f"{name} has no version {version}: {hint}") from error
 
 
 @app.command(epilog=example_epilog("tarry policy apply webhook.toml"))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tarry.cli.exit_codes import EXIT_FAILED
-from tarry.cli.output import check_output_path
+from tarry.cli.output import check_output_path, printable
 from tarry.cli.policy import read_policy
 from tarry.core.text import did_you_mean, suggest
 from tarry.errors import ConfigurationError
@@ -140,8 +140,9 @@ def simulate(
         report.write_svg(results, svg)
     if not quiet or as_json:
         simulate_output.print_results(results, assertion_results, as_json=as_json)
-    if not quiet:
-        simulate_output.print_written_files(path for path in (html, png, svg) if path is not None)
+    for path in (html, png, svg):
+        if path is not None and not quiet:  # to standard error, as standard output may be parsed
+            typer.echo(f"written to {printable(str(path))}", err=True)
     if not simulate_output.report_failures(assertion_results, quiet=quiet or as_json):
         raise typer.Exit(EXIT_FAILED)
 

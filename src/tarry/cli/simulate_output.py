@@ -13,14 +13,13 @@ from itertools import pairwise
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from tarry.cli.output import printable
+from tarry.cli.output import printable, report_table
 from tarry.policyfile.defence import Defence
 from tarry.simulator.files import ARRIVALS_BY_KEY, list_parameters
 from tarry.simulator.formatting import format_value
@@ -29,7 +28,6 @@ from tarry.simulator.scenarios import STUDIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
-    from pathlib import Path
 
     from tarry.simulator.assertions import AssertionResult
     from tarry.simulator.scenario import Scenario
@@ -122,12 +120,6 @@ def print_results(
         for result in assertion_results
     ]
     print_json({**results.to_dict(), "assertions": assertions})
-
-
-def print_written_files(paths: Iterable[Path]) -> None:
-    """Print the names of written files to standard error, as standard output may be parsed."""
-    for path in paths:
-        sys.stderr.write(f"written to {printable(str(path))}\n")
 
 
 def print_json(value: object) -> None:
@@ -300,7 +292,7 @@ def _table(
 ) -> Table:
     """Return a table; its first `key_count` columns are key columns."""
     # All widths are explicit, because rich would narrow columns whose cells cannot be wrapped.
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
+    table = report_table()
     for index, (column, width) in enumerate(zip(columns, widths, strict=True)):
         table.add_column(
             Text(column.title),

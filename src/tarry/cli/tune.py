@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tarry.cli.options import parse_duration
-from tarry.cli.output import POLICY_SUFFIXES, check_output_path, printable, write_text
+from tarry.cli.output import POLICY_SUFFIXES, check_output_path, printable, report_table, write_text
 from tarry.cli.policy import policy_text
 from tarry.core.text import format_duration
 
@@ -219,10 +219,7 @@ def _metrics_in_log(evidence: Evidence) -> dict[str, float]:
 
 
 def _table(*titles: str) -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
+    table = report_table()
     for title in titles:
         table.add_column(title, overflow="fold", no_wrap=title == "field")
     return table

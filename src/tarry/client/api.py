@@ -330,10 +330,10 @@ class ServiceApi:
         """List the latest replays."""
         return ClientRequest("GET", "/dead-letters/replays", _parse_replay_jobs)
 
-    def send_to_replay(
+    def update_replay(
         self, job: ReplayJob, method: Literal["GET", "DELETE"]
     ) -> Operation[ReplayJob]:
-        """Get the current state of a replay, or cancel it (DELETE).
+        """Fetch a replay (GET) or cancel it (DELETE); return its current state.
 
         A dry run, which has no id and has already finished, is returned unchanged.
         """

@@ -16,6 +16,7 @@ from tarry.client.transport import (
     EventStreamParser,
     ServiceEndpoint,
     is_event_stream,
+    logger,
 )
 from tarry.errors import TarryError
 from tarry.runtime.clocks import system
@@ -254,7 +255,7 @@ class Client:
                 with suppress(httpx.RequestError):  # the stream was lost: reconnect below
                     for chunk in response.iter_bytes():
                         yield from parser.feed(chunk)
-            self._endpoint.log_stream_lost()
+            logger.warning("event stream lost, reconnecting, url=%s", self._endpoint.url)
             # From now on reconnecting is retried forever, because the service was reachable once.
             request = self._api.events("retry_forever")
             system.sleep(MAX_RECONNECT_DELAY_S * system.draw(), None)
@@ -516,7 +517,7 @@ class AsyncClient:
                     async for chunk in response.aiter_bytes():
                         for event in parser.feed(chunk):
                             yield event
-            self._endpoint.log_stream_lost()
+            logger.warning("event stream lost, reconnecting, url=%s", self._endpoint.url)
             # From now on reconnecting is retried forever, because the service was reachable once.
             request = self._api.events("retry_forever")
             await system.async_sleep(MAX_RECONNECT_DELAY_S * system.draw())
@@ -566,7 +567,7 @@ class Replay(ReplayHandle["ReplayJob"]):
 
     def refresh(self) -> Self:
         """Fetch the current state."""
-        return self._update(self._run(self._api.send_to_replay(self.job, "GET")))
+        return self._update(self._run(self._api.update_replay(self.job, "GET")))
 
     def wait(self, timeout: Duration | None = None) -> Self:
         """Wait until the replay has finished; raise `NotFinished` after the timeout."""
@@ -574,7 +575,7 @@ class Replay(ReplayHandle["ReplayJob"]):
 
     def cancel(self) -> Self:
         """Cancel the rest of the replay; raise `Conflict` if the replay has finished."""
-        return self._update(self._run(self._api.send_to_replay(self.job, "DELETE")))
+        return self._update(self._run(self._api.update_replay(self.job, "DELETE")))
 
 
 class AsyncReplay(ReplayHandle[Awaitable["ReplayJob"]]):
@@ -582,7 +583,7 @@ class AsyncReplay(ReplayHandle[Awaitable["ReplayJob"]]):
 
     async def refresh(self) -> Self:
         """Fetch the current state."""
-        return self._update(await self._run(self._api.send_to_replay(self.job, "GET")))
+        return self._update(await self._run(self._api.update_replay(self.job, "GET")))
 
     async def wait(self, timeout: Duration | None = None) -> Self:
         """Wait until the replay has finished; raise `NotFinished` after the timeout."""
@@ -590,4 +591,4 @@ class AsyncReplay(ReplayHandle[Awaitable["ReplayJob"]]):
 
     async def cancel(self) -> Self:
         """Cancel the rest of the replay; raise `Conflict` if the replay has finished."""
-        return self._update(await self._run(self._api.send_to_replay(self.job, "DELETE")))
+        return self._update(await self._run(self._api.update_replay(self.job, "DELETE")))

@@ -91,10 +91,6 @@ class ServiceEndpoint:
             for mode, transport in transports.items()
         }
 
-    def log_stream_lost(self) -> None:
-        """Log that the event stream was lost, which means that events may be missing."""
-        logger.warning("event stream lost, reconnecting, url=%s", self.url)
-
     def unreachable_error(self, request: object, error: Exception) -> ServiceUnreachable:
         """Return the error for a request that got no response."""
         cause = f"{type(error).__name__}: {error}".rstrip(": ")
@@ -116,10 +112,8 @@ def _check_url(url: Any) -> str:
         raise ConfigurationTypeError("url", rule, url)
     try:
         parts = urlsplit(url)
-        is_address = parts.scheme in {"http", "https"} and bool(parts.hostname)
-        has_extra_parts = bool(
-            parts.query or parts.fragment or "@" in parts.netloc or parts.port == 0
-        )
+        is_address = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+        has_extra_parts = parts.query or parts.fragment or "@" in parts.netloc
     except ValueError:
         is_address = has_extra_parts = False
     if not is_address or has_extra_parts:
