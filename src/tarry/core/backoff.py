@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-from tarry.core.checks import check_at_least
-from tarry.core.value import Value
+from tarry.core.checks import Value, check_at_least
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 
 BackoffName = Literal["fixed", "linear", "exponential"]

@@ -244,9 +244,8 @@ class Breaker:
         if self._count_running_probes(now) >= self.probes:
             return None
         oldest = now - self._open_for
-        expired = [permit for permit, started in self._running_probes.items() if started <= oldest]
-        for permit in expired:
-            del self._running_probes[permit]
+        running = self._running_probes.items()
+        self._running_probes = {permit: started for permit, started in running if started > oldest}
         self._last_probe += 1
         self._running_probes[self._last_probe] = now
         return self._last_probe

@@ -7,15 +7,12 @@ held during every method, so a method must not call the downstream.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from tarry.core.checks import check_at_least, check_count, check_one_of, check_positive, check_share
-from tarry.core.outcome import Kind
+from tarry.core.outcome import Kind, Outcome
 from tarry.core.sliding_window import SlidingWindow
 from tarry.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from tarry.core.outcome import Outcome
 
 _SUCCESS, _THROTTLED = Kind.SUCCESS, Kind.THROTTLED
 _CALLS, _RETRIES = range(2)

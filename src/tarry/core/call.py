@@ -17,12 +17,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from tarry.core.decide import decide
-from tarry.core.outcome import SUCCESS, TRANSIENT
+from tarry.core.outcome import SUCCESS, TRANSIENT, Outcome
 from tarry.core.verdict import Attempt, DelayedPermit, Progress, Reason, Step, Stop, Wait
 
 if TYPE_CHECKING:
     from tarry.core.downstream import Downstream
-    from tarry.core.outcome import Outcome
     from tarry.core.policy import Policy
 
 _MAX_STEPS = 256

@@ -1,9 +1,13 @@
-"""Checks for arguments. Each raises ConfigurationError with the field, the rule and the value."""
+"""Checks for arguments, and the base class of immutable values, which check their arguments.
+
+Each check raises ConfigurationError with the field, the rule and the value.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from math import inf, isfinite
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 
@@ -67,3 +71,50 @@ def check_one_of(field: str, value: object, known: Iterable[str]) -> None:
 def duration_or_none(value: object) -> float | None:
     """Return seconds that a server sent, or None when the value is not a valid duration."""
     return value if isinstance(value, (int, float)) and 0 <= value < inf else None
+
+
+class Value:
+    """Base class of values that are compared, hashed and printed by their fields.
+
+    A subclass lists its `_fields` and stores them in `__init__`. This class replaces frozen
+    dataclasses, because importing `dataclasses` would add 10 ms to `import tarry`.
+    """
+
+    __slots__ = ()
+
+    _fields: ClassVar[tuple[str, ...]]
+    """The arguments of `__init__`; each is stored in the attribute of the same name."""
+
+    def _set(self, **values: object) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def _set_fields(self, arguments: dict[str, Any]) -> None:
+        """Store the fields; `arguments` are the `locals()` of `__init__`."""
+        for name in self._fields:
+            object.__setattr__(self, name, arguments[name])
+
+    def _asdict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._fields}
+
+    def __setattr__(self, name: str, value: object) -> None:
+        msg = f"{type(self).__name__} cannot be changed; make a new one"
+        raise AttributeError(msg)
+
+    def __delattr__(self, name: str) -> None:
+        self.__setattr__(name, None)
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return self._asdict() == other._asdict()
+
+    def __hash__(self) -> int:
+        return hash((type(self), *self._asdict().values()))
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={value!r}" for name, value in self._asdict().items())
+        return f"{type(self).__name__}({fields})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), **self._asdict()), ()

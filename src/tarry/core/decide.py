@@ -10,14 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from tarry.core.checks import duration_or_none
-from tarry.core.outcome import Kind
+from tarry.core.outcome import Kind, Outcome
 from tarry.core.verdict import Reason, Stop, Wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tarry.core.hints import Hint
-    from tarry.core.outcome import Outcome
     from tarry.core.policy import Policy
 
 HINT_SPREAD = 0.1

@@ -9,8 +9,8 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from tarry.core.checks import check_count
-from tarry.core.limiter import InFlight
-from tarry.core.outcome import SUCCESS, Kind
+from tarry.core.limiter import InFlight, Limiter
+from tarry.core.outcome import SUCCESS, Kind, Outcome
 from tarry.core.verdict import DelayedPermit, Reason, Stop
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from tarry.core.breaker import Breaker, BreakerState
     from tarry.core.budget import Budget
-    from tarry.core.limiter import Limiter
-    from tarry.core.outcome import Outcome
 
 _SUCCESS, _PERMANENT = Kind.SUCCESS, Kind.PERMANENT
 _MAX_TRANSITIONS = 100

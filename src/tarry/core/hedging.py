@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from tarry.core.checks import check_at_least, check_count, check_share, duration_or_none
-from tarry.core.downstream import MAX_SAMPLES
-from tarry.core.outcome import SUCCESS, TRANSIENT, Kind
+from tarry.core.downstream import MAX_SAMPLES, Downstream
+from tarry.core.outcome import SUCCESS, TRANSIENT, Kind, Outcome
 from tarry.core.verdict import Attempt, DelayedPermit, Reason, Stop
 from tarry.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from tarry.core.downstream import Downstream
-    from tarry.core.outcome import Outcome
 
 _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 
@@ -86,14 +82,7 @@ class _Copy(NamedTuple):
 class HedgedCall:
     """The state of one hedged call: its running copies, by attempt number."""
 
-    __slots__ = (
-        "_delay",
-        "_downstream",
-        "_hedging",
-        "_running",
-        "attempts",
-        "next_hedge_at",
-    )
+    __slots__ = ("_delay", "_downstream", "_hedging", "_running", "attempts", "next_hedge_at")
 
     def __init__(self, hedging: Hedging, downstream: Downstream) -> None:
         self._hedging = hedging

@@ -8,14 +8,11 @@ downstream.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from tarry.core.checks import check_count, check_positive
-from tarry.core.outcome import Kind
+from tarry.core.outcome import Kind, Outcome
 from tarry.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from tarry.core.outcome import Outcome
 
 
 class Limiter(Protocol):
@@ -88,12 +85,7 @@ class AIMD:
     __slots__ = ("_backoff", "_last_decrease", "_limit", "_max", "_min", "_running")
 
     def __init__(
-        self,
-        *,
-        initial: int = 10,
-        min_limit: int = 1,
-        max_limit: int = 200,
-        backoff: float = 0.7,
+        self, *, initial: int = 10, min_limit: int = 1, max_limit: int = 200, backoff: float = 0.7
     ) -> None:
         self._min = check_count("min_limit", min_limit)
         self._max = check_count("max_limit", max_limit)

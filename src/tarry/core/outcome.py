@@ -9,8 +9,7 @@ from enum import StrEnum
 from errno import ECONNREFUSED, EHOSTDOWN, EHOSTUNREACH, ENETDOWN, ENETUNREACH
 from typing import TYPE_CHECKING, Any
 
-from tarry.core.checks import check_count, check_one_of
-from tarry.core.value import Value
+from tarry.core.checks import Value, check_count, check_one_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, cast
 
 from tarry.core.backoff import (
     BACKOFFS,
@@ -22,16 +22,13 @@ from tarry.core.backoff import (
     Schedule,
     custom,
 )
-from tarry.core.checks import check_at_least, check_count, check_one_of, check_positive
+from tarry.core.checks import Value, check_at_least, check_count, check_one_of, check_positive
 from tarry.core.outcome import GRPC_CODES, RETRYABLE_CODES, RETRYABLE_STATUSES
 from tarry.core.text import did_you_mean, format_duration
-from tarry.core.value import Value
 from tarry.core.verdict import Attempt
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 
 if TYPE_CHECKING:
-    from typing import Literal, Self
-
     FieldType = Literal["count", "number", "seconds", "choice", "statuses", "codes", "flag"]
 
 LOWEST_STATUS, HIGHEST_STATUS = 100, 599
@@ -93,7 +90,7 @@ class PolicyField(NamedTuple):
                     raise ConfigurationTypeError(name, "must be a name or a callable", value)
                 if isinstance(value, str):
                     check_one_of(name, value, self.choices)
-            case "flag":
+            case _:  # a flag
                 if not isinstance(value, bool):
                     raise ConfigurationTypeError(name, "must be True or False", value)
         return value
@@ -165,9 +162,7 @@ POLICY_FIELDS: tuple[PolicyField, ...] = (
 
 
 def check_max_delay(
-    max_delay: float,
-    initial_delay: float,
-    names: tuple[str, str] = ("max_delay", "initial_delay"),
+    max_delay: float, initial_delay: float, names: tuple[str, str] = ("max_delay", "initial_delay")
 ) -> None:
     """Raise ConfigurationError when `max_delay` is shorter than `initial_delay`.
 
@@ -274,7 +269,7 @@ class Policy(Value):
         max_hint: float = 120.0,
         retry_marked: bool = False,
     ) -> None:
-        arguments = locals()
+        arguments = locals()  # the fields by name
         self._set(**{field.name: field.check(arguments[field.name]) for field in POLICY_FIELDS})
         check_max_delay(self.max_delay, self.initial_delay)
         self._set(

@@ -9,8 +9,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+from tarry.core.checks import Value
 from tarry.core.text import format_duration
-from tarry.core.value import Value
 
 if TYPE_CHECKING:
     from tarry.core.hints import Hint

@@ -15,21 +15,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Self, cast
 
 from tarry.core.breaker import Breaker
 from tarry.core.budget import RatioBudget, ThrottleBudget, TokenBudget
-from tarry.core.checks import check_one_of
+from tarry.core.checks import Value, check_one_of
 from tarry.core.downstream import Downstream
 from tarry.core.hedging import Hedging
 from tarry.core.limiter import AIMD, AdaptiveRate, InFlight
 from tarry.core.policy import Policy
 from tarry.core.text import did_you_mean
-from tarry.core.value import Value
 from tarry.errors import ConfigurationError, ConfigurationTypeError
-
-if TYPE_CHECKING:
-    from typing import Self
 
 BUDGETS: dict[str, Callable[..., Any]] = {
     "token": TokenBudget,

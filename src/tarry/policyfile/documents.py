@@ -7,15 +7,13 @@ numbers of up to four units ("1m500ms"). Istio accepts the durations of Go ("1.5
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from math import isclose, isfinite
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterable, Mapping
+from math import isclose
+from typing import Any, cast
 
+from tarry.core.checks import check_at_least
 from tarry.core.text import suggest
 from tarry.errors import ConfigurationError, ConfigurationTypeError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 _MAX_PROTO_S = 315_576_000_000
 """About 10,000 years, the limit of google.protobuf.Duration."""
@@ -164,11 +162,7 @@ class DocumentTable:
         value = self.get(key)
         if value is None and default is not None:
             return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
-            raise ConfigurationTypeError(self.path_of(key), "must be a number", value)
-        if value < minimum:
-            raise ConfigurationError(self.path_of(key), f"must be at least {minimum:g}", value)
-        return value
+        return check_at_least(self.path_of(key), value, minimum)
 
     def count(self, key: str, default: int | None = None, *, minimum: int = 0) -> int:
         """Return a whole number that is at least `minimum`; without a default it is required."""

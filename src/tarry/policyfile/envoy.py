@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tarry.core.outcome import RETRYABLE_STATUSES
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError
-from tarry.policyfile.defence import part_arguments
+from tarry.policyfile.defence import Defence, part_arguments
 from tarry.policyfile.documents import format_proto, round_to_ms
 from tarry.policyfile.translation import (
     DEFAULT_MIN_RETRIES_IN_FLIGHT,
@@ -30,7 +30,6 @@ from tarry.policyfile.translation import (
 
 if TYPE_CHECKING:
     from tarry.core.hedging import Hedging
-    from tarry.policyfile.defence import Defence
 
 _GRPC_CODES = frozenset(
     {"CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "RESOURCE_EXHAUSTED", "UNAVAILABLE"}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tarry.core.budget import PRICES, RatioBudget
 from tarry.core.text import format_duration
-from tarry.policyfile.defence import part_arguments
+from tarry.policyfile.defence import Defence, part_arguments
 from tarry.policyfile.translation import BudgetSummary, format_value, summarize_budget
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from tarry.core.hedging import Hedging
     from tarry.core.policy import Policy
-    from tarry.policyfile.defence import Defence
 
 _FIRST_ERROR = 400
 _MIN_USEFUL_DELAY_S = 0.005

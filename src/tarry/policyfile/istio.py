@@ -57,13 +57,7 @@ _RETRIES_KEYS = (
     "retryRemoteLocalities",
     "retryIgnorePreviousHosts",
 )
-_FIELDS_SET = (
-    "max_attempts",
-    "initial_delay",
-    "max_delay",
-    "retryable_statuses",
-    "retryable_codes",
-)
+_FIELDS = ("max_attempts", "initial_delay", "max_delay", "retryable_statuses", "retryable_codes")
 """The fields of a policy that the retries of a VirtualService set."""
 _ADDRESSES = ("host", "hosts", "gateways", "exportTo", "name", "route")
 """Keys about addresses and routes, which do not affect the policy."""
@@ -171,7 +165,7 @@ def from_istio(documents: Sequence[Mapping[str, Any]]) -> Imported:
     policy = Policy()
     fields_set: tuple[str, ...] = ()
     if "VirtualService" in specs:
-        policy, fields_set = _policy(specs["VirtualService"], losses), _FIELDS_SET
+        policy, fields_set = _policy(specs["VirtualService"], losses), _FIELDS
     else:
         losses.add("kind", "VirtualService", "missing, so the policy is tarry's default")
     destination = specs.get("DestinationRule")

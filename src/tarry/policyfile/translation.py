@@ -18,13 +18,11 @@ from tarry.core.outcome import RETRYABLE_CODES
 from tarry.core.policy import Policy
 from tarry.core.text import format_duration
 from tarry.errors import ConfigurationError
-from tarry.policyfile.defence import part_arguments
-from tarry.policyfile.documents import format_proto, round_to_ms
+from tarry.policyfile.defence import Defence, part_arguments
+from tarry.policyfile.documents import DocumentTable, format_proto, round_to_ms
 
 if TYPE_CHECKING:
     from tarry.core.hedging import Hedging
-    from tarry.policyfile.defence import Defence
-    from tarry.policyfile.documents import DocumentTable
 
 SCHEDULE_LOST = "THE SCHEDULE CANNOT BE EXPRESSED"
 DEFAULT_RETRY_SHARE = 0.2

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-from tarry.core.checks import check_count, duration_or_none
-from tarry.core.value import Value
+from tarry.core.checks import Value, check_count, duration_or_none
 from tarry.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY"})
 """Methods without side effects (RFC 9110 section 9.2.1, and QUERY by its own RFC)."""

@@ -29,8 +29,7 @@ STATUS_NAMES: tuple[StatusName, ...] = get_args(StatusName)
 """The store has the index of a name as the number of the status."""
 LaneStateName: TypeAlias = Literal["OPEN", "PAUSED", "PARKED", "PROBING"]
 PolicyName: TypeAlias = Annotated[
-    str,
-    Meta(min_length=1, max_length=100, pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$"),
+    str, Meta(min_length=1, max_length=100, pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$")
 ]
 LaneName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=512)]
 ReasonName: TypeAlias = Annotated[

@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from tarry.core.value import Value
+from tarry.core.checks import Value
 
 
 class Point(Value):
