@@ -13,6 +13,7 @@ from tarry.cli.output import attempt_result, console, print_text, table, time_un
 from tarry.cli.remote import connect
 from tarry.cli.tasks import print_explanation
 from tarry.client.errors import NotFinished, ServiceUnreachable
+from tarry.runtime.clocks import system
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -104,7 +105,6 @@ class TaskBoard:
         from rich.live import Live
 
         from tarry.client.api import FINAL_STATUSES
-        from tarry.runtime.clocks import system
 
         deadline = system.now() + _TIMEOUT_S
         live = Live(console=console(), auto_refresh=False)
@@ -140,8 +140,6 @@ class TaskBoard:
                         print_text(f"{call_name(path)}: {step.text}")
 
     def _table(self, watched: Mapping[str, RetryTask]) -> Table:
-        from tarry.runtime.clocks import system
-
         now = system.unix_time()
         rows = [
             (

@@ -16,6 +16,7 @@ from tarry.cli.output import print_json, print_list, print_result, time_since
 from tarry.cli.serve import require_service_packages
 from tarry.client.errors import NotFound
 from tarry.errors import ConfigurationError
+from tarry.runtime.clocks import system
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -77,8 +78,6 @@ def list_(
     as_json: JsonOption = False,
 ) -> None:
     """List keys with their ids, revoked keys included. The secrets cannot be shown."""
-    from tarry.runtime.clocks import system
-
     now = system.unix_time()
 
     def row(api_key: dict[str, Any]) -> tuple[object, ...]:

@@ -24,6 +24,7 @@ from tarry.cli.remote import connect
 from tarry.client.errors import ServiceUnavailable, ServiceUnreachable
 from tarry.core.checks import check_one_of
 from tarry.errors import ConfigurationError
+from tarry.runtime.clocks import system
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -214,8 +215,6 @@ def parse_metrics(text: str) -> dict[str, dict[str, float]]:
 
 def _snapshots(client: Client, server: str, api_key: str | None) -> Iterator[Snapshot]:
     """Yield a snapshot every `REFRESH_INTERVAL_S` seconds, forever."""
-    from tarry.runtime.clocks import system
-
     while True:
         downstreams = sorted(
             islice(client.downstreams(), _MAX_DOWNSTREAMS),

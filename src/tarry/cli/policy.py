@@ -1,4 +1,4 @@
-"""`tarry policy`: explain, check, export and import policy files; list and change a service's.
+"""`tarry policy`: explain, check, export and import policy files; manage policies of a service.
 
 `export` and `import` write only documents to standard output, so that they can be piped into
 another command.

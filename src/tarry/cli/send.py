@@ -14,6 +14,7 @@ from tarry.cli.output import pluralize, print_json, print_text
 from tarry.cli.remote import connect
 from tarry.client.errors import NotFinished
 from tarry.errors import ConfigurationError
+from tarry.runtime.clocks import system
 
 if TYPE_CHECKING:
     from tarry.wire.tasks import RetryTask
@@ -65,7 +66,6 @@ def send(
         headers["content-type"] = "application/json"
     with connect(server, api_key) as client:
         from tarry.client.api import FINAL_STATUSES
-        from tarry.runtime.clocks import system
 
         started = system.now()
         task = client.enqueue(

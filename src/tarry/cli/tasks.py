@@ -23,6 +23,7 @@ from tarry.cli.remote import connect
 from tarry.client.errors import NotFound
 from tarry.core.checks import check_one_of, check_positive
 from tarry.errors import ConfigurationError
+from tarry.runtime.clocks import system
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -177,8 +178,6 @@ def _print_tasks(
 
     With `dead`, the tasks are dead letters, whose table has other columns.
     """
-    from tarry.runtime.clocks import system
-
     listed = list(islice(tasks, limit))
     if next(tasks, None) is not None:
         typer.echo(f"only the first {limit} are listed; use --limit to list more", err=True)
@@ -198,8 +197,6 @@ def _print_tasks(
 
 
 def _properties(task: RetryTask) -> Iterable[tuple[str, object]]:
-    from tarry.runtime.clocks import system
-
     now = system.unix_time()
     pinned = "" if task.policy_version is None else f", version {task.policy_version}"
     properties: dict[str, object] = {

@@ -1,6 +1,6 @@
 """The clients of the retry service, blocking and asynchronous, and the replays they return.
 
-Both have the same methods. They send the requests that `ServiceApi` builds.
+Both clients have the same methods. They send the requests that `ServiceApi` builds.
 """
 
 from __future__ import annotations
@@ -132,10 +132,7 @@ class Client:
         return self._send(self._api.enqueue(url, body, wait, options))
 
     def enqueue_many(self, tasks: Iterable[EnqueueArguments]) -> list[BatchResult]:
-        """Add any number of tasks; return one result per task, in the same order.
-
-        Each task is a dict of the arguments of `enqueue`.
-        """
+        """Add tasks, each a dict of the arguments of `enqueue`; return their results in order."""
         return self._run(self._api.enqueue_many(tasks))
 
     def get(self, task: str | RetryTask) -> RetryTask:
@@ -155,10 +152,7 @@ class Client:
         return self._send(self._api.explain(task))
 
     def wait(self, task: str | RetryTask, timeout: Duration | None = None) -> RetryTask:
-        """Wait until a task has finished, successfully or not; return the task.
-
-        Raises `NotFinished` if the task does not finish within `timeout`.
-        """
+        """Wait for a task to finish, successfully or not; raise `NotFinished` after `timeout`."""
         return self._run(self._api.wait(task, timeout))
 
     def cancel(self, task: str | RetryTask) -> RetryTask:
@@ -193,10 +187,7 @@ class Client:
         return [Replay(job, self._api, self._run) for job in page.items]
 
     def purge(self, **filters: Unpack[DeadLetterFilter]) -> int:
-        """Delete the matching dead letters permanently; return how many were deleted.
-
-        Without a filter, all dead letters are deleted.
-        """
+        """Delete matching dead letters, or all without a filter; return how many were deleted."""
         return self._run(self._api.purge(filters))
 
     # --- policies and downstreams -----------------------------------------------------------------
@@ -370,7 +361,7 @@ class AsyncClient:
         return await self._send(self._api.enqueue(url, body, wait, options))
 
     async def enqueue_many(self, tasks: Iterable[EnqueueArguments]) -> list[BatchResult]:
-        """Add any number of tasks; return one result per task, in the same order."""
+        """Add tasks, each a dict of the arguments of `enqueue`; return their results in order."""
         return await self._run(self._api.enqueue_many(tasks))
 
     async def get(self, task: str | RetryTask) -> RetryTask:
@@ -390,7 +381,7 @@ class AsyncClient:
         return await self._send(self._api.explain(task))
 
     async def wait(self, task: str | RetryTask, timeout: Duration | None = None) -> RetryTask:
-        """Wait until a task has finished; raise `NotFinished` after the timeout."""
+        """Wait for a task to finish, successfully or not; raise `NotFinished` after `timeout`."""
         return await self._run(self._api.wait(task, timeout))
 
     async def cancel(self, task: str | RetryTask) -> RetryTask:
@@ -416,7 +407,7 @@ class AsyncClient:
         return [AsyncReplay(job, self._api, self._run) for job in page.items]
 
     async def purge(self, **filters: Unpack[DeadLetterFilter]) -> int:
-        """Delete the matching dead letters permanently; return how many were deleted."""
+        """Delete matching dead letters, or all without a filter; return how many were deleted."""
         return await self._run(self._api.purge(filters))
 
     def policies(self) -> AsyncIterator[RetryPolicy]:
