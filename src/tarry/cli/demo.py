@@ -120,8 +120,7 @@ class TaskBoard:
                 ):
                     return
                 if system.now() > deadline:
-                    msg = f"the calls have not finished within {_TIMEOUT_S:g} s"
-                    raise NotFinished(msg)
+                    raise NotFinished(f"the calls have not finished within {_TIMEOUT_S:g} s")
                 system.sleep(_POLL_INTERVAL_S, None)
 
     def _update(self) -> None:
@@ -170,8 +169,7 @@ def _enqueue_calls(client: Client, targets: FlakyTargets) -> None:
     )
     problems = [result.problem for result in results if result.task is None]
     if problems:
-        msg = f"the service rejected a call: {problems[0]}"
-        raise ServiceUnreachable(msg)
+        raise ServiceUnreachable(f"the service rejected a call: {problems[0]}")
 
 
 def _print_summary(targets: FlakyTargets, board: TaskBoard) -> None:
@@ -216,8 +214,7 @@ def _run_service(folder: Path) -> Generator[str]:
             greeting = process.stdout.readline()
             if not greeting.startswith(_READY_PREFIX):
                 log.seek(0)
-                msg = f"the service did not start: {greeting}{log.read()}"
-                raise ServiceUnreachable(msg)
+                raise ServiceUnreachable(f"the service did not start: {greeting}{log.read()}")
             yield greeting.removeprefix(_READY_PREFIX).split()[0]
         finally:
             process.terminate()

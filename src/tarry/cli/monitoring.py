@@ -106,7 +106,8 @@ def tail(
         for event in client.events():
             if as_json:
                 fields = output.to_builtins(event).items()
-                output.print_json_line({name: value for name, value in fields if value is not None})
+                present = {name: value for name, value in fields if value is not None}
+                output.print_json(present, indent=None)
             else:
                 _print_event(event)
 
@@ -181,7 +182,7 @@ def top(
         pairs = pairwise(_snapshots(client, server, api_key))
         if as_json:
             for previous, current in pairs:
-                output.print_json_line(summarize(previous, current))
+                output.print_json(summarize(previous, current), indent=None)
         elif not terminal.is_terminal:
             terminal.print(_render(*next(pairs), max_rows=_MAX_DOWNSTREAMS))
         else:

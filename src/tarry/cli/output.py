@@ -145,15 +145,10 @@ def to_builtins(value: object) -> Any:
     return msgspec.to_builtins(value)
 
 
-def print_json(value: object) -> None:
+def print_json(value: object, *, indent: int | None = 2) -> None:
     """Print a JSON document; non-ASCII is escaped, because it may contain control characters."""
-    sys.stdout.write(json.dumps(to_builtins(value), indent=2) + "\n")
-
-
-def print_json_line(value: object) -> None:
-    """Print a JSON document on one line, and flush."""
-    sys.stdout.write(json.dumps(to_builtins(value)) + "\n")
-    sys.stdout.flush()
+    sys.stdout.write(json.dumps(to_builtins(value), indent=indent) + "\n")
+    sys.stdout.flush()  # the reader of a command that prints one line per event gets it at once
 
 
 # --- attempts, times and numbers ------------------------------------------------------------------

@@ -178,8 +178,7 @@ class Client:
         Filters: policy, lane, reason, before. `rate` is in tasks per second. With
         `dry_run`, the matching dead letters are only counted.
         """
-        job = self._send(self._api.replay(options))
-        return Replay(job, self._api, self._run)
+        return Replay(self._send(self._api.replay(options)), self._api, self._run)
 
     def replays(self) -> list[Replay]:
         """Return the latest replays, newest first."""
@@ -398,8 +397,7 @@ class AsyncClient:
 
     async def replay(self, **options: Unpack[ReplayOptions]) -> AsyncReplay:
         """Start a replay of dead letters; with `dry_run`, only count the matching dead letters."""
-        job = await self._send(self._api.replay(options))
-        return AsyncReplay(job, self._api, self._run)
+        return AsyncReplay(await self._send(self._api.replay(options)), self._api, self._run)
 
     async def replays(self) -> list[AsyncReplay]:
         """Return the latest replays, newest first."""

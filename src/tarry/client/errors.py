@@ -1,16 +1,4 @@
-"""Errors that the retry service's client raises, importable from `tarry.client`.
-
-TarryError
-├── ServiceError
-│   ├── ServiceUnreachable (ConnectionError)
-│   ├── ServiceUnavailable
-│   ├── InvalidRequest
-│   ├── NotAuthorized
-│   ├── NotFound
-│   ├── Conflict
-│   └── TooManyRequests
-└── NotFinished (TimeoutError)
-"""
+"""Errors that the clients raise, importable from `tarry.client`; docs/errors.md has their tree."""
 
 from __future__ import annotations
 
