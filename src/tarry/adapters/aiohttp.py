@@ -40,8 +40,9 @@ try:
         ServerFingerprintMismatch,
     )
 except ImportError as _missing:
-    _message = "this needs aiohttp 3.12 or later: pip install 'tarry[aiohttp]'"
-    raise MissingExtra(_message) from _missing
+    raise MissingExtra(
+        "this needs aiohttp 3.12 or later: pip install 'tarry[aiohttp]'"
+    ) from _missing
 
 if TYPE_CHECKING:
     from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
@@ -205,18 +206,17 @@ async def _release(response: ClientResponse) -> bool:
     is_complete = False
     with suppress(ClientError):  # if reading fails, the connection is closed
         if messages.is_worth_draining(response.headers):
-            timeout = messages.drain_timeout()
-            with clocks.timeout(timeout):
-                is_complete = await _drain(response, timeout)
+            body = DrainedBody()
+            with clocks.timeout(body.timeout):
+                is_complete = await _drain(response, body)
     if not is_complete:
         response.close()
         await response.wait_for_close()
     return is_complete
 
 
-async def _drain(response: ClientResponse, timeout: float) -> bool:
+async def _drain(response: ClientResponse, body: DrainedBody) -> bool:
     """Read the rest of a response within limits of size and time; return whether it is complete."""
-    body = DrainedBody(timeout)
     async for chunk in response.content.iter_any():
         if not body.add(chunk):
             return False

@@ -85,15 +85,15 @@ def _check_transport(transport: Any, class_name: str, method: str) -> Any:
         return _new_transport(class_name)
     retries: Any = getattr(getattr(transport, "_pool", None), "_retries", 0)
     if retries or hasattr(transport, "tarry_retries"):
-        msg = (
+        raise ConfigurationError(
             f"the inner transport must not retry, got {transport!r}: the attempts of two layers "
             f"multiply; leave retries= of {class_name} at 0, and use "
             "policy=tarry.Policy(max_attempts=4)"
         )
-        raise ConfigurationError(msg)
     if isinstance(transport, type) or not hasattr(transport, method):
-        msg = f"the inner transport must be {class_name}() or similar, got {transport!r}"
-        raise ConfigurationTypeError(msg)
+        raise ConfigurationTypeError(
+            f"the inner transport must be {class_name}() or similar, got {transport!r}"
+        )
     return transport
 
 
@@ -104,8 +104,7 @@ def _new_transport(class_name: str) -> Any:
         try:
             import httpx2 as httpx  # type: ignore[no-redef]
         except ImportError:
-            msg = "this needs httpx: pip install 'tarry[httpx]'"
-            raise MissingExtra(msg) from None
+            raise MissingExtra("this needs httpx: pip install 'tarry[httpx]'") from None
     return getattr(httpx, class_name)()
 
 
@@ -113,11 +112,10 @@ def _raise_if_other_package(transport: object, request: object, error: Exception
     """Raise ConfigurationError if transport and client come from different httpx packages."""
     inner, outer = _package_name(transport), _package_name(request)
     if isinstance(error, AssertionError) and {inner, outer} == {"httpx", "httpx2"}:
-        msg = (
+        raise ConfigurationError(
             f"the inner transport is from {inner}, and the client is from {outer}: use a transport "
             f"of the client's package, {outer}.{type(transport).__name__}()"
-        )
-        raise ConfigurationError(msg) from error
+        ) from error
 
 
 def _package_name(value: object) -> str:
@@ -218,9 +216,8 @@ def _release(response: Any) -> bool:
     stream, is_complete = response.stream, False
     with suppress(Exception):  # if reading fails, the connection is closed
         if messages.is_worth_draining(response.headers):
-            timeout = messages.drain_timeout()
-            _limit_read_timeout(response, timeout)
-            body = DrainedBody(timeout)
+            body = DrainedBody()
+            _limit_read_timeout(response, body.timeout)
             is_complete = all(map(body.add, stream)) and _restore_body(response, body)
     stream.close()
     return is_complete
@@ -230,9 +227,8 @@ async def _release_async(response: Any) -> bool:
     stream, is_complete = response.stream, False
     with suppress(Exception):
         if messages.is_worth_draining(response.headers):
-            timeout = messages.drain_timeout()
-            body = DrainedBody(timeout)
-            with clocks.timeout(timeout):
+            body = DrainedBody()
+            with clocks.timeout(body.timeout):
                 async for chunk in stream:
                     if not body.add(chunk):
                         break
@@ -297,11 +293,10 @@ _FUNCTIONS = ClientFunctions(
 
 def _raise_wrong_client(transport: object, *_: object) -> Never:
     """Raise because a sync transport was passed to an async client, or the reverse."""
-    msg = (
+    raise ConfigurationTypeError(
         "a Client takes a RetryTransport, and an AsyncClient an AsyncRetryTransport; this client "
         f"got the wrong one, {type(transport).__name__}"
     )
-    raise ConfigurationTypeError(msg)
 
 
 class _RetryTransportBase(Generic[C]):

@@ -28,8 +28,7 @@ try:
     from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
     from urllib3.exceptions import SSLError as Urllib3SSLError
 except ImportError as _missing:
-    _message = "this needs requests: pip install 'tarry[requests]'"
-    raise MissingExtra(_message) from _missing
+    raise MissingExtra("this needs requests: pip install 'tarry[requests]'") from _missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,15 +54,8 @@ class RetryAdapter(HTTPAdapter):
     """Retries or hedges the requests of the `requests.Session` on which it is mounted.
 
     Args:
-        policy: the retry policy; by default `tarry.Policy()`.
-        hedging: a hedging policy instead of `policy`: sends a second copy of a repeatable request
-            when the first takes too long.
-        downstream: one `tarry.Downstream` for all origins, or a function that returns one for an
-            origin. By default each origin gets its own, with a breaker and a retry budget.
-        idempotency_key: "auto" or a function of the request adds an Idempotency-Key to requests
-            that are not idempotent, which makes them repeatable. All attempts send the same key.
-        hand_off: a `tarry.Client`. A repeatable request that cannot succeed now is enqueued there,
-            and `HandedOff` is raised.
+        policy, hedging, downstream, idempotency_key, hand_off: the same as the arguments of
+            `tarry.adapters.httpx.RetryTransport`.
         max_retries: must be 0, so that urllib3 does not retry too.
 
     The other arguments are those of `HTTPAdapter`.
@@ -242,19 +234,17 @@ def _original_error(error: Exception) -> Any:
 def _release(response: Response) -> bool:
     is_complete = False
     with suppress(RequestException, OSError):  # if reading fails, the connection is closed
-        is_complete = messages.is_worth_draining(response.headers) and _drain(
-            response, messages.drain_timeout()
-        )
+        is_complete = messages.is_worth_draining(response.headers) and _drain(response)
     response.close()
     return is_complete
 
 
-def _drain(response: Response, timeout: float) -> bool:
+def _drain(response: Response) -> bool:
     """Read the rest of a response within limits of size and time; return whether it is complete."""
+    body = DrainedBody()
     socket = getattr(getattr(response.raw, "connection", None), "sock", None)
     if socket is not None:
-        socket.settimeout(timeout)  # the next request on the connection sets its own
-    body = DrainedBody(timeout)
+        socket.settimeout(body.timeout)  # the next request on the connection sets its own
     if not all(map(body.add, response.iter_content(1024))):
         return False
     response._content = body.content()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]

@@ -17,16 +17,12 @@ if TYPE_CHECKING:
     )
 
 # Imported on first use, so that a user of one store does not load the drivers of the others.
+# All other names are in the module `store`.
 _MODULES = {
-    "ExistingRecord": "store",
     "IdempotencyMiddleware": "middleware",
-    "IdempotencyStore": "store",
-    "MemoryStore": "store",
     "PostgresStore": "postgres_store",
-    "Record": "store",
     "RedisStore": "redis_store",
     "SqliteStore": "sqlite_store",
-    "StoredResponse": "store",
 }
 
 __all__ = [
@@ -43,13 +39,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    module = _MODULES.get(name)
-    if module is None:
-        msg = f"module 'tarry.idempotency' has no attribute {name!r}"
-        raise AttributeError(msg)
+    if name not in __all__:
+        raise AttributeError(f"module 'tarry.idempotency' has no attribute {name!r}")
     from importlib import import_module
 
-    value = globals()[name] = getattr(import_module(f"tarry.idempotency.{module}"), name)
+    module = import_module(f"tarry.idempotency.{_MODULES.get(name, 'store')}")
+    value = globals()[name] = getattr(module, name)
     return value
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from math import inf
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tarry.core.policy import Policy
 from tarry.idempotency.store import MemoryStore
@@ -32,9 +32,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from typing import TypeAlias
 
+    import trio
+
     from tarry.idempotency.store import ExistingRecord, IdempotencyStore, StoredResponse
     from tarry.wire.http import Scope
 
+    AsyncEvent: TypeAlias = asyncio.Event | trio.Event
     StoreCall: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
 T = TypeVar("T")
@@ -343,16 +346,6 @@ _running_tasks: set[asyncio.Task[Any]] = set()
 """Strong references: asyncio itself holds tasks only weakly."""
 
 
-class AsyncEvent(Protocol):
-    """The methods that `asyncio.Event` and `trio.Event` have in common."""
-
-    def set(self) -> object:
-        """Wake all waiting tasks."""
-
-    async def wait(self) -> object:
-        """Wait until the event is set."""
-
-
 def new_event() -> AsyncEvent:
     """Return an event of the running event loop."""
     if in_trio():
@@ -403,22 +396,20 @@ async def run_with_timeout(function: Callable[[], Coroutine[Any, Any, T]], secon
         if done:
             return task.result()
         task.cancel()
-    msg = f"no result within {seconds:g} s"
-    raise TimeoutError(msg)
+    raise TimeoutError(f"no result within {seconds:g} s")
 
 
 def _create_task(
     coroutine: Coroutine[Any, Any, T], context: Context | None = None
 ) -> asyncio.Task[T]:
+    def on_done(task: asyncio.Task[T]) -> None:
+        _running_tasks.discard(task)
+        if not task.cancelled():
+            # Marks the error as retrieved. Otherwise asyncio would log it as "never retrieved" when
+            # the caller was cancelled before the task ended.
+            task.exception()
+
     task = asyncio.get_running_loop().create_task(coroutine, context=context)
     _running_tasks.add(task)
-    task.add_done_callback(_on_task_done)
+    task.add_done_callback(on_done)
     return task
-
-
-def _on_task_done(task: asyncio.Task[Any]) -> None:
-    _running_tasks.discard(task)
-    if not task.cancelled():
-        # Marks the error as retrieved. Otherwise asyncio would log it as "never retrieved" when
-        # the caller was cancelled before the task ended.
-        task.exception()

@@ -43,7 +43,6 @@ from tarry.idempotency.response import (
     key_reused,
     request_in_progress,
     response_not_stored,
-    send_stored_response,
     store_unavailable,
 )
 from tarry.idempotency.store import MemoryStore
@@ -207,7 +206,9 @@ class IdempotencyMiddleware:
             raise request_in_progress(free_in_s, self._lease_context.lease_s)
         if response.body is None:
             raise response_not_stored(response.status)
-        await send_stored_response(send, response, response.body)
+        headers = [*response.headers, (b"idempotent-replayed", b"true")]
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        await send({"type": "http.response.body", "body": response.body})
 
     async def _sweep(self) -> None:
         """Delete some expired records. Called after sending, so that no client waits for it."""

@@ -15,8 +15,6 @@ from tarry.errors import ConfigurationError, MissingExtra
 from tarry.idempotency.store import ExistingRecord, Record, decode_response, encode_headers
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from tarry.idempotency.store import StoredResponse
 
 _TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,49}")
@@ -132,7 +130,12 @@ class PostgresStore:
             raise ConfigurationError("table", rule, table)
         self._table = ".".join(f'"{name}"' for name in names)
         self._index = f'"{names[-1]}_free_at"'
-        self._asyncpg = _import_asyncpg()
+        try:
+            self._asyncpg = import_module("asyncpg")
+        except ImportError as exc:
+            raise MissingExtra(
+                "PostgresStore needs asyncpg: pip install 'tarry[postgres]'"
+            ) from exc
         self._dsn_or_pool = dsn_or_pool
         self._pool: AsyncpgPool | None = None
         self._open_lock = asyncio.Lock()
@@ -193,7 +196,13 @@ class PostgresStore:
         """Connect and create the table; concurrent callers share the result."""
         async with self._open_lock:
             if self._pool is None:
-                pool = await self._connect()
+                pool: AsyncpgPool
+                if isinstance(self._dsn_or_pool, str):
+                    pool = await self._asyncpg.create_pool(
+                        self._dsn_or_pool, min_size=0, timeout=_TIMEOUT_S
+                    )
+                else:
+                    pool = self._dsn_or_pool
                 try:
                     await self._ensure_table(pool)
                 except BaseException:
@@ -202,14 +211,6 @@ class PostgresStore:
                     raise
                 self._pool = pool
             return self._pool
-
-    async def _connect(self) -> AsyncpgPool:
-        if not isinstance(self._dsn_or_pool, str):
-            return self._dsn_or_pool
-        pool: AsyncpgPool = await self._asyncpg.create_pool(
-            self._dsn_or_pool, min_size=0, timeout=_TIMEOUT_S
-        )
-        return pool
 
     async def _ensure_table(self, pool: AsyncpgPool) -> None:
         # Only created if missing: even CREATE TABLE IF NOT EXISTS needs a right that the role of
@@ -245,11 +246,3 @@ class PostgresStore:
             return await execute(statement, *args, timeout=_TIMEOUT_S)
         finally:
             await pool.release(connection, timeout=_TIMEOUT_S)
-
-
-def _import_asyncpg() -> ModuleType:
-    try:
-        return import_module("asyncpg")
-    except ImportError as exc:
-        message = "PostgresStore needs asyncpg: pip install 'tarry[postgres]'"
-        raise MissingExtra(message) from exc

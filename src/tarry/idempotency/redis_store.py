@@ -19,8 +19,6 @@ from tarry.errors import ConfigurationError, MissingExtra
 from tarry.idempotency.store import ExistingRecord, Record, decode_response, encode_headers
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from tarry.idempotency.store import StoredResponse
 
 _TIMEOUT_S = 5.0
@@ -76,6 +74,11 @@ _RELEASE = """
 return is_own_claim and redis.call('DEL', KEYS[1]) or 0
 """
 
+_DIGESTS = {
+    script: sha1((_PROLOGUE + script).encode(), usedforsecurity=False).hexdigest()
+    for script in (_CLAIM, _EXTEND, _FINISH, _RELEASE)
+}
+
 
 class RedisEncoder(Protocol):
     """The attribute of a client's encoder that the store reads."""
@@ -103,20 +106,6 @@ class RedisClient(Protocol):
         """Close all connections."""
 
 
-class _Script:
-    def __init__(self, body: str) -> None:
-        self.text = _PROLOGUE + body
-        self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
-
-
-_SCRIPTS = {
-    "claim": _Script(_CLAIM),
-    "extend": _Script(_EXTEND),
-    "finish": _Script(_FINISH),
-    "release": _Script(_RELEASE),
-}
-
-
 class RedisStore:
     """Stores each record in a hash whose name begins with `prefix`.
 
@@ -127,24 +116,27 @@ class RedisStore:
     """
 
     def __init__(self, url_or_client: str | RedisClient, *, prefix: str = "tarry:idem:") -> None:
-        self._redis = _import_redis()
+        try:
+            import_module("redis.asyncio")
+            self._redis = import_module("redis")
+        except ImportError as exc:
+            raise MissingExtra("RedisStore needs redis: pip install 'tarry[redis]'") from exc
         self._owns_client = isinstance(url_or_client, str)
         self._client = (
             self._connect(url_or_client) if isinstance(url_or_client, str) else url_or_client
         )
         if self._client.get_encoder().decode_responses:
-            msg = (
+            raise ConfigurationError(
                 "the client must not have decode_responses=True: response bodies are bytes, which "
                 "decoding would corrupt"
             )
-            raise ConfigurationError(msg)
         self._prefix = prefix
 
     async def claim(
         self, key: str, fingerprint: str, owner: str, lease: float
     ) -> ExistingRecord | None:
         """Claim a free key for `lease` seconds. Return the record if the key is not free."""
-        existing = await self._run_script("claim", key, owner, fingerprint, _microseconds(lease))
+        existing = await self._run_script(_CLAIM, key, owner, fingerprint, _microseconds(lease))
         if existing is None:
             return None
         now, free_at, stored_fingerprint, status, headers, body = existing
@@ -154,7 +146,7 @@ class RedisStore:
 
     async def extend(self, key: str, fingerprint: str, owner: str, lease: float) -> bool:
         """Extend the lease to `lease` seconds from now; see `IdempotencyStore`."""
-        return bool(await self._run_script("extend", key, owner, fingerprint, _microseconds(lease)))
+        return bool(await self._run_script(_EXTEND, key, owner, fingerprint, _microseconds(lease)))
 
     async def finish(
         self, key: str, fingerprint: str, owner: str, response: StoredResponse, retention: float
@@ -164,11 +156,11 @@ class RedisStore:
         if response.body is not None:
             fields.append(response.body)
         duration = _microseconds(retention)
-        return bool(await self._run_script("finish", key, owner, fingerprint, duration, *fields))
+        return bool(await self._run_script(_FINISH, key, owner, fingerprint, duration, *fields))
 
     async def release(self, key: str, owner: str) -> None:
         """Free a key that this owner has claimed and not finished."""
-        await self._run_script("release", key, owner)
+        await self._run_script(_RELEASE, key, owner)
 
     async def sweep(self, limit: int) -> int:  # noqa: ARG002 - part of the protocol
         """Return 0: Redis deletes expired records itself."""
@@ -179,14 +171,13 @@ class RedisStore:
         if self._owns_client:
             await self._client.aclose()
 
-    async def _run_script(self, name: str, key: str, *args: Any) -> Any:
-        script = _SCRIPTS[name]
+    async def _run_script(self, script: str, key: str, *args: Any) -> Any:
         redis_key = self._prefix + key
         try:
-            return await self._client.evalsha(script.sha, 1, redis_key, *args)
+            return await self._client.evalsha(_DIGESTS[script], 1, redis_key, *args)
         except self._redis.exceptions.NoScriptError:
             # The server was restarted, or this cluster node has not cached the script yet.
-            return await self._client.eval(script.text, 1, redis_key, *args)
+            return await self._client.eval(_PROLOGUE + script, 1, redis_key, *args)
 
     def _connect(self, url: str) -> RedisClient:
         # One immediate retry, because a pool may return a connection that died while it was idle;
@@ -211,12 +202,3 @@ class RedisStore:
 
 def _microseconds(seconds: float) -> int:
     return max(1, math.ceil(seconds * 1e6))
-
-
-def _import_redis() -> ModuleType:
-    try:
-        import_module("redis.asyncio")
-        return import_module("redis")
-    except ImportError as exc:
-        message = "RedisStore needs redis: pip install 'tarry[redis]'"
-        raise MissingExtra(message) from exc

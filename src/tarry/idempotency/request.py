@@ -81,8 +81,7 @@ class MalformedKey(Exception):
 def parse_key(lines: Sequence[bytes]) -> str:
     """Return the key, given the values of all `Idempotency-Key` lines of a request."""
     if len(lines) != 1:
-        msg = f"Idempotency-Key must be sent once, not {len(lines)} times."
-        raise MalformedKey(msg)
+        raise MalformedKey(f"Idempotency-Key must be sent once, not {len(lines)} times.")
     line = lines[0]
     common = _COMMON_KEY.fullmatch(line)
     if common is not None and len(line) - len(common[1]) != 1:  # two quotes or none
@@ -90,34 +89,32 @@ def parse_key(lines: Sequence[bytes]) -> str:
     try:
         text = line.decode("ascii").strip(" ")
     except UnicodeDecodeError:
-        msg = "Idempotency-Key must be ASCII."
-        raise MalformedKey(msg) from None
+        raise MalformedKey("Idempotency-Key must be ASCII.") from None
     key = _parse_quoted(text) if text.startswith('"') else _parse_unquoted(text)
     if not 1 <= len(key) <= MAX_KEY_LENGTH:
-        msg = f"Idempotency-Key must have 1 to {MAX_KEY_LENGTH} characters, not {len(key)}."
-        raise MalformedKey(msg)
+        raise MalformedKey(
+            f"Idempotency-Key must have 1 to {MAX_KEY_LENGTH} characters, not {len(key)}."
+        )
     return key
 
 
 def _parse_unquoted(text: str) -> str:
     if text and not _UNQUOTED.fullmatch(text):
-        msg = (
+        raise MalformedKey(
             'Idempotency-Key must be a string in double quotes, as in "8e03978e-40d5-43dd-bc93-'
             '6894a57f9324". A key without quotes may contain only letters, digits and -._~:/+=, '
             "and must begin with a letter or digit."
         )
-        raise MalformedKey(msg)
     return text
 
 
 def _parse_quoted(text: str) -> str:
     string = _STRING.match(text)
     if string is None:
-        msg = (
+        raise MalformedKey(
             "Idempotency-Key has no closing quote, or a character that is not allowed in quotes. "
             'Allowed is printable ASCII, with \\ before each " and \\.'
         )
-        raise MalformedKey(msg)
     _check_parameters(text, string.end())
     return _ESCAPED.sub(r"\1", string[1]) if "\\" in string[1] else string[1]
 
@@ -127,8 +124,9 @@ def _check_parameters(text: str, start: int) -> None:
     while start < len(text):
         parameter = _PARAMETER.match(text, start)
         if parameter is None or not _is_utf8(parameter["display"] or ""):
-            msg = f"Idempotency-Key must end after the key, but {text[start:][:20]!r} follows."
-            raise MalformedKey(msg)
+            raise MalformedKey(
+                f"Idempotency-Key must end after the key, but {text[start:][:20]!r} follows."
+            )
         start = parameter.end()
 
 

@@ -205,13 +205,6 @@ class ResponseRecorder:
         return can_buffer
 
 
-async def send_stored_response(send: Send, response: StoredResponse, body: bytes) -> None:
-    """Send a stored response, marked with `Idempotent-Replayed: true`."""
-    headers = [*response.headers, (b"idempotent-replayed", b"true")]
-    await send({"type": "http.response.start", "status": response.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
 # --- problems -------------------------------------------------------------------------------------
 
 

@@ -207,14 +207,14 @@ class SqliteStore:
         if (application_id, version) == (_APPLICATION_ID, _SCHEMA_VERSION):
             return
         if application_id == _APPLICATION_ID:
-            msg = (
+            raise ConfigurationError(
                 f"{self._path} has schema version {version}, but this version of tarry "
                 f"supports only {_SCHEMA_VERSION}: update tarry"
             )
-            raise ConfigurationError(msg)
         if application_id or version or read_number("SELECT count(*) FROM sqlite_master"):
-            msg = f"{self._path} is not a file of idempotency records: use a separate file for them"
-            raise ConfigurationError(msg)
+            raise ConfigurationError(
+                f"{self._path} is not a file of idempotency records: use a separate file for them"
+            )
         for statement in _SCHEMA.split(";"):
             connection.execute(statement)
         connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")

@@ -13,6 +13,7 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from copy import copy
+from functools import partial
 from importlib import import_module
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -38,8 +39,7 @@ if TYPE_CHECKING:
 try:
     grpc: Any = import_module("grpc")  # Any, because grpcio has no type annotations
 except ImportError:
-    _message = "this needs grpcio: pip install 'tarry[grpc]'"
-    raise MissingExtra(_message) from None
+    raise MissingExtra("this needs grpcio: pip install 'tarry[grpc]'") from None
 
 Repeatable: TypeAlias = "bool | Callable[[str], bool]"
 """Whether calls may be repeated after the server may have read them: for all methods, or a function
@@ -105,14 +105,12 @@ class GrpcCall(RunningBlock):
     def should_retry(self, error: Exception, outcome: Outcome | None = None) -> bool:
         """Record a failed attempt and return whether another attempt follows."""
         classified = outcome or self.config.classify_error(error, self._serial)
-        if classified.timeout and classified.kind is Kind.PERMANENT and self._has_timed_out():
+        ends_at = self._attempt_ends_at
+        has_timed_out = ends_at is not None and system.now() >= ends_at - _CLOCK_TOLERANCE_S
+        if classified.timeout and classified.kind is Kind.PERMANENT and has_timed_out:
             # DEADLINE_EXCEEDED was caused by the attempt's time limit, not by the server: retry.
             classified = classified.replace(kind=Kind.TRANSIENT)
         return super().should_retry(error, classified)
-
-    def _has_timed_out(self) -> bool:
-        ends_at = self._attempt_ends_at
-        return ends_at is not None and system.now() >= ends_at - _CLOCK_TOLERANCE_S
 
 
 class CallFactory:
@@ -195,6 +193,7 @@ class RetriedCall:
     """
 
     def __init__(self, call: GrpcCall, send: Callable[[], Any], first_attempt: Any) -> None:
+        super().__init__()
         self._cancel_token = CancelToken()
         call.config = copy(call.config)  # the original is shared by all calls of the method
         call.config.cancel = self._cancel_token
@@ -218,16 +217,15 @@ class RetriedCall:
 
         try:
             return self._context.run(drivers.drive, self._call, attempt, (), {})
-        except CancelledAttempt as cancelled:
-            raise cancelled.error from None
+        except _CancelledAttempt as cancelled:
+            raise cancelled.args[0] from None
 
     def _attempt_result(self, result_of: Callable[[Any], Any], attempt: Any) -> Any:
-        """Return the result of an attempt, or raise its error."""
         try:
             return result_of(attempt)
         except Exception as error:
             if self._cancel_token.cancelled:
-                raise CancelledAttempt(error) from None
+                raise _CancelledAttempt(error) from None
             raise
 
     def _final_attempt(self) -> Any:
@@ -268,12 +266,8 @@ class RetriedCall:
         return self._last_attempt
 
 
-class CancelledAttempt(BaseException):
-    """Wraps the error of a cancelled attempt, so that the driver does not classify and retry it."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(error)
-        self.error = error
+class _CancelledAttempt(BaseException):
+    """Holds the error of a cancelled attempt, so that the driver does not classify and retry it."""
 
 
 class _StreamCancelled(Cancelled, grpc.RpcError):  # type: ignore[misc]  # pyright: ignore[reportUntypedBaseClass]
@@ -366,7 +360,7 @@ class RetriedStream(RetriedCall):
                 callback()
 
 
-class RetriedFuture(RetriedCall):
+class RetriedFuture(RetriedCall, Future[Any]):
     """A unary call that is retried in the background once its first attempt has failed.
 
     Neither the caller nor the thread that serves the channel waits for the retries.
@@ -374,7 +368,6 @@ class RetriedFuture(RetriedCall):
 
     def __init__(self, call: GrpcCall, send: Callable[[], Any], first_attempt: Any) -> None:
         super().__init__(call, send, first_attempt)
-        self._future: Future[Any] = Future()
         self._task: asyncio.Task[None] | None = None
         first_attempt.add_done_callback(self._on_first_attempt_done)
 
@@ -386,27 +379,27 @@ class RetriedFuture(RetriedCall):
         try:
             result = self._drive(_RESULT_OF)
         except BaseException as error:  # raised by the user's budget or limiter
-            self._finish(None, error)
+            self.set_exception(error)
         else:
-            self._finish(result, None)
+            self.set_result(result)
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
         self._task = loop.create_task(self._retry())
 
     async def _retry(self) -> None:
-        result, error = None, None
         try:
             result = await drivers.drive_async(self._call, self._make_attempt, (), {})
-        except CancelledAttempt as cancelled:
-            error = cancelled.error
+            finish = partial(self.set_result, result)
+        except _CancelledAttempt as cancelled:
+            finish = partial(self.set_exception, cancelled.args[0])
         except asyncio.CancelledError:  # by `cancel`, which alone can cancel the task
-            error = grpc.FutureCancelledError()
-        except Exception as raised:
-            error = raised
+            finish = partial(self.set_exception, grpc.FutureCancelledError())
+        except Exception as error:
+            finish = partial(self.set_exception, error)
         try:
-            await asyncio.to_thread(self._finish, result, error)  # callbacks may block
+            await asyncio.to_thread(finish)  # callbacks may block
         except RuntimeError:  # the interpreter is shutting down and starts no more threads
-            self._finish(result, error)
+            finish()
 
     async def _make_attempt(self) -> Any:
         loop, done = asyncio.get_running_loop(), asyncio.Event()
@@ -422,12 +415,6 @@ class RetriedFuture(RetriedCall):
         await done.wait()
         return self._attempt_result(_RESULT_OF, attempt)
 
-    def _finish(self, result: Any, error: BaseException | None) -> None:
-        if error is None:
-            self._future.set_result(result)
-        else:
-            self._future.set_exception(error)
-
     def cancel(self) -> bool:
         """Cancel the call; return False if it is done."""
         if self.done():
@@ -442,10 +429,6 @@ class RetriedFuture(RetriedCall):
         """Return whether the user has cancelled the call."""
         return self._cancel_token.cancelled and (not self.done() or self._was_cancelled())
 
-    def done(self) -> bool:
-        """Return whether the call is done: no further attempt will be made."""
-        return self._future.done()
-
     def running(self) -> bool:
         """Return whether the call is not done yet."""
         return not self.done()
@@ -457,12 +440,12 @@ class RetriedFuture(RetriedCall):
         error = self.exception(timeout)
         if error is not None:
             raise error
-        return self._future.result()
+        return super().result()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the call and return its error, or None after a success."""
         try:
-            error = self._future.exception(timeout)
+            error = super().exception(timeout)
         except TimeoutError:
             raise grpc.FutureTimeoutError from None
         if error is not None and isinstance(error, grpc.FutureCancelledError):
@@ -474,15 +457,11 @@ class RetriedFuture(RetriedCall):
         error = self.exception(timeout)
         return None if error is None else error.__traceback__
 
-    def add_done_callback(self, fn: Callable[[Any], None]) -> None:
-        """Call `fn` with this future when the call is done."""
-        self._future.add_done_callback(lambda _: fn(self))
-
     def add_callback(self, callback: Callable[[], None]) -> bool:
         """Call `callback` when the call is done; return False if it is done already."""
         if self.done():
             return False
-        self._future.add_done_callback(lambda _: callback())
+        self.add_done_callback(lambda _: callback())
         return True
 
     def code(self) -> Any:
@@ -494,11 +473,11 @@ class RetriedFuture(RetriedCall):
         return _CANCELLED_DURING_BACKOFF if self._was_cancelled() else super().details()
 
     def _final_attempt(self) -> Any:
-        self._future.exception()
+        super().exception()
         return self._last_attempt
 
     def _was_cancelled(self) -> bool:
-        return isinstance(self._future.exception(), grpc.FutureCancelledError)
+        return isinstance(super().exception(), grpc.FutureCancelledError)
 
 
 _lock = threading.Lock()

@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
 _ENABLE_RETRIES = "grpc.enable_retries"
 _SERVICE_CONFIG = "grpc.service_config"
-_RETRY_POLICIES = ("retryPolicy", "hedgingPolicy")
 _PUSHBACK_MS = "grpc-retry-pushback-ms"
 _SERVER_FAILURES = frozenset(
     getattr(grpc.StatusCode, name)
@@ -157,9 +156,7 @@ def _is_future_call(response: Any) -> bool:
     )
 
 
-def _attempt_details(
-    call: GrpcCall, call_details: Any, attempt_timeout: float | None
-) -> _CallDetails:
+def _attempt_details(call: GrpcCall, call_details: Any, attempt_timeout: float | None) -> Any:
     return _CallDetails(
         call_details.method,
         call.time_limit(attempt_timeout),
@@ -188,10 +185,12 @@ def async_retry_interceptors(
     return [_AsyncUnaryUnaryInterceptor(calls), _AsyncUnaryStreamInterceptor(calls)]
 
 
-class _AsyncUnaryUnaryInterceptor:
+class _AsyncInterceptor:
     def __init__(self, calls: CallFactory) -> None:
         self._calls = calls
 
+
+class _AsyncUnaryUnaryInterceptor(_AsyncInterceptor):
     async def intercept_unary_unary(
         self, continuation: Any, client_call_details: Any, request: Any
     ) -> Any:
@@ -208,10 +207,7 @@ class _AsyncUnaryUnaryInterceptor:
         return await drivers.drive_async(call, attempt, (), {})
 
 
-class _AsyncUnaryStreamInterceptor:
-    def __init__(self, calls: CallFactory) -> None:
-        self._calls = calls
-
+class _AsyncUnaryStreamInterceptor(_AsyncInterceptor):
     async def intercept_unary_stream(
         self, continuation: Any, client_call_details: Any, request: Any
     ) -> Any:
@@ -267,51 +263,42 @@ def channel_options(options: Iterable[tuple[str, Any]] | None = None) -> list[tu
     Raise ConfigurationError for options that enable gRPC's own retries: the attempts of two layers
     multiply.
     """
-    pairs = [] if options is None else _pairs(options)
+    try:
+        pairs = [(name, value) for name, value in (() if options is None else options)]
+    except (TypeError, ValueError):
+        rule = 'must be pairs of a name and a value, as in [("grpc.max_message_length", -1)]'
+        raise ConfigurationTypeError("options", rule, options) from None
     for name, value in pairs:
+        found = None
         if name == _ENABLE_RETRIES and value:
-            raise ConfigurationError(_two_layers_message(f"{_ENABLE_RETRIES} is {value!r}"))
-        if name == _SERVICE_CONFIG:
-            for policy, methods in _retry_policies(value):
-                raise ConfigurationError(
-                    _two_layers_message(f"{_SERVICE_CONFIG} has a {policy} for {methods}")
-                )
+            found = f"{_ENABLE_RETRIES} is {value!r}"
+        elif name == _SERVICE_CONFIG:
+            found = _find_retry_policy(value)
+        if found is not None:
+            raise ConfigurationError(
+                f"{found}: the channel would retry beneath tarry, and the attempts of two layers "
+                "multiply; remove it (`tarry policy import --from grpc` converts it to a policy), "
+                "or do not use tarry on this channel"
+            )
     # A service config from a resolver is not visible here. With this option at 0, its retry
     # policies have no effect.
     return [*(pair for pair in pairs if pair[0] != _ENABLE_RETRIES), (_ENABLE_RETRIES, 0)]
 
 
-def _two_layers_message(found: str) -> str:
-    return (
-        f"{found}: the channel would retry beneath tarry, and the attempts of two layers multiply; "
-        "remove it (`tarry policy import --from grpc` converts it to a policy), or do not use "
-        "tarry on this channel"
-    )
-
-
-def _pairs(options: Iterable[Any]) -> list[tuple[str, Any]]:
-    """Return the options as a list of pairs, or raise ConfigurationTypeError."""
-    try:
-        return [(name, value) for name, value in options]
-    except (TypeError, ValueError):
-        rule = 'must be pairs of a name and a value, as in [("grpc.max_message_length", -1)]'
-        raise ConfigurationTypeError("options", rule, options) from None
-
-
-def _retry_policies(config: Any) -> list[tuple[str, str]]:
-    """Return the retry and hedging policies of a service config, each with its methods."""
+def _find_retry_policy(config: Any) -> str | None:
+    """Describe the first retry or hedging policy of a service config; None if it has none."""
     try:
         document = json.loads(config)
     except (TypeError, ValueError) as error:
         rule = f"must be a service config as JSON, got {short_repr(config)}: {error}"
         raise ConfigurationError(_SERVICE_CONFIG, rule) from None
     # A document with a different structure has no policies. If it is invalid, gRPC reports that.
-    return [
-        (policy, ", ".join(map(_method_name, _items(entry, "name"))) or "an entry without a name")
-        for entry in _items(document, "methodConfig")
-        for policy in _RETRY_POLICIES
-        if _get_key(entry, policy) is not None
-    ]
+    for entry in _items(document, "methodConfig"):
+        for policy in ("retryPolicy", "hedgingPolicy"):
+            if _get_key(entry, policy) is not None:
+                names = ", ".join(map(_method_name, _items(entry, "name")))
+                return f"{_SERVICE_CONFIG} has a {policy} for {names or 'an entry without a name'}"
+    return None
 
 
 def _get_key(value: Any, key: str) -> Any:

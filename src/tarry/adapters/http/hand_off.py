@@ -150,22 +150,19 @@ class HandOff:
             headers.pop("host", None)
         key_header = headers.pop(http.IDEMPOTENCY_KEY_HEADER.lower(), "")
         if not http.is_repeatable(method, has_key=bool(key_header)):
-            msg = (
+            raise _CannotHandOff(
                 f"a {method} is not safe to repeat without an Idempotency-Key; "
                 'set idempotency_key="auto"'
             )
-            raise _CannotHandOff(msg)
         if body is None:
-            msg = "its body is a file or a stream; only bytes can be handed off"
-            raise _CannotHandOff(msg)
+            raise _CannotHandOff("its body is a file or a stream; only bytes can be handed off")
         key = _parse_key_header(key_header) if key_header else uuid4().hex
         if key is None:
-            msg = (
+            raise _CannotHandOff(
                 "its Idempotency-Key is not in double quotes. The service would send the key in "
                 "quotes (RFC 9651), which the server may treat as a different key; "
                 'write it as "..."'
             )
-            raise _CannotHandOff(msg)
         return {
             "url": f"{scheme}://{netloc}{path or '/'}{'?' if query else ''}{query}",
             "body": body or None,

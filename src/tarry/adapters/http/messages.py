@@ -183,19 +183,18 @@ def is_worth_draining(headers: Mapping[str, str]) -> bool:
     return is_number and int(length) <= _MAX_DRAINED_BYTES
 
 
-def drain_timeout() -> float:
-    """Return the time limit in seconds for reading the rest of a body."""
-    remaining = deadlines.remaining()
-    return DRAIN_TIMEOUT_S if remaining is None else min(DRAIN_TIMEOUT_S, remaining)
-
-
 class DrainedBody:
     """Collects the rest of a body, within limits of size and time."""
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self) -> None:
+        remaining = deadlines.remaining()
+        self.timeout: float = (
+            DRAIN_TIMEOUT_S if remaining is None else min(DRAIN_TIMEOUT_S, remaining)
+        )
+        """Seconds that are available for reading."""
+        self._ends_at = system.now() + self.timeout
         self._chunks: list[bytes] = []
         self._bytes_left = _MAX_DRAINED_BYTES
-        self._ends_at = system.now() + timeout
 
     def add(self, chunk: bytes) -> bool:
         """Add a chunk; return whether the limits allow another one."""
