@@ -66,13 +66,8 @@ class RetryMiddleware:
     """Retries the requests of an `aiohttp.ClientSession`.
 
     Args:
-        policy: the retry policy; by default `tarry.Policy()`.
-        downstream: one `tarry.Downstream` for all origins, or a function that returns one for an
-            origin. By default each origin gets its own, with a breaker and a retry budget.
-        idempotency_key: "auto" or a function of the request adds an Idempotency-Key to requests
-            that are not idempotent, which makes them repeatable. All attempts send the same key.
-        hand_off: a `tarry.AsyncClient`. A repeatable request that cannot succeed now is enqueued
-            there, and `HandedOff` is raised.
+        policy, downstream, idempotency_key, hand_off: the same as the arguments of
+            `tarry.adapters.httpx.AsyncRetryTransport`.
     """
 
     def __init__(

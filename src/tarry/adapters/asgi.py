@@ -53,7 +53,10 @@ class OneRetryLayerMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        remaining = _client_deadline(scope)
+        values = [value for name, value in scope["headers"] if name.lower() == _DEADLINE]
+        # None if the header is missing, repeated or invalid.
+        text = values[0].decode("latin-1") if len(values) == 1 else ""
+        remaining = http.parse_deadline_ms(text)
         deadline_key = None if remaining is None else deadlines.enter(system.now() + remaining)
         given_up = error_record.GiveUpLog()
         token = error_record.give_up_log.set(given_up)
@@ -113,9 +116,3 @@ class _MarkedResponse:
             headers.append((_RETRY_AFTER, str(ceil(record.retry_after)).encode()))
         await self.send({"type": "http.response.start", "status": 503, "headers": headers})
         await self.send({"type": "http.response.body", "body": body})
-
-
-def _client_deadline(scope: Scope) -> float | None:
-    """Return the seconds that the client waits; None if the header is missing or invalid."""
-    values = [value for name, value in scope["headers"] if name.lower() == _DEADLINE]
-    return http.parse_deadline_ms(values[0].decode("latin-1")) if len(values) == 1 else None

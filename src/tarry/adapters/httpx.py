@@ -82,7 +82,14 @@ _get_deadline_scope = deadlines.scope.get
 def _check_transport(transport: Any, class_name: str, method: str) -> Any:
     """Return the user's transport, or a new one of this class; raise if it cannot be used."""
     if transport is None:
-        return _new_transport(class_name)
+        try:
+            import httpx
+        except ImportError:
+            try:
+                import httpx2 as httpx  # type: ignore[no-redef]
+            except ImportError:
+                raise MissingExtra("this needs httpx: pip install 'tarry[httpx]'") from None
+        return getattr(httpx, class_name)()
     retries: Any = getattr(getattr(transport, "_pool", None), "_retries", 0)
     if retries or hasattr(transport, "tarry_retries"):
         raise ConfigurationError(
@@ -95,27 +102,6 @@ def _check_transport(transport: Any, class_name: str, method: str) -> Any:
             f"the inner transport must be {class_name}() or similar, got {transport!r}"
         )
     return transport
-
-
-def _new_transport(class_name: str) -> Any:
-    try:
-        import httpx
-    except ImportError:
-        try:
-            import httpx2 as httpx  # type: ignore[no-redef]
-        except ImportError:
-            raise MissingExtra("this needs httpx: pip install 'tarry[httpx]'") from None
-    return getattr(httpx, class_name)()
-
-
-def _raise_if_other_package(transport: object, request: object, error: Exception) -> None:
-    """Raise ConfigurationError if transport and client come from different httpx packages."""
-    inner, outer = _package_name(transport), _package_name(request)
-    if isinstance(error, AssertionError) and {inner, outer} == {"httpx", "httpx2"}:
-        raise ConfigurationError(
-            f"the inner transport is from {inner}, and the client is from {outer}: use a transport "
-            f"of the client's package, {outer}.{type(transport).__name__}()"
-        ) from error
 
 
 def _package_name(value: object) -> str:
@@ -217,7 +203,10 @@ def _release(response: Any) -> bool:
     with suppress(Exception):  # if reading fails, the connection is closed
         if messages.is_worth_draining(response.headers):
             body = DrainedBody()
-            _limit_read_timeout(response, body.timeout)
+            with suppress(RuntimeError):  # `request` is not set if the user's own request was sent
+                timeouts = response.request.extensions.get("timeout")
+                if isinstance(timeouts, _AttemptTimeouts):
+                    timeouts["read"] = min(timeouts.get("read") or body.timeout, body.timeout)
             is_complete = all(map(body.add, stream)) and _restore_body(response, body)
     stream.close()
     return is_complete
@@ -236,14 +225,6 @@ async def _release_async(response: Any) -> bool:
                     is_complete = _restore_body(response, body)
     await stream.aclose()
     return is_complete
-
-
-def _limit_read_timeout(response: Any, timeout: float) -> None:
-    """Lower the read timeout of a blocking client, unless the timeouts are the user's."""
-    with suppress(RuntimeError):  # `request` is not set if the user's own request was sent
-        timeouts = response.request.extensions.get("timeout")
-        if isinstance(timeouts, _AttemptTimeouts):
-            timeouts["read"] = min(timeouts.get("read") or timeout, timeout)
 
 
 def _restore_body(response: Any, body: DrainedBody) -> bool:
@@ -349,7 +330,12 @@ class _RetryTransportBase(Generic[C]):
 
     def _explain_error(self, request: Any, error: Exception) -> None:
         """Explain an error that is hard to understand: raise a better one, or add a note."""
-        _raise_if_other_package(self._transport, request, error)
+        inner, outer = _package_name(self._transport), _package_name(request)
+        if isinstance(error, AssertionError) and {inner, outer} == {"httpx", "httpx2"}:
+            raise ConfigurationError(
+                f"the inner transport is from {inner}, and the client is from {outer}: use a "
+                f"transport of the client's package, {outer}.{type(self._transport).__name__}()"
+            ) from error
         messages.add_safety_note(error, can_resend_body=_can_resend_body(request))
 
 

@@ -190,8 +190,11 @@ class IdempotencyMiddleware:
             else:
                 renewed_leases.pop(lease, None)
             scope.pop(_SCOPE_MARK, None)
-        if system.draw() < _SWEEP_PROBABILITY:
-            await self._sweep()
+        if system.draw() < _SWEEP_PROBABILITY:  # after sending, so that no client waits for it
+            try:
+                await run_with_timeout(lambda: self._store.sweep(_SWEEP_LIMIT), STORE_TIMEOUT_S)
+            except Exception:
+                logger.exception("idempotency store failed to delete expired records")
 
     async def _answer_from_record(
         self, existing: ExistingRecord, fingerprint: str, send: Send
@@ -209,13 +212,6 @@ class IdempotencyMiddleware:
         headers = [*response.headers, (b"idempotent-replayed", b"true")]
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         await send({"type": "http.response.body", "body": response.body})
-
-    async def _sweep(self) -> None:
-        """Delete some expired records. Called after sending, so that no client waits for it."""
-        try:
-            await run_with_timeout(lambda: self._store.sweep(_SWEEP_LIMIT), STORE_TIMEOUT_S)
-        except Exception:
-            logger.exception("idempotency store failed to delete expired records")
 
 
 def _check_store(store: object) -> IdempotencyStore:

@@ -204,20 +204,19 @@ class PostgresStore:
                 else:
                     pool = self._dsn_or_pool
                 try:
-                    await self._ensure_table(pool)
+                    # Only created if missing: even CREATE TABLE IF NOT EXISTS needs a right that
+                    # the role of the application may lack.
+                    statement = "SELECT to_regclass($1) IS NOT NULL AS table_exists"
+                    row = await self._run_with_retry(pool, statement, self._table)
+                    if not row["table_exists"]:
+                        statement = _CREATE.format(table=self._table, index=self._index)
+                        await self._run_with_retry(pool, statement)
                 except BaseException:
                     if pool is not self._dsn_or_pool:
                         await pool.close()
                     raise
                 self._pool = pool
             return self._pool
-
-    async def _ensure_table(self, pool: AsyncpgPool) -> None:
-        # Only created if missing: even CREATE TABLE IF NOT EXISTS needs a right that the role of
-        # the application may lack.
-        statement = "SELECT to_regclass($1) IS NOT NULL AS table_exists"
-        if not (await self._run_with_retry(pool, statement, self._table))["table_exists"]:
-            await self._run_with_retry(pool, _CREATE.format(table=self._table, index=self._index))
 
     async def _run_with_retry(self, pool: AsyncpgPool, statement: str, *args: object) -> Any:
         """Run a statement; run it again after a lost connection or a serialization failure.

@@ -90,22 +90,21 @@ def parse_key(lines: Sequence[bytes]) -> str:
         text = line.decode("ascii").strip(" ")
     except UnicodeDecodeError:
         raise MalformedKey("Idempotency-Key must be ASCII.") from None
-    key = _parse_quoted(text) if text.startswith('"') else _parse_unquoted(text)
-    if not 1 <= len(key) <= MAX_KEY_LENGTH:
-        raise MalformedKey(
-            f"Idempotency-Key must have 1 to {MAX_KEY_LENGTH} characters, not {len(key)}."
-        )
-    return key
-
-
-def _parse_unquoted(text: str) -> str:
-    if text and not _UNQUOTED.fullmatch(text):
+    if text.startswith('"'):
+        key = _parse_quoted(text)
+    elif text and not _UNQUOTED.fullmatch(text):
         raise MalformedKey(
             'Idempotency-Key must be a string in double quotes, as in "8e03978e-40d5-43dd-bc93-'
             '6894a57f9324". A key without quotes may contain only letters, digits and -._~:/+=, '
             "and must begin with a letter or digit."
         )
-    return text
+    else:
+        key = text
+    if not 1 <= len(key) <= MAX_KEY_LENGTH:
+        raise MalformedKey(
+            f"Idempotency-Key must have 1 to {MAX_KEY_LENGTH} characters, not {len(key)}."
+        )
+    return key
 
 
 def _parse_quoted(text: str) -> str:
@@ -115,19 +114,15 @@ def _parse_quoted(text: str) -> str:
             "Idempotency-Key has no closing quote, or a character that is not allowed in quotes. "
             'Allowed is printable ASCII, with \\ before each " and \\.'
         )
-    _check_parameters(text, string.end())
-    return _ESCAPED.sub(r"\1", string[1]) if "\\" in string[1] else string[1]
-
-
-def _check_parameters(text: str, start: int) -> None:
-    """Raise MalformedKey unless only parameters (`;name` or `;name=value`) follow the key."""
-    while start < len(text):
+    start = string.end()
+    while start < len(text):  # only parameters (`;name` or `;name=value`) may follow the key
         parameter = _PARAMETER.match(text, start)
         if parameter is None or not _is_utf8(parameter["display"] or ""):
             raise MalformedKey(
                 f"Idempotency-Key must end after the key, but {text[start:][:20]!r} follows."
             )
         start = parameter.end()
+    return _ESCAPED.sub(r"\1", string[1]) if "\\" in string[1] else string[1]
 
 
 def _is_utf8(display_string: str) -> bool:

@@ -7,7 +7,6 @@ import os
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -109,7 +108,19 @@ class SqliteStore:
         self, key: str, fingerprint: str, owner: str, lease: float
     ) -> ExistingRecord | None:
         """Claim a free key for `lease` seconds. Return the record if the key is not free."""
-        return await self._run_in_thread(partial(self._claim, key, fingerprint, owner, lease))
+
+        def claim() -> ExistingRecord | None:
+            with self._transaction() as (connection, now):
+                row = _row(key, fingerprint, owner) | {"now": now, "free_at": now + lease}
+                if connection.execute(_CLAIM, row).rowcount:
+                    return None
+                stored = connection.execute(_READ, (key,)).fetchone()
+            stored_fingerprint, free_at, *response = stored
+            return ExistingRecord(
+                Record(stored_fingerprint, free_at, decode_response(*response)), now
+            )
+
+        return await self._run_in_thread(claim)
 
     async def extend(self, key: str, fingerprint: str, owner: str, lease: float) -> bool:
         """Extend the lease to `lease` seconds from now; see `IdempotencyStore`."""
@@ -153,16 +164,6 @@ class SqliteStore:
         return await self._run_in_thread(write)
 
     # --- in the thread ----------------------------------------------------------------------------
-
-    def _claim(self, key: str, fingerprint: str, owner: str, lease: float) -> ExistingRecord | None:
-        with self._transaction() as (connection, now):
-            row = _row(key, fingerprint, owner) | {"now": now, "free_at": now + lease}
-            if connection.execute(_CLAIM, row).rowcount:
-                return None
-            stored = connection.execute(_READ, (key,)).fetchone()
-        stored_fingerprint, free_at, status, headers, body = stored
-        response = decode_response(status, headers, body)
-        return ExistingRecord(Record(stored_fingerprint, free_at, response), now)
 
     @contextmanager
     def _transaction(self) -> Generator[tuple[sqlite3.Connection, float]]:

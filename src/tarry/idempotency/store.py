@@ -27,7 +27,7 @@ import json
 from collections import deque
 from math import inf
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from tarry.core.checks import check_count
 from tarry.errors import LimitReached
@@ -192,7 +192,14 @@ class MemoryStore:
                     return ExistingRecord(Record(entry.fingerprint, free_at, entry.response), now)
                 self._remove(key, entry)
             elif len(self._entries) >= self._capacity and not self._delete_expired(1, now):
-                self._raise_full(now)
+                next_expiring = self._next_expiring()
+                retry_after = None if next_expiring is None else next_expiring[1].free_at - now
+                raise LimitReached(
+                    f"the memory store is full: none of its {self._capacity} records has expired; "
+                    "use a larger capacity, a shorter retention, or a store on disk",
+                    downstream="idempotency store",
+                    retry_after=retry_after,
+                )
             entry = _MemoryEntry(fingerprint, owner, now + lease if expires else inf)
             if expires:
                 self._push(key, entry)
@@ -249,8 +256,10 @@ class MemoryStore:
             size = len(response.body or b"")
             for name, value in response.headers:
                 size += len(name) + len(value)
-            if self._stored_bytes + size > self._max_bytes and not self._free_bytes(size, now):
-                response, size = StoredResponse(response.status, (), None), 0
+            while self._stored_bytes + size > self._max_bytes:
+                if not self._delete_expired(1, now):
+                    response, size = StoredResponse(response.status, (), None), 0
+                    break
             self._stored_bytes += size
             entry.size = size
             entry.response = response
@@ -278,22 +287,6 @@ class MemoryStore:
     def _remove(self, key: str, entry: _MemoryEntry) -> None:
         del self._entries[key]
         self._stored_bytes -= entry.size
-
-    def _raise_full(self, now: float) -> NoReturn:
-        next_expiring = self._next_expiring()
-        msg = (
-            f"the memory store is full: none of its {self._capacity} records has expired; use a "
-            "larger capacity, a shorter retention, or a store on disk"
-        )
-        retry_after = None if next_expiring is None else next_expiring[1].free_at - now
-        raise LimitReached(msg, downstream="idempotency store", retry_after=retry_after)
-
-    def _free_bytes(self, size: int, now: float) -> bool:
-        """Delete expired records until `size` more bytes fit; return whether they fit."""
-        while self._stored_bytes + size > self._max_bytes:
-            if not self._delete_expired(1, now):
-                return False
-        return True
 
     def _delete_expired(self, limit: int, now: float) -> int:
         """Delete up to `limit` expired records, and return how many were deleted."""

@@ -103,12 +103,8 @@ class RetryInterceptor:
         """Make a call and retry it; return a future if the user called `future()`."""
         if is_timeout_over(client_call_details):
             return continuation(client_call_details, request)
-        call, timeout = self._calls.new_call(client_call_details), self._calls.attempt_timeout
-
-        def send() -> Any:
-            return continuation(_attempt_details(call, client_call_details, timeout), request)
-
-        first = _send_first_attempt(call, send)
+        timeout = self._calls.attempt_timeout
+        call, send, first = self._start_call(continuation, client_call_details, request, timeout)
         if _is_future_call(first):
             return RetriedFuture(call, send, first)
         started = [first]
@@ -126,23 +122,35 @@ class RetryInterceptor:
         """Start a response stream; it is retried when its first message is requested."""
         if is_timeout_over(client_call_details):
             return continuation(client_call_details, request)
-        call = self._calls.new_call(client_call_details)
+        # Without the policy's attempt_timeout: gRPC would apply it to the whole stream.
+        return RetriedStream(*self._start_call(continuation, client_call_details, request, None))
+
+    def _start_call(
+        self, continuation: Any, call_details: Any, request: Any, attempt_timeout: float | None
+    ) -> tuple[GrpcCall, Callable[[], Any], Any]:
+        """Send the first attempt in the thread of the caller, as gRPC does.
+
+        Return the call, a function that sends the next attempt, and the first attempt.
+        """
+        call = self._calls.new_call(call_details)
 
         def send() -> Any:
-            # Without the policy's attempt_timeout: gRPC would apply it to the whole stream.
-            return continuation(_attempt_details(call, client_call_details, None), request)
+            details = _CallDetails(
+                call_details.method,
+                call.time_limit(attempt_timeout),
+                attempt_metadata(call, call_details),
+                call_details.credentials,
+                getattr(call_details, "wait_for_ready", None),
+                getattr(call_details, "compression", None),
+            )
+            return continuation(details, request)
 
-        return RetriedStream(call, send, _send_first_attempt(call, send))
-
-
-def _send_first_attempt(call: GrpcCall, send: Callable[[], Any]) -> Any:
-    """Send the first attempt in the thread of the caller, as gRPC does."""
-    try:
-        call.start_first_attempt()
-        return send()
-    except BaseException:
-        call.abort()
-        raise
+        try:
+            call.start_first_attempt()
+            return call, send, send()
+        except BaseException:
+            call.abort()
+            raise
 
 
 def _is_future_call(response: Any) -> bool:
@@ -153,17 +161,6 @@ def _is_future_call(response: Any) -> bool:
     """
     return not response.done() or (
         hasattr(response, "__next__") and response.exception() is response
-    )
-
-
-def _attempt_details(call: GrpcCall, call_details: Any, attempt_timeout: float | None) -> Any:
-    return _CallDetails(
-        call_details.method,
-        call.time_limit(attempt_timeout),
-        attempt_metadata(call, call_details),
-        call_details.credentials,
-        getattr(call_details, "wait_for_ready", None),
-        getattr(call_details, "compression", None),
     )
 
 

@@ -126,7 +126,11 @@ class HandOff:
             await self._release(error)
             raise
         await self._release(error)
-        raise _handed_off_error(task, record) from error
+        task_id, reason = getattr(task, "task_id", task), record.reason.description
+        handed_off = HandedOff(f"{record.operation}: handed off as task {task_id}: {reason}", task)
+        # Final: an outer retry would otherwise create a second task.
+        attach_record(handed_off, record, final=True, block=True)
+        raise handed_off from error
 
     async def _release(self, error: Exception) -> None:
         """Release the connection of the response with which the call failed, if any."""
@@ -198,15 +202,6 @@ def _hand_off_deadline() -> Generator[None]:
         yield
     finally:
         deadlines.scope.reset(token)
-
-
-def _handed_off_error(task: Any, record: CallRecord) -> HandedOff:
-    task_id = getattr(task, "task_id", task)
-    msg = f"{record.operation}: handed off as task {task_id}: {record.reason.description}"
-    error = HandedOff(msg, task)
-    # Final: an outer retry would otherwise create a second task.
-    attach_record(error, record, final=True, block=True)
-    return error
 
 
 def _report_failure(error: Exception, record: CallRecord, failure: Exception) -> None:
