@@ -32,10 +32,8 @@ if TYPE_CHECKING:
     from tarry.wire.http import App, Message, Receive, Scope, Send
 
 _FIRST_SERVER_ERROR = 500
-_DEADLINE, _SHOULD_RETRY = (
-    http.DEADLINE_HEADER.lower().encode(),
-    http.SHOULD_RETRY_HEADER.lower().encode(),
-)
+_DEADLINE = http.DEADLINE_HEADER.lower().encode()
+_SHOULD_RETRY = http.SHOULD_RETRY_HEADER.lower().encode()
 _RETRY_AFTER = b"retry-after"
 _BODY_MESSAGES = frozenset({"http.response.body", "http.response.pathsend"})
 

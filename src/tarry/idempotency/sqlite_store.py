@@ -49,21 +49,13 @@ ON CONFLICT (key) DO UPDATE SET
 """
 # In the next three statements, a repeated call of the same owner succeeds, because the result of
 # its first call may have been lost.
-_CLAIM = (
-    _INSERT
-    + """
-WHERE stored.free_at <= :now OR (stored.owner = excluded.owner AND stored.status IS NULL)
-"""
+_CLAIM = _INSERT + (
+    "WHERE stored.free_at <= :now OR (stored.owner = excluded.owner AND stored.status IS NULL)"
 )
 _EXTEND = _INSERT + "WHERE stored.owner = excluded.owner AND stored.status IS NULL"
-_FINISH = (
-    _INSERT
-    + """
-WHERE stored.owner = excluded.owner AND (stored.status IS NULL OR (
-    stored.status = excluded.status AND stored.headers = excluded.headers
-    AND stored.body IS excluded.body
-))
-"""
+_FINISH = _INSERT + (
+    "WHERE stored.owner = excluded.owner AND (stored.status IS NULL OR (stored.status = "
+    "excluded.status AND stored.headers = excluded.headers AND stored.body IS excluded.body))"
 )
 _READ = "SELECT fingerprint, free_at, status, headers, body FROM tarry_record WHERE key = ?"
 _RELEASE = "DELETE FROM tarry_record WHERE key = :key AND owner = :owner AND status IS NULL"

@@ -46,12 +46,6 @@ V = TypeVar("V")
 
 _MAX_CACHED_ITEMS = 1000
 """The size of a cache. It must be limited, because redirects and users supply the origins."""
-
-_POLICY_AND_HEDGING = (
-    "a request can have a retry policy or a hedging policy, not both (gRFC A6): use policy= to "
-    "send it again after a failure, or hedging= to send a copy when it takes too long"
-)
-
 _NOT_ERROR_STATUSES = frozenset(range(100, 400))
 
 _get_deadline_scope = deadlines.scope.get
@@ -194,7 +188,11 @@ class RequestSender:
         check_instance("policy", policy, Policy, "a tarry.Policy(...)")
         check_instance("hedging", hedging, Hedging, 'a tarry.Hedging(after="p95")')
         if policy is not None and hedging is not None:
-            raise ConfigurationError(_POLICY_AND_HEDGING)
+            raise ConfigurationError(
+                "a request can have a retry policy or a hedging policy, not both (gRFC A6): use "
+                "policy= to send it again after a failure, or hedging= to send a copy when it "
+                "takes too long"
+            )
         self.idempotency_key: IdempotencyKey = check_idempotency_key(idempotency_key)
         self.hedging: Hedging | None = hedging
         policy = policy or Policy()
