@@ -151,14 +151,14 @@ def test_certificate_is_checked_against_the_name(hostile: HostileTargets) -> Non
         good = f"grpcs://localhost:{server.secure}/S/M"
         elsewhere = f"grpcs://elsewhere.example:{server.secure}/S/M"
         trusting = GrpcDelivery(LOOPBACK_GUARD, ca=hostile.ca)
-        real = trusting._channels._resolve_address
+        real = trusting._resolve_address
 
         async def address_of(target: Any) -> str:
             if target.host == "elsewhere.example":
                 return f"ipv4:127.0.0.1:{target.port}"
             return await real(target)
 
-        trusting._channels._resolve_address = address_of  # type: ignore[method-assign]
+        trusting._resolve_address = address_of  # type: ignore[method-assign]
         return [
             *await send_all(trusting, request(good), request(elsewhere)),
             *await send_all(GrpcDelivery(LOOPBACK_GUARD), request(good)),
@@ -192,7 +192,7 @@ def test_cancelling_and_closing_end_a_call(hostile: HostileTargets) -> None:
         cancelled.cancel()
         with pytest.raises(asyncio.CancelledError):
             await cancelled
-        assert [0] == [channel.users for channel in delivery._channels._open_channels.values()]
+        assert [0] == [channel.users for channel in delivery._channels.values()]
         server.started.clear()
         closed = asyncio.create_task(delivery.send(never))
         await server.started.wait()

@@ -44,9 +44,9 @@ def test_channels_are_bounded(hostile: HostileTargets, monkeypatch: pytest.Monke
         delivery = GrpcDelivery(LOOPBACK_GUARD)
         urls = [f"grpc://{host}:{server.port}/S/M" for host in ("127.0.0.1", "localhost")]
         result = [await delivery.send(request(url)) for url in [*urls, *urls, urls[1]]]
-        assert [f"grpc:localhost:{server.port}"] == list(delivery._channels._open_channels)
+        assert [f"grpc:localhost:{server.port}"] == list(delivery._channels)
         result.append(await delivery.send(request("grpc://127.0.0.1:1/S/M")))
-        assert [] == [*delivery._channels._open_channels, *delivery._channels._draining]
+        assert [] == [*delivery._channels, *delivery._draining]
         await delivery.close()
         return result
 

@@ -62,6 +62,21 @@ def is_installed() -> bool:
     return find_spec("grpc") is not None
 
 
+class Channel(msgspec.Struct, eq=False):
+    """A gRPC channel, its resolved address and the number of attempts that use it."""
+
+    raw: Any
+    address: str
+    checked_at: float
+    users: int = 0
+
+    @property
+    def remote(self) -> str | None:
+        """The IP address, or None when the channel has several or a proxy resolves the name."""
+        scheme, _, rest = self.address.rpartition(":")[0].partition(":")
+        return rest.strip("[]") if scheme in {"ipv4", "ipv6"} and "," not in rest else None
+
+
 class GrpcDelivery:
     """Makes attempts over gRPC. `proxy` (http only) and `ca` are those of `HttpDelivery`."""
 
@@ -75,7 +90,13 @@ class GrpcDelivery:
         if proxy is not None and not proxy.startswith("http://"):
             raise ConfigurationError("proxy", "must be http://host:port for gRPC targets")
         self._guard = guard
-        self._channels = ChannelPool(self._grpc, guard, proxy, None if ca is None else Path(ca))
+        self._dns = DnsCache()
+        self._proxy = proxy
+        self._roots = None if ca is None else Path(ca).read_bytes()
+        self._channels: OrderedDict[str, Channel] = OrderedDict()
+        """Open channels by origin. Above `MAX_CHANNELS`, the least recently used one is drained."""
+        self._draining: list[Channel] = []
+        """Channels that take no new attempts. Each is closed when its last attempt has ended."""
 
     async def send(self, request: DeliveryRequest) -> DeliveryResult:
         """Make one attempt; cancelling it cancels the gRPC call."""
@@ -91,11 +112,10 @@ class GrpcDelivery:
             return DeliveryResult(fault=Fault.BLOCKED, error=str(error))
         try:
             async with asyncio.timeout(request.timeout):
-                channel = await self._channels.acquire(target)
+                channel = await self._acquire(target)
         except TimeoutError:
-            result = DeliveryResult(
-                fault=Fault.TIMEOUT, error="The host name was not resolved in time"
-            )
+            message = "The host name was not resolved in time"
+            result = DeliveryResult(fault=Fault.TIMEOUT, error=message)
         except DeliveryError as error:
             result = DeliveryResult(fault=error.fault, error=str(error))
         else:
@@ -103,14 +123,19 @@ class GrpcDelivery:
             try:
                 result = await self._call(channel, target, request, metadata, deadline)
             finally:
-                await self._channels.release(channel)
+                await self._release(channel)
             result.remote = channel.remote
         result.duration_ms = (loop.time() - started) * 1000
         return result
 
     async def close(self) -> None:
-        """Cancel running calls and close all channels."""
-        await self._channels.close()
+        """Close all channels, which cancels running calls."""
+        channels = [*self._channels.values(), *self._draining]
+        self._channels.clear()
+        self._draining.clear()
+        for channel in channels:
+            await channel.raw.close()
+        await self._dns.close()
 
     async def _call(
         self,
@@ -130,7 +155,7 @@ class GrpcDelivery:
         except self._grpc.aio.AioRpcError as error:
             code, details = error.code().name, _printable(error.details() or "")
             if code == "UNAVAILABLE":
-                self._channels.discard(target)
+                self._discard(target)
             if code == "DEADLINE_EXCEEDED" and now() >= deadline:
                 return DeliveryResult(fault=Fault.TIMEOUT, error=details)
             if code == "RESOURCE_EXHAUSTED" and _is_oversized(details):
@@ -143,13 +168,74 @@ class GrpcDelivery:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            return DeliveryResult(
-                fault=Fault.INTERNAL, error="the delivery was closed during the call"
-            )
+            message = "the delivery was closed during the call"
+            return DeliveryResult(fault=Fault.INTERNAL, error=message)
         limit = request.max_excerpt
         return DeliveryResult(
             status="OK", headers=headers, excerpt=response[:limit], truncated=len(response) > limit
         )
+
+    # --- channels ---------------------------------------------------------------------------------
+
+    async def _acquire(self, target: Target) -> Channel:
+        """Return a channel to a target's server, for a later `_release`, or raise DeliveryError."""
+        now = asyncio.get_running_loop().time()
+        channel = self._channels.get(target.origin)
+        if channel is None or now - channel.checked_at >= _ADDRESS_TTL_S:
+            address = await self._resolve_address(target)
+            # Another attempt may have opened the channel while the name was resolved.
+            channel = self._channels.get(target.origin)
+            if channel is None or channel.address != address:
+                self._discard(target)
+                raw = self._open(target, address)
+                channel = self._channels[target.origin] = Channel(raw, address, now)
+            channel.checked_at = now
+        self._channels.move_to_end(target.origin)
+        if len(self._channels) > MAX_CHANNELS:
+            self._draining.append(self._channels.popitem(last=False)[1])
+        channel.users += 1
+        return channel
+
+    async def _release(self, channel: Channel) -> None:
+        """Note that an attempt on the channel has ended; close draining channels without users."""
+        channel.users -= 1
+        unused = [each for each in self._draining if not each.users]
+        self._draining = [each for each in self._draining if each.users]
+        for each in unused:
+            await each.raw.close()
+
+    def _discard(self, target: Target) -> None:
+        """Drain the channel of a target, so that the next attempt resolves the name again."""
+        channel = self._channels.pop(target.origin, None)
+        if channel is not None:
+            self._draining.append(channel)
+
+    async def _resolve_address(self, target: Target) -> str:
+        """Return gRPC's address string for a target, with every allowed address of its host."""
+        if self._proxy is not None:
+            return f"dns:///{target.authority}"
+        addresses = await self._dns.resolve(target.host)
+        allowed = select_allowed(addresses, target.host, self._guard)
+        is_ipv6 = ":" in allowed[0]  # an address string cannot mix IPv4 and IPv6
+        endpoints = [
+            f"[{each}]:{target.port}" if is_ipv6 else f"{each}:{target.port}"
+            for each in allowed
+            if (":" in each) == is_ipv6
+        ]
+        return f"{'ipv6' if is_ipv6 else 'ipv4'}:{','.join(endpoints)}"
+
+    def _open(self, target: Target, address: str) -> Any:
+        authority = "grpc.default_authority", target.authority
+        options: list[tuple[str, object]] = [*_CHANNEL_OPTIONS, authority]
+        if self._proxy is not None:
+            options.append(("grpc.http_proxy", self._proxy))
+        else:
+            options.append(("grpc.enable_http_proxy", 0))  # ignore proxies of the environment
+        if target.scheme == "grpc":
+            return self._grpc.aio.insecure_channel(address, options=options)
+        options.append(("grpc.ssl_target_name_override", target.host))
+        credentials = self._grpc.ssl_channel_credentials(self._roots)
+        return self._grpc.aio.secure_channel(address, credentials, options=options)
 
 
 def _encode_metadata(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str | bytes]]:
@@ -185,104 +271,3 @@ def _decode_metadata(metadata: Iterable[tuple[str, str | bytes]] | None) -> list
         (name, value if isinstance(value, str) else b64encode(value).decode())
         for name, value in metadata or ()
     ]
-
-
-class Channel(msgspec.Struct, eq=False):
-    """A gRPC channel, its resolved address and the number of attempts that use it."""
-
-    raw: Any
-    address: str
-    checked_at: float
-    users: int = 0
-
-    @property
-    def remote(self) -> str | None:
-        """The IP address, or None when the channel has several or a proxy resolves the name."""
-        scheme, _, rest = self.address.rpartition(":")[0].partition(":")
-        return rest.strip("[]") if scheme in {"ipv4", "ipv6"} and "," not in rest else None
-
-
-class ChannelPool:
-    """Open channels by origin. Above `MAX_CHANNELS`, the least recently used channel is drained."""
-
-    def __init__(self, grpc: Any, guard: Guard, proxy: str | None, ca: Path | None) -> None:
-        self._grpc = grpc
-        self._guard = guard
-        self._dns = DnsCache()
-        self._proxy = proxy
-        self._roots = None if ca is None else ca.read_bytes()
-        self._open_channels: OrderedDict[str, Channel] = OrderedDict()
-        self._draining: list[Channel] = []
-        """Channels that take no new attempts. Each is closed when its last attempt has ended."""
-
-    async def acquire(self, target: Target) -> Channel:
-        """Return a channel to a target's server, for a later `release`, or raise DeliveryError."""
-        now = asyncio.get_running_loop().time()
-        channel = self._open_channels.get(target.origin)
-        if channel is None or now - channel.checked_at >= _ADDRESS_TTL_S:
-            address = await self._resolve_address(target)
-            # Another attempt may have opened the channel while the name was resolved.
-            channel = self._open_channels.get(target.origin)
-            if channel is None or channel.address != address:
-                self.discard(target)
-                channel = self._open_channels[target.origin] = Channel(
-                    self._open(target, address), address, now
-                )
-            channel.checked_at = now
-        self._open_channels.move_to_end(target.origin)
-        if len(self._open_channels) > MAX_CHANNELS:
-            self._draining.append(self._open_channels.popitem(last=False)[1])
-        channel.users += 1
-        return channel
-
-    async def release(self, channel: Channel) -> None:
-        """Note that an attempt on the channel has ended; close draining channels without users."""
-        channel.users -= 1
-        unused = [each for each in self._draining if not each.users]
-        self._draining = [each for each in self._draining if each.users]
-        for each in unused:
-            await each.raw.close()
-
-    def discard(self, target: Target) -> None:
-        """Drain the channel of a target, so that the next attempt resolves the name again."""
-        channel = self._open_channels.pop(target.origin, None)
-        if channel is not None:
-            self._draining.append(channel)
-
-    async def close(self) -> None:
-        """Close all channels, which cancels running calls."""
-        channels = [*self._open_channels.values(), *self._draining]
-        self._open_channels.clear()
-        self._draining.clear()
-        for channel in channels:
-            await channel.raw.close()
-        await self._dns.close()
-
-    async def _resolve_address(self, target: Target) -> str:
-        """Return gRPC's address string for a target, with every allowed address of its host."""
-        if self._proxy is not None:
-            return f"dns:///{target.authority}"
-        addresses = await self._dns.resolve(target.host)
-        allowed = select_allowed(addresses, target.host, self._guard)
-        is_ipv6 = ":" in allowed[0]  # an address string cannot mix IPv4 and IPv6
-        endpoints = [
-            f"[{each}]:{target.port}" if is_ipv6 else f"{each}:{target.port}"
-            for each in allowed
-            if (":" in each) == is_ipv6
-        ]
-        return f"{'ipv6' if is_ipv6 else 'ipv4'}:{','.join(endpoints)}"
-
-    def _open(self, target: Target, address: str) -> Any:
-        options: list[tuple[str, object]] = [
-            *_CHANNEL_OPTIONS,
-            ("grpc.default_authority", target.authority),
-        ]
-        if self._proxy is not None:
-            options.append(("grpc.http_proxy", self._proxy))
-        else:
-            options.append(("grpc.enable_http_proxy", 0))  # ignore proxies of the environment
-        if target.scheme == "grpc":
-            return self._grpc.aio.insecure_channel(address, options=options)
-        options.append(("grpc.ssl_target_name_override", target.host))
-        credentials = self._grpc.ssl_channel_credentials(self._roots)
-        return self._grpc.aio.secure_channel(address, credentials, options=options)

@@ -81,8 +81,7 @@ _SPECIAL_NETWORKS = _parse_table("""
     fec0::/10            a private address
     ff00::/8             a multicast address
 """)
-_GLOBAL_UNICAST = IPv6Network("2000::/3")
-"""The allocated part of IPv6; the rest is reserved."""
+_GLOBAL_UNICAST = IPv6Network("2000::/3")  # the allocated part of IPv6; the rest is reserved
 _LOOPBACK: tuple[_Network, ...] = (IPv4Network("127.0.0.0/8"), IPv6Network("::1/128"))
 _ISATAP_PREFIXES = frozenset({0x00005EFE, 0x02005EFE})
 """The upper 32 bits of an ISATAP interface identifier; the lower 32 are the IPv4 address."""

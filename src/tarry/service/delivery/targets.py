@@ -45,17 +45,12 @@ _GRPC_METHOD = re.compile(r"/[A-Za-z_][\w.]*/[A-Za-z_]\w*", re.ASCII)
 class Target(msgspec.Struct, frozen=True, gc=False):
     """A parsed target URL."""
 
-    url: str
-    """The canonical URL, to which the request is sent."""
-    scheme: str
-    """`http`, `https`, `grpc` or `grpcs`."""
-    host: str
-    """The host in ASCII and lower case; an IPv6 address has no brackets."""
+    url: str  # the canonical URL, to which the request is sent
+    scheme: str  # `http`, `https`, `grpc` or `grpcs`
+    host: str  # the host in ASCII and lower case; an IPv6 address has no brackets
     port: int
-    origin: str
-    """`scheme:host:port`, the name of the lane (the queue of this target)."""
-    path: str
-    """The path, followed by the query if there is one."""
+    origin: str  # `scheme:host:port`, the name of the lane (the queue of this target)
+    path: str  # the path, followed by the query if there is one
 
     @property
     def authority(self) -> str:

@@ -8,8 +8,6 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from tarry.core.call import DurableCall
 from tarry.core.outcome import (
     PERMANENT,
@@ -107,18 +105,21 @@ def build_record(
         worker=worker,
     )
     if outcome is not SUCCESS and delivered.excerpt:
-        record.excerpt, record.truncated = _excerpt(delivered)
+        text = delivered.excerpt.decode("utf-8", "replace")
+        excerpt = text[:_MAX_EXCERPT_CHARS]
+        record.truncated = delivered.truncated or len(excerpt) < len(text)
+        if not excerpt.isprintable():
+            # Control characters could change what a terminal shows.
+            excerpt = "".join(char if char.isprintable() else " " for char in excerpt)
+        record.excerpt = excerpt
     return record
 
 
 def build_decision(
-    verdict: Wait | Stop,
-    outcome: Outcome,
-    effective: EffectivePolicy,
-    downstream_status: tuple[str | None, float | None],
+    verdict: Wait | Stop, outcome: Outcome, effective: EffectivePolicy, call: DurableCall
 ) -> Decision:
     """Return the core's verdict for the attempt log, with the inputs of the verdict."""
-    breaker, balance = downstream_status
+    breaker, balance = call.last_status
     decision = Decision(
         action="stop", policy_version=effective.version, budget=balance, breaker=breaker
     )
@@ -164,30 +165,3 @@ def retry_result(
         restarted=task.attempts + 1 - task.forgiven - task.lost if is_exact else task.restarted,
         last_kind=attempt.outcome,
     )
-
-
-def task_with_kept_lease(task: Task, result: TaskResult) -> Task:
-    """Return a task as the store has it after a result that kept its lease."""
-    lease = result.keep
-    assert lease is not None  # noqa: S101 - the caller has checked it
-    return msgspec.structs.replace(
-        task,
-        version=task.version + 1,
-        attempts=task.attempts + 1,
-        next_attempt_at=result.next_attempt_at,
-        wake_at=result.next_attempt_at + lease.length_ms,
-        previous_delay=result.previous_delay,
-        restarted=result.restarted,
-        last_kind=result.last_kind,
-    )
-
-
-def _excerpt(delivered: DeliveryResult) -> tuple[str, bool]:
-    """Return the beginning of a response as printable text, and whether it was truncated."""
-    text = delivered.excerpt.decode("utf-8", "replace")
-    excerpt = text[:_MAX_EXCERPT_CHARS]
-    is_truncated = delivered.truncated or len(excerpt) < len(text)
-    if not excerpt.isprintable():
-        # Control characters could change what a terminal shows.
-        excerpt = "".join(character if character.isprintable() else " " for character in excerpt)
-    return excerpt, is_truncated

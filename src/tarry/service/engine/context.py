@@ -36,32 +36,22 @@ _UNKNOWN_OFFSET_MS = -1e15
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How much work one engine accepts at a time."""
 
-    in_flight: int = defaults.MAX_IN_FLIGHT
-    """Attempts that run in this process at a time."""
-    lane_in_flight: int = defaults.MAX_LANE_IN_FLIGHT
-    """Attempts of one lane that run in this process at a time."""
-    leased: int = 4096
-    """Tasks that are leased to this process."""
-    lane_leased: int = 1024
-    """Tasks of one lane that are leased to this process."""
-    ingest: int = 10_000
-    """New tasks that wait to be written."""
-    claim: int = 500
-    """Tasks that one claim leases."""
-    lane_claim: int = 100
-    """Tasks of one lane that one claim leases."""
-    pending: int | None = None
-    """Live tasks of one tenant; None: unlimited."""
+    in_flight: int = defaults.MAX_IN_FLIGHT  # attempts that run in this process at a time
+    lane_in_flight: int = defaults.MAX_LANE_IN_FLIGHT  # attempts of one lane, likewise
+    leased: int = 4096  # tasks that are leased to this process
+    lane_leased: int = 1024  # tasks of one lane that are leased to this process
+    ingest: int = 10_000  # new tasks that wait to be written
+    claim: int = 500  # tasks that one claim leases
+    lane_claim: int = 100  # tasks of one lane that one claim leases
+    pending: int | None = None  # live tasks of one tenant; None: unlimited
 
 
 class Health:
     """The failing components of this process; logged when a component fails or recovers."""
 
     def __init__(self) -> None:
-        self.failing: dict[str, str] = {}
-        """The last error of each failing component, by its name; read-only for others."""
-        self.delayed_writes: int = 0
-        """Writes that the store has refused and that are being retried."""
+        self.failing: dict[str, str] = {}  # the last error by component; read-only for others
+        self.delayed_writes: int = 0  # writes that the store has refused and that are being retried
 
     def failed(self, component: str, error: object) -> None:
         """Mark a component as failing."""

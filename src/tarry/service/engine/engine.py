@@ -91,17 +91,16 @@ class Engine:
     def submit(
         self, new_tasks: list[NewTask], contents: Sequence[TaskContent] | None = None
     ) -> asyncio.Future[Sequence[AddResult]]:
-        """Add tasks; they are durable when the future is done.
+        """Add tasks; they are durable when the future is done, even if the caller is cancelled.
 
-        `contents` are the unpacked contents of the tasks, which save the worker the unpacking. The
-        tasks are added even if the caller is cancelled. Raises `Overloaded` if too many tasks wait
-        to be written.
+        `contents` are the unpacked contents of the tasks, which save the worker the unpacking.
+        Raises `Overloaded` if too many tasks wait to be written.
         """
         # Tasks that wait to be written are subtracted, so that each slot is promised only once.
         free_slots = 0
         if not self._is_stopping:
             free_slots = self.worker.leased_tasks.free_slots - self._new_tasks.pending
-        lanes, max_leased = self._context.lanes, self._context.limits.lane_leased
+        lanes, limit = self._context.lanes, self._context.limits.lane_leased
         can_lease: dict[str, bool] = {}
         for new in new_tasks:
             if free_slots <= 0:
@@ -109,9 +108,7 @@ class Engine:
             lane = new.task.lane
             if lane not in can_lease:
                 known = lanes.get(lane)
-                can_lease[lane] = known is None or (
-                    known.leased < max_leased and not known.is_tripped
-                )
+                can_lease[lane] = known is None or not (known.leased >= limit or known.is_tripped)
             if can_lease[lane]:
                 new.lease_on_add = True
                 free_slots -= 1
@@ -126,9 +123,8 @@ class Engine:
         """
         context, new_tasks = self._context, [new for new, _ in items]
         try:
-            results = await context.store.add(
-                new_tasks, context.lease, quota=context.limits.pending
-            )
+            quota = context.limits.pending
+            results = await context.store.add(new_tasks, context.lease, quota=quota)
         except StoreUnavailable as error:
             context.health.failed("store", error)
             raise
@@ -160,7 +156,7 @@ class Engine:
 
     async def cancel(self, tenant: str, task_id: str) -> CancelStatus | None:
         """Cancel a task; return None if there is no such task."""
-        leased = self.worker.leased_tasks.find(task_id)
+        leased = self.worker.leased_tasks.get(task_id)
         if leased is None or leased.task.tenant != tenant or leased.is_busy:
             status = await self._context.store.cancel(tenant, task_id)
         else:
@@ -185,7 +181,7 @@ class Engine:
 
     async def retry_now(self, tenant: str, task_id: str) -> RetryNowStatus | None:
         """Make a task due now; return None if there is no such task."""
-        leased = self.worker.leased_tasks.find(task_id)
+        leased = self.worker.leased_tasks.get(task_id)
         if leased is not None and leased.task.tenant == tenant and not leased.is_busy:
             # The task waits in this process, so it is started here.
             leased.task.next_attempt_at = self._context.clock.now()

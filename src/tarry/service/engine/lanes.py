@@ -20,7 +20,7 @@ from tarry.core.budget import RatioBudget
 from tarry.core.downstream import Downstream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from tarry.service.model import Task, TaskContent
 
@@ -49,16 +49,11 @@ class LaneState(Struct, eq=False):
     so retries do not queue behind first attempts: every third attempt is a retry."""
     due_first_attempts: deque[LeasedTask] = field(default_factory=deque)
     """Due tasks that were not attempted yet, in the order in which they became due."""
-    leased: int = 0
-    """Tasks of the lane that are leased to this process."""
-    running: int = 0
-    """Attempts in flight."""
-    is_in_rotation: bool = False
-    """Whether the lane is in `LeasedTasks.rotation`."""
-    is_paused: bool = False
-    """Whether an operator paused the lane through this process."""
-    was_used: bool = True
-    """Whether the lane had a task since the last call of `Lanes.forget_idle`."""
+    leased: int = 0  # tasks of the lane that are leased to this process
+    running: int = 0  # attempts in flight
+    is_in_rotation: bool = False  # whether the lane is in `LeasedTasks.rotation`
+    is_paused: bool = False  # whether an operator paused the lane through this process
+    was_used: bool = True  # whether the lane had a task since the last call of `Lanes.forget_idle`
     limit: int | None = None
     """Attempts in flight when the in-flight limit last refused another one; None: unknown."""
     _limit_seen_at: int = 0
@@ -124,14 +119,10 @@ class LeasedTask(Struct, eq=False):
 
     task: Task
     lane: LaneState
-    content: TaskContent | None
-    """The unpacked content of the task; None until the first attempt needs it."""
-    is_busy: bool = False
-    """Whether an attempt runs, or a result or a cancellation is being written."""
-    is_queued: bool = False
-    """Whether it is in the heap of `LeasedTasks` or in a queue of its lane."""
-    is_dropped: bool = False
-    """Whether the lease is gone: a queue that still holds the task skips it."""
+    content: TaskContent | None  # unpacked; None until the first attempt needs it
+    is_busy: bool = False  # whether an attempt runs, or a result or a cancellation is being written
+    is_queued: bool = False  # whether it is in the heap of `LeasedTasks` or in a queue of its lane
+    is_dropped: bool = False  # whether the lease is gone: a queue that holds the task skips it
 
 
 class Lanes(dict[str, LaneState]):
@@ -141,10 +132,8 @@ class Lanes(dict[str, LaneState]):
         super().__init__()
         self.build_downstream: Callable[[str], Downstream] = build_downstream
         self._max_leased = max_leased
-        self.parked: set[str] = set()
-        """Names of lanes that this process has parked in the store."""
-        self.full: set[str] = set()
-        """Names of lanes of which this process has leased the maximum number of tasks."""
+        self.parked: set[str] = set()  # names of lanes that this process has parked in the store
+        self.full: set[str] = set()  # names of lanes with the maximum number of leased tasks
 
     def __missing__(self, name: str) -> LaneState:
         """Create the lane that `lanes[name]` needs."""
@@ -208,7 +197,7 @@ def build_downstream(
     return Downstream(name, breaker=breaker(), budget=budget, max_in_flight=max_in_flight)
 
 
-class LeasedTasks:
+class LeasedTasks(dict[str, LeasedTask]):
     """Leased tasks by id, in a heap by due time, and, once due, in the queue of their lane.
 
     Lanes with due tasks are served round robin. `now` returns the store's time in milliseconds.
@@ -218,11 +207,11 @@ class LeasedTasks:
     def __init__(
         self, lanes: Lanes, now: Callable[[], int], *, max_leased: int, on_due: Callable[[], None]
     ) -> None:
+        super().__init__()
         self._lanes = lanes
         self._now = now
         self._max_leased = max_leased
         self._on_due = on_due
-        self._by_id: dict[str, LeasedTask] = {}
         self._heap: list[tuple[int, int, LeasedTask]] = []
         """`(due time, tie breaker, task)`. Dropped tasks stay until their time comes."""
         self._tie_breaker = count()
@@ -231,22 +220,10 @@ class LeasedTasks:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
 
-    def __len__(self) -> int:
-        """Return the number of leased tasks."""
-        return len(self._by_id)
-
     @property
     def free_slots(self) -> int:
         """How many more tasks may be leased."""
-        return self._max_leased - len(self._by_id)
-
-    def __iter__(self) -> Iterator[LeasedTask]:
-        """Iterate over a copy of the leased tasks, in no particular order."""
-        return iter(tuple(self._by_id.values()))
-
-    def find(self, task_id: str) -> LeasedTask | None:
-        """Return the leased task with this id, or None."""
-        return self._by_id.get(task_id)
+        return self._max_leased - len(self)
 
     def add(
         self, tasks: Sequence[Task], contents: Sequence[TaskContent | None] | None = None
@@ -255,12 +232,12 @@ class LeasedTasks:
         now, lanes = self._now(), self._lanes
         is_due = False
         for task, content in zip(tasks, contents or [None] * len(tasks), strict=True):
-            earlier = self._by_id.get(task.id)
+            earlier = self.get(task.id)
             if earlier is not None:  # its lease was lost, and the new lease replaces it
                 earlier.is_dropped = True
                 lanes.count_dropped(earlier.lane)
             lane = lanes[task.lane]
-            leased = self._by_id[task.id] = LeasedTask(task, lane, content)
+            leased = self[task.id] = LeasedTask(task, lane, content)
             lanes.count_leased(lane)
             is_due = self._enqueue(leased, now) or is_due
         if is_due:
@@ -275,8 +252,8 @@ class LeasedTasks:
     def drop(self, leased: LeasedTask) -> None:
         """Forget a task whose lease has ended or is about to be released."""
         leased.is_dropped = True
-        if self._by_id.get(leased.task.id) is leased:
-            del self._by_id[leased.task.id]
+        if self.get(leased.task.id) is leased:
+            del self[leased.task.id]
             self._lanes.count_dropped(leased.lane)
 
     def next_due(self) -> LeasedTask | None:

@@ -22,8 +22,7 @@ _MAX_TASKS_PER_STEP = 200
 _REPLAY_STEPS_PER_SECOND = 10
 _MAX_BODIES_PER_STEP = 100
 _BODY_SWEEP_INTERVAL_MS = 600_000
-_LANE_SWEEP_INTERVAL_MS = 300_000
-"""A lane that is idle for two of these intervals is forgotten."""
+_LANE_SWEEP_INTERVAL_MS = 300_000  # a lane that is idle for two of these intervals is forgotten
 _IDLE_PAUSE_S, _BUSY_PAUSE_S = 1.0, 0.02
 """Pause after a round that has left no work, and after a round that has left work."""
 

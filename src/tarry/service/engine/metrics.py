@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
     _AttemptSample: TypeAlias = tuple[str, str, int, float | None, float | None]
     """Outcome, policy id, lag, duration, and delay before the next attempt; the times are in ms."""
-    _TaskSample: TypeAlias = tuple[str, int, int]
-    """Terminal status, number of attempts, age in ms."""
+    _TaskSample: TypeAlias = tuple[str, int, int]  # terminal status, number of attempts, age in ms
 
 _MAX_LABELS = 100
 _OTHER_POLICY = "other"
@@ -54,6 +53,20 @@ _BREAKER_STATES = ("closed", "open", "half-open")
 _BREAKER_STATE_OF_EVENT = {"parked": "open", "probing": "half-open", "resumed": "closed"}
 
 
+class _Counter(Counter[tuple[str, ...]]):
+    """A counter by the values of its labels."""
+
+    def __init__(self, name: str, help_text: str, *labels: str) -> None:
+        super().__init__()
+        self._name, self._help, self._labels = name, help_text, labels
+
+    def to_metric(self) -> Metric:
+        family = CounterMetricFamily(self._name, self._help, labels=self._labels)
+        for values, count in self.items():
+            family.add_metric(values, count)
+        return family
+
+
 class _Histogram:
     """A histogram of durations in milliseconds, which is rendered in seconds."""
 
@@ -61,8 +74,7 @@ class _Histogram:
 
     def __init__(self, name: str, help_text: str, bounds: tuple[int, ...]) -> None:
         self._name, self._help, self._bounds = name, help_text, bounds
-        self._counts = [0] * len(bounds)
-        """For each bound, the number of values up to it."""
+        self._counts = [0] * len(bounds)  # for each bound, the number of values up to it
         self._count = 0
         self._sum = 0.0
 
@@ -90,12 +102,23 @@ class Metrics:
         self._attempt_samples: list[_AttemptSample] = []
         self._task_samples: list[_TaskSample] = []
         self._policies: set[str] = set()
-        self.attempts: Counter[tuple[str, ...]] = Counter()
+        self.attempts: _Counter = _Counter(
+            "retry_attempts", "Attempts, by outcome and policy.", "outcome", "policy"
+        )
         """Attempts by outcome and policy, including lost ones, whose worker disappeared."""
-        self._outcomes: Counter[tuple[str, ...]] = Counter()
-        self._transitions: Counter[tuple[str, ...]] = Counter()
-        self.superseded: Counter[tuple[str, ...]] = Counter({(): 0})
-        """Results that arrived after their lease was lost; there is one count, without labels."""
+        self._outcomes = _Counter(
+            "retry_task_outcomes",
+            "Finished tasks, by terminal status, and by first or retried attempt.",
+            "outcome",
+            "attempts",
+        )
+        self._transitions = _Counter(
+            "retry_breaker_transitions", "Breaker transitions, by the new state.", "to"
+        )
+        self.superseded: _Counter = _Counter(
+            "retry_superseded", "Results that arrived after their lease was lost."
+        )
+        self.superseded[()] = 0  # there is one count, without labels
         self._age = _Histogram(
             "retry_task_age_seconds", "Age of tasks when they finish.", _LONG_BUCKETS_MS
         )
@@ -171,26 +194,9 @@ class Metrics:
     def _counters_and_histograms(self) -> Iterator[Metric]:
         self._count_attempts()
         self._count_tasks()
-        yield _counter(
-            "retry_attempts", "Attempts, by outcome and policy.",
-            ["outcome", "policy"], self.attempts,
-        )  # fmt: skip
-        yield _counter(
-            "retry_task_outcomes",
-            "Finished tasks, by terminal status, and by first or retried attempt.",
-            ["outcome", "attempts"],
-            self._outcomes,
-        )
-        yield _counter(
-            "retry_breaker_transitions", "Breaker transitions, by the new state.",
-            ["to"], self._transitions,
-        )  # fmt: skip
-        yield _counter(
-            "retry_superseded", "Results that arrived after their lease was lost.",
-            [], self.superseded,
-        )  # fmt: skip
-        for histogram in (self._age, self._delay, self._lag, self._duration):
-            yield histogram.to_metric()
+        counters = self.attempts, self._outcomes, self._transitions, self.superseded
+        for metric in (*counters, self._age, self._delay, self._lag, self._duration):
+            yield metric.to_metric()
 
     def _gauges(self, counters: Counters, now: float, tenant: str | None) -> Iterator[Metric]:
         tasks = GaugeMetricFamily("retry_tasks", "Tasks, by status.", labels=["status"])
@@ -231,12 +237,3 @@ class _MetricsCollector:
 
     def collect(self) -> Iterator[Metric]:
         yield from self._metrics
-
-
-def _counter(
-    name: str, help_text: str, labels: list[str], counts: Counter[tuple[str, ...]]
-) -> Metric:
-    family = CounterMetricFamily(name, help_text, labels=labels)
-    for values, count in counts.items():
-        family.add_metric(list(values), count)
-    return family

@@ -31,10 +31,8 @@ class EffectivePolicy(msgspec.Struct, gc=False):
     """The policy that applies to a task."""
 
     policy: Policy
-    version: int | None
-    """None for a preset that comes with the service."""
-    stale_at: int
-    """Time in epoch ms after which the policy is read again."""
+    version: int | None  # None for a preset that comes with the service
+    stale_at: int  # time in epoch ms after which the policy is read again
 
 
 class PolicyCache:

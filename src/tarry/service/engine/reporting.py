@@ -73,9 +73,8 @@ class Subscription:
     def __init__(self, events: Events, tenant: str) -> None:
         self._tenant = tenant
         self._queue: asyncio.Queue[Event] = asyncio.Queue(_MAX_QUEUED_EVENTS)
-        self.missed: int = 0
-        """Events dropped since the reader last reset this to 0."""
-        self._remove_listener = events.listen(self._enqueue)
+        self.missed: int = 0  # events dropped since the reader last reset this to 0
+        self.close: Callable[[], None] = events.listen(self._enqueue)  # stops queueing events
 
     def _enqueue(self, event: Event) -> None:
         if event.tenant != self._tenant:
@@ -88,10 +87,6 @@ class Subscription:
     async def next(self) -> Event:
         """Wait for the next event."""
         return await self._queue.get()
-
-    def close(self) -> None:
-        """Stop queueing events."""
-        self._remove_listener()
 
 
 class TaskCompletion(msgspec.Struct):

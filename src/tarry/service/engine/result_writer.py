@@ -15,7 +15,6 @@ import msgspec
 
 from tarry.core.breaker import BreakerState
 from tarry.service.delivery.targets import parse_target
-from tarry.service.engine import attempts
 from tarry.service.engine.context import retry_until_stored
 from tarry.service.group_commit import AsyncGroupCommit
 from tarry.service.model import Status, Task, TaskContent
@@ -116,9 +115,8 @@ class ResultWriter:
                 try:
                     self._process_stored(result, leased, delivered, status, now)
                 except Exception:
-                    _logger.exception(
-                        "result stored but post-processing failed, task=%s", result.task.id
-                    )
+                    message = "result stored but post-processing failed, task=%s"
+                    _logger.exception(message, result.task.id)
         if len(self._leased_tasks) < leased_before:
             self.on_capacity()
         return statuses
@@ -143,9 +141,18 @@ class ResultWriter:
         now: int,
     ) -> None:
         """Report a result that was written, then requeue the task or drop it."""
-        task = result.task
-        if status is FinishStatus.DONE and result.keep is not None:
-            leased.task = attempts.task_with_kept_lease(task, result)
+        task, lease = result.task, result.keep
+        if status is FinishStatus.DONE and lease is not None:
+            leased.task = msgspec.structs.replace(  # as the store has the task now
+                task,
+                version=task.version + 1,
+                attempts=task.attempts + 1,
+                next_attempt_at=result.next_attempt_at,
+                wake_at=result.next_attempt_at + lease.length_ms,
+                previous_delay=result.previous_delay,
+                restarted=result.restarted,
+                last_kind=result.last_kind,
+            )
             self._reporter.attempt_made(result, now)
             self.requeue(leased)
             return

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from tarry.core.breaker import BreakerState
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
     from tarry.service.store import ClaimResult
 
 _logger = logging.getLogger("tarry.service")
-_MIN_PAUSE_S = 0.02
-"""Pause after a claim, unless more tasks are due than the claim has leased."""
+_MIN_PAUSE_S = 0.02  # pause after a claim, unless more tasks are due than the claim has leased
 
 
 class Scheduler:
@@ -105,11 +105,9 @@ class Scheduler:
                 if claimed.tasks and next_at is not None and next_at <= claimed.now:
                     continue
             await asyncio.sleep(_MIN_PAUSE_S)
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(self._poll_interval_s):
                     await self._wakeup.wait()
-            except TimeoutError:
-                pass
 
     def _adopt_lane_state(
         self, name: str, consecutive_opens: int | None, *, was_parked: bool
@@ -119,14 +117,12 @@ class Scheduler:
         `consecutive_opens` is how often in a row the breaker of a half-open lane has opened; None
         if the lane is not half-open. `was_parked` tells whether this process had parked the lane.
         """
-        lane = self._context.lanes[name]
+        lane, seconds = self._context.lanes[name], self._context.clock.seconds
         lane.is_paused = False  # the store leases no tasks of a paused lane
         breaker = lane.breaker
         if consecutive_opens is not None:
-            if breaker.state is BreakerState.CLOSED or not breaker.would_admit(
-                self._context.clock.seconds()
-            ):
+            if breaker.state is BreakerState.CLOSED or not breaker.would_admit(seconds()):
                 breaker.half_open(consecutive_opens)
         elif was_parked:  # another worker has unparked the lane, or an operator has resumed it
             self._context.lanes.parked.discard(name)
-            lane.downstream.on_recovery(self._context.clock.seconds())
+            lane.downstream.on_recovery(seconds())

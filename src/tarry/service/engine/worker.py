@@ -75,11 +75,9 @@ class Worker:
             on_due=self._start_due_tasks,
         )
         self.results: ResultWriter = ResultWriter(context, self.leased_tasks)
-        self.running: int = 0
-        """Attempts in flight."""
+        self.running: int = 0  # attempts in flight
         self._is_stopping = False
-        self._jobs: set[asyncio.Future[Any]] = set()
-        """Attempts in flight and policies being read."""
+        self._jobs: set[asyncio.Future[Any]] = set()  # attempts in flight and policies being read
 
     # --- starting attempts ------------------------------------------------------------------------
 
@@ -122,9 +120,8 @@ class Worker:
             leased.is_busy = True  # `cancel` and `retry_now` must not change the task
             self._spawn(self._load_policy(task, waiting=leased))
             return True
-        timeout = min(
-            effective.policy.attempt_timeout or _DEFAULT_ATTEMPT_TIMEOUT_S, self._max_attempt_s
-        )
+        timeout = effective.policy.attempt_timeout or _DEFAULT_ATTEMPT_TIMEOUT_S
+        timeout = min(timeout, self._max_attempt_s)
         # The clock is read once for the whole start, which needs milliseconds and seconds.
         now_ms = context.clock.now_ms()
         now = int(now_ms)
@@ -243,9 +240,8 @@ class Worker:
             return DeliveryResult(fault=Fault.INTERNAL, error="the body could not be read in time")
         headers = context.sign(task, body)
         remaining = max(deadline - loop.time(), _MIN_SEND_TIMEOUT_S)
-        return await context.delivery.send(
-            attempts.build_request(task, content, body, remaining, headers)
-        )
+        request = attempts.build_request(task, content, body, remaining, headers)
+        return await context.delivery.send(request)
 
     def _attempt_done(
         self,
@@ -283,7 +279,7 @@ class Worker:
             result = attempts.final_result(task, record, Status.SUCCEEDED)
         else:
             verdict = call.record_failure(outcome, now_s, random_number)
-            record.decision = attempts.build_decision(verdict, outcome, effective, call.last_status)
+            record.decision = attempts.build_decision(verdict, outcome, effective, call)
             if isinstance(verdict, Wait):
                 lease = None if self._is_stopping or lane.is_paused else context.lease
                 result = attempts.retry_result(task, record, verdict, outcome, now, lease)
@@ -299,7 +295,7 @@ class Worker:
 
     def release_lane(self, lane: str) -> None:
         """Release the waiting tasks of a lane that was paused; attempts in flight continue."""
-        for leased in self.leased_tasks:
+        for leased in tuple(self.leased_tasks.values()):
             if leased.lane.name == lane and not leased.is_busy:
                 self.results.release(leased)
 
@@ -338,7 +334,7 @@ class Worker:
     async def _drain(self) -> None:
         """Release waiting tasks, also tasks whose attempt ends meanwhile, until none is left."""
         while True:
-            for leased in self.leased_tasks:
+            for leased in tuple(self.leased_tasks.values()):
                 if not leased.is_busy:
                     self.results.release(leased)
             if self._jobs:

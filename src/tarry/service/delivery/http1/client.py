@@ -230,12 +230,8 @@ def _encode_headers(headers: list[tuple[str, str]]) -> str:
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
     # Counting the line breaks of all lines at once is faster than a check of each value.
     count = len(headers)
-    if (
-        defaults is None
-        or lines.count("\n") != count
-        or lines.count("\r") != count
-        or "\0" in lines
-    ):
+    is_injected = lines.count("\n") != count or lines.count("\r") != count or "\0" in lines
+    if defaults is None or is_injected:
         message = "headers must have tokens (RFC 9110) as names, and no line breaks in their values"
         raise DeliveryError(Fault.INVALID, message)
     return defaults + lines

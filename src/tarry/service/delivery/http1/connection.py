@@ -27,8 +27,7 @@ Deadline: TypeAlias = list[Any]
 
 A list and not an object with `__lt__`: the heap compares entries often, and lists compare in C.
 """
-CALLBACK = 2
-"""The index of the callback in a Deadline."""
+CALLBACK = 2  # the index of the callback in a Deadline
 _MIN_COMPACT_SIZE = 512
 MAX_RESPONSE_HEADERS, MAX_RESPONSE_HEADER_BYTES = 200, 64 * 1024
 """Limits for the headers of a response and of the interim responses (1xx) before it, together."""
@@ -130,8 +129,7 @@ class PendingRequest(asyncio.Future[DeliveryResult]):
         self._pool = pool
         self._started = started
         self.request: DeliveryRequest = request
-        self.head: bytes = head
-        """The request line and the header lines."""
+        self.head: bytes = head  # the request line and the header lines
         self.deadline: Deadline = deadlines.add(started + request.timeout, self._on_deadline)
 
     def complete(self, result: DeliveryResult, now: float) -> None:
@@ -178,8 +176,7 @@ class Connection(asyncio.Protocol):
         self.pending: PendingRequest | None = None
         self.opened_at: float = 0.0
         self.idle_since: float = 0.0
-        self._is_unused = True
-        """Whether no response was received on this connection yet."""
+        self._is_unused = True  # whether no response was received on this connection yet
         self._reset(0.0)
 
     def start(self, connected: ConnectResult) -> None:

@@ -34,16 +34,14 @@ if TYPE_CHECKING:
     from tarry.service.delivery.targets import Target
 
 Addresses: TypeAlias = "tuple[str, ...]"
-_Answer: TypeAlias = "Addresses | str"
-"""The addresses of a host name, or an error message."""
+_Answer: TypeAlias = "Addresses | str"  # the addresses of a host name, or an error message
 
 _DNS_TTL_S = 60.0
 _MAX_CACHED_NAMES = 1024
 _MAX_LOOKUPS = 64
 """Concurrent lookups. Each occupies a thread, for long if the DNS server does not answer."""
 _MAX_ADDRESSES = 8
-_HEAD_START_S = 0.25
-"""Time after which the next address is tried in parallel (RFC 8305, 5)."""
+_HEAD_START_S = 0.25  # time after which the next address is tried in parallel (RFC 8305, 5)
 _MAX_CONNECT_RESPONSE_BYTES = 16 * 1024
 _DEFAULT_PROXY_PORTS = {"http": 80, "https": 443}
 _PROXY_FAULTS = {403: Fault.BLOCKED, 502: Fault.REFUSED, 503: Fault.REFUSED, 504: Fault.REFUSED}
@@ -147,9 +145,8 @@ class Connector(msgspec.Struct, frozen=True):
         reader = asyncio.StreamReader(limit=_MAX_CONNECT_RESPONSE_BYTES)
         proxy_protocol = asyncio.StreamReaderProtocol(reader)
         try:
-            result = await self._connect_to(
-                proxy.host, proxy.port, proxy_protocol, use_tls=proxy.scheme == "https"
-            )
+            use_tls = proxy.scheme == "https"
+            result = await self._connect_to(proxy.host, proxy.port, proxy_protocol, use_tls=use_tls)
         except DeliveryError as error:
             message = f"No connection to the egress proxy: {error}"
             raise DeliveryError(Fault.INTERNAL, message) from None

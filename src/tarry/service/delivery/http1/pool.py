@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from tarry.service.delivery.http1.connector import Connector
 
 _MAX_IDLE_S = 60.0
-_MAX_AGE_S = 300.0
-"""Age at which a connection is closed, so that its host name is resolved again."""
+_MAX_AGE_S = 300.0  # age at which a connection is closed, so that its host name is resolved again
 _MAX_AGE_WHEN_SCARCE_S = 5.0
 """The same, while the pool of another server waits for a free connection."""
 
@@ -64,17 +63,14 @@ class ConnectionPool:
         self._clock = clock
         self._limit = limit
         self._max_connections = max_connections
-        self.max_body: int = max_body
-        """Maximum number of bytes that are read of a response body."""
+        self.max_body: int = max_body  # maximum number of bytes that are read of a response body
         self.target_prefix: str = ""
         """Scheme and authority, which precede the path when the request goes to a proxy."""
-        self.header_lines: str = ""
-        """The header lines of every request to this server."""
+        self.header_lines: str = ""  # the header lines of every request to this server
         self._idle: list[Connection] = []
         self._connections: set[Connection] = set()
         self._connecting: dict[asyncio.Task[bool], tuple[PendingRequest, Connection]] = {}
-        self._queue: deque[PendingRequest] = deque()
-        """Requests that wait for a connection."""
+        self._queue: deque[PendingRequest] = deque()  # requests that wait for a connection
 
     @property
     def is_empty(self) -> bool:
