@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import dataclass, field
 from heapq import heappop, heappush, nlargest
 from itertools import count
 from typing import TYPE_CHECKING
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from tarry.core.breaker import Breaker, BreakerState
 from tarry.core.budget import RatioBudget
@@ -39,7 +40,9 @@ _MAX_TIMER_MS = 1_000
 """The clock is read at least this often, because the store's clock may be set meanwhile."""
 
 
-class LaneState(Struct, eq=False):
+# Not a Struct: each attempt sets several attributes, which takes 0.02 instead of 0.09 us each.
+@dataclass(slots=True, eq=False)
+class LaneState:
     """One downstream, and the tasks of its lane that are leased to this process."""
 
     name: str
