@@ -21,20 +21,14 @@ class Fault(StrEnum):
     """The reason why an attempt got no response: `errorClass` in the log, and a metric label."""
 
     DNS = "dns"
-    REFUSED = "refused"
-    """No connection: refused or unreachable."""
+    REFUSED = "refused"  # no connection: refused or unreachable
     TLS = "tls"
-    BLOCKED = "blocked"
-    """The guard does not allow connections to this address."""
+    BLOCKED = "blocked"  # the guard does not allow connections to this address
     TIMEOUT = "timeout"
-    RESET = "reset"
-    """The connection was closed before the response was complete."""
-    PROTOCOL = "protocol"
-    """The response is malformed, or its headers exceed a limit."""
-    INVALID = "invalid"
-    """The request can never be sent, or its response can never be read, so it is not retried."""
-    INTERNAL = "internal"
-    """The service itself failed (egress proxy, file descriptors), so no attempt is counted."""
+    RESET = "reset"  # the connection was closed before the response was complete
+    PROTOCOL = "protocol"  # the response is malformed, or its headers exceed a limit
+    INVALID = "invalid"  # the request can never be sent, or its response never be read: no retry
+    INTERNAL = "internal"  # the service itself failed (proxy, file descriptors): no attempt counts
 
 
 class DeliveryRequest(msgspec.Struct, kw_only=True, gc=False):
@@ -45,25 +39,19 @@ class DeliveryRequest(msgspec.Struct, kw_only=True, gc=False):
     headers: list[tuple[str, str]]
     body: bytes
     timeout: float
-    max_excerpt: int = 2048
-    """Bytes of the response body to keep; the rest is read up to a limit and dropped."""
+    max_excerpt: int = 2048  # bytes of the response body to keep; the rest is read and dropped
 
 
 class DeliveryResult(msgspec.Struct, kw_only=True, gc=False):
     """The result of an attempt: a response with a `status`, or a `fault`."""
 
-    status: int | str | None = None
-    """The HTTP status, or the name of a gRPC status code."""
-    headers: list[tuple[str, str]] = []
-    """Response headers with lower-case names; for gRPC the trailing metadata."""
+    status: int | str | None = None  # the HTTP status, or the name of a gRPC status code
+    headers: list[tuple[str, str]] = []  # names in lower case; for gRPC the trailing metadata
     excerpt: bytes = b""
-    truncated: bool = False
-    """Whether the response body is longer than the excerpt."""
+    truncated: bool = False  # whether the response body is longer than the excerpt
     fault: Fault | None = None
-    error: str | None = None
-    """A description of the fault that contains no secret of the request."""
-    remote: str | None = None
-    """The IP address that the attempt was connected to."""
+    error: str | None = None  # a description of the fault that contains no secret of the request
+    remote: str | None = None  # the IP address that the attempt was connected to
     duration_ms: float = 0.0
     dns_ms: float | None = None
     connect_ms: float | None = None

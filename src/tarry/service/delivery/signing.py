@@ -64,11 +64,8 @@ def _create_signer(field: str, secret: str) -> Callable[[bytes], str]:
         key = b64decode(encoded_key, validate=True)
     except (binascii.Error, ValueError):
         raise ConfigurationError(field, f"must have valid base64 after {prefix}_") from None
-    create_signer = _create_hmac_signer if prefix == "whsec" else _create_ed25519_signer
-    return create_signer(field, key)
-
-
-def _create_hmac_signer(field: str, key: bytes) -> Callable[[bytes], str]:
+    if prefix == "whsk":
+        return _create_ed25519_signer(field, key)
     if not _MIN_SECRET_BYTES <= len(key) <= _MAX_SECRET_BYTES:
         rule = (
             f"must be {_MIN_SECRET_BYTES} to {_MAX_SECRET_BYTES} bytes in base64, "

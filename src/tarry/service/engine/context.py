@@ -118,18 +118,12 @@ class EngineContext(msgspec.Struct, frozen=True, kw_only=True):
     lease: Lease
     limits: EngineLimits
     retention: Retention
-    draw: Callable[[], float]
-    """Return a random number in [0, 1)."""
-    unpack: Callable[[bytes], TaskContent]
-    """Decode, and decrypt where needed, the content of a task."""
-    read_body: Callable[[TaskContent], Awaitable[bytes]]
-    """Fetch a body from the payload store, and verify it."""
+    draw: Callable[[], float]  # return a random number in [0, 1)
+    unpack: Callable[[bytes], TaskContent]  # decode, and decrypt if needed, the content of a task
+    read_body: Callable[[TaskContent], Awaitable[bytes]]  # fetch a body and verify it
     delete_bodies: Callable[[list[str]], Awaitable[None]]
-    """Delete bodies from the payload store."""
-    sweep_bodies: Callable[[], Awaitable[int]]
-    """Delete bodies that were written for tasks which were never added; return how many."""
-    sign: Callable[[Task, bytes], list[tuple[str, str]]]
-    """Return the signature headers for a task and its body."""
+    sweep_bodies: Callable[[], Awaitable[int]]  # delete bodies of tasks that were never added
+    sign: Callable[[Task, bytes], list[tuple[str, str]]]  # return the signature headers of a body
     callback: Callable[[Task, TaskContent, TaskResult], Task]
     """Build the task that reports a result to the `callbackUrl` of its task."""
 

@@ -166,7 +166,6 @@ class Connection(asyncio.Protocol):
         self._clock = clock
         self._transport: asyncio.Transport | None = None
         self._socket: asyncio.Transport | None = None
-        """The transport below TLS, which knows how many bytes were not sent yet."""
         self._parser: httptools.HttpResponseParser | None = None
         self._connect_result: ConnectResult | None = None
         """Has the durations of the connect phases. None once a result has reported them."""

@@ -109,7 +109,17 @@ class Connector(msgspec.Struct, frozen=True):
             message = f"Could not connect to {host} port {port}: {error.strerror or error}"
             raise DeliveryError(Fault.REFUSED, message) from None
         connected = system.now()
-        transport = await _create_transport(sock, _BeforeTls() if use_tls else protocol)
+        first_protocol = _BeforeTls() if use_tls else protocol
+        loop = asyncio.get_running_loop()
+        try:
+            transport, _ = await loop.create_connection(lambda: first_protocol, sock=sock)
+        except OSError as error:  # the peer has closed the connection already
+            sock.close()
+            message = f"The connection was closed at once: {error.strerror}"
+            raise DeliveryError(Fault.RESET, message) from None
+        except BaseException:
+            sock.close()
+            raise
         dns_ms = None if addresses[0] == host else (resolved - started) * 1000
         connect_ms = (connected - resolved) * 1000
         result = ConnectResult(transport, transport, remote, dns_ms, connect_ms)
@@ -172,21 +182,6 @@ class _BeforeTls(asyncio.Protocol):
         """Close the connection, because the peer is not authenticated yet."""
         del data
         self._transport.abort()
-
-
-async def _create_transport(sock: socket.socket, protocol: asyncio.Protocol) -> asyncio.Transport:
-    """Return the event loop's transport for a connected socket."""
-    loop = asyncio.get_running_loop()
-    try:
-        transport, _ = await loop.create_connection(lambda: protocol, sock=sock)
-    except OSError as error:  # the peer has closed the connection already
-        sock.close()
-        message = f"The connection was closed at once: {error.strerror}"
-        raise DeliveryError(Fault.RESET, message) from None
-    except BaseException:
-        sock.close()
-        raise
-    return transport
 
 
 def parse_proxy(url: str) -> Proxy:
