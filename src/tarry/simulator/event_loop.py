@@ -27,7 +27,18 @@ class EventLoop:
         self._seed = seed
         self._times: list[float] = []
         self._callbacks: dict[float, list[tuple[Callback, Any]]] = {}
-        self.schedule: Callable[..., None] = _make_schedule(self._times, self._callbacks)
+        times, callbacks, push = self._times, self._callbacks, heappush
+
+        # A closure is faster than a method, and each attempt calls it three times. The heap `times`
+        # holds floats and not tuples, because floats compare faster.
+        def schedule(when: float, callback: Callback, argument: Any = None) -> None:
+            if when in callbacks:
+                callbacks[when].append((callback, argument))
+            else:
+                callbacks[when] = [(callback, argument)]
+                push(times, when)
+
+        self.schedule: Callable[..., None] = schedule
         """`schedule(when, callback, argument=None)` calls `callback(when, argument)` at `when`."""
 
     def random_source(self, name: str) -> Random:
@@ -61,23 +72,3 @@ class EventLoop:
 def trial_seed(seed: int, trial: int) -> str:
     """Return the seed of one trial, which differs for each pair of seed and trial."""
     return f"{seed}/{trial}"
-
-
-def _make_schedule(
-    times: list[float], callbacks: dict[float, list[tuple[Callback, Any]]]
-) -> Callable[..., None]:
-    """Return the function `EventLoop.schedule`.
-
-    It is a closure because a closure is faster than a method, and each attempt calls it three
-    times. The heap `times` holds floats and not tuples, because floats compare faster.
-    """
-    push = heappush
-
-    def schedule(when: float, callback: Callback, argument: Any = None) -> None:
-        if when in callbacks:
-            callbacks[when].append((callback, argument))
-        else:
-            callbacks[when] = [(callback, argument)]
-            push(times, when)
-
-    return schedule

@@ -66,6 +66,9 @@ PLOTS = (
 )
 
 
+_DISTRIBUTION_KINDS: dict[type, str] = {cls: kind for kind, cls in DISTRIBUTIONS.items()}
+
+
 def read_defence(path: Path) -> Defence:
     """Read a policy file: the data of `Defence.from_dict` in TOML, YAML or JSON."""
     return build_defence(read_document(path).root)
@@ -277,9 +280,6 @@ def _check_calls(documents: Mapping[str, Document], scenarios: Mapping[str, Scen
                 raise documents[variant].error_at(("servers", name), msg)
 
 
-_DISTRIBUTION_KINDS: dict[type, str] = {cls: kind for kind, cls in DISTRIBUTIONS.items()}
-
-
 def list_parameters(scenario: Scenario) -> dict[str, Any]:
     """Return the names of all values that can be changed, with their current values."""
     return dict(_list_values("", scenario))
@@ -324,12 +324,11 @@ def _list_values(name: str, value: object) -> Iterator[tuple[str, Any]]:
         value = value.value  # a file has just the number
     elif isinstance(value, Empirical):
         value = value.mean
-    elif type(value) in _DISTRIBUTION_KINDS:
-        # List the table itself too, so that a number can replace the whole table.
-        yield name.removeprefix("."), _DISTRIBUTION_KINDS[type(value)]
-        inner = _field_values(value)
     elif is_dataclass(value):
-        inner = _field_values(value)
+        if type(value) in _DISTRIBUTION_KINDS:
+            # List the table itself too, so that a number can replace the whole table.
+            yield name.removeprefix("."), _DISTRIBUTION_KINDS[type(value)]
+        inner = {field.name: getattr(value, field.name) for field in fields(value)}
     elif isinstance(value, tuple):
         items = cast("tuple[object, ...]", value)
         inner = {str(index): item for index, item in enumerate(items)}
@@ -340,10 +339,6 @@ def _list_values(name: str, value: object) -> Iterator[tuple[str, Any]]:
         return
     for key, inner_value in inner.items():
         yield from _list_values(f"{name}.{key}", inner_value)
-
-
-def _field_values(value: Any) -> dict[str, object]:
-    return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
 def _defence_values(defence: Defence) -> dict[str, Any]:

@@ -86,19 +86,16 @@ def describe_values(title: str, values: Sequence[tuple[str, str]]) -> str:
 
 
 def _format_number(value: float, unit: str) -> str:
+    """Return a number with three significant digits, and all digits before the decimal point."""
     number = scale_value(value, unit)
-    if 0 < abs(number) < _SMALLEST_SHOWN:
+    if number == 0:
+        return "0"
+    if abs(number) < _SMALLEST_SHOWN:
         return f"{'>-' if number < 0 else '<'}{_SMALLEST_SHOWN}"
-    text = _round(number)
+    decimals = max(0, _SIGNIFICANT_DIGITS - 1 - floor(log10(abs(number))))
+    text = f"{number:,.{decimals}f}"
+    if decimals:
+        text = text.rstrip("0").rstrip(".")
     if unit == "%" and value < 1 and text == "100":
         return ">99.9"  # one failure in ten thousand calls must not look like none
     return text
-
-
-def _round(number: float) -> str:
-    """Format a number with three significant digits, and all digits before the decimal point."""
-    if number == 0:
-        return "0"
-    decimals = max(0, _SIGNIFICANT_DIGITS - 1 - floor(log10(abs(number))))
-    text = f"{number:,.{decimals}f}"
-    return text.rstrip("0").rstrip(".") if decimals else text

@@ -40,6 +40,11 @@ _MAX_ANSWERED_ENTRIES = 1000
 OnCallEnd: TypeAlias = "Callable[[float, float, Stop | None, int], None]"
 """`on_end(started, now, stop, attempts)` is called when a call ends; `stop` is None on success."""
 
+StartCall: TypeAlias = "Callable[[float, int, OnCallEnd], Stop | None]"
+"""`start_call(now, client, on_end)` starts a call.
+
+It returns None, or the `Stop` if the call ended at once because it was refused."""
+
 
 class Requester(Protocol):
     """A caller that waits for the response to an attempt."""
@@ -74,6 +79,7 @@ class Node:
         self._frozen: dict[Failure, list[_Request]] = {}
         """The requests that get no response before their freeze ends."""
         self._random = loop.random_source(f"failures of {name}")
+        self._draw_latency = loop.sampler(server.latency, f"latency of {name}")
         self._up_at: float = 0.0
         """The time at which the server is up again after a crash."""
         self.crashes: int = 0
@@ -174,7 +180,6 @@ class LeafNode(Node):
 
     def __init__(self, name: str, server: Server, loop: EventLoop) -> None:
         super().__init__(name, server, loop)
-        self._draw_latency = loop.sampler(server.latency, f"latency of {name}")
         self._end_times: list[float] = []
         """Heap of the times at which the requests in progress end."""
         self._free_at = [0.0] * (server.concurrency or 0)
@@ -243,16 +248,9 @@ class LeafNode(Node):
 class RelayNode(Node):
     """A server that handles a request by calling another node."""
 
-    def __init__(
-        self,
-        name: str,
-        server: Server,
-        loop: EventLoop,
-        start_call: Callable[[float, int, OnCallEnd], Stop | None],
-    ) -> None:
+    def __init__(self, name: str, server: Server, loop: EventLoop, start_call: StartCall) -> None:
         super().__init__(name, server, loop)
         self._start_call = start_call
-        self._draw_latency = loop.sampler(server.latency, f"latency of {name}")
         self._concurrency: float = inf if server.concurrency is None else server.concurrency
         self._running: dict[_Request, None] = {}
         self._queue: deque[_Request] = deque()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from tarry.core.checks import check_count
 from tarry.core.hedging import HedgedCall
@@ -18,13 +18,19 @@ from tarry.simulator.node import LeafNode, RelayNode
 from tarry.simulator.scenario import ERROR_STATUSES, Scenario
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tarry.core.verdict import Stop
     from tarry.simulator.distributions import Sampler
     from tarry.simulator.metrics import Summary
-    from tarry.simulator.node import Node, OnCallEnd
+    from tarry.simulator.node import Node, OnCallEnd, StartCall
     from tarry.simulator.scenario import Clients
+
+_DEFERRABLE_REASONS = frozenset({Reason.BREAKER_OPEN, Reason.LIMIT, Reason.BUDGET_EMPTY})
+_WARM_UP_THINK_TIMES = 10.0
+"""Closed clients are simulated from this many mean think times before the start of the run, so that
+their calls are spread out when it starts."""
+_MAX_WARM_UP_CALLS = 1000
+_POLL_INTERVAL_S = 0.1
+"""The time after which a refused call is tried again, if the refusal has no `retry_after`."""
 
 
 def simulate(scenario: Scenario, *, seed: int | str = 0) -> Summary:
@@ -47,8 +53,12 @@ def simulate(scenario: Scenario, *, seed: int | str = 0) -> Summary:
     route = Route(loop, nodes[-1], network_delay, metrics)
     start_call = _make_start_call(route, scenario.clients.defence, scenario.clients.instances)
     ArrivalSource(scenario.clients, loop, metrics, start_call).start()
+
+    def record_in_progress(now: float, index: int) -> None:
+        metrics.record_in_progress(index, nodes[0].in_progress(now))
+
     for index in range(metrics.bucket_count):
-        loop.schedule(index * scenario.bucket, _record_in_progress, (metrics, nodes[0], index))
+        loop.schedule(index * scenario.bucket, record_in_progress, index)
     loop.run(scenario.duration)
     return metrics.summarize(scenario, sum(node.crashes for node in nodes))
 
@@ -59,11 +69,6 @@ def run_trials(scenario: Scenario, trials: int, seed: int) -> list[Summary]:
         simulate(scenario, seed=trial_seed(seed, trial))
         for trial in range(check_count("trials", trials))
     ]
-
-
-def _record_in_progress(now: float, arguments: tuple[MetricsRecorder, Node, int]) -> None:
-    metrics, node, index = arguments
-    metrics.record_in_progress(index, node.in_progress(now))
 
 
 def _make_start_call(route: Route, defence: Defence, instances: int) -> StartCall:
@@ -93,20 +98,6 @@ def _make_start_call(route: Route, defence: Defence, instances: int) -> StartCal
         return HedgingCaller(route, call, now, on_end).start(now)
 
     return start_hedging
-
-
-StartCall: TypeAlias = "Callable[[float, int, OnCallEnd], Stop | None]"
-"""`start_call(now, client, on_end)` starts a call.
-
-It returns None, or the `Stop` if the call ended at once because it was refused."""
-
-_DEFERRABLE_REASONS = frozenset({Reason.BREAKER_OPEN, Reason.LIMIT, Reason.BUDGET_EMPTY})
-_WARM_UP_THINK_TIMES = 10.0
-"""Closed clients are simulated from this many mean think times before the start of the run, so that
-their calls are spread out when it starts."""
-_MAX_WARM_UP_CALLS = 1000
-_POLL_INTERVAL_S = 0.1
-"""The time after which a refused call is tried again, if the refusal has no `retry_after`."""
 
 
 class ArrivalSource:

@@ -87,7 +87,6 @@ class AttemptLog:
             self._sort()
 
     def __len__(self) -> int:
-        """Return the number of attempts."""
         return len(self.starts)
 
     def _sort(self) -> None:
@@ -133,7 +132,6 @@ class LineReader:
         self.number: int = 0
 
     def __iter__(self) -> Iterator[str]:
-        """Yield each line."""
         while raw := self._file.readline(MAX_LINE_BYTES + 1):
             self.number += 1
             if len(raw) > MAX_LINE_BYTES:
@@ -208,11 +206,7 @@ def _parse_jsonl(lines: Iterator[str]) -> Iterator[Row]:
 
 
 def _check_columns(known: Iterable[str], actual: Iterable[str]) -> None:
-    """Raise if a required column is missing.
-
-    `known` holds the recognised columns by their camelCase names, `actual` all columns as they are
-    written in the file. The error lists the latter.
-    """
+    """Raise if a required column is not `known`; the error lists the `actual` columns."""
     recognised = set(known)
     missing = [name for name in REQUIRED_COLUMNS if name not in recognised]
     if not recognised & {"outcome", "responseStatus"}:

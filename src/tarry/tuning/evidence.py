@@ -202,7 +202,7 @@ def analyze_log(log: AttemptLog) -> Evidence:
         span=max(map(float.__add__, log.starts, log.durations)) - log.starts[0],
         success_durations=success_durations,
         failure_durations=_durations(log, in_outage, failed=True),
-        call_durations=_sorted(call_durations),
+        call_durations=array("d", sorted(call_durations)),
         odds=_count_odds(log, excluded=bytes(len(log))),
         healthy_odds=_count_odds(log, excluded=in_outage),
         healthy_calls=healthy_calls,
@@ -276,7 +276,7 @@ def _durations(log: AttemptLog, in_outage: Sequence[int], *, failed: bool) -> ar
     for kind, is_excluded, duration in zip(log.kinds, in_outage, log.durations, strict=True):
         if not is_excluded and kind != _PERMANENT and (kind != _SUCCESS) is failed:
             durations.append(duration)
-    return _sorted(durations)
+    return array("d", sorted(durations))
 
 
 def _max_concurrency(log: AttemptLog, in_outage: Sequence[int]) -> int:
@@ -287,17 +287,13 @@ def _max_concurrency(log: AttemptLog, in_outage: Sequence[int]) -> int:
         if kind == _SUCCESS and not is_excluded:
             starts.append(start)
             ends.append(start + duration)
-    ends = _sorted(ends)
+    ends = array("d", sorted(ends))
     highest = ended_count = 0
     for started_before, start in enumerate(starts):
         while ended_count < started_before and ends[ended_count] <= start:
             ended_count += 1
         highest = max(highest, started_before + 1 - ended_count)
     return highest
-
-
-def _sorted(values: array[float]) -> array[float]:
-    return array("d", sorted(values))
 
 
 def _group_calls(log: AttemptLog) -> Iterator[tuple[int, int, int]]:
