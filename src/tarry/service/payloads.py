@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from tarry.service.model import TaskContent
 
-
 _ROOT = ".tarry"
 _MARKERS = ".tarry/places"
 _MARKER_TEXT = b"The bodies of tasks lie here. Keep this with them.\n"

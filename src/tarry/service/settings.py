@@ -18,7 +18,7 @@ import tomllib
 from ipaddress import ip_address
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args, get_origin
 from urllib.parse import urlsplit
 
 import msgspec
@@ -179,16 +179,6 @@ _TYPE_TEXTS = {
 }
 
 
-class _SourcedValue(NamedTuple):
-    """A value with its source."""
-
-    source: str
-    name: str
-    value: Any
-    is_typed: bool = False
-    """Whether the source has types, as TOML does. There, a number in quotes is not a number."""
-
-
 def load_settings(
     flags: Mapping[str, Any],
     environ: Mapping[str, str] | None = None,
@@ -199,20 +189,20 @@ def load_settings(
     """Load the settings; `changes` has the values of `--set`. A flag that is None was not given."""
     values: dict[str, Any] = {}
     sources = dict.fromkeys(Settings.__struct_fields__, DEFAULT)
-    candidates = [
-        *(_read_file(file) if file is not None else ()),
-        *_read_environment(environ),
-        *(_SourcedValue(f"--set {name}", name, value) for name, value in changes.items()),
-        *(
-            _SourcedValue(f"--{name.replace('_', '-')}", name, value)
-            for name, value in flags.items()
-        ),
-    ]
-    for candidate in candidates:  # the weakest source first
-        if candidate.value is None:
-            continue
-        values[candidate.name] = _convert(candidate)
-        sources[candidate.name] = candidate.source
+    # By source and name, the weakest source first.
+    given: dict[tuple[str, str], Any] = {}
+    if file is not None:
+        given |= {(f"{name} in {file}", name): value for name, value in _read_file(file).items()}
+    file_values = set(given)
+    given |= {(_variable_name(name), name): text for name, text in _read_environment(environ)}
+    given |= {(f"--set {name}", name): value for name, value in changes.items()}
+    given |= {(f"--{name.replace('_', '-')}", name): value for name, value in flags.items()}
+    for (source, name), value in given.items():
+        if value is not None:
+            # TOML has types: there, a number in quotes is not a number.
+            is_typed = (source, name) in file_values
+            values[name] = _convert(source, name, value, is_typed=is_typed)
+            sources[name] = source
     loaded = LoadedSettings(Settings(**values), sources)
     for name, source in sources.items():
         try:
@@ -237,27 +227,23 @@ def check_environment(environ: Mapping[str, str] | None = None) -> None:
             raise _unknown_setting(variable, name, _VARIABLE_NAMES, _variable_name)
 
 
-def _read_file(file: Path) -> list[_SourcedValue]:
+def _read_file(file: Path) -> dict[str, Any]:
     try:
-        table = tomllib.loads(file.read_text())
+        return tomllib.loads(file.read_text())
     except OSError as error:
         msg = f"cannot read {file}: {error.strerror}"
         raise ConfigurationError(msg) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         msg = f"{file} is not TOML: {error}"
         raise ConfigurationError(msg) from error
-    return [
-        _SourcedValue(f"{name} in {file}", name, value, is_typed=True)
-        for name, value in table.items()
-    ]
 
 
-def _read_environment(environ: Mapping[str, str] | None) -> list[_SourcedValue]:
+def _read_environment(environ: Mapping[str, str] | None) -> list[tuple[str, str]]:
     environ = os.environ if environ is None else environ
     check_environment(environ)
     texts = {name: environ.get(_variable_name(name)) for name in _TYPES}
     return [
-        _SourcedValue(_variable_name(name), name, text)
+        (name, text)
         for name, text in texts.items()
         if text is not None and not _is_kubernetes_link(_variable_name(name), text)
     ]
@@ -288,9 +274,7 @@ def _unknown_setting(
     return ConfigurationError(f"{source}: there is no such setting; {hint}")
 
 
-def _convert(candidate: _SourcedValue) -> Any:
-    """Return the value with the type of its setting."""
-    source, name, value, is_typed = candidate
+def _convert(source: str, name: str, value: Any, *, is_typed: bool) -> Any:
     if name not in _TYPES:
         raise _unknown_setting(source, name, _TYPES, str)
     if _base_type(name) is tuple and isinstance(value, str) and not is_typed:

@@ -243,12 +243,15 @@ class Store(Protocol):
 
     async def open(self) -> None:
         """Connect, and migrate the schema to the current version."""
+        ...
 
     async def close(self) -> None:
         """Finish pending calls and release all resources."""
+        ...
 
     async def ping(self) -> int:
         """Do a small write and a read, to prove that both work; return the store's time."""
+        ...
 
     # --- transitions of tasks ---------------------------------------------------------------------
 
@@ -260,6 +263,7 @@ class Store(Protocol):
         If two tasks of a batch have the same tenant and idempotency key, the second is EXISTING or
         CONFLICT. These two take precedence over FULL.
         """
+        ...
 
     async def claim(
         self, lease: Lease, *, limit: int, per_lane: int, skip: Collection[str] = ()
@@ -277,9 +281,11 @@ class Store(Protocol):
         the end of that lease. A task that is being cancelled becomes CANCELLED instead of
         leased, and counts towards the limit.
         """
+        ...
 
     async def finish(self, results: Sequence[TaskResult]) -> list[FinishStatus]:
         """Store each attempt and next state atomically, if the version still matches."""
+        ...
 
     async def release(self, leases: Sequence[Release]) -> list[FinishStatus]:
         """Release leases that still exist, without counting an attempt.
@@ -287,6 +293,7 @@ class Store(Protocol):
         A task that is being cancelled becomes CANCELLED. For a lost lease the result is SUPERSEDED,
         which the counter of superseded results does not include.
         """
+        ...
 
     # --- lanes ------------------------------------------------------------------------------------
 
@@ -296,28 +303,35 @@ class Store(Protocol):
         The last call wins. A lane that does not exist is created, as by `pause`; its tenant is the
         part of its name before the first slash.
         """
+        ...
 
     async def unpark(self, lane: str) -> None:
         """End the parking of a lane whose downstream has recovered; a paused lane stays paused."""
+        ...
 
     async def resume(self, lane: str) -> None:
         """End the parking and the pause of a lane."""
+        ...
 
     async def pause(self, lane: str) -> None:
         """Lease no task of the lane until `resume`."""
+        ...
 
     async def list_lanes(
         self, tenant: str | None, *, cursor: str | None = None, limit: int = 100
     ) -> Page[LaneRecord]:
         """List lanes by name, of one tenant or of all (None)."""
+        ...
 
     async def get_lane(self, name: str) -> LaneRecord | None:
         """Return a lane, or None."""
+        ...
 
     # --- requests of a tenant ---------------------------------------------------------------------
 
     async def get_task(self, tenant: str, task_id: str) -> Task | None:
         """Return a task, or None."""
+        ...
 
     async def list_tasks(
         self, tenant: str, query: TaskFilter, *, cursor: str | None = None, limit: int = 100
@@ -326,14 +340,17 @@ class Store(Protocol):
 
         Ids grow with time, so that the order of ids is the order of adding.
         """
+        ...
 
     async def list_attempts(
         self, tenant: str, task_id: str, *, after: int = 0, limit: int = 100
     ) -> list[AttemptRecord]:
         """Return the attempt log of a task, beginning after attempt number `after`."""
+        ...
 
     async def cancel(self, tenant: str, task_id: str) -> CancelStatus | None:
         """Cancel a task; None: there is no such task."""
+        ...
 
     async def retry_now(self, tenant: str, task_id: str) -> RetryNowStatus | None:
         """Make a PENDING or EXHAUSTED task due now; None: there is no such task.
@@ -342,6 +359,7 @@ class Store(Protocol):
         counts them, `started_at` is now, the inputs of the next decision are reset, and `replays`
         is incremented. A task that is due already keeps its due time.
         """
+        ...
 
     # --- dead letters -----------------------------------------------------------------------------
 
@@ -351,18 +369,22 @@ class Store(Protocol):
         A dead letter matches if it has the tenant, lane, policy and reason of the replay and was
         EXHAUSTED at `replay.before` or earlier; a `before` of 0 means now.
         """
+        ...
 
     async def start_replay(self, replay: ReplayRecord) -> ReplayRecord:
         """Store a replay job that is due at once; return an existing job with this id unchanged.
 
         The store sets `before` (now at the latest), `matched` and the times.
         """
+        ...
 
     async def get_replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
         """Return a replay job, or None."""
+        ...
 
     async def list_replays(self, *, running: bool, tenant: str | None = None) -> list[ReplayRecord]:
         """Return at most 100 jobs: running ones by their due time, or all, newest first."""
+        ...
 
     async def replay_step(self, replay_id: str, limit: int) -> ReplayRecord | None:
         """Replay up to `limit` dead letters if the job is due, oldest first; set its next due time.
@@ -371,15 +393,18 @@ class Store(Protocol):
         step. So a late job catches up, but on at most `MAX_REPLAY_LAG_MS`. A step that finds
         fewer than `limit` dead letters ends the job. A job that is not due is returned unchanged.
         """
+        ...
 
     async def cancel_replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
         """End a running job; tasks that it has replayed are not changed."""
+        ...
 
     async def purge(self, tenant: str, query: TaskFilter, limit: int) -> int:
         """Remove up to `limit` dead letters with their logs, oldest first; return how many.
 
         Their bodies become orphans. A filter for a status other than EXHAUSTED removes nothing.
         """
+        ...
 
     # --- policies and API keys --------------------------------------------------------------------
 
@@ -392,42 +417,52 @@ class Store(Protocol):
         deletion, so that a pinned version never refers to other content. Returns the newest stored
         version.
         """
+        ...
 
     async def get_policy(
         self, tenant: str, policy_id: str, version: int | None = None
     ) -> PolicyVersion | None:
         """Return a version of a policy, by default the newest; None if it does not exist."""
+        ...
 
     async def list_policies(
         self, tenant: str, *, cursor: str | None = None, limit: int = 100
     ) -> Page[PolicyVersion]:
         """List the newest version of each policy, by id."""
+        ...
 
     async def delete_policy(self, tenant: str, policy_id: str) -> PolicyWriteStatus:
         """Delete all versions of a policy, unless live tasks use it."""
+        ...
 
     async def put_key(self, key: ApiKey) -> None:
         """Store an API key; a stored key with the same id is not changed."""
+        ...
 
     async def find_key(self, digest: bytes) -> ApiKey | None:
         """Return the API key with this digest, revoked or not; None if there is no such key."""
+        ...
 
     async def list_keys(self, tenant: str | None = None) -> list[ApiKey]:
         """Return at most 1,000 API keys."""
+        ...
 
     async def revoke_key(self, key_id: str) -> bool:
         """Revoke an API key, unless it is revoked already; return whether there is such a key."""
+        ...
 
     # --- counters and retention -------------------------------------------------------------------
 
     async def counters(self, tenant: str | None = None) -> Counters:
         """Return the counters of one tenant, or of all (None)."""
+        ...
 
     async def series(self, tenant: str | None, *, since: int) -> list[SeriesPoint]:
         """Return the attempts of each minute since `since`, earliest first; one day is stored.
 
         Minutes without attempts are omitted.
         """
+        ...
 
     async def sweep(self, retention: Retention, limit: int) -> SweepResult:
         """Remove up to `limit` terminal tasks after their retention time, with their logs.
@@ -437,9 +472,12 @@ class Store(Protocol):
         replays are removed after the retention time of dead letters. Empty lanes that are
         neither parked nor paused may be removed too.
         """
+        ...
 
     async def orphans(self, limit: int) -> list[str]:
         """Return references to bodies of removed tasks, to be deleted from the payload store."""
+        ...
 
     async def forget_orphans(self, refs: Sequence[str]) -> None:
         """Forget orphans, after their bodies were deleted."""
+        ...

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from tarry.service.api.routing import Handler, Operation
     from tarry.wire.http import Receive, Scope, Send
 
-
 _FAST_PATH = "/retry-tasks"
 
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from tarry.service.api.messages import ApiRequest
     from tarry.service.store import Store
 
-
 T = TypeVar("T")
 
 KEY_PREFIX = "tarry_"

@@ -35,16 +35,14 @@ class DeadLetterResource:
         self._context = context
         self._tasks = tasks
 
-    @Operation(
-        "GET", "/dead-letters", "listDeadLetters", Page[RetryTask], query_type=DeadLetterQuery
-    )
+    @Operation("GET", "/dead-letters", "listDeadLetters", Page[RetryTask], query=DeadLetterQuery)
     async def list_dead_letters(self, request: ApiRequest) -> ApiResponse:
         """List dead letters, newest first."""
         query = request.parse_query(DeadLetterQuery)
         page = await self._tasks.read_page(request.tenant, query, Status.EXHAUSTED)
         return json_response(200, page)
 
-    @Operation("DELETE", "/dead-letters", "purgeDeadLetters", PurgeResult, query_type=PurgeQuery)
+    @Operation("DELETE", "/dead-letters", "purgeDeadLetters", PurgeResult, query=PurgeQuery)
     async def purge(self, request: ApiRequest) -> ApiResponse:
         """Delete dead letters permanently."""
         query = request.parse_query(PurgeQuery)
@@ -64,7 +62,7 @@ class DeadLetterResource:
         "createReplay",
         ReplayJob,
         statuses=(200, 201),
-        request_type=ReplayRequest,
+        body=ReplayRequest,
     )
     async def start_replay(self, request: ApiRequest) -> ApiResponse:
         """Replay dead letters: a durable job with an optional rate. A dry run only counts them."""

@@ -27,7 +27,7 @@ class DownstreamResource:
     def __init__(self, context: ApiContext) -> None:
         self._context = context
 
-    @Operation("GET", "/downstreams", "listDownstreams", Page[DownstreamInfo], query_type=PageQuery)
+    @Operation("GET", "/downstreams", "listDownstreams", Page[DownstreamInfo], query=PageQuery)
     async def list_downstreams(self, request: ApiRequest) -> ApiResponse:
         """List downstreams by name, with breaker, budget, latency and backlog."""
         query = request.parse_query(PageQuery)

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from tarry.service.engine.reporting import Event
     from tarry.wire.http import Receive, Send
 
-
 _encode = msgspec.json.Encoder().encode
 _HEARTBEAT_S = 15.0
 """Interval of comments on an idle stream, because proxies close idle connections."""
@@ -192,14 +191,12 @@ class HealthResource:
         self._checked_at = float("-inf")
         self._store_error: str | None = None
 
-    @Operation("GET", "/healthz", "isAlive", HealthStatus, query_type=None, is_public=True)
+    @Operation("GET", "/healthz", "isAlive", HealthStatus, query=None, is_public=True)
     async def get_liveness(self, _: ApiRequest) -> ApiResponse:
         """Liveness: the process responds."""
         return json_response(200, HealthStatus())
 
-    @Operation(
-        "GET", "/readyz", "isReady", HealthStatus, errors=(503,), query_type=None, is_public=True
-    )
+    @Operation("GET", "/readyz", "isReady", HealthStatus, errors=(503,), query=None, is_public=True)
     async def get_readiness(self, _: ApiRequest) -> ApiResponse:
         """Readiness: tasks are accepted and processed."""
         await self._check_store()
@@ -214,7 +211,7 @@ class HealthResource:
         detail = f"Failing: {', '.join(sorted(failing))}."
         raise problems.unavailable(detail, _RETRY_AFTER_S, failing=shown)
 
-    @Operation("GET", "/metrics", "getMetrics", "text/plain", query_type=None)
+    @Operation("GET", "/metrics", "getMetrics", "text/plain", query=None)
     async def get_metrics(self, request: ApiRequest) -> ApiResponse:
         """Get the metrics in the Prometheus format; with keys, those of the tenant."""
         sees_all = not self._context.require_keys or request.tenant == self._context.operator

@@ -84,12 +84,12 @@ def build_openapi(
     types: dict[str, Any] = {}
     query_names: set[str] = set()
     for operation, _ in operations:
-        for json_type in (operation.json_type, operation.request_type, operation.callback_type):
+        for json_type in (operation.json_type, operation.body, operation.callback):
             if json_type is not None and not isinstance(json_type, str):
                 types[str(json_type)] = json_type
-        if operation.query_type is not None:
-            types[str(operation.query_type)] = operation.query_type
-            query_names.add(operation.query_type.__name__)
+        if operation.query is not None:
+            types[str(operation.query)] = operation.query
+            query_names.add(operation.query.__name__)
     type_schemas, schemas = msgspec.json.schema_components(
         types.values(), ref_template=_REF_TEMPLATE
     )
@@ -98,7 +98,7 @@ def build_openapi(
     schemas["Problem"] = _PROBLEM_SCHEMA
     paths: dict[str, Any] = {}
     for operation, handler in operations:
-        described = {
+        described: dict[str, Any] = {
             "operationId": operation.operation_id,
             "summary": " ".join((handler.__doc__ or "").split()),
             **_describe_messages(operation, schema_by_type, schemas),
@@ -173,23 +173,23 @@ def _describe_messages(
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in _PATH_PARAMETER.findall(operation.path)
     ]
-    if operation.query_type is not None:
-        properties = schemas[operation.query_type.__name__].get("properties", {})
+    if operation.query is not None:
+        properties = schemas[operation.query.__name__].get("properties", {})
         parameters += [
             {"name": name, "in": "query", "required": False, "schema": _without_null(schema)}
             for name, schema in properties.items()
         ]
     parameters += [
         {"name": name, "in": "header", "description": description, "schema": {"type": "string"}}
-        for name, description in operation.request_headers.items()
+        for name, description in operation.headers.items()
     ]
     if parameters:
         described["parameters"] = parameters
-    if operation.request_type is not None:
-        content = _json_content(schema_by_type[str(operation.request_type)])
+    if operation.body is not None:
+        content = _json_content(schema_by_type[str(operation.body)])
         described["requestBody"] = {"required": True, "content": content}
-    if operation.callback_type is not None:
-        content = _json_content(schema_by_type[str(operation.callback_type)])
+    if operation.callback is not None:
+        content = _json_content(schema_by_type[str(operation.callback)])
         post = {
             "summary": "Report the result of the task. Delivered as a task with the default "
             "policy.",

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from tarry.service.api.context import ApiContext, ApiLimits
     from tarry.service.api.messages import ApiRequest
 
-
 _fields_decoder = msgspec.json.Decoder(dict[str, Any])
 _POLICY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _POLICY_PATH = "/retry-policies/{policyId}"
@@ -113,7 +112,7 @@ class PolicyResource:
         RetryPolicy,
         statuses=(200, 201),
         errors=(409,),
-        request_type=PolicyFields,
+        body=PolicyFields,
     )
     async def create(self, request: ApiRequest) -> ApiResponse:
         """Create a policy. A repeated request returns 200 if the fields are equal, else 409."""
@@ -131,7 +130,7 @@ class PolicyResource:
             raise problems.POLICY_EXISTS.error(detail, field="policyId")
         return _written(status, policy, (b"location", location.encode()))
 
-    @Operation("GET", "/retry-policies", "listPolicies", Page[RetryPolicy], query_type=PageQuery)
+    @Operation("GET", "/retry-policies", "listPolicies", Page[RetryPolicy], query=PageQuery)
     async def list_policies(self, request: ApiRequest) -> ApiResponse:
         """List the newest version of each policy; built-in policies come last."""
         query = request.parse_query(PageQuery)
@@ -158,12 +157,7 @@ class PolicyResource:
         return json_response(200, Page(items=items, next_cursor=None))
 
     @Operation(
-        "PUT",
-        _POLICY_PATH,
-        "putPolicy",
-        RetryPolicy,
-        statuses=(200, 201),
-        request_type=PolicyFields,
+        "PUT", _POLICY_PATH, "putPolicy", RetryPolicy, statuses=(200, 201), body=PolicyFields
     )
     async def put(self, request: ApiRequest) -> ApiResponse:
         """Create a new version. Tasks without a policyVersion use it from their next decision
@@ -175,7 +169,7 @@ class PolicyResource:
             raise invalid("policyId", "must be equal to the policyId in the path")
         return _written(*await self._write(request.tenant, policy_id, fields, replace=True))
 
-    @Operation("GET", _POLICY_PATH, "getPolicy", RetryPolicy, query_type=VersionQuery)
+    @Operation("GET", _POLICY_PATH, "getPolicy", RetryPolicy, query=VersionQuery)
     async def get(self, request: ApiRequest) -> ApiResponse:
         """Get a policy with all its fields."""
         query = request.parse_query(VersionQuery)

@@ -20,7 +20,7 @@ from tarry.errors import ConfigurationError, short_repr
 from tarry.wire.http import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Generator, Iterable, Sequence
 
 
 class ApiError(Exception):
@@ -203,7 +203,7 @@ def from_configuration_error(field: str, error: ConfigurationError) -> ApiError:
 
 
 @contextmanager
-def blame_field(field: str) -> Iterator[None]:
+def blame_field(field: str) -> Generator[None]:
     """Turn a ConfigurationError into the error for `field`."""
     try:
         yield

@@ -49,12 +49,13 @@ class Operation(msgspec.Struct, frozen=True):
     """Statuses of responses that are not problems."""
     errors: tuple[int, ...] = ()
     """Statuses of problems in addition to those of `error_statuses`."""
-    request_type: type[msgspec.Struct] | None = None
-    query_type: type[msgspec.Struct] | None = NoQuery
+    body: type[msgspec.Struct] | None = None
+    """The type of the JSON of a request."""
+    query: type[msgspec.Struct] | None = NoQuery
     """The query parameters of an operation without a JSON body; None if they are ignored."""
-    request_headers: dict[str, str] = {}
+    headers: dict[str, str] = {}
     """Request headers that change the result, with a description."""
-    callback_type: type[msgspec.Struct] | None = None
+    callback: type[msgspec.Struct] | None = None
     """The type of the JSON that is later posted to the `callbackUrl` of the request."""
     is_public: bool = False
     """Whether no API key is needed."""
@@ -68,9 +69,9 @@ class Operation(msgspec.Struct, frozen=True):
     def error_statuses(self) -> list[int]:
         """Statuses of problems, except 401, which every operation that needs a key can return."""
         statuses = {*self.errors}
-        if self.request_type is not None:
+        if self.body is not None:
             statuses |= {400, 413, 415, 422, 503}
-        elif self.query_type is not None:
+        elif self.query is not None:
             statuses |= {400, 422, 503}
             if "{" in self.path:
                 statuses.add(404)

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from tarry.service.model import TaskContent
     from tarry.service.store import NewTask
 
-
 _logger = logging.getLogger("tarry.service")
 _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -123,12 +122,9 @@ class TaskCreation:
         RetryTask,
         statuses=(200, 201),
         errors=(429,),
-        request_type=RetryTaskRequest,
-        request_headers={
-            **WAIT_HEADER,
-            "Idempotency-Key": "The idempotencyKey, if the body has none.",
-        },
-        callback_type=CallbackBody,
+        body=RetryTaskRequest,
+        headers={**WAIT_HEADER, "Idempotency-Key": "The idempotencyKey, if the body has none."},
+        callback=CallbackBody,
     )
     def create(self, request: ApiRequest) -> Awaitable[ApiResponse]:
         """Create a task. A repeated request with the same idempotencyKey and content returns the
@@ -188,10 +184,8 @@ class TaskCreation:
         "createTasks",
         BatchResults,
         errors=(429,),
-        request_type=BatchRequest,
-        request_headers={
-            "Prefer": "return=minimal returns only the taskId of each task (RFC 7240)."
-        },
+        body=BatchRequest,
+        headers={"Prefer": "return=minimal returns only the taskId of each task (RFC 7240)."},
     )
     async def create_batch(self, request: ApiRequest) -> ApiResponse:
         """Create up to 1,000 tasks. Each has its own result."""

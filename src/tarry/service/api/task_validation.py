@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from tarry.service.delivery.targets import Target
     from tarry.wire.tasks import RetryTaskRequest
 
-
 _METHOD = re.compile(r"[A-Z][A-Z0-9_-]{0,31}")
 _FORBIDDEN_METHODS = frozenset({"CONNECT", "TRACE"})
 _COMMON_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE", "GET", "HEAD"})
@@ -58,11 +57,7 @@ class TaskValidator:
         self._policies = context.engine.policies
 
     def build_task(
-        self,
-        tenant: str,
-        request: RetryTaskRequest,
-        header_key: str | None,
-        trace: str | None,
+        self, tenant: str, request: RetryTaskRequest, header_key: str | None, trace: str | None
     ) -> tuple[NewTask, TaskContent]:
         """Return the task to add and its content, or raise ApiError.
 

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from tarry.service.api.messages import ApiRequest, ApiResponse
     from tarry.service.model import Task
 
-
 WAIT_HEADER = {"Prefer": "wait=SECONDS delays the response until the task is finished (RFC 7240)."}
 
 _WAIT = re.compile(rb'(?:^|,)\s*wait\s*=\s*"?([0-9]{1,9})"?\s*(?=$|[;,])', re.IGNORECASE)
@@ -52,6 +51,7 @@ _RETURN = re.compile(rb'(?:^|,)\s*return\s*=\s*"?([a-z]+)"?\s*(?=$|[;,])', re.IG
 _POLL_INTERVAL_S = 1.0
 """The task is polled, because another process may finish it without notifying this one."""
 _TASK_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_TASK_PATH = "/retry-tasks/{taskId}"
 _REASONS = tuple(Reason)
 _MAX_EXPLAINED_ATTEMPTS = 100
 _MAX_CURSOR_DIGITS = 9
@@ -150,7 +150,7 @@ class TaskResource:
         self._context = context
         self._result_waiter = result_waiter
 
-    @Operation("GET", "/retry-tasks", "listTasks", Page[RetryTask], query_type=TaskQuery)
+    @Operation("GET", "/retry-tasks", "listTasks", Page[RetryTask], query=TaskQuery)
     async def list_tasks(self, request: ApiRequest) -> ApiResponse:
         """List tasks, newest first."""
         query = request.parse_query(TaskQuery)
@@ -173,7 +173,7 @@ class TaskResource:
                 await asyncio.sleep(0)
         return Page(items=items, next_cursor=page.cursor)
 
-    @Operation("GET", "/retry-tasks/{taskId}", "getTask", RetryTask, request_headers=WAIT_HEADER)
+    @Operation("GET", _TASK_PATH, "getTask", RetryTask, headers=WAIT_HEADER)
     async def get(self, request: ApiRequest) -> ApiResponse:
         """Get a task: status, number of attempts, time of the next one."""
         request.parse_query(NoQuery)
@@ -182,14 +182,7 @@ class TaskResource:
         view, headers = await self._result_waiter.wait(request, task, view)
         return json_response(200, view, *headers)
 
-    @Operation(
-        "DELETE",
-        "/retry-tasks/{taskId}",
-        "cancelTask",
-        RetryTask,
-        statuses=(200, 202),
-        errors=(409,),
-    )
+    @Operation("DELETE", _TASK_PATH, "cancelTask", RetryTask, statuses=(200, 202), errors=(409,))
     async def cancel(self, request: ApiRequest) -> ApiResponse:
         """Cancel a task. 202: an attempt is running and will be the last one."""
         request.parse_query(NoQuery)
@@ -204,13 +197,7 @@ class TaskResource:
             stored_task_view(self._context, task),
         )
 
-    @Operation(
-        "GET",
-        "/retry-tasks/{taskId}/attempts",
-        "listAttempts",
-        Page[AttemptLog],
-        query_type=PageQuery,
-    )
+    @Operation("GET", f"{_TASK_PATH}/attempts", "listAttempts", Page[AttemptLog], query=PageQuery)
     async def list_attempts(self, request: ApiRequest) -> ApiResponse:
         """List the attempts of a task, oldest first."""
         query = request.parse_query(PageQuery)
@@ -231,7 +218,7 @@ class TaskResource:
         next_cursor = str(page[-1].number) if has_more else None
         return json_response(200, Page(items=items, next_cursor=next_cursor))
 
-    @Operation("GET", "/retry-tasks/{taskId}/explain", "explainTask", Explanation)
+    @Operation("GET", f"{_TASK_PATH}/explain", "explainTask", Explanation)
     async def explain(self, request: ApiRequest) -> ApiResponse:
         """Explain in words why a task was retried or not, and what happens next."""
         request.parse_query(NoQuery)
@@ -254,12 +241,7 @@ class TaskResource:
         return json_response(200, explanation)
 
     @Operation(
-        "POST",
-        "/retry-tasks/{taskId}/retry",
-        "retryTask",
-        RetryTask,
-        statuses=(200, 202),
-        errors=(409,),
+        "POST", f"{_TASK_PATH}/retry", "retryTask", RetryTask, statuses=(200, 202), errors=(409,)
     )
     async def retry(self, request: ApiRequest) -> ApiResponse:
         """Make the next attempt now; a dead letter starts over. 202: an attempt is running."""

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from tarry.service.model import AttemptRecord, LaneRecord, ReplayRecord, Task
     from tarry.service.model import Decision as StoredDecision
 
-
 REDACTED = "[redacted]"
 
 _SECRET_NAME = re.compile(

@@ -18,6 +18,7 @@ The class overrides parts of uvicorn that are not a public API.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -48,13 +49,6 @@ _UNREAD_RESPONSE_GRACE_S = 1.0
 """Time that a client has at shutdown to read its response."""
 
 
-class _NoopEvent:
-    """Replaces uvicorn's event for more data: a fast-path request is already complete."""
-
-    def set(self) -> None:
-        """Do nothing."""
-
-
 class _FastPathCycle:
     """The state of one request, with the attributes of uvicorn's `RequestResponseCycle`."""
 
@@ -64,7 +58,7 @@ class _FastPathCycle:
     disconnected = False
     response_started = False
     response_complete = False
-    message_event = _NoopEvent()
+    message_event = asyncio.Event()  # not awaited, because the request is already complete
 
     def __init__(self, path: bytes, headers: list[tuple[bytes, bytes]]) -> None:
         self.path = path
