@@ -34,17 +34,14 @@ _MAX_GROUP_ITEMS = 500
 _encode = msgspec.json.Encoder().encode
 
 _Item: TypeAlias = "tuple[TaskResult, LeasedTask | None, DeliveryResult | None]"
-"""A result, its leased task, and the response for waiting callers.
-
-The leased task is requeued or dropped once the result is written. It is None if the caller of
-`submit` does that."""
+"""A result, its leased task, and the response for waiting callers. The leased task is None if the
+caller of `submit` drops it."""
 
 
 class ResultWriter:
     """Writes the results of leased tasks, then requeues or drops the tasks.
 
-    Every result is accepted, and its write is retried until the store accepts it, because the
-    attempt has already been made.
+    Every write is retried until the store accepts it, because the attempt has already been made.
     """
 
     def __init__(self, context: EngineContext, leased_tasks: LeasedTasks) -> None:

@@ -1,6 +1,6 @@
 """The worker: runs due attempts, applies the core's decision and records the result.
 
-    Scheduler, Ingest ──add──▶ LeasedTasks ──on_due──▶ Worker ──send──▶ Delivery
+    Scheduler, Engine ──add──▶ LeasedTasks ──on_due──▶ Worker ──send──▶ Delivery
                                     ▲                    │
                                     │                    │ post(result), release
                              requeue, drop               ▼
@@ -347,7 +347,8 @@ class Worker:
 
 def _internal_failure(task: Task, error: BaseException) -> DeliveryResult:
     """Return the result for an error inside the service; no attempt is counted for it."""
-    if isinstance(error, BodyUnavailable):  # permanently, so the request is invalid
+    if isinstance(error, BodyUnavailable):
+        # The body is permanently unavailable, so that the request can never be sent.
         return DeliveryResult(fault=Fault.INVALID, error=str(error))
     if isinstance(error, StoreUnavailable):
         return DeliveryResult(fault=Fault.INTERNAL, error=str(error))
