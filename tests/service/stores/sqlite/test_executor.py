@@ -17,7 +17,7 @@ from tarry.service.store import AddStatus, FinishStatus, NewTask
 from tarry.service.stores.sqlite import SqliteStore, executor
 from tarry.service.stores.sqlite.transaction import Transaction
 from tests.service.stores.harness import LEASE, success_result, task
-from tests.service.stores.sqlite.test_store import run_on_store
+from tests.service.stores.sqlite.harness import run_on_store
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from tests.service.stores.harness import (
     success_result,
     task,
 )
-from tests.service.stores.sqlite.test_store import run_on_store
+from tests.service.stores.sqlite.harness import run_on_store
 
 SMALL_SCAN = re.compile(
     r"SCAN (CONSTANT ROW|\d+ CONSTANT ROWS|wanted|json_each|\(subquery-\d+\)"

@@ -3,41 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
-from tarry.errors import ConfigurationError, StoreUnavailable
+from tarry.errors import StoreUnavailable
 from tarry.runtime.clocks import system
-from tarry.service.model import ReplayRecord, Status
-from tarry.service.store import AddStatus, FinishStatus, NewTask, TaskFilter
+from tarry.service.model import Status
+from tarry.service.store import AddStatus, FinishStatus, NewTask
 from tarry.service.stores.sqlite import Database, SqliteStore, add
 from tests.service.stores.conformance.suite import CASES, Case, StoreHarness, case_name
 from tests.service.stores.harness import (
-    LANE,
     LEASE,
     OTHER_LEASE,
     START_MS,
     ManualClock,
-    dead_result,
     success_result,
     task,
     task_id,
     task_numbers,
 )
+from tests.service.stores.sqlite.harness import run_on_store
 from tests.service.stores.synchronous_store import SynchronousSqliteStore
 
 T = TypeVar("T")
-
-
-@pytest.mark.parametrize("case", CASES, ids=case_name)
-def test_conformance(case: Case, tmp_path: Path) -> None:
-    """The store passes the conformance suite."""
-    asyncio.run(
-        StoreHarness(lambda clock: SqliteStore(tmp_path / "tasks.db", clock=clock)).run(case)
-    )
 
 
 @pytest.mark.parametrize("case", CASES, ids=case_name)
@@ -46,38 +36,6 @@ def test_conformance_without_threads(case: Case, tmp_path: Path) -> None:
     asyncio.run(
         StoreHarness(lambda clock: SynchronousSqliteStore(tmp_path / "tasks.db", clock)).run(case)
     )
-
-
-def run_on_store(path: Path, main: Callable[[SqliteStore], Awaitable[None]]) -> None:
-    """Run a coroutine function with an open store."""
-
-    async def run() -> None:
-        store = SqliteStore(path, clock=ManualClock())
-        await store.open()
-        try:
-            await main(store)
-        finally:
-            await store.close()
-
-    asyncio.run(run())
-
-
-def test_an_existing_or_malformed_id_is_refused(tmp_path: Path) -> None:
-    """The error names the field `id`."""
-
-    async def main(store: SqliteStore) -> None:
-        await store.add([NewTask(task(1))])
-        for wrong in (task(1, key="other"), task(1, tenant="beta")):
-            with pytest.raises(ConfigurationError, match="id must be new"):
-                await store.add([NewTask(wrong)])
-        wrong = task(2)
-        wrong.id = task_id(2).upper()
-        wrong.id = wrong.id.replace("-", "")
-        with pytest.raises(ConfigurationError, match="id must be a UUID"):
-            await store.add([NewTask(wrong)])
-        assert 1 == (await store.counters()).tasks[Status.PENDING]
-
-    run_on_store(tmp_path / "tasks.db", main)
 
 
 def test_two_stores_share_a_file(tmp_path: Path) -> None:
@@ -114,68 +72,6 @@ def test_two_stores_share_a_file(tmp_path: Path) -> None:
             await two.close()
 
     run_on_store(tmp_path / "tasks.db", main)
-
-
-def test_pages_of_a_selective_filter_are_short(tmp_path: Path) -> None:
-    """A page reads a bounded number of rows, and its cursor continues after them."""
-
-    async def main(store: SqliteStore) -> None:
-        await store.add([NewTask(task(0, "rare"))])
-        await store.add([NewTask(task(number)) for number in range(1, 4001)])
-        query = TaskFilter(lane="acme/https:rare.example:443")
-
-        pages = [await store.list_tasks("acme", query, limit=10)]
-        while pages[-1].cursor is not None:
-            pages.append(await store.list_tasks("acme", query, cursor=pages[-1].cursor, limit=10))
-
-        assert [[], [], [0]] == [task_numbers(page.items) for page in pages]
-
-    run_on_store(tmp_path / "tasks.db", main)
-
-
-def test_many_dead_letters_are_read_in_steps(tmp_path: Path) -> None:
-    """All of them are counted, and a filter finds the only match."""
-
-    async def main(store: SqliteStore) -> None:
-        new = [NewTask(task(number), lease_on_add=True) for number in range(4100)]
-        leased = [added.task for added in await store.add(new, LEASE)]
-        await store.finish(
-            [dead_result(one, "rare" if one is leased[4000] else "usual") for one in leased]
-        )
-
-        assert 4100 == await store.count_dead(ReplayRecord(id="", tenant="acme"))
-        assert 1 == await store.count_dead(ReplayRecord(id="", tenant="acme", reason="rare"))
-        created = await store.start_replay(ReplayRecord(id="job", tenant="acme", reason="rare"))
-        steps = 1
-        while (current := await store.replay_step("job", 10)) and current.status == "running":
-            steps += 1
-        assert (1, 1, 3) == (created.matched, current and current.replayed, steps)
-        assert 1 == await store.purge("acme", TaskFilter(reason="usual"), 1)
-        assert 0 == await store.purge("acme", TaskFilter(reason="rare"), 1)
-
-    run_on_store(tmp_path / "tasks.db", main)
-
-
-def test_a_parked_lane_is_not_claimed_ahead_of_time(tmp_path: Path) -> None:
-    """A task due after the parking but within the horizon waits until the parking ends."""
-    clock = ManualClock()
-
-    async def main() -> None:
-        store = SqliteStore(tmp_path / "tasks.db", clock=clock)
-        await store.open()
-        try:
-            await store.add([NewTask(task(1), delay_ms=800)])
-            await store.park(LANE, START_MS + 500, probes=1, opened=1)
-            for _ in range(2):
-                early = await store.claim(LEASE, limit=10, per_lane=10)
-                assert ([], START_MS + 500) == (early.tasks, early.next_at)
-            clock.advance(500)
-            claimed = await store.claim(LEASE, limit=10, per_lane=10)
-            assert ([1], {LANE: 1}) == (task_numbers(claimed.tasks), claimed.probing)
-        finally:
-            await store.close()
-
-    asyncio.run(main())
 
 
 def test_default_clock_is_the_system_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

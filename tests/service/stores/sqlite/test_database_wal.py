@@ -18,7 +18,7 @@ from tarry.service.store import NewTask, TaskFilter
 from tarry.service.stores.sqlite import Database, SqliteStore, database
 from tarry.service.stores.sqlite.transaction import ReadTransaction
 from tests.service.stores.harness import START_MS, task
-from tests.service.stores.sqlite.test_store import run_on_store
+from tests.service.stores.sqlite.harness import run_on_store
 
 MAX_WAL_BYTES = 1 << 20
 

@@ -1,10 +1,8 @@
-"""Parameters of statements: cheap to bind, and read back unchanged."""
+"""Statements for many rows: few of them, with parameters that are cheap to bind."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +10,9 @@ from msgspec.structs import replace
 
 from tarry.service.store import NewTask
 from tarry.service.stores.sqlite import add, finish, queries
-from tarry.service.stores.sqlite.queries import pack_id, pack_ids
 from tarry.service.stores.sqlite.transaction import Transaction
 from tests.service.stores.harness import (
+    HOUR_MS,
     LEASE,
     START_MS,
     dead_result,
@@ -23,15 +21,22 @@ from tests.service.stores.harness import (
     task,
     task_id,
 )
-from tests.service.stores.sqlite.test_multirow import DatabaseFile
+from tests.service.stores.sqlite.harness import DatabaseFile
 
 
-@pytest.fixture
-def one_file(tmp_path: Path) -> Iterator[DatabaseFile]:
-    """Yield an empty database file."""
-    file = DatabaseFile(tmp_path / "tasks.db")
-    yield file
-    file.database.close()
+def test_the_number_of_statements_does_not_grow_with_lanes(two_files: list[DatabaseFile]) -> None:
+    """All lanes of a group are read and written with one statement each."""
+    statements: list[list[str]] = []
+    for one_file, lanes in zip(two_files, (1, 48), strict=True):
+        one_file.add([NewTask(task(1000 + n, f"h{n}")) for n in range(lanes)])
+        statements.append([])
+        one_file.database.open()[0].set_trace_callback(statements[-1].append)
+        batch = [NewTask(task(n, f"h{n % lanes}"), lease_on_add=True) for n in range(48)]
+        one_file.finish(
+            [retry_result(added.task, START_MS + HOUR_MS) for added in one_file.add(batch)]
+        )
+
+    assert len(statements[0]) == len(statements[1])
 
 
 @pytest.mark.parametrize(
@@ -85,23 +90,3 @@ def test_no_parameter_needs_an_adapter(one_file: DatabaseFile) -> None:
     one_file.run(add_and_finish)
 
     assert {int, str, bytearray} == kinds
-
-
-@pytest.mark.parametrize(
-    "ids",
-    [
-        [],
-        [task_id(1)],
-        [task_id(1), task_id(2), task_id(1)],
-        [task_id(1), "none", ""],
-        [task_id(10).upper(), task_id(2)],
-        [task_id(1) + "\n" + task_id(2)],
-        [task_id(1) + "\n" + task_id(2), ""],
-        [task_id(1) + "\n", task_id(2)[:-1]],
-        [task_id(1)[:-1] + " ", task_id(2)],
-        [task_id(1).replace("-", "0")],
-    ],
-)
-def test_packing_ids_together_equals_packing_singly(ids: list[str]) -> None:
-    """A malformed id affects no other, and two ids are never taken for one."""
-    assert [pack_id(one) for one in ids] == pack_ids(ids)

@@ -1,0 +1,44 @@
+"""Claims: due tasks, expired leases, and the fair order of lanes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tarry.service.store import NewTask
+from tarry.service.stores.sqlite import SqliteStore
+from tests.service.stores.conformance import claim as claim_cases
+from tests.service.stores.conformance import expired_leases, fair_order
+from tests.service.stores.conformance.suite import Case, case_name
+from tests.service.stores.harness import LANE, LEASE, START_MS, ManualClock, task, task_numbers
+from tests.service.stores.sqlite.harness import cases_of, run_case
+
+
+@pytest.mark.parametrize("case", cases_of(claim_cases, expired_leases, fair_order), ids=case_name)
+def test_conformance(case: Case, tmp_path: Path) -> None:
+    """The store passes this part of the conformance suite."""
+    run_case(case, tmp_path)
+
+
+def test_a_parked_lane_is_not_claimed_ahead_of_time(tmp_path: Path) -> None:
+    """A task due after the parking but within the horizon waits until the parking ends."""
+    clock = ManualClock()
+
+    async def main() -> None:
+        store = SqliteStore(tmp_path / "tasks.db", clock=clock)
+        await store.open()
+        try:
+            await store.add([NewTask(task(1), delay_ms=800)])
+            await store.park(LANE, START_MS + 500, probes=1, opened=1)
+            for _ in range(2):
+                early = await store.claim(LEASE, limit=10, per_lane=10)
+                assert ([], START_MS + 500) == (early.tasks, early.next_at)
+            clock.advance(500)
+            claimed = await store.claim(LEASE, limit=10, per_lane=10)
+            assert ([1], {LANE: 1}) == (task_numbers(claimed.tasks), claimed.probing)
+        finally:
+            await store.close()
+
+    asyncio.run(main())

@@ -1,0 +1,58 @@
+"""Queries: short pages, and task ids as 16 bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tarry.service.store import NewTask, TaskFilter
+from tarry.service.stores.sqlite import SqliteStore
+from tarry.service.stores.sqlite.queries import pack_id, pack_ids
+from tests.service.stores.conformance import queries as query_cases
+from tests.service.stores.conformance.suite import Case, case_name
+from tests.service.stores.harness import task, task_id, task_numbers
+from tests.service.stores.sqlite.harness import cases_of, run_case, run_on_store
+
+
+@pytest.mark.parametrize("case", cases_of(query_cases), ids=case_name)
+def test_conformance(case: Case, tmp_path: Path) -> None:
+    """The store passes this part of the conformance suite."""
+    run_case(case, tmp_path)
+
+
+def test_pages_of_a_selective_filter_are_short(tmp_path: Path) -> None:
+    """A page reads a bounded number of rows, and its cursor continues after them."""
+
+    async def main(store: SqliteStore) -> None:
+        await store.add([NewTask(task(0, "rare"))])
+        await store.add([NewTask(task(number)) for number in range(1, 4001)])
+        query = TaskFilter(lane="acme/https:rare.example:443")
+
+        pages = [await store.list_tasks("acme", query, limit=10)]
+        while pages[-1].cursor is not None:
+            pages.append(await store.list_tasks("acme", query, cursor=pages[-1].cursor, limit=10))
+
+        assert [[], [], [0]] == [task_numbers(page.items) for page in pages]
+
+    run_on_store(tmp_path / "tasks.db", main)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        [],
+        [task_id(1)],
+        [task_id(1), task_id(2), task_id(1)],
+        [task_id(1), "none", ""],
+        [task_id(10).upper(), task_id(2)],
+        [task_id(1) + "\n" + task_id(2)],
+        [task_id(1) + "\n" + task_id(2), ""],
+        [task_id(1) + "\n", task_id(2)[:-1]],
+        [task_id(1)[:-1] + " ", task_id(2)],
+        [task_id(1).replace("-", "0")],
+    ],
+)
+def test_packing_ids_together_equals_packing_singly(ids: list[str]) -> None:
+    """A malformed id affects no other, and two ids are never taken for one."""
+    assert [pack_id(one) for one in ids] == pack_ids(ids)

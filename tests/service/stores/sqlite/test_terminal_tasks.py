@@ -1,0 +1,44 @@
+"""Terminal tasks: replay and purge of dead letters, retention."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tarry.service.model import ReplayRecord
+from tarry.service.store import NewTask, TaskFilter
+from tarry.service.stores.sqlite import SqliteStore
+from tests.service.stores.conformance import dead_letters, retention
+from tests.service.stores.conformance.suite import Case, case_name
+from tests.service.stores.harness import LEASE, dead_result, task
+from tests.service.stores.sqlite.harness import cases_of, run_case, run_on_store
+
+
+@pytest.mark.parametrize("case", cases_of(dead_letters, retention), ids=case_name)
+def test_conformance(case: Case, tmp_path: Path) -> None:
+    """The store passes this part of the conformance suite."""
+    run_case(case, tmp_path)
+
+
+def test_many_dead_letters_are_read_in_steps(tmp_path: Path) -> None:
+    """All of them are counted, and a filter finds the only match."""
+
+    async def main(store: SqliteStore) -> None:
+        new = [NewTask(task(number), lease_on_add=True) for number in range(4100)]
+        leased = [added.task for added in await store.add(new, LEASE)]
+        await store.finish(
+            [dead_result(one, "rare" if one is leased[4000] else "usual") for one in leased]
+        )
+
+        assert 4100 == await store.count_dead(ReplayRecord(id="", tenant="acme"))
+        assert 1 == await store.count_dead(ReplayRecord(id="", tenant="acme", reason="rare"))
+        created = await store.start_replay(ReplayRecord(id="job", tenant="acme", reason="rare"))
+        steps = 1
+        while (current := await store.replay_step("job", 10)) and current.status == "running":
+            steps += 1
+        assert (1, 1, 3) == (created.matched, current and current.replayed, steps)
+        assert 1 == await store.purge("acme", TaskFilter(reason="usual"), 1)
+        assert 0 == await store.purge("acme", TaskFilter(reason="rare"), 1)
+
+    run_on_store(tmp_path / "tasks.db", main)
