@@ -41,11 +41,7 @@ class Route:
     __slots__ = ("draw", "metrics", "network_delay", "node", "permanent_statuses", "schedule")
 
     def __init__(
-        self,
-        loop: EventLoop,
-        node: Node,
-        network_delay: Sampler,
-        metrics: MetricsRecorder | None,
+        self, loop: EventLoop, node: Node, network_delay: Sampler, metrics: MetricsRecorder | None
     ) -> None:
         self.schedule: Callable[..., None] = loop.schedule
         self.draw: Callable[[], float] = loop.random_source(f"jitter before {node.name}").random

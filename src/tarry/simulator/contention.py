@@ -8,7 +8,8 @@ AWS study: network delays of |N(10 ms, 2 ms)|, a base of 5 ms, a cap of 2,000 ms
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from math import inf
+from typing import Any, NamedTuple
 
 from tarry.core.call import Call
 from tarry.core.checks import check_count, check_one_of
@@ -18,9 +19,6 @@ from tarry.core.verdict import Wait
 from tarry.simulator.distributions import Normal
 from tarry.simulator.event_loop import EventLoop, trial_seed
 from tarry.simulator.study import Column, Plot, Study
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _NETWORK_DELAY = Normal(0.010, 0.002)
 _BASE_S, _CAP_S = 0.005, 2.0
@@ -76,58 +74,38 @@ def contention(
     ]
 
 
-class _Row:
-    """The row that all writers write, and the other state that they share."""
-
-    __slots__ = ("calls", "draw", "last_success", "network_delay", "schedule", "version")
-
-    def __init__(self, loop: EventLoop) -> None:
-        self.schedule: Callable[..., None] = loop.schedule
-        self.network_delay: Callable[[], float] = loop.sampler(_NETWORK_DELAY, "network")
-        self.draw: Callable[[], float] = loop.random_source("jitter").random
-        self.version = 0
-        self.calls = 0
-        self.last_success = 0.0
-
-
-class _Writer:
-    """A client that reads and writes the row until a write succeeds."""
-
-    __slots__ = ("_call", "_row")
-
-    def __init__(self, row: _Row, policy: Policy) -> None:
-        self._row = row
-        self._call = Call(policy)
-
-    def start(self, now: float) -> None:
-        """Start an attempt: send the read."""
-        self._call.start(now)
-        self._row.schedule(now + self._row.network_delay(), self._read)
-
-    def _read(self, now: float, _: object) -> None:
-        row = self._row
-        row.schedule(now + row.network_delay() + row.network_delay(), self._write, row.version)
-
-    def _write(self, now: float, version: int) -> None:
-        row = self._row
-        row.calls += 1
-        received = now + row.network_delay()
-        if version == row.version:
-            row.version += 1
-            row.last_success = max(row.last_success, received)
-            self._call.record_success(received, 0.0)
-            return
-        verdict = self._call.record_failure(TRANSIENT, received, row.draw())
-        if isinstance(verdict, Wait):
-            self.start(received + verdict.delay)
-
-
 def _run_trial(policy: Policy, clients: int, loop: EventLoop) -> Contention:
-    row = _Row(loop)
+    """Run all clients. Each one reads and writes the row until one of its writes succeeds."""
+    schedule, draw = loop.schedule, loop.random_source("jitter").random
+    network_delay = loop.sampler(_NETWORK_DELAY, "network")
+    version = calls = 0
+    last_success = 0.0
+
+    def start(now: float, call: Call) -> None:
+        call.start(now)
+        schedule(now + network_delay(), read, call)
+
+    def read(now: float, call: Call) -> None:
+        schedule(now + network_delay() + network_delay(), write, (call, version))
+
+    def write(now: float, call_and_version: tuple[Call, int]) -> None:
+        nonlocal version, calls, last_success
+        call, read_version = call_and_version
+        calls += 1
+        received = now + network_delay()
+        if read_version == version:
+            version += 1
+            last_success = max(last_success, received)
+            call.record_success(received, 0.0)
+            return
+        verdict = call.record_failure(TRANSIENT, received, draw())
+        if isinstance(verdict, Wait):
+            start(received + verdict.delay, call)
+
     for _ in range(clients):
-        _Writer(row, policy).start(0.0)
-    loop.run(float("inf"))
-    return Contention(row.calls, row.last_success * 1000)
+        start(0.0, Call(policy))
+    loop.run(inf)
+    return Contention(calls, last_success * 1000)
 
 
 CONTENTION = Study(

@@ -24,12 +24,7 @@ from tarry.policyfile.defence import Defence
 from tarry.simulator.distributions import DISTRIBUTIONS, Empirical, Fixed
 from tarry.simulator.documents import Document, Value, read_document
 from tarry.simulator.scenario import Scenario
-from tarry.simulator.schema import (
-    build_defence,
-    build_scenario,
-    part_classes,
-    read_durations,
-)
+from tarry.simulator.schema import build_defence, build_scenario, part_classes, read_durations
 from tarry.simulator.simulate import run_trials
 from tarry.simulator.study import Column, Plot, Study
 
