@@ -76,9 +76,6 @@ _MAYBE_READ_ERRORS = frozenset(
 _get_deadline_scope = deadlines.scope.get
 
 
-# --- the inner transport --------------------------------------------------------------------------
-
-
 def _check_transport(transport: Any, class_name: str, method: str) -> Any:
     """Return the user's transport, or a new one of this class; raise if it cannot be used."""
     if transport is None:
@@ -106,9 +103,6 @@ def _check_transport(transport: Any, class_name: str, method: str) -> Any:
 
 def _package_name(value: object) -> str:
     return type(value).__module__.partition(".")[0]
-
-
-# --- requests -------------------------------------------------------------------------------------
 
 
 class _AttemptTimeouts(dict[str, Any]):
@@ -160,9 +154,6 @@ def _snapshot(request: Any) -> RequestSnapshot:
     return RequestSnapshot(request.method, str(request.url), request.headers.multi_items(), body)
 
 
-# --- outcomes -------------------------------------------------------------------------------------
-
-
 def _classify_error(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT001
     names = {base.__name__ for base in type(error).__mro__}
     detail = type(error).__name__
@@ -193,9 +184,6 @@ def _is_tls_error(error: Exception) -> bool:
     while origin is not None and not messages.is_permanent_tls_error(origin):
         origin = origin.__cause__
     return origin is not None
-
-
-# --- releasing responses --------------------------------------------------------------------------
 
 
 def _release(response: Any) -> bool:
@@ -231,9 +219,6 @@ def _restore_body(response: Any, body: DrainedBody) -> bool:
     """Put the body back into the response, so that the user can read it; return True."""
     response.stream = sys.modules[_package_name(response)].ByteStream(body.content())
     return True
-
-
-# --- transports -----------------------------------------------------------------------------------
 
 
 # These are functions, not methods: with bound methods, a transport would refer to itself, and its

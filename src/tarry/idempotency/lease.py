@@ -339,9 +339,6 @@ class _LoopLeases:
             return
 
 
-# --- asyncio and trio -----------------------------------------------------------------------------
-
-
 _running_tasks: set[asyncio.Task[Any]] = set()
 """Strong references: asyncio itself holds tasks only weakly."""
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from tarry.core.checks import check_count, check_positive
 from tarry.errors import ConfigurationError, ConfigurationTypeError, Rejected, short_repr
+from tarry.idempotency import responses
 from tarry.idempotency.lease import (
     STORE_TIMEOUT_S,
     KeyLease,
@@ -33,18 +34,7 @@ from tarry.idempotency.request import (
     record_name_and_fingerprint,
     relevant_headers,
 )
-from tarry.idempotency.response import (
-    ProblemDocs,
-    Rejection,
-    ResponseRecorder,
-    body_too_large,
-    key_malformed,
-    key_missing,
-    key_reused,
-    request_in_progress,
-    response_not_stored,
-    store_unavailable,
-)
+from tarry.idempotency.responses import ProblemDocs, Rejection, ResponseRecorder
 from tarry.idempotency.store import MemoryStore
 from tarry.runtime.clocks import system
 from tarry.runtime.config import check_not_async
@@ -147,7 +137,7 @@ class IdempotencyMiddleware:
             if KEY_HEADER in headers:
                 await self._serve_with_key(headers, scope, receive, send)
             elif self._requires_key(scope):
-                raise key_missing()
+                raise responses.key_missing()
             else:
                 await self._app(scope, receive, send)
         except ClientDisconnected:
@@ -161,7 +151,7 @@ class IdempotencyMiddleware:
         try:
             key = parse_key(headers[KEY_HEADER])
         except MalformedKey as error:
-            raise key_malformed(str(error)) from None
+            raise responses.key_malformed(str(error)) from None
         body = await _read_body(headers, receive, self._max_request_bytes)
         identity = self._identity
         caller = (
@@ -175,7 +165,7 @@ class IdempotencyMiddleware:
             # Fail closed: the request may have run before, and the key must prevent a second run.
             logger.exception("request rejected because the idempotency store failed")
             retry_after = error.retry_after if isinstance(error, Rejected) else None
-            raise store_unavailable(retry_after) from None
+            raise responses.store_unavailable(retry_after) from None
         if existing is not None:
             await self._answer_from_record(existing, fingerprint, send)
             return
@@ -202,13 +192,13 @@ class IdempotencyMiddleware:
         """Answer a request whose key already has a record."""
         record, now = existing
         if record.fingerprint != fingerprint:
-            raise key_reused()
+            raise responses.key_reused()
         response = record.response
         if response is None:
             free_in_s = max(0.0, record.free_at - now)
-            raise request_in_progress(free_in_s, self._lease_context.lease_s)
+            raise responses.request_in_progress(free_in_s, self._lease_context.lease_s)
         if response.body is None:
-            raise response_not_stored(response.status)
+            raise responses.response_not_stored(response.status)
         headers = [*response.headers, (b"idempotent-replayed", b"true")]
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         await send({"type": "http.response.body", "body": response.body})
@@ -275,7 +265,7 @@ async def _read_body(headers: RequestHeaders, receive: Receive, max_bytes: int) 
     for length in headers.get(b"content-length", ()):
         # float, because int() rejects more than 4,300 digits.
         if length.isdigit() and float(length) > max_bytes:
-            raise body_too_large(max_bytes)
+            raise responses.body_too_large(max_bytes)
     chunks: list[bytes] = []
     size = 0
     while True:
@@ -285,7 +275,7 @@ async def _read_body(headers: RequestHeaders, receive: Receive, max_bytes: int) 
         chunk: bytes = message.get("body", b"")
         size += len(chunk)
         if size > max_bytes:
-            raise body_too_large(max_bytes)
+            raise responses.body_too_large(max_bytes)
         if not message.get("more_body"):
             return b"".join([*chunks, chunk]) if chunks else chunk
         chunks.append(chunk)

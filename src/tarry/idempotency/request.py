@@ -71,9 +71,6 @@ _STABLE_SCHEMES = frozenset({b"basic", b"bearer", b"token", b"apikey", b"dpop"})
 request, so that their value differs in a retry."""
 
 
-# --- the key --------------------------------------------------------------------------------------
-
-
 class MalformedKey(Exception):
     """The header is malformed. The message is a sentence for the client."""
 
@@ -132,9 +129,6 @@ def _is_utf8(display_string: str) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-# --- the identity of a request --------------------------------------------------------------------
 
 
 def relevant_headers(scope: Scope) -> RequestHeaders:

@@ -220,7 +220,6 @@ class SqliteStore:
 
 
 async def _run_in_executor(executor: ThreadPoolExecutor, function: Callable[[], T]) -> T:
-    """Run a blocking function in a thread of the executor."""
     future = executor.submit(function)
     if in_trio():
         import trio

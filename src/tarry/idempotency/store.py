@@ -299,7 +299,6 @@ class MemoryStore:
         return deleted
 
     def _push(self, key: str, entry: _MemoryEntry) -> None:
-        """Add an entry to the records and to the heap."""
         self._entries[key] = entry
         entry.heap_time = entry.free_at
         heapq.heappush(self._expiry_heap, (entry.heap_time, key))

@@ -182,9 +182,6 @@ def is_timeout_over(details: Any) -> bool:
     return details.timeout is not None and details.timeout <= 0
 
 
-# --- the call objects of plain channels ----------------------------------------------------------
-
-
 class RetriedCall:
     """The call object that the user gets. It makes the attempts and delegates to the last one.
 

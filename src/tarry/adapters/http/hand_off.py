@@ -8,7 +8,7 @@ the call as it would without a hand-off. A note on the error and a log line then
 from __future__ import annotations
 
 import re
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -25,7 +25,7 @@ from tarry.runtime.error_record import attach_record, record_of
 from tarry.wire import http
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Generator, Iterable, Mapping
+    from collections.abc import Awaitable, Iterable, Mapping
 
     from tarry.adapters.http.messages import ClientFunctions
     from tarry.core.policy import Policy
@@ -115,10 +115,14 @@ class HandOff:
             return
         try:
             arguments = self._enqueue_arguments(request, error)
-            with _hand_off_deadline():
+            token = deadlines.scope.set(None)
+            try:
+                deadlines.enter(system.now() + HAND_OFF_TIMEOUT_S)
                 task = self._client.enqueue(**arguments)
                 if self._functions.is_async:
                     task = await task
+            finally:
+                deadlines.scope.reset(token)
         except Exception as failure:
             _report_failure(error, record, failure)
             return
@@ -191,17 +195,6 @@ class HandOff:
         if not requested:
             return None
         return requested * (1.0 + HINT_SPREAD * crc32(key.encode()) / 2**32)
-
-
-@contextmanager
-def _hand_off_deadline() -> Generator[None]:
-    """Replace the caller's deadline by that of the hand-off."""
-    token = deadlines.scope.set(None)
-    try:
-        deadlines.enter(system.now() + HAND_OFF_TIMEOUT_S)
-        yield
-    finally:
-        deadlines.scope.reset(token)
 
 
 def _report_failure(error: Exception, record: CallRecord, failure: Exception) -> None:

@@ -167,7 +167,6 @@ class ResponseRecorder:
             await lease.release()
 
     async def _flush(self) -> None:
-        """Send the buffered messages, and stop buffering."""
         self._is_streaming = True
         if self._sending_started is not None:
             self._sending_started.set()
@@ -203,9 +202,6 @@ class ResponseRecorder:
         start["headers"] = headers  # the original may be an iterator, now exhausted
         self._headers: Headers = tuple(headers)
         return can_buffer
-
-
-# --- problems -------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
