@@ -140,16 +140,12 @@ class TaskBoard:
 
     def _table(self, watched: Mapping[str, RetryTask]) -> Table:
         now = system.unix_time()
-        rows = [
-            (
-                call_name(path),
-                task.status,
-                task.attempt_number,
-                time_until(task.next_attempt_at, now),
-                attempt_result(self._last_attempts[path]) if path in self._last_attempts else "",
-            )
-            for path, task in watched.items()
-        ]
+        rows: list[tuple[object, ...]] = []
+        for path, task in watched.items():
+            last = self._last_attempts.get(path)
+            result = "" if last is None else attempt_result(last)
+            next_attempt = time_until(task.next_attempt_at, now)
+            rows.append((call_name(path), task.status, task.attempt_number, next_attempt, result))
         return table(("call", "status", "attempts", "next attempt", "last result"), rows)
 
 

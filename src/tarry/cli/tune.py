@@ -112,12 +112,10 @@ def show_proposal(console: Console, evidence: Evidence, proposal: Proposal) -> N
     from tarry.tuning.evidence import TAIL_QUANTILE, required_samples
     from tarry.tuning.rules import format_count, format_percent, format_setting
 
-    _print_line(
-        console,
-        f"{format_count(evidence.attempts, 'attempt')} of {format_count(evidence.calls, 'call')} "
-        f"in {format_duration(evidence.span)}, {format_count(len(evidence.outages), 'outage')}",
-        "bold",
-    )
+    attempts = format_count(evidence.attempts, "attempt")
+    calls = format_count(evidence.calls, "call")
+    span, outages = format_duration(evidence.span), format_count(len(evidence.outages), "outage")
+    _print_line(console, f"{attempts} of {calls} in {span}, {outages}", "bold")
     for warning in proposal.warnings:
         _print_line(console, f"warning: {warning}", "yellow")
     table = _table("field", "now", "proposed", "why")
@@ -172,19 +170,13 @@ def show_comparison(
             shortage = "no call with a first attempt"
         _print_line(console, f"not simulated: too little data: {shortage}")
         return
-    _print_line(
-        console,
-        f"simulated: {format_duration(comparison.duration)} "
-        f"at {comparison.rate:.3g} calls per second "
-        f"with {format_count(comparison.outages, 'outage')}",
-        "bold",
-    )
-    _print_line(
-        console,
-        f"on a server for {format_count(comparison.concurrency, 'request')} at a time, "
-        "about twice the concurrency in the log",
-        "dim",
-    )
+    duration = format_duration(comparison.duration)
+    outages = format_count(comparison.outages, "outage")
+    load = f"{comparison.rate:.3g} calls per second"
+    _print_line(console, f"simulated: {duration} at {load} with {outages}", "bold")
+    requests = format_count(comparison.concurrency, "request")
+    server = f"on a server for {requests} at a time, about twice the concurrency in the log"
+    _print_line(console, server, "dim")
     table = _table("", "in the log", "now", "proposed")
     logged = _metrics_in_log(evidence)
     current, proposed = comparison.old.metrics(), comparison.new.metrics()
