@@ -10,7 +10,6 @@ import pytest
 from tarry.cli.output import (
     check_output_path,
     format_cell,
-    pluralize,
     printable,
     time_of_day,
     time_since,
@@ -71,7 +70,6 @@ def test_times_are_relative() -> None:
         time_since(2000, 5.0),
     ]
     assert time_of_day(1_700_000_000_042).endswith(".042")
-    assert ["1 attempt", "1,200 attempts"] == [pluralize(1, "attempt"), pluralize(1200, "attempt")]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Tests for durations as text."""
+"""Tests for durations and counts as text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tarry.core.text import format_duration
+from tarry.core.text import format_count, format_duration
 
 
 @pytest.mark.parametrize(
@@ -52,3 +52,9 @@ def test_durations_are_plain_and_right(seconds: float) -> None:
     assert "e" not in number
     size = {"ms": 0.001, "s": 1, "min": 60, "h": 3600}[unit]
     assert pytest.approx(seconds, rel=0.006) == float(number) * size
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 calls"), (1, "1 call"), (1200, "1,200 calls")])
+def test_format_count(number: int, text: str) -> None:
+    """A noun is singular for 1 and plural otherwise."""
+    assert text == format_count(number, "call")

@@ -13,7 +13,7 @@ from tarry.policyfile.defence import Defence
 from tarry.tuning.attempt_log import AttemptLog, LoggedAttempt
 from tarry.tuning.evidence import analyze_log, round_two_digits
 from tarry.tuning.proposal import propose
-from tarry.tuning.rules import find_timeout, format_count, format_percent, format_setting
+from tarry.tuning.rules import find_timeout, format_percent, format_setting
 from tests.tuning.builders import LOG_MODEL, P995, LogModel, analyze_model, suggestion_for
 
 if TYPE_CHECKING:
@@ -306,12 +306,6 @@ def test_timeout_of_few_attempts_is_ignored() -> None:
 def test_format_percent(share: float, text: str) -> None:
     """Percentages have two significant digits."""
     assert text == format_percent(share)
-
-
-@pytest.mark.parametrize(("number", "text"), [(0, "0 calls"), (1, "1 call"), (1200, "1,200 calls")])
-def test_format_count(number: int, text: str) -> None:
-    """A noun is singular for 1 and plural otherwise."""
-    assert text == format_count(number, "call")
 
 
 @pytest.mark.parametrize(

@@ -196,11 +196,6 @@ def time_of_day(epoch_ms: int) -> str:
     return f"{datetime.fromtimestamp(epoch_ms / 1000).astimezone():%H:%M:%S}.{epoch_ms % 1000:03}"
 
 
-def pluralize(number: int, noun: str) -> str:
-    """Return a number with its noun, such as "1 attempt" or "2 attempts"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 # --- files ----------------------------------------------------------------------------------------
 
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tarry.cli.options import DEFAULT_SERVER, ApiKeyOption, JsonOption, ServerOption, parse_duration
-from tarry.cli.output import pluralize, print_json, print_text
+from tarry.cli.output import print_json, print_text
 from tarry.cli.remote import connect
 from tarry.client.errors import NotFinished
+from tarry.core.text import format_count
 from tarry.errors import ConfigurationError
 from tarry.runtime.clocks import system
 
@@ -96,7 +97,7 @@ def send(
 def _print_task(task: RetryTask) -> None:
     reason = "" if task.reason is None else f": {task.reason}"
     print_text(
-        f"{task.task_id} {task.status} after {pluralize(task.attempt_number, 'attempt')}{reason}"
+        f"{task.task_id} {task.status} after {format_count(task.attempt_number, 'attempt')}{reason}"
     )
     if task.response is not None:
         print_text(f"the target answered {task.response.status}")

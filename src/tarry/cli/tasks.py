@@ -22,6 +22,7 @@ from tarry.cli.options import (
 from tarry.cli.remote import connect
 from tarry.client.errors import NotFound
 from tarry.core.checks import check_one_of, check_positive
+from tarry.core.text import format_count
 from tarry.errors import ConfigurationError
 from tarry.runtime.clocks import system
 
@@ -282,7 +283,7 @@ def replay(
         # Without matches, a dry run returns the empty result without starting a replay.
         is_dry_run = not _count_matches(client, filters) or dry_run
         job = client.replay(**filters, rate=rate, dry_run=is_dry_run).job
-    matched = output.pluralize(job.matched, "dead letter")
+    matched = format_count(job.matched, "dead letter")
     pace = "" if rate is None else f", {rate:g} per second"
     text = f"replay {job.replay_id}: {matched} to replay{pace}"
     if not job.matched:
@@ -310,13 +311,13 @@ def purge(
     with connect(server, api_key) as client:
         matched = _count_matches(client, filters)
         if matched and not yes:
-            question = f"Delete {output.pluralize(matched, 'dead letter')} permanently? [y/N] "
+            question = f"Delete {format_count(matched, 'dead letter')} permanently? [y/N] "
             typer.echo(question, nl=False, err=True)
             if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
                 typer.echo("nothing was deleted", err=True)
                 raise typer.Exit(1)
         purged = client.purge(**filters) if matched else 0
-    text = f"{output.pluralize(purged, 'dead letter')} deleted" if purged else _NO_MATCH
+    text = f"{format_count(purged, 'dead letter')} deleted" if purged else _NO_MATCH
     output.print_result({"purged": purged}, text, as_json=as_json)
 
 

@@ -11,7 +11,7 @@ import typer
 from tarry.cli.options import parse_duration
 from tarry.cli.output import POLICY_SUFFIXES, check_output_path, printable, report_table, write_text
 from tarry.cli.policy import policy_text
-from tarry.core.text import format_duration
+from tarry.core.text import format_count, format_duration
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -110,7 +110,7 @@ def show_proposal(console: Console, evidence: Evidence, proposal: Proposal) -> N
     from rich.text import Text
 
     from tarry.tuning.evidence import TAIL_QUANTILE, required_samples
-    from tarry.tuning.rules import format_count, format_percent, format_setting
+    from tarry.tuning.rules import format_percent, format_setting
 
     attempts = format_count(evidence.attempts, "attempt")
     calls = format_count(evidence.calls, "call")
@@ -158,7 +158,6 @@ def show_comparison(
 
     from tarry.simulator.formatting import format_value
     from tarry.tuning.comparison import MIN_HEALTHY_ATTEMPTS, describe_changes
-    from tarry.tuning.rules import format_count
 
     if proposal.defence == proposal.current:
         _print_line(console, "not simulated: the proposed policy equals the current one")

@@ -1,4 +1,4 @@
-"""Text for messages: durations (100 ms, 2.5 s, 3 min) and suggestions for misspelt names."""
+"""Text for messages: durations (100 ms, 2.5 s), counts, and suggestions for misspelt names."""
 
 from __future__ import annotations
 
@@ -25,6 +25,11 @@ def format_duration(seconds: float) -> str:
 
 def _format_number(number: float) -> str:
     return f"{number:.0f}" if _MIN_INTEGER <= number < _MAX_INTEGER else f"{number:.3g}"
+
+
+def format_count(number: int, noun: str) -> str:
+    """Return a number with its noun: "1 outage", "1,200 outages"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def suggest(word: str, candidates: Iterable[str], *, similarity: float = 0.6) -> str | None:

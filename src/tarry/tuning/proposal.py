@@ -16,19 +16,14 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from tarry.core.checks import check_positive
-from tarry.core.text import format_duration
+from tarry.core.text import format_count, format_duration
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
 from tarry.simulator.metrics import quantile
 from tarry.tuning import rules
 from tarry.tuning.comparison import describe_changes
 from tarry.tuning.evidence import required_samples, share_above
-from tarry.tuning.rules import (
-    TIMEOUT_QUANTILE,
-    format_count,
-    format_percent,
-    suggest_attempt_timeout,
-)
+from tarry.tuning.rules import TIMEOUT_QUANTILE, format_percent, suggest_attempt_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -13,7 +13,7 @@ from math import inf
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from tarry.core.text import format_duration
+from tarry.core.text import format_count, format_duration
 from tarry.simulator.metrics import quantile
 from tarry.tuning.evidence import (
     TAIL_QUANTILE,
@@ -71,11 +71,6 @@ def format_percent(share: float) -> str:
     if 0 < percent < _MIN_SHOWN_PERCENT:
         return f"under {_MIN_SHOWN_PERCENT:g} %"
     return f"{percent:.0f} %" if abs(percent) >= _MIN_INTEGER_PERCENT else f"{percent:.2g} %"
-
-
-def format_count(number: int, noun: str) -> str:
-    """Return a number with its noun: "1 outage", "1,200 outages"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def format_setting(field: str, value: object) -> str:
