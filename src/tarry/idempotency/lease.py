@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tarry.core.policy import Policy
 from tarry.idempotency.store import MemoryStore
-from tarry.runtime.clocks import in_trio, system
+from tarry.runtime.clocks import after_fork, in_trio, system
 from tarry.runtime.retry import acall
 
 if TYPE_CHECKING:
@@ -56,12 +56,9 @@ _process_names = [os.urandom(16).hex()]
 _lease_numbers = count()
 
 
+@after_fork
 def _rename_after_fork() -> None:
     _process_names[0] = os.urandom(16).hex()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_rename_after_fork)
 
 
 @dataclass

@@ -8,7 +8,6 @@ stream returns a `RetriedStream`.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
@@ -24,7 +23,7 @@ from tarry.core.verdict import Attempt
 from tarry.errors import Cancelled, ConfigurationTypeError, MissingExtra
 from tarry.runtime import drivers
 from tarry.runtime.call import RunningBlock
-from tarry.runtime.clocks import CancelToken, system
+from tarry.runtime.clocks import CancelToken, after_fork, system
 from tarry.runtime.config import check_not_async
 
 if TYPE_CHECKING:
@@ -493,15 +492,12 @@ def _background_loop() -> asyncio.AbstractEventLoop:
         return _loops[0]
 
 
+@after_fork
 def _reset_after_fork() -> None:
     """Drop the loop in a forked child, because its thread exists only in the parent."""
     global _lock  # noqa: PLW0603 - the thread that held it does not exist in the child
     _lock = threading.Lock()
     _loops.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 grpc.Call.register(RetriedStream)

@@ -7,7 +7,6 @@ and cached.
 
 from __future__ import annotations
 
-import os
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -22,7 +21,7 @@ from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.runtime import deadlines, drivers
 from tarry.runtime.call import RunningCall
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import after_fork, system
 from tarry.runtime.config import RetryConfig, check_instance
 from tarry.runtime.downstream import Downstream
 from tarry.runtime.events import bus
@@ -54,12 +53,9 @@ _locks = [threading.Lock()]
 """Holds the one lock of the module. A list, so that the fork handler can replace the lock."""
 
 
+@after_fork
 def _reset_after_fork() -> None:
     _locks[0] = threading.Lock()  # the thread that held it does not exist in the child
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 class LRUCache(dict[K, V]):
