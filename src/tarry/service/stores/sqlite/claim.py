@@ -52,8 +52,6 @@ ON CONFLICT (seq) DO UPDATE SET status = 1, wake_at = excluded.wake_at,
 _MAX_TENANTS_WOKEN = 1000
 _PAGE_SIZE = 16
 _CHECK_COLUMNS = ("due_check_at", "expiry_check_at")
-_DUE_CHECK, _EXPIRY_CHECK = 0, 1
-"""Indexes of the pairs of statements below: one for each of `_CHECK_COLUMNS`."""
 _WAKE_TENANTS = tuple(
     "UPDATE tenant SET ready = 1 WHERE id IN (SELECT id FROM tenant "
     f"WHERE ready = 0 AND {column} <= ? ORDER BY {column} LIMIT ?)"
@@ -117,13 +115,9 @@ def claim(
             probing[lane.name] = lane.opened
     order.record_served(served_lanes)
     leased.sort(key=lambda entry: entry[:2])
-    return ClaimResult(
-        tx.now,
-        [task for _, _, task in leased],
-        probing,
-        order.next_claim_at(is_full=slots_left <= 0),
-        tx.lost_attempts - lost_before,
-    )
+    tasks = [task for _, _, task in leased]
+    next_at = order.next_claim_at(is_full=slots_left <= 0)
+    return ClaimResult(tx.now, tasks, probing, next_at, tx.lost_attempts - lost_before)
 
 
 def _find_claimable(
@@ -176,12 +170,9 @@ def _log_lost_attempt(tx: Transaction, task: Task, row: Row) -> bool:
     task.attempts += 1
     task.lost += 1
     tx.lost_attempts += 1
+    due = task.next_attempt_at
     attempt = AttemptRecord(
-        number=task.attempts,
-        scheduled_at=task.next_attempt_at,
-        started_at=task.next_attempt_at,
-        outcome=LOST,
-        worker=task.worker,
+        number=task.attempts, scheduled_at=due, started_at=due, outcome=LOST, worker=task.worker
     )
     packed = bytearray(encode(attempt))
     seq, tenant, _, _ = row[SEQ:]
@@ -215,26 +206,24 @@ class FairOrder:
         """Yield one ready lane of each tenant, then another of each tenant, and so on."""
         for statement, until in zip(_WAKE_TENANTS, self._check_until, strict=True):
             self._tx.execute(statement, (until, _MAX_TENANTS_WOKEN))
+        new_tenants = self._ready_tenants()
         walks: deque[tuple[int, Iterator[LaneRow]]] = deque()
-        for tenant in self._ready_tenants():
-            self._tenants.append(tenant)
-            walk = self._ready_lanes(tenant)
-            if lane := self._next_lane(tenant, walk):
+        while True:
+            tenant = next(new_tenants, None)
+            if tenant is not None:
+                self._tenants.append(tenant)
+                walk = self._ready_lanes(tenant)
+            elif walks:
+                tenant, walk = walks.popleft()
+            else:
+                return
+            lane = next(walk, None)
+            if lane is None:
+                self._finished_tenants.add(tenant)
+            else:
+                self._visited.append(lane)
                 yield lane
                 walks.append((tenant, walk))
-        while walks:
-            tenant, walk = walks.popleft()
-            if lane := self._next_lane(tenant, walk):
-                yield lane
-                walks.append((tenant, walk))
-
-    def _next_lane(self, tenant: int, walk: Iterator[LaneRow]) -> LaneRow | None:
-        lane = next(walk, None)
-        if lane is None:
-            self._finished_tenants.add(tenant)
-        else:
-            self._visited.append(lane)
-        return lane
 
     def _ready_tenants(self) -> Iterator[int]:
         last_turn, tenant = -1, -1
@@ -317,13 +306,12 @@ class FairOrder:
             return now
         if is_full and tx.execute(_READY_TENANTS, (-1, -1, 1)).fetchall():
             return now
-        times += self._claim_times(
-            self._earliest_check(_DUE_CHECK), self._earliest_check(_EXPIRY_CHECK)
-        )
+        earliest = [self._earliest_check(index) for index in range(len(_CHECK_COLUMNS))]
+        times += self._claim_times(*earliest)
         return max(now, min(times)) if times else None
 
-    def _earliest_check(self, check: int) -> int | None:
-        """Return the earliest check time of sleeping tenants; `check` is one of the two indexes.
+    def _earliest_check(self, index: int) -> int | None:
+        """Return the earliest time in a column of `_CHECK_COLUMNS`, among sleeping tenants.
 
         The check time of a tenant is a lower bound: it is not raised when the check times of its
         lanes are. A time that is too early is corrected here, for a bounded number of tenants.
@@ -331,12 +319,12 @@ class FairOrder:
         execute = self._tx.execute
         earliest: int | None = None
         for _ in range(_PAGE_SIZE):
-            row = execute(_EARLIEST_TENANT[check]).fetchone()
+            row = execute(_EARLIEST_TENANT[index]).fetchone()
             if row is None:
                 return None
             earliest, tenant = row
             exact = execute(_EARLIEST_OF_TENANT, (tenant,)).fetchone()
-            if exact[check] == earliest:
+            if exact[index] == earliest:
                 break
             execute(_SCHEDULE_TENANT, (*exact, tenant))
         return earliest

@@ -71,8 +71,9 @@ _INVALID_OPERATION_CODES = {
     sqlite3.SQLITE_RANGE,
 }
 """Errors that are caused by the operation, not by the database."""
+_BUSY_CODES = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 # None stands for an error that the operation caused.
-_CONNECTION_USABLE_CODES = {None, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL}
+_CONNECTION_USABLE_CODES = {None, *_BUSY_CODES, sqlite3.SQLITE_FULL}
 """Errors after which the file need not be opened again."""
 _MAY_SUCCEED_ALONE_CODES = {None, sqlite3.SQLITE_FULL, sqlite3.SQLITE_ERROR}
 """Errors of a group that may not occur if its operations run one by one: a full disk, for example,
@@ -273,13 +274,9 @@ def connect(path: StorePath) -> sqlite3.Connection:
             f"the SQLite store needs SQLite {'.'.join(map(str, _MIN_SQLITE_VERSION))} or newer, "
             f"and this Python has {sqlite3.sqlite_version}"
         )
-    return call(_connect, path, on=_is_busy)
-
-
-def _is_busy(error: BaseException) -> bool:
     # When two processes open a new file at once, one of them cannot switch it to WAL mode: SQLite
     # does not apply the busy timeout to that.
-    return getattr(error, "sqlite_errorcode", None) in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+    return call(_connect, path, on=lambda error: _database_error_code(error) in _BUSY_CODES)
 
 
 def _connect(path: StorePath) -> sqlite3.Connection:
@@ -294,7 +291,7 @@ def _connect(path: StorePath) -> sqlite3.Connection:
         _prepare(connection, path)
     except BaseException as error:
         connection.close()
-        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB:
+        if _database_error_code(error) == sqlite3.SQLITE_NOTADB:
             msg = f"{path} is not a SQLite file: name another one for the store"
             raise ConfigurationError(msg) from error
         raise

@@ -112,11 +112,8 @@ class ThreadExecutor(Executor):
         self._groups.put(None)
         await self._loop.run_in_executor(None, self._thread.join)
 
-    # --- in the thread ----------------------------------------------------------------------------
-
-    def _run_groups(self) -> None:
+    def _run_groups(self) -> None:  # in the thread
         while (group := self._groups.get()) is not None:
-            answers: list[Answer]
             try:
                 answers = self._run([entry.work for entry in group])
             except Exception as error:  # noqa: BLE001 - else its callers would wait for ever

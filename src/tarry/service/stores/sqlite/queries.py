@@ -14,7 +14,7 @@ import msgspec
 from tarry.errors import ConfigurationError
 from tarry.service.model import AttemptRecord, LaneRecord, Status, Task
 from tarry.service.store import Counters, Page, SeriesPoint
-from tarry.service.stores.sqlite.transaction import MINUTE_MS
+from tarry.service.stores.sqlite.transaction import MINUTE_MS, TENANT_COUNTERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -80,10 +80,7 @@ SELECT l.name, n.name, l.parked_until, l.probes, l.opened, l.paused, l.pending, 
        l.served_at
 FROM lane AS l CROSS JOIN tenant AS n ON n.id = l.tenant
 """
-_COUNTERS = ", ".join(
-    f"ifnull(sum({column}), 0)"
-    for column in ("pending", "in_flight", "succeeded", "exhausted", "cancelled", "superseded")
-)
+_COUNTERS = ", ".join(f"ifnull(sum({name}), 0)" for name in TENANT_COUNTERS)
 _SERIES = f"""
 SELECT minute, outcome, count FROM series
 WHERE tenant = iif(?1 IS NULL, 0, ({_TENANT_ID})) AND minute >= ?2 ORDER BY minute

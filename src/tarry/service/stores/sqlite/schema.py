@@ -33,10 +33,8 @@ if TYPE_CHECKING:
 
     StorePath = str | PathLike[str]
 
-# Numbers in the file header that mark the file as a store of tarry: "tary" and "tarr".
-_APPLICATION_ID = 0x74617279
-_UNRELEASED_APPLICATION_ID = 0x74617272
-"""Written by versions before the first release, whose tables have other columns."""
+_APPLICATION_ID = 0x74617279  # "tary" in the file header: marks the file as a store of tarry
+_UNRELEASED_APPLICATION_ID = 0x74617272  # before the first release, tables had other columns
 
 # Statements are split at semicolons, so comments and strings must not contain one.
 MIGRATIONS = (

@@ -34,6 +34,9 @@ from tarry.service.stores.sqlite.writer_process import (
     system_clock,
 )
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from types import CoroutineType
@@ -45,15 +48,13 @@ if TYPE_CHECKING:
     from tarry.service.stores.sqlite.schema import StorePath
     from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
 
-P = ParamSpec("P")
-T = TypeVar("T")
+    _Method = Callable[Concatenate["SqliteStore", P], CoroutineType[Any, Any, T]]
+
 
 _LEASES_PER_RECOVERY = 1000
 
 
-def _write_method(
-    run: Callable[Concatenate[Transaction, P], T],
-) -> Callable[Concatenate[SqliteStore, P], CoroutineType[Any, Any, T]]:
+def _write_method(run: Callable[Concatenate[Transaction, P], T]) -> _Method[P, T]:
     """Return a method of the port that runs one operation in a write transaction."""
 
     async def method(self: SqliteStore, /, *arguments: P.args, **named: P.kwargs) -> T:
@@ -62,9 +63,7 @@ def _write_method(
     return method  # type: ignore[return-value] # mypy infers Coroutine instead of CoroutineType
 
 
-def _read_method(
-    run: Callable[Concatenate[ReadTransaction, P], T],
-) -> Callable[Concatenate[SqliteStore, P], CoroutineType[Any, Any, T]]:
+def _read_method(run: Callable[Concatenate[ReadTransaction, P], T]) -> _Method[P, T]:
     """Return a method of the port that runs one query in a read transaction."""
 
     async def method(self: SqliteStore, /, *arguments: P.args, **named: P.kwargs) -> T:

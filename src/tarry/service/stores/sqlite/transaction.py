@@ -44,8 +44,9 @@ if TYPE_CHECKING:
 MINUTE_MS = 60_000
 # Plain ints: comparing them is faster than comparing enum members.
 PENDING, IN_FLIGHT, SUCCEEDED, EXHAUSTED, CANCELLED = (int(status) for status in Status)
+TENANT_COUNTERS = (*[status.name.lower() for status in Status], "superseded")
+"""Columns with a tenant's number of tasks in each status, and of superseded results."""
 _SUPERSEDED = len(Status)
-"""Index of the superseded results in a tenant's counters, after those of the statuses."""
 _MAX_CACHED_NAMES = 100_000
 
 _CHUNK_SIZES = (64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
@@ -90,11 +91,8 @@ class MultiRowStatement:
             pass
 
 
-_ADD_TO_TENANT_COUNTERS = """
-UPDATE tenant SET pending = pending + ?, in_flight = in_flight + ?, succeeded = succeeded + ?,
-    exhausted = exhausted + ?, cancelled = cancelled + ?, superseded = superseded + ?
-WHERE id = ?
-"""
+_INCREMENTS = ", ".join(f"{name} = {name} + ?" for name in TENANT_COUNTERS)
+_ADD_TO_TENANT_COUNTERS = f"UPDATE tenant SET {_INCREMENTS} WHERE id = ?"
 _LOWER_DUE_CHECK, _LOWER_EXPIRY_CHECK = (
     f"UPDATE tenant SET {column} = ?1 "
     f"WHERE id = ?2 AND ready = 0 AND ({column} IS NULL OR {column} > ?1)"
@@ -323,7 +321,7 @@ class Transaction(ReadTransaction):
         """
         counters = self._tenant_counters.get(tenant)
         if counters is None:
-            counters = self._tenant_counters[tenant] = [0] * (_SUPERSEDED + 1)
+            counters = self._tenant_counters[tenant] = [0] * len(TENANT_COUNTERS)
         live = 0
         if old is not None:
             counters[old] -= tasks
@@ -357,7 +355,7 @@ class Transaction(ReadTransaction):
 
     def count_superseded(self, tenant: int) -> None:
         """Count a result that arrived after its lease was lost."""
-        self._tenant_counters.setdefault(tenant, [0] * (_SUPERSEDED + 1))[_SUPERSEDED] += 1
+        self._tenant_counters.setdefault(tenant, [0] * len(TENANT_COUNTERS))[_SUPERSEDED] += 1
 
     def count_attempt(self, tenant: int, outcome: str) -> None:
         """Count an attempt in the time series of outcomes."""

@@ -29,19 +29,16 @@ FROM state WHERE seq = (SELECT seq FROM task WHERE id = ?)
 """
 _SET_PENDING = f"""
 UPDATE state SET status = {PENDING}, wake_at = ?1, next_attempt_at = ?1, version = version + 1,
-    worker = NULL
-WHERE seq = ?2
+    worker = NULL WHERE seq = ?2
 """
 _SET_CANCELLED = f"""
 UPDATE state SET status = {CANCELLED}, finished_at = ?, attempts = ?, version = version + 1,
-    worker = NULL, wake_at = 0
-WHERE seq = ?
+    worker = NULL, wake_at = 0 WHERE seq = ?
 """
 _REVIVE = f"""
 UPDATE state SET status = {PENDING}, wake_at = ?1, next_attempt_at = ?1, started_at = ?1,
     finished_at = NULL, reason = NULL, version = version + 1, forgiven = attempts,
-    replays = replays + 1, lost = 0,
-    previous_delay = NULL, restarted = 0, last_kind = NULL
+    replays = replays + 1, lost = 0, previous_delay = NULL, restarted = 0, last_kind = NULL
 WHERE seq = ?2
 """
 _WORKER_LOCKS = "SELECT lock FROM worker WHERE lock IS NOT NULL"
@@ -176,9 +173,6 @@ def recover_leases(tx: Transaction, limit: int) -> bool:
         tx.execute(_DELETE_WORKERS, (token,))
     worker_lock.remove_leftover_files()
     return False
-
-
-# --- lanes ----------------------------------------------------------------------------------------
 
 
 def park(tx: Transaction, lane: str, until: int, probes: int, opened: int) -> None:

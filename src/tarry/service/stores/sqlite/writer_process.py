@@ -56,9 +56,6 @@ _FRAME_LENGTH = struct.Struct("!Q")
 """The header of a frame: the number of bytes that follow."""
 
 
-# --- operations by name ---------------------------------------------------------------------------
-
-
 class Operation:
     """A function that runs in a transaction, and the decoders of its arguments and its result."""
 
