@@ -210,7 +210,14 @@ def load_settings(
         except ConfigurationError as error:
             msg = f"{name if source == DEFAULT else source}: {error}"
             raise ConfigurationError(msg) from None
-    _check_lease(loaded)
+    settings = loaded.settings
+    min_ms = settings.max_attempt_timeout_ms + LEASE_GRACE_MS
+    if settings.lease_duration_ms < min_ms:
+        msg = (
+            f"{sources['lease_ms']}: lease_ms must be at least max_attempt_timeout_ms plus "
+            f"{LEASE_GRACE_MS} ms to store the result ({min_ms}), got {settings.lease_duration_ms}"
+        )
+        raise ConfigurationError(msg)
     return loaded
 
 
@@ -277,41 +284,23 @@ def _unknown_setting(
 def _convert(source: str, name: str, value: Any, *, is_typed: bool) -> Any:
     if name not in _TYPES:
         raise _unknown_setting(source, name, _TYPES, str)
-    if _base_type(name) is tuple and isinstance(value, str) and not is_typed:
+    setting_type = get_args(_TYPES[name])[0]  # without Annotated
+    base_type = get_origin(setting_type) or setting_type
+    if base_type is tuple and isinstance(value, str) and not is_typed:
         value = [part.strip() for part in value.split(",") if part.strip()]
     try:
         return msgspec.convert(value, _TYPES[name], strict=is_typed)
     except msgspec.ValidationError as error:
+        if base_type is Literal:
+            *choices, last = get_args(setting_type)
+            rule = f"{', '.join(choices)} or {last}"
+        else:
+            rule = _TYPE_TEXTS[base_type]
         bound = _BOUND.search(str(error))
         shown = str(value).lower() if isinstance(value, bool) else short_repr(value)
         got = "" if name in SECRETS else f", got {shown}"
-        msg = f"{source}: must be {_describe_type(name)}{bound[0] if bound else ''}{got}"
+        msg = f"{source}: must be {rule}{bound[0] if bound else ''}{got}"
         raise ConfigurationError(msg) from error
-
-
-def _describe_type(name: str) -> str:
-    base_type = _base_type(name)
-    if base_type is Literal:
-        *choices, last = get_args(get_args(_TYPES[name])[0])
-        return f"{', '.join(choices)} or {last}"
-    return _TYPE_TEXTS[base_type]
-
-
-def _base_type(name: str) -> Any:
-    """Return the type of a setting without `Annotated` and type arguments."""
-    annotated = get_args(_TYPES[name])[0]
-    return get_origin(annotated) or annotated
-
-
-def _check_lease(loaded: LoadedSettings) -> None:
-    settings = loaded.settings
-    min_ms = settings.max_attempt_timeout_ms + LEASE_GRACE_MS
-    if settings.lease_duration_ms < min_ms:
-        msg = (
-            f"{loaded.sources['lease_ms']}: lease_ms must be at least max_attempt_timeout_ms plus "
-            f"{LEASE_GRACE_MS} ms to store the result ({min_ms}), got {settings.lease_duration_ms}"
-        )
-        raise ConfigurationError(msg)
 
 
 def check_setting(name: str, value: Any) -> None:

@@ -20,23 +20,9 @@ from tarry.core.verdict import Reason
 from tarry.errors import ConfigurationError
 from tarry.service.encryption import DecryptionFailed
 from tarry.service.model import LOST, Status, TaskContent
+from tarry.wire import tasks as wire
 from tarry.wire.policies import SERVICE_PRESETS, policy_from_json
-from tarry.wire.tasks import (
-    STATUS_NAMES,
-    AttemptLog,
-    Decision,
-    DownstreamInfo,
-    ExplainedStep,
-    Explanation,
-    LaneStateName,
-    LocalStats,
-    NextStep,
-    ReplayFilter,
-    ReplayJob,
-    RetryPolicy,
-    RetryTask,
-    TargetResponse,
-)
+from tarry.wire.tasks import STATUS_NAMES, RetryTask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,8 +30,7 @@ if TYPE_CHECKING:
     from tarry.core.policy import Policy
     from tarry.service.api.context import ApiContext
     from tarry.service.delivery import DeliveryResult
-    from tarry.service.model import AttemptRecord, LaneRecord, ReplayRecord, Task
-    from tarry.service.model import Decision as StoredDecision
+    from tarry.service.model import AttemptRecord, Decision, LaneRecord, ReplayRecord, Task
 
 REDACTED = "[redacted]"
 
@@ -116,12 +101,12 @@ def read_content(context: ApiContext, task: Task) -> TaskContent | None:
         return None
 
 
-def response_view(delivered: DeliveryResult, secrets: list[str] | None) -> TargetResponse:
+def response_view(delivered: DeliveryResult, secrets: list[str] | None) -> wire.TargetResponse:
     """Return the view of a target's response. The task's `secrets` are redacted in it."""
     headers: dict[str, str] = {}
     for name, value in delivered.headers:
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
-    response = TargetResponse(
+    response = wire.TargetResponse(
         status=delivered.status,
         headers={
             name: redact_text(value, secrets) or ""
@@ -141,12 +126,14 @@ def response_view(delivered: DeliveryResult, secrets: list[str] | None) -> Targe
     return response
 
 
-def attempt_view(task_id: str, attempt: AttemptRecord, secrets: list[str] | None) -> AttemptLog:
+def attempt_view(
+    task_id: str, attempt: AttemptRecord, secrets: list[str] | None
+) -> wire.AttemptLog:
     """Return one entry of the attempt log. The task's `secrets` are redacted in it."""
     decision = None
     if attempt.decision is not None:
-        decision = msgspec.convert(attempt.decision, Decision, from_attributes=True)
-    return AttemptLog(
+        decision = msgspec.convert(attempt.decision, wire.Decision, from_attributes=True)
+    return wire.AttemptLog(
         task_id=task_id,
         attempt_number=attempt.number,
         scheduled_at=attempt.scheduled_at,
@@ -170,19 +157,19 @@ def attempt_view(task_id: str, attempt: AttemptRecord, secrets: list[str] | None
 
 def policy_view(
     policy_id: str, version: int | None, created_at: int | None, document: dict[str, Any]
-) -> RetryPolicy:
+) -> wire.RetryPolicy:
     """Return the view of a policy with all its fields."""
     fields = {**document, "policyId": policy_id, "version": version, "createdAt": created_at}
-    return msgspec.convert(fields, RetryPolicy)
+    return msgspec.convert(fields, wire.RetryPolicy)
 
 
-def replay_view(job: ReplayRecord, *, dry_run: bool = False) -> ReplayJob:
+def replay_view(job: ReplayRecord, *, dry_run: bool = False) -> wire.ReplayJob:
     """Return the view of a replay job; with `dry_run`, of a job that was not started."""
     names: dict[str, Any] = {"running": "RUNNING", "done": "DONE", "cancelled": "CANCELLED"}
-    return ReplayJob(
+    return wire.ReplayJob(
         replay_id=None if dry_run else job.id,
         status="DRY_RUN" if dry_run else names[job.status],
-        filter=ReplayFilter(
+        filter=wire.ReplayFilter(
             lane=None if job.lane is None else public_lane_name(job.lane),
             policy_id=job.policy_id,
             reason=job.reason,
@@ -196,14 +183,16 @@ def replay_view(job: ReplayRecord, *, dry_run: bool = False) -> ReplayJob:
     )
 
 
-def downstream_view(lane: LaneRecord, local: LocalStats | None, now: int) -> DownstreamInfo:
+def downstream_view(
+    lane: LaneRecord, local: wire.LocalStats | None, now: int
+) -> wire.DownstreamInfo:
     """Return the view of a lane: its stored state, and the `local` state of this process."""
-    state: LaneStateName = "OPEN"
+    state: wire.LaneStateName = "OPEN"
     if lane.paused:
         state = "PAUSED"
     elif lane.parked_until is not None:
         state = "PARKED" if now < lane.parked_until else "PROBING"
-    return DownstreamInfo(
+    return wire.DownstreamInfo(
         lane=public_lane_name(lane.name),
         state=state,
         parked_until=lane.parked_until,
@@ -234,7 +223,7 @@ def explain_task(
     chosen: Policy | None,
     lane: LaneRecord | None,
     now: int,
-) -> Explanation:
+) -> wire.Explanation:
     """Explain the attempts of a task and its next step.
 
     `attempts` are the latest attempts. `chosen` is the policy that the task names, None if that
@@ -256,17 +245,17 @@ def explain_task(
     else:
         is_waiting = status is Status.PENDING and task.next_attempt_at > now
         wait_ends.append(None if is_waiting else task.next_attempt_at)
-    steps: list[ExplainedStep] = []
+    steps: list[wire.ExplainedStep] = []
     for attempt, wait_end in zip(attempts, wait_ends, strict=False):
         view = attempt_view(task.id, attempt, secrets)
         text = _describe_attempt(attempt, view.error_message, wait_end)
         if _was_stopped_by(attempt) and (attempt is not attempts[-1] or not status.is_terminal):
             text += "; was replayed"
-        steps.append(ExplainedStep(attempt_number=attempt.number, text=text, attempt=view))
+        steps.append(wire.ExplainedStep(attempt_number=attempt.number, text=text, attempt=view))
     next_step = _next_step(task, status, policy, lane, now)
     if chosen is None and status not in _DONE:
         deleted = f"Its policy {task.policy_id} was deleted: it uses the default policy."
-        next_step = NextStep(text=f"{next_step.text} {deleted}", at=next_step.at)
+        next_step = wire.NextStep(text=f"{next_step.text} {deleted}", at=next_step.at)
     sentences = [step.text for step in steps]
     if attempts and attempts[0].number > 1:
         sentences.insert(0, f"{attempts[0].number - 1} attempts before")
@@ -274,7 +263,7 @@ def explain_task(
         sentences.append(f"stopped: {_REASON_TEXTS.get(task.reason, task.reason)}")
     if not sentences:
         sentences = ["no attempt was made yet" if not status.is_terminal else "no attempt was made"]
-    return Explanation(
+    return wire.Explanation(
         task_id=task.id,
         status=STATUS_NAMES[status],
         reason=task.reason,
@@ -306,7 +295,7 @@ def _describe_attempt(attempt: AttemptRecord, error: str | None, wait_end: int |
     return f"{result}; {_describe_decision(attempt.decision, waited_ms)}"
 
 
-def _describe_decision(decision: StoredDecision, waited_ms: float | None) -> str:
+def _describe_decision(decision: Decision, waited_ms: float | None) -> str:
     """Describe a decision; `waited_ms` is the actual wait, None while it lasts."""
     details: list[str] = []
     if decision.ceiling_ms is not None:
@@ -337,30 +326,30 @@ def _was_stopped_by(attempt: AttemptRecord) -> bool:
 
 def _next_step(
     task: Task, status: Status, policy: Policy, lane: LaneRecord | None, now: int
-) -> NextStep:
+) -> wire.NextStep:
     """Describe the next step of a task, and when it happens."""
     number = task.attempts + 1
     if status is Status.SUCCEEDED:
-        return NextStep(text="It succeeded; no attempt follows.", at=None)
+        return wire.NextStep(text="It succeeded; no attempt follows.", at=None)
     if status is Status.CANCELLED:
-        return NextStep(text="It was cancelled; no attempt follows.", at=None)
+        return wire.NextStep(text="It was cancelled; no attempt follows.", at=None)
     if status is Status.EXHAUSTED:
         text = "It is a dead letter: no attempt follows until it is replayed "
-        return NextStep(text=f"{text}(POST /retry-tasks/{task.id}/retry).", at=None)
+        return wire.NextStep(text=f"{text}(POST /retry-tasks/{task.id}/retry).", at=None)
     if status is Status.IN_FLIGHT:
         ending = ", and is the last one: the task was cancelled" if task.cancelling else ""
-        return NextStep(text=f"Attempt {number} is running{ending}.", at=None)
+        return wire.NextStep(text=f"Attempt {number} is running{ending}.", at=None)
     attempt = f"Attempt {number} of {policy.max_attempts + task.forgiven + task.lost}"
     due = task.next_attempt_at
     if lane is not None and lane.paused:
         text = f"{attempt} waits until an operator resumes its downstream."
-        return NextStep(text=text, at=None)
+        return wire.NextStep(text=text, at=None)
     if lane is not None and lane.parked_until is not None and lane.parked_until > max(now, due):
         left = format_duration((lane.parked_until - now) / 1000)
         text = f"{attempt} waits for its downstream: the breaker is open for another {left}."
-        return NextStep(text=text, at=lane.parked_until)
+        return wire.NextStep(text=text, at=lane.parked_until)
     when = f"in {format_duration((due - now) / 1000)}" if due > now else "now"
-    return NextStep(text=f"{attempt} is due {when}.", at=due)
+    return wire.NextStep(text=f"{attempt} is due {when}.", at=due)
 
 
 @lru_cache(4096)
