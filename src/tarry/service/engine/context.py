@@ -1,7 +1,4 @@
-"""Shared by all components of an engine: limits, health, clock, dependencies, retry of writes.
-
-The composition root, `tarry.service.app`, builds the `EngineContext`.
-"""
+"""Shared by all components of an engine: limits, health, clock, dependencies, retry of writes."""
 
 from __future__ import annotations
 
@@ -106,7 +103,7 @@ class StoreClock:
 
 
 class EngineContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The dependencies of ingest, scheduler, worker and maintenance."""
+    """The dependencies of ingest, scheduler, worker and maintenance, from `tarry.service.app`."""
 
     store: Store
     delivery: Delivery

@@ -108,7 +108,8 @@ class Reporter:
         self._metrics = metrics
         self._now = now
         self._waiting: dict[str, list[asyncio.Future[TaskCompletion]]] = {}
-        """Callers that wait for the completion of a task, by task id."""
+        """Callers by the id of the task that they wait for. They also poll the store, because a
+        task may complete in another process."""
 
     def task_added(self, task: Task) -> None:
         """Report a new task to the listeners."""
@@ -152,10 +153,7 @@ class Reporter:
                 future.set_result(completion)
 
     async def wait_for_completion(self, task_id: str, seconds: float) -> TaskCompletion | None:
-        """Return the completion of a task, or None after this many seconds.
-
-        Only tasks that complete in this process wake the caller, which must also poll the store.
-        """
+        """Return the completion of a task in this process, or None after this many seconds."""
         future: asyncio.Future[TaskCompletion] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(task_id, []).append(future)
         try:

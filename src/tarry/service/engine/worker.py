@@ -315,15 +315,12 @@ class Worker:
         self.leased_tasks.stop_timer()
 
     async def stop(self, timeout_s: float) -> None:
-        """Start no more attempts, release waiting tasks, and wait for attempts in flight.
-
-        After the timeout, attempts are cancelled: their leases expire by themselves.
-        """
+        """Start no more attempts, release waiting tasks, and wait for attempts in flight."""
         self.stop_starting()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._drain()
-        except TimeoutError:
+        except TimeoutError:  # the leases of cancelled attempts expire by themselves
             unfinished = tuple(self._jobs)
             for job in unfinished:
                 job.cancel()

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 Deadline: TypeAlias = list[Any]
 """`[due, tie_breaker, callback]`; the callback is None once the deadline is cancelled.
-
-A list and not an object with `__lt__`: the heap compares entries often, and lists compare in C.
-"""
+A list and not an object with `__lt__`: the heap compares entries often, and lists compare in C."""
 CALLBACK = 2  # the index of the callback in a Deadline
 _MIN_COMPACT_SIZE = 512
 MAX_RESPONSE_HEADERS, MAX_RESPONSE_HEADER_BYTES = 200, 64 * 1024

@@ -45,9 +45,8 @@ _HEAD_START_S = 0.25  # time after which the next address is tried in parallel (
 _MAX_CONNECT_RESPONSE_BYTES = 16 * 1024
 _DEFAULT_PROXY_PORTS = {"http": 80, "https": 443}
 _PROXY_FAULTS = {403: Fault.BLOCKED, 502: Fault.REFUSED, 503: Fault.REFUSED, 504: Fault.REFUSED}
-"""Faults by the status with which a proxy reports a problem of the target.
-
-Any other status is a failure of the proxy itself."""
+"""Faults by the status with which a proxy reports a problem of the target. Any other status is a
+failure of the proxy itself."""
 _LOCAL_ERRNOS = frozenset({EMFILE, ENFILE, ENOBUFS, ENOMEM})
 """Error numbers of failures of this process or machine, not of the target."""
 _CLOSED_IN_HANDSHAKE = "The connection was closed during the TLS handshake"
@@ -249,12 +248,10 @@ def _describe_tls_error(error: Exception) -> str:
 
 
 async def connect_first(addresses: Sequence[str], port: int) -> tuple[socket.socket, str]:
-    """Return a connected socket and its address; raise the last OSError if all addresses fail.
-
-    Addresses are tried in order, each a little after the one before it (Happy Eyeballs, RFC 8305).
-    """
+    """Return a connected socket and its address; raise the last OSError if all addresses fail."""
     if len(addresses) == 1:
         return await _connect_socket(addresses[0], port)
+    # Each address is tried a little after the one before it (Happy Eyeballs, RFC 8305).
     loop, untried = asyncio.get_running_loop(), deque(addresses)
     racing: set[asyncio.Task[tuple[socket.socket, str]]] = set()
     last_error: BaseException = OSError("there is no address")
