@@ -11,6 +11,9 @@ in how they wait. They call these methods:
     running.discard_error()      forget a result that was not accepted and is no longer usable
     running.abort()              release the permit, before the driver raises
     running.wait(), async_wait() wait until the next attempt is due
+
+If a limiter admits an attempt only after a delay, `begin_attempt` returns that delay, and the
+driver sleeps before it makes the attempt.
 """
 
 from __future__ import annotations
@@ -42,7 +45,6 @@ if TYPE_CHECKING:
 
     from tarry.core.hints import Hint
     from tarry.core.outcome import Outcome
-    from tarry.core.policy import Policy
     from tarry.core.verdict import Attempt
     from tarry.runtime.config import RetryConfig
 
@@ -73,8 +75,9 @@ class RunningCall(Call):
         self, config: RetryConfig, started: float | None, deadline: float | None, serial: int
     ) -> None:
         """Prepare a call; `started` is None if the call has no time limit and needs no clock."""
-        cap = system.max_attempts
-        policy = config.policy if cap is None else _capped(config.policy, cap)
+        policy, cap = config.policy, system.max_attempts
+        if cap is not None and policy.max_attempts > cap:
+            policy = policy.replace(max_attempts=cap)
         Call.__init__(self, policy, config.downstream, started or 0.0, deadline)
         self.config: RetryConfig = config
         self._uses_clock = started is not None
@@ -172,9 +175,9 @@ class RunningCall(Call):
         if self.downstream is not None:
             self.record_success(system.now(), (self.config.draw or system.draw)())
         if bus.listeners or self._is_observed:
-            from tarry.core.events import Succeeded
+            import tarry.core.events as types
 
-            bus.emit(Succeeded(self.config.operation, self._downstream_name, self.attempts))
+            bus.emit(types.Succeeded(self.config.operation, self._downstream_name, self.attempts))
         return True
 
     def _end_with_permanent(self, outcome: Outcome) -> None:
@@ -216,38 +219,32 @@ class RunningCall(Call):
             f"{operation}: attempt {number} took longer than {format_duration(limit)}"
         )
 
-    def wait(self, admission_delay: float | None = None) -> None:
-        """Block until the next attempt is due.
-
-        With `admission_delay`, block for that many seconds instead. It is the delay after which a
-        limiter admits an attempt that has been begun.
-        """
-        delay = self._wait.delay if admission_delay is None else admission_delay
+    def wait(self) -> None:
+        """Block until the next attempt is due."""
         wait_started = system.now() if self._is_observed else None
         try:
-            blocking_wait(self.config, delay, self._error)
+            blocking_wait(self.config, self._wait.delay, self._error)
         except BaseException:
-            self._abandon_wait(admission_delay)
+            self._abandon_wait()
             raise
-        if wait_started is not None and admission_delay is None:
+        if wait_started is not None:
             self._emit_waited(wait_started)
 
-    async def async_wait(self, admission_delay: float | None = None) -> None:
+    async def async_wait(self) -> None:
         """Like `wait`, but sleep on the event loop instead of blocking."""
-        delay = self._wait.delay if admission_delay is None else admission_delay
         wait_started = system.now() if self._is_observed else None
         try:
-            if delay > 0:
-                await system.async_sleep(delay)
+            if self._wait.delay > 0:
+                await system.async_sleep(self._wait.delay)
         except BaseException:
-            self._abandon_wait(admission_delay)
+            self._abandon_wait()
             raise
-        if wait_started is not None and admission_delay is None:
+        if wait_started is not None:
             self._emit_waited(wait_started)
 
-    def _abandon_wait(self, admission_delay: float | None) -> None:
+    def _abandon_wait(self) -> None:
         self._error = None
-        if admission_delay is None and self.downstream is not None:
+        if self.downstream is not None:
             self.refund_retry(system.now())
 
     def _record_give_up(self, stop: Stop, error: Exception) -> None:
@@ -256,9 +253,9 @@ class RunningCall(Call):
         attach_give_up(error, record, self._serial, final=final, block=self._is_block)
         if self._is_observed or bus.is_observed():
             if stop.reason is Reason.BUDGET_EMPTY:
-                from tarry.core.events import BudgetEmpty
+                import tarry.core.events as types
 
-                bus.emit(BudgetEmpty(record.operation, record.downstream))
+                bus.emit(types.BudgetEmpty(record.operation, record.downstream))
             detail = "" if isinstance(error, Rejected) else self._last_detail
             emit_gave_up(record, stop.hint, error, detail or type(error).__name__)
 
@@ -278,34 +275,35 @@ class RunningCall(Call):
         return steps[-1].detail if steps else ""
 
     # The functions that emit events import `tarry.core.events` themselves, so that programs
-    # without failures and listeners do not load it.
+    # without failures and listeners do not load it. `from ... import` would take 1.0 us longer.
 
     def _emit_started(self) -> None:
-        from tarry.core.events import AttemptStarted
+        import tarry.core.events as types
 
         operation, limit = self.config.operation, self.policy.max_attempts
-        bus.emit(AttemptStarted(operation, self._downstream_name, self.attempts, limit))
+        bus.emit(types.AttemptStarted(operation, self._downstream_name, self.attempts, limit))
 
     def _emit_failed(self, outcome: Outcome, verdict: Wait | Stop, error: Exception | None) -> None:
         """Emit that an attempt failed, and that the call will wait if a retry follows."""
-        from tarry.core.events import AttemptFailed, WillWait
+        import tarry.core.events as types
 
-        detail = outcome.detail or type(error).__name__
-        base = self.config.operation, self._downstream_name, self.attempts
-        limit = self.policy.max_attempts
-        bus.emit(AttemptFailed(*base, limit, outcome.kind, error, detail=detail))
+        name, number, limit = self._downstream_name, self.attempts, self.policy.max_attempts
+        operation, kind, detail = self.config.operation, outcome.kind, outcome.detail
+        detail = detail or type(error).__name__
+        bus.emit(types.AttemptFailed(operation, name, number, limit, kind, error, detail=detail))
         if isinstance(verdict, Wait):
-            wait = verdict.ceiling, verdict.delay, verdict.hint
-            bus.emit(WillWait(*base, limit - 1, *wait, error, detail=detail))
+            ceiling, delay, hint = verdict.ceiling, verdict.delay, verdict.hint
+            place = operation, name, number, limit - 1
+            bus.emit(types.WillWait(*place, ceiling, delay, hint, error, detail=detail))
 
     def _emit_waited(self, wait_started: float) -> None:
-        from tarry.core.events import Waited
+        import tarry.core.events as types
 
         slept = system.now() - wait_started
-        base = self.config.operation, self._downstream_name, self.attempts
-        wait = self._wait.ceiling, self._wait.delay, self._wait.hint
-        retries = self.policy.max_attempts - 1
-        bus.emit(Waited(*base, retries, *wait, self._error, slept, detail=self._last_detail))
+        place = self.config.operation, self._downstream_name, self.attempts
+        retries, error, wait = self.policy.max_attempts - 1, self._error, self._wait
+        planned = wait.ceiling, wait.delay, wait.hint
+        bus.emit(types.Waited(*place, retries, *planned, error, slept, detail=self._last_detail))
 
 
 class RunningBlock(RunningCall):
@@ -375,11 +373,11 @@ def emit_gave_up(
     record: CallRecord, hint: Hint | None, error: Exception | None, detail: str
 ) -> None:
     """Emit that a call ends without an accepted result."""
-    from tarry.core.events import GaveUp
+    import tarry.core.events as types
 
     operation, downstream, attempts, waited, reason, retry_after, _steps = record
-    base = operation, downstream, attempts, reason, waited, retry_after
-    bus.emit(GaveUp(*base, hint, error, detail=detail))
+    place = operation, downstream, attempts
+    bus.emit(types.GaveUp(*place, reason, waited, retry_after, hint, error, detail=detail))
 
 
 def rejection_error(
@@ -391,7 +389,3 @@ def rejection_error(
     msg = f"{downstream or operation}: {stop.reason.description}{after}{last_response_text}"
     kind = _REJECTIONS.get(stop.reason, Rejected)
     return kind(msg, downstream=downstream, retry_after=stop.retry_after)
-
-
-def _capped(policy: Policy, limit: int) -> Policy:
-    return policy if policy.max_attempts <= limit else policy.replace(max_attempts=limit)

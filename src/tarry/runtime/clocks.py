@@ -80,10 +80,11 @@ def in_trio() -> bool:
 
 def in_event_loop() -> bool:
     """Return whether this thread runs an event loop, which a blocking wait would freeze."""
-    modules = sys.modules
-    if "asyncio" in modules and modules["asyncio"]._get_running_loop() is not None:  # noqa: SLF001
+    asyncio = sys.modules.get("asyncio")
+    # The private function returns None outside a loop. The public one would raise, which is slow.
+    if asyncio is not None and asyncio._get_running_loop() is not None:  # noqa: SLF001 - see above
         return True
-    return "trio" in modules and in_trio()
+    return "trio" in sys.modules and in_trio()
 
 
 async def sleep(seconds: float) -> None:
@@ -98,38 +99,29 @@ async def sleep(seconds: float) -> None:
         await asyncio.sleep(seconds)
 
 
-class TimeoutStatus:
-    """Whether a `timeout` block reached its timeout."""
-
-    expired: bool = False
-
-
 @contextmanager
-def timeout(seconds: float) -> Generator[TimeoutStatus]:
+def timeout(seconds: float) -> Generator[None]:
     """Cancel the block after `seconds`, and continue after the block.
 
     This is not an async context manager, although asyncio's own timeout is one. `with attempt:` can
     therefore be written the same way in `for` and in `async for` loops.
     """
-    expiry = TimeoutStatus()
     if in_trio():
         import trio
 
-        with trio.CancelScope(deadline=trio.current_time() + seconds) as scope:
-            yield expiry
-        expiry.expired = scope.cancelled_caught
+        with trio.CancelScope(deadline=trio.current_time() + seconds):
+            yield
         return
     import asyncio
 
     limit = asyncio.timeout(seconds)
     _run_without_waiting(limit.__aenter__())
     try:
-        yield expiry
+        yield
     except BaseException as error:
         try:
             _run_without_waiting(limit.__aexit__(type(error), error, error.__traceback__))
         except TimeoutError:
-            expiry.expired = True
             return
         raise
     _run_without_waiting(limit.__aexit__(None, None, None))

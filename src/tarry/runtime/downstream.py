@@ -36,7 +36,8 @@ _downstreams: WeakSet[Downstream] = WeakSet()
 @after_fork
 def _replace_locks() -> None:
     for downstream in list(_downstreams):
-        downstream._lock = threading.Lock()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        lock = threading.Lock()
+        downstream._lock = lock  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001 - same module
 
 
 def live_downstreams() -> list[Downstream]:

@@ -253,7 +253,7 @@ def drive(running: RunningCall, fn: Callable[..., T], args: Args, kwargs: Kwargs
             if running.config.passes_number:
                 kwargs = {**kwargs, "number": attempt.number}
             if attempt.delay:
-                running.wait(attempt.delay)
+                blocking_wait(running.config, attempt.delay, None)
             try:
                 if attempt.timeout is None:
                     result = fn(*args, **kwargs) if kwargs else fn(*args)
@@ -282,7 +282,7 @@ async def drive_async(
             if running.config.passes_number:
                 kwargs = {**kwargs, "number": attempt.number}
             if attempt.delay:
-                await running.async_wait(attempt.delay)
+                await system.async_sleep(attempt.delay)
             try:
                 if attempt.timeout is None:
                     result = await fn(*args, **kwargs) if kwargs else await fn(*args)

@@ -149,6 +149,7 @@ class TaskCopies(Generic[T]):
         self._fn = fn
         self._discard = discard
         self._finished: deque[FinishedCopy[T]] = deque()
+        self._new_event: Callable[[], asyncio.Event | trio.Event]
         self._has_finished: asyncio.Event | trio.Event | None = None
         """Set when a copy finishes, while `next` waits for it."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -164,7 +165,11 @@ class TaskCopies(Generic[T]):
 
             manager = trio.open_nursery()
             self._trio = manager, await manager.__aenter__()
-            self._cancelled = trio.Cancelled
+            self._new_event, self._cancelled = trio.Event, trio.Cancelled
+        else:
+            import asyncio
+
+            self._new_event = asyncio.Event
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -208,14 +213,7 @@ class TaskCopies(Generic[T]):
 
     async def _next_finished(self) -> FinishedCopy[T]:
         while not self._finished:
-            if self._trio is None:
-                import asyncio
-
-                self._has_finished = asyncio.Event()
-            else:
-                import trio
-
-                self._has_finished = trio.Event()
+            self._has_finished = self._new_event()
             await self._has_finished.wait()
         return self._finished.popleft()
 

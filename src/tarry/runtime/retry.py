@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple
 from tarry.core.outcome import outcome_of_exception
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.runtime import clocks, deadlines, drivers
-from tarry.runtime.call import RunningBlock, RunningCall
+from tarry.runtime.call import RunningBlock, RunningCall, blocking_wait
 from tarry.runtime.clocks import system
 from tarry.runtime.config import (
     ASYNC_GENERATOR,
@@ -181,8 +181,8 @@ def attempts(
     `retry` except `until`, because a block has no result. A `timeout` needs `async for`, because
     a plain block cannot be interrupted.
     """
-    if name is None:  # use the name of the function that contains the loop
-        frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001 - fast
+    if not name:  # use the name of the function that contains the loop; `inspect` imports slowly
+        frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001 - likewise
         name = frame.f_code.co_qualname
     return Attempts(
         RetryConfig(on, None, attempts, timeout, deadline, policy, downstream, name, cancel, random)
@@ -214,22 +214,12 @@ def _wrap(fn: Callable[..., Any], config: RetryConfig) -> Callable[..., Any]:
 class AttemptBlock:
     """One attempt of a call. The code to retry runs inside `with attempt:`."""
 
-    __slots__ = (
-        "_attempt",
-        "_call",
-        "_deadline_key",
-        "_ends_at",
-        "_timeout_scope",
-        "entered",
-        "is_last",
-    )
-
     def __init__(self, running: RunningCall, attempt: Attempt, *, can_cancel: bool) -> None:
         self._call = running
         self._attempt = attempt
         self._deadline_key: object = None
         self._ends_at = None if attempt.timeout is None else system.now() + attempt.timeout
-        self._timeout_scope: AbstractContextManager[clocks.TimeoutStatus] | None = None
+        self._timeout_scope: AbstractContextManager[None] | None = None
         if can_cancel and attempt.timeout is not None:
             self._timeout_scope = clocks.timeout(attempt.timeout)
         self.entered: bool = False
@@ -347,7 +337,7 @@ class AttemptIterator:
         try:
             attempt = running.begin_attempt()
             if attempt.delay:
-                running.wait(attempt.delay)
+                blocking_wait(running.config, attempt.delay, None)
             self._block = block = AttemptBlock(running, attempt, can_cancel=False)
         except BaseException:
             running.abort()
@@ -366,7 +356,7 @@ class AttemptIterator:
         try:
             attempt = running.begin_attempt()
             if attempt.delay:
-                await running.async_wait(attempt.delay)
+                await system.async_sleep(attempt.delay)
             self._block = block = AttemptBlock(running, attempt, can_cancel=True)
         except BaseException:
             running.abort()

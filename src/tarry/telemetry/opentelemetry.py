@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from tarry.core import events
 from tarry.core.checks import check_one_of
@@ -50,13 +50,7 @@ _match_http_operation = re.compile(r"\S+ https?://").match
 """Matches operations of the HTTP adapters, whose names consist of method and origin."""
 
 _AttemptKey: TypeAlias = tuple[str, str | None, int]
-
-
-class _OpenSpan(NamedTuple):
-    """An attempt whose span has not ended."""
-
-    key: _AttemptKey
-    span: Span
+"""Operation, downstream and number of an attempt whose span has not ended."""
 
 
 class OpenTelemetryListener:
@@ -85,7 +79,7 @@ class OpenTelemetryListener:
         # An event does not identify its call. But all events of a call are emitted in the context
         # of one task or thread, so a context variable can hold the spans. Each listener has its
         # own variable, which is never freed; a program has few listeners.
-        self._open_spans: ContextVar[tuple[_OpenSpan, ...]] = ContextVar(
+        self._open_spans: ContextVar[tuple[tuple[_AttemptKey, Span], ...]] = ContextVar(
             "tarry_open_spans", default=()
         )
 
@@ -111,20 +105,19 @@ class OpenTelemetryListener:
                 attributes |= {"tarry.attempts": event.attempts, "tarry.reason": event.reason.value}
                 span.add_event(EVENT_NAMES[events.GaveUp], attributes)
             case _:
-                return
+                pass
 
     def _record_spans(self, event: events.Event, error_type: str | None) -> None:
         match event:
             case events.AttemptStarted():
                 # The span is not made the current span, because after a cancellation no event
                 # would restore the previous one.
-                kinds = trace.SpanKind
+                kinds, attributes = trace.SpanKind, _attempt_attributes(event)
                 kind = kinds.INTERNAL if event.downstream is None else kinds.CLIENT
-                span = self._tracer.start_span(
-                    event.operation, kind=kind, attributes=_attempt_attributes(event)
-                )
-                opened = _OpenSpan((event.operation, event.downstream, event.attempt), span)
-                self._open_spans.set((*self._open_spans.get()[1 - MAX_NESTED_ATTEMPTS :], opened))
+                span = self._tracer.start_span(event.operation, kind=kind, attributes=attributes)
+                key = event.operation, event.downstream, event.attempt
+                outer = self._open_spans.get()[1 - MAX_NESTED_ATTEMPTS :]
+                self._open_spans.set((*outer, (key, span)))
             case events.AttemptFailed():
                 attempt_span = self._pop_span((event.operation, event.downstream, event.attempt))
                 if attempt_span is not None:
@@ -138,7 +131,7 @@ class OpenTelemetryListener:
                     attempt_span.set_attribute("tarry.outcome", "success")
                     attempt_span.end()
             case _:
-                return
+                pass
 
     def _pop_span(self, key: _AttemptKey) -> Span | None:
         """Remove and return the span of the innermost attempt with this key.
@@ -148,9 +141,10 @@ class OpenTelemetryListener:
         """
         spans = self._open_spans.get()
         for index in range(len(spans) - 1, -1, -1):
-            if spans[index].key == key:
+            open_key, span = spans[index]
+            if open_key == key:
                 self._open_spans.set(spans[:index])
-                return spans[index].span
+                return span
         return None
 
 
@@ -197,32 +191,27 @@ class OpenTelemetryMetrics:
         meter = metrics.get_meter("tarry", meter_provider=provider)
         self._operations = LabelLimit(max_names)
         self._downstreams = LabelLimit(max_names)
-        self._attempts = meter.create_counter(
-            "tarry.attempts", "{attempt}", "Attempts that ended, by outcome."
-        )
-        self._calls = meter.create_counter(
-            "tarry.calls", "{call}", "Calls that ended, by result and reason."
-        )
+        counter = meter.create_counter
+        self._attempts = counter("tarry.attempts", "{attempt}", "Attempts that ended, by outcome.")
+        self._calls = counter("tarry.calls", "{call}", "Calls that ended, by result and reason.")
         self._delays = meter.create_histogram(
             "tarry.retry.delay",
             "s",
             "Delays before retries, after jitter and the server's hint.",
             explicit_bucket_boundaries_advisory=DELAY_BUCKETS_S,
         )
-        self._transitions = meter.create_counter(
+        self._transitions = counter(
             "tarry.breaker.transitions", "{transition}", "State changes of circuit breakers."
         )
-        self._hedges = meter.create_counter(
+        self._hedges = counter(
             "tarry.hedges", "{hedge}", "Additional copies of hedged calls: fired, and won."
         )
+        states, balances = [self._observe_states], [self._observe_balances]
         meter.create_observable_up_down_counter(
-            "tarry.breaker.state",
-            [self._observe_states],
-            "{breaker}",
-            "Circuit breakers in each state.",
+            "tarry.breaker.state", states, "{breaker}", "Circuit breakers in each state."
         )
         meter.create_observable_gauge(
-            "tarry.budget.balance", [self._observe_balances], "{token}", "Tokens in retry budgets."
+            "tarry.budget.balance", balances, "{token}", "Tokens in retry budgets."
         )
 
     def count(self, event: events.Event, error_type: str | None) -> None:
@@ -251,7 +240,7 @@ class OpenTelemetryMetrics:
             case events.HedgeWon():
                 self._hedges.add(1, self._attributes(event) | {"tarry.result": "won"})
             case _:
-                return
+                pass
 
     def _attributes(self, event: events.Event) -> dict[str, str]:
         attributes: dict[str, str] = {}

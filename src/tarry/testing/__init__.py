@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import selectors
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tarry.core.checks import check_count, check_number
 from tarry.errors import ConfigurationError, MissingExtra
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterable
     from types import TracebackType
     from typing import Self
+
+    from trio.testing import MockClock
 
     from tarry.core.events import Event
     from tarry.runtime.clocks import CancelToken
@@ -87,11 +89,6 @@ async def _async_sleep(seconds: float) -> None:
     """Return at once."""
 
 
-class _TrioClock(NamedTuple):
-    now: Callable[[], float]
-    jump: Callable[[float], None]
-
-
 class VirtualClock:
     """A clock that advances only when code waits: `with VirtualClock() as clock:`.
 
@@ -105,7 +102,8 @@ class VirtualClock:
         self._now = system.now() if start is None else check_number("start", start)
         self._started = self._now
         self._replaced: tuple[Any, ...] | None = None
-        self._trio: _TrioClock | None = None
+        self._trio: MockClock | None = None
+        """The clock of trio inside `run_trio`; it shows the time since `_now`."""
 
     @property
     def elapsed(self) -> float:
@@ -114,7 +112,7 @@ class VirtualClock:
 
     def now(self) -> float:
         """Return the virtual time."""
-        return self._now if self._trio is None else self._trio.now()
+        return self._now if self._trio is None else self._now + self._trio.current_time()
 
     def advance(self, seconds: float) -> None:
         """Advance the virtual time by `seconds`."""
@@ -158,13 +156,11 @@ class VirtualClock:
             import trio.testing
         except ImportError as error:
             raise MissingExtra("run_trio needs trio: pip install 'tarry[trio]'") from error
-        mock = trio.testing.MockClock(autojump_threshold=0)
-        base = self._now - mock.current_time()
-        self._trio = _TrioClock(now=lambda: base + mock.current_time(), jump=mock.jump)
+        self._trio = clock = trio.testing.MockClock(autojump_threshold=0)
         try:
-            return trio.run(main, clock=mock)
+            return trio.run(main, clock=clock)
         finally:
-            self._now, self._trio = self._trio.now(), None
+            self._now, self._trio = self.now(), None
 
     def _sleep(self, seconds: float, cancel: CancelToken | None) -> None:
         if cancel is None or not cancel.cancelled:
@@ -196,8 +192,10 @@ def _virtual_loop(clock: VirtualClock) -> Any:
         def time(self) -> float:
             return clock.now()
 
-        async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ARG002
-            """Wait for real threads without a timeout, which virtual time would skip."""
+        async def shutdown_default_executor(
+            self,
+            timeout: float | None = None,  # noqa: ARG002 - virtual time would skip it
+        ) -> None:
             await super().shutdown_default_executor()
 
     return Loop(Selector())

@@ -22,7 +22,7 @@ from tarry.core.outcome import PERMANENT, SUCCESS, Kind, Outcome, outcome_of_cod
 from tarry.core.verdict import Attempt
 from tarry.errors import Cancelled, ConfigurationTypeError, MissingExtra
 from tarry.runtime import drivers
-from tarry.runtime.call import RunningBlock
+from tarry.runtime.call import RunningBlock, blocking_wait
 from tarry.runtime.clocks import CancelToken, after_fork, system
 from tarry.runtime.config import check_not_async
 
@@ -82,7 +82,7 @@ class GrpcCall(RunningBlock):
         """
         attempt = self.begin_attempt()
         if attempt.delay:
-            self.wait(attempt.delay)
+            blocking_wait(self.config, attempt.delay, None)
         self._started_attempt = Attempt(attempt.number)
 
     def begin_attempt(self) -> Attempt:
