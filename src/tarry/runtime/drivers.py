@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Args: TypeAlias = "tuple[Any, ...]"
 Kwargs: TypeAlias = "Mapping[str, Any]"
+AsyncFunction: TypeAlias = "Callable[..., Awaitable[T]]"
+CoroutineFunction: TypeAlias = "Callable[..., Coroutine[Any, Any, T]]"
 
 _get_deadline_scope = deadlines.scope.get
 
@@ -47,9 +49,7 @@ def wrap(fn: Callable[..., T], config: RetryConfig) -> Callable[..., T]:
     return _wrap_guarded(fn, config, config.downstream)
 
 
-def wrap_async(
-    fn: Callable[..., Awaitable[T]], config: RetryConfig
-) -> Callable[..., Coroutine[Any, Any, T]]:
+def wrap_async(fn: AsyncFunction[T], config: RetryConfig) -> CoroutineFunction[T]:
     """Like `wrap`, for coroutine functions."""
     if config.needs_full_driver:
 
@@ -102,9 +102,7 @@ def _wrap_plain(fn: Callable[..., T], config: RetryConfig) -> Callable[..., T]:
     return call
 
 
-def _wrap_plain_async(
-    fn: Callable[..., Awaitable[T]], config: RetryConfig
-) -> Callable[..., Coroutine[Any, Any, T]]:
+def _wrap_plain_async(fn: AsyncFunction[T], config: RetryConfig) -> CoroutineFunction[T]:
     """Like `_wrap_plain`, which has the comments."""
 
     @wraps(fn)
@@ -200,8 +198,8 @@ def _wrap_guarded(
 
 
 def _wrap_guarded_async(
-    fn: Callable[..., Awaitable[T]], config: RetryConfig, downstream: Downstream
-) -> Callable[..., Coroutine[Any, Any, T]]:
+    fn: AsyncFunction[T], config: RetryConfig, downstream: Downstream
+) -> CoroutineFunction[T]:
     """Like `_wrap_guarded`, which has the comments and says why the code is duplicated."""
     closed, successes = downstream.closed, downstream.uncounted_successes
     classify_result, max_uncounted = config.classify_result, downstream.max_uncounted_successes
@@ -272,9 +270,7 @@ def drive(running: RunningCall, fn: Callable[..., T], args: Args, kwargs: Kwargs
         raise
 
 
-async def drive_async(
-    running: RunningCall, fn: Callable[..., Awaitable[T]], args: Args, kwargs: Kwargs
-) -> T:
+async def drive_async(running: RunningCall, fn: AsyncFunction[T], args: Args, kwargs: Kwargs) -> T:
     """Like `drive`, for a coroutine function."""
     try:
         while True:
@@ -337,11 +333,7 @@ def _call_with_timeout(
 
 
 async def _call_with_timeout_async(
-    running: RunningCall,
-    timeout: float,
-    fn: Callable[..., Awaitable[T]],
-    args: Args,
-    kwargs: Kwargs,
+    running: RunningCall, timeout: float, fn: AsyncFunction[T], args: Args, kwargs: Kwargs
 ) -> T:
     deadline_key = deadlines.enter(system.now() + timeout)
     try:

@@ -14,14 +14,7 @@ from typing import TYPE_CHECKING
 from tarry.core import events
 from tarry.core.outcome import Kind
 from tarry.errors import ConfigurationTypeError, MissingExtra
-from tarry.telemetry.metrics import (
-    DELAY_BUCKETS_S,
-    MAX_LABEL_VALUES,
-    LabelLimit,
-    call_result,
-    count_breaker_states,
-    sum_budget_balances,
-)
+from tarry.telemetry import metrics
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
@@ -48,14 +41,17 @@ class PrometheusListener:
     """
 
     def __init__(
-        self, registry: CollectorRegistry | None = None, *, max_names: int = MAX_LABEL_VALUES
+        self,
+        registry: CollectorRegistry | None = None,
+        *,
+        max_names: int = metrics.MAX_LABEL_VALUES,
     ) -> None:
         registry = REGISTRY if registry is None else registry
         if not isinstance(registry, CollectorRegistry):
             rule = "must be a prometheus_client.CollectorRegistry()"
             raise ConfigurationTypeError("registry", rule, registry)
-        self._operations = LabelLimit(max_names)
-        self._downstreams = LabelLimit(max_names)
+        self._operations = metrics.LabelLimit(max_names)
+        self._downstreams = metrics.LabelLimit(max_names)
         counter = partial(Counter, registry=registry)
         self._attempts = counter(
             "tarry_attempts", "Attempts that ended, by outcome.", (*_LABELS, "outcome")
@@ -69,7 +65,7 @@ class PrometheusListener:
             "tarry_retry_delay_seconds",
             "Delays before retries, after jitter and the server's hint.",
             _LABELS,
-            buckets=DELAY_BUCKETS_S,
+            buckets=metrics.DELAY_BUCKETS_S,
             registry=registry,
         )
         self._transitions = counter(
@@ -92,10 +88,10 @@ class PrometheusListener:
             case events.Succeeded():
                 labels = self._labels(event)
                 self._attempts.labels(*labels, Kind.SUCCESS.value).inc()
-                self._calls.labels(*labels, call_result(event), "").inc()
+                self._calls.labels(*labels, metrics.call_result(event), "").inc()
             case events.GaveUp():
                 labels = self._labels(event)
-                self._calls.labels(*labels, call_result(event), event.reason.value).inc()
+                self._calls.labels(*labels, metrics.call_result(event), event.reason.value).inc()
             case events.WillWait():
                 self._delays.labels(*self._labels(event)).observe(event.delay)
             case events.BreakerMoved():
@@ -119,7 +115,7 @@ class PrometheusListener:
 class _DownstreamCollector(Collector):
     """Reads the states of breakers and the balances of budgets at each scrape."""
 
-    def __init__(self, labels: LabelLimit) -> None:
+    def __init__(self, labels: metrics.LabelLimit) -> None:
         self._labels = labels
 
     def collect(self) -> Iterator[Metric]:
@@ -128,12 +124,12 @@ class _DownstreamCollector(Collector):
         state = GaugeMetricFamily(
             "tarry_breaker_state", "Circuit breakers in each state.", labels=labels
         )
-        for (name, breaker_state), number in count_breaker_states(self._labels).items():
+        for (name, breaker_state), number in metrics.count_breaker_states(self._labels).items():
             state.add_metric((name, breaker_state.value), number)
         yield state
         balance = GaugeMetricFamily(
             "tarry_budget_balance", "Tokens in retry budgets.", labels=("downstream",)
         )
-        for name, amount in sum_budget_balances(self._labels).items():
+        for name, amount in metrics.sum_budget_balances(self._labels).items():
             balance.add_metric((name,), amount)
         yield balance
