@@ -10,8 +10,7 @@ Every implementation follows these rules, which one conformance suite checks:
 * The cost of a call depends on what it returns, not on how many tasks and lanes are stored.
 * Counters are updated with each change, not computed when they are read.
 * Changes of one task are atomic. Each change of a task except a request to cancel it increments
-  its version.
-  Returned values are copies.
+  its version. Returned values are copies.
 * Live tasks are PENDING or IN_FLIGHT. An id that is unknown, malformed or of another tenant counts
   as missing.
 """

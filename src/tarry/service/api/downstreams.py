@@ -31,7 +31,7 @@ class DownstreamResource:
     async def list_downstreams(self, request: ApiRequest) -> ApiResponse:
         """List downstreams by name, with breaker, budget, latency and backlog."""
         query = request.parse_query(PageQuery)
-        with problems.blame_field("cursor"):
+        with problems.field_errors("cursor"):
             page = await self._context.store.list_lanes(
                 request.tenant, cursor=query.cursor, limit=query.limit
             )

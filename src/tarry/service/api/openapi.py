@@ -84,7 +84,7 @@ def build_openapi(
     types: dict[str, Any] = {}
     query_names: set[str] = set()
     for operation, _ in operations:
-        for json_type in (operation.json_type, operation.body, operation.callback):
+        for json_type in (operation.response, operation.body, operation.callback):
             if json_type is not None and not isinstance(json_type, str):
                 types[str(json_type)] = json_type
         if operation.query is not None:
@@ -152,7 +152,7 @@ def _describe_messages(
     operation: Operation, schema_by_type: dict[str, Any], schemas: dict[str, Any]
 ) -> dict[str, Any]:
     """Describe the responses, parameters, request body and callback of an operation."""
-    json_type = operation.json_type
+    json_type = operation.response
     if isinstance(json_type, str):
         content = {json_type: {"schema": {"type": "string"}}}
     elif json_type is not None:

@@ -128,7 +128,7 @@ class PolicyResource:
         if status is PolicyWriteStatus.CONFLICT:
             detail = f"{policy_id} has different fields. PUT {location} changes it."
             raise problems.POLICY_EXISTS.error(detail, field="policyId")
-        return _written(status, policy, (b"location", location.encode()))
+        return _write_response(status, policy, (b"location", location.encode()))
 
     @Operation("GET", "/retry-policies", "listPolicies", Page[RetryPolicy], query=PageQuery)
     async def list_policies(self, request: ApiRequest) -> ApiResponse:
@@ -137,7 +137,7 @@ class PolicyResource:
         items: list[RetryPolicy] = []
         cursor = query.cursor
         if cursor is None or not cursor.startswith(_PRESET_CURSOR):
-            with problems.blame_field("cursor"):
+            with problems.field_errors("cursor"):
                 page = await self._context.store.list_policies(
                     request.tenant, cursor=cursor, limit=query.limit
                 )
@@ -167,7 +167,7 @@ class PolicyResource:
         fields = await self._read_fields(request)
         if fields.pop("policyId", policy_id) != policy_id:
             raise invalid("policyId", "must be equal to the policyId in the path")
-        return _written(*await self._write(request.tenant, policy_id, fields, replace=True))
+        return _write_response(*await self._write(request.tenant, policy_id, fields, replace=True))
 
     @Operation("GET", _POLICY_PATH, "getPolicy", RetryPolicy, query=VersionQuery)
     async def get(self, request: ApiRequest) -> ApiResponse:
@@ -227,7 +227,7 @@ class PolicyResource:
         return result
 
 
-def _written(
+def _write_response(
     status: PolicyWriteStatus, policy: PolicyVersion, *headers: tuple[bytes, bytes]
 ) -> ApiResponse:
     """Return the response for a policy that was written, or that had the same content already."""

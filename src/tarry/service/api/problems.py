@@ -203,7 +203,7 @@ def from_configuration_error(field: str, error: ConfigurationError) -> ApiError:
 
 
 @contextmanager
-def blame_field(field: str) -> Generator[None]:
+def field_errors(field: str) -> Generator[None]:
     """Turn a ConfigurationError into the error for `field`."""
     try:
         yield

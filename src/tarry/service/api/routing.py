@@ -43,7 +43,7 @@ class Operation(msgspec.Struct, frozen=True):
     method: str
     path: str
     operation_id: str
-    json_type: Any
+    response: Any
     """The type of the JSON of a response, a media type as a string, or None for no body."""
     statuses: tuple[int, ...] = (200,)
     """Statuses of responses that are not problems."""

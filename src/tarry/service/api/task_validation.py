@@ -18,7 +18,7 @@ import msgspec
 
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.api.policies import check_policy, check_policy_id, describe_missing_version
-from tarry.service.api.problems import MALFORMED, blame_field, from_configuration_error, invalid
+from tarry.service.api.problems import MALFORMED, field_errors, from_configuration_error, invalid
 from tarry.service.delivery.targets import parse_target
 from tarry.service.model import Task, TaskContent
 from tarry.service.store import NewTask
@@ -126,7 +126,7 @@ class TaskValidator:
         task.fingerprint = _fingerprint(task, content, header_names)
         if content.body_ref is not None:
             payloads = self._context.payloads
-            with blame_field("bodyRef"):
+            with field_errors("bodyRef"):
                 payloads.validate_ref(task.tenant, content.body_ref)
                 content.body_size, content.etag = await payloads.head_object(content.body_ref)
         elif len(content.body) > self._context.limits.inline_body_bytes:

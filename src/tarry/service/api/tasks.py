@@ -162,7 +162,7 @@ class TaskResource:
     ) -> Page[RetryTask]:
         """Return a page of the tasks that match `query` and `status`; None matches any status."""
         task_filter = build_filter(tenant, query, status)
-        with problems.blame_field("cursor"):
+        with problems.field_errors("cursor"):
             page = await self._context.store.list_tasks(
                 tenant, task_filter, cursor=query.cursor, limit=query.limit
             )
