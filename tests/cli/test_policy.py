@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -13,7 +14,7 @@ import yaml
 from typer.testing import CliRunner
 
 from tarry.cli.policy import _read_documents, app
-from tarry.core.policy import PRESETS, Policy
+from tarry.core.policy import POLICY_FIELDS, PRESETS, Policy
 from tarry.errors import ConfigurationError, MissingExtra
 from tarry.policyfile import toml
 from tarry.policyfile.defence import Defence
@@ -261,3 +262,22 @@ def test_syntax_error_names_its_line(tmp_path: Path, name: str, text: str, expec
         _read_documents(path)
 
     assert str(caught.value).startswith(f"{path}{expected}")
+
+
+@pytest.mark.parametrize("command", ["check", "apply"])
+def test_help_lists_the_fields_of_a_policy(command: str) -> None:
+    """The help shows each field with its meaning, unit, bounds and default."""
+    shown = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, [command, "--help"])
+
+    for field in POLICY_FIELDS:
+        assert re.search(rf"^{field.name} +{re.escape(field.help)} \(", shown.stdout, re.MULTILINE)
+    for line in (
+        "including the first. (whole number >= 1; 4)",
+        "before jitter. (seconds > 0; 0.1)",
+        "Time for one attempt. (seconds > 0; none)",
+        "with each retry. (fixed, linear, exponential; exponential)",
+        "that are retried. (list of 100 to 599; 408, 425, 429, 500, 502, 503, 504)",
+        "that are retried. (list of code names; RESOURCE_EXHAUSTED, UNAVAILABLE)",
+        "multiplies attempts. (true, false; false)",
+    ):
+        assert line in shown.stdout

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from tarry.cli import output
 from tarry.cli.options import DEFAULT_SERVER, ApiKeyOption, JsonOption, ServerOption, example_epilog
@@ -23,6 +24,7 @@ from tarry.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tarry.core.policy import PolicyField
     from tarry.policyfile.defence import Defence
     from tarry.policyfile.translation import Loss
     from tarry.wire.tasks import RetryPolicy
@@ -60,7 +62,36 @@ ServiceOption = Annotated[
 MethodOption = Annotated[str | None, typer.Option(help="grpc: method name.", show_default="all")]
 
 
-# --- policies of a service ------------------------------------------------------------------------
+class _CommandWithFields(TyperCommand):
+    """A command whose help ends with a table of the fields that a policy file may have."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        super().format_help(ctx, formatter)
+        from rich.console import Console
+
+        from tarry.core.policy import POLICY_FIELDS
+
+        rows = ((field.name, _describe_field(field)) for field in POLICY_FIELDS)
+        Console().print(output.table(("Policy field", "Meaning (allowed values; default)"), rows))
+
+
+def _describe_field(field: PolicyField) -> str:
+    from tarry.core.policy import HIGHEST_STATUS
+
+    bound = f"{'>=' if field.is_minimum_allowed else '>'} {field.minimum:g}"
+    allowed = {
+        "count": f"whole number {bound}",
+        "choice": ", ".join(field.choices),
+        "statuses": f"list of {field.minimum:g} to {HIGHEST_STATUS}",
+        "codes": "list of code names",
+        "flag": "true, false",
+    }.get(field.type, f"{field.type} {bound}")
+    default = field.default
+    if isinstance(default, frozenset):
+        default = ", ".join(map(str, sorted(default)))
+    elif not isinstance(default, str):
+        default = "none" if default is None else json.dumps(default)
+    return f"{field.help} ({allowed}; {default})"
 
 
 @app.command("list", epilog=example_epilog("tarry policy list"))
@@ -108,7 +139,7 @@ def show(
     typer.echo(toml.dumps(policy_from_json(fields, Policy()).to_dict()), nl=False)
 
 
-@app.command(epilog=example_epilog("tarry policy apply webhook.toml"))
+@app.command(cls=_CommandWithFields, epilog=example_epilog("tarry policy apply webhook.toml"))
 def apply(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Policy in TOML, YAML or JSON.")],
     name: Annotated[
@@ -282,7 +313,7 @@ def explain(file: FileArgument) -> None:
     typer.echo(explain_policy(read_policy(file)))
 
 
-@app.command(epilog=example_epilog("tarry policy check policy.toml"))
+@app.command(cls=_CommandWithFields, epilog=example_epilog("tarry policy check policy.toml"))
 def check(file: FileArgument) -> None:
     """Check a policy file; the first error is reported with its line.
 

@@ -9,14 +9,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from tarry.core.call import DurableCall
-from tarry.core.outcome import (
-    PERMANENT,
-    SUCCESS,
-    Kind,
-    Outcome,
-    outcome_of_code,
-    outcome_of_status,
-)
+from tarry.core.outcome import PERMANENT, SUCCESS, Kind, Outcome, outcome_of_code, outcome_of_status
 from tarry.core.verdict import Wait
 from tarry.service.delivery import DeliveryRequest, DeliveryResult, Fault
 from tarry.service.model import AttemptRecord, Decision, Status, Task
