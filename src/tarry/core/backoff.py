@@ -58,7 +58,7 @@ class Schedule(Value):
         checked = tuple(check_at_least(f"delays[{i}]", d, 0) for i, d in enumerate(delays))
         if not checked:
             raise ConfigurationError("delays", "must contain at least one delay, got none")
-        self._set(delays=checked)
+        self._set_fields(checked)
 
     def __call__(self, k: int) -> float:
         """Return the ceiling of the delay before retry k."""

@@ -1,9 +1,8 @@
 """The state machine of one call: policy and downstream decide about attempts, waits and its end.
 
 A driver is the code that runs attempts and waits. It calls `start` for the first attempt and again
-after each wait, runs the attempt, and reports the result with `record_success`, `record_failure` or
-`cancel_attempt`. The driver carries out the commands that these methods return (`Attempt`, `Wait`,
-`Stop`) and decides nothing itself.
+after each wait, reports the result with `record_success`, `record_failure` or `cancel_attempt`, and
+carries out the commands that these methods return (`Attempt`, `Wait`, `Stop`).
 
 A `DurableCall` is a call of the retry service, whose state is stored so that it outlives the
 process. When the downstream rejects an attempt, a `Call` ends, because its caller is waiting. A
@@ -177,7 +176,7 @@ class Call:
         return verdict
 
     def record_success(self, now: float, u: float) -> None:
-        """Record that the attempt succeeded, which ends the call."""
+        """Record that the attempt succeeded."""
         if self.downstream is not None:
             self._record(self.downstream, SUCCESS, now, u)
 
@@ -260,8 +259,11 @@ class DurableCall(Call):
                 return Stop(Reason.TOTAL_BUDGET)
         if downstream is not None:
             permit = downstream.admit(now)
-            if not isinstance(permit, int):
-                return _defer(downstream, permit, now)
+            if isinstance(permit, Stop):
+                return Defer(permit.reason, permit.retry_after)
+            if isinstance(permit, DelayedPermit):
+                downstream.release(permit.permit, 0.0, now)
+                return Defer(Reason.LIMIT, permit.delay)
             if self.attempts:
                 paid = downstream.withdraw(last_outcome, now)
                 if paid is None:
@@ -269,11 +271,9 @@ class DurableCall(Call):
                     return Defer(Reason.BUDGET_EMPTY)
                 self._paid = paid
             self._permit, self._attempt_started = permit, now
-        number = self.attempts + 1
-        self.attempts: int = number
-        commands = policy.attempt_commands
-        if number < len(commands):
-            return commands[number]
+        self.attempts = number = self.attempts + 1
+        if number < len(policy.attempt_commands):
+            return policy.attempt_commands[number]
         return Attempt(number, policy.attempt_timeout)
 
     def record_failure(
@@ -282,12 +282,14 @@ class DurableCall(Call):
         """Record that the attempt failed, and return whether and when the next attempt is due."""
         downstream = self.downstream
         status = NO_STATUS
-        gate = None
+        expected_end = now
         if downstream is not None:
             self._record(downstream, outcome, now, u)
             status = downstream.status(now)
-            gate = _LatencyOnly(downstream)
-        verdict = decide(self.policy, self, outcome, now, u, gate)
+            if self.policy.total_budget is not None:
+                expected_end += downstream.expected_duration()
+        # Without a downstream: `start_or_defer` asks it when the retry is due.
+        verdict = decide(self.policy, self, outcome, expected_end, u)
         self._log_step(outcome, detail, verdict, status)
         return verdict
 
@@ -295,26 +297,3 @@ class DurableCall(Call):
     def last_status(self) -> DownstreamStatus:
         """The breaker's state and the retry budget's balance at the time of the last verdict."""
         return NO_STATUS if self._log is None else self._log[-1]
-
-
-def _defer(downstream: Downstream, rejection: DelayedPermit | Stop, now: float) -> Defer:
-    """Return the `Defer` for a rejected or delayed attempt, and release the delayed permit."""
-    if isinstance(rejection, Stop):
-        return Defer(rejection.reason, rejection.retry_after)
-    downstream.release(rejection.permit, 0.0, now)
-    return Defer(Reason.LIMIT, rejection.delay)
-
-
-class _LatencyOnly:
-    """A `RetryGate` that knows the latency but rejects no retry.
-
-    `start_or_defer` asks the downstream when the retry is due.
-    """
-
-    __slots__ = ("expected_duration",)
-
-    def __init__(self, downstream: Downstream) -> None:
-        self.expected_duration = downstream.expected_duration
-
-    def check_retry(self, outcome: Outcome, now: float) -> None:
-        """Return None: the retry is not rejected."""

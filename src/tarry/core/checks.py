@@ -22,7 +22,7 @@ def check_number(field: str, value: object) -> float:
     try:
         result = float(value)
     except OverflowError:
-        result = float("inf")
+        result = inf
     if not isfinite(result):
         raise ConfigurationError(field, "must be finite", value)
     return result
@@ -89,10 +89,10 @@ class Value:
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
-    def _set_fields(self, arguments: dict[str, Any]) -> None:
-        """Store the fields; `arguments` are the `locals()` of `__init__`."""
-        for name in self._fields:
-            object.__setattr__(self, name, arguments[name])
+    def _set_fields(self, *values: object) -> None:
+        """Store the values of all fields, in the order of `_fields`."""
+        for name, value in zip(self._fields, values, strict=True):
+            object.__setattr__(self, name, value)
 
     def _asdict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self._fields}

@@ -67,7 +67,7 @@ class Outcome(Value):
         if not isinstance(kind, Kind):
             check_one_of("kind", kind, [known.value for known in Kind])
             kind = Kind(kind)
-        self._set_fields(locals())
+        self._set_fields(kind, hint, safe, retried, timeout, local, detail)
 
     def replace(self, **changes: Any) -> Outcome:
         """Return a copy with some fields changed."""
@@ -132,13 +132,9 @@ def outcome_of_status(
 
     hint = hint_from_headers(headers, now)
     kind = Kind.THROTTLED if status == _TOO_MANY_REQUESTS else Kind.TRANSIENT
-    return Outcome(
-        _apply_should_retry(kind, hint, retryable=status in retryable),
-        hint,
-        safe=safe,
-        timeout=status in _TIMEOUT_STATUSES,
-        detail=str(status),
-    )
+    kind = _apply_should_retry(kind, hint, retryable=status in retryable)
+    timeout = status in _TIMEOUT_STATUSES
+    return Outcome(kind, hint, safe=safe, timeout=timeout, detail=str(status))
 
 
 def outcome_of_code(
@@ -149,26 +145,19 @@ def outcome_of_code(
     safe: bool = True,
 ) -> Outcome:
     """Classify a gRPC status by its name or number, with its trailing metadata."""
-    if isinstance(code, int):
-        name = GRPC_CODES[code] if 0 <= code < len(GRPC_CODES) else str(code)
-    else:
-        name = code.upper()
+    name = str(code).upper()
+    if isinstance(code, int) and 0 <= code < len(GRPC_CODES):
+        name = GRPC_CODES[code]
     if name == "OK":
         return SUCCESS
     from tarry.core.hints import hint_from_grpc
 
     hint = hint_from_grpc(metadata)
     kind = Kind.THROTTLED if name == "RESOURCE_EXHAUSTED" else Kind.TRANSIENT
-    pushed_back = hint is not None and hint.should_retry is False
-    return Outcome(
-        Kind.OVERLOADED
-        if pushed_back
-        else _apply_should_retry(kind, hint, retryable=name in retryable),
-        hint,
-        safe=safe,
-        timeout=name == "DEADLINE_EXCEEDED",
-        detail=name,
-    )
+    kind = _apply_should_retry(kind, hint, retryable=name in retryable)
+    if hint is not None and hint.should_retry is False:
+        kind = Kind.OVERLOADED
+    return Outcome(kind, hint, safe=safe, timeout=name == "DEADLINE_EXCEEDED", detail=name)
 
 
 def outcome_of_exception(error: BaseException, *, safe: bool = True) -> Outcome:
@@ -198,8 +187,7 @@ def _apply_should_retry(kind: Kind, hint: Hint | None, *, retryable: bool) -> Ki
 
     The should-retry header of the server overrides `retryable`.
     """
-    if hint is not None and hint.should_retry is not None:
-        if hint.should_retry:
-            return kind
-        return Kind.OVERLOADED if retryable else Kind.PERMANENT
-    return kind if retryable else Kind.PERMANENT
+    should_retry = None if hint is None else hint.should_retry
+    if should_retry or (retryable and should_retry is None):
+        return kind
+    return Kind.OVERLOADED if retryable else Kind.PERMANENT

@@ -270,7 +270,7 @@ class Policy(Value):
         retry_marked: bool = False,
     ) -> None:
         arguments = locals()  # the fields by name
-        self._set(**{field.name: field.check(arguments[field.name]) for field in POLICY_FIELDS})
+        self._set_fields(*(field.check(arguments[field.name]) for field in POLICY_FIELDS))
         check_max_delay(self.max_delay, self.initial_delay)
         self._set(
             _jitter=JITTERS[jitter] if isinstance(jitter, str) else partial(custom, jitter),

@@ -95,7 +95,7 @@ class Attempt(Value):
     delay: float
 
     def __init__(self, number: int, timeout: float | None = None, delay: float = 0.0) -> None:
-        self._set(number=number, timeout=timeout, delay=delay)
+        self._set_fields(number, timeout, delay)
 
 
 class DelayedPermit(NamedTuple):
@@ -110,14 +110,10 @@ class Progress(NamedTuple):
 
     attempts: int = 0
     started: float = 0.0
-    """The time at which the call started."""
     previous_delay: float | None = None
     """Seconds of the last wait; None before the first wait and after an exact delay."""
     backoff_offset: int = 0
-    """Number of attempts that backoff does not count.
-
-    After a wait of exactly the length that the server requested, backoff starts over.
-    """
+    """Number of attempts before the last exact delay, after which backoff starts over."""
 
 
 class Step(NamedTuple):
@@ -148,10 +144,9 @@ class CallRecord(NamedTuple):
 
     def summary(self) -> str:
         """Return a clause with the number of attempts and the reason why the call ended."""
-        plural = "" if self.attempts == 1 else "s"
+        attempts = f"{self.attempts} attempt{'' if self.attempts == 1 else 's'}"
         waits = f" and {format_duration(self.waited)} of waiting" if self.waited else ""
-        advice = (
-            "" if self.retry_after is None else f"; retry after {format_duration(self.retry_after)}"
-        )
-        cause = f"{self.reason.description}{advice}"
-        return f"gave up after {self.attempts} attempt{plural}{waits}: {cause}"
+        summary = f"gave up after {attempts}{waits}: {self.reason.description}"
+        if self.retry_after is None:
+            return summary
+        return f"{summary}; retry after {format_duration(self.retry_after)}"

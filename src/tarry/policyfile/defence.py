@@ -66,23 +66,14 @@ class Defence(Value):
         if policy is not None and hedging is not None:
             msg = "a call has a policy or hedging, not both: leave one out"
             raise ConfigurationError(msg)
-        self._set(
-            policy=Policy() if policy is None else policy,
-            hedging=hedging,
-            breaker=_copy_table("breaker", breaker),
-            budget=_copy_table("budget", budget),
-            limiter=_copy_table("limiter", limiter),
-        )
+        tables = {"breaker": breaker, "budget": budget, "limiter": limiter}
+        copies = (_copy_table(name, table) for name, table in tables.items())
+        self._set_fields(Policy() if policy is None else policy, hedging, *copies)
         self.downstream("check")  # so that a bad argument is rejected here and not later
 
     def downstream(self, name: str) -> Downstream:
         """Return a new downstream with a new breaker, budget and limiter."""
-        return Downstream(
-            name,
-            breaker=_build("breaker", self.breaker),
-            budget=_build("budget", self.budget),
-            limiter=_build("limiter", self.limiter),
-        )
+        return Downstream(name, **{part: _build(part, getattr(self, part)) for part in _PARTS})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the defence as a dict of JSON and TOML types."""
