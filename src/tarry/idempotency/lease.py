@@ -50,7 +50,6 @@ _SETTLE_POLICY = Policy(max_attempts=20, initial_delay=0.2, max_delay=10.0, tota
 _MAX_PENDING_SETTLEMENTS = 100
 """Limits the memory of pending background retries, each of which keeps a response."""
 
-
 _process_names = [os.urandom(16).hex()]
 """Holds one random string, which differs between processes, also after a fork."""
 _lease_numbers = count()
@@ -74,9 +73,8 @@ class LeaseContext:
     """Leases that are being settled in the background."""
 
     def __post_init__(self) -> None:
-        self.memory_store: MemoryStore | None = (
-            self.store if type(self.store) is MemoryStore else None
-        )
+        store = self.store
+        self.memory_store: MemoryStore | None = store if type(store) is MemoryStore else None
         """The store, if it is a `MemoryStore`. Its calls never wait, so they need no timeout and no
         task, and its leases need no renewal. None for any other store, and for a subclass of
         `MemoryStore`, because its calls may wait."""
@@ -115,13 +113,12 @@ class KeyLease:
     async def claim(self) -> ExistingRecord | None:
         """Claim the key. Return None, or the existing record if the key is not free."""
         context = self.context
-        memory = context.memory_store
-        if memory is not None:
+        if (memory := context.memory_store) is not None:
             return memory.claim_now(
                 self._record_name, self._fingerprint, self._owner, context.lease_s, expires=False
             )
         try:
-            return await run_with_timeout(self._claim, STORE_TIMEOUT_S)
+            return await run_with_timeout(self._claim)
         except BaseException:
             # The store may have claimed the key although the call failed.
             start_background_task(self._undo_claim)
@@ -141,14 +138,10 @@ class KeyLease:
 
     async def _undo_claim(self) -> None:
         with suppress(Exception):  # the caller raises the error of the claim
-            await run_with_timeout(self._release, STORE_TIMEOUT_S)
+            await run_with_timeout(self._release)
 
     async def renew(self) -> bool | None:
-        """Renew the lease.
-
-        Return True if it was renewed, False if it was settled or lost to another request, and None
-        if the store failed.
-        """
+        """Renew the lease; return False if it is settled or lost, and None if the store failed."""
         context = self.context
         if self.is_settled:
             return False
@@ -159,24 +152,21 @@ class KeyLease:
         try:
             renewed = await run_with_timeout(extend, min(STORE_TIMEOUT_S, context.lease_s / 6))
         except Exception:
-            logger.exception(
-                "lease not renewed because the store failed, request=%s", self._request_name
-            )
+            message = "lease not renewed because the store failed, request=%s"
+            logger.exception(message, self._request_name)
             return None
         finally:
             done.set()
             self._renewal_done = None
         if not renewed and not self.is_settled:
-            logger.warning(
-                "lease expired and another request claimed the key, request=%s", self._request_name
-            )
+            message = "lease expired and another request claimed the key, request=%s"
+            logger.warning(message, self._request_name)
         return renewed
 
     async def finish(self, response: StoredResponse) -> None:
         """Settle the lease: store the response."""
         context = self.context
-        memory = context.memory_store
-        if memory is None:
+        if (memory := context.memory_store) is None:
             self.is_settled = True
             await self._settle(partial(self._finish, response), "its response is not stored")
             return
@@ -235,7 +225,7 @@ class KeyLease:
         `consequence` is the part of the log message that says what a final failure means.
         """
         try:
-            await run_with_timeout(store_call, STORE_TIMEOUT_S)
+            await run_with_timeout(store_call)
         except BaseException as error:
             is_cancelled = not isinstance(error, Exception)
             if self.context.pending_settlements >= _MAX_PENDING_SETTLEMENTS:
@@ -253,9 +243,9 @@ class KeyLease:
         context = self.context
         context.pending_settlements += 1
         try:
-            attempt = partial(run_with_timeout, store_call, STORE_TIMEOUT_S)
+            name = f"settle {self._request_name}"
             await acall(
-                attempt, on=Exception, policy=_SETTLE_POLICY, name=f"settle {self._request_name}"
+                run_with_timeout, store_call, on=Exception, policy=_SETTLE_POLICY, name=name
             )
         except Exception:
             logger.exception("store failed, %s, request=%s", consequence, self._request_name)
@@ -282,8 +272,7 @@ class LeaseRenewer:
     def add(self, lease: KeyLease) -> dict[KeyLease, float]:
         """Renew a lease from now on, until the caller removes it from the returned dict.
 
-        A renewal that runs at the time of the removal is completed. The values of the dict are the
-        times of the next renewals.
+        A renewal that runs at the time of the removal is completed.
         """
         loop = running_loop()
         leases = self._loop_leases
@@ -369,12 +358,15 @@ def start_background_task(function: Callable[[], Coroutine[Any, Any, None]]) -> 
         _create_task(function(), Context())
 
 
-async def run_with_timeout(function: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> T:
-    """Run a coroutine function; after `seconds` cancel it and raise TimeoutError.
+async def run_with_timeout(
+    function: Callable[[], Coroutine[Any, Any, T]], seconds: float | None = None
+) -> T:
+    """Run a coroutine function; after `seconds` (5 by default) cancel it and raise TimeoutError.
 
     On asyncio the function runs in its own task, so that it does not delay the caller if it ignores
     its cancellation or takes long to handle it.
     """
+    seconds = STORE_TIMEOUT_S if seconds is None else seconds
     if in_trio():
         import trio
 
@@ -384,12 +376,10 @@ async def run_with_timeout(function: Callable[[], Coroutine[Any, Any, T]], secon
         task = _create_task(function())
         try:
             done, _ = await asyncio.wait((task,), timeout=seconds)
-        except BaseException:
-            task.cancel()
-            raise
-        if done:
-            return task.result()
-        task.cancel()
+            if done:
+                return task.result()
+        finally:
+            task.cancel()  # does nothing if the task is done
     raise TimeoutError(f"no result within {seconds:g} s")
 
 

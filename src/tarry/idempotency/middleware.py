@@ -12,28 +12,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from math import ceil
 from typing import TYPE_CHECKING, TypeAlias
 
 from tarry.core.checks import check_count, check_positive
 from tarry.errors import ConfigurationError, ConfigurationTypeError, Rejected, short_repr
-from tarry.idempotency import responses
-from tarry.idempotency.lease import (
-    STORE_TIMEOUT_S,
-    KeyLease,
-    LeaseContext,
-    LeaseRenewer,
-    run_with_timeout,
-)
-from tarry.idempotency.request import (
-    KEY_HEADER,
-    MalformedKey,
-    caller_credentials,
-    check_identity,
-    external_and_internal_path,
-    parse_key,
-    record_name_and_fingerprint,
-    relevant_headers,
-)
+from tarry.idempotency import request
+from tarry.idempotency.lease import KeyLease, LeaseContext, LeaseRenewer, run_with_timeout
+from tarry.idempotency.request import KEY_HEADER
 from tarry.idempotency.responses import ProblemDocs, Rejection, ResponseRecorder
 from tarry.idempotency.store import MemoryStore
 from tarry.runtime.clocks import system
@@ -132,14 +118,12 @@ class IdempotencyMiddleware:
         if scope["type"] != "http" or scope["method"] not in self._methods or _SCOPE_MARK in scope:
             await self._app(scope, receive, send)
             return
-        headers = relevant_headers(scope)
+        headers = request.relevant_headers(scope)
+        if KEY_HEADER not in headers and not self._requires_key(scope):
+            await self._app(scope, receive, send)
+            return
         try:
-            if KEY_HEADER in headers:
-                await self._serve_with_key(headers, scope, receive, send)
-            elif self._requires_key(scope):
-                raise responses.key_missing()
-            else:
-                await self._app(scope, receive, send)
+            await self._serve_with_key(headers, scope, receive, send)
         except ClientDisconnected:
             return
         except Rejection as rejection:
@@ -148,26 +132,36 @@ class IdempotencyMiddleware:
     async def _serve_with_key(
         self, headers: RequestHeaders, scope: Scope, receive: Receive, send: Send
     ) -> None:
+        if KEY_HEADER not in headers:
+            detail = (
+                "Send a new unique key with each operation, and the same key when you retry it."
+            )
+            raise Rejection("missing", detail)
         try:
-            key = parse_key(headers[KEY_HEADER])
-        except MalformedKey as error:
-            raise responses.key_malformed(str(error)) from None
+            key = request.parse_key(headers[KEY_HEADER])
+        except request.MalformedKey as error:
+            raise Rejection("malformed", str(error)) from None
         body = await _read_body(headers, receive, self._max_request_bytes)
-        identity = self._identity
-        caller = (
-            caller_credentials(headers) if identity is None else check_identity(identity(scope))
-        )
-        record_name, fingerprint = record_name_and_fingerprint(scope, headers, caller, key, body)
-        lease = KeyLease(self._lease_context, record_name, fingerprint, scope)
+        if self._identity is None:
+            caller = request.caller_credentials(headers)
+        else:
+            caller = request.check_identity(self._identity(scope))
+        names = request.record_name_and_fingerprint(scope, headers, caller, key, body)
+        lease = KeyLease(self._lease_context, *names, scope)
         try:
             existing = await lease.claim()
         except Exception as error:
             # Fail closed: the request may have run before, and the key must prevent a second run.
             logger.exception("request rejected because the idempotency store failed")
             retry_after = error.retry_after if isinstance(error, Rejected) else None
-            raise responses.store_unavailable(retry_after) from None
+            raise Rejection(
+                "unavailable",
+                "The server cannot currently check whether a request with this key ran before. "
+                "This request has not run.",
+                retry_after=retry_after or 0,
+            ) from None
         if existing is not None:
-            await self._answer_from_record(existing, fingerprint, send)
+            await self._answer_from_record(existing, names[1], send)
             return
         needs_renewal = self._lease_context.memory_store is None
         renewed_leases = self._renewer.add(lease) if needs_renewal else None
@@ -182,7 +176,7 @@ class IdempotencyMiddleware:
             scope.pop(_SCOPE_MARK, None)
         if system.draw() < _SWEEP_PROBABILITY:  # after sending, so that no client waits for it
             try:
-                await run_with_timeout(lambda: self._store.sweep(_SWEEP_LIMIT), STORE_TIMEOUT_S)
+                await run_with_timeout(lambda: self._store.sweep(_SWEEP_LIMIT))
             except Exception:
                 logger.exception("idempotency store failed to delete expired records")
 
@@ -192,13 +186,33 @@ class IdempotencyMiddleware:
         """Answer a request whose key already has a record."""
         record, now = existing
         if record.fingerprint != fingerprint:
-            raise responses.key_reused()
+            raise Rejection(
+                "reused",
+                "The first request with this key had a different query, content type or body. Use "
+                "a new key for a new operation; repeat the first request exactly to retry it.",
+            )
         response = record.response
         if response is None:
-            free_in_s = max(0.0, record.free_at - now)
-            raise responses.request_in_progress(free_in_s, self._lease_context.lease_s)
+            free_in = ceil(max(0.0, record.free_at - now))
+            # A live server renews its lease when a third of it has passed. If less than a third
+            # remains, the server has died, and the key becomes free when the lease expires.
+            is_dead = record.free_at - now < self._lease_context.lease_s / 3
+            retry_after = free_in if is_dead else 0
+            raise Rejection(
+                "outstanding",
+                "The first request with this key is still running. Send the same request again "
+                f"later. If its server has died, the key is free in {free_in} s.",
+                retry_after=retry_after,
+            )
         if response.body is None:
-            raise responses.response_not_stored(response.status)
+            status = response.status
+            raise Rejection(
+                "not-kept",
+                f"The first request with this key was answered with status {status}. Its response "
+                "was too large, or of a type that is not stored. The request has not been run "
+                "again.",
+                extensions={"originalStatus": status},
+            )
         headers = [*response.headers, (b"idempotent-replayed", b"true")]
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         await send({"type": "http.response.body", "body": response.body})
@@ -232,7 +246,7 @@ def _key_requirement_check(require_key: RequireKey) -> Callable[[Scope], bool]:
     prefixes = tuple(prefix_list)
 
     def requires_key(scope: Scope) -> bool:
-        path = external_and_internal_path(scope)[1]
+        path = request.external_and_internal_path(scope)[1]
         return path.rstrip("/") in exact_paths or path.startswith(prefixes)
 
     return requires_key
@@ -260,12 +274,20 @@ class ClientDisconnected(Exception):
     """The client disconnected before its request was complete."""
 
 
+def _body_too_large(max_bytes: int) -> Rejection:
+    return Rejection(
+        "too-large",
+        f"A request with an Idempotency-Key may have a body of up to {max_bytes} bytes here "
+        "(max_request_bytes of the middleware).",
+    )
+
+
 async def _read_body(headers: RequestHeaders, receive: Receive, max_bytes: int) -> bytes:
     """Return the whole request body; reject a body that is larger than `max_bytes`."""
     for length in headers.get(b"content-length", ()):
         # float, because int() rejects more than 4,300 digits.
         if length.isdigit() and float(length) > max_bytes:
-            raise responses.body_too_large(max_bytes)
+            raise _body_too_large(max_bytes)
     chunks: list[bytes] = []
     size = 0
     while True:
@@ -275,7 +297,7 @@ async def _read_body(headers: RequestHeaders, receive: Receive, max_bytes: int) 
         chunk: bytes = message.get("body", b"")
         size += len(chunk)
         if size > max_bytes:
-            raise responses.body_too_large(max_bytes)
+            raise _body_too_large(max_bytes)
         if not message.get("more_body"):
             return b"".join([*chunks, chunk]) if chunks else chunk
         chunks.append(chunk)

@@ -132,10 +132,9 @@ class PostgresStore:
         self._index = f'"{names[-1]}_free_at"'
         try:
             self._asyncpg = import_module("asyncpg")
-        except ImportError as exc:
-            raise MissingExtra(
-                "PostgresStore needs asyncpg: pip install 'tarry[postgres]'"
-            ) from exc
+        except ImportError as error:
+            message = "PostgresStore needs asyncpg: pip install 'tarry[postgres]'"
+            raise MissingExtra(message) from error
         self._dsn_or_pool = dsn_or_pool
         self._pool: AsyncpgPool | None = None
         self._open_lock = asyncio.Lock()
@@ -164,8 +163,7 @@ class PostgresStore:
     ) -> bool:
         """Store the response for `retention` seconds; see `IdempotencyStore`."""
         columns = response.status, encode_headers(response.headers), response.body
-        row = await self._fetch_row(_FINISH, key, fingerprint, owner, retention, *columns)
-        return bool(row)
+        return bool(await self._fetch_row(_FINISH, key, fingerprint, owner, retention, *columns))
 
     async def release(self, key: str, owner: str) -> None:
         """Free a key that this owner has claimed and not finished."""
@@ -175,9 +173,8 @@ class PostgresStore:
         """Delete up to `limit` expired records, and return how many were deleted."""
         total, deleted = 0, 1
         while total < limit and deleted:
-            deleted = (await self._fetch_row(_SWEEP, min(_SWEEP_BATCH_ROWS, limit - total)))[
-                "count"
-            ]
+            row = await self._fetch_row(_SWEEP, min(_SWEEP_BATCH_ROWS, limit - total))
+            deleted = row["count"]
             total += deleted
         return total
 
@@ -196,13 +193,9 @@ class PostgresStore:
         """Connect and create the table; concurrent callers share the result."""
         async with self._open_lock:
             if self._pool is None:
-                pool: AsyncpgPool
-                if isinstance(self._dsn_or_pool, str):
-                    pool = await self._asyncpg.create_pool(
-                        self._dsn_or_pool, min_size=0, timeout=_TIMEOUT_S
-                    )
-                else:
-                    pool = self._dsn_or_pool
+                pool: Any = self._dsn_or_pool
+                if isinstance(pool, str):
+                    pool = await self._asyncpg.create_pool(pool, min_size=0, timeout=_TIMEOUT_S)
                 try:
                     # Only created if missing: even CREATE TABLE IF NOT EXISTS needs a right that
                     # the role of the application may lack.

@@ -80,15 +80,6 @@ _DIGESTS = {
 }
 
 
-class RedisEncoder(Protocol):
-    """The attribute of a client's encoder that the store reads."""
-
-    @property
-    def decode_responses(self) -> bool:
-        """Whether the client decodes responses to text."""
-        ...
-
-
 class RedisClient(Protocol):
     """The methods of `redis.asyncio.Redis` and `RedisCluster` that the store uses."""
 
@@ -98,9 +89,8 @@ class RedisClient(Protocol):
     def eval(self, script: str, numkeys: int, /, *keys_and_args: Any) -> Any:
         """Run a script; the server caches it."""
 
-    def get_encoder(self) -> RedisEncoder:
-        """Return the encoder."""
-        ...
+    def get_encoder(self) -> Any:
+        """Return the encoder, whose attribute `decode_responses` is a bool."""
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -122,9 +112,9 @@ class RedisStore:
         except ImportError as exc:
             raise MissingExtra("RedisStore needs redis: pip install 'tarry[redis]'") from exc
         self._owns_client = isinstance(url_or_client, str)
-        self._client = (
-            self._connect(url_or_client) if isinstance(url_or_client, str) else url_or_client
-        )
+        self._client: Any = url_or_client
+        if isinstance(url_or_client, str):
+            self._client = self._connect(url_or_client)
         if self._client.get_encoder().decode_responses:
             raise ConfigurationError(
                 "the client must not have decode_responses=True: response bodies are bytes, which "
@@ -179,13 +169,12 @@ class RedisStore:
             # The server was restarted, or this cluster node has not cached the script yet.
             return await self._client.eval(_PROLOGUE + script, 1, redis_key, *args)
 
-    def _connect(self, url: str) -> RedisClient:
+    def _connect(self, url: str) -> Any:
         # One immediate retry, because a pool may return a connection that died while it was idle;
         # each script may run twice. A blocking pool, so that under load requests wait for a
         # connection instead of failing.
-        retry = import_module("redis.asyncio.retry").Retry(
-            import_module("redis.backoff").NoBackoff(), 1
-        )
+        backoff = import_module("redis.backoff").NoBackoff()
+        retry = import_module("redis.asyncio.retry").Retry(backoff, 1)
         pool = self._redis.asyncio.BlockingConnectionPool.from_url(
             url,
             max_connections=_MAX_CONNECTIONS,
@@ -196,8 +185,7 @@ class RedisStore:
             # Versions of redis-py before 6 retry only on the errors that are listed here.
             retry_on_error=[self._redis.ConnectionError, self._redis.TimeoutError],
         )
-        client: RedisClient = self._redis.asyncio.Redis.from_pool(pool)
-        return client
+        return self._redis.asyncio.Redis.from_pool(pool)
 
 
 def _microseconds(seconds: float) -> int:

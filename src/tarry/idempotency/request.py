@@ -87,6 +87,7 @@ def parse_key(lines: Sequence[bytes]) -> str:
         text = line.decode("ascii").strip(" ")
     except UnicodeDecodeError:
         raise MalformedKey("Idempotency-Key must be ASCII.") from None
+    key = text
     if text.startswith('"'):
         key = _parse_quoted(text)
     elif text and not _UNQUOTED.fullmatch(text):
@@ -95,8 +96,6 @@ def parse_key(lines: Sequence[bytes]) -> str:
             '6894a57f9324". A key without quotes may contain only letters, digits and -._~:/+=, '
             "and must begin with a letter or digit."
         )
-    else:
-        key = text
     if not 1 <= len(key) <= MAX_KEY_LENGTH:
         raise MalformedKey(
             f"Idempotency-Key must have 1 to {MAX_KEY_LENGTH} characters, not {len(key)}."
@@ -115,9 +114,8 @@ def _parse_quoted(text: str) -> str:
     while start < len(text):  # only parameters (`;name` or `;name=value`) may follow the key
         parameter = _PARAMETER.match(text, start)
         if parameter is None or not _is_utf8(parameter["display"] or ""):
-            raise MalformedKey(
-                f"Idempotency-Key must end after the key, but {text[start:][:20]!r} follows."
-            )
+            rest = text[start:][:20]
+            raise MalformedKey(f"Idempotency-Key must end after the key, but {rest!r} follows.")
         start = parameter.end()
     return _ESCAPED.sub(r"\1", string[1]) if "\\" in string[1] else string[1]
 
@@ -132,14 +130,11 @@ def _is_utf8(display_string: str) -> bool:
 
 
 def relevant_headers(scope: Scope) -> RequestHeaders:
-    """Return the headers that the middleware reads, collected in one pass."""
+    """Return the headers that the middleware reads."""
     headers: dict[bytes, list[bytes]] = {}
     for name, value in scope["headers"]:
         if name in _RELEVANT_HEADERS:
-            if name in headers:
-                headers[name].append(value)
-            else:
-                headers[name] = [value]
+            headers.setdefault(name, []).append(value)
     return headers
 
 
@@ -203,12 +198,10 @@ def _host_with_length(host: bytes) -> str:
     An IP address is left out because it identifies one of several servers, not the API: a retry may
     reach another server.
     """
-    name = host.decode("latin-1").lower()
-    if name.startswith("["):
-        return ""
-    name = name.partition(":")[0]
+    name = host.decode("latin-1").lower().partition(":")[0]
     try:
-        ip_address(name)
+        if not name.startswith("["):
+            ip_address(name)
     except ValueError:
         return f"{len(name)} {name}"
     return ""

@@ -14,14 +14,12 @@ stored or has started to stream.
 To settle the key means to finish it, which stores the response, or to release it.
 
 The responses of the middleware itself are problem details (RFC 9457), with the titles of
-draft-ietf-httpapi-idempotency-key-header, section 2.7. The functions from `key_missing` to
-`store_unavailable` return a `Rejection`, which the middleware raises.
+draft-ietf-httpapi-idempotency-key-header, section 2.7. The middleware raises a `Rejection`.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -47,6 +45,20 @@ _MIN_RETRY_AFTER_S = 1
 _DRAFT = "https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/"
 _URL = re.compile(r"https?://[!#-;=?-~]+")
 """Excludes spaces, quotes, angle brackets and line breaks, because the URL is sent in a header."""
+
+_PROBLEMS = {
+    "missing": (400, "Idempotency-Key is missing"),
+    "malformed": (400, "Idempotency-Key is malformed"),
+    "reused": (422, "Idempotency-Key is already used"),
+    "outstanding": (409, "A request is outstanding for this Idempotency-Key"),
+    # 409, because the requested effect exists and a retry would conflict with it. Not 410, because
+    # webhook senders disable an endpoint that returns 410. Not a status that clients retry, because
+    # a retry cannot succeed either.
+    "not-kept": (409, "The response for this Idempotency-Key was not kept"),
+    "too-large": (413, "Content is too large for an Idempotency-Key"),
+    "unavailable": (503, "Idempotency-Key cannot be checked"),
+}
+"""Status and title of each problem."""
 
 
 class ResponseRecorder:
@@ -204,93 +216,26 @@ class ResponseRecorder:
         return can_buffer
 
 
-@dataclass(eq=False)
 class Rejection(Exception):
     """A request that gets a problem as its response and does not reach the application.
 
-    `anchor` names the kind of rejection in the problem's `type` (see `ProblemDocs`). If the same
-    request may succeed later, `retry_after` is the time to wait in seconds.
+    `anchor` is the name of the problem in `_PROBLEMS` and in its `type` (see `ProblemDocs`). If the
+    same request may succeed later, `retry_after` is the time to wait in seconds.
     """
 
-    status: int
-    title: str
-    detail: str
-    anchor: str
-    retry_after: int | None = None
-    extensions: dict[str, int] | None = None
-
-
-def key_missing() -> Rejection:
-    """Return the rejection of a request without a key on a path that requires one."""
-    detail = "Send a new unique key with each operation, and the same key when you retry it."
-    return Rejection(400, "Idempotency-Key is missing", detail, "missing")
-
-
-def key_malformed(detail: str) -> Rejection:
-    """Return the rejection of a key that cannot be parsed."""
-    return Rejection(400, "Idempotency-Key is malformed", detail, "malformed")
-
-
-def key_reused() -> Rejection:
-    """Return the rejection of a key that was already used for a different request."""
-    detail = (
-        "The first request with this key had a different query, content type or body. Use a new "
-        "key for a new operation; repeat the first request exactly to retry it."
-    )
-    return Rejection(422, "Idempotency-Key is already used", detail, "reused")
-
-
-def request_in_progress(free_in_s: float, lease_s: float) -> Rejection:
-    """Return the rejection for a key whose first request still runs, or whose server died.
-
-    The lease of the first request expires in `free_in_s` seconds.
-    """
-    detail = (
-        "The first request with this key is still running. Send the same request again later. If "
-        f"its server has died, the key is free in {ceil(free_in_s)} s."
-    )
-    title = "A request is outstanding for this Idempotency-Key"
-    # A live server renews its lease when a third of it has passed. If less than a third remains,
-    # the server has died, and the key becomes free when the lease expires.
-    seconds = ceil(free_in_s) if free_in_s < lease_s / 3 else 0
-    return Rejection(
-        409, title, detail, "outstanding", retry_after=max(_MIN_RETRY_AFTER_S, seconds)
-    )
-
-
-def response_not_stored(status: int) -> Rejection:
-    """Return the rejection for a key whose first request is complete but has no stored response.
-
-    The status is 409, because the requested effect exists and a retry would conflict with it. It is
-    not 410, because webhook senders disable an endpoint that returns 410. It is not a status that
-    clients retry, because a retry cannot succeed either.
-    """
-    detail = (
-        f"The first request with this key was answered with status {status}. Its response was too "
-        "large, or of a type that is not stored. The request has not been run again."
-    )
-    title = "The response for this Idempotency-Key was not kept"
-    return Rejection(409, title, detail, "not-kept", extensions={"originalStatus": status})
-
-
-def body_too_large(max_bytes: int) -> Rejection:
-    """Return the rejection of a body that is too large to be buffered for its fingerprint."""
-    detail = (
-        f"A request with an Idempotency-Key may have a body of up to {max_bytes} bytes here "
-        "(max_request_bytes of the middleware)."
-    )
-    return Rejection(413, "Content is too large for an Idempotency-Key", detail, "too-large")
-
-
-def store_unavailable(retry_after: float | None) -> Rejection:
-    """Return the rejection of a request that may have run before, as the store cannot be read."""
-    detail = (
-        "The server cannot currently check whether a request with this key ran before. This "
-        "request has not run."
-    )
-    seconds = max(_MIN_RETRY_AFTER_S, ceil(retry_after or 0))
-    title = "Idempotency-Key cannot be checked"
-    return Rejection(503, title, detail, "unavailable", retry_after=seconds)
+    def __init__(
+        self,
+        anchor: str,
+        detail: str,
+        *,
+        retry_after: float | None = None,
+        extensions: dict[str, int] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.anchor: str = anchor
+        self.detail: str = detail
+        self.retry_after: float | None = retry_after
+        self.extensions: dict[str, int] | None = extensions
 
 
 class ProblemDocs:
@@ -309,13 +254,11 @@ class ProblemDocs:
 
     async def send_rejection(self, send: Send, rejection: Rejection) -> None:
         """Send the problem of a rejected request."""
-        body = Problem(
-            rejection.status,
-            rejection.title,
-            rejection.detail,
-            self._fixed_type or self._type_prefix + rejection.anchor,
-            extensions=rejection.extensions,
-        ).to_json()
+        status, title = _PROBLEMS[rejection.anchor]
+        problem_type = self._fixed_type or self._type_prefix + rejection.anchor
+        extensions = rejection.extensions
+        problem = Problem(status, title, rejection.detail, problem_type, extensions=extensions)
+        body = problem.to_json()
         retry_after = rejection.retry_after
         headers = [
             (b"content-type", PROBLEM_MEDIA_TYPE.encode()),
@@ -325,7 +268,7 @@ class ProblemDocs:
             (b"x-should-retry", b"false" if retry_after is None else b"true"),
         ]
         if retry_after is not None:
-            headers.append((b"retry-after", str(retry_after).encode()))
-        start = {"type": "http.response.start", "status": rejection.status, "headers": headers}
-        await send(start)
+            seconds = max(_MIN_RETRY_AFTER_S, ceil(retry_after))
+            headers.append((b"retry-after", str(seconds).encode()))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})

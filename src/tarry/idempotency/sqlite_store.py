@@ -107,10 +107,8 @@ class SqliteStore:
                 if connection.execute(_CLAIM, row).rowcount:
                     return None
                 stored = connection.execute(_READ, (key,)).fetchone()
-            stored_fingerprint, free_at, *response = stored
-            return ExistingRecord(
-                Record(stored_fingerprint, free_at, decode_response(*response)), now
-            )
+            record = Record(stored[0], stored[1], decode_response(*stored[2:]))
+            return ExistingRecord(record, now)
 
         return await self._run_in_thread(claim)
 
@@ -155,8 +153,6 @@ class SqliteStore:
 
         return await self._run_in_thread(write)
 
-    # --- in the thread ----------------------------------------------------------------------------
-
     @contextmanager
     def _transaction(self) -> Generator[tuple[sqlite3.Connection, float]]:
         """Run a transaction that holds the write lock of the file; yield connection and time.
@@ -175,11 +171,8 @@ class SqliteStore:
             # Only the file's owner may read it, because it contains responses. SQLite creates its
             # WAL files with the same permissions.
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
-        connection = sqlite3.connect(
-            self._path,
-            timeout=self._busy_timeout,
-            isolation_level=None,  # transactions are started explicitly
-        )
+        # isolation_level=None, because transactions are started explicitly.
+        connection = sqlite3.connect(self._path, timeout=self._busy_timeout, isolation_level=None)
         try:
             with connection:
                 connection.execute("BEGIN IMMEDIATE")
@@ -244,7 +237,5 @@ def _is_busy(error: BaseException) -> bool:
     When two processes open a new file at the same time, one of them fails to switch it to WAL,
     because SQLite ignores the busy timeout for this switch.
     """
-    return isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode in {
-        sqlite3.SQLITE_BUSY,
-        sqlite3.SQLITE_LOCKED,
-    }
+    busy_codes = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+    return isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode in busy_codes

@@ -110,9 +110,8 @@ class IdempotencyStore(Protocol):
 
 def encode_headers(headers: Headers) -> str:
     """Return the headers as JSON. Nothing is lost, as latin-1 maps each byte to one character."""
-    return json.dumps(
-        [[name.decode("latin-1"), value.decode("latin-1")] for name, value in headers]
-    )
+    pairs = [[name.decode("latin-1"), value.decode("latin-1")] for name, value in headers]
+    return json.dumps(pairs)
 
 
 def decode_response(
@@ -289,14 +288,12 @@ class MemoryStore:
         self._stored_bytes -= entry.size
 
     def _delete_expired(self, limit: int, now: float) -> int:
-        """Delete up to `limit` expired records, and return how many were deleted."""
-        deleted = 0
-        while (
-            deleted < limit and (expiring := self._next_expiring()) and expiring[1].free_at <= now
-        ):
+        for deleted in range(limit):
+            expiring = self._next_expiring()
+            if expiring is None or expiring[1].free_at > now:
+                return deleted
             self._remove(*expiring)
-            deleted += 1
-        return deleted
+        return limit
 
     def _push(self, key: str, entry: _MemoryEntry) -> None:
         self._entries[key] = entry
