@@ -252,8 +252,6 @@ class Store(Protocol):
         """Do a small write and a read, to prove that both work; return the store's time."""
         ...
 
-    # --- transitions of tasks ---------------------------------------------------------------------
-
     async def add(
         self, tasks: Sequence[NewTask], lease: Lease | None = None, *, quota: int | None = None
     ) -> list[AddResult]:
@@ -294,8 +292,6 @@ class Store(Protocol):
         """
         ...
 
-    # --- lanes ------------------------------------------------------------------------------------
-
     async def park(self, lane: str, until: int, *, probes: int, opened: int) -> None:
         """Lease no task of the lane until this time, and afterwards `probes` tasks at a time.
 
@@ -325,8 +321,6 @@ class Store(Protocol):
     async def get_lane(self, name: str) -> LaneRecord | None:
         """Return a lane, or None."""
         ...
-
-    # --- requests of a tenant ---------------------------------------------------------------------
 
     async def get_task(self, tenant: str, task_id: str) -> Task | None:
         """Return a task, or None."""
@@ -359,8 +353,6 @@ class Store(Protocol):
         is incremented. A task that is due already keeps its due time.
         """
         ...
-
-    # --- dead letters -----------------------------------------------------------------------------
 
     async def count_dead(self, replay: ReplayRecord) -> int:
         """Return how many dead letters a replay would revive; nothing is changed.
@@ -405,8 +397,6 @@ class Store(Protocol):
         """
         ...
 
-    # --- policies and API keys --------------------------------------------------------------------
-
     async def put_policy(
         self, policy: PolicyVersion, *, replace: bool
     ) -> tuple[PolicyWriteStatus, PolicyVersion]:
@@ -449,8 +439,6 @@ class Store(Protocol):
     async def revoke_key(self, key_id: str) -> bool:
         """Revoke an API key, unless it is revoked already; return whether there is such a key."""
         ...
-
-    # --- counters and retention -------------------------------------------------------------------
 
     async def counters(self, tenant: str | None = None) -> Counters:
         """Return the counters of one tenant, or of all (None)."""

@@ -38,20 +38,15 @@ _CACHE_TTL_S = 5.0
 
 
 class Authenticator:
-    """Finds the tenant of a request by its API key.
-
-    If no keys are required, every request belongs to the default tenant.
-    """
+    """Finds the tenant of a request by its API key."""
 
     def __init__(self, context: ApiContext) -> None:
         self._keys = ApiKeyCache(context.store, context.monotonic)
         self.authenticate: Callable[[ApiRequest], Awaitable[str] | str] | str = (
             self._authenticate if context.require_keys else DEFAULT_TENANT
         )
-        """Returns the tenant of a request, or an awaitable if its key is not cached.
-
-        If no key is required, the name of the tenant instead, which saves a call per request.
-        """
+        """Returns the tenant of a request, or an awaitable if its key is not cached. If no key is
+        required, this is the name of the default tenant, which saves a call per request."""
         self.check_host: Callable[[dict[bytes, bytes]], None] | None = (
             None if context.allowed_hosts is None else AllowedHosts(context.allowed_hosts).check
         )
@@ -92,13 +87,10 @@ class AllowedHosts:
         """Compared first, because most clients always send the same `Host`."""
 
     def check(self, headers: dict[bytes, bytes]) -> None:
-        """Raise ApiError if `Host` is not accepted.
-
-        A request without `Host` is accepted: it does not come from a browser.
-        """
+        """Raise ApiError if `Host` is not accepted."""
         host = headers.get(b"host")
         if host is None or host == self._last_accepted:
-            return
+            return  # None: the request does not come from a browser
         text = host.decode("latin-1")
         name = _host_name(text)
         if name not in self._names and not _is_loopback(name):
@@ -150,10 +142,8 @@ class ApiKeyCache:
 
 
 def check_tenant(tenant: str) -> str:
-    """Return the tenant name if it is valid, or raise ConfigurationError.
-
-    It must not have a slash, which separates the tenant from the rest of a lane name.
-    """
+    """Return the tenant name if it is valid, or raise ConfigurationError."""
+    # A slash is not allowed, because it separates the tenant from the rest of a lane name.
     if not _TENANT.fullmatch(tenant):
         rule = "must have 1 to 63 letters, digits and ._- and begin with a letter or digit"
         raise ConfigurationError("tenant", rule, tenant)

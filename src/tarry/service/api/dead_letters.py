@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tarry.service.api.tasks import TaskResource
 
 _replay_decoder = msgspec.json.Decoder(ReplayRequest)
+_REPLAYS_PATH = "/dead-letters/replays"
 _REPLAY_PATH = "/dead-letters/replays/{replayId}"
 _PURGE_CHUNK = 500
 """Tasks that one call of the store deletes."""
@@ -57,12 +58,7 @@ class DeadLetterResource:
         return json_response(200, PurgeResult(purged=purged, more=has_more))
 
     @Operation(
-        "POST",
-        "/dead-letters/replays",
-        "createReplay",
-        ReplayJob,
-        statuses=(200, 201),
-        body=ReplayRequest,
+        "POST", _REPLAYS_PATH, "createReplay", ReplayJob, statuses=(200, 201), body=ReplayRequest
     )
     async def start_replay(self, request: ApiRequest) -> ApiResponse:
         """Replay dead letters: a durable job with an optional rate. A dry run only counts them."""
@@ -88,7 +84,7 @@ class DeadLetterResource:
         location = (b"location", f"/dead-letters/replays/{job.id}".encode())
         return json_response(201, replay_view(job), location)
 
-    @Operation("GET", "/dead-letters/replays", "listReplays", Page[ReplayJob])
+    @Operation("GET", _REPLAYS_PATH, "listReplays", Page[ReplayJob])
     async def list_replays(self, request: ApiRequest) -> ApiResponse:
         """List the latest 100 replays, newest first."""
         request.parse_query(NoQuery)

@@ -1,7 +1,4 @@
-"""`/downstreams`: read the state of downstreams, and pause, resume or reset them.
-
-The store has one lane (queue) per downstream.
-"""
+"""`/downstreams`: read, pause, resume or reset downstreams. Each is a lane (queue) of the store."""
 
 from __future__ import annotations
 

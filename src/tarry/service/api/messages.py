@@ -1,8 +1,4 @@
-"""Requests and responses of the API.
-
-Headers, query and JSON body of a request are read from ASGI and validated. A response is complete,
-pending or streamed.
-"""
+"""Requests and responses of the API. A response is complete, pending or streamed."""
 
 from __future__ import annotations
 
@@ -83,11 +79,8 @@ class ApiRequest(msgspec.Struct, eq=False):
         return [value for header, value in self.scope["headers"] if header == name]
 
     def check_json_body(self, max_bytes: int) -> None:
-        """Raise ApiError unless the body is declared as JSON and is not larger than `max_bytes`.
-
-        An operation with a JSON body has no query parameters, so a query is an error.
-        """
-        if self.scope.get("query_string"):
+        """Raise ApiError unless the body is declared as JSON and is not larger than `max_bytes`."""
+        if self.scope.get("query_string"):  # no operation has both a JSON body and a query
             self._parse_query_string(NoQuery)
         content_type = self.headers.get(b"content-type", b"")
         # A missing content type is rejected too, because a web page of another site could send such
@@ -131,13 +124,10 @@ class ApiRequest(msgspec.Struct, eq=False):
             _PartialBodies.size_bytes -= sum(map(len, chunks))
 
     def parse_query(self, query_type: type[S]) -> S:
-        """Return the query parameters.
-
-        An operation with query parameters has no body, so a body is an error. With GET and HEAD a
-        body is ignored, because some clients send one.
-        """
+        """Return the query parameters of a request, which must not have a body."""
         headers = self.headers
         has_body = headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
+        # With GET and HEAD a body is ignored, because some clients send one.
         if has_body and self.scope["method"] not in _READ_METHODS:
             names = ", ".join(query_type.__struct_encode_fields__)
             rule = f"must be empty; the query parameters are {names}" if names else "must be empty"
@@ -178,12 +168,10 @@ class ApiResponse(msgspec.Struct, eq=False):
     headers: list[tuple[bytes, bytes]]
 
     def encode_http1(self, more_headers: list[tuple[bytes, bytes]]) -> bytes:
-        """Return the HTTP/1.1 response without its status line.
-
-        Raise ValueError if a header contains a line break, which would inject another header.
-        """
+        """Return the HTTP/1.1 response without its status line."""
         lines = [b"%b: %b\r\n" % header for header in (*more_headers, *self.headers)]
         head = b"".join(lines)
+        # A line break in a header would inject another header.
         if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
             msg = f"a response header contains a line break: {head!r}"
             raise ValueError(msg)
@@ -239,7 +227,7 @@ def decode_json(
 ) -> T:
     """Return the decoded JSON, or raise an ApiError that names the invalid field.
 
-    `document_type` describes the fields of the document if the decoder's own type does not.
+    `document_type` is the type of the document if that is not the type of the decoder.
     """
     try:
         return decoder.decode(body)

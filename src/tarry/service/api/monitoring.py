@@ -172,7 +172,6 @@ async def _write(send: Send, text: bytes) -> None:
 
 
 async def _wait_until_disconnected(receive: Receive) -> None:
-    """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -20,17 +20,8 @@ from tarry.service.api.routing import Operation
 from tarry.service.api.views import policy_view
 from tarry.service.model import PolicyVersion
 from tarry.service.store import PolicyWriteStatus
-from tarry.wire.policies import (
-    JSON_FIELDS,
-    MAX_DURATION_MS,
-    MAX_ENTRIES,
-    MAX_NUMBER,
-    SCHEDULE_FIELD,
-    SERVICE_PRESETS,
-    json_choices,
-    policy_from_json,
-    policy_to_json,
-)
+from tarry.wire import policies as wire
+from tarry.wire.policies import SERVICE_PRESETS
 from tarry.wire.tasks import Page, PolicyName, RetryPolicy
 
 if TYPE_CHECKING:
@@ -42,13 +33,11 @@ if TYPE_CHECKING:
 
 _fields_decoder = msgspec.json.Decoder(dict[str, Any])
 _POLICY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_PATH = "/retry-policies"
 _POLICY_PATH = "/retry-policies/{policyId}"
 _encode_sorted = msgspec.json.Encoder(order="deterministic").encode
-_PRESET_CURSOR = "preset:"
-"""Prefix of a cursor in the built-in policies, which are listed last.
-
-A policy id has no colon, so such a cursor cannot be one of the store.
-"""
+_PRESET_CURSOR = "preset:"  # not a cursor of the store, because a policy id has no colon
+"""Prefix of a cursor in the built-in policies, which are listed last."""
 
 
 def _json_type(field: PolicyField) -> Any:
@@ -57,19 +46,19 @@ def _json_type(field: PolicyField) -> Any:
     bounds: dict[str, Any] = {}
     match field.type:
         case "choice":
-            json_type = Literal[tuple(sorted(json_choices(field)))]
+            json_type = Literal[tuple(sorted(wire.json_choices(field)))]
         case "statuses":
             json_type = list[Annotated[int, Meta(ge=LOWEST_STATUS, le=HIGHEST_STATUS)]]
         case "codes":
             json_type = list[str]
         case _:
             lower_bound = "ge" if field.is_minimum_allowed else "gt"
-            maximum = MAX_DURATION_MS if field.type == "seconds" else MAX_NUMBER
+            maximum = wire.MAX_DURATION_MS if field.type == "seconds" else wire.MAX_NUMBER
             json_type = int if field.type == "count" else float
             bounds = {lower_bound: field.minimum, "le": maximum}
-    if field is SCHEDULE_FIELD:
+    if field is wire.SCHEDULE_FIELD:
         json_type = list[Annotated[float, Meta(**bounds)]]
-        bounds = {"min_length": 1, "max_length": MAX_ENTRIES}
+        bounds = {"min_length": 1, "max_length": wire.MAX_ENTRIES}
     json_type = Annotated[json_type, Meta(description=field.help, **bounds)] | msgspec.UnsetType
     return json_type | None if field.is_optional and not field.is_required_by_service else json_type
 
@@ -80,7 +69,7 @@ PolicyFields: type[msgspec.Struct] = msgspec.defstruct(
         ("policy_id", PolicyName | msgspec.UnsetType, msgspec.UNSET),
         *(
             (field.name, _json_type(field), msgspec.field(name=name, default=msgspec.UNSET))
-            for name, field in JSON_FIELDS.items()
+            for name, field in wire.JSON_FIELDS.items()
         ),
     ],
     rename="camel",
@@ -96,7 +85,7 @@ class VersionQuery(
 ):
     """The version to return; the newest if omitted."""
 
-    version: Annotated[int, Meta(ge=1, le=MAX_NUMBER)] | None = None
+    version: Annotated[int, Meta(ge=1, le=wire.MAX_NUMBER)] | None = None
 
 
 class PolicyResource:
@@ -106,13 +95,7 @@ class PolicyResource:
         self._context = context
 
     @Operation(
-        "POST",
-        "/retry-policies",
-        "createPolicy",
-        RetryPolicy,
-        statuses=(200, 201),
-        errors=(409,),
-        body=PolicyFields,
+        "POST", _PATH, "createPolicy", RetryPolicy, (200, 201), errors=(409,), body=PolicyFields
     )
     async def create(self, request: ApiRequest) -> ApiResponse:
         """Create a policy. A repeated request returns 200 if the fields are equal, else 409."""
@@ -122,15 +105,14 @@ class PolicyResource:
         policy_id = fields.pop("policyId")
         if not isinstance(policy_id, str):
             raise invalid("policyId", "must be a string")
-        policy_id = check_policy_id(policy_id)
-        location = f"/retry-policies/{policy_id}"
+        location = f"{_PATH}/{check_policy_id(policy_id)}"
         status, policy = await self._write(request.tenant, policy_id, fields, replace=False)
         if status is PolicyWriteStatus.CONFLICT:
             detail = f"{policy_id} has different fields. PUT {location} changes it."
             raise problems.POLICY_EXISTS.error(detail, field="policyId")
         return _write_response(status, policy, (b"location", location.encode()))
 
-    @Operation("GET", "/retry-policies", "listPolicies", Page[RetryPolicy], query=PageQuery)
+    @Operation("GET", _PATH, "listPolicies", Page[RetryPolicy], query=PageQuery)
     async def list_policies(self, request: ApiRequest) -> ApiResponse:
         """List the newest version of each policy; built-in policies come last."""
         query = request.parse_query(PageQuery)
@@ -156,9 +138,7 @@ class PolicyResource:
             last_name = name
         return json_response(200, Page(items=items, next_cursor=None))
 
-    @Operation(
-        "PUT", _POLICY_PATH, "putPolicy", RetryPolicy, statuses=(200, 201), body=PolicyFields
-    )
+    @Operation("PUT", _POLICY_PATH, "putPolicy", RetryPolicy, (200, 201), body=PolicyFields)
     async def put(self, request: ApiRequest) -> ApiResponse:
         """Create a new version. Tasks without a policyVersion use it from their next decision
         on.
@@ -200,9 +180,7 @@ class PolicyResource:
                 f"(GET /retry-tasks?policyId={policy_id} lists them)."
             )
             if policy_id == "default":
-                detail += (
-                    " PUT /retry-policies/default with {} restores the built-in policy at once."
-                )
+                detail += f" PUT {_PATH}/default with {{}} restores the built-in policy at once."
             raise problems.POLICY_IN_USE.error(detail)
         if status is PolicyWriteStatus.MISSING:
             if policy_id in SERVICE_PRESETS:
@@ -220,7 +198,7 @@ class PolicyResource:
     ) -> tuple[PolicyWriteStatus, PolicyVersion]:
         checked = check_policy(fields, SERVICE_PRESETS["default"], self._context.limits)
         # All fields are written, in sorted order, so that equal policies have equal documents.
-        document = _encode_sorted(policy_to_json(checked))
+        document = _encode_sorted(wire.policy_to_json(checked))
         policy = PolicyVersion(tenant=tenant, id=policy_id, version=0, document=document)
         result = await self._context.store.put_policy(policy, replace=replace)
         self._context.engine.policies.forget(tenant, policy_id)
@@ -230,7 +208,6 @@ class PolicyResource:
 def _write_response(
     status: PolicyWriteStatus, policy: PolicyVersion, *headers: tuple[bytes, bytes]
 ) -> ApiResponse:
-    """Return the response for a policy that was written, or that had the same content already."""
     http_status = 201 if status is PolicyWriteStatus.CREATED else 200
     return json_response(http_status, _stored_view(policy), *headers)
 
@@ -241,7 +218,7 @@ def _stored_view(policy: PolicyVersion) -> RetryPolicy:
 
 
 def _preset_view(name: str) -> RetryPolicy:
-    return policy_view(name, None, None, policy_to_json(SERVICE_PRESETS[name]))
+    return policy_view(name, None, None, wire.policy_to_json(SERVICE_PRESETS[name]))
 
 
 def check_policy_id(policy_id: str) -> str:
@@ -268,13 +245,13 @@ def check_policy(
     """
     prefix = f"{parent}." if parent else ""
     for name in document:
-        if name not in JSON_FIELDS:
-            raise unknown_field(parent, name, JSON_FIELDS)
+        if name not in wire.JSON_FIELDS:
+            raise unknown_field(parent, name, wire.JSON_FIELDS)
     try:
-        policy = policy_from_json(document, base)
+        policy = wire.policy_from_json(document, base)
     except ConfigurationError as error:
         field = error.field or ""
-        is_known = field.partition("[")[0] in JSON_FIELDS
+        is_known = field.partition("[")[0] in wire.JSON_FIELDS
         path = prefix + field if is_known else parent or "policy"
         raise from_configuration_error(path, error) from None
     if policy.attempt_timeout is None or policy.attempt_timeout > limits.max_attempt_timeout_s:

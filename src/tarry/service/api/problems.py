@@ -1,7 +1,6 @@
 """Errors of the API: each becomes a response with problem details (RFC 9457).
 
-Responses, the OpenAPI document and `GET /docs` use one list of problem types. The `type` of a
-problem is a link to its row on `GET /docs`, which explains the problem and how to solve it. The
+The `type` of a problem is a link to its row on `GET /docs`, which explains how to solve it. The
 functions return the exception, so that the caller writes `raise problems.too_large(limit)`.
 """
 
@@ -71,98 +70,54 @@ class ProblemType(NamedTuple):
 
 
 # fmt: off
-NOT_HTTP = ProblemType(
-    "not-http", (400,), "Bad Request",
-    "The bytes received are not an HTTP request. Check your client and any proxy in between.",
-)
-MALFORMED = ProblemType(
-    "malformed", (400,), "Malformed JSON",
-    "The body is not JSON in UTF-8, or is nested too deeply. `detail` has the reason.",
-)
-INVALID = ProblemType(
-    "invalid", (422, 400), "Invalid request",
-    "A field, parameter or header is invalid. `field` names it, `rule` has the rule.",
-)
-KEY_NEEDED = ProblemType(
-    "key-needed", (401,), "API key needed",
+NOT_HTTP = ProblemType("not-http", (400,), "Bad Request",
+    "The bytes received are not an HTTP request. Check your client and any proxy in between.")
+MALFORMED = ProblemType("malformed", (400,), "Malformed JSON",
+    "The body is not JSON in UTF-8, or is nested too deeply. `detail` has the reason.")
+INVALID = ProblemType("invalid", (422, 400), "Invalid request",
+    "A field, parameter or header is invalid. `field` names it, `rule` has the rule.")
+KEY_NEEDED = ProblemType("key-needed", (401,), "API key needed",
     "The API key is missing, unknown or revoked. Create one with `tarry keys create`.",
-    ((b"www-authenticate", b'Bearer realm="tarry"'),),
-)
-CROSS_SITE = ProblemType(
-    "cross-site", (403,), "Cross-site request",
-    "A web page of another origin sent this request. Send it from a program or the same origin.",
-)
-NOT_FOUND = ProblemType(
-    "not-found", (404,), "Not found",
-    "The resource does not exist, belongs to another tenant, or is past its retention time.",
-)
-METHOD_NOT_ALLOWED = ProblemType(
-    "method-not-allowed", (405,), "Method not allowed",
-    "The path does not support this method. The `Allow` header lists the methods it supports.",
-)
-TIMEOUT = ProblemType(
-    "timeout", (408,), "Request Timeout",
-    "The request did not arrive within `head_timeout_ms` and `body_timeout_ms`. Send it again.",
-)
-ALREADY_FINISHED = ProblemType(
-    "already-finished", (409,), "Already finished",
-    "The task or replay is finished or being cancelled. Create a new one.",
-)
-POLICY_EXISTS = ProblemType(
-    "policy-exists", (409,), "policyId already exists",
-    "A policy with this id and different fields exists. `PUT` creates a new version of it.",
-)
-POLICY_IN_USE = ProblemType(
-    "policy-in-use", (409,), "Policy is in use",
-    "Unfinished tasks use this policy. Wait until they are finished, or cancel them.",
-)
-POLICY_BUILT_IN = ProblemType(
-    "policy-built-in", (409,), "Policy cannot be deleted",
-    "The policy is built in. `PUT` creates a policy of yours that replaces it.",
-)
-TOO_LARGE = ProblemType(
-    "too-large", (413,), "Content is too large",
+    ((b"www-authenticate", b'Bearer realm="tarry"'),))
+CROSS_SITE = ProblemType("cross-site", (403,), "Cross-site request",
+    "A web page of another origin sent this request. Send it from a program or the same origin.")
+NOT_FOUND = ProblemType("not-found", (404,), "Not found",
+    "The resource does not exist, belongs to another tenant, or is past its retention time.")
+METHOD_NOT_ALLOWED = ProblemType("method-not-allowed", (405,), "Method not allowed",
+    "The path does not support this method. The `Allow` header lists the methods it supports.")
+TIMEOUT = ProblemType("timeout", (408,), "Request Timeout",
+    "The request did not arrive within `head_timeout_ms` and `body_timeout_ms`. Send it again.")
+ALREADY_FINISHED = ProblemType("already-finished", (409,), "Already finished",
+    "The task or replay is finished or being cancelled. Create a new one.")
+POLICY_EXISTS = ProblemType("policy-exists", (409,), "policyId already exists",
+    "A policy with this id and different fields exists. `PUT` creates a new version of it.")
+POLICY_IN_USE = ProblemType("policy-in-use", (409,), "Policy is in use",
+    "Unfinished tasks use this policy. Wait until they are finished, or cancel them.")
+POLICY_BUILT_IN = ProblemType("policy-built-in", (409,), "Policy cannot be deleted",
+    "The policy is built in. `PUT` creates a policy of yours that replaces it.")
+TOO_LARGE = ProblemType("too-large", (413,), "Content is too large",
     "The request is larger than `max_body_bytes`. Use `bodyRef`, or split the batch.",
-    ((b"connection", b"close"),),
-)
-NOT_JSON = ProblemType(
-    "not-json", (415,), "Unsupported media type",
+    ((b"connection", b"close"),))
+NOT_JSON = ProblemType("not-json", (415,), "Unsupported media type",
     "Send JSON, with the header `Content-Type: application/json`.",
-    ((b"accept", b"application/json"),),
-)
-WRONG_HOST = ProblemType(
-    "wrong-host", (421,), "Misdirected Request",
-    "Without API keys, the `Host` header must be a loopback name or listed in `allow_host`.",
-)
-KEY_REUSED = ProblemType(
-    "key-reused", (422,), "idempotencyKey is already used",
-    "The idempotencyKey was used with a different task. Use a new key for a new task.",
-)
-QUOTA = ProblemType(
-    "quota", (429,), "Too many requests",
-    "The tenant has reached `tenant_rate` or `tenant_pending`. Wait for `Retry-After`.",
-)
-HEADERS_TOO_LARGE = ProblemType(
-    "headers-too-large", (431,), "Request Header Fields Too Large",
-    "Request line and headers, or the trailers, are too large. Send fewer or shorter ones.",
-)
-INTERNAL_ERROR = ProblemType(
-    "internal-error", (500,), "Internal error",
+    ((b"accept", b"application/json"),))
+WRONG_HOST = ProblemType("wrong-host", (421,), "Misdirected Request",
+    "Without API keys, the `Host` header must be a loopback name or listed in `allow_host`.")
+KEY_REUSED = ProblemType("key-reused", (422,), "idempotencyKey is already used",
+    "The idempotencyKey was used with a different task. Use a new key for a new task.")
+QUOTA = ProblemType("quota", (429,), "Too many requests",
+    "The tenant has reached `tenant_rate` or `tenant_pending`. Wait for `Retry-After`.")
+HEADERS_TOO_LARGE = ProblemType("headers-too-large", (431,), "Request Header Fields Too Large",
+    "Request line and headers, or the trailers, are too large. Send fewer or shorter ones.")
+INTERNAL_ERROR = ProblemType("internal-error", (500,), "Internal error",
     "A bug in the service; see its log. The request may have been stored: send it again with the "
-    "same idempotencyKey.",
-)
-UNAVAILABLE = ProblemType(
-    "unavailable", (503,), "Service unavailable",
+    "same idempotencyKey.")
+UNAVAILABLE = ProblemType("unavailable", (503,), "Service unavailable",
     "The store or another component fails, or the service is overloaded. Wait for "
-    "`Retry-After`, then send the same request again.",
-)
+    "`Retry-After`, then send the same request again.")
 # fmt: on
 
-PROBLEM_TYPES = tuple(
-    problem_type
-    for problem_type in tuple(globals().values())
-    if isinstance(problem_type, ProblemType)
-)
+PROBLEM_TYPES = tuple(value for value in [*globals().values()] if isinstance(value, ProblemType))
 """All of the above, in the same order."""
 
 # Parts of msgspec's messages, such as: Object missing required field `x` - at `$.tasks[...]`
@@ -178,11 +133,10 @@ _NO_VALUE = object()
 
 
 def invalid(field: str, rule: str, value: object = _NO_VALUE, *, status: int = 422) -> ApiError:
-    """Return the error for a field that breaks a rule.
+    """Return the error for a field: a path in the JSON, or the name of a parameter or header.
 
-    `field` is a path in the JSON, or the name of a parameter or header. `rule` continues a sentence
-    that begins with the field, as in "maxAttempts must be at least 1, got 0.". The problem has this
-    sentence as its detail, and `field`, `rule` and `value` as extension members.
+    `rule` continues a sentence that begins with the field, as in "maxAttempts must be at least 1,
+    got 0.". This sentence is the detail; `field`, `rule` and `value` are extension members.
     """
     members: dict[str, Any] = {"field": field, "rule": rule}
     detail = f"{field or 'The document'} {rule}"

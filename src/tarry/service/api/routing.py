@@ -12,16 +12,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 import msgspec
 
 from tarry.errors import Overloaded, StoreUnavailable
-from tarry.service.api import problems
-from tarry.service.api.messages import (
-    ApiRequest,
-    ApiResponse,
-    Disconnected,
-    NoQuery,
-    PendingResponse,
-    ResponseStream,
-    problem_response,
-)
+from tarry.service.api import messages, problems
+from tarry.service.api.messages import ApiRequest, ApiResponse, PendingResponse
 
 if TYPE_CHECKING:
     from tarry.wire.http import Receive, Scope, Send
@@ -29,15 +21,14 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("tarry.service")
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
-Handler: TypeAlias = Callable[[ApiRequest], Awaitable[ApiResponse | ResponseStream]]
+Handler: TypeAlias = Callable[[ApiRequest], Awaitable[ApiResponse | messages.ResponseStream]]
 H = TypeVar("H", bound=Callable[..., Any])
 
 
 class Operation(msgspec.Struct, frozen=True):
     """A method of a path, with its documentation for OpenAPI.
 
-    As a decorator, it declares that a method of a resource handles the operation. The docstring of
-    that method is the summary of the operation.
+    It decorates the method of a resource that handles it, whose docstring is its summary.
     """
 
     method: str
@@ -51,7 +42,7 @@ class Operation(msgspec.Struct, frozen=True):
     """Statuses of problems in addition to those of `error_statuses`."""
     body: type[msgspec.Struct] | None = None
     """The type of the JSON of a request."""
-    query: type[msgspec.Struct] | None = NoQuery
+    query: type[msgspec.Struct] | None = messages.NoQuery
     """The query parameters of an operation without a JSON body; None if they are ignored."""
     headers: dict[str, str] = {}
     """Request headers that change the result, with a description."""
@@ -113,7 +104,7 @@ class Endpoint:
         """Handle one ASGI request. Every exception becomes a response."""
         try:
             response = await self._dispatch(scope, receive)
-        except Disconnected:
+        except messages.Disconnected:
             return
         except Exception as error:  # noqa: BLE001 - reported to the caller
             response = _error_response(error, scope)
@@ -125,11 +116,7 @@ class Endpoint:
     def handle_complete(
         self, scope: Scope, body: bytes, respond: Callable[[ApiResponse], None]
     ) -> asyncio.Task[Any] | None:
-        """Handle a request whose body is complete, and call `respond` with the response.
-
-        Return the task that computes the response, if one was needed. The handler must not
-        return a stream.
-        """
+        """Handle a request as `CompleteRequestHandler` describes. It must not return a stream."""
         try:
             pending = self._dispatch(scope, _receive_disconnect, body)
         except Exception as error:  # noqa: BLE001 - reported to the caller
@@ -145,7 +132,7 @@ class Endpoint:
 
     def _dispatch(
         self, scope: Scope, receive: Receive, body: bytes | None = None
-    ) -> Awaitable[ApiResponse | ResponseStream]:
+    ) -> Awaitable[ApiResponse | messages.ResponseStream]:
         # Not a coroutine: with a cached API key and a handler that returns a PendingResponse, the
         # fast path runs without creating a task.
         method = scope["method"]
@@ -175,7 +162,7 @@ class Endpoint:
 
 async def _authenticate_and_handle(
     tenant: Awaitable[str], handler: Handler, request: ApiRequest
-) -> ApiResponse | ResponseStream:
+) -> ApiResponse | messages.ResponseStream:
     request.tenant = await tenant
     return await handler(request)
 
@@ -194,26 +181,28 @@ def _on_result(
 
 
 async def _receive_disconnect() -> NoReturn:
-    raise Disconnected
+    raise messages.Disconnected
 
 
 def _error_response(error: BaseException, scope: Scope) -> ApiResponse:
     """Return the response for an exception; log an exception that is not expected."""
     if isinstance(error, problems.ApiError):
-        return problem_response(error)
-    if isinstance(error, RecursionError):
-        return problem_response(problems.nested_too_deeply())
-    if isinstance(error, StoreUnavailable):
+        api_error = error
+    elif isinstance(error, RecursionError):
+        api_error = problems.nested_too_deeply()
+    elif isinstance(error, StoreUnavailable):
         _logger.info("store unavailable, request=%s %s: %s", scope["method"], scope["path"], error)
         detail = (
             "The store is unavailable. The request may have been stored: send it again. A task "
             "without an idempotencyKey may then exist twice."
         )
-        return problem_response(problems.unavailable(detail))
-    if isinstance(error, Overloaded):
-        return problem_response(problems.unavailable(f"{error}.", error.retry_after))
-    _logger.error("request failed: %s %s", scope["method"], scope["path"], exc_info=error)
-    return problem_response(problems.INTERNAL_ERROR.error("The service failed; see its log."))
+        api_error = problems.unavailable(detail)
+    elif isinstance(error, Overloaded):
+        api_error = problems.unavailable(f"{error}.", error.retry_after)
+    else:
+        _logger.error("request failed: %s %s", scope["method"], scope["path"], exc_info=error)
+        api_error = problems.INTERNAL_ERROR.error("The service failed; see its log.")
+    return messages.problem_response(api_error)
 
 
 def _check_origin(headers: dict[bytes, bytes]) -> None:

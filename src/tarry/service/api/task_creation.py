@@ -22,15 +22,8 @@ from tarry.service.api.tasks import WAIT_HEADER, prefers_minimal
 from tarry.service.api.views import stored_task_view, task_view
 from tarry.service.model import Status
 from tarry.service.store import AddResult, AddStatus
-from tarry.wire.tasks import (
-    MAX_BATCH_SIZE,
-    BatchRequest,
-    BatchResult,
-    BatchResults,
-    CallbackBody,
-    RetryTask,
-    RetryTaskRequest,
-)
+from tarry.wire import tasks as wire
+from tarry.wire.tasks import BatchResult, RetryTask, RetryTaskRequest
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -68,7 +61,7 @@ class _ValidBatch(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _task_decoder = msgspec.json.Decoder(RetryTaskRequest)
-_batch_decoder = msgspec.json.Decoder(BatchRequest)
+_batch_decoder = msgspec.json.Decoder(wire.BatchRequest)
 _valid_batch_decoder = msgspec.json.Decoder(_ValidBatch)
 _key_decoder = msgspec.json.Decoder(_IdempotencyKeyOnly)
 
@@ -124,7 +117,7 @@ class TaskCreation:
         errors=(429,),
         body=RetryTaskRequest,
         headers={**WAIT_HEADER, "Idempotency-Key": "The idempotencyKey, if the body has none."},
-        callback=CallbackBody,
+        callback=wire.CallbackBody,
     )
     def create(self, request: ApiRequest) -> Awaitable[ApiResponse]:
         """Create a task. A repeated request with the same idempotencyKey and content returns the
@@ -182,9 +175,9 @@ class TaskCreation:
         "POST",
         "/retry-tasks/batch",
         "createTasks",
-        BatchResults,
+        wire.BatchResults,
         errors=(429,),
-        body=BatchRequest,
+        body=wire.BatchRequest,
         headers={"Prefer": "return=minimal returns only the taskId of each task (RFC 7240)."},
     )
     async def create_batch(self, request: ApiRequest) -> ApiResponse:
@@ -194,8 +187,8 @@ class TaskCreation:
         if b"idempotency-key" in request.headers and not all(map(_has_idempotency_key, tasks)):
             rule = "applies to one task: give each task of a batch its own idempotencyKey"
             raise problems.invalid("Idempotency-Key", rule, status=400)
-        if len(tasks) > MAX_BATCH_SIZE:
-            raise problems.invalid("tasks", f"may have {MAX_BATCH_SIZE} entries", len(tasks))
+        if len(tasks) > wire.MAX_BATCH_SIZE:
+            raise problems.invalid("tasks", f"may have {wire.MAX_BATCH_SIZE} entries", len(tasks))
         self._charge(request.tenant, len(tasks))
         results: list[BatchResult | None] = []  # None for a valid task that is not added yet
         valid: list[NewTask] = []
@@ -238,7 +231,7 @@ class TaskCreation:
                     results[i] = self._batch_result(added, content, is_minimal=is_minimal)
                 except ApiError as error:
                     results[i] = _error_result(error)
-        document = BatchResults(results=[result for result in results if result is not None])
+        document = wire.BatchResults(results=[result for result in results if result is not None])
         return json_response(200, document, *((_MINIMAL_APPLIED,) if is_minimal else ()))
 
     def _batch_result(
@@ -250,10 +243,9 @@ class TaskCreation:
         return BatchResult(status=status, task=view)
 
     def _decode_batch(self, body: bytes) -> Sequence[RetryTaskRequest | msgspec.Raw]:
-        """Return the tasks of a batch, decoded if every task can be decoded.
+        """Return the tasks of a batch, decoded if every task can be decoded, else as raw JSON.
 
-        Otherwise return them as raw JSON. The caller decodes them one by one, so that each has
-        its own result.
+        The caller decodes raw tasks one by one, so that each has its own result.
         """
         if len(body) <= self._context.limits.max_request_bytes:
             with suppress(*_DECODE_ERRORS):
@@ -312,9 +304,8 @@ def _has_idempotency_key(task: RetryTaskRequest | msgspec.Raw) -> bool:
 
 
 def _not_stored() -> ApiError:
-    return problems.unavailable(
-        "The store is unavailable. This task was not stored: send it again."
-    )
+    detail = "The store is unavailable. This task was not stored: send it again."
+    return problems.unavailable(detail)
 
 
 def _error_result(error: ApiError) -> BatchResult:

@@ -1,7 +1,4 @@
-"""Validation of new tasks: turns a `RetryTaskRequest` into a task that can be stored.
-
-Every rule is checked before anything is stored.
-"""
+"""Validation of new tasks: turns a `RetryTaskRequest` into a task that can be stored."""
 
 from __future__ import annotations
 
@@ -137,12 +134,9 @@ class TaskValidator:
         task.content = self._context.codec.pack(content)
 
     async def delete_body(self, content: TaskContent) -> None:
-        """Delete the stored body of a task that was not added.
-
-        If this fails, maintenance deletes the body later.
-        """
+        """Delete the stored body of a task that was not added."""
         if content.owned and content.body_ref is not None:
-            with suppress(StoreUnavailable):
+            with suppress(StoreUnavailable):  # maintenance then deletes the body later
                 await self._context.payloads.delete([content.body_ref])
 
     def _parse_target(self, field: str, url: str) -> Target:
@@ -288,5 +282,4 @@ def _fingerprint(task: Task, content: TaskContent, header_names: tuple[str, ...]
         task.policy_id,
         task.policy_version,
     )
-    # SHA-256 runs in hardware on most machines.
-    return sha256(_encode_canonically(requested)).digest()[:16]
+    return sha256(_encode_canonically(requested)).digest()[:16]  # mostly computed in hardware

@@ -13,31 +13,14 @@ import msgspec
 
 from tarry.core.verdict import Reason
 from tarry.errors import StoreUnavailable
-from tarry.service.api import problems
+from tarry.service.api import problems, views
 from tarry.service.api.messages import NoQuery, PageQuery, json_response
 from tarry.service.api.routing import Operation
-from tarry.service.api.views import (
-    attempt_view,
-    explain_task,
-    find_secrets,
-    internal_lane_name,
-    read_content,
-    response_view,
-    stored_task_view,
-)
+from tarry.service.api.views import stored_task_view
 from tarry.service.model import Status
 from tarry.service.store import CancelStatus, RetryNowStatus, TaskFilter
-from tarry.wire.tasks import (
-    STATUS_NAMES,
-    AttemptLog,
-    Explanation,
-    LaneName,
-    Page,
-    PolicyName,
-    ReasonName,
-    RetryTask,
-    StatusName,
-)
+from tarry.wire import tasks as wire
+from tarry.wire.tasks import AttemptLog, Page, RetryTask
 
 if TYPE_CHECKING:
     from tarry.service.api.context import ApiContext
@@ -64,17 +47,17 @@ class PurgeQuery(
 ):
     """Filter for the dead letters to purge; an empty filter matches all."""
 
-    policy_id: PolicyName | None = None
-    lane: LaneName | None = None
-    reason: ReasonName | None = None
+    policy_id: wire.PolicyName | None = None
+    lane: wire.LaneName | None = None
+    reason: wire.ReasonName | None = None
 
 
 class DeadLetterQuery(PageQuery, frozen=True):
     """Query parameters of a list of dead letters: filter and page."""
 
-    policy_id: PolicyName | None = None
-    lane: LaneName | None = None
-    reason: ReasonName | None = None
+    policy_id: wire.PolicyName | None = None
+    lane: wire.LaneName | None = None
+    reason: wire.ReasonName | None = None
 
 
 class TaskQuery(DeadLetterQuery, frozen=True):
@@ -83,7 +66,7 @@ class TaskQuery(DeadLetterQuery, frozen=True):
     A task is listed as IN_FLIGHT from the time it is leased, shortly before its attempt starts.
     """
 
-    status: StatusName | None = None
+    status: wire.StatusName | None = None
 
 
 class ResultWaiter:
@@ -134,12 +117,12 @@ class ResultWaiter:
         if stored is not None:
             view = stored_task_view(context, stored)
         if completion is not None:
-            view.status, view.reason = STATUS_NAMES[completion.status], completion.reason
+            view.status, view.reason = wire.STATUS_NAMES[completion.status], completion.reason
             if completion.status.is_terminal:
                 view.next_attempt_at = None
             if completion.delivered is not None and completion.delivered.status is not None:
-                secrets = find_secrets(read_content(context, task))
-                view.response = response_view(completion.delivered, secrets)
+                secrets = views.find_secrets(views.read_content(context, task))
+                view.response = views.response_view(completion.delivered, secrets)
         return view
 
 
@@ -192,10 +175,8 @@ class TaskResource:
         if cancel_status is CancelStatus.TERMINAL:
             detail = f"The task is {status}."
             raise problems.ALREADY_FINISHED.error(detail, taskStatus=status)
-        return json_response(
-            202 if cancel_status is CancelStatus.REQUESTED else 200,
-            stored_task_view(self._context, task),
-        )
+        http_status = 202 if cancel_status is CancelStatus.REQUESTED else 200
+        return json_response(http_status, stored_task_view(self._context, task))
 
     @Operation("GET", f"{_TASK_PATH}/attempts", "listAttempts", Page[AttemptLog], query=PageQuery)
     async def list_attempts(self, request: ApiRequest) -> ApiResponse:
@@ -213,12 +194,12 @@ class TaskResource:
         )
         # One more than requested was read, to find out whether there is another page.
         page, has_more = attempts[: query.limit], len(attempts) > query.limit
-        secrets = find_secrets(read_content(self._context, task))
-        items = [attempt_view(task.id, attempt, secrets) for attempt in page]
+        secrets = views.find_secrets(views.read_content(self._context, task))
+        items = [views.attempt_view(task.id, attempt, secrets) for attempt in page]
         next_cursor = str(page[-1].number) if has_more else None
         return json_response(200, Page(items=items, next_cursor=next_cursor))
 
-    @Operation("GET", f"{_TASK_PATH}/explain", "explainTask", Explanation)
+    @Operation("GET", f"{_TASK_PATH}/explain", "explainTask", wire.Explanation)
     async def explain(self, request: ApiRequest) -> ApiResponse:
         """Explain in words why a task was retried or not, and what happens next."""
         request.parse_query(NoQuery)
@@ -230,9 +211,9 @@ class TaskResource:
         )
         policies = context.engine.policies
         chosen = await policies.read(task.tenant, task.policy_id, task.policy_version)
-        explanation = explain_task(
+        explanation = views.explain_task(
             task,
-            read_content(context, task),
+            views.read_content(context, task),
             attempts,
             chosen=None if chosen is None else chosen.policy,
             lane=await context.store.get_lane(task.lane),
@@ -240,9 +221,7 @@ class TaskResource:
         )
         return json_response(200, explanation)
 
-    @Operation(
-        "POST", f"{_TASK_PATH}/retry", "retryTask", RetryTask, statuses=(200, 202), errors=(409,)
-    )
+    @Operation("POST", f"{_TASK_PATH}/retry", "retryTask", RetryTask, (200, 202), errors=(409,))
     async def retry(self, request: ApiRequest) -> ApiResponse:
         """Make the next attempt now; a dead letter starts over. 202: an attempt is running."""
         request.parse_query(NoQuery)
@@ -270,16 +249,13 @@ def build_filter(
     return TaskFilter(
         status=status,
         policy_id=query.policy_id,
-        lane=None if query.lane is None else internal_lane_name(tenant, query.lane),
+        lane=None if query.lane is None else views.internal_lane_name(tenant, query.lane),
         reason=query.reason,
     )
 
 
 def check_reason(field: str, reason: str | None) -> None:
-    """Raise ApiError for an unknown reason.
-
-    A filter with an unknown reason would match nothing, as if there were no failures.
-    """
+    """Raise ApiError for an unknown reason, which would match nothing as if nothing had failed."""
     if reason is not None and reason not in _REASONS:
         raise problems.invalid(field, f"must be {' or '.join(_REASONS)}", reason)
 

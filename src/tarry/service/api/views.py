@@ -106,15 +106,10 @@ def response_view(delivered: DeliveryResult, secrets: list[str] | None) -> wire.
     headers: dict[str, str] = {}
     for name, value in delivered.headers:
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
-    response = wire.TargetResponse(
-        status=delivered.status,
-        headers={
-            name: redact_text(value, secrets) or ""
-            for name, value in redact_headers(headers).items()
-        },
-        truncated=delivered.truncated,
-    )
+    for name, value in redact_headers(headers).items():
+        headers[name] = redact_text(value, secrets) or ""
     is_truncated = delivered.truncated
+    response = wire.TargetResponse(status=delivered.status, headers=headers, truncated=is_truncated)
     try:
         # A truncated excerpt may end within a character, which is dropped.
         text, _ = utf_8_decode(delivered.excerpt, "strict", not is_truncated)

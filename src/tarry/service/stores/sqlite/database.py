@@ -264,9 +264,6 @@ def _file_id(path: StorePath) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-# --- opening the file -----------------------------------------------------------------------------
-
-
 def connect(path: StorePath) -> sqlite3.Connection:
     """Open the file, creating it if it is missing, and upgrade its schema."""
     if sqlite3.sqlite_version_info < _MIN_SQLITE_VERSION:

@@ -139,9 +139,6 @@ def unpack_id(packed: bytes) -> str:
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
-# --- queries --------------------------------------------------------------------------------------
-
-
 def get_task(tx: ReadTransaction, tenant: str, task_id: str) -> Task | None:
     """Return a task of a tenant, or None."""
     statement = f"{SELECT_TASK} WHERE s.seq = ({_SEQ_BY_ID})"

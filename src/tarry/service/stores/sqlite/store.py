@@ -131,8 +131,6 @@ class SqliteStore:
         """Run a query on the second connection."""
         return await _submit(self._reader, query, 1)
 
-    # --- tasks and attempts -----------------------------------------------------------------------
-
     async def add(
         self,
         tasks: Sequence[port.NewTask],
@@ -161,8 +159,6 @@ class SqliteStore:
     cancel = _write_method(transitions.cancel)
     retry_now = _write_method(transitions.retry_now)
 
-    # --- lanes, policies, API keys, counters ------------------------------------------------------
-
     park = _write_method(transitions.park)
     unpark = _write_method(transitions.unpark)
     resume = _write_method(transitions.resume)
@@ -182,8 +178,6 @@ class SqliteStore:
     ping = _write_method(ping)
     counters = _read_method(queries.counters)
     series = _read_method(queries.series)
-
-    # --- dead letters and retention ---------------------------------------------------------------
 
     get_replay = _read_method(terminal_tasks.get_replay)
     list_replays = _read_method(terminal_tasks.list_replays)

@@ -180,9 +180,6 @@ def _update_replay(tx: Transaction, replay: ReplayRecord) -> None:
     tx.execute(_UPDATE_REPLAY, (replay.status == "running", next_at, encode(replay), replay.id))
 
 
-# --- retention ------------------------------------------------------------------------------------
-
-
 def sweep(tx: Transaction, retention: Retention, limit: int) -> SweepResult:
     """Delete up to `limit` each of expired tasks, replays and points of the time series.
 

@@ -233,8 +233,6 @@ class WriterProcess(asyncio.SubprocessProtocol):
             self._transport.kill()
             await self._ended.wait()
 
-    # --- called by the event loop -----------------------------------------------------------------
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called when the process runs."""
         self._transport = cast("asyncio.SubprocessTransport", transport)
@@ -301,9 +299,6 @@ def _decode_error(class_name: str, message: str) -> Exception:
     """Return an error of the same class if it is one of tarry's own, else a `RuntimeError`."""
     known = getattr(errors, class_name, None)
     return known(message) if isinstance(known, type) else RuntimeError(f"{class_name}: {message}")
-
-
-# --- in the writer process ------------------------------------------------------------------------
 
 
 def main(path: str, lock_token: str, service_version: str) -> None:
