@@ -51,6 +51,17 @@ def log(event: events.Event) -> None:
         logger.log(level, "%s", _message(event), extra={"tarry": event_fields(event)})
 
 
+_MESSAGES: dict[type[events.Event], str] = {
+    events.Succeeded: "{event.operation}: succeeded on attempt {event.attempts}",
+    events.BreakerMoved: "{event.downstream}: breaker {event.before.value} -> {event.after.value}",
+    events.BudgetEmpty: "{event.downstream}: the retry budget is empty",
+    events.AttemptStarted: "{event.operation}: attempt {event.attempt} starts",
+    events.AttemptFailed: "{event.operation}: attempt {event.attempt} failed ({event.kind.value})",
+    events.HedgeFired: "{event.operation}: copy {event.attempt} sent",
+    events.HedgeWon: "{event.operation}: copy {event.attempt} won",
+}
+
+
 def _message(event: events.Event) -> str:
     match event:
         case events.Waited():
@@ -71,22 +82,8 @@ def _message(event: events.Event) -> str:
                 + ("" if after is None else f"; retry after {format_duration(after)}")
                 + f" ({_failure(event)})"
             )
-        case events.Succeeded():
-            return f"{event.operation}: succeeded on attempt {event.attempts}"
-        case events.BreakerMoved():
-            return f"{event.downstream}: breaker {event.before.value} -> {event.after.value}"
-        case events.BudgetEmpty():
-            return f"{event.downstream}: the retry budget is empty"
-        case events.AttemptStarted():
-            return f"{event.operation}: attempt {event.attempt} starts"
-        case events.AttemptFailed():
-            return f"{event.operation}: attempt {event.attempt} failed ({event.kind.value})"
-        case events.HedgeFired():
-            return f"{event.operation}: copy {event.attempt} sent"
-        case events.HedgeWon():
-            return f"{event.operation}: copy {event.attempt} won"
         case _:
-            return f"{event.operation}: {type(event).__name__}"
+            return _MESSAGES[type(event)].format(event=event)
 
 
 def _hint_text(hint: Hint | None) -> str:
@@ -104,22 +101,16 @@ def _failure(event: events.WillWait | events.GaveUp) -> str:
     if error is None:
         return event.detail or "result not accepted"
     try:
-        text = " ".join(str(_error_text(error)).split())
+        # The text of a gRPC error is very long: use its details.
+        code, details = getattr(error, "code", None), getattr(error, "details", None)
+        text = str(details() if callable(code) and callable(details) else error)
     except Exception:  # raised by the user's __str__
         text = "(cannot be shown)"
-    text = "".join(c if c.isprintable() else "?" for c in text)
+    text = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
     text = text.removeprefix(f"{event.operation}: ")[:MAX_ERROR_TEXT_LENGTH]
     if isinstance(error, ResultNotAccepted) and text:
         return text
     return (event.detail or type(error).__name__) + (f": {text}" if text else "")
-
-
-def _error_text(error: Any) -> object:
-    """Return the text of an error. For gRPC errors, whose text is very long, return the details."""
-    is_grpc_error = callable(getattr(error, "code", None)) and callable(
-        getattr(error, "details", None)
-    )
-    return error.details() if is_grpc_error else error
 
 
 def log_level(event: events.Event) -> int | None:

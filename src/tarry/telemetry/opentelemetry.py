@@ -17,15 +17,8 @@ from tarry.core import events
 from tarry.core.checks import check_one_of
 from tarry.core.outcome import Kind
 from tarry.errors import ConfigurationTypeError, MissingExtra, ResultNotAccepted
+from tarry.telemetry import metrics as shared
 from tarry.telemetry.logs import EVENT_NAMES
-from tarry.telemetry.metrics import (
-    DELAY_BUCKETS_S,
-    MAX_LABEL_VALUES,
-    LabelLimit,
-    call_result,
-    count_breaker_states,
-    sum_budget_balances,
-)
 
 try:
     from opentelemetry import metrics, trace
@@ -67,14 +60,14 @@ class OpenTelemetryListener:
         meter_provider: MeterProvider | None = None,
         spans: Literal["events", "spans"] = "events",
         *,
-        max_names: int = MAX_LABEL_VALUES,
+        max_names: int = shared.MAX_LABEL_VALUES,
     ) -> None:
         check_one_of("spans", spans, ("events", "spans"))
         _check_provider("tracer_provider", tracer_provider, "get_tracer")
         _check_provider("meter_provider", meter_provider, "get_meter")
         self._tracer = trace.get_tracer("tarry", tracer_provider=tracer_provider)
         self._metrics = OpenTelemetryMetrics(meter_provider, max_names)
-        self._errors = LabelLimit(max_names, "_OTHER")
+        self._errors = shared.LabelLimit(max_names, "_OTHER")
         self._trace = self._record_spans if spans == "spans" else self._record_events
         # An event does not identify its call. But all events of a call are emitted in the context
         # of one task or thread, so a context variable can hold the spans. Each listener has its
@@ -95,17 +88,14 @@ class OpenTelemetryListener:
         span = trace.get_current_span()
         if not span.is_recording():
             return
-        match event:
-            case events.AttemptFailed():
-                attributes = _attempt_attributes(event)
-                attributes |= {"tarry.outcome": event.kind.value, "error.type": error_type or ""}
-                span.add_event(EVENT_NAMES[events.AttemptFailed], attributes)
-            case events.GaveUp():
-                attributes = _call_attributes(event)
-                attributes |= {"tarry.attempts": event.attempts, "tarry.reason": event.reason.value}
-                span.add_event(EVENT_NAMES[events.GaveUp], attributes)
-            case _:
-                pass
+        if isinstance(event, events.AttemptFailed):
+            attributes = _attempt_attributes(event)
+            attributes |= {"tarry.outcome": event.kind.value, "error.type": error_type or ""}
+            span.add_event(EVENT_NAMES[events.AttemptFailed], attributes)
+        elif isinstance(event, events.GaveUp):
+            attributes = _call_attributes(event)
+            attributes |= {"tarry.attempts": event.attempts, "tarry.reason": event.reason.value}
+            span.add_event(EVENT_NAMES[events.GaveUp], attributes)
 
     def _record_spans(self, event: events.Event, error_type: str | None) -> None:
         match event:
@@ -119,33 +109,31 @@ class OpenTelemetryListener:
                 outer = self._open_spans.get()[1 - MAX_NESTED_ATTEMPTS :]
                 self._open_spans.set((*outer, (key, span)))
             case events.AttemptFailed():
-                attempt_span = self._pop_span((event.operation, event.downstream, event.attempt))
-                if attempt_span is not None:
-                    attempt_span.set_attribute("tarry.outcome", event.kind.value)
-                    attempt_span.set_attribute("error.type", error_type or "")
-                    attempt_span.set_status(trace.StatusCode.ERROR)
-                    attempt_span.end()
+                key = event.operation, event.downstream, event.attempt
+                self._end_span(key, event.kind, error_type)
             case events.Succeeded():
-                attempt_span = self._pop_span((event.operation, event.downstream, event.attempts))
-                if attempt_span is not None:
-                    attempt_span.set_attribute("tarry.outcome", "success")
-                    attempt_span.end()
+                key = event.operation, event.downstream, event.attempts
+                self._end_span(key, Kind.SUCCESS, None)
             case _:
                 pass
 
-    def _pop_span(self, key: _AttemptKey) -> Span | None:
-        """Remove and return the span of the innermost attempt with this key.
+    def _end_span(self, key: _AttemptKey, outcome: Kind, error_type: str | None) -> None:
+        """End the span of the innermost attempt with this key.
 
         Attempts that started inside this attempt and are still open were cancelled; their spans are
-        dropped. Returns None for hedges and for attempts that began before the listener was added.
+        dropped. Hedges, and attempts that began before the listener was added, have no span.
         """
         spans = self._open_spans.get()
         for index in range(len(spans) - 1, -1, -1):
             open_key, span = spans[index]
             if open_key == key:
                 self._open_spans.set(spans[:index])
-                return span
-        return None
+                span.set_attribute("tarry.outcome", outcome.value)
+                if error_type is not None:
+                    span.set_attribute("error.type", error_type)
+                    span.set_status(trace.StatusCode.ERROR)
+                span.end()
+                return
 
 
 def _check_provider(field: str, provider: object, method: str) -> None:
@@ -189,8 +177,8 @@ class OpenTelemetryMetrics:
 
     def __init__(self, provider: MeterProvider | None, max_names: int) -> None:
         meter = metrics.get_meter("tarry", meter_provider=provider)
-        self._operations = LabelLimit(max_names)
-        self._downstreams = LabelLimit(max_names)
+        self._operations = shared.LabelLimit(max_names)
+        self._downstreams = shared.LabelLimit(max_names)
         counter = meter.create_counter
         self._attempts = counter("tarry.attempts", "{attempt}", "Attempts that ended, by outcome.")
         self._calls = counter("tarry.calls", "{call}", "Calls that ended, by result and reason.")
@@ -198,7 +186,7 @@ class OpenTelemetryMetrics:
             "tarry.retry.delay",
             "s",
             "Delays before retries, after jitter and the server's hint.",
-            explicit_bucket_boundaries_advisory=DELAY_BUCKETS_S,
+            explicit_bucket_boundaries_advisory=shared.DELAY_BUCKETS_S,
         )
         self._transitions = counter(
             "tarry.breaker.transitions", "{transition}", "State changes of circuit breakers."
@@ -223,17 +211,15 @@ class OpenTelemetryMetrics:
             case events.Succeeded():
                 attributes = self._attributes(event)
                 self._attempts.add(1, attributes | {"tarry.outcome": Kind.SUCCESS.value})
-                self._calls.add(1, attributes | {"tarry.result": call_result(event)})
+                self._calls.add(1, attributes | {"tarry.result": shared.call_result(event)})
             case events.GaveUp():
-                attributes = self._attributes(event) | {"tarry.result": call_result(event)}
+                attributes = self._attributes(event) | {"tarry.result": shared.call_result(event)}
                 self._calls.add(1, attributes | {"tarry.reason": event.reason.value})
             case events.WillWait():
                 self._delays.record(event.delay, self._attributes(event))
             case events.BreakerMoved():
-                states = {
-                    "tarry.breaker.before": event.before.value,
-                    "tarry.breaker.after": event.after.value,
-                }
+                before, after = event.before.value, event.after.value
+                states = {"tarry.breaker.before": before, "tarry.breaker.after": after}
                 self._transitions.add(1, self._attributes(event) | states)
             case events.HedgeFired():
                 self._hedges.add(1, self._attributes(event) | {"tarry.result": "fired"})
@@ -251,10 +237,10 @@ class OpenTelemetryMetrics:
         return attributes
 
     def _observe_states(self, _: CallbackOptions) -> Iterator[Observation]:
-        for (name, state), number in count_breaker_states(self._downstreams).items():
+        for (name, state), number in shared.count_breaker_states(self._downstreams).items():
             attributes = {"tarry.downstream": name, "tarry.breaker.state": state.value}
             yield metrics.Observation(number, attributes)
 
     def _observe_balances(self, _: CallbackOptions) -> Iterator[Observation]:
-        for name, balance in sum_budget_balances(self._downstreams).items():
+        for name, balance in shared.sum_budget_balances(self._downstreams).items():
             yield metrics.Observation(balance, {"tarry.downstream": name})
