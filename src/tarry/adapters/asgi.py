@@ -99,7 +99,7 @@ class _MarkedResponse:
         await self._send(message)
         is_last = message_type in _BODY_MESSAGES and not message.get("more_body", False)
         if self._deadline_key is not None and is_last:
-            deadlines.end(self._deadline_key)  # no client waits for later background work
+            self._deadline_key.is_over = True  # no client waits for later background work
 
     async def send_failure(self, record: CallRecord) -> None:
         """Send a 503 for a handler that raised, with `Retry-After` if the delay is known."""

@@ -22,7 +22,7 @@ class DeadlineKey:
     """Identifies one deadline from `enter` to `leave`."""
 
     is_over: bool = False
-    """Whether the deadline has been ended in all contexts, including copies of the original one."""
+    """Set to end the deadline in all contexts, also in tasks and threads started under it."""
 
 
 class DeadlineScope(NamedTuple):
@@ -47,11 +47,6 @@ def enter(moment: float) -> DeadlineKey:
 def leave(key: object) -> None:
     """Remove a deadline from this context."""
     scope.set(_without_scope(key, scope.get()))
-
-
-def end(key: DeadlineKey) -> None:
-    """End a deadline in all contexts, also in tasks and threads that were started under it."""
-    key.is_over = True
 
 
 def current() -> float | None:

@@ -11,30 +11,14 @@ import threading
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 from weakref import WeakKeyDictionary
 
+from tarry import errors
 from tarry.core.events import HedgeFired, HedgeWon, Succeeded
 from tarry.core.hedging import HedgedCall, Hedging
 from tarry.core.outcome import SUCCESS, Kind
 from tarry.core.verdict import CallRecord, Reason, Stop
-from tarry.errors import (
-    ConfigurationError,
-    ConfigurationTypeError,
-    DeadlineExceeded,
-    LimitReached,
-    Rejected,
-    ResultNotAccepted,
-)
-from tarry.runtime import deadlines
+from tarry.runtime import config, deadlines
 from tarry.runtime.call import emit_gave_up, rejection_error
 from tarry.runtime.clocks import after_fork, system
-from tarry.runtime.config import (
-    COROUTINE,
-    RETRY_AND_HEDGE_MESSAGE,
-    Classifier,
-    check_callable,
-    check_instance,
-    flags_of,
-    name_of,
-)
 from tarry.runtime.downstream import Downstream
 from tarry.runtime.error_record import attach_give_up
 from tarry.runtime.events import bus
@@ -46,7 +30,6 @@ if TYPE_CHECKING:
 
     from tarry.core.outcome import Outcome
     from tarry.core.verdict import Attempt
-    from tarry.runtime.config import On
     from tarry.runtime.parallel import FinishedCopy
 
 T = TypeVar("T")
@@ -60,7 +43,7 @@ async def hedge(
     after: float | str | None = None,
     max_extra_load: float | None = None,
     max_attempts: int = 2,
-    on: On | None = None,
+    on: config.On | None = None,
     downstream: Downstream | None = None,
     name: str | None = None,
     policy: None = None,
@@ -87,7 +70,7 @@ def hedge_sync(
     after: float | str | None = None,
     max_extra_load: float | None = None,
     max_attempts: int = 2,
-    on: On | None = None,
+    on: config.On | None = None,
     downstream: Downstream | None = None,
     name: str | None = None,
     policy: None = None,
@@ -108,24 +91,22 @@ def _new_call(
     after: float | str | None,
     max_extra_load: float | None,
     max_attempts: int,
-    on: On | None,
+    on: config.On | None,
     downstream: Downstream | None,
     name: str | None,
     policy: None,
 ) -> RunningHedgedCall:
     """Check the arguments of `hedge` or `hedge_sync`, and return the state of the call."""
     if policy is not None:
-        raise ConfigurationError(RETRY_AND_HEDGE_MESSAGE)
-    check_callable(api_name, fn)
+        raise errors.ConfigurationError(config.RETRY_AND_HEDGE_MESSAGE)
+    config.check_callable(api_name, fn)
     hedging = Hedging(after=after, max_extra_load=max_extra_load, max_attempts=max_attempts)
-    if api_name == "hedge_sync" and flags_of(fn) & COROUTINE:
-        msg = f"{name_of(fn)} is a coroutine function: use `await tarry.hedge(...)`"
-        raise ConfigurationTypeError(msg)
-    check_instance("downstream", downstream, Downstream, 'a tarry.Downstream("name")')
-    classify_error = Classifier(on).classify_error
-    return RunningHedgedCall(
-        name or name_of(fn), hedging, classify_error, downstream or _downstream_of(fn)
-    )
+    if api_name == "hedge_sync" and config.flags_of(fn) & config.COROUTINE:
+        msg = f"{config.name_of(fn)} is a coroutine function: use `await tarry.hedge(...)`"
+        raise errors.ConfigurationTypeError(msg)
+    config.check_instance("downstream", downstream, Downstream, 'a tarry.Downstream("name")')
+    classify, downstream = config.Classifier(on).classify_error, downstream or _downstream_of(fn)
+    return RunningHedgedCall(name or config.name_of(fn), hedging, classify, downstream)
 
 
 def drive(
@@ -148,10 +129,9 @@ def drive(
                 next_copy = call.on_finished(finished)
                 if call.is_over:
                     return finished.result()
-                if release is not None and finished.has_result:  # a result that is not accepted
-                    is_usable = release(finished.result())
-                    if not is_usable:
-                        call.discard_error()
+                # Release a result that was not accepted.
+                if release and finished.has_result and not release(finished.result()):
+                    call.discard_error()
             if next_copy is not None and not _try_start(copies, next_copy):
                 call.record_unsent(next_copy.number)
     except BaseException:
@@ -164,7 +144,10 @@ def drive(
 def _try_start(copies: ThreadCopies[T], attempt: Attempt) -> bool:
     try:
         copies.start(attempt.number, attempt.delay)
-    except (LimitReached, RuntimeError):  # no thread is available: continue without this copy
+    except (
+        errors.LimitReached,
+        RuntimeError,
+    ):  # no thread is available: continue without this copy
         return False
     return True
 
@@ -188,10 +171,8 @@ async def drive_async(
                     next_copy = call.on_finished(finished)
                     if call.is_over:
                         return finished.result()
-                    if release is not None and finished.has_result:
-                        is_usable = await release(finished.result())
-                        if not is_usable:
-                            call.discard_error()
+                    if release and finished.has_result and not await release(finished.result()):
+                        call.discard_error()
                 if next_copy is not None:
                     copies.start(next_copy.number, next_copy.delay)
     except BaseException:
@@ -215,9 +196,11 @@ def _downstream_of(fn: Callable[..., Any]) -> Downstream:
     key = getattr(fn, "__func__", fn)
     with _locks[0]:
         try:
-            return _downstreams.get(key) or _downstreams.setdefault(key, Downstream(name_of(fn)))
+            return _downstreams.get(key) or _downstreams.setdefault(
+                key, Downstream(config.name_of(fn))
+            )
         except TypeError:  # `fn` cannot be weakly referenced: no latencies are kept between calls
-            return Downstream(name_of(fn))
+            return Downstream(config.name_of(fn))
 
 
 class RunningHedgedCall:
@@ -248,10 +231,7 @@ class RunningHedgedCall:
 
     def begin_attempt(self) -> Attempt:
         """Begin the first copy, or raise a rejection."""
-        now = system.now()
-        if self._deadline is not None and now >= self._deadline:
-            raise self._deadline_error()
-        command = self._call.start(now)
+        command = self._call.start(self._now_before_deadline())
         if isinstance(command, Stop):
             self._raise_final_error(command)
         return command
@@ -263,9 +243,7 @@ class RunningHedgedCall:
 
     def on_timeout(self) -> Attempt | None:
         """Return another copy if one is due and allowed; raise if the deadline has passed."""
-        now = system.now()
-        if self._deadline is not None and now >= self._deadline:
-            raise self._deadline_error()
+        now = self._now_before_deadline()
         if self._call.next_hedge_at is None or now < self._call.next_hedge_at:
             return None
         command = self._call.hedge(now)
@@ -288,11 +266,10 @@ class RunningHedgedCall:
             if self._classify_result is not None:
                 outcome = self._classify_result(result)
                 if outcome.kind not in (Kind.SUCCESS, Kind.PERMANENT):
-                    raise ResultNotAccepted(f"{self._operation}: {outcome.detail}", result)
+                    raise errors.ResultNotAccepted(f"{self._operation}: {outcome.detail}", result)
         except Exception as error:
             if outcome is None:
-                classify = self._classify
-                outcome = classify(error, self._serial)
+                outcome = self._classify(error, self._serial)
             self._detail = outcome.detail
             now, u = system.now(), system.draw()
             command = self._call.record_failure(finished.number, outcome, now, u)
@@ -337,10 +314,7 @@ class RunningHedgedCall:
         self._call.cancel(system.now())
 
     def _raise_final_error(self, stop: Stop) -> Never:
-        """Raise the error of the copy that failed last, or a rejection if there is none.
-
-        Called when no copy runs any more.
-        """
+        """Raise the error of the copy that failed last, or a rejection; no copy runs any more."""
         error, self._error = self._error, None
         if error is None:
             error = rejection_error(stop, self._operation, self._downstream.name, self._detail)
@@ -354,16 +328,20 @@ class RunningHedgedCall:
         if attempt is not None and bus.is_observed():
             bus.emit(HedgeFired(self._operation, self._downstream.name, attempt.number))
 
-    def _deadline_error(self) -> DeadlineExceeded:
-        error = DeadlineExceeded(f"{self._operation}: the deadline has passed")
-        self._record_give_up(Stop(Reason.DEADLINE), error)
-        return error
+    def _now_before_deadline(self) -> float:
+        """Return the current time; raise if the deadline has passed."""
+        now = system.now()
+        if self._deadline is not None and now >= self._deadline:
+            error = errors.DeadlineExceeded(f"{self._operation}: the deadline has passed")
+            self._record_give_up(Stop(Reason.DEADLINE), error)
+            raise error
+        return now
 
     def _record_give_up(self, stop: Stop, error: Exception) -> None:
         record = self._call_record(stop)
         attach_give_up(error, record, self._serial, final=record.attempts != 1)
         if bus.is_observed():
-            detail = "" if isinstance(error, Rejected) else self._detail
+            detail = "" if isinstance(error, errors.Rejected) else self._detail
             emit_gave_up(record, stop.hint, error, detail or type(error).__name__)
 
     def _call_record(self, stop: Stop) -> CallRecord:

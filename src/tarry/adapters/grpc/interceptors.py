@@ -362,7 +362,7 @@ class _HandlerContext:
             self._set_trailers(self._code, self._trailers)
         self._given_up.close()
         if self._deadline_key is not None:
-            deadlines.end(self._deadline_key)
+            self._deadline_key.is_over = True
 
     def set_code(self, code: Any) -> None:
         """Set the status code."""
