@@ -29,7 +29,7 @@ def test_contrast(theme: Theme) -> None:
     for ground in (theme.page, theme.surface, theme.wash):
         assert 4.5 <= min(contrast(theme.muted, ground), contrast(theme.accent, ground))
     for ground in (theme.page, theme.surface, theme.wash, theme.span):
-        assert 3 <= min(contrast(colour, ground) for colour in theme.variants)
+        assert 3 <= min(contrast(colour, ground) for colour in theme.marks)
 
 
 def contrast(one: str, other: str) -> float:

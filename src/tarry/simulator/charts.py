@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import ceil, inf, isfinite, nan
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tarry.simulator import vega
 from tarry.simulator.formatting import (
     UNIT_SUFFIXES,
     describe_average,
@@ -15,15 +16,6 @@ from tarry.simulator.formatting import (
     is_numeric,
     join_sentences,
     scale_value,
-)
-from tarry.simulator.vega import (
-    axis_range,
-    bars_view,
-    heat_map_view,
-    lines_view,
-    series_view,
-    span_layers,
-    x_channel,
 )
 
 if TYPE_CHECKING:
@@ -89,7 +81,7 @@ def _series_chart(results: StudyResults, plot: Plot) -> Chart:
     all_series = [(names.index(row.variant), *_thin_series(row, plot.y)) for row in rows]
     all_series = [series for series in all_series if series[2]]
     values = (value for *_, points in all_series for value in points)
-    y_range = axis_range(values, log=plot.log, headroom=_SERIES_HEADROOM)
+    y_range = vega.axis_range(values, log=plot.log, headroom=_SERIES_HEADROOM)
     records: Records = [
         {
             "i": variant,
@@ -109,11 +101,11 @@ def _series_chart(results: StudyResults, plot: Plot) -> Chart:
         f"{label}, {format_value(start, 's')} to {format_value(end, 's')}"
         for start, end, label in spans
     ]
-    background = [layer for span in spans for layer in span_layers(span, duration)]
+    background = [layer for span in spans for layer in vega.span_layers(span, duration)]
     panels: list[Panel] = []
     peaks: list[tuple[str, str]] = []
     for variant, _, points in all_series:
-        view = series_view(names, variant, len(points), y_range, y_title, background)
+        view = vega.series_view(names, variant, len(points), y_range, y_title, background)
         panels.append(Panel(names[variant], variant, records, view))
         peaks.append((names[variant], format_value(max(points))))
     return Chart(
@@ -134,26 +126,18 @@ def _series_chart(results: StudyResults, plot: Plot) -> Chart:
 def _bar_chart(results: StudyResults, plot: Plot) -> Chart:
     records = [_record(results, row, plot.y) for row in results.rows]
     values = (record["y"] for record in records)
-    x_range = axis_range(values, log=plot.log, headroom=_LABEL_HEADROOM)
+    x_range = vega.axis_range(values, log=plot.log, headroom=_LABEL_HEADROOM)
     records_by_point: dict[str, Records] = {}
     for row, record in zip(results.rows, records, strict=True):
         point = format_point(row.parameters)
         records_by_point.setdefault(point, []).append(_with_position(record, x_range))
     unit = results.study.unit(plot.y)
-    view = bars_view(results.variants, x_range, unit, _y_title(results, plot))
+    view = vega.bars_view(results.variants, x_range, unit, _y_title(results, plot))
     panels = [Panel(label, None, records, view) for label, records in records_by_point.items()]
-    return Chart(
-        plot.title,
-        "bars",
-        join_sentences(
-            "One bar for each variant.",
-            describe_average(results, plot.y),
-            "A dashed bar means never." if _has_never(records) else "",
-            _describe_log_scale(records, x_range, "The scale is logarithmic."),
-        ),
-        describe_values(plot.title, _named_values(results, records)),
-        panels,
-    )
+    never = "A dashed bar means never." if _has_never(records) else ""
+    scale = _describe_log_scale(records, x_range, "The scale is logarithmic.")
+    caption = ("One bar for each variant.", never, scale)
+    return _metric_chart(results, plot, "bars", caption, records, panels)
 
 
 def _line_chart(results: StudyResults, plot: Plot) -> Chart:
@@ -161,7 +145,7 @@ def _line_chart(results: StudyResults, plot: Plot) -> Chart:
     y_title = _y_title(results, plot)
     records = [_record(results, row, plot.y) for row in results.rows]
     headroom = _NEVER_HEADROOM if _has_never(records) else 1.0
-    y_range = axis_range((record["y"] for record in records), log=plot.log, headroom=headroom)
+    y_range = vega.axis_range((record["y"] for record in records), log=plot.log, headroom=headroom)
     x_is_metric = plot.x in results.rows[0].metrics
     x_name = plot.x if x_is_metric else results.swept[0]
     x_unit = study.unit(x_name) if x_is_metric else ""
@@ -178,53 +162,60 @@ def _line_chart(results: StudyResults, plot: Plot) -> Chart:
         record |= {"n": number, "x": value if has_numbers else format_parameter(value), "at": text}
     x_title = study.title(x_name)
     mark = "line" if len(results.rows) > len(names) else "point"
-    channel = x_channel(x_values, x_title, x_unit, swept=not x_is_metric)
-    view = lines_view(names, y_range, channel, study.unit(plot.y), (x_title, y_title))
-    return Chart(
-        plot.title,
-        "lines",
-        join_sentences(
-            f"One {mark} for each variant: {y_title} against {x_title}.",
-            describe_average(results, plot.y),
-            "Values on the line at the top are never." if _has_never(records) else "",
-            _describe_log_scale(records, y_range, "The vertical scale is logarithmic."),
-        ),
-        describe_values(plot.title, _named_values(results, records)),
-        [Panel("", None, [_with_position(record, y_range) for record in records], view)],
-    )
+    channel = vega.x_channel(x_values, x_title, x_unit, swept=not x_is_metric)
+    view = vega.lines_view(names, y_range, channel, study.unit(plot.y), (x_title, y_title))
+    never = "Values on the line at the top are never." if _has_never(records) else ""
+    scale = _describe_log_scale(records, y_range, "The vertical scale is logarithmic.")
+    caption = (f"One {mark} for each variant: {y_title} against {x_title}.", never, scale)
+    panel = Panel("", None, [_with_position(record, y_range) for record in records], view)
+    return _metric_chart(results, plot, "lines", caption, records, [panel])
 
 
 def _heat_map(results: StudyResults, plot: Plot) -> Chart:
     names, study = results.variants, results.study
     x_name, y_name, *other_names = results.swept
     records = [_record(results, row, plot.y) for row in results.rows]
-    value_range = axis_range((record["y"] for record in records), log=plot.log)
+    value_range = vega.axis_range((record["y"] for record in records), log=plot.log)
     groups: dict[tuple[int, str], Records] = {}
     for row, record in zip(results.rows, records, strict=True):
-        record["a"], record["b"] = (
-            format_parameter(row.parameters[name]) for name in (x_name, y_name)
-        )
+        record["a"] = format_parameter(row.parameters[x_name])
+        record["b"] = format_parameter(row.parameters[y_name])
         point = format_point({name: row.parameters[name] for name in other_names})
         groups.setdefault((record["i"], point), []).append(_with_position(record, value_range))
     columns = list(dict.fromkeys(record["a"] for record in records))
     rows = list(dict.fromkeys(record["b"] for record in records))
     titles = (study.title(x_name), study.title(y_name), study.title(plot.y))
-    view = heat_map_view(value_range, columns, rows, titles)
+    view = vega.heat_map_view(value_range, columns, rows, titles)
     panels = [
         Panel(", ".join(filter(None, (names[variant], point))), variant, group, view)
         for (variant, point), group in groups.items()
     ]
-    return Chart(
-        plot.title,
-        "heat",
-        join_sentences(
-            f"{titles[2]} in each cell, one map for each variant, all on the same scale: "
-            "a stronger colour means a higher value.",
-            describe_average(results, plot.y),
-        ),
-        describe_values(plot.title, _named_values(results, records)),
-        panels,
+    caption = (
+        f"{titles[2]} in each cell, one map for each variant, all on the same scale: "
+        "a stronger colour means a higher value."
     )
+    return _metric_chart(results, plot, "heat", (caption,), records, panels)
+
+
+def _metric_chart(
+    results: StudyResults,
+    plot: Plot,
+    kind: str,
+    caption: Sequence[str],
+    records: Records,
+    panels: list[Panel],
+) -> Chart:
+    """Return a chart of one metric; after its first sentence, the caption says if values are means.
+
+    `records` has one record for each row of the results.
+    """
+    average = describe_average(results, plot.y)
+    values = [
+        (" at ".join(filter(None, (row.variant, format_point(row.parameters)))), record["text"])
+        for row, record in zip(results.rows, records, strict=True)
+    ]
+    text = join_sentences(caption[0], average, *caption[1:])
+    return Chart(plot.title, kind, text, describe_values(plot.title, values), panels)
 
 
 def _record(results: StudyResults, row: StudyRow, metric: str) -> dict[str, Any]:
@@ -252,14 +243,6 @@ def _thin_series(row: StudyRow, name: str) -> tuple[float, list[float]]:
     group_size = max(1, ceil(len(values) / _MAX_SERIES_POINTS))
     groups = (values[start : start + group_size] for start in range(0, len(values), group_size))
     return bucket * group_size, [max(group) for group in groups]
-
-
-def _named_values(results: StudyResults, records: Records) -> list[tuple[str, str]]:
-    """Return the name of each row and its formatted value."""
-    return [
-        (" at ".join(filter(None, (row.variant, format_point(row.parameters)))), record["text"])
-        for row, record in zip(results.rows, records, strict=True)
-    ]
 
 
 def _y_title(results: StudyResults, plot: Plot) -> str:

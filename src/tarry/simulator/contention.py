@@ -31,10 +31,7 @@ def no_delay(_retry: int) -> float:
 
 
 def _draw_clamped(_ceiling: float, previous: float, u: float) -> float:
-    """Return a delay with decorrelated jitter as AWS defines it: drawn, then limited to the cap.
-
-    `u` is a random number in [0, 1).
-    """
+    """Return AWS's decorrelated jitter: drawn with `u` from [0, 1), then limited to the cap."""
     return min(_CAP_S, _BASE_S + u * (3 * previous - _BASE_S))
 
 
@@ -122,17 +119,8 @@ CONTENTION = Study(
     variants=tuple(_POLICIES),
     columns=(Column("calls", "calls"), Column("time", "time", "ms")),
     plots=(
-        Plot(
-            "lines",
-            "calls",
-            "Writes until all clients succeeded",
-            x="clients",
-            y_title="calls",
-            log=True,
-        ),
-        Plot(
-            "lines", "time", "Time until all clients succeeded", x="clients", y_title="s", log=True
-        ),
+        Plot("lines", "calls", "Writes until all clients succeeded", x="clients", log=True),
+        Plot("lines", "time", "Time until all clients succeeded", x="clients", log=True),
     ),
     parameters={"clients": 100},
     trials=20,

@@ -150,7 +150,7 @@ def _render_prose(text: str) -> str:
 def _render_mark(variant: int) -> str:
     """Return the coloured shape that identifies a variant, as SVG."""
     path = _SHAPE_PATHS[SHAPES[variant % len(SHAPES)]]
-    colour = variant % len(LIGHT.variants)
+    colour = variant % len(LIGHT.marks)
     return (
         f'<svg class="mark v{colour}" viewBox="0 0 12 12" aria-hidden="true">'
         f'<path d="{path}"/></svg>'
@@ -159,7 +159,7 @@ def _render_mark(variant: int) -> str:
 
 def _render_legend(results: StudyResults) -> str:
     return "\n".join(
-        f'<button type="button" class="v{variant % len(LIGHT.variants)}" '
+        f'<button type="button" class="v{variant % len(LIGHT.marks)}" '
         f'data-variant="{variant}" aria-pressed="false">'
         f"{_render_mark(variant)}{escape(name)}</button>"
         for variant, name in enumerate(results.variants)

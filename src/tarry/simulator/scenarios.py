@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # seconds, it crashes and is down for 3 s.
 _THINK_TIME_S = 30.0
 _FREEZE_START_S, _FREEZE_END_S = 20.0, 40.0
-_STORM_SPANS = ((_FREEZE_START_S, _FREEZE_END_S, "frozen"),)
+_FROZEN = ((_FREEZE_START_S, _FREEZE_END_S, "frozen"),)
 _STORM_LATENCY = Lognormal(0.08, 0.5)
 _STORM_HEADROOM = 2.0
 """The capacity of the server, divided by its usual load."""
@@ -106,14 +106,8 @@ _STORM = Study(
         Column("unfinished", "still waiting"),
     ),
     plots=(
-        Plot(
-            "series",
-            "requests",
-            "Requests at the service",
-            y_title="per second",
-            spans=_STORM_SPANS,
-        ),
-        Plot("series", "succeeded", "Successful calls", y_title="per second", spans=_STORM_SPANS),
+        Plot("series", "requests", "Requests at the service", y_title="per second", spans=_FROZEN),
+        Plot("series", "succeeded", "Successful calls", y_title="per second", spans=_FROZEN),
         Plot("bars", "recovered_after", "Time from the restart to recovery", y_title="s"),
         Plot("bars", "crashes", "Crashes after the restart", y_title="crashes"),
     ),
@@ -174,9 +168,7 @@ _AMPLIFICATION = Study(
         Column("calls", "calls"),
     ),
     plots=(
-        Plot(
-            "bars", "amplification", "Requests at the last server per call", y_title="x", log=True
-        ),
+        Plot("bars", "amplification", "Requests at the last server per call", log=True),
         Plot("series", "requests", "Requests at the last server", y_title="per second", log=True),
     ),
     parameters={"attempts": 4},
@@ -189,9 +181,9 @@ _AMPLIFICATION = Study(
 # the server also finishes requests whose client has timed out. Clients time out after 3 s and make
 # three attempts: 3 x 40 requests per second exceed the server's capacity of 100.
 _SURGE_START_S, _SURGE_END_S = 20.0, 25.0
-_SURGE_SPANS = ((_SURGE_START_S, _SURGE_END_S, "surge"),)
+_SURGE = ((_SURGE_START_S, _SURGE_END_S, "surge"),)
 _RETRIES = Policy(max_attempts=3, attempt_timeout=3.0, backoff=no_delay, jitter="none")
-_METASTABLE_DEFENCES: dict[str, Defence] = {
+_SURGE_DEFENCES: dict[str, Defence] = {
     "retries": Defence(_RETRIES),
     "backoff": Defence(_RETRIES.replace(backoff="exponential", initial_delay=1.0, jitter="full")),
     "budget": Defence(_RETRIES, budget=_RATIO_BUDGET),
@@ -205,12 +197,7 @@ def metastable(
 ) -> list[Summary]:
     """Run the model with one of the built-in defences; `surge` is the call rate in the surge."""
     return run_with_defence(
-        _build_metastable,
-        _METASTABLE_DEFENCES,
-        defence=defence,
-        trials=trials,
-        seed=seed,
-        surge=surge,
+        _build_metastable, _SURGE_DEFENCES, defence=defence, trials=trials, seed=seed, surge=surge
     )
 
 
@@ -238,7 +225,7 @@ _METASTABLE = Study(
     ),
     run=metastable,
     variant_parameter="defence",
-    variants=tuple(_METASTABLE_DEFENCES),
+    variants=tuple(_SURGE_DEFENCES),
     columns=(
         Column("recovered", "runs that recover", "%"),
         Column("recovered_after", "recovery time", "s"),
@@ -253,9 +240,9 @@ _METASTABLE = Study(
             "Requests in progress",
             y_title="requests",
             log=True,
-            spans=_SURGE_SPANS,
+            spans=_SURGE,
         ),
-        Plot("series", "succeeded", "Successful calls", y_title="per second", spans=_SURGE_SPANS),
+        Plot("series", "succeeded", "Successful calls", y_title="per second", spans=_SURGE),
         Plot("bars", "recovered", "Runs that recovered", y_title="share"),
     ),
     parameters={"surge": 80.0},
@@ -278,10 +265,8 @@ def hedging(
     """
     check_one_of("after", after, _HEDGE_DELAYS)
     check_positive("shape", shape)
-    if after == "none":
-        defence = Defence(Policy(max_attempts=1))
-    else:
-        defence = Defence(hedging=Hedging(after=after))
+    once = Defence(Policy(max_attempts=1))
+    defence = once if after == "none" else Defence(hedging=Hedging(after=after))
     scenario = Scenario(
         servers={"server": Server(latency=HeavyTail(0.01, shape))},
         clients=Clients(rate=2000.0, defence=defence),
@@ -441,15 +426,5 @@ _RECOVERY = Study(
     parameters={"backlog": 5000},
 )
 
-STUDIES: dict[str, Study] = {
-    study.name: study
-    for study in (
-        CONTENTION,
-        _STORM,
-        _AMPLIFICATION,
-        _METASTABLE,
-        _HEDGING,
-        _RETRY_AFTER,
-        _RECOVERY,
-    )
-}
+_STUDIES = (CONTENTION, _STORM, _AMPLIFICATION, _METASTABLE, _HEDGING, _RETRY_AFTER, _RECOVERY)
+STUDIES: dict[str, Study] = {study.name: study for study in _STUDIES}

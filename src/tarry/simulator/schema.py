@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
 from io import StringIO
-from math import isfinite
+from math import inf, nan
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tarry.core.breaker import Breaker
@@ -60,11 +60,10 @@ def build_defence(value: Value) -> Defence:
 
 def part_classes(defence: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
     """Return the class of each part (breaker, budget, ...) that the data of a defence contains."""
-    single = {name: cls for name, cls in _PART_CLASSES.items() if name in defence}
     by_kind = {
         name: kinds[defence[name]["kind"]] for name, kinds in _PART_KINDS.items() if name in defence
     }
-    return single | by_kind
+    return {name: cls for name, cls in _PART_CLASSES.items() if name in defence} | by_kind
 
 
 def read_durations(value: Value) -> tuple[float, ...]:
@@ -90,12 +89,12 @@ def read_durations(value: Value) -> tuple[float, ...]:
 
 
 def _check_part(name: str, value: Value) -> None:
-    table = value.table()
     if name in _PART_KINDS:
-        _get_kind(value, _PART_KINDS[name])
-    kind_key = ("kind",) if name in _PART_KINDS else ()
-    _check_arguments(value, part_classes({name: table})[name], *kind_key)
-    _with_location(value, lambda: Defence.from_dict({name: table}))
+        kinds = _PART_KINDS[name]
+        _check_arguments(value, kinds[_get_kind(value, kinds)], "kind")
+    else:
+        _check_arguments(value, _PART_CLASSES[name])
+    _with_location(value, lambda: Defence.from_dict({name: value.table()}))
 
 
 def _build(cls: type[T], value: Value) -> T:
@@ -215,9 +214,13 @@ def _read_csv_durations(path: Path, column: str | None, scale: float) -> tuple[f
                 raise ConfigurationError(msg)
             index = header.index(column)
         for row in filter(None, rows):
-            duration = _parse_duration(row[index] if index < len(row) else "")
-            if duration is None:
-                got = short_repr(row[index] if index < len(row) else "")
+            text = row[index] if index < len(row) else ""
+            try:
+                duration = float(text)
+            except ValueError:
+                duration = nan
+            if not 0 <= duration < inf:
+                got = short_repr(text)
                 msg = f"{path}:{rows.line_num}: must be a number of at least 0, got {got}"
                 raise ConfigurationError(msg)
             if len(durations) == MAX_DURATIONS:
@@ -229,11 +232,3 @@ def _read_csv_durations(path: Path, column: str | None, scale: float) -> tuple[f
     if not durations:
         raise ConfigurationError(f"{path}: the file has no values")
     return tuple(durations)
-
-
-def _parse_duration(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if isfinite(value) and value >= 0 else None

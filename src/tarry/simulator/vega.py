@@ -50,7 +50,7 @@ class Theme(NamedTuple):
     accent: str  # highlights, such as the focus outline
     wash: str  # the background of the lesson and of the selected variant
     span: str  # the shading of a period behind a time series
-    variants: tuple[str, ...]  # the colours of the variants
+    marks: tuple[str, ...]  # the lines, bars and points of the variants
     ramp: tuple[str, str]
     """The colours of the lowest and highest value of a heat map; `ink` is readable on both."""
 
@@ -65,16 +65,7 @@ LIGHT = Theme(
     accent="#2559b8",
     wash="#eef3fc",
     span="#f3efe4",
-    variants=(
-        "#c8431c",
-        "#2a63c9",
-        "#138560",
-        "#8a4fc0",
-        "#9c6f06",
-        "#127b96",
-        "#c03a7e",
-        "#5b6472",
-    ),
+    marks=("#c8431c", "#2a63c9", "#138560", "#8a4fc0", "#9c6f06", "#127b96", "#c03a7e", "#5b6472"),
     ramp=("#f3f6fc", "#86ade9"),
 )
 DARK = Theme(
@@ -87,16 +78,7 @@ DARK = Theme(
     accent="#8fb4ff",
     wash="#1c2739",
     span="#262b35",
-    variants=(
-        "#ff8f66",
-        "#7aa7ff",
-        "#4fcf9f",
-        "#c89bff",
-        "#e3b44a",
-        "#55c7e3",
-        "#ff8cc0",
-        "#a9b2c1",
-    ),
+    marks=("#ff8f66", "#7aa7ff", "#4fcf9f", "#c89bff", "#e3b44a", "#55c7e3", "#ff8cc0", "#a9b2c1"),
     ramp=("#1d2431", "#2b5cae"),
 )
 
@@ -106,14 +88,14 @@ def css_properties() -> str:
     return (
         f":root{{color-scheme:light dark;{_properties(LIGHT)}}}"
         f"@media (prefers-color-scheme:dark){{:root{{{_properties(DARK)}}}}}"
-        + "".join(f".v{n}{{--variant:var(--v{n})}}" for n in range(len(LIGHT.variants)))
+        + "".join(f".v{n}{{--variant:var(--v{n})}}" for n in range(len(LIGHT.marks)))
     )
 
 
 def _properties(theme: Theme) -> str:
-    named = {name: getattr(theme, name) for name in ("page", "surface", "ink", "muted", "line")}
-    named |= {"accent": theme.accent, "wash": theme.wash}
-    named |= {f"v{n}": colour for n, colour in enumerate(theme.variants)}
+    names = ("page", "surface", "ink", "muted", "line", "accent", "wash")
+    named = {name: getattr(theme, name) for name in names}
+    named |= {f"v{n}": colour for n, colour in enumerate(theme.marks)}
     return "".join(f"--{name}:{value};" for name, value in named.items())
 
 
@@ -122,42 +104,24 @@ def vega_config(theme: Theme, *, legend: bool) -> dict[str, Any]:
 
     `legend`: whether charts have a legend. On the page they have none, because the page has one.
     """
-    text = {"labelColor": theme.muted, "titleColor": theme.muted, "titleFontWeight": "normal"}
-    sizes = {"labelFontSize": TEXT_SIZE, "titleFontSize": TEXT_SIZE}
+    text: Spec = {"labelColor": theme.muted, "titleColor": theme.muted}
+    text |= {"titleFontWeight": "normal", "labelFontSize": TEXT_SIZE, "titleFontSize": TEXT_SIZE}
+    title = {"color": theme.ink, "subtitleColor": theme.muted, "anchor": "start", "frame": "group"}
+    lines = {"gridColor": theme.line, "domainColor": theme.line, "tickColor": theme.line}
+    top = {"orient": "top", "offset": 30, "columns": 2, "symbolSize": 70, "labelLimit": 400}
+    ramp = list(theme.ramp)
     return {
         "background": theme.surface,
         "font": FONT,
         "view": {"stroke": None},
-        "title": {
-            "color": theme.ink,
-            "subtitleColor": theme.muted,
-            "anchor": "start",
-            "frame": "group",
-        },
-        "axis": {
-            **text,
-            **sizes,
-            "gridColor": theme.line,
-            "domainColor": theme.line,
-            "tickColor": theme.line,
-            "labelPadding": 6,
-            "labelOverlap": True,
-        },
-        "legend": {
-            **text,
-            **sizes,
-            "disable": not legend,
-            "orient": "top",
-            "offset": 30,
-            "columns": 2,
-            "symbolSize": 70,
-            "labelLimit": 400,
-        },
+        "title": title,
+        "axis": {**text, **lines, "labelPadding": 6, "labelOverlap": True},
+        "legend": {**text, "disable": not legend, **top},
         "range": {
-            "category": list(theme.variants),
+            "category": list(theme.marks),
             "symbol": list(SHAPES),
-            "ramp": list(theme.ramp),
-            "heatmap": list(theme.ramp),
+            "ramp": ramp,
+            "heatmap": ramp,
         },
         "text": {"color": theme.ink, "fontSize": TEXT_SIZE},
         "style": {
@@ -195,6 +159,9 @@ _TITLE_ABOVE_AXIS: Spec = {
 """Axis options that put the title of a y axis above the axis, where it needs no width."""
 
 
+_FULL_HEIGHT: Spec = {"y": {"value": 0}, "y2": {"value": "height"}}
+
+
 class AxisRange(NamedTuple):
     """The range of an axis: `low` to `high` for values, and up to `top` for the space above.
 
@@ -229,8 +196,7 @@ def axis_range(values: Iterable[float | None], *, log: bool, headroom: float = 1
     positive = [value for value in known if value > 0]
     if log and positive:
         low = 10.0 ** floor(log10(min(positive)))
-        high = max(positive)
-        high = max(high, low * 10)
+        high = max(*positive, low * 10)
         return AxisRange(low, high, high * (high / low) ** (headroom - 1), log=True)
     high = max(known, default=0.0) or 1.0
     low = min(0.0, *known) if known else 0.0
@@ -284,8 +250,13 @@ def series_view(
     """Return a chart of one variant's time series, with the other variants as grey lines behind."""
     y_axis = _axis(y_range, "", None, 3)
     y = {"field": "y", "type": "quantitative", "scale": y_range.scale(), "axis": y_axis}
-    own_records: Spec = {"transform": [{"filter": {"field": "i", "equal": variant}}]}
+    is_own = {"field": "i", "equal": variant}
+    own_records: Spec = {"transform": [{"filter": is_own}]}
     own_colour = {"color": _colour(names, legend=None)}
+    own_area = {**own_colour, "y2": {"datum": y_range.low}}
+    point = {"type": "point", "filled": True, "size": 60}
+    rule = {"type": "rule", "opacity": 0, "strokeWidth": {"expr": f"width / {points}"}}
+    tooltip = _tooltip(("v", "variant"), ("at", "time"), ("text", y_title))
     select = {"type": "point", "encodings": ["x"], "on": "pointerover", "clear": "pointerout"}
     visible = {"condition": {"param": "hover", "empty": False, "value": 1}, "value": 0}
     return {
@@ -294,35 +265,19 @@ def series_view(
         "layer": [
             *background,
             {
-                "transform": [{"filter": {"not": {"field": "i", "equal": variant}}}],
+                "transform": [{"filter": {"not": is_own}}],
                 "mark": {"type": "line", "style": "context"},
                 "encoding": {"detail": {"field": "v"}},
             },
-            {
-                **own_records,
-                "mark": {"type": "area", "opacity": 0.16},
-                "encoding": {**own_colour, "y2": {"datum": y_range.low}},
-            },
+            {**own_records, "mark": {"type": "area", "opacity": 0.16}, "encoding": own_area},
             {**own_records, "mark": {"type": "line", "strokeWidth": 1.75}, "encoding": own_colour},
-            {
-                **own_records,
-                "mark": {"type": "point", "filled": True, "size": 60},
-                "encoding": {**own_colour, "opacity": visible},
-            },
+            {**own_records, "mark": point, "encoding": {**own_colour, "opacity": visible}},
             {
                 # An invisible rule over the whole height makes each point easy to hover.
                 **own_records,
                 "params": [{"name": "hover", "select": select}],
-                "mark": {
-                    "type": "rule",
-                    "opacity": 0,
-                    "strokeWidth": {"expr": f"width / {points}"},
-                },
-                "encoding": {
-                    "y": {"value": 0},
-                    "y2": {"value": "height"},
-                    "tooltip": _tooltip(("v", "variant"), ("at", "time"), ("text", y_title)),
-                },
+                "mark": rule,
+                "encoding": {**_FULL_HEIGHT, "tooltip": tooltip},
             },
         ],
     }
@@ -335,22 +290,12 @@ def span_layers(span: tuple[float, float, str], duration: float) -> list[Spec]:
     # A label in the right half is aligned right, so that it stays within the chart.
     is_late = start > duration / 2
     text = {"type": "text", "style": "note", "align": "right" if is_late else "left"}
-    full_height = {"y": {"value": 0}, "y2": {"value": "height"}}
+    period = {"x": _time_channel("start"), "x2": {"field": "end"}, **_FULL_HEIGHT}
+    label_x = _time_channel("end" if is_late else "start")
+    label_channels = {"x": label_x, "y": {"value": -3}, "text": {"field": "label"}}
     return [
-        {
-            "data": data,
-            "mark": {"type": "rect", "style": "span"},
-            "encoding": {"x": _time_channel("start"), "x2": {"field": "end"}, **full_height},
-        },
-        {
-            "data": data,
-            "mark": {**text, "baseline": "bottom"},
-            "encoding": {
-                "x": _time_channel("end" if is_late else "start"),
-                "y": {"value": -3},
-                "text": {"field": "label"},
-            },
-        },
+        {"data": data, "mark": {"type": "rect", "style": "span"}, "encoding": period},
+        {"data": data, "mark": {**text, "baseline": "bottom"}, "encoding": label_channels},
     ]
 
 
@@ -361,16 +306,14 @@ def bars_view(names: Sequence[str], x_range: AxisRange, unit: str, title: str) -
     """
     axis = _axis(x_range, unit, f"{title} (log scale)") if x_range.log else None
     x = {"field": "y", "type": "quantitative", "scale": x_range.scale(), "axis": axis}
-    bar_channels = {
-        "x": x,
-        "x2": {"datum": x_range.low},
-        "color": _colour(names, legend=None),
-        "tooltip": _tooltip(("v", "variant"), ("text", title)),
-    }
+    colour = _colour(names, legend=None)
+    tooltip = _tooltip(("v", "variant"), ("text", title))
+    bar_channels = {"x": x, "x2": {"datum": x_range.low}, "color": colour, "tooltip": tooltip}
     bar = {"type": "bar", "height": 16, "yOffset": 10, "cornerRadiusEnd": 2}
     dashed = {"strokeDash": [3, 3], "fillOpacity": 0.12, "strokeWidth": 1.25}
     label = {"type": "text", "align": "left", "baseline": "middle"}
     value_label = {**label, "dy": 10, "dx": 6, "fontWeight": "bold"}
+    value_text, at_start = {"text": {"field": "text"}}, {"x": {"value": 0}}
     finite = [{"filter": "!datum.never && isValid(datum.y)"}]
     not_finite = [{"filter": "datum.never || !isValid(datum.y)"}]
     y = {"field": "v", "type": "nominal", "sort": list(names), "axis": None}
@@ -382,22 +325,14 @@ def bars_view(names: Sequence[str], x_range: AxisRange, unit: str, title: str) -
             {
                 "transform": [{"filter": "datum.never"}],
                 "mark": {**bar, **dashed},
-                "encoding": {**bar_channels, "stroke": _colour(names, legend=None)},
+                "encoding": {**bar_channels, "stroke": colour},
             },
             {
                 "mark": {**label, "dy": -9, "limit": {"expr": "width"}},
-                "encoding": {"text": {"field": "v"}, "x": {"value": 0}},
+                "encoding": {"text": {"field": "v"}, **at_start},
             },
-            {
-                "transform": finite,
-                "mark": value_label,
-                "encoding": {"text": {"field": "text"}, "x": x},
-            },
-            {
-                "transform": not_finite,
-                "mark": value_label,
-                "encoding": {"text": {"field": "text"}, "x": {"value": 0}},
-            },
+            {"transform": finite, "mark": value_label, "encoding": {**value_text, "x": x}},
+            {"transform": not_finite, "mark": value_label, "encoding": {**value_text, **at_start}},
         ],
     }
 
@@ -410,7 +345,9 @@ def lines_view(
     y_axis = {**_axis(y_range, unit, y_title, 5), **_TITLE_ABOVE_AXIS}
     y = {"field": "y", "type": "quantitative", "scale": y_range.scale(), "axis": y_axis}
     channels = {"x": x, "y": y, "color": _colour(names), "opacity": _opacity()}
-    tooltip = {"tooltip": _tooltip(("v", "variant"), ("at", x_title), ("text", y_title))}
+    order = {"field": "n", "type": "quantitative"}
+    point = {"type": "point", "size": 70, "strokeWidth": 2, "style": "hollow"}
+    tooltip = _tooltip(("v", "variant"), ("at", x_title), ("text", y_title))
     top = {"datum": y_range.top, "type": "quantitative", "scale": y_range.scale(), "axis": y_axis}
     at_top = {"y": top}
     never: list[Spec] = [
@@ -427,12 +364,12 @@ def lines_view(
             {
                 "transform": [{"filter": "!datum.never"}],
                 "mark": {"type": "line", "strokeWidth": 2},
-                "encoding": {**channels, "order": {"field": "n", "type": "quantitative"}},
+                "encoding": {**channels, "order": order},
             },
             {
                 "transform": [{"filter": "isValid(datum.y)"}],
-                "mark": {"type": "point", "size": 70, "strokeWidth": 2, "style": "hollow"},
-                "encoding": {**channels, "shape": _colour(names), **tooltip},
+                "mark": point,
+                "encoding": {**channels, "shape": _colour(names), "tooltip": tooltip},
             },
         ],
     }
@@ -455,6 +392,7 @@ def heat_map_view(
         "condition": {"test": "datum.never || !isValid(datum.y)", "value": "transparent"},
     }
     tooltip = _tooltip(("v", "variant"), ("a", x_title), ("b", y_title), ("text", title))
+    cell = {"color": colour, "tooltip": tooltip}
     text: list[Spec] = [{"mark": {"type": "text"}, "encoding": {"text": {"field": "text"}}}]
     return {
         "height": len(rows) * _CELL_HEIGHT_PX,
@@ -463,10 +401,7 @@ def heat_map_view(
             "y": {**y, "axis": {**plain_axis, **_TITLE_ABOVE_AXIS, "title": y_title}},
         },
         "layer": [
-            {
-                "mark": {"type": "rect", "style": "cell"},
-                "encoding": {"color": colour, "tooltip": tooltip},
-            },
+            {"mark": {"type": "rect", "style": "cell"}, "encoding": cell},
             *(text if has_text else []),
         ],
     }
