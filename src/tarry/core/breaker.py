@@ -136,9 +136,7 @@ class Breaker:
             state = self._set_state(_HALF_OPEN)
         if state is _HALF_OPEN:
             return self._admit_probe(now)
-        if state is _OPEN or state is _FORCED_OPEN:
-            return None
-        return self.generation
+        return None if state is _OPEN or state is _FORCED_OPEN else self.generation
 
     def would_admit(self, now: float) -> bool:
         """Return whether `admit` would return a permit. Changes no state."""
@@ -163,14 +161,7 @@ class Breaker:
         window.current[_CALLS] += 1
         return True
 
-    def record(
-        self,
-        permit: int,
-        failed: bool,  # noqa: FBT001
-        duration: float,
-        now: float,
-        u: float,
-    ) -> None:
+    def record(self, permit: int, failed: bool, duration: float, now: float, u: float) -> None:  # noqa: FBT001
         """Record the result of an admitted call."""
         slow = self._slow_after is not None and duration > self._slow_after
         if self.state is _HALF_OPEN:

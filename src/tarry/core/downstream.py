@@ -95,12 +95,10 @@ class Downstream:
         self.latency: Latency = Latency()
         self.transitions: deque[BreakerTransition] = deque(maxlen=_MAX_TRANSITIONS)
         """The last 100 changes of the breaker's state that no listener has read yet."""
-        in_flight: tuple[Limiter, ...] = ()
+        self._limiters: tuple[Limiter, ...] = () if limiter is None else (limiter,)
         if max_in_flight is not None:
-            in_flight = (InFlight(check_count("max_in_flight", max_in_flight)),)
-        self._limiters: tuple[Limiter, ...] = (
-            in_flight if limiter is None else (*in_flight, limiter)
-        )
+            in_flight = InFlight(check_count("max_in_flight", max_in_flight))
+            self._limiters = (in_flight, *self._limiters)
         self.has_limiters: bool = bool(self._limiters)
         """Whether an attempt can be rejected or delayed by a limiter."""
         self._hedge_credit = 0.0
@@ -196,9 +194,8 @@ class Downstream:
 
     def status(self, now: float) -> tuple[str | None, float | None]:
         """Return the breaker's state and the budget's balance, for the decision record."""
-        breaker = None if self.breaker is None else self.breaker.state._value_
-        balance = None if self.budget is None else self.budget.balance(now)
-        return breaker, balance
+        state = None if self.breaker is None else self.breaker.state._value_
+        return state, None if self.budget is None else self.budget.balance(now)
 
     def expected_duration(self) -> float:
         """Return the median duration of recent calls in seconds, or 0 when there are none."""
@@ -247,21 +244,17 @@ class Downstream:
             for limiter in self._limiters:
                 wait = limiter.acquire(now)
                 if wait is None:
-                    self._release_acquired(permit, acquired, now)
                     return Stop(Reason.LIMIT)
                 acquired += 1
                 if wait:
                     delay = max(delay, wait)
-        except BaseException:  # raised by a limiter of the user
-            self._release_acquired(permit, acquired, now)
-            raise
+        finally:
+            if acquired < len(self._limiters):  # a limiter rejected the attempt or raised an error
+                for limiter in self._limiters[:acquired]:
+                    limiter.release(None, 0.0, now)
+                if self.breaker is not None:
+                    self.breaker.release(permit)
         return DelayedPermit(permit, delay) if delay else permit
-
-    def _release_acquired(self, permit: int, acquired: int, now: float) -> None:
-        for limiter in self._limiters[:acquired]:
-            limiter.release(None, 0.0, now)
-        if self.breaker is not None:
-            self.breaker.release(permit)
 
     def _on_breaker_change(self, before: BreakerState, now: float) -> None:
         after = self.breaker.state if self.breaker is not None else before

@@ -1,11 +1,9 @@
 """Server hints: whether and when to retry, parsed from HTTP headers or gRPC metadata into a `Hint`.
 
-* The functions are pure. `now` (epoch seconds) is an argument, used only to turn dates into waits.
 * No function raises, whatever a server sends. A malformed hint is ignored, except that a malformed
   gRPC pushback means "do not retry" (gRFC A6).
 * A wait of more than `MAX_WAIT_S`, even an infinite one, becomes `MAX_WAIT_S`. It still exceeds any
   `max_hint`, and so ends the call. Shorter waits are not changed.
-* `tarry.core.decide` decides what a hint means for a call.
 """
 
 from __future__ import annotations
@@ -134,24 +132,20 @@ def max_or_none(waits: Iterable[float | None]) -> float | None:
 def _find_delay(values_by_field: Mapping[str, list[str]], now: float) -> tuple[float | None, str]:
     """Return the longest wait of the first field with a valid value, and the field."""
     for field in _WAIT_FIELDS:
-        if field in values_by_field:
-            delay = max_or_none(_parse_waits(field, values_by_field, now))
-            if delay is not None:
-                return delay, field
-    return None, ""
-
-
-def _parse_waits(
-    field: str, values_by_field: Mapping[str, list[str]], now: float
-) -> Iterable[float | None]:
-    values = values_by_field[field]
-    if field == _RETRY_AFTER:
-        return [parse_retry_after(value, now) for value in values]
-    if field == _RATE_LIMIT:
+        values = values_by_field.get(field, ())
+        waits: Iterable[float | None] = ()
+        if field == _RETRY_AFTER:
+            waits = [parse_retry_after(value, now) for value in values]
+        elif field != _RATE_LIMIT:
+            waits = map(_parse_milliseconds, values)
         # A response with an Age comes from a cache, and its quota is outdated (RFC 9111 section
         # 5.1, RateLimit draft section 7). Repeated List fields are joined (RFC 9651 section 4.2).
-        return () if _AGE in values_by_field else parse_rate_limit(", ".join(values))
-    return [_parse_milliseconds(value) for value in values]
+        elif _AGE not in values_by_field:
+            waits = parse_rate_limit(", ".join(values))
+        delay = max_or_none(waits)
+        if delay is not None:
+            return delay, field
+    return None, ""
 
 
 def _parse_milliseconds(value: str) -> float | None:
@@ -194,22 +188,17 @@ def parse_rate_limit(text: str) -> list[float]:
     return resets
 
 
-# --- HTTP dates, in three formats (RFC 9110 section 5.6.7) ----------------------------------------
-
+# HTTP dates have three formats (RFC 9110 section 5.6.7).
 # The parser applies the grammar strictly: case, single spaces, number of digits, "GMT". `datetime`
 # is not used, because it rejects second 60 and year 0, which the grammar allows, and takes longer
 # to import than this module.
 _MONTH_NAMES = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-_DAY_NAMES = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-
 _MONTHS = {name: number for number, name in enumerate(_MONTH_NAMES, start=1)}
-
-# The name of the day identifies the format: "Sun," is IMF-fixdate, "Sunday," is RFC 850 and "Sun"
-# is asctime.
+_DAY_NAMES = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+# The name of the day identifies the format: "Sun," is IMF-fixdate, "Sunday," RFC 850, "Sun" asctime
 _IMF_DAYS = frozenset(f"{name[:3]}," for name in _DAY_NAMES)
 _RFC850_DAYS = frozenset(f"{name}," for name in _DAY_NAMES)
 _ASCTIME_DAYS = frozenset(name[:3] for name in _DAY_NAMES)
-
 _DAY_S = 86_400
 _MEAN_YEAR_S = 31_556_952
 """Seconds in a Gregorian year, averaged over 400 years."""
@@ -286,14 +275,12 @@ def _parse_clock(text: str) -> int:
 
 
 def _parse_digits(text: str, width: int) -> int:
-    # isdigit alone would accept the digits of every script, int alone signs and underscores.
-    if len(text) != width or not (text.isascii() and text.isdigit()):
+    if len(text) != width or not is_digits(text):  # int alone accepts signs and underscores
         raise ValueError(text)
     return int(text)
 
 
-# --- gRPC: pushback (gRFC A6) and google.rpc.RetryInfo --------------------------------------------
-
+# Metadata of gRPC: pushback (gRFC A6) and google.rpc.RetryInfo
 _PUSHBACK = "grpc-retry-pushback-ms"
 _MAX_PUSHBACK_MS = 2**31 - 1
 _RETRY_INFO = "google.rpc.retryinfo-bin"

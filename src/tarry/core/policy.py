@@ -86,10 +86,10 @@ class PolicyField(NamedTuple):
             case "codes":
                 return _check_codes(name, value)
             case "choice":
-                if not isinstance(value, str) and not callable(value):
-                    raise ConfigurationTypeError(name, "must be a name or a callable", value)
                 if isinstance(value, str):
                     check_one_of(name, value, self.choices)
+                elif not callable(value):
+                    raise ConfigurationTypeError(name, "must be a name or a callable", value)
             case _:  # a flag
                 if not isinstance(value, bool):
                     raise ConfigurationTypeError(name, "must be True or False", value)
@@ -318,7 +318,37 @@ class Policy(Value):
 
     def explain(self) -> str:
         """Return the schedule, the worst case time and the worst case load as text."""
-        return _explain(self)
+        rows, retries, longest_wait = _worst_case(self)
+        jitter = self.jitter if isinstance(self.jitter, str) else "custom"
+        backoff = self.backoff if isinstance(self.backoff, str) else "custom"
+        plural = "" if self.max_attempts == 1 else "s"
+        lines = [
+            f"{self.max_attempts} attempt{plural}, {backoff} backoff, {jitter} jitter",
+            "",
+            "retry   ceiling   delay from .. to",
+        ]
+        for k, row in enumerate(rows[:_MAX_ROWS], 1):
+            ceiling, low, high = map(format_duration, row)
+            lines.append(f"{k:>5}  {ceiling:>8}   {low:>10} .. {high}")
+        if retries > _MAX_ROWS:
+            last = format_duration(rows[-1][0])
+            lines.append(f"  ...  {retries - _MAX_ROWS} more, the last {last}")
+        lines.append("")
+        if self.attempt_timeout is None:
+            wait = format_duration(longest_wait)
+            lines.append(f"worst case time: {wait} of waiting, plus the attempts themselves")
+        else:
+            longest = longest_wait + self.attempt_timeout * (retries + 1)
+            if self.total_budget is not None:
+                longest = min(longest, self.total_budget + self.attempt_timeout)
+            lines.append(f"worst case time: {format_duration(longest)}, attempts included")
+        if self.total_budget is not None:
+            total = format_duration(self.total_budget)
+            lines.append(f"total budget: {total}; no attempt starts beyond it")
+        # The policy does not know the retry budget; `tarry.policyfile.explain` adds its effect.
+        load = f"worst case load: {retries + 1} x the calls while every attempt fails"
+        lines.append(f"{load}, unless a retry budget bounds it" if retries else load)
+        return "\n".join(lines)
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some fields changed."""
@@ -351,10 +381,9 @@ class Policy(Value):
         if isinstance(backoff, Mapping):
             delays = cast("Mapping[str, Any]", backoff)
             if set(delays) != {"schedule"}:
-                raise ConfigurationError(
-                    "backoff as a table", "must be {'schedule': [...]}", delays
-                )
-            values["backoff"] = Schedule(tuple(check_collection("schedule", delays["schedule"])))
+                rule = "must be {'schedule': [...]}"
+                raise ConfigurationError("backoff as a table", rule, delays)
+            values["backoff"] = Schedule(check_collection("schedule", delays["schedule"]))
         return cls(**values)
 
     def _delay_row(self, k: int) -> tuple[float, float, float]:
@@ -379,69 +408,30 @@ class Policy(Value):
         return PRESETS[name]
 
 
-def _explain(policy: Policy) -> str:
-    ceilings, retries, longest_wait = _worst_case(policy)
-    jitter = policy.jitter if isinstance(policy.jitter, str) else "custom"
-    backoff = policy.backoff if isinstance(policy.backoff, str) else "custom"
-    plural = "" if policy.max_attempts == 1 else "s"
-    lines = [
-        f"{policy.max_attempts} attempt{plural}, {backoff} backoff, {jitter} jitter",
-        "",
-        "retry   ceiling   delay from .. to",
-    ]
-    previous_low = previous_high = None
-    for k, ceiling in enumerate(ceilings[:_MAX_ROWS], 1):
-        low = previous_low = policy.delay(ceiling, previous_low, 0.0)
-        high = previous_high = policy.delay(ceiling, previous_high, _HIGHEST_U)
-        lines.append(
-            f"{k:>5}  {format_duration(ceiling):>8}   "
-            f"{format_duration(low):>10} .. {format_duration(high)}"
-        )
-    if retries > _MAX_ROWS:
-        lines.append(f"  ...  {retries - _MAX_ROWS} more, the last {format_duration(ceilings[-1])}")
-    lines.append("")
-    if policy.attempt_timeout is None:
-        lines.append(
-            f"worst case time: {format_duration(longest_wait)} of waiting, plus the attempts "
-            "themselves"
-        )
-    else:
-        longest = longest_wait + policy.attempt_timeout * (retries + 1)
-        if policy.total_budget is not None:
-            longest = min(longest, policy.total_budget + policy.attempt_timeout)
-        lines.append(f"worst case time: {format_duration(longest)}, attempts included")
-    if policy.total_budget is not None:
-        lines.append(
-            f"total budget: {format_duration(policy.total_budget)}; no attempt starts beyond it"
-        )
-    # The policy does not know the retry budget; `tarry.policyfile.explain` adds its effect.
-    exception = ", unless a retry budget bounds it" if retries else ""
-    lines.append(f"worst case load: {retries + 1} x the calls while every attempt fails{exception}")
-    return "\n".join(lines)
+def _worst_case(policy: Policy) -> tuple[list[tuple[float, float, float]], int, float]:
+    """Return ceiling, shortest and longest delay of each retry, and two worst cases.
 
-
-def _worst_case(policy: Policy) -> tuple[list[float], int, float]:
-    """Return the first ceilings, the number of possible retries and their longest total wait."""
-    ceilings: list[float] = []
+    These are the number of possible retries and their longest total wait.
+    """
+    rows: list[tuple[float, float, float]] = []
     longest_wait = shortest_wait = 0.0
-    low = high = 0.0
-    previous_low = previous_high = None
+    low = high = None
     retries = policy.max_attempts - 1
     for k in range(1, min(retries, _MAX_EXPLAINED_RETRIES) + 1):
         ceiling = policy.ceiling(k)
-        low = previous_low = policy.delay(ceiling, previous_low, 0.0)
-        high = previous_high = policy.delay(ceiling, previous_high, _HIGHEST_U)
+        low = policy.delay(ceiling, low, 0.0)
+        high = policy.delay(ceiling, high, _HIGHEST_U)
         shortest_wait += low
         if policy.total_budget is not None and shortest_wait >= policy.total_budget:
             retries = k - 1
             break
         longest_wait += high
-        ceilings.append(ceiling)
+        rows.append((ceiling, low, high))
     # Each further retry is assumed to wait as long as the last one: the ceiling no longer grows.
-    longest_wait += max(0, retries - _MAX_EXPLAINED_RETRIES) * high
+    longest_wait += max(0, retries - _MAX_EXPLAINED_RETRIES) * (high or 0.0)
     if policy.total_budget is not None:
         longest_wait = min(longest_wait, policy.total_budget)
-    return ceilings, retries, longest_wait
+    return rows, retries, longest_wait
 
 
 PRESETS: dict[str, Policy] = {

@@ -256,7 +256,7 @@ class ProblemDocs:
         """Send the problem of a rejected request."""
         status, title = _PROBLEMS[rejection.anchor]
         problem_type = self._fixed_type or self._type_prefix + rejection.anchor
-        extensions = rejection.extensions
+        extensions = rejection.extensions or {}
         problem = Problem(status, title, rejection.detail, problem_type, extensions=extensions)
         body = problem.to_json()
         retry_after = rejection.retry_after

@@ -16,17 +16,10 @@ from typing import TYPE_CHECKING, Any
 from tarry.core.outcome import RETRYABLE_STATUSES
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError
+from tarry.policyfile import translation
 from tarry.policyfile.defence import Defence, part_arguments
 from tarry.policyfile.documents import format_proto, round_to_ms
-from tarry.policyfile.translation import (
-    DEFAULT_MIN_RETRIES_IN_FLIGHT,
-    Exported,
-    Losses,
-    Severity,
-    delay_bounds,
-    first_ceilings,
-    hedging_delay,
-)
+from tarry.policyfile.translation import Exported, Losses, Severity
 
 if TYPE_CHECKING:
     from tarry.core.hedging import Hedging
@@ -61,9 +54,7 @@ def to_envoy(defence: Defence, *, host: str, name: str | None = None) -> Exporte
     return Exported(tuple(documents), losses.by_severity())
 
 
-# --- also used for Istio, which configures Envoy --------------------------------------------------
-
-
+# The next four functions are also used for Istio, which configures Envoy.
 def retry_conditions(policy: Policy, losses: Losses) -> list[str]:
     """Return the retry conditions that are not HTTP statuses."""
     losses.add_for_codes(policy, _GRPC_CODES, losses.system)
@@ -73,7 +64,7 @@ def retry_conditions(policy: Policy, losses: Losses) -> list[str]:
 
 def add_backoff_losses(policy: Policy, losses: Losses, base: float, cap: float) -> None:
     """Add the losses of other delays and of other jitter than that of Envoy's backoff."""
-    target_delays = [min(cap, base * 2**k) for k in range(len(first_ceilings(policy)))]
+    target_delays = [min(cap, base * 2**k) for k in range(len(translation.first_ceilings(policy)))]
     losses.add_for_delays(policy, target_delays, policy.max_attempts - 1)
     if policy.jitter != "full":
         instead = f"{losses.system} chooses every delay from 0 to the ceiling (full)"
@@ -107,16 +98,13 @@ def add_ejection_losses(breaker: dict[str, Any], losses: Losses) -> None:
         losses.add("breaker.slow_after", breaker["slow_after"], instead, Severity.LOAD)
 
 
-# --- the route ------------------------------------------------------------------------------------
-
-
 def _add_policy(action: dict[str, Any], policy: Policy, losses: Losses) -> None:
     timeout = losses.call_timeout(policy)
     if timeout is not None:
         action["timeout"] = losses.format_proto("total_budget", timeout)
     if policy.max_attempts == 1:
         return
-    base, cap = map(round_to_ms, delay_bounds(policy))
+    base, cap = map(round_to_ms, translation.delay_bounds(policy))
     retry = action["retry_policy"] = _conditions(policy, losses)
     retry["num_retries"] = policy.max_attempts - 1
     if policy.attempt_timeout is not None:
@@ -155,7 +143,7 @@ def _conditions(policy: Policy, losses: Losses) -> dict[str, Any]:
 
 def _add_hedging(action: dict[str, Any], hedging: Hedging, losses: Losses) -> None:
     """Add hedging: a slow attempt is not stopped, and another one starts in parallel."""
-    after = hedging_delay(hedging, "envoy")
+    after = translation.hedging_delay(hedging, "envoy")
     retry = action["retry_policy"] = _conditions(Policy(), losses)
     retry["num_retries"] = hedging.max_attempts - 1
     retry["per_try_timeout"] = losses.format_proto("hedging.after", after)
@@ -169,9 +157,6 @@ def _add_hedging(action: dict[str, Any], hedging: Hedging, losses: Losses) -> No
         losses.add("hedging.max_extra_load", hedging.max_extra_load, instead, Severity.LOAD)
     instead = "Envoy ignores Retry-After here"
     losses.add("hedging.max_hint", hedging.max_hint, instead, Severity.DETAIL)
-
-
-# --- the cluster ----------------------------------------------------------------------------------
 
 
 def _cluster_settings(defence: Defence, losses: Losses, *, retries: bool) -> dict[str, Any]:
@@ -189,10 +174,8 @@ def _cluster_settings(defence: Defence, losses: Losses, *, retries: bool) -> dic
             "min_retry_concurrency": minimum,
         }
     elif retries:
-        instead = (
-            f"Envoy makes {DEFAULT_MIN_RETRIES_IN_FLIGHT} retries at a time, unless the cluster "
-            "sets more"
-        )
+        default = translation.DEFAULT_MIN_RETRIES_IN_FLIGHT
+        instead = f"Envoy makes {default} retries at a time, unless the cluster sets more"
         losses.add("budget", None, instead, Severity.LOAD)
     if threshold:
         settings["circuit_breakers"] = {"thresholds": [threshold]}

@@ -12,18 +12,9 @@ from tarry.core.backoff import Schedule
 from tarry.core.checks import check_count
 from tarry.core.outcome import RETRYABLE_STATUSES
 from tarry.errors import ConfigurationError
+from tarry.policyfile import translation
 from tarry.policyfile.documents import check_resource_name, format_gateway
-from tarry.policyfile.translation import (
-    SCHEDULE_LOST,
-    BudgetSummary,
-    Exported,
-    Losses,
-    Severity,
-    delay_bounds,
-    format_value,
-    reject_hedging,
-    summarize_budget,
-)
+from tarry.policyfile.translation import Exported, Losses, Severity, format_value
 
 if TYPE_CHECKING:
     from tarry.core.policy import Policy
@@ -42,7 +33,7 @@ def to_gateway_api(
     defence: Defence, *, host: str, port: int = 80, name: str | None = None
 ) -> Exported:
     """Export documents for the Kubernetes Service `host`, a name without a namespace."""
-    reject_hedging(defence, "gateway-api")
+    translation.reject_hedging(defence, "gateway-api")
     if "." in host:
         requirement = "must be the plain name of a Service without a namespace"
         raise ConfigurationError("host", requirement, host)
@@ -60,7 +51,7 @@ def to_gateway_api(
         "spec": {"parentRefs": [{**target, "port": port}], "rules": [rule]},
     }
     documents: list[dict[str, Any]] = [route]
-    budget = summarize_budget(defence)
+    budget = translation.summarize_budget(defence)
     if budget is not None and "retry" in rule:
         traffic_policy = {
             "apiVersion": "gateway.networking.x-k8s.io/v1alpha1",
@@ -89,7 +80,7 @@ def _add_policy(rule: dict[str, Any], policy: Policy, losses: Losses) -> None:
         return
     statuses = sorted(code for code in policy.retryable_statuses if code >= _LOWEST_STATUS)
     _add_status_losses(policy, losses)
-    first = losses.round_to_ms("initial_delay", delay_bounds(policy)[0])
+    first = losses.round_to_ms("initial_delay", translation.delay_bounds(policy)[0])
     rule["retry"] = {
         **({"codes": statuses} if statuses else {}),
         "attempts": policy.max_attempts - 1,
@@ -99,7 +90,7 @@ def _add_policy(rule: dict[str, Any], policy: Policy, losses: Losses) -> None:
         f"{first:g} s is the shortest wait; growth, cap and jitter depend on the implementation"
     )
     if isinstance(policy.backoff, Schedule):
-        instead = f"{SCHEDULE_LOST}: {instead}"
+        instead = f"{translation.SCHEDULE_LOST}: {instead}"
         losses.add("backoff", policy.backoff.delays, instead, Severity.CRITICAL)
     else:
         losses.add("backoff", policy.backoff, instead)
@@ -127,7 +118,7 @@ def _add_status_losses(policy: Policy, losses: Losses) -> None:
     losses.add_for_codes(policy, frozenset(), "an HTTPRoute")
 
 
-def _retry_constraint(budget: BudgetSummary, losses: Losses) -> dict[str, Any]:
+def _retry_constraint(budget: translation.BudgetSummary, losses: Losses) -> dict[str, Any]:
     """Return the retry constraint that is closest to the budget: a whole percentage of calls."""
     exact_percent = 100 * budget.share
     percent = max(1, round(exact_percent))

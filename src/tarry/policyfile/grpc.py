@@ -12,19 +12,10 @@ from tarry.core.hedging import Hedging
 from tarry.core.outcome import GRPC_CODES, RETRYABLE_CODES, RETRYABLE_STATUSES
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError
+from tarry.policyfile import translation
 from tarry.policyfile.defence import Defence
 from tarry.policyfile.documents import DocumentTable, format_proto, parse_proto
-from tarry.policyfile.translation import (
-    Exported,
-    Imported,
-    Losses,
-    Severity,
-    delay_bounds,
-    first_ceilings,
-    format_value,
-    hedging_delay,
-    summarize_budget,
-)
+from tarry.policyfile.translation import Exported, Imported, Losses, Severity, format_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -108,7 +99,7 @@ def _add_policy(config: dict[str, Any], policy: Policy, losses: Losses) -> None:
         instead = "gRPC requires at least one code, so there is no retryPolicy and no retry"
         losses.add("retryable_codes", codes, instead, Severity.CRITICAL)
         return
-    first, longest = (max(_MIN_BACKOFF_S, delay) for delay in delay_bounds(policy))
+    first, longest = (max(_MIN_BACKOFF_S, delay) for delay in translation.delay_bounds(policy))
     multiplier = _multiplier(policy)
     config["retryPolicy"] = {
         "maxAttempts": _limit_attempts("max_attempts", policy.max_attempts, losses),
@@ -135,7 +126,7 @@ def _multiplier(policy: Policy) -> float:
     """Return the multiplier of an exponential backoff, or the average growth of another one."""
     if policy.backoff == "exponential":
         return policy.multiplier
-    delays = first_ceilings(policy)[: _MAX_ATTEMPTS - 1]
+    delays = translation.first_ceilings(policy)[: _MAX_ATTEMPTS - 1]
     if len(delays) == 1:
         return 1.0
     growth = max(delays[-1], 0.001) / max(delays[0], 0.001)
@@ -150,7 +141,7 @@ def _limit_attempts(field: str, attempts: int, losses: Losses) -> int:
 
 
 def _hedging_policy(hedging: Hedging, losses: Losses) -> dict[str, Any]:
-    after = hedging_delay(hedging, "grpc")
+    after = translation.hedging_delay(hedging, "grpc")
     if hedging.max_extra_load is not None:
         instead = "gRPC bounds hedges by retryThrottling only"
         losses.add("hedging.max_extra_load", hedging.max_extra_load, instead, Severity.LOAD)
@@ -167,7 +158,7 @@ def _hedging_policy(hedging: Hedging, losses: Losses) -> dict[str, Any]:
 
 def _retry_throttling(defence: Defence, losses: Losses) -> dict[str, Any] | None:
     """Return the throttle for the budget. Retries stop when half of its tokens are used."""
-    budget = summarize_budget(defence)
+    budget = translation.summarize_budget(defence)
     if budget is None:
         return None
     if budget.kind == "throttle":

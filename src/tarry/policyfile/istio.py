@@ -12,22 +12,10 @@ from typing import TYPE_CHECKING, Any
 from tarry.core.outcome import GRPC_CODES
 from tarry.core.policy import HIGHEST_STATUS, LOWEST_STATUS, Policy
 from tarry.errors import ConfigurationError
+from tarry.policyfile import envoy, translation
 from tarry.policyfile.defence import Defence, part_arguments
 from tarry.policyfile.documents import DocumentTable, check_resource_name, format_proto, round_to_ms
-from tarry.policyfile.envoy import (
-    add_backoff_losses,
-    add_ejection_losses,
-    in_flight_limit,
-    retry_conditions,
-)
-from tarry.policyfile.translation import (
-    Exported,
-    Imported,
-    Losses,
-    Severity,
-    delay_bounds,
-    reject_hedging,
-)
+from tarry.policyfile.translation import Exported, Imported, Losses, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -65,7 +53,7 @@ _ADDRESSES = ("host", "hosts", "gateways", "exportTo", "name", "route")
 
 def to_istio(defence: Defence, *, host: str, name: str | None = None) -> Exported:
     """Export documents for the service `host`, such as payments.prod.svc.cluster.local."""
-    reject_hedging(defence, "istio")
+    translation.reject_hedging(defence, "istio")
     if not host:
         raise ConfigurationError("host", "must name the service that is called, got nothing")
     name = check_resource_name(name or host.partition(".")[0])
@@ -91,16 +79,16 @@ def _resource(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
 def _retries(policy: Policy, losses: Losses) -> dict[str, Any]:
     if policy.max_attempts == 1:
         return {"attempts": 0}  # explicit, because the default is 2
-    base = round_to_ms(delay_bounds(policy)[0])
+    base = round_to_ms(translation.delay_bounds(policy)[0])
     statuses = map(str, sorted(policy.retryable_statuses))
-    conditions = [*statuses, *retry_conditions(policy, losses)]
+    conditions = [*statuses, *envoy.retry_conditions(policy, losses)]
     retries: dict[str, Any] = {"attempts": policy.max_attempts - 1}
     if policy.attempt_timeout is not None:
         timeout = losses.format_proto("attempt_timeout", policy.attempt_timeout)
         retries["perTryTimeout"] = timeout
     retries["retryOn"] = ",".join(conditions)
     retries["backoff"] = format_proto("initial_delay", base)
-    add_backoff_losses(policy, losses, base, _CAP_FACTOR * base)
+    envoy.add_backoff_losses(policy, losses, base, _CAP_FACTOR * base)
     losses.add("max_hint", policy.max_hint, "Istio does not read Retry-After")
     losses.add_for_proxy(policy)
     return retries
@@ -108,7 +96,7 @@ def _retries(policy: Policy, losses: Losses) -> dict[str, Any]:
 
 def _traffic_policy(defence: Defence, losses: Losses) -> dict[str, Any]:
     traffic: dict[str, Any] = {}
-    limit = in_flight_limit(defence, losses)
+    limit = envoy.in_flight_limit(defence, losses)
     if limit is not None:
         traffic["connectionPool"] = {"http": {"http2MaxRequests": limit}}
     budget = losses.in_flight_budget(defence) if defence.policy.max_attempts > 1 else None
@@ -131,7 +119,7 @@ def _outlier_detection(breaker: dict[str, Any], losses: Losses) -> dict[str, Any
         losses.add("breaker.failure_rate", rate, instead, Severity.LOAD)
         return None
     losses.add("breaker.failure_rate", rate, "Istio ejects by errors in a row only", Severity.LOAD)
-    add_ejection_losses(breaker, losses)
+    envoy.add_ejection_losses(breaker, losses)
     longest = max(_MAX_EJECTION_S, open_for)
     instead = f"ejection n lasts n x {open_for:g} s in Istio, {longest:g} s at most, without spread"
     losses.add("breaker.growth", breaker["growth"], instead, Severity.DETAIL)

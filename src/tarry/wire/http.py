@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from tarry.core.checks import Value, check_count, duration_or_none
+from tarry.core.checks import check_count, duration_or_none
 from tarry.errors import ConfigurationError
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY"})
@@ -28,6 +28,7 @@ SHOULD_RETRY_HEADER = "X-Should-Retry"
 """A server sends true or false to allow or forbid a retry, whatever the status is."""
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
+_PROBLEM_MEMBERS = ("type", "title", "status", "detail", "instance")
 ABOUT_BLANK = "about:blank"
 """The type of a problem that means no more than its HTTP status."""
 
@@ -81,46 +82,32 @@ def parse_deadline_ms(text: str) -> float | None:
     return duration_or_none(int(text) / 1000)
 
 
-class Problem(Value):
-    """A problem: `title` is the same for all problems of a `type`, `detail` describes this one.
-
-    `extensions` are further members of the JSON object, for programs.
-    """
-
-    __match_args__ = _fields = ("status", "title", "detail", "type", "instance", "extensions")
-    __slots__ = _fields
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A problem: `title` is the same for all problems of a `type`, `detail` describes this one."""
 
     status: int
     title: str
-    detail: str | None
-    type: str
-    instance: str | None
-    extensions: Mapping[str, Any]
+    detail: str | None = None
+    type: str = ABOUT_BLANK
+    instance: str | None = None
+    extensions: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Further members of the JSON object, for programs."""
 
-    def __init__(
-        self,
-        status: int,
-        title: str,
-        detail: str | None = None,
-        type: str = ABOUT_BLANK,  # noqa: A002 - the name in the RFC
-        instance: str | None = None,
-        extensions: Mapping[str, Any] | None = None,
-    ) -> None:
-        if check_count("status", status, 100) > _MAX_STATUS:
-            raise ConfigurationError("status", f"must be at most {_MAX_STATUS}", status)
-        extensions = MappingProxyType(dict(extensions or {}))
-        if duplicates := sorted(set(extensions) & set(self._fields[:-1])):
-            rule = f"must not contain {duplicates[0]!r}, which is a standard member"
-            raise ConfigurationError("extensions", rule)
-        self._set_fields(locals())
+    def __post_init__(self) -> None:
+        """Check the status and the extensions."""
+        if check_count("status", self.status, 100) > _MAX_STATUS:
+            raise ConfigurationError("status", f"must be at most {_MAX_STATUS}", self.status)
+        for name in _PROBLEM_MEMBERS:
+            if name in self.extensions:
+                rule = f"must not contain {name!r}, which is a standard member"
+                raise ConfigurationError("extensions", rule)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the members of the JSON object; members that are None are left out."""
-        names = ("type", "title", "status", "detail", "instance")
-        members = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in members.items() if value is not None} | {
-            **self.extensions
-        }
+        members = {name: getattr(self, name) for name in _PROBLEM_MEMBERS}
+        present = {name: value for name, value in members.items() if value is not None}
+        return present | dict(self.extensions)
 
     def to_json(self) -> bytes:
         """Return JSON in ASCII, so that text from a client cannot break the response."""
