@@ -24,25 +24,11 @@ from tarry.runtime.clocks import system
 from tarry.wire import http
 
 try:
-    from aiohttp import (
-        BytesPayload,
-        ClientConnectionError,
-        ClientConnectorError,
-        ClientError,
-        ClientHttpProxyError,
-        ClientOSError,
-        ClientPayloadError,
-        ClientSSLError,
-        ConnectionTimeoutError,
-        IOBasePayload,
-        MultipartWriter,
-        ServerDisconnectedError,
-        ServerFingerprintMismatch,
-    )
+    import aiohttp
+    from aiohttp import BytesPayload, ConnectionTimeoutError
 except ImportError as _missing:
-    raise MissingExtra(
-        "this needs aiohttp 3.12 or later: pip install 'tarry[aiohttp]'"
-    ) from _missing
+    _message = "this needs aiohttp 3.12 or later: pip install 'tarry[aiohttp]'"
+    raise MissingExtra(_message) from _missing
 
 if TYPE_CHECKING:
     from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
@@ -52,9 +38,10 @@ if TYPE_CHECKING:
     from tarry.adapters.http.send import Downstreams
     from tarry.core.policy import Policy
 
-_TLS_ERRORS = (ClientSSLError, ServerFingerprintMismatch)
-_NOT_SENT_ERRORS = (ClientConnectorError, ConnectionTimeoutError)
-_MAYBE_READ_ERRORS = (ClientConnectionError, ClientPayloadError, ConnectionError, TimeoutError)
+_TLS_ERRORS = (aiohttp.ClientSSLError, aiohttp.ServerFingerprintMismatch)
+_NOT_SENT_ERRORS = (aiohttp.ClientConnectorError, ConnectionTimeoutError)
+_CLIENT_ERRORS = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError)
+_MAYBE_READ_ERRORS = (*_CLIENT_ERRORS, ConnectionError, TimeoutError)
 
 _last_key: ContextVar[tuple[object, str, str] | None] = ContextVar("tarry_key", default=None)
 """Call identity, method and key of the last request of this task that had an Idempotency-Key."""
@@ -99,7 +86,7 @@ class RetryMiddleware:
         except Exception as error:
             messages.add_safety_note(error, can_resend_body=can_resend_body)
             await self._hand_off.async_try_hand_off(request, error)
-            if isinstance(error, (ClientOSError, ServerDisconnectedError)):
+            if isinstance(error, (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError)):
                 _last_error.set((_call_identity(request), error))
             raise
 
@@ -108,8 +95,7 @@ class RetryMiddleware:
         if self._idempotency_key is not None:
             _copy_key_to_redirect(request)
         repeatable = messages.make_repeatable(method, headers, self._idempotency_key, request)
-        key = None if self._idempotency_key is None else headers.get(http.IDEMPOTENCY_KEY_HEADER)
-        if key:
+        if self._idempotency_key is not None and (key := headers.get(http.IDEMPOTENCY_KEY_HEADER)):
             _last_key.set((_call_identity(request), method, key))
         origin = http.origin_of(url.scheme, url.host or "", url.port)
         repeatable = repeatable and can_resend_body
@@ -120,9 +106,8 @@ class RetryMiddleware:
     ) -> ClientResponse:
         if call.attempts > 1:
             await request.close()  # the previous attempt may still be reading the body
-        messages.set_attempt_headers(
-            request.headers, call.attempts, messages.attempt_time_limit(self._attempt_timeout)
-        )
+        limit = messages.attempt_time_limit(self._attempt_timeout)
+        messages.set_attempt_headers(request.headers, call.attempts, limit)
         try:
             return await handler(request)
         except TimeoutError as error:
@@ -162,9 +147,9 @@ def _can_resend(body: Any) -> bool:
     """Return whether a body can be sent a second time. aiohttp rewinds files itself."""
     if isinstance(body, (bytes, BytesPayload)):
         return True
-    if isinstance(body, IOBasePayload):
+    if isinstance(body, aiohttp.IOBasePayload):
         return bool(body._value.seekable())  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    return isinstance(body, MultipartWriter) and all(_can_resend(part) for part, *_ in body)
+    return isinstance(body, aiohttp.MultipartWriter) and all(_can_resend(part) for part, *_ in body)
 
 
 def _snapshot(request: ClientRequest) -> RequestSnapshot:
@@ -181,7 +166,7 @@ def _snapshot(request: ClientRequest) -> RequestSnapshot:
 def _classify_error(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT001
     detail = type(error).__name__
     timeout = isinstance(error, TimeoutError)
-    if isinstance(error, ClientHttpProxyError):
+    if isinstance(error, aiohttp.ClientHttpProxyError):
         return messages.classify_proxy_refusal(error.status)
     if isinstance(error, _TLS_ERRORS):
         return PERMANENT
@@ -199,25 +184,21 @@ def _classify_response(policy: Policy, repeatable: bool, response: ClientRespons
 
 async def _release(response: ClientResponse) -> bool:
     is_complete = False
-    with suppress(ClientError):  # if reading fails, the connection is closed
+    with suppress(aiohttp.ClientError):  # if reading fails, the connection is closed
         if messages.is_worth_draining(response.headers):
             body = DrainedBody()
             with clocks.timeout(body.timeout):
-                is_complete = await _drain(response, body)
+                async for chunk in response.content.iter_any():
+                    if not body.add(chunk):
+                        break
+                else:
+                    response._body = body.content()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+                    await response.read()  # returns this body once the connection is released
+                    is_complete = True
     if not is_complete:
         response.close()
         await response.wait_for_close()
     return is_complete
-
-
-async def _drain(response: ClientResponse, body: DrainedBody) -> bool:
-    """Read the rest of a response within limits of size and time; return whether it is complete."""
-    async for chunk in response.content.iter_any():
-        if not body.add(chunk):
-            return False
-    response._body = body.content()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    await response.read()  # returns the body just set, and waits until the connection is released
-    return True
 
 
 _FUNCTIONS = ClientFunctions(

@@ -7,8 +7,8 @@ handler makes share this deadline, until the response is sent.
 
 Retries: a handler may fail because one of its calls was given up, after retries or because of an
 open breaker. The response then has `X-Should-Retry: false`, because the client should not repeat
-what was retried here already. Clients that use tarry obey the header. A call that was made only
-once because it is not repeatable does not count, because it was not retried. Two cases:
+what was retried here already. A call that is not repeatable was not retried and does not count.
+Two cases:
 
 - The handler raises an error. If the error comes from a call that was given up, the middleware
   sends the response.
@@ -22,8 +22,9 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from tarry.errors import ConfigurationTypeError
-from tarry.runtime import deadlines, error_record
+from tarry.runtime import deadlines
 from tarry.runtime.clocks import system
+from tarry.runtime.error_record import GiveUpLog, give_up_log
 from tarry.wire import http
 from tarry.wire.http import PROBLEM_MEDIA_TYPE, Problem
 
@@ -56,8 +57,8 @@ class OneRetryLayerMiddleware:
         text = values[0].decode("latin-1") if len(values) == 1 else ""
         remaining = http.parse_deadline_ms(text)
         deadline_key = None if remaining is None else deadlines.enter(system.now() + remaining)
-        given_up = error_record.GiveUpLog()
-        token = error_record.give_up_log.set(given_up)
+        given_up = GiveUpLog()
+        token = give_up_log.set(given_up)
         response = _MarkedResponse(send, given_up, deadline_key)
         try:
             await self._app(scope, receive, response.send)
@@ -68,7 +69,7 @@ class OneRetryLayerMiddleware:
             raise  # the server still logs the error
         finally:
             given_up.close()
-            error_record.give_up_log.reset(token)
+            give_up_log.reset(token)
             if deadline_key is not None:
                 deadlines.leave(deadline_key)
 
@@ -77,10 +78,7 @@ class _MarkedResponse:
     """The ASGI `send` of one request. It adds `X-Should-Retry: false` to failed responses."""
 
     def __init__(
-        self,
-        send: Send,
-        given_up: error_record.GiveUpLog,
-        deadline_key: deadlines.DeadlineKey | None,
+        self, send: Send, given_up: GiveUpLog, deadline_key: deadlines.DeadlineKey | None
     ) -> None:
         self._send = send
         self._given_up = given_up

@@ -15,23 +15,16 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
+from tarry import errors
 from tarry.adapters.http import messages
 from tarry.adapters.http.messages import ClientFunctions, DrainedBody, RequestSnapshot
 from tarry.adapters.http.send import LRUCache, RequestSender
 from tarry.core.outcome import PERMANENT, Kind, Outcome
-from tarry.errors import (
-    BlockingWait,
-    ConfigurationError,
-    ConfigurationTypeError,
-    MissingExtra,
-    ResultNotAccepted,
-)
 from tarry.runtime import clocks, deadlines
 from tarry.wire import http
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
     from typing import Never, Self
 
     import httpx
@@ -69,9 +62,7 @@ _CONNECT_SHARE = 0.9
 before the attempt is cancelled: the client's timeout error shows that nothing was sent, and a
 cancellation does not."""
 _NOT_SENT_ERRORS = frozenset({"ConnectError", "ConnectTimeout", "PoolTimeout"})
-_MAYBE_READ_ERRORS = frozenset(
-    {"TimeoutException", "NetworkError", "RemoteProtocolError", "ProxyError"}
-)
+_MAYBE_READ_ERRORS = {"TimeoutException", "NetworkError", "RemoteProtocolError", "ProxyError"}
 
 _get_deadline_scope = deadlines.scope.get
 
@@ -85,17 +76,17 @@ def _check_transport(transport: Any, class_name: str, method: str) -> Any:
             try:
                 import httpx2 as httpx  # type: ignore[no-redef]
             except ImportError:
-                raise MissingExtra("this needs httpx: pip install 'tarry[httpx]'") from None
+                raise errors.MissingExtra("this needs httpx: pip install 'tarry[httpx]'") from None
         return getattr(httpx, class_name)()
     retries: Any = getattr(getattr(transport, "_pool", None), "_retries", 0)
     if retries or hasattr(transport, "tarry_retries"):
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"the inner transport must not retry, got {transport!r}: the attempts of two layers "
             f"multiply; leave retries= of {class_name} at 0, and use "
             "policy=tarry.Policy(max_attempts=4)"
         )
     if isinstance(transport, type) or not hasattr(transport, method):
-        raise ConfigurationTypeError(
+        raise errors.ConfigurationTypeError(
             f"the inner transport must be {class_name}() or similar, got {transport!r}"
         )
     return transport
@@ -177,10 +168,8 @@ def _is_tls_error(error: Exception) -> bool:
     context is the original error. The context of the original error is not searched, because it may
     be an unrelated error of the user.
     """
-    httpcore_error = error.__cause__
-    if httpcore_error is None:
-        return False
-    origin = httpcore_error.__cause__ or httpcore_error.__context__
+    cause = error.__cause__
+    origin = None if cause is None else cause.__cause__ or cause.__context__
     while origin is not None and not messages.is_permanent_tls_error(origin):
         origin = origin.__cause__
     return origin is not None
@@ -259,7 +248,7 @@ _FUNCTIONS = ClientFunctions(
 
 def _raise_wrong_client(transport: object, *_: object) -> Never:
     """Raise because a sync transport was passed to an async client, or the reverse."""
-    raise ConfigurationTypeError(
+    raise errors.ConfigurationTypeError(
         "a Client takes a RetryTransport, and an AsyncClient an AsyncRetryTransport; this client "
         f"got the wrong one, {type(transport).__name__}"
     )
@@ -317,7 +306,7 @@ class _RetryTransportBase(Generic[C]):
         """Explain an error that is hard to understand: raise a better one, or add a note."""
         inner, outer = _package_name(self._transport), _package_name(request)
         if isinstance(error, AssertionError) and {inner, outer} == {"httpx", "httpx2"}:
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"the inner transport is from {inner}, and the client is from {outer}: use a "
                 f"transport of the client's package, {outer}.{type(self._transport).__name__}()"
             ) from error
@@ -352,10 +341,10 @@ class RetryTransport(_RetryTransportBase["SyncTaskClient"], _BaseTransport):
             url = getattr(url, "_uri_reference", url)
             key = request.method, url.scheme, url.host, url.port, request.stream.__class__
             return (self._cached_sends.get(key) or self._send_function(request, key))(request)
-        except ResultNotAccepted as error:
+        except errors.ResultNotAccepted as error:
             self._sender.hand_off.try_hand_off(request, error)
             return messages.final_response(error)
-        except BlockingWait as error:
+        except errors.BlockingWait as error:
             return messages.on_blocking_wait(error)
         except Exception as error:
             self._explain_error(request, error)
@@ -373,13 +362,8 @@ class RetryTransport(_RetryTransportBase["SyncTaskClient"], _BaseTransport):
         self._transport.__enter__()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None = None,
-        exc_value: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None:
-        self._transport.__exit__(exc_type, exc_value, traceback)
+    def __exit__(self, *exc_info: object) -> None:
+        self._transport.__exit__(*exc_info)
 
 
 class AsyncRetryTransport(_RetryTransportBase["AsyncTaskClient"], _AsyncBaseTransport):
@@ -399,7 +383,7 @@ class AsyncRetryTransport(_RetryTransportBase["AsyncTaskClient"], _AsyncBaseTran
             url = getattr(url, "_uri_reference", url)
             key = request.method, url.scheme, url.host, url.port, request.stream.__class__
             return await (self._cached_sends.get(key) or self._send_function(request, key))(request)
-        except ResultNotAccepted as error:
+        except errors.ResultNotAccepted as error:
             await self._sender.hand_off.async_try_hand_off(request, error)
             return messages.final_response(error)
         except Exception as error:
@@ -418,10 +402,5 @@ class AsyncRetryTransport(_RetryTransportBase["AsyncTaskClient"], _AsyncBaseTran
         await self._transport.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None = None,
-        exc_value: BaseException | None = None,
-        traceback: TracebackType | None = None,
-    ) -> None:
-        await self._transport.__aexit__(exc_type, exc_value, traceback)
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._transport.__aexit__(*exc_info)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from tarry.adapters.http import messages
@@ -21,7 +21,7 @@ from tarry.core.outcome import PERMANENT, Kind, Outcome
 from tarry.errors import BlockingWait, ConfigurationError, MissingExtra, ResultNotAccepted
 
 try:
-    from requests.adapters import HTTPAdapter
+    from requests.adapters import DEFAULT_POOLSIZE, HTTPAdapter
     from requests.exceptions import ConnectionError as RequestsConnectionError
     from requests.exceptions import RequestException, SSLError, Timeout
     from urllib3 import Timeout as Urllib3Timeout
@@ -41,11 +41,6 @@ if TYPE_CHECKING:
     from tarry.core.hedging import Hedging
     from tarry.core.policy import Policy
 
-_TimeoutPair: TypeAlias = "tuple[float | None, float | None]"
-"""Connect and read timeout in seconds."""
-
-_DEFAULT_POOL_SIZE = 10
-"""The default of requests, in connections."""
 _TUNNEL_REFUSAL = re.compile(r"Tunnel connection failed: ([0-9]+)(?: |$)")
 """The error text if a proxy refused to open a tunnel, with the status of its response."""
 
@@ -69,8 +64,8 @@ class RetryAdapter(HTTPAdapter):
         downstream: Downstreams = None,
         idempotency_key: IdempotencyKey = None,
         hand_off: SyncTaskClient | None = None,
-        pool_connections: int = _DEFAULT_POOL_SIZE,
-        pool_maxsize: int = _DEFAULT_POOL_SIZE,
+        pool_connections: int = DEFAULT_POOLSIZE,
+        pool_maxsize: int = DEFAULT_POOLSIZE,
         pool_block: bool = False,
         max_retries: object = 0,
     ) -> None:
@@ -116,7 +111,11 @@ class RetryAdapter(HTTPAdapter):
         send = partial(super().send, stream=stream, verify=verify, cert=cert, proxies=proxies)
         response: Any
         try:
-            send_with_retries = self._send_function(request, can_resend_body=can_resend_body)
+            method, url = request.method or "", urlsplit(request.url or "")
+            headers, sender = cast("Any", request.headers), self._sender
+            repeatable = messages.make_repeatable(method, headers, sender.idempotency_key, request)
+            key = method, url.scheme, url.hostname or "", url.port, repeatable and can_resend_body
+            send_with_retries = sender.send_functions.get(key) or sender.send_function(key)
             response = send_with_retries(send, request, body_start, timeout)
         except ResultNotAccepted as error:
             self._sender.hand_off.try_hand_off(request, error)
@@ -129,15 +128,6 @@ class RetryAdapter(HTTPAdapter):
             raise
         response.request = request  # instead of the copy that was sent
         return response  # type: ignore[no-any-return]
-
-    def _send_function(
-        self, request: PreparedRequest, *, can_resend_body: bool
-    ) -> Callable[..., Any]:
-        method, url = request.method or "", urlsplit(request.url or "")
-        headers, sender = cast("Any", request.headers), self._sender
-        repeatable = messages.make_repeatable(method, headers, sender.idempotency_key, request)
-        key = (method, url.scheme, url.hostname or "", url.port, repeatable and can_resend_body)
-        return sender.send_functions.get(key) or sender.send_function(key)
 
 
 def _send(
@@ -194,15 +184,12 @@ def _limit_timeout(timeout: Any, limit: float) -> Any:
         total = limited.total
         limited.total = limit if not isinstance(total, (int, float)) else min(limit, total)
         return limited
-    connect, read = (
-        cast("_TimeoutPair", timeout) if isinstance(timeout, tuple) else (timeout, timeout)
-    )
+    connect, read = cast("Any", timeout) if isinstance(timeout, tuple) else (timeout, timeout)
     return min(limit, connect or limit), min(limit, read or limit)
 
 
 def _classify_error(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT001
-    detail = type(error).__name__
-    timeout = isinstance(error, Timeout)
+    detail, timeout = type(error).__name__, isinstance(error, Timeout)
     reason = _original_error(error)
     if isinstance(reason, OSError) and (refusal := _TUNNEL_REFUSAL.match(str(reason))):
         return messages.classify_proxy_refusal(int(refusal[1]))
@@ -234,21 +221,16 @@ def _original_error(error: Exception) -> Any:
 def _release(response: Response) -> bool:
     is_complete = False
     with suppress(RequestException, OSError):  # if reading fails, the connection is closed
-        is_complete = messages.is_worth_draining(response.headers) and _drain(response)
+        if messages.is_worth_draining(response.headers):
+            body = DrainedBody()
+            socket = getattr(getattr(response.raw, "connection", None), "sock", None)
+            if socket is not None:
+                socket.settimeout(body.timeout)  # the next request on the connection sets its own
+            if all(map(body.add, response.iter_content(1024))):
+                response._content = body.content()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+                is_complete = True
     response.close()
     return is_complete
-
-
-def _drain(response: Response) -> bool:
-    """Read the rest of a response within limits of size and time; return whether it is complete."""
-    body = DrainedBody()
-    socket = getattr(getattr(response.raw, "connection", None), "sock", None)
-    if socket is not None:
-        socket.settimeout(body.timeout)  # the next request on the connection sets its own
-    if not all(map(body.add, response.iter_content(1024))):
-        return False
-    response._content = body.content()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    return True
 
 
 _FUNCTIONS = ClientFunctions(

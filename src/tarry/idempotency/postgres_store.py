@@ -192,24 +192,25 @@ class PostgresStore:
     async def _open(self) -> AsyncpgPool:
         """Connect and create the table; concurrent callers share the result."""
         async with self._open_lock:
-            if self._pool is None:
-                pool: Any = self._dsn_or_pool
-                if isinstance(pool, str):
-                    pool = await self._asyncpg.create_pool(pool, min_size=0, timeout=_TIMEOUT_S)
-                try:
-                    # Only created if missing: even CREATE TABLE IF NOT EXISTS needs a right that
-                    # the role of the application may lack.
-                    statement = "SELECT to_regclass($1) IS NOT NULL AS table_exists"
-                    row = await self._run_with_retry(pool, statement, self._table)
-                    if not row["table_exists"]:
-                        statement = _CREATE.format(table=self._table, index=self._index)
-                        await self._run_with_retry(pool, statement)
-                except BaseException:
-                    if pool is not self._dsn_or_pool:
-                        await pool.close()
-                    raise
-                self._pool = pool
-            return self._pool
+            if self._pool is not None:
+                return self._pool
+            pool: Any = self._dsn_or_pool
+            if isinstance(pool, str):
+                pool = await self._asyncpg.create_pool(pool, min_size=0, timeout=_TIMEOUT_S)
+            try:
+                # Only created if missing: even CREATE TABLE IF NOT EXISTS needs a right that the
+                # role of the application may lack.
+                statement = "SELECT to_regclass($1) IS NOT NULL AS table_exists"
+                row = await self._run_with_retry(pool, statement, self._table)
+                if not row["table_exists"]:
+                    statement = _CREATE.format(table=self._table, index=self._index)
+                    await self._run_with_retry(pool, statement)
+            except BaseException:
+                if pool is not self._dsn_or_pool:
+                    await pool.close()
+                raise
+            self._pool = pool
+            return pool  # type: ignore[no-any-return]
 
     async def _run_with_retry(self, pool: AsyncpgPool, statement: str, *args: object) -> Any:
         """Run a statement; run it again after a lost connection or a serialization failure.

@@ -168,8 +168,7 @@ def is_permanent_tls_error(error: object) -> bool:
 
     The loss of the connection during the handshake is not permanent.
     """
-    is_lost_connection = isinstance(error, (SSLEOFError, SSLZeroReturnError))
-    return isinstance(error, SSLError) and not is_lost_connection
+    return isinstance(error, SSLError) and not isinstance(error, (SSLEOFError, SSLZeroReturnError))
 
 
 def is_worth_draining(headers: Mapping[str, str]) -> bool:
@@ -187,10 +186,7 @@ class DrainedBody:
     """Collects the rest of a body, within limits of size and time."""
 
     def __init__(self) -> None:
-        remaining = deadlines.remaining()
-        self.timeout: float = (
-            DRAIN_TIMEOUT_S if remaining is None else min(DRAIN_TIMEOUT_S, remaining)
-        )
+        self.timeout: float = attempt_time_limit(DRAIN_TIMEOUT_S) or 0.0
         """Seconds that are available for reading."""
         self._ends_at = system.now() + self.timeout
         self._chunks: list[bytes] = []

@@ -142,12 +142,12 @@ class OriginRegistry:
         """Return the retry configuration for an operation, which is a method of an origin."""
         config = self._configs.lookup((method, origin, repeatable))
         if config is None:
-            classify_error, policy = self._classify_error, self.policy
+            classify_error = self._classify_error
             config = RetryConfig(
                 on=lambda error: classify_error(error, repeatable),
-                classify_result=partial(self._classify_response, policy, repeatable),
+                classify_result=partial(self._classify_response, self.policy, repeatable),
                 release=self._release,
-                policy=policy,
+                policy=self.policy,
                 downstream=self.downstream(origin),
                 name=f"{method} {origin}",
                 repeatable=repeatable,
@@ -199,12 +199,9 @@ class RequestSender:
             policy = policy.replace(attempt_timeout=None)
         if hedging is not None:
             policy = policy.replace(max_attempts=1)  # for requests that are not repeatable
+        _, classify_error, classify_response, release, _ = functions
         self._origins = OriginRegistry(
-            policy,
-            downstream,
-            functions.classify_error,
-            functions.classify_response,
-            functions.release,
+            policy, downstream, classify_error, classify_response, release
         )
         self.hand_off: HandOff = HandOff(hand_off, policy, functions)
         self._send = partial(send, limit=limit)
@@ -216,22 +213,22 @@ class RequestSender:
 
     def send_function(self, key: RequestKey) -> Callable[..., Any]:
         """Return the function that sends requests of this key; create it if needed."""
-        return self.send_functions.lookup(key) or self.send_functions.add(
-            key, self._new_send_function(key)
-        )
-
-    def _new_send_function(self, key: RequestKey) -> Callable[..., Any]:
+        send = self.send_functions.lookup(key)
+        if send is not None:
+            return send
         method, scheme, host, port, repeatable = key
-        origin = http.origin_of(scheme, host, port)
+        origin, is_async = http.origin_of(scheme, host, port), self._is_async
         config = self._origins.retry_config(
             method, origin, repeatable=repeatable, passes_number=True
         )
         if self.hedging is not None and repeatable:
-            return _wrap_hedged(self._send, config, self.hedging, is_async=self._is_async)
-        if self._send_first is None or config.needs_full_driver:
-            return (drivers.wrap_async if self._is_async else drivers.wrap)(self._send, config)
-        wrap_first = _wrap_first_async if self._is_async else _wrap_first
-        return wrap_first(self._send_first, self._send, config)
+            send = _wrap_hedged(self._send, config, self.hedging, is_async=is_async)
+        elif self._send_first is None or config.needs_full_driver:
+            send = (drivers.wrap_async if is_async else drivers.wrap)(self._send, config)
+        else:
+            wrap_first = _wrap_first_async if is_async else _wrap_first
+            send = wrap_first(self._send_first, self._send, config)
+        return self.send_functions.add(key, send)
 
 
 # The inner functions below must be named `call`: `runtime.error_record` looks for this name in the
