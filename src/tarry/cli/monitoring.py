@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from tarry.wire.tasks import DownstreamInfo, ServiceEvent
 
 
-# --- tarry downstreams ----------------------------------------------------------------------------
-
 ACTIONS = ("pause", "resume", "reset")
 _HEADINGS = ("downstream", "state", "pending", "running", "dead", "p50", "p95")
 
@@ -90,8 +88,6 @@ def _downstream_row(downstream: DownstreamInfo) -> tuple[object, ...]:
     )
 
 
-# --- tarry tail -----------------------------------------------------------------------------------
-
 _EVENT_STYLES = {"succeeded": "green", "exhausted": "red", "parked": "red", "missed": "yellow"}
 
 
@@ -137,8 +133,6 @@ def event_details(event: ServiceEvent) -> str:
         f"; {decision}" if decision else ""
     )
 
-
-# --- tarry top ------------------------------------------------------------------------------------
 
 REFRESH_INTERVAL_S = 1.0
 _MAX_DOWNSTREAMS = 1_000

@@ -48,9 +48,6 @@ _UNPRINTABLE = re.compile(
 """Control characters (C0, DEL, C1), bidirectional marks, line separators and surrogates."""
 
 
-# --- text and tables ------------------------------------------------------------------------------
-
-
 def printable(text: str) -> str:
     """Return text as one line, with control characters escaped as in Python source."""
     one_line = " ".join(text.split())
@@ -135,9 +132,6 @@ def format_cell(value: object) -> Text:
     return Text(text, style=STATE_STYLES.get(text, ""))
 
 
-# --- JSON -----------------------------------------------------------------------------------------
-
-
 def to_builtins(value: object) -> Any:
     """Return a wire type as dicts, lists and scalars, with the field names of the API."""
     import msgspec
@@ -149,9 +143,6 @@ def print_json(value: object, *, indent: int | None = 2) -> None:
     """Print a JSON document; non-ASCII is escaped, because it may contain control characters."""
     sys.stdout.write(json.dumps(to_builtins(value), indent=indent) + "\n")
     sys.stdout.flush()  # the reader of a command that prints one line per event gets it at once
-
-
-# --- attempts, times and numbers ------------------------------------------------------------------
 
 
 def attempt_result(attempt: AttemptLog) -> str:
@@ -194,9 +185,6 @@ def time_since(epoch_ms: int | None, now: float) -> str:
 def time_of_day(epoch_ms: int) -> str:
     """Return the local time of day with milliseconds."""
     return f"{datetime.fromtimestamp(epoch_ms / 1000).astimezone():%H:%M:%S}.{epoch_ms % 1000:03}"
-
-
-# --- files ----------------------------------------------------------------------------------------
 
 
 def check_output_path(

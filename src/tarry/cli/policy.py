@@ -202,9 +202,6 @@ def _policy_row(policy: RetryPolicy) -> tuple[object, ...]:
     )
 
 
-# --- policy files ---------------------------------------------------------------------------------
-
-
 @app.command(epilog=example_epilog("tarry policy export policy.toml --to istio --host payments"))
 def export(
     file: FileArgument,

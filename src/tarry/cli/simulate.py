@@ -168,9 +168,6 @@ def _count_cores() -> int:
     return os.cpu_count() or 1
 
 
-# --- the study to run -----------------------------------------------------------------------------
-
-
 def select_study(arguments: Sequence[str], *, compare: bool) -> Study:
     """Return the study that the arguments name.
 
@@ -218,9 +215,6 @@ def _find_study(name: str) -> Study:
         return read_study(path)
     msg = f"{name!r} is neither a scenario nor a file; {did_you_mean(name, STUDIES)}"
     raise ConfigurationError(msg)
-
-
-# --- --set and --sweep ----------------------------------------------------------------------------
 
 
 def parse_settings(options: Iterable[str], parameters: Mapping[str, Any]) -> dict[str, Any]:

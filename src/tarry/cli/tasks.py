@@ -55,9 +55,6 @@ dead_app: typer.Typer = typer.Typer(
 )
 
 
-# --- tarry tasks ----------------------------------------------------------------------------------
-
-
 @tasks_app.command(
     "list", epilog=example_epilog("tarry tasks list --status PENDING --lane https:example.com:443")
 )
@@ -226,9 +223,6 @@ def _attempt_row(attempt: AttemptLog) -> tuple[object, ...]:
         output.attempt_result(attempt),
         output.decision_text(attempt),
     )
-
-
-# --- tarry dead -----------------------------------------------------------------------------------
 
 
 @dead_app.command("list", epilog=example_epilog("tarry dead list --lane https:example.com:443"))

@@ -70,9 +70,6 @@ _MIN_LONG_POLL_S = 1.0
 wait before it responded."""
 
 
-# --- requests and responses -----------------------------------------------------------------------
-
-
 class ClientRequest(msgspec.Struct, Generic[T], frozen=True):
     """An HTTP request, and the function that parses its response."""
 
@@ -177,9 +174,6 @@ _parse_downstream = _json_parser(wire.DownstreamInfo)
 _parse_downstreams = _json_parser(Page[wire.DownstreamInfo])
 
 
-# --- the API's calls ------------------------------------------------------------------------------
-
-
 class Health(msgspec.Struct, frozen=True):
     """Whether the service accepts and processes tasks.
 
@@ -195,8 +189,6 @@ class ServiceApi:
 
     The summaries of the methods describe the effect of the request when a client sends it.
     """
-
-    # --- tasks ------------------------------------------------------------------------------------
 
     def enqueue(
         self, url: str, body: Any, wait: float | None, arguments: options.EnqueueOptions
@@ -290,8 +282,6 @@ class ServiceApi:
         # received. Sent twice, this request could cause two attempts.
         return ClientRequest("POST", f"{_task_path(task)}/retry", _parse_task)
 
-    # --- dead letters -----------------------------------------------------------------------------
-
     def dead_letters(
         self, cursor: str | None, filters: DeadLetterFilter
     ) -> ClientRequest[Page[RetryTask]]:
@@ -352,8 +342,6 @@ class ServiceApi:
             )
         )
 
-    # --- policies and downstreams -----------------------------------------------------------------
-
     def policies(self, cursor: str | None) -> ClientRequest[Page[RetryPolicy]]:
         """List policies."""
         return _page_request("/retry-policies", _parse_policies, cursor)
@@ -388,8 +376,6 @@ class ServiceApi:
         """Change the state of a lane. The client retries this request, as it is idempotent."""
         path = f"/downstreams/{_path_segment('lane', lane)}/{action}"
         return ClientRequest("POST", path, _parse_downstream, _idempotency_header())
-
-    # --- the service itself -----------------------------------------------------------------------
 
     def health(self) -> ClientRequest[Health]:
         """Check the health of the service. Not retried, because "not ready" is a valid result."""
@@ -450,9 +436,6 @@ def _poll_until(
         max_delay = _POLL_BACKOFF.ceiling(pause_count)  # before jitter
         delay = _POLL_BACKOFF.delay(max_delay, delay, system.draw())
         yield min(delay, remaining_s)
-
-
-# --- paths, queries and headers -------------------------------------------------------------------
 
 
 def _task_path(task: str | RetryTask) -> str:

@@ -112,8 +112,6 @@ class Client:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._endpoint.url!r})"
 
-    # --- tasks ------------------------------------------------------------------------------------
-
     def enqueue(
         self,
         url: str,
@@ -166,8 +164,6 @@ class Client:
         """Make the next attempt of a task now; a dead letter starts again with attempt 1."""
         return self._send(self._api.retry(task))
 
-    # --- dead letters -----------------------------------------------------------------------------
-
     def dead_letters(self, **filters: Unpack[DeadLetterFilter]) -> Iterator[RetryTask]:
         """Iterate over dead letters, newest first; filters: policy, lane, reason."""
         return self._iterate_pages(lambda cursor: self._api.dead_letters(cursor, filters))
@@ -188,8 +184,6 @@ class Client:
     def purge(self, **filters: Unpack[DeadLetterFilter]) -> int:
         """Delete matching dead letters, or all without a filter; return how many were deleted."""
         return self._run(self._api.purge(filters))
-
-    # --- policies and downstreams -----------------------------------------------------------------
 
     def policies(self) -> Iterator[RetryPolicy]:
         """Iterate over policies; the built-in policies come last."""
@@ -226,8 +220,6 @@ class Client:
         """Discard the statistics of a lane's downstream, and resume the lane."""
         return self._send(self._api.change_lane(lane, "reset"))
 
-    # --- the service itself -----------------------------------------------------------------------
-
     def events(self) -> Generator[ServiceEvent, None, None]:
         """Iterate over live events from now on.
 
@@ -253,8 +245,6 @@ class Client:
     def health(self) -> Health:
         """Return whether the service accepts and processes tasks."""
         return self._send(self._api.health())
-
-    # --- sending ----------------------------------------------------------------------------------
 
     def _open(self, request: ClientRequest[Any]) -> httpx.Response:
         """Send a request; return the buffered response, or the open response of an event stream."""

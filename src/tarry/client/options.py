@@ -29,9 +29,6 @@ MAX_BATCH_BYTES = 8 << 20
 _encode = msgspec.json.Encoder().encode
 
 
-# --- types ----------------------------------------------------------------------------------------
-
-
 class EnqueueOptions(TypedDict, total=False):
     """Keyword arguments of `enqueue`.
 
@@ -101,9 +98,6 @@ _ARGUMENT_NAMES: dict[str, tuple[str, ...]] = {
 }
 
 
-# --- checks ---------------------------------------------------------------------------------------
-
-
 def check_names(method: str, arguments: Iterable[str]) -> None:
     """Raise `ConfigurationTypeError` for an argument that the client's method does not have."""
     names = _ARGUMENT_NAMES[method]
@@ -139,9 +133,6 @@ def _to_dict(field: str, value: object) -> dict[str, Any] | None:
     if not isinstance(value, Mapping):
         raise ConfigurationTypeError(field, "must be a dict", value)
     return dict(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-
-
-# --- JSON encoding --------------------------------------------------------------------------------
 
 
 def task_request(url: str, body: Any = None, **options: Unpack[EnqueueOptions]) -> RetryTaskRequest:

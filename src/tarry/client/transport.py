@@ -140,9 +140,6 @@ def _check_api_key(api_key: Any) -> str:
     raise ConfigurationTypeError("key", rule)
 
 
-# --- transports -----------------------------------------------------------------------------------
-
-
 class BufferingTransport:
     """An httpx transport that reads a response completely before it returns it.
 
@@ -213,9 +210,6 @@ def _buffered_response(response: httpx.Response, content: bytearray) -> httpx.Re
         stream=httpx.ByteStream(bytes(content)),
         extensions=response.extensions,
     )
-
-
-# --- event stream ---------------------------------------------------------------------------------
 
 
 class EventStreamParser:

@@ -175,8 +175,6 @@ class GrpcDelivery:
             status="OK", headers=headers, excerpt=response[:limit], truncated=len(response) > limit
         )
 
-    # --- channels ---------------------------------------------------------------------------------
-
     async def _acquire(self, target: Target) -> Channel:
         """Return a channel to a target's server, for a later `_release`, or raise DeliveryError."""
         now = asyncio.get_running_loop().time()

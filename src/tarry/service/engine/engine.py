@@ -58,8 +58,6 @@ class Engine:
         self._loops: list[asyncio.Task[None]] = []
         """The scheduler and the maintenance, once started."""
 
-    # --- start and stop ---------------------------------------------------------------------------
-
     async def start(self) -> None:
         """Read the store's time, then start the scheduler and the maintenance."""
         sent_at = self.clock.local_ms()
@@ -85,8 +83,6 @@ class Engine:
         self._is_stopping = True  # new tasks are not leased to this process any more
         await self._new_tasks.flush()
         await self.worker.stop(max(0.0, deadline - asyncio.get_running_loop().time()))
-
-    # --- ingest -----------------------------------------------------------------------------------
 
     def submit(
         self, new_tasks: list[NewTask], contents: Sequence[TaskContent] | None = None
@@ -148,8 +144,6 @@ class Engine:
             self.worker.add(tasks, contents)
         return results
 
-    # --- tasks ------------------------------------------------------------------------------------
-
     async def wait_for_completion(self, task_id: str, seconds: float) -> TaskCompletion | None:
         """Wait for the completion of a task in this process; return None after `seconds`."""
         return await self._reporter.wait_for_completion(task_id, seconds)
@@ -191,8 +185,6 @@ class Engine:
         if status is RetryNowStatus.DUE:
             self.scheduler.wake()
         return status
-
-    # --- lanes ------------------------------------------------------------------------------------
 
     async def pause(self, lane: str) -> None:
         """Stop a lane until an operator resumes it; attempts in flight continue."""

@@ -77,8 +77,6 @@ class ResultWriter:
             write.cancel()
         await self._flush_lanes()
 
-    # --- results ----------------------------------------------------------------------------------
-
     def post(
         self, result: TaskResult, leased: LeasedTask, delivered: DeliveryResult | None
     ) -> None:
@@ -166,8 +164,6 @@ class ResultWriter:
                 task_status, task, attempts_made, result.reason, now, delivered
             )
 
-    # --- leases that are kept or released ---------------------------------------------------------
-
     def requeue(self, leased: LeasedTask) -> None:
         """Queue a task for its next attempt, or release it if its lane is paused."""
         if leased.is_dropped:
@@ -197,8 +193,6 @@ class ResultWriter:
             if status is FinishStatus.CANCELLED:
                 self._reporter.task_cancelled(release.task)
         return [None] * len(releases)
-
-    # --- breaker states of lanes ------------------------------------------------------------------
 
     def apply_transitions(self, lane: LaneState) -> None:
         """Start writing the state of a lane's breaker to the store, if the state has changed."""

@@ -79,8 +79,6 @@ class Worker:
         self._is_stopping = False
         self._jobs: set[asyncio.Future[Any]] = set()  # attempts in flight and policies being read
 
-    # --- starting attempts ------------------------------------------------------------------------
-
     def add(
         self, tasks: Sequence[Task], contents: Sequence[TaskContent | None] | None = None
     ) -> None:
@@ -198,8 +196,6 @@ class Worker:
         if waiting is not None:
             self.results.requeue(waiting)
 
-    # --- one attempt ------------------------------------------------------------------------------
-
     def _send(
         self,
         leased: LeasedTask,
@@ -290,8 +286,6 @@ class Worker:
             self.results.apply_transitions(lane)
         self.results.post(result, leased, delivered)
         self._continue_lane(lane, now)
-
-    # --- pausing and stopping ---------------------------------------------------------------------
 
     def release_lane(self, lane: str) -> None:
         """Release the waiting tasks of a lane that was paused; attempts in flight continue."""

@@ -119,8 +119,6 @@ class HttpDelivery:
             await asyncio.wait(closing)
         await self._dns.close()
 
-    # --- preparing a request ----------------------------------------------------------------------
-
     def _prepare(self, request: DeliveryRequest) -> tuple[ConnectionPool, bytes]:
         """Return the pool and the encoded head of a request, or raise DeliveryError."""
         url, method, body = request.url, request.method, request.body
@@ -179,8 +177,6 @@ class HttpDelivery:
             self._pools[server] = pool
             self._schedule_sweep()
         return pool
-
-    # --- idle connections -------------------------------------------------------------------------
 
     def _close_an_idle_connection(self) -> None:
         """Close one idle connection of any pool, if any pool has one."""

@@ -131,8 +131,6 @@ class ConnectionPool:
             self._limit.release()
         self.open_connections()
 
-    # --- called by connections --------------------------------------------------------------------
-
     def release(self, connection: Connection, now: float) -> None:
         """Send the next request on a released connection, keep the connection idle, or close it."""
         age, waiting_pools = now - connection.opened_at, self._limit.waiting
@@ -162,8 +160,6 @@ class ConnectionPool:
         """Send a request again on a new connection, because the target had closed the idle one."""
         self._queue.appendleft(pending)
         self.open_connections()
-
-    # --- ending requests and connections ----------------------------------------------------------
 
     def time_out(self, pending: PendingRequest) -> None:
         """Fail a request whose deadline has passed."""
