@@ -22,7 +22,8 @@ def main() -> None:
     from tarry.cli.app import app
     from tarry.cli.exit_codes import EXIT_INTERRUPTED, error_message, exit_code_of
 
-    signal.signal(signal.SIGTERM, _exit_on_sigterm)
+    # SystemExit, so that the worker processes of a simulation are stopped.
+    signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(128 + signal.SIGTERM))
     try:
         app(prog_name="tarry")
         sys.stdout.flush()  # inside the try block: a closed pipe raises here, not at exit
@@ -37,8 +38,3 @@ def main() -> None:
     except BrokenPipeError:
         sys.stdout = None  # otherwise Python flushes stdout at exit, which fails again
         sys.exit(1)
-
-
-def _exit_on_sigterm(_signal: int, _frame: object) -> None:
-    """Exit through SystemExit, so that the worker processes of a simulation are stopped."""
-    sys.exit(128 + signal.SIGTERM)

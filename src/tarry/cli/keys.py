@@ -119,10 +119,7 @@ def _run_with_store(
     *,
     can_create: bool = False,
 ) -> T:
-    """Open the store, return the result of `work(store)` and close the store.
-
-    A store file that does not exist is an error, or is created if `can_create` is true.
-    """
+    """Return the result of `work(store)`; a missing store file is an error or is created."""
     import asyncio
 
     from tarry.service.app import make_store

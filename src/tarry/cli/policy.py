@@ -87,7 +87,7 @@ def _describe_field(field: PolicyField) -> str:
         "flag": "true, false",
     }.get(field.type, f"{field.type} {bound}")
     default = field.default
-    if isinstance(default, frozenset):
+    if field.type in {"statuses", "codes"}:
         default = ", ".join(map(str, sorted(default)))
     elif not isinstance(default, str):
         default = "none" if default is None else json.dumps(default)
@@ -126,16 +126,13 @@ def show(
             if version is None:
                 raise
             newest = client.policy(name).version
-            hint = f"the newest is {newest}"
-            if newest is None:
-                hint = "a built-in policy has no versions"
+            hint = f"the newest is {newest}" if newest else "a built-in policy has no versions"
             raise NotFound(f"{name} has no version {version}: {hint}") from error
     if as_json:
         output.print_json(policy)
         return
-    fields = {
-        field: value for field, value in output.to_builtins(policy).items() if field in JSON_FIELDS
-    }
+    document = output.to_builtins(policy)
+    fields = {name: value for name, value in document.items() if name in JSON_FIELDS}
     typer.echo(toml.dumps(policy_from_json(fields, Policy()).to_dict()), nl=False)
 
 
@@ -323,13 +320,13 @@ def check(file: FileArgument) -> None:
     for warning in find_warnings(defence):
         typer.echo(f"{file}: warning: {warning}", err=True)
     attempts = (defence.hedging or defence.policy).max_attempts
-    attempts_text = "1 attempt" if attempts == 1 else f"up to {attempts} attempts"
-    hedged = [] if defence.hedging is None else ["hedged"]
-    guards = [
-        name for name in ("breaker", "budget", "limiter") if getattr(defence, name) is not None
-    ]
+    features = ["1 attempt" if attempts == 1 else f"up to {attempts} attempts"]
+    if defence.hedging is not None:
+        features.append("hedged")
+    guards = ("breaker", "budget", "limiter")
+    features += [name for name in guards if getattr(defence, name) is not None]
     defaults = " (all fields have their defaults)" if defence == Defence() else ""
-    typer.echo(f"{file}: ok: {', '.join([attempts_text, *hedged, *guards])}{defaults}")
+    typer.echo(f"{file}: ok: {', '.join(features)}{defaults}")
 
 
 def _reject_options(used_with: str, reason: str, **options: object) -> None:
@@ -347,11 +344,10 @@ def _write_document(
     differing_system: str,
     written_by: str | None = None,
 ) -> None:
-    """Write a document, and print its losses to standard error.
+    """Write a document; print its losses, the settings that the differing system lacks.
 
-    A loss is a setting that the differing system lacks or treats differently. With `written_by`,
-    the document begins with this command and the losses as comments. The losses are then not
-    printed if the document itself is printed on a terminal.
+    With `written_by`, the document begins with this command and the losses as comments. The losses
+    are then not printed if the document itself is printed on a terminal.
     """
     losses_text = [output.printable(str(loss)) for loss in losses]
     if written_by is not None:
@@ -385,10 +381,7 @@ def _read_documents(path: Path) -> list[Any]:
 
 
 def read_policy(path_or_preset: str) -> Defence:
-    """Return the policy in a file, or the preset with this name if there is no such file.
-
-    A `Defence` is a policy together with its breaker, budget, limiter and hedging.
-    """
+    """Return the policy in a file with its breaker, budget, limiter and hedging, or a preset."""
     from tarry.core.policy import PRESETS
     from tarry.policyfile.defence import Defence
     from tarry.simulator.files import read_defence

@@ -145,10 +145,7 @@ def _read_file(name: str) -> bytes:
 
 
 def _is_json(text: str) -> bool:
-    """Return whether text is a JSON object or array.
-
-    Other JSON, such as a number, is not recognised, because it may be meant as plain text.
-    """
+    """Return whether text is a JSON object or array; a number may be meant as plain text."""
     if not text.lstrip().startswith(("{", "[")):
         return False
     try:

@@ -72,7 +72,7 @@ def serve(
 
     _configure_logging(loaded.settings.log, loaded.settings.log_level)
     service = Service(loaded.settings, writer_process=True)
-    signal.signal(signal.SIGTERM, _exit_on_sigterm)
+    signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(0))  # the normal way to stop
     is_ready = False
     reason = "the service did not start; see the log above"
 
@@ -115,11 +115,9 @@ def config(
     from tarry.service.settings import Settings
 
     if as_json:
+        names, sources = Settings.__struct_fields__, loaded.sources
         print_json(
-            {
-                name: {"value": loaded.redacted(name), "from": loaded.sources[name]}
-                for name in Settings.__struct_fields__
-            }
+            {name: {"value": loaded.redacted(name), "from": sources[name]} for name in names}
         )
         return
     rows: list[tuple[str, ...]] = []
@@ -142,11 +140,6 @@ def _bind_error_hint(error: OSError, host: str, port: int) -> str | None:
     if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
         return f"{host} is not an address of this machine: choose another with --host"
     return None
-
-
-def _exit_on_sigterm(_signal: int, _frame: object) -> None:
-    """Exit with 0: SIGTERM is the normal way to stop the service."""
-    sys.exit(0)
 
 
 def require_service_packages() -> None:

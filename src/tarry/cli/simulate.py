@@ -213,8 +213,8 @@ def _find_study(name: str) -> Study:
     path = Path(name)
     if path.suffix or path.exists():
         return read_study(path)
-    msg = f"{name!r} is neither a scenario nor a file; {did_you_mean(name, STUDIES)}"
-    raise ConfigurationError(msg)
+    hint = did_you_mean(name, STUDIES)
+    raise ConfigurationError(f"{name!r} is neither a scenario nor a file; {hint}")
 
 
 def parse_settings(options: Iterable[str], parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -302,8 +302,8 @@ def _suggest_parameter(name: str, parameters: Iterable[str]) -> str:
         keys = dict.fromkeys(path.partition(".")[0] for path in paths)
         if keys:
             similar = suggest(key, keys, similarity=_MIN_SIMILARITY)
-            if similar:
-                return f"did you mean {table}.{similar}?"
-            return f"{table} has {', '.join(keys)}"
+            return (
+                f"did you mean {table}.{similar}?" if similar else f"{table} has {', '.join(keys)}"
+            )
         table, _, key = table.rpartition(".")
     return did_you_mean(name, names)

@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tarry.cli.output import printable, report_table
+from tarry.core.text import format_count
 from tarry.policyfile.defence import Defence
 from tarry.simulator.files import ARRIVALS_BY_KEY, list_parameters
 from tarry.simulator.formatting import format_value
@@ -170,11 +171,10 @@ def _print_result_tables(console: Console, results: StudyResults) -> None:
     study = results.study
     _print_question(console, study)
     rows = results.rows
-    swept_parameters = list(rows[0].parameters) if rows else []
     key_columns = [_Column(study.variant_parameter, [printable(row.variant) for row in rows])]
     key_columns += [
-        _Column(_last_part(name), [printable(str(row.parameters[name])) for row in rows])
-        for name in swept_parameters
+        _Column(name.rpartition(".")[2], [printable(str(row.parameters[name])) for row in rows])
+        for name in (rows[0].parameters if rows else ())
     ]
     metric_columns = [
         _Column(
@@ -192,7 +192,7 @@ def _print_result_tables(console: Console, results: StudyResults) -> None:
         columns = [*key_columns, *group]
         console.print(_table(columns, widths, len(key_columns), _section_ends(rows)))
         console.print()
-    trials = "1 trial" if results.trials == 1 else f"{results.trials} trials"
+    trials = format_count(results.trials, "trial")
     console.print(Text(f"seed {results.seed}, {trials} for each row", style="dim"))
     if study.lesson:
         console.print()
@@ -238,16 +238,12 @@ def _scenario_settings(scenario: Scenario) -> Iterable[tuple[str, object, str]]:
 
 def row_name(row: StudyRow) -> str:
     """Return the variant and the swept values of a row, such as "full, clients=100"."""
-    swept = [f"{_last_part(name)}={value}" for name, value in row.parameters.items()]
+    swept = [f"{name.rpartition('.')[2]}={value}" for name, value in row.parameters.items()]
     return printable(", ".join([row.variant, *swept]))
 
 
 def _key_widths(key_columns: list[_Column], available: int) -> list[int]:
-    """Return the width of each key column.
-
-    The widest column is narrowed until all columns fit into the available width, or until all
-    have the minimum width.
-    """
+    """Return the width of each key column; the widest are narrowed if they do not fit."""
     widths = [column.min_width for column in key_columns]
     while sum(widths) > available and max(widths) > _MIN_KEY_WIDTH:
         widths[widths.index(max(widths))] -= 1
@@ -306,8 +302,3 @@ def _table(
     ):
         table.add_row(*map(Text, cells), end_section=is_section_end)
     return table
-
-
-def _last_part(name: str) -> str:
-    """Return the part of a parameter's name after the last dot."""
-    return name.rpartition(".")[2]

@@ -172,10 +172,7 @@ def explanation_lines(text: str, next_step: str) -> list[str]:
 def _print_tasks(
     tasks: Iterator[RetryTask], limit: int, *, as_json: bool, dead: bool = False
 ) -> None:
-    """Print up to `limit` tasks, and a hint to standard error if there are more.
-
-    With `dead`, the tasks are dead letters, whose table has other columns.
-    """
+    """Print up to `limit` tasks or dead letters, and a hint to standard error if there are more."""
     listed = list(islice(tasks, limit))
     if next(tasks, None) is not None:
         typer.echo(f"only the first {limit} are listed; use --limit to list more", err=True)
@@ -316,11 +313,7 @@ def purge(
 
 
 def _count_matches(client: Client, filters: DeadLetterFilter) -> int:
-    """Return the number of matching dead letters.
-
-    If none match, raise `NotFound` when the lane or the policy of the filter does not exist,
-    because its name is probably misspelt.
-    """
+    """Return the number of matches; if there are none, raise `NotFound` for a misspelt filter."""
     count = client.replay(**filters, dry_run=True).matched
     lane, policy = filters.get("lane"), filters.get("policy")
     if count:

@@ -150,10 +150,7 @@ def show_proposal(console: Console, evidence: Evidence, proposal: Proposal) -> N
 def show_comparison(
     console: Console, evidence: Evidence, proposal: Proposal, comparison: Comparison | None
 ) -> None:
-    """Print the metrics of the log, and of simulations with the current and the proposed policy.
-
-    Without a comparison, print why the policies were not simulated.
-    """
+    """Print the metrics of the log and of both simulations, or why there is no comparison."""
     from rich.text import Text
 
     from tarry.simulator.formatting import format_value

@@ -107,18 +107,13 @@ class ClientRequest(msgspec.Struct, Generic[T], frozen=True):
         explanation = (
             problem.get("detail") or problem.get("title") or "no problem document in the response"
         )
-        retry_after = response.headers.get("retry-after")
+        header = response.headers.get("retry-after")
+        retry_after = None if header is None else parse_retry_after(header, system.unix_time())
         error_type = _ERROR_BY_STATUS.get(status)
         if error_type is None:
             error_type = errors.InvalidRequest if response.is_client_error else errors.ServiceError
-        return error_type(
-            f"{self} was answered with {status}: {explanation}",
-            status=status,
-            problem=problem,
-            retry_after=(
-                None if retry_after is None else parse_retry_after(retry_after, system.unix_time())
-            ),
-        )
+        message = f"{self} was answered with {status}: {explanation}"
+        return error_type(message, status=status, problem=problem, retry_after=retry_after)
 
     def to_httpx(
         self, http_client: httpx.Client | httpx.AsyncClient, timeout: float
@@ -126,12 +121,9 @@ class ClientRequest(msgspec.Struct, Generic[T], frozen=True):
         """Return the request for httpx."""
         read_timeout = self.read_timeout_s or timeout + self.wait_s
         timeouts = {"connect": timeout, "read": read_timeout, "write": timeout, "pool": timeout}
+        headers, extensions = self.headers, {"timeout": timeouts}
         return http_client.build_request(
-            self.method,
-            self.path,
-            headers=self.headers,
-            content=self.content,
-            extensions={"timeout": timeouts},
+            self.method, self.path, headers=headers, content=self.content, extensions=extensions
         )
 
     def __str__(self) -> str:
@@ -146,9 +138,9 @@ def _parse_problem(response: httpx.Response) -> dict[str, Any]:
         return {}
 
 
-def _json_parser(type_: type[T]) -> Callable[[httpx.Response], T]:
-    decode = msgspec.json.Decoder(type_).decode
-    return lambda response: decode(response.content)
+def _decode(type_: type[T]) -> Callable[[httpx.Response], T]:
+    """Return a function that decodes the JSON of a response."""
+    return lambda response: msgspec.json.decode(response.content, type=type_)
 
 
 def _expect_event_stream(response: httpx.Response) -> None:
@@ -158,20 +150,6 @@ def _expect_event_stream(response: httpx.Response) -> None:
             "is the address of a tarry service."
         )
         raise errors.ServiceError(msg, status=response.status_code)
-
-
-_parse_task = _json_parser(RetryTask)
-_parse_tasks = _json_parser(Page[RetryTask])
-_parse_batch_results = _json_parser(wire.BatchResults)
-_parse_attempts = _json_parser(Page[wire.AttemptLog])
-_parse_explanation = _json_parser(wire.Explanation)
-_parse_replay_job = _json_parser(ReplayJob)
-_parse_replay_jobs = _json_parser(Page[ReplayJob])
-_parse_purge_result = _json_parser(wire.PurgeResult)
-_parse_policy = _json_parser(RetryPolicy)
-_parse_policies = _json_parser(Page[RetryPolicy])
-_parse_downstream = _json_parser(wire.DownstreamInfo)
-_parse_downstreams = _json_parser(Page[wire.DownstreamInfo])
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -185,10 +163,7 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class ServiceApi:
-    """Builds the request, or the operation of several requests, of each API call.
-
-    The summaries of the methods describe the effect of the request when a client sends it.
-    """
+    """Builds the request, or the operation of several requests, that has the described effect."""
 
     def enqueue(
         self, url: str, body: Any, wait: float | None, arguments: options.EnqueueOptions
@@ -201,7 +176,9 @@ class ServiceApi:
         if wait_s:
             headers["prefer"] = f"wait={wait_s}"
         content = options.encode_task(task)
-        return ClientRequest("POST", "/retry-tasks", _parse_task, headers, content, wait_s=wait_s)
+        return ClientRequest(
+            "POST", "/retry-tasks", _decode(RetryTask), headers, content, wait_s=wait_s
+        )
 
     def enqueue_many(
         self, tasks: Iterable[options.EnqueueArguments]
@@ -213,7 +190,7 @@ class ServiceApi:
                 # A batch may be retried, because each of its tasks has an idempotency key.
                 headers = _JSON | _idempotency_header()
                 response = yield ClientRequest(
-                    "POST", "/retry-tasks/batch", _parse_batch_results, headers, content
+                    "POST", "/retry-tasks/batch", _decode(wire.BatchResults), headers, content
                 )
                 results += response.results
         except TarryError as error:
@@ -229,9 +206,11 @@ class ServiceApi:
         """Get a task. The service responds once it has finished, or after `wait_s` seconds."""
         path = _task_path(task)
         if not wait_s:
-            return ClientRequest("GET", path, _parse_task)
+            return ClientRequest("GET", path, _decode(RetryTask))
         headers = {"prefer": f"wait={wait_s}"}
-        return ClientRequest("GET", path, _parse_task, headers, wait_s=wait_s, mode="long_poll")
+        return ClientRequest(
+            "GET", path, _decode(RetryTask), headers, wait_s=wait_s, mode="long_poll"
+        )
 
     def wait(self, task: str | RetryTask, timeout: Duration | None) -> Operation[RetryTask]:
         """Wait until a task has finished."""
@@ -243,27 +222,26 @@ class ServiceApi:
 
     def tasks(self, cursor: str | None, filters: TaskFilter) -> ClientRequest[Page[RetryTask]]:
         """List tasks."""
-        return _page_request("/retry-tasks", _parse_tasks, cursor, _to_query("tasks", filters))
+        return _page_request(
+            "/retry-tasks", _decode(Page[RetryTask]), cursor, _to_query("tasks", filters)
+        )
 
     def attempts(
         self, cursor: str | None, task: str | RetryTask
     ) -> ClientRequest[Page[wire.AttemptLog]]:
         """List the attempts of a task."""
-        return _page_request(f"{_task_path(task)}/attempts", _parse_attempts, cursor)
+        return _page_request(f"{_task_path(task)}/attempts", _decode(Page[wire.AttemptLog]), cursor)
 
     def explain(self, task: str | RetryTask) -> ClientRequest[wire.Explanation]:
         """Get the explanation of why a task was retried or not."""
-        return ClientRequest("GET", f"{_task_path(task)}/explain", _parse_explanation)
+        return ClientRequest("GET", f"{_task_path(task)}/explain", _decode(wire.Explanation))
 
     def cancel(self, task: str | RetryTask) -> Operation[RetryTask]:
-        """Cancel a task and return it, also if it was already cancelled.
-
-        For example, an earlier attempt of this request has cancelled it, but its response was lost.
-        """
+        """Cancel a task and return it, also if an earlier attempt of this request cancelled it."""
 
         def parse(response: httpx.Response) -> RetryTask | None:
             if response.status_code != _CONFLICT:
-                return _parse_task(response)
+                return _decode(RetryTask)(response)
             if _parse_problem(response).get("taskStatus") == "CANCELLED":
                 return None
             raise request.to_error(response)
@@ -280,21 +258,21 @@ class ServiceApi:
         """Make the next attempt of a task now."""
         # Without an idempotency key, the client does not repeat a request that the service may have
         # received. Sent twice, this request could cause two attempts.
-        return ClientRequest("POST", f"{_task_path(task)}/retry", _parse_task)
+        return ClientRequest("POST", f"{_task_path(task)}/retry", _decode(RetryTask))
 
     def dead_letters(
         self, cursor: str | None, filters: DeadLetterFilter
     ) -> ClientRequest[Page[RetryTask]]:
         """List dead letters."""
         query = _to_query("dead_letters", filters)
-        return _page_request("/dead-letters", _parse_tasks, cursor, query)
+        return _page_request("/dead-letters", _decode(Page[RetryTask]), cursor, query)
 
     def purge(self, filters: DeadLetterFilter) -> Operation[int]:
         """Delete all matching dead letters; return how many were deleted."""
         path = _with_query("/dead-letters", _to_query("purge", filters))
         total, has_more = 0, True
         while has_more:  # the service limits the number of dead letters that a request deletes
-            response = yield ClientRequest("DELETE", path, _parse_purge_result)
+            response = yield ClientRequest("DELETE", path, _decode(wire.PurgeResult))
             total += response.purged
             has_more = response.more
         return total
@@ -314,11 +292,11 @@ class ServiceApi:
             dry_run=arguments.get("dry_run", False),
         )
         content = msgspec.json.encode(replay)
-        return ClientRequest("POST", "/dead-letters/replays", _parse_replay_job, _JSON, content)
+        return ClientRequest("POST", "/dead-letters/replays", _decode(ReplayJob), _JSON, content)
 
     def replays(self) -> ClientRequest[Page[ReplayJob]]:
         """List the latest replays."""
-        return ClientRequest("GET", "/dead-letters/replays", _parse_replay_jobs)
+        return ClientRequest("GET", "/dead-letters/replays", _decode(Page[ReplayJob]))
 
     def update_replay(
         self, job: ReplayJob, method: Literal["GET", "DELETE"]
@@ -344,12 +322,12 @@ class ServiceApi:
 
     def policies(self, cursor: str | None) -> ClientRequest[Page[RetryPolicy]]:
         """List policies."""
-        return _page_request("/retry-policies", _parse_policies, cursor)
+        return _page_request("/retry-policies", _decode(Page[RetryPolicy]), cursor)
 
     def policy(self, policy_id: str, version: int | None) -> ClientRequest[RetryPolicy]:
         """Get a policy."""
         query = "" if version is None else f"?version={version}"
-        return ClientRequest("GET", _policy_path(policy_id) + query, _parse_policy)
+        return ClientRequest("GET", _policy_path(policy_id) + query, _decode(RetryPolicy))
 
     def put_policy(
         self, policy_id: str, policy: Policy | Mapping[str, Any]
@@ -360,7 +338,7 @@ class ServiceApi:
             raise ConfigurationError("policy_id", rule, policy_id)
         fields = policy_to_service(policy) if isinstance(policy, Policy) else policy
         content = options.encode_mapping("policy", fields)
-        return ClientRequest("PUT", _policy_path(policy_id), _parse_policy, _JSON, content)
+        return ClientRequest("PUT", _policy_path(policy_id), _decode(RetryPolicy), _JSON, content)
 
     def delete_policy(self, policy_id: str) -> ClientRequest[None]:
         """Delete a policy."""
@@ -368,14 +346,14 @@ class ServiceApi:
 
     def downstreams(self, cursor: str | None) -> ClientRequest[Page[wire.DownstreamInfo]]:
         """List downstreams."""
-        return _page_request("/downstreams", _parse_downstreams, cursor)
+        return _page_request("/downstreams", _decode(Page[wire.DownstreamInfo]), cursor)
 
     def change_lane(
         self, lane: str, action: Literal["pause", "resume", "reset"]
     ) -> ClientRequest[wire.DownstreamInfo]:
         """Change the state of a lane. The client retries this request, as it is idempotent."""
         path = f"/downstreams/{_path_segment('lane', lane)}/{action}"
-        return ClientRequest("POST", path, _parse_downstream, _idempotency_header())
+        return ClientRequest("POST", path, _decode(wire.DownstreamInfo), _idempotency_header())
 
     def health(self) -> ClientRequest[Health]:
         """Check the health of the service. Not retried, because "not ready" is a valid result."""
@@ -395,13 +373,9 @@ class ServiceApi:
 
     def events(self, mode: SendMode) -> ClientRequest[None]:
         """Open the event stream. Parsing checks only the headers; the client reads the events."""
+        headers, timeout_s = {"accept": "text/event-stream"}, STREAM_READ_TIMEOUT_S
         return ClientRequest(
-            "GET",
-            "/events",
-            _expect_event_stream,
-            {"accept": "text/event-stream"},
-            read_timeout_s=STREAM_READ_TIMEOUT_S,
-            mode=mode,
+            "GET", "/events", _expect_event_stream, headers, read_timeout_s=timeout_s, mode=mode
         )
 
 
@@ -496,7 +470,7 @@ def _page_request(
 
 def _replay_request(replay_id: str, method: str) -> ClientRequest[ReplayJob]:
     path = f"/dead-letters/replays/{_path_segment_of_id('replay_id', replay_id)}"
-    return ClientRequest(method, path, _parse_replay_job)
+    return ClientRequest(method, path, _decode(ReplayJob))
 
 
 def _idempotency_header(key: str | None = None) -> dict[str, str]:

@@ -128,13 +128,9 @@ def _check_url(url: Any) -> str:
 
 
 def _check_api_key(api_key: Any) -> str:
-    if (
-        isinstance(api_key, str)
-        and api_key.isascii()
-        and api_key.isprintable()
-        and api_key.strip() == api_key
-    ):
-        return api_key
+    is_text = isinstance(api_key, str) and api_key.isascii() and api_key.isprintable()
+    if is_text and api_key.strip() == api_key:
+        return str(api_key)
     # The value is not shown, because it is a secret.
     rule = "must be an API key of the service, a string of visible ASCII characters"
     raise ConfigurationTypeError("key", rule)

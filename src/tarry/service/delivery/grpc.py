@@ -85,8 +85,7 @@ class GrpcDelivery:
             self._grpc: Any = import_module("grpc")
             import_module("grpc.aio")
         except ImportError:
-            msg = "gRPC targets need grpcio: pip install 'tarry[grpc]'"
-            raise MissingExtra(msg) from None
+            raise MissingExtra("gRPC targets need grpcio: pip install 'tarry[grpc]'") from None
         if proxy is not None and not proxy.startswith("http://"):
             raise ConfigurationError("proxy", "must be http://host:port for gRPC targets")
         self._guard = guard
@@ -215,12 +214,10 @@ class GrpcDelivery:
         addresses = await self._dns.resolve(target.host)
         allowed = select_allowed(addresses, target.host, self._guard)
         is_ipv6 = ":" in allowed[0]  # an address string cannot mix IPv4 and IPv6
-        endpoints = [
-            f"[{each}]:{target.port}" if is_ipv6 else f"{each}:{target.port}"
-            for each in allowed
-            if (":" in each) == is_ipv6
-        ]
-        return f"{'ipv6' if is_ipv6 else 'ipv4'}:{','.join(endpoints)}"
+        template = "[{}]:{}" if is_ipv6 else "{}:{}"
+        selected = [each for each in allowed if (":" in each) == is_ipv6]
+        endpoints = ",".join(template.format(each, target.port) for each in selected)
+        return f"{'ipv6' if is_ipv6 else 'ipv4'}:{endpoints}"
 
     def _open(self, target: Target, address: str) -> Any:
         authority = "grpc.default_authority", target.authority

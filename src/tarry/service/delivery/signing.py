@@ -67,11 +67,8 @@ def _create_signer(field: str, secret: str) -> Callable[[bytes], str]:
     if prefix == "whsk":
         return _create_ed25519_signer(field, key)
     if not _MIN_SECRET_BYTES <= len(key) <= _MAX_SECRET_BYTES:
-        rule = (
-            f"must be {_MIN_SECRET_BYTES} to {_MAX_SECRET_BYTES} bytes in base64, "
-            f"got {len(key)} bytes"
-        )
-        raise ConfigurationError(field, rule)
+        allowed = f"{_MIN_SECRET_BYTES} to {_MAX_SECRET_BYTES} bytes"
+        raise ConfigurationError(field, f"must be {allowed} in base64, got {len(key)} bytes")
     return lambda text: f"v1,{b64encode(hmac.digest(key, text, 'sha256')).decode()}"
 
 
@@ -83,14 +80,10 @@ def _create_ed25519_signer(field: str, key: bytes) -> Callable[[bytes], str]:
         raise MissingExtra(msg) from None
 
     if len(key) not in {_ED25519_BYTES, 2 * _ED25519_BYTES}:
-        rule = (
-            f"must be an ed25519 private key of {_ED25519_BYTES} bytes in base64, "
-            f"got {len(key)} bytes"
-        )
-        raise ConfigurationError(field, rule)
+        rule = f"must be an ed25519 private key of {_ED25519_BYTES} bytes in base64"
+        raise ConfigurationError(field, f"{rule}, got {len(key)} bytes")
     private_key = Ed25519PrivateKey.from_private_bytes(key[:_ED25519_BYTES])
     if key[_ED25519_BYTES:] not in {b"", private_key.public_key().public_bytes_raw()}:
-        raise ConfigurationError(
-            field, "must contain the public key that belongs to its private key, or none"
-        )
+        rule = "must contain the public key that belongs to its private key, or none"
+        raise ConfigurationError(field, rule)
     return lambda text: f"v1a,{b64encode(private_key.sign(text)).decode()}"

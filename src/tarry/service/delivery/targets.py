@@ -93,10 +93,8 @@ def parse_host(text: str) -> str:
         except AddressValueError:
             _reject(f"must write an IPv4 address as four decimal numbers, got {short_repr(host)}")
     if len(host) > _MAX_HOST_CHARS or _NAME.fullmatch(host) is None:
-        _reject(
-            "must name a host that consists of letters, digits, '-', '_' and '.', "
-            f"got {short_repr(host)}"
-        )
+        rule = "must name a host that consists of letters, digits, '-', '_' and '.'"
+        _reject(f"{rule}, got {short_repr(host)}")
     if "xn--" in host:
         _encode_idna(host)
     return host
@@ -163,10 +161,8 @@ def _encode_path(text: str) -> tuple[str, str]:
 
 def _check_characters(text: str) -> None:
     if forbidden := _FORBIDDEN_CHARS.search(text):
-        _reject(
-            f"must not have spaces, control characters or backslashes, found {forbidden[0]!r}: "
-            "write them as %XX"
-        )
+        rule = "must not have spaces, control characters or backslashes"
+        _reject(f"{rule}, found {forbidden[0]!r}: write them as %XX")
 
 
 def _encode_idna(host: str) -> str:

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     _TaskSample: TypeAlias = tuple[str, int, int]  # terminal status, number of attempts, age in ms
 
 _MAX_LABELS = 100
-_OTHER_POLICY = "other"
 _SHORT_BUCKETS_MS = (
     1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000,
 )  # fmt: skip
@@ -106,12 +105,8 @@ class Metrics:
             "retry_attempts", "Attempts, by outcome and policy.", "outcome", "policy"
         )
         """Attempts by outcome and policy, including lost ones, whose worker disappeared."""
-        self._outcomes = _Counter(
-            "retry_task_outcomes",
-            "Finished tasks, by terminal status, and by first or retried attempt.",
-            "outcome",
-            "attempts",
-        )
+        help_text = "Finished tasks, by terminal status, and by first or retried attempt."
+        self._outcomes = _Counter("retry_task_outcomes", help_text, "outcome", "attempts")
         self._transitions = _Counter(
             "retry_breaker_transitions", "Breaker transitions, by the new state.", "to"
         )
@@ -123,11 +118,8 @@ class Metrics:
             "retry_task_age_seconds", "Age of tasks when they finish.", _LONG_BUCKETS_MS
         )
         self._delay = _Histogram("retry_delay_seconds", "Delay before retries.", _LONG_BUCKETS_MS)
-        self._lag = _Histogram(
-            "retry_scheduling_lag_seconds",
-            "Time from the due time of an attempt to its start.",
-            _SHORT_BUCKETS_MS,
-        )
+        help_text = "Time from the due time of an attempt to its start."
+        self._lag = _Histogram("retry_scheduling_lag_seconds", help_text, _SHORT_BUCKETS_MS)
         self._duration = _Histogram(
             "retry_attempt_duration_seconds", "Duration of attempts.", _SHORT_BUCKETS_MS
         )
@@ -164,9 +156,8 @@ class Metrics:
         """
         registry = CollectorRegistry()
         counters_and_histograms = self._counters_and_histograms() if tenant is None else ()
-        registry.register(
-            _MetricsCollector([*counters_and_histograms, *self._gauges(counters, now, tenant)])
-        )
+        metrics = [*counters_and_histograms, *self._gauges(counters, now, tenant)]
+        registry.register(_MetricsCollector(metrics))
         return generate_latest(registry), CONTENT_TYPE_LATEST
 
     def _count_attempts(self) -> None:
@@ -202,16 +193,10 @@ class Metrics:
         tasks = GaugeMetricFamily("retry_tasks", "Tasks, by status.", labels=["status"])
         for status, count in counters.tasks.items():
             tasks.add_metric([status.name], count)
-        states = GaugeMetricFamily(
-            "retry_breaker_state",
-            "1 for the current state of the breaker of a lane.",
-            labels=["lane", "state"],
-        )
-        balances = GaugeMetricFamily(
-            "retry_budget_balance",
-            "Retries that the budget of a lane still admits.",
-            labels=["lane"],
-        )
+        help_text = "1 for the current state of the breaker of a lane."
+        states = GaugeMetricFamily("retry_breaker_state", help_text, labels=["lane", "state"])
+        help_text = "Retries that the budget of a lane still admits."
+        balances = GaugeMetricFamily("retry_budget_balance", help_text, labels=["lane"])
         for lane in self._lanes.most_notable(_MAX_LABELS, tenant):
             current_state, balance = lane.downstream.status(now)
             for state in _BREAKER_STATES:
@@ -224,7 +209,7 @@ class Metrics:
         """Return the label for a policy: its id for the first hundred policies, then `other`."""
         if policy_id not in self._policies:
             if len(self._policies) >= _MAX_LABELS:
-                return _OTHER_POLICY
+                return "other"
             self._policies.add(policy_id)
         return policy_id
 

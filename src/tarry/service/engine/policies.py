@@ -79,10 +79,8 @@ class PolicyCache:
         stored = await self._store.get_policy(tenant, policy_id, version)
         default, stale_at = SERVICE_PRESETS["default"], self._now() + _FRESH_MS
         if stored is not None:
-            document = msgspec.json.decode(stored.document)
-            effective = EffectivePolicy(
-                policy_from_json(document, default), stored.version, stale_at
-            )
+            policy = policy_from_json(msgspec.json.decode(stored.document), default)
+            effective = EffectivePolicy(policy, stored.version, stale_at)
         elif version is None and policy_id in SERVICE_PRESETS:
             effective = EffectivePolicy(SERVICE_PRESETS[policy_id], None, stale_at)
         else:
@@ -105,13 +103,9 @@ class PolicyCache:
             try:
                 policy = policy_from_json(overrides, effective.policy)
             except ConfigurationError as error:  # the policy was changed since the task was added
-                _logger.warning(
-                    "policy overrides ignored, the changed policy makes them invalid, "
-                    "tenant=%s policy=%s: %s",
-                    task.tenant,
-                    task.policy_id,
-                    error,
-                )
+                message = "policy overrides ignored, the changed policy makes them invalid, "
+                message += "tenant=%s policy=%s: %s"
+                _logger.warning(message, task.tenant, task.policy_id, error)
                 policy = effective.policy
             entry = effective, EffectivePolicy(policy, effective.version, effective.stale_at)
             _put(self._overridden, key, entry)

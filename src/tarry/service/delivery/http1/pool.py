@@ -189,10 +189,10 @@ class ConnectionPool:
 
     def close_oldest_idle(self) -> bool:
         """Close the connection that has been idle longest; return False if none is idle."""
-        if self._idle:
-            self._idle.pop(0).close()
-            return True
-        return False
+        if not self._idle:
+            return False
+        self._idle.pop(0).close()
+        return True
 
     def close_expired(self, now: float) -> None:
         """Close connections that were idle for too long."""
