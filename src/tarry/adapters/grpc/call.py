@@ -1,8 +1,7 @@
 """Retried gRPC calls: their state, and the call objects that users of a plain channel get.
 
-`GrpcCall` is the state of a call, which all client interceptors share. A blocking call returns the
-call object of its last attempt. `future()` returns a `RetriedFuture`, and a call with a response
-stream returns a `RetriedStream`.
+A blocking call returns the call object of its last attempt. `future()` returns a `RetriedFuture`,
+and a call with a response stream returns a `RetriedStream`.
 """
 
 from __future__ import annotations
@@ -45,7 +44,6 @@ Repeatable: TypeAlias = "bool | Callable[[str], bool]"
 of the method."""
 
 _CANCELLED_DURING_BACKOFF = "cancelled while waiting for the next attempt"
-_PREVIOUS_ATTEMPTS = "grpc-previous-rpc-attempts"
 _CLOCK_TOLERANCE_S = 0.01
 """gRPC measures deadlines with its own clock, which may be ahead of tarry's by this much."""
 _MAX_BLOCKING_THREADS = 32
@@ -76,10 +74,7 @@ class GrpcCall(RunningBlock):
         """The time at which the running attempt reaches its time limit."""
 
     def start_first_attempt(self) -> None:
-        """Begin the first attempt before a driver runs the call.
-
-        When the driver calls `begin_attempt`, it gets this attempt.
-        """
+        """Begin the first attempt, which the driver later gets from its call of `begin_attempt`."""
         attempt = self.begin_attempt()
         if attempt.delay:
             blocking_wait(self.config, attempt.delay, None)
@@ -166,19 +161,6 @@ class CallFactory:
             retryable=self._origins.policy.retryable_codes,
             safe=repeatable,
         )
-
-
-def attempt_metadata(call: GrpcCall, details: Any) -> list[Any]:
-    """Return the metadata of an attempt, with the number of previous attempts."""
-    # A server may forward its own client's metadata, with the number of that client's attempts.
-    metadata = [pair for pair in details.metadata or () if pair[0] != _PREVIOUS_ATTEMPTS]
-    previous = call.attempts - 1
-    return [*metadata, (_PREVIOUS_ATTEMPTS, str(previous))] if previous else metadata
-
-
-def is_timeout_over(details: Any) -> bool:
-    """Return whether the user's timeout has no time left; gRPC then raises its own error."""
-    return details.timeout is not None and details.timeout <= 0
 
 
 class RetriedCall:
@@ -416,8 +398,7 @@ class RetriedFuture(RetriedCall, Future[Any]):
         if self.done():
             return False
         super().cancel()
-        task = self._task
-        if task is not None:
+        if (task := self._task) is not None:
             task.get_loop().call_soon_threadsafe(task.cancel)
         return True
 
@@ -433,8 +414,7 @@ class RetriedFuture(RetriedCall, Future[Any]):
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait for the response and return it, or raise the call's error."""
-        error = self.exception(timeout)
-        if error is not None:
+        if (error := self.exception(timeout)) is not None:
             raise error
         return super().result()
 

@@ -1,7 +1,5 @@
 """The interceptors for gRPC clients and servers, and the options of client channels.
 
-There is one client interceptor for `grpc` channels, and two for `grpc.aio` channels.
-
 The server interceptors prevent retries by both a server and its clients:
 
     server = grpc.server(threads, interceptors=[OneRetryLayerInterceptor()])
@@ -27,14 +25,7 @@ from contextvars import copy_context
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tarry.adapters.grpc.call import (
-    CallFactory,
-    RetriedFuture,
-    RetriedStream,
-    attempt_metadata,
-    grpc,
-    is_timeout_over,
-)
+from tarry.adapters.grpc.call import CallFactory, RetriedFuture, RetriedStream, grpc
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 from tarry.runtime import deadlines, drivers, error_record
 from tarry.runtime.clocks import system
@@ -58,9 +49,7 @@ _SERVER_FAILURES = frozenset(
 _NO_DEADLINE_S = 1e9
 """A `grpc` server reports more remaining seconds than this for a call without a deadline."""
 _END_OF_STREAM = object()
-
-
-# --- clients -------------------------------------------------------------------------------------
+_PREVIOUS_ATTEMPTS = "grpc-previous-rpc-attempts"
 
 
 class _CallDetails(NamedTuple):
@@ -101,7 +90,7 @@ class RetryInterceptor:
         self, continuation: Any, client_call_details: Any, request: Any
     ) -> Any:
         """Make a call and retry it; return a future if the user called `future()`."""
-        if is_timeout_over(client_call_details):
+        if _is_timeout_over(client_call_details):
             return continuation(client_call_details, request)
         timeout = self._calls.attempt_timeout
         call, send, first = self._start_call(continuation, client_call_details, request, timeout)
@@ -120,7 +109,7 @@ class RetryInterceptor:
         self, continuation: Any, client_call_details: Any, request: Any
     ) -> Any:
         """Start a response stream; it is retried when its first message is requested."""
-        if is_timeout_over(client_call_details):
+        if _is_timeout_over(client_call_details):
             return continuation(client_call_details, request)
         # Without the policy's attempt_timeout: gRPC would apply it to the whole stream.
         return RetriedStream(*self._start_call(continuation, client_call_details, request, None))
@@ -138,7 +127,7 @@ class RetryInterceptor:
             details = _CallDetails(
                 call_details.method,
                 call.time_limit(attempt_timeout),
-                attempt_metadata(call, call_details),
+                _attempt_metadata(call, call_details),
                 call_details.credentials,
                 getattr(call_details, "wait_for_ready", None),
                 getattr(call_details, "compression", None),
@@ -153,18 +142,26 @@ class RetryInterceptor:
             raise
 
 
+def _attempt_metadata(call: GrpcCall, details: Any) -> list[Any]:
+    # A server may forward its own client's metadata, with the number of that client's attempts.
+    metadata = [pair for pair in details.metadata or () if pair[0] != _PREVIOUS_ATTEMPTS]
+    previous = call.attempts - 1
+    return [*metadata, (_PREVIOUS_ATTEMPTS, str(previous))] if previous else metadata
+
+
+def _is_timeout_over(details: Any) -> bool:
+    """Return whether the user's timeout has no time left; gRPC then raises its own error."""
+    return details.timeout is not None and details.timeout <= 0
+
+
 def _is_future_call(response: Any) -> bool:
     """Return whether the user called `future()`; gRPC does not tell interceptors.
 
     A blocking call is done when its response is available here, a future usually is not. A future
     that failed at once is done too, but unlike the error of a blocking call it can be iterated.
     """
-    return not response.done() or (
-        hasattr(response, "__next__") and response.exception() is response
-    )
-
-
-# --- grpc.aio -------------------------------------------------------------------------------------
+    is_done = response.done()
+    return not is_done or (hasattr(response, "__next__") and response.exception() is response)
 
 
 def async_retry_interceptors(
@@ -182,16 +179,14 @@ def async_retry_interceptors(
     return [_AsyncUnaryUnaryInterceptor(calls), _AsyncUnaryStreamInterceptor(calls)]
 
 
-class _AsyncInterceptor:
+class _AsyncUnaryUnaryInterceptor:
     def __init__(self, calls: CallFactory) -> None:
         self._calls = calls
 
-
-class _AsyncUnaryUnaryInterceptor(_AsyncInterceptor):
     async def intercept_unary_unary(
         self, continuation: Any, client_call_details: Any, request: Any
     ) -> Any:
-        if is_timeout_over(client_call_details):
+        if _is_timeout_over(client_call_details):
             return await continuation(client_call_details, request)
         call, timeout = self._calls.new_call(client_call_details), self._calls.attempt_timeout
 
@@ -204,11 +199,14 @@ class _AsyncUnaryUnaryInterceptor(_AsyncInterceptor):
         return await drivers.drive_async(call, attempt, (), {})
 
 
-class _AsyncUnaryStreamInterceptor(_AsyncInterceptor):
+class _AsyncUnaryStreamInterceptor:
+    def __init__(self, calls: CallFactory) -> None:
+        self._calls = calls
+
     async def intercept_unary_stream(
         self, continuation: Any, client_call_details: Any, request: Any
     ) -> Any:
-        if is_timeout_over(client_call_details):
+        if _is_timeout_over(client_call_details):
             return await continuation(client_call_details, request)
         call = self._calls.new_call(client_call_details)
 
@@ -245,13 +243,10 @@ def _async_attempt_details(call: GrpcCall, call_details: Any, attempt_timeout: f
     return grpc.aio.ClientCallDetails(
         call_details.method,
         call.time_limit(attempt_timeout),
-        grpc.aio.Metadata(*attempt_metadata(call, call_details)),
+        grpc.aio.Metadata(*_attempt_metadata(call, call_details)),
         call_details.credentials,
         call_details.wait_for_ready,
     )
-
-
-# --- channel options ------------------------------------------------------------------------------
 
 
 def channel_options(options: Iterable[tuple[str, Any]] | None = None) -> list[tuple[str, Any]]:
@@ -266,11 +261,9 @@ def channel_options(options: Iterable[tuple[str, Any]] | None = None) -> list[tu
         rule = 'must be pairs of a name and a value, as in [("grpc.max_message_length", -1)]'
         raise ConfigurationTypeError("options", rule, options) from None
     for name, value in pairs:
-        found = None
+        found = _find_retry_policy(value) if name == _SERVICE_CONFIG else None
         if name == _ENABLE_RETRIES and value:
             found = f"{_ENABLE_RETRIES} is {value!r}"
-        elif name == _SERVICE_CONFIG:
-            found = _find_retry_policy(value)
         if found is not None:
             raise ConfigurationError(
                 f"{found}: the channel would retry beneath tarry, and the attempts of two layers "
@@ -310,9 +303,6 @@ def _items(value: Any, key: str) -> list[Any]:
 def _method_name(name: Any) -> str:
     parts = (_get_key(name, "service"), _get_key(name, "method"))
     return "/".join(str(part) for part in parts if part) or "all methods"
-
-
-# --- servers --------------------------------------------------------------------------------------
 
 
 class OneRetryLayerInterceptor:
@@ -405,16 +395,14 @@ def _wrap_handler(handler: Any) -> Any:
     behavior = getattr(handler, call_type)
     if getattr(behavior, "experimental_non_blocking", False):
         return handler  # it may send its response after it has returned
+    wrap: Callable[..., Any] = _wrap_stream if handler.response_streaming else _wrap_function
     if inspect.isasyncgenfunction(behavior):
-        wrapped: Callable[..., Any] = _wrap_async_stream(behavior)
+        wrap = _wrap_async_stream
     elif inspect.iscoroutinefunction(behavior):
-        wrapped = _wrap_coroutine(behavior)
-    else:
-        wrapped = (_wrap_stream if handler.response_streaming else _wrap_function)(behavior)
+        wrap = _wrap_coroutine
     make_handler = getattr(grpc, f"{call_type}_rpc_method_handler")
-    return make_handler(
-        wraps(behavior)(wrapped), handler.request_deserializer, handler.response_serializer
-    )
+    wrapped = wraps(behavior)(wrap(behavior))
+    return make_handler(wrapped, handler.request_deserializer, handler.response_serializer)
 
 
 def _wrap_function(behavior: Callable[..., Any]) -> Callable[..., Any]:
