@@ -28,10 +28,7 @@ _MANY_ATTEMPTS = 100
 _PERMANENT_STATUSES = frozenset(
     {*range(400, 408), *range(410, 418), 422, 426, 428, 431, 451, 501, 505}
 )
-"""Statuses for which the same request fails again, by RFC 9110 and RFC 6585.
-
-409 and 423 are not listed, because they can be temporary.
-"""
+"""Statuses for which the same request fails again (RFC 9110, RFC 6585), unlike 409 and 423."""
 _PERMANENT_CODES = frozenset(
     {
         "ALREADY_EXISTS",
@@ -81,12 +78,10 @@ def _explain_hedging(hedging: Hedging) -> list[str]:
         f"is sent after {after} without a result, or when one fails"
     )
     hint = f"a server may ask for a wait of up to {format_duration(hedging.max_hint)}"
-    load = f"worst case load: {copies} x the calls while every copy is slow or fails"
-    if hedging.max_extra_load is not None:
-        extra = hedging.max_extra_load
-        percent = _format_percent(extra)
-        load = f"worst case load: {1 + extra:g} x the calls: copies add {percent} at most"
-    return [rule, hint, load]
+    load = f"{copies} x the calls while every copy is slow or fails"
+    if (extra := hedging.max_extra_load) is not None:
+        load = f"{1 + extra:g} x the calls: copies add {_format_percent(extra)} at most"
+    return [rule, hint, f"worst case load: {load}"]
 
 
 def _explain_budget(budget: BudgetSummary, repeats: str) -> str:
@@ -126,14 +121,11 @@ def _explain_breaker(breaker: Mapping[str, Any]) -> str:
     if breaker["growth"] > 1:
         longest = format_duration(breaker["max_open"])
         longer = f", {breaker['growth']:g} x as long each further time, {longest} at most"
-    spread = (
-        f", plus a random part of up to {_format_percent(breaker['spread'])}"
-        if breaker["spread"]
-        else ""
-    )
+    if breaker["spread"]:
+        longer += f", plus a random part of up to {_format_percent(breaker['spread'])}"
     return (
         f"opens when {', or '.join(when)}; then it sends nothing for "
-        f"{format_duration(breaker['open_for'])}{longer}{spread}, and closes when "
+        f"{format_duration(breaker['open_for'])}{longer}, and closes when "
         f"{breaker['probes']} probes have succeeded"
     )
 
@@ -169,12 +161,9 @@ def find_warnings(defence: Defence) -> list[str]:
 
 
 def _warn_about_outcomes(policy: Policy) -> Iterator[str]:
-    success = {status for status in policy.retryable_statuses if status < _FIRST_ERROR}
-    if success:
-        yield (
-            f"retryable_statuses has {format_value(success)}: responses without an error are "
-            "retried"
-        )
+    if success := {status for status in policy.retryable_statuses if status < _FIRST_ERROR}:
+        statuses = format_value(success)
+        yield f"retryable_statuses has {statuses}: responses without an error are retried"
     if "OK" in policy.retryable_codes:
         yield "retryable_codes has OK: a success is never retried"
     for field, permanent in (
@@ -191,15 +180,12 @@ def _warn_about_delays(policy: Policy) -> Iterator[str]:
     if policy.jitter == "none":
         yield 'jitter is "none": clients that fail together retry together'
     if policy.initial_delay < _MIN_USEFUL_DELAY_S:
-        yield (
-            f"initial_delay = {policy.initial_delay:g} is {format_duration(policy.initial_delay)}: "
-            "too short for a dependency to recover"
-        )
-    if policy.max_attempts > _MANY_ATTEMPTS and policy.total_budget is None:
-        yield (
-            f"max_attempts = {policy.max_attempts}: one call may be sent {policy.max_attempts} "
-            "times; a total_budget limits its time"
-        )
+        delay = f"{policy.initial_delay:g} is {format_duration(policy.initial_delay)}"
+        yield f"initial_delay = {delay}: too short for a dependency to recover"
+    many = policy.max_attempts
+    if many > _MANY_ATTEMPTS and policy.total_budget is None:
+        times = f"one call may be sent {many} times"
+        yield f"max_attempts = {many}: {times}; a total_budget limits its time"
 
 
 def _warn_about_time(policy: Policy) -> Iterator[str]:

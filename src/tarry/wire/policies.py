@@ -40,13 +40,9 @@ SERVICE_PRESETS: dict[str, Policy] = {
 """The presets of the service, which every tenant can use."""
 
 
+_SCHEDULE_HELP = "The delays of backoffType SCHEDULE in order; the last one repeats."
 SCHEDULE_FIELD = PolicyField(
-    "schedule",
-    "scheduleMs",
-    "seconds",
-    None,
-    "The delays of backoffType SCHEDULE in order; the last one repeats.",
-    is_minimum_allowed=True,
+    "schedule", "scheduleMs", "seconds", None, _SCHEDULE_HELP, is_minimum_allowed=True
 )
 """A field of the JSON only: in `Policy` a `Schedule` is the value of `backoff`."""
 
@@ -64,11 +60,11 @@ def policy_from_json(document: Mapping[str, Any], base: Policy) -> Policy:
     """
     changes: dict[str, Any] = {}
     for name, value in document.items():
-        if name not in JSON_FIELDS:
+        field = JSON_FIELDS.get(name)
+        if field is None:
             suggestion = did_you_mean(name, JSON_FIELDS)
             msg = f"a policy has no field {short_repr(name)}; {suggestion}"
             raise ConfigurationError(msg)
-        field = JSON_FIELDS[name]
         changes[field.name] = _from_json_value(field, name, value)
     _merge_schedule(changes, base)
     initial_delay = changes.get("initial_delay", base.initial_delay)
@@ -127,19 +123,15 @@ def _check_size(name: str, value: object, maximum: int) -> None:
 def _merge_schedule(changes: dict[str, Any], base: Policy) -> None:
     """Replace `schedule` in `changes` by a `backoff`, as `Policy` expects it."""
     schedule = changes.pop("schedule", None)
-    backoff = changes.get("backoff")
+    backoff = changes.get("backoff", SCHEDULE.lower() if schedule else None)
     if backoff == SCHEDULE.lower():
-        if schedule is None:
-            if not isinstance(base.backoff, Schedule):
-                rule = "SCHEDULE needs the field scheduleMs: a list of delays"
-                raise ConfigurationError("backoffType", rule)
-            schedule = base.backoff
-        changes["backoff"] = schedule
+        changes["backoff"] = schedule or base.backoff
+        if not isinstance(changes["backoff"], Schedule):
+            rule = "SCHEDULE needs the field scheduleMs: a list of delays"
+            raise ConfigurationError("backoffType", rule)
     elif schedule is not None:
-        if backoff is not None:
-            rule = f"requires backoffType SCHEDULE, got {backoff.upper()}"
-            raise ConfigurationError("scheduleMs", rule)
-        changes["backoff"] = schedule
+        rule = f"requires backoffType SCHEDULE, got {str(backoff).upper()}"
+        raise ConfigurationError("scheduleMs", rule)
 
 
 def service_policy_from_file(plain: Mapping[str, Any]) -> Policy:
@@ -173,25 +165,20 @@ def policy_to_service(policy: Policy) -> dict[str, Any]:
 
 def policy_to_json(policy: Policy) -> dict[str, Any]:
     """Return all fields of a policy as a JSON document."""
-    document = {
-        field.json_name: _to_json_value(field, getattr(policy, field.name))
-        for field in POLICY_FIELDS
-        if field.json_name
-    }
+    document: dict[str, Any] = {}
+    for field in POLICY_FIELDS:
+        value = getattr(policy, field.name)
+        if field.type == "seconds":
+            value = _to_ms(value)
+        elif field.type == "choice":
+            value = SCHEDULE if isinstance(value, Schedule) else str(value).upper()
+        elif field.type in {"statuses", "codes"}:
+            value = sorted(value)
+        if field.json_name:
+            document[field.json_name] = value
     if isinstance(policy.backoff, Schedule):
         document["scheduleMs"] = [_to_ms(delay) for delay in policy.backoff.delays]
     return document
-
-
-def _to_json_value(field: PolicyField, value: Any) -> Any:
-    """Return the JSON value for a value of a policy."""
-    if field.type == "seconds":
-        return _to_ms(value)
-    if field.type == "choice":
-        return SCHEDULE if isinstance(value, Schedule) else str(value).upper()
-    if field.type in {"statuses", "codes"}:
-        return sorted(value)
-    return value
 
 
 def _to_ms(seconds: float | None) -> float | None:

@@ -28,6 +28,8 @@ StatusName: TypeAlias = Literal["PENDING", "IN_FLIGHT", "SUCCEEDED", "EXHAUSTED"
 STATUS_NAMES: tuple[StatusName, ...] = get_args(StatusName)
 """The store has the index of a name as the number of the status."""
 LaneStateName: TypeAlias = Literal["OPEN", "PAUSED", "PARKED", "PROBING"]
+Backoff: TypeAlias = Literal["EXPONENTIAL", "FIXED", "LINEAR", "SCHEDULE"]
+Jitter: TypeAlias = Literal["DECORRELATED", "EQUAL", "FULL", "NONE"]
 PolicyName: TypeAlias = Annotated[
     str, Meta(min_length=1, max_length=100, pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$")
 ]
@@ -36,14 +38,9 @@ ReasonName: TypeAlias = Annotated[
     str, Meta(min_length=1, max_length=100, extra_json_schema={"enum": list(Reason)})
 ]
 """The value of a `Reason`. The service rejects other values; the client accepts them."""
+_KEY_SCHEMA = {"description": "Visible ASCII characters and spaces.", "pattern": "^[ -~]+$"}
 IdempotencyKeyText: TypeAlias = Annotated[
-    str,
-    Meta(
-        min_length=1,
-        max_length=255,
-        description="Visible ASCII characters and spaces.",
-        extra_json_schema={"pattern": "^[ -~]+$"},
-    ),
+    str, Meta(min_length=1, max_length=255, extra_json_schema=_KEY_SCHEMA)
 ]
 UrlText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=8192)]
 EpochMs: TypeAlias = Annotated[
@@ -52,22 +49,12 @@ EpochMs: TypeAlias = Annotated[
 """Epoch milliseconds. The handler rejects a time below `MIN_TIME_MS` and names the unit."""
 
 
-class _RequestBody(
-    msgspec.Struct,
-    rename="camel",
-    kw_only=True,
-    forbid_unknown_fields=True,
-    omit_defaults=True,
-    gc=False,
-):
+class _Body(msgspec.Struct, rename="camel", kw_only=True, gc=False):
+    """Base class of bodies."""
+
+
+class _RequestBody(_Body, forbid_unknown_fields=True, omit_defaults=True):
     """Base class of request bodies: unknown fields are rejected."""
-
-
-class _ResponseBody(msgspec.Struct, rename="camel", kw_only=True, gc=False):
-    """Base class of response bodies: every field is present."""
-
-
-# --- tasks ----------------------------------------------------------------------------------------
 
 
 class RetryTaskRequest(_RequestBody):
@@ -93,7 +80,7 @@ class RetryTaskRequest(_RequestBody):
     callback_url: UrlText | None = None
 
 
-class TargetResponse(_ResponseBody, omit_defaults=True):
+class TargetResponse(_Body, omit_defaults=True):
     """The response of the target to the last attempt, for an API request with `Prefer: wait`.
 
     The response is not stored. A body of valid UTF-8 is in `body`, any other in `bodyBase64`.
@@ -107,7 +94,7 @@ class TargetResponse(_ResponseBody, omit_defaults=True):
     """Whether only the beginning of the body is returned, because it was too long."""
 
 
-class RetryTask(_ResponseBody, kw_only=False):
+class RetryTask(_Body, kw_only=False):
     """A stored task; secrets are redacted."""
 
     task_id: str
@@ -143,7 +130,7 @@ class BatchRequest(_RequestBody):
     tasks: list[Raw]
 
 
-class BatchResult(_ResponseBody, omit_defaults=True):
+class BatchResult(_Body, omit_defaults=True):
     """The result for one task of a batch; `status` is the HTTP status of a single request."""
 
     status: int
@@ -153,7 +140,7 @@ class BatchResult(_ResponseBody, omit_defaults=True):
     problem: dict[str, Any] | None = None
 
 
-class BatchResults(_ResponseBody):
+class BatchResults(_Body):
     """The results of a batch, in the order of its tasks."""
 
     results: list[BatchResult]
@@ -166,7 +153,7 @@ class Page(msgspec.Struct, Generic[T], rename="camel", kw_only=True):
     next_cursor: str | None
 
 
-class CallbackBody(_ResponseBody):
+class CallbackBody(_Body):
     """The result of a task, as posted to its `callbackUrl`."""
 
     task_id: str
@@ -182,10 +169,7 @@ class CallbackBody(_ResponseBody):
     created_at: int
 
 
-# --- attempts -------------------------------------------------------------------------------------
-
-
-class Decision(_ResponseBody):
+class Decision(_Body):
     """The decision after an attempt, and the values on which it is based."""
 
     action: str
@@ -204,7 +188,7 @@ class Decision(_ResponseBody):
     """The state of the breaker."""
 
 
-class AttemptLog(_ResponseBody):
+class AttemptLog(_Body):
     """One entry of a task's attempt log."""
 
     task_id: str
@@ -249,7 +233,7 @@ class ServiceEvent(
     """Number of dropped events."""
 
 
-class ExplainedStep(_ResponseBody):
+class ExplainedStep(_Body):
     """One attempt, and the decision after it as a sentence."""
 
     attempt_number: int
@@ -257,14 +241,14 @@ class ExplainedStep(_ResponseBody):
     attempt: AttemptLog
 
 
-class NextStep(_ResponseBody):
+class NextStep(_Body):
     """A sentence about what happens next; `at` is the time of it, if that is known."""
 
     text: str
     at: int | None
 
 
-class Explanation(_ResponseBody):
+class Explanation(_Body):
     """Why a task was retried or not: a text for the task, and one for each attempt."""
 
     task_id: str
@@ -275,13 +259,7 @@ class Explanation(_ResponseBody):
     next: NextStep
 
 
-# --- policies -------------------------------------------------------------------------------------
-
-Backoff: TypeAlias = Literal["EXPONENTIAL", "FIXED", "LINEAR", "SCHEDULE"]
-Jitter: TypeAlias = Literal["DECORRELATED", "EQUAL", "FULL", "NONE"]
-
-
-class RetryPolicy(_ResponseBody, omit_defaults=True):
+class RetryPolicy(_Body, omit_defaults=True):
     """A complete policy; `version` is null for a preset of the service."""
 
     policy_id: str
@@ -302,9 +280,6 @@ class RetryPolicy(_ResponseBody, omit_defaults=True):
     schedule_ms: list[int | float] | None = None
 
 
-# --- dead letters and downstreams -----------------------------------------------------------------
-
-
 class ReplayFilter(_RequestBody):
     """A filter for dead letters; an empty filter matches all dead letters."""
 
@@ -323,7 +298,7 @@ class ReplayRequest(_RequestBody):
     dry_run: bool = False
 
 
-class ReplayJob(_ResponseBody):
+class ReplayJob(_Body):
     """The progress of a replay. A `rate` of 0 means no limit. A dry run has no id."""
 
     replay_id: str | None
@@ -336,14 +311,14 @@ class ReplayJob(_ResponseBody):
     finished_at: int | None
 
 
-class PurgeResult(_ResponseBody):
+class PurgeResult(_Body):
     """Number of deleted dead letters; `more` is true if another request must delete the rest."""
 
     purged: int
     more: bool
 
 
-class LocalStats(_ResponseBody):
+class LocalStats(_Body):
     """State of a downstream in the process that serves the request."""
 
     breaker: str | None = None
@@ -355,7 +330,7 @@ class LocalStats(_ResponseBody):
     p95_ms: float | None = None
 
 
-class DownstreamInfo(_ResponseBody):
+class DownstreamInfo(_Body):
     """A downstream: its lane, the queue that all processes share, and its state in this process."""
 
     lane: str
