@@ -30,7 +30,7 @@ from benchmarks.service.peers.common import BODY, HEADERS
 from benchmarks.service.processes import Failed, Group, free_port
 from benchmarks.service.target import Target, running_target
 from tarry.service.delivery.targets import parse_target
-from tarry.service.encryption import PlainCodec
+from tarry.service.encryption import Codec
 from tarry.service.model import Task, TaskContent
 from tarry.service.store import NewTask
 from tarry.service.stores.sqlite import SqliteStore
@@ -119,7 +119,7 @@ def _task(url: str, due_ms: int) -> Task:
         lane=_lane(url),
         key=task_id,
         fingerprint=b"",
-        content=PlainCodec().pack(content),
+        content=Codec().pack(content),
         next_attempt_at=due_ms,
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 from tarry.service.api.application import Api
 from tarry.service.api.context import ApiContext
 from tarry.service.delivery.guard import Guard
-from tarry.service.encryption import PlainCodec
+from tarry.service.encryption import Codec
 from tests.service.api.harness import FakePayloads
 from tests.service.engine.harness import EngineHarness
 
@@ -25,7 +25,7 @@ def build_api(harness: EngineHarness) -> Api:
             engine=harness.engine,
             store=harness.store,
             payloads=FakePayloads(),
-            codec=PlainCodec(),
+            codec=Codec(),
             guard=Guard(),
             new_id=lambda: next(harness.ids),
             monotonic=asyncio.get_running_loop().time,

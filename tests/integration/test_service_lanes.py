@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 
 from tarry.service.delivery.targets import parse_target
-from tarry.service.encryption import PlainCodec
+from tarry.service.encryption import Codec
 from tarry.service.model import Task, TaskContent
 from tarry.service.store import NewTask
 from tarry.service.stores.sqlite import SqliteStore
@@ -30,7 +30,7 @@ ENOUGH = 16
 def _task(url: str) -> NewTask:
     target = parse_target(url)
     task_id = str(uuid4())
-    content = PlainCodec().pack(TaskContent(url=target.url))
+    content = Codec().pack(TaskContent(url=target.url))
     lane = f"default/{target.origin}"
     return NewTask(
         Task(

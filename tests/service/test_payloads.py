@@ -11,7 +11,7 @@ from cryptography.fernet import Fernet
 
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service import payloads as module
-from tarry.service.encryption import EncryptedCodec
+from tarry.service.encryption import Codec
 from tarry.service.model import TaskContent
 from tarry.service.payloads import BodyUnavailable, PayloadStore
 from tests.service.payload_cases import CASES, Case, SyncRecorder
@@ -78,7 +78,7 @@ def test_encrypted_bodies(tmp_path: Path) -> None:
         folder = str(tmp_path / "bodies")
         plain = PayloadStore(folder, max_bytes=100)
         early, checksum = await plain.put("default", "early", b"hush hush")
-        way = EncryptedCodec([Fernet.generate_key().decode()])
+        way = Codec([Fernet.generate_key().decode()])
         sealed = PayloadStore(folder, max_bytes=100, encrypt=way.encrypt, decrypt=way.decrypt)
         late, _ = await sealed.put("default", "late", b"hush hush")
         assert b"hush" not in (tmp_path / "bodies" / late).read_bytes()

@@ -23,7 +23,7 @@ try:
     from tarry.service.delivery.guard import Guard
     from tarry.service.delivery.http1.client import HttpDelivery
     from tarry.service.delivery.signing import Signer
-    from tarry.service.encryption import EncryptedCodec, PlainCodec
+    from tarry.service.encryption import Codec
     from tarry.service.engine.context import EngineContext, EngineLimits, Health, StoreClock
     from tarry.service.engine.engine import Engine
     from tarry.service.engine.lanes import Lanes, build_downstream
@@ -63,9 +63,7 @@ class Service:
             partial(GrpcDelivery, guard, proxy=proxy, ca=ca),
         )
         self.store: Store = make_store(settings.store, writer_process=writer_process)
-        codec = (
-            EncryptedCodec(settings.encryption_keys) if settings.encryption_keys else PlainCodec()
-        )
+        codec = Codec(settings.encryption_keys)
         bodies = settings.bodies or "memory:///"
         if not settings.bodies and settings.store.startswith(SQLITE):
             bodies = str(sqlite_path(settings.store).parent / "bodies")
@@ -115,6 +113,7 @@ class Service:
             )
         )
         require_keys = requires_keys(settings)
+        hosts = frozenset((settings.host, *settings.allow_host))
         self.api: Api = Api(
             ApiContext(
                 engine=self.engine,
@@ -127,9 +126,7 @@ class Service:
                 render_metrics=self._render_metrics,
                 require_keys=require_keys,
                 operator=settings.operator,
-                allowed_hosts=None
-                if require_keys
-                else frozenset((settings.host, *settings.allow_host)),
+                allowed_hosts=None if require_keys else hosts,
                 has_grpc=has_grpc(),
                 limits=ApiLimits(
                     max_request_bytes=settings.max_body_bytes,
@@ -147,10 +144,7 @@ class Service:
         await self.engine.start()
 
     def begin_shutdown(self) -> None:
-        """Stop starting attempts, and end waiting requests and event streams.
-
-        Called before the server closes its connections.
-        """
+        """Stop starting attempts, and end waiting requests and event streams."""
         self.engine.stop_starting()
         self.api.close()
 
@@ -213,10 +207,7 @@ def data_location(settings: Settings) -> str:
 
 
 def requires_keys(settings: Settings) -> bool:
-    """Return whether callers need an API key.
-
-    They do, unless the service listens on loopback and `require_keys` is not set.
-    """
+    """Return whether callers need an API key, as they always do outside of loopback."""
     if settings.require_keys:
         return True
     try:

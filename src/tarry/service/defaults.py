@@ -1,8 +1,4 @@
-"""Default limits and durations of the service, each defined once.
-
-They are the defaults of `Settings`. The API and the engine use them too when they are built without
-settings, as in tests.
-"""
+"""Default limits and durations, for `Settings` and for components that are built without it."""
 
 from __future__ import annotations
 

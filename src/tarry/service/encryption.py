@@ -17,6 +17,8 @@ from tarry.service.model import TaskContent
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from cryptography.fernet import MultiFernet
+
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(TaskContent).decode
 _ENCRYPTED_PREFIX = b"\xc1"
@@ -27,33 +29,14 @@ class DecryptionFailed(TarryError):
     """The content was encrypted with a key that is not configured."""
 
 
-class PlainCodec:
-    """Encodes content without encryption."""
+class Codec:
+    """Encodes content, and encrypts it if there are `keys`: Fernet keys, the newest first."""
 
-    def encrypt(self, body: bytes) -> bytes:
-        """Return a large body unchanged: it is stored without encryption."""
-        return body
+    _fernet: MultiFernet | None = None
 
-    def decrypt(self, stored: bytes) -> bytes:
-        """Return a stored large body unchanged."""
-        return stored
-
-    def pack(self, content: TaskContent) -> bytes:
-        """Return the content of a task, encoded for the store."""
-        return _pack(content)
-
-    def unpack(self, stored: bytes) -> TaskContent:
-        """Decode the content of a task; raise DecryptionFailed if it is encrypted."""
-        if stored[:1] == _ENCRYPTED_PREFIX:
-            msg = "the content is encrypted, but no encryption key is set (TARRY_ENCRYPTION_KEYS)"
-            raise DecryptionFailed(msg)
-        return _unpack(stored)
-
-
-class EncryptedCodec:
-    """Encodes and encrypts content. `keys` are Fernet keys, the newest first."""
-
-    def __init__(self, keys: Sequence[str]) -> None:
+    def __init__(self, keys: Sequence[str] = ()) -> None:
+        if not keys:
+            return
         try:
             from cryptography.fernet import Fernet, InvalidToken, MultiFernet
         except ImportError as error:
@@ -67,24 +50,30 @@ class EncryptedCodec:
         self._invalid_token = InvalidToken
 
     def encrypt(self, body: bytes) -> bytes:
-        """Return the encrypted form of a large body."""
-        return self._fernet.encrypt(body)
+        """Return a large body as it is stored."""
+        return body if self._fernet is None else self._fernet.encrypt(body)
 
     def decrypt(self, stored: bytes) -> bytes:
-        """Decrypt a large body. A body that was stored without encryption is returned unchanged."""
+        """Return a large body. A body that was stored without encryption is returned unchanged."""
+        if self._fernet is None:
+            return stored
         try:
             return self._fernet.decrypt(stored)
         except self._invalid_token:
             return stored  # a wrong key is found by the caller, which compares the checksum
 
     def pack(self, content: TaskContent) -> bytes:
-        """Return the content of a task, encoded for the store and encrypted."""
-        return _ENCRYPTED_PREFIX + self._fernet.encrypt(_pack(content))
+        """Return the content of a task, encoded for the store."""
+        packed = _pack(content)
+        return packed if self._fernet is None else _ENCRYPTED_PREFIX + self._fernet.encrypt(packed)
 
     def unpack(self, stored: bytes) -> TaskContent:
         """Decode the content of a task; raise DecryptionFailed if its key is not configured."""
         if stored[:1] != _ENCRYPTED_PREFIX:
             return _unpack(stored)
+        if self._fernet is None:
+            msg = "the content is encrypted, but no encryption key is set (TARRY_ENCRYPTION_KEYS)"
+            raise DecryptionFailed(msg)
         try:
             return _unpack(self._fernet.decrypt(stored[1:]))
         except self._invalid_token as error:

@@ -86,18 +86,9 @@ class GroupCommit(ABC, Generic[T]):
         return Overloaded(f"{self.pending} tasks wait to be written", retry_after=RETRY_AFTER_S)
 
     def _check_capacity(self, weight: int) -> None:
-        """Raise the overload error if an entry of this weight must be refused."""
         limit = self._max_pending
         if limit is not None and self.pending and self.pending + weight > limit:
             raise self._overload_error()
-
-    def _grow(self, entry: Entry[T]) -> None:
-        """Count one more item in an entry that waits."""
-        entry.weight += 1
-        self._waiting_weight += 1
-        self.submitted += 1
-        self.pending += 1
-        self._schedule_start()
 
     def _enqueue(self, entry: Entry[T]) -> None:
         self._waiting.append(entry)
@@ -135,7 +126,6 @@ class GroupCommit(ABC, Generic[T]):
         return group
 
     def _end_group(self, group: list[Entry[T]]) -> None:
-        """Count the entries of a group in flight as done."""
         self._in_flight.remove(group)
         self.pending -= sum([entry.weight for entry in group])
 
@@ -186,7 +176,11 @@ class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
             self._enqueue(Entry([item], None, 1))
             return
         last.work.append(item)
-        self._grow(last)
+        last.weight += 1
+        self._waiting_weight += 1
+        self.submitted += 1
+        self.pending += 1
+        self._schedule_start()
 
     def _start_soon(self) -> None:
         committer = asyncio.get_running_loop().create_task(self._commit_groups())
@@ -245,7 +239,6 @@ class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
 
 
 def _resolve(group: list[Entry[list[T]]], results: Sequence[R]) -> None:
-    """Give each future of a group the results of its items."""
     begin = 0
     for entry in group:
         end = begin + entry.weight

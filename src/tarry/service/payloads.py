@@ -5,8 +5,7 @@ A body is written before the row that refers to it, and deleted after that row. 
 is an id of the storage that is generated with the first body. The marker object
 `.tarry/places/LOCATION` is stored with the bodies. If a body and the marker are both missing, the
 storage itself is missing (for example, a folder is not mounted), and the body is not treated as
-lost. A task may also refer to an object
-of the caller under `TENANT/`; such an object is never deleted.
+lost. A task may also refer to an object of the caller under `TENANT/`, which is never deleted.
 
 In a folder, a body is written directly to its final path. A temporary file is not needed, because
 no task refers to the body yet, and an incomplete file is deleted like any orphan.

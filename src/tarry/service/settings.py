@@ -222,10 +222,7 @@ def load_settings(
 
 
 def check_environment(environ: Mapping[str, str] | None = None) -> None:
-    """Raise ConfigurationError for an unknown `TARRY_*` variable.
-
-    A misspelt variable would otherwise leave a default in place without notice.
-    """
+    """Raise ConfigurationError for an unknown `TARRY_*` variable: its name may be misspelt."""
     known = {_variable_name(name) for name in _VARIABLE_NAMES}
     for variable, text in (os.environ if environ is None else environ).items():
         is_tarry_variable = variable.startswith(_PREFIX) and not _is_kubernetes_link(variable, text)
@@ -272,12 +269,9 @@ def _unknown_setting(
 ) -> ConfigurationError:
     """Return the error for an unknown setting; `format_name` writes a name as its source does."""
     names = sorted(known_names)
-    similar = suggest(name, names)
-    hint = (
-        f"did you mean {format_name(similar)}?"
-        if similar
-        else f"there are {', '.join(map(format_name, names))}"
-    )
+    hint = f"there are {', '.join(map(format_name, names))}"
+    if similar := suggest(name, names):
+        hint = f"did you mean {format_name(similar)}?"
     return ConfigurationError(f"{source}: there is no such setting; {hint}")
 
 
@@ -311,7 +305,7 @@ def check_setting(name: str, value: Any) -> None:
     from tarry.service.delivery.guard import Guard
     from tarry.service.delivery.http1.connector import parse_proxy
     from tarry.service.delivery.signing import Signer
-    from tarry.service.encryption import EncryptedCodec
+    from tarry.service.encryption import Codec
 
     checks: dict[str, Callable[[Any], object]] = {
         "store": _check_store,
@@ -325,7 +319,7 @@ def check_setting(name: str, value: Any) -> None:
         "egress_proxy": parse_proxy,
         "ca_file": _check_certificates,
         "signing_secrets": Signer,
-        "encryption_keys": EncryptedCodec,
+        "encryption_keys": Codec,
     }
     if name not in checks:
         return

@@ -223,10 +223,8 @@ class SweepResult(msgspec.Struct):
 class Retention(msgspec.Struct, frozen=True):
     """How long terminal tasks are stored, in ms after they finished."""
 
-    succeeded: int
-    """For tasks that succeeded or were cancelled."""
+    succeeded: int  # also for cancelled tasks
     dead: int
-    """For dead letters."""
 
 
 def next_replay_step_at(replay: ReplayRecord, replayed: int, now: int) -> int:

@@ -18,7 +18,7 @@ from tarry.service.api.context import ApiContext, ApiLimits
 from tarry.service.api.messages import ApiResponse
 from tarry.service.api.problems import PROBLEM_TYPES
 from tarry.service.delivery.guard import Guard
-from tarry.service.encryption import PlainCodec
+from tarry.service.encryption import Codec
 from tarry.service.engine.context import Health, StoreClock
 from tarry.service.engine.engine import Engine
 from tarry.service.engine.lanes import Lanes
@@ -204,7 +204,7 @@ class ApiHarness:
         self.store = ModelStore(self.time.milliseconds)
         self.engine = FakeEngine(self.store, self.time, quota)
         self.payloads = FakePayloads()
-        self.codec = PlainCodec()
+        self.codec = Codec()
         numbers = count(1)
         self.context = ApiContext(
             engine=cast("Engine", self.engine),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from cryptography.fernet import Fernet
 
-from tarry.service.encryption import EncryptedCodec
+from tarry.service.encryption import Codec
 from tarry.service.model import AttemptRecord, Decision, Status
 from tarry.service.store import TaskResult
 from tests.service.api.harness import NOW, TARGET, ApiHarness, run_with_api
@@ -285,7 +285,7 @@ def test_a_task_that_cannot_be_decrypted_can_be_read_and_cancelled() -> None:
 
     async def test(api: ApiHarness) -> None:
         shown = (await api.create(delayMs=1))["taskId"]
-        api.codec.pack = EncryptedCodec([Fernet.generate_key().decode()]).pack  # type: ignore[method-assign]
+        api.codec.pack = Codec([Fernet.generate_key().decode()]).pack  # type: ignore[method-assign]
         headers = {"Authorization": "Bearer sesame-two"}
         sealed = (await api.create(headers=headers, idempotencyKey="k"))["taskId"]
         path = f"/retry-tasks/{sealed}"

@@ -12,7 +12,7 @@ import msgspec
 
 from tarry.core.breaker import Breaker
 from tarry.service.delivery import DeliveryRequest, DeliveryResult
-from tarry.service.encryption import PlainCodec
+from tarry.service.encryption import Codec
 from tarry.service.engine.context import EngineContext, EngineLimits, Health, StoreClock
 from tarry.service.engine.engine import Engine
 from tarry.service.engine.lanes import Lanes, build_downstream
@@ -74,7 +74,7 @@ class EngineHarness:
         limits = limits or EngineLimits()
         rng = Random(seed)
         self.ids = (f"0190a000-0000-7000-8000-{i:012x}" for i in range(seed << 24, 1 << 47))
-        plain = PlainCodec()
+        plain = Codec()
         clock = StoreClock(monotonic or loop.time)
         self.lanes = Lanes(
             partial(build_downstream, max_in_flight=limits.lane_in_flight, breaker=breaker),
@@ -123,7 +123,7 @@ class EngineHarness:
             lane=f"{tenant}/{scheme}:{rest.split('/')[0]}",
             key=changes.pop("key", task_id),
             fingerprint=b"same",
-            content=PlainCodec().pack(TaskContent(url=url, **content)),
+            content=Codec().pack(TaskContent(url=url, **content)),
             **changes,
         )
         return NewTask(task, delay)

@@ -10,7 +10,7 @@ import pytest
 from tarry.core.breaker import Breaker
 from tarry.errors import StoreUnavailable
 from tarry.service.delivery import DeliveryRequest, DeliveryResult
-from tarry.service.encryption import PlainCodec
+from tarry.service.encryption import Codec
 from tarry.service.engine.attempts import final_result
 from tarry.service.engine.result_writer import build_callback_task
 from tarry.service.model import AttemptRecord, Status, Task, TaskContent
@@ -42,11 +42,9 @@ def test_callback_has_the_result_of_the_task() -> None:
     attempt = AttemptRecord(number=3, scheduled_at=1, started_at=1, status=410, outcome="permanent")
     finish = final_result(TASK, attempt, Status.EXHAUSTED, "permanent")
 
-    callback = build_callback_task(
-        TASK, CONTENT, finish, new_id=lambda: "j", pack=PlainCodec().pack
-    )
+    callback = build_callback_task(TASK, CONTENT, finish, new_id=lambda: "j", pack=Codec().pack)
 
-    content = PlainCodec().unpack(callback.content)
+    content = Codec().unpack(callback.content)
     assert {
         "taskId": "i",
         "idempotencyKey": "k",

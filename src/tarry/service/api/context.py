@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from tarry.service.delivery.guard import Guard
-    from tarry.service.encryption import EncryptedCodec, PlainCodec
+    from tarry.service.encryption import Codec
     from tarry.service.engine.engine import Engine
     from tarry.service.payloads import PayloadStore
     from tarry.service.store import Store
@@ -51,7 +51,7 @@ class ApiContext(msgspec.Struct, frozen=True, kw_only=True):
     engine: Engine
     store: Store
     payloads: PayloadStore
-    codec: PlainCodec | EncryptedCodec
+    codec: Codec
     """Encodes task content for the store, encrypted if encryption keys are configured."""
     guard: Guard
     new_id: Callable[[], str]

@@ -1,9 +1,8 @@
 """Monitoring: `/events`, `/healthz`, `/readyz` and `/metrics`.
 
-`GET /events` streams attempts and state changes as server-sent events (HTML Standard, 9.2). A
-stream contains no events from before it was opened; attempt logs have the earlier attempts. A
-client that reads too slowly misses events, and receives the number of missed events. A stream ends
-when its API key is revoked.
+`GET /events` streams attempts and state changes as server-sent events (HTML Standard, 9.2), from
+the time it is opened. A client that reads too slowly receives the number of events that it missed.
+A stream ends when its API key is revoked.
 """
 
 from __future__ import annotations
@@ -214,9 +213,8 @@ class HealthResource:
     async def get_metrics(self, request: ApiRequest) -> ApiResponse:
         """Get the metrics in the Prometheus format; with keys, those of the tenant."""
         sees_all = not self._context.require_keys or request.tenant == self._context.operator
-        body, content_type = await self._context.render_metrics(
-            None if sees_all else request.tenant
-        )
+        tenant = None if sees_all else request.tenant
+        body, content_type = await self._context.render_metrics(tenant)
         return ApiResponse(200, body, [(b"content-type", content_type.encode())])
 
     async def _check_store(self) -> None:

@@ -1,8 +1,4 @@
-"""The OpenAPI document, and `GET /docs`, which shows it as one HTML page.
-
-The document is built from the operations and their request and response types. The page has no
-scripts and no external resources.
-"""
+"""The OpenAPI document, built from the operations and their types, and its page `GET /docs`."""
 
 from __future__ import annotations
 
@@ -152,18 +148,13 @@ def _describe_messages(
     operation: Operation, schema_by_type: dict[str, Any], schemas: dict[str, Any]
 ) -> dict[str, Any]:
     """Describe the responses, parameters, request body and callback of an operation."""
-    json_type = operation.response
+    json_type, body = operation.response, {}
     if isinstance(json_type, str):
-        content = {json_type: {"schema": {"type": "string"}}}
+        body = {"content": {json_type: {"schema": {"type": "string"}}}}
     elif json_type is not None:
-        content = _json_content(schema_by_type[str(json_type)])
-    else:
-        content = None
+        body = {"content": _json_content(schema_by_type[str(json_type)])}
     responses = {
-        str(status): {
-            "description": HTTPStatus(status).phrase,
-            **({} if content is None else {"content": content}),
-        }
+        str(status): {"description": HTTPStatus(status).phrase, **body}
         for status in operation.statuses
     }
     for status in operation.error_statuses:
@@ -251,13 +242,9 @@ def _render_operation(path: str, method: str, operation: dict[str, Any]) -> Iter
     if parameters := operation.get("parameters"):
         yield "<h4>Parameters</h4><table>"
         for parameter in parameters:
-            description = parameter.get("description")
-            rule = (
-                _render_schema(parameter["schema"]) if description is None else escape(description)
-            )
-            yield f"<tr><td><code>{escape(parameter['name'])}</code></td>"
-            yield f"<td>{parameter['in']}</td>"
-            yield f"<td>{rule}</td></tr>"
+            name, description = escape(parameter["name"]), parameter.get("description")
+            rule = escape(description) if description else _render_schema(parameter["schema"])
+            yield f"<tr><td><code>{name}</code></td><td>{parameter['in']}</td><td>{rule}</td></tr>"
         yield "</table>"
     if body := operation.get("requestBody"):
         yield f"<h4>Request body</h4><p>{_render_content(body['content'])}</p>"

@@ -1,7 +1,4 @@
-"""`/retry-policies`: the policies of a tenant, and the built-in ones.
-
-Also the validation of policy fields, which the overrides of a task have in common with a policy.
-"""
+"""`/retry-policies`: the policies of a tenant, and the validation of policies and overrides."""
 
 from __future__ import annotations
 

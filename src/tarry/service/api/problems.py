@@ -21,14 +21,16 @@ from tarry.wire.http import Problem
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
 
+    Headers = Sequence[tuple[bytes, bytes]]
+
 
 class ApiError(Exception):
     """The response is a problem. Nothing was stored, unless the problem says otherwise."""
 
-    def __init__(self, problem: Problem, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    def __init__(self, problem: Problem, headers: Headers) -> None:
         super().__init__(problem.detail)
         self.problem: Problem = problem
-        self.headers: Sequence[tuple[bytes, bytes]] = headers
+        self.headers: Headers = headers
 
 
 class ProblemType(NamedTuple):
@@ -58,12 +60,7 @@ class ProblemType(NamedTuple):
         return Problem(status or self.statuses[0], self.title, detail, self.type, extensions=more)
 
     def error(
-        self,
-        detail: str,
-        *,
-        status: int | None = None,
-        headers: Sequence[tuple[bytes, bytes]] = (),
-        **more: Any,
+        self, detail: str, *, status: int | None = None, headers: Headers = (), **more: Any
     ) -> ApiError:
         """Return the error for a problem of this type."""
         return ApiError(self.problem(detail, status, **more), (*self.headers, *headers))
@@ -151,9 +148,7 @@ def invalid(field: str, rule: str, value: object = _NO_VALUE, *, status: int = 4
 
 def from_configuration_error(field: str, error: ConfigurationError) -> ApiError:
     """Return the error for `field`, whose value was rejected with a ConfigurationError."""
-    if error.has_value:
-        return invalid(field, error.rule, error.value)
-    return invalid(field, error.rule)
+    return invalid(field, error.rule, error.value if error.has_value else _NO_VALUE)
 
 
 @contextmanager

@@ -220,17 +220,15 @@ class TaskCreation:
             if not i % _YIELD_EVERY_TASKS:
                 await asyncio.sleep(0)
         is_minimal = prefers_minimal(request)
-        added_tasks = iter(await self._context.engine.submit(valid, contents) if valid else ())
-        added_contents = iter(contents)
-        for i, result in enumerate(results):
-            if result is None:
-                added, content = next(added_tasks), next(added_contents)
-                if content.owned and added.status is not AddStatus.ADDED:
-                    await self._validator.delete_body(content)
-                try:
-                    results[i] = self._batch_result(added, content, is_minimal=is_minimal)
-                except ApiError as error:
-                    results[i] = _error_result(error)
+        added_tasks = await self._context.engine.submit(valid, contents) if valid else ()
+        pending = [i for i, result in enumerate(results) if result is None]
+        for i, added, content in zip(pending, added_tasks, contents, strict=True):
+            if content.owned and added.status is not AddStatus.ADDED:
+                await self._validator.delete_body(content)
+            try:
+                results[i] = self._batch_result(added, content, is_minimal=is_minimal)
+            except ApiError as error:
+                results[i] = _error_result(error)
         document = wire.BatchResults(results=[result for result in results if result is not None])
         return json_response(200, document, *((_MINIMAL_APPLIED,) if is_minimal else ()))
 

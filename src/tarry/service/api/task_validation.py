@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 _METHOD = re.compile(r"[A-Z][A-Z0-9_-]{0,31}")
 _FORBIDDEN_METHODS = frozenset({"CONNECT", "TRACE"})
 _COMMON_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE", "GET", "HEAD"})
-_JSON = "application/json"
 _GRPC_SCHEMES = frozenset({"grpc", "grpcs"})
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
@@ -69,7 +68,7 @@ class TaskValidator:
         header_names = check_headers(headers, context.limits) if headers else ()
         body, is_json = _encode_body(request)
         if is_json and "content-type" not in header_names:
-            headers = {**headers, "Content-Type": _JSON}
+            headers = {**headers, "Content-Type": "application/json"}
             header_names = (*header_names, "content-type")
         callback_url = request.callback_url
         if callback_url is not None:

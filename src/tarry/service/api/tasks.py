@@ -1,7 +1,4 @@
-"""`/retry-tasks`: read, list, cancel and retry tasks.
-
-Also the `Prefer` header (RFC 7240) of these requests: `wait=SECONDS` and `return=minimal`.
-"""
+"""`/retry-tasks`: read, list, cancel and retry tasks, and the `Prefer` header (RFC 7240)."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ _TASK_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]
 _TASK_PATH = "/retry-tasks/{taskId}"
 _REASONS = tuple(Reason)
 _MAX_EXPLAINED_ATTEMPTS = 100
-_MAX_CURSOR_DIGITS = 9
+_ATTEMPT_CURSOR = re.compile(r"[0-9]{1,9}")
 _YIELD_EVERY_TASKS = 100
 """Number of tasks after which the decoding of a page yields to the event loop."""
 
@@ -184,8 +181,7 @@ class TaskResource:
         query = request.parse_query(PageQuery)
         after_number = 0
         if query.cursor is not None:
-            is_number = query.cursor.isascii() and query.cursor.isdigit()
-            if not is_number or len(query.cursor) > _MAX_CURSOR_DIGITS:
+            if not _ATTEMPT_CURSOR.fullmatch(query.cursor):
                 raise problems.invalid("cursor", "must be a nextCursor of this list")
             after_number = int(query.cursor)
         task = await self._find(request)

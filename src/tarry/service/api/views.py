@@ -1,7 +1,4 @@
-"""JSON representations of stored records, with public names and with secrets redacted.
-
-`explain_task` describes the retry decisions of a task in words. Nothing here does I/O.
-"""
+"""JSON representations of stored records, with public names and with secrets redacted; no I/O."""
 
 from __future__ import annotations
 
@@ -47,9 +44,6 @@ _ENCRYPTED = "[encrypted]"
 _UNREADABLE_CONTENT = TaskContent(url=_ENCRYPTED, method=_ENCRYPTED)
 """Shown instead of content whose encryption key is not configured."""
 _REASON_TEXTS = {reason.value: reason.description for reason in Reason}
-_DONE = frozenset({Status.SUCCEEDED, Status.CANCELLED})
-_SELF_EXPLANATORY = frozenset({"refused"})
-"""Error classes whose error message adds no information."""
 _MAX_ERROR_LENGTH = 200
 _EARLY_TOLERANCE_MS, _LATE_TOLERANCE_MS = 50, 1_000
 """Differences between the decided and the actual wait up to which only one wait is described."""
@@ -91,14 +85,11 @@ def stored_task_view(context: ApiContext, task: Task) -> RetryTask:
 
 
 def read_content(context: ApiContext, task: Task) -> TaskContent | None:
-    """Return the content of a task; None if its encryption key is not configured.
-
-    A task without its content can still be listed and cancelled.
-    """
+    """Return the content of a task; None if its encryption key is not configured."""
     try:
         return context.codec.unpack(task.content)
     except DecryptionFailed:
-        return None
+        return None  # the task can still be listed and cancelled
 
 
 def response_view(delivered: DeliveryResult, secrets: list[str] | None) -> wire.TargetResponse:
@@ -248,7 +239,7 @@ def explain_task(
             text += "; was replayed"
         steps.append(wire.ExplainedStep(attempt_number=attempt.number, text=text, attempt=view))
     next_step = _next_step(task, status, policy, lane, now)
-    if chosen is None and status not in _DONE:
+    if chosen is None and status not in {Status.SUCCEEDED, Status.CANCELLED}:
         deleted = f"Its policy {task.policy_id} was deleted: it uses the default policy."
         next_step = wire.NextStep(text=f"{next_step.text} {deleted}", at=next_step.at)
     sentences = [step.text for step in steps]
@@ -279,7 +270,7 @@ def _describe_attempt(attempt: AttemptRecord, error: str | None, wait_end: int |
         result = f"attempt {attempt.number} got {attempt.status}"
     else:
         cause = attempt.error_class or attempt.outcome
-        if error and cause not in _SELF_EXPLANATORY:
+        if error and cause != "refused":  # for which the error message adds no information
             cause += f": {error[:_MAX_ERROR_LENGTH].rstrip('.')}"
         result = f"attempt {attempt.number} failed ({cause})"
     if attempt.decision is None or attempt.decision.action == "done":

@@ -82,10 +82,8 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     _header_bytes = 0
     """Bytes received since the request began, or since the last part of its body."""
     _read_bytes = _first_read_bytes = 0
-    """Bytes of the last read, and of the read in which the request began.
-
-    The latter may include bytes of the previous request.
-    """
+    """Bytes of the last read, and of the read in which the request began, which may include bytes
+    of the previous request."""
     _is_too_large = False
     _awaited: _Awaited | None = "first"
     _timer_for: _Awaited | None = None
@@ -279,9 +277,8 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             super().timeout_keep_alive_handler()
 
     def _check_idle_after(self, seconds: float) -> None:
-        self.timeout_keep_alive_task = self.loop.call_later(
-            seconds, self.timeout_keep_alive_handler
-        )
+        check = self.timeout_keep_alive_handler
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, check)
 
     def send_400_response(self, msg: str) -> None:
         """Send a problem for bytes that are not a valid request, and close the connection."""

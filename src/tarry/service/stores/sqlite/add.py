@@ -47,15 +47,12 @@ instead of 400 KB for 270 calls."""
 
 
 class _Target(Struct, gc=False):
-    """The lane and policy that some tasks of a batch share, and how many of them were added.
-
-    `is_open` says whether the lane is neither parked nor paused.
-    """
+    """The lane and policy that some tasks of a batch share, and how many of them were added."""
 
     tenant: int
     lane: LaneRow
     policy: int
-    is_open: bool
+    is_open: bool  # neither parked nor paused
     pending: int = 0
     leased: int = 0
 
@@ -63,7 +60,7 @@ class _Target(Struct, gc=False):
 def to_add_results(
     tasks: Sequence[NewTask], lease: Lease | None, results: Sequence[InitialState | AddResult]
 ) -> list[AddResult]:
-    """Return the results of `add` in the form of the port, with complete tasks."""
+    """Return the results of `add` with complete tasks, as the port defines them."""
     worker = None if lease is None else lease.worker
     complete: list[AddResult] = []
     for new, result in zip(tasks, results, strict=True):

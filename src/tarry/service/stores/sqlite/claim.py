@@ -163,10 +163,7 @@ def _lease_rows(
 
 
 def _log_lost_attempt(tx: Transaction, task: Task, row: Row) -> bool:
-    """Log the attempt of an expired lease as lost.
-
-    Returns True if the task was being cancelled: it is then CANCELLED and must not be leased again.
-    """
+    """Log the attempt of an expired lease as lost; return whether the task is CANCELLED now."""
     task.attempts += 1
     task.lost += 1
     tx.lost_attempts += 1
@@ -243,10 +240,8 @@ class FairOrder:
             last_turn, lane, _ = page[-1]
 
     def running_leases(self, lane: LaneRow) -> tuple[int, int | None]:
-        """Return how many leases of a half-open lane run, and when the first of them ends.
-
-        The count stops at the lane's number of probes, because callers only compare it with that.
-        """
+        """Return how many leases of a half-open lane run, and when the first of them ends."""
+        # The count stops at the number of probes, because callers only compare it with that.
         parameters = (lane.id, self._tx.now, lane.probes)
         [(count, first_end)] = self._tx.execute(_RUNNING_LEASES, parameters)
         return count, first_end

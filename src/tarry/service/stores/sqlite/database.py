@@ -91,8 +91,8 @@ def _database_error_code(error: BaseException) -> int | None:
 class Database:
     """One connection to the file at `path`; `clock` returns epoch milliseconds.
 
-    The connection is opened on first use, and opened again after an error that it may have caused.
-    So the store works again as soon as the cause of the error is gone.
+    The connection is opened on first use, and again after an error that it may have caused, so that
+    the store works again as soon as the cause is gone.
     """
 
     def __init__(
@@ -135,10 +135,7 @@ class Database:
             return [answer for chunk in chunks for answer in self._read_chunk(chunk)]
 
     def open(self) -> tuple[sqlite3.Connection, InternedNames]:
-        """Return the connection and its cache of names; open the file if it is not open.
-
-        Raises `StoreUnavailable` if the file was moved or deleted since it was opened.
-        """
+        """Return the connection and its cache of names; open the file if it is not open."""
         if self._file_id is not None and self._file_id != _file_id(self.path):
             # SQLite would not notice, and would write to a file that no other process can see.
             raise StoreUnavailable(
@@ -184,11 +181,7 @@ class Database:
         return values
 
     def _truncate_wal_if_long(self, connection: sqlite3.Connection) -> None:
-        """Truncate the WAL if it is larger than `MAX_WAL_BYTES`; call it outside of a transaction.
-
-        A long read, such as a backup, can prevent the truncation. The next try is made when the WAL
-        has grown by another `MAX_WAL_BYTES`.
-        """
+        """Truncate the WAL if it is larger than `MAX_WAL_BYTES`. Must not run in a transaction."""
         try:
             # os.stat instead of Path.stat: this runs before every transaction.
             size = os.stat(self._wal_path).st_size  # noqa: PTH116
@@ -198,6 +191,7 @@ class Database:
             self._truncate_wal_above = MAX_WAL_BYTES
         if size <= self._truncate_wal_above:
             return
+        # If a long read, such as a backup, prevents this, the next try is made after more growth.
         self._truncate_wal_above = size + MAX_WAL_BYTES
         [(timeout,)] = connection.execute("PRAGMA busy_timeout").fetchall()
         connection.execute(f"PRAGMA busy_timeout = {_CHECKPOINT_TIMEOUT_MS}")

@@ -1,8 +1,7 @@
 """Runs the store's operations off the event loop, in groups: one transaction for each group.
 
-`ThreadExecutor` runs operations in a thread of this process, `WriterProcessExecutor` (in the module
-`writer_process`) in another process. How groups are formed is described in
-`tarry.service.group_commit`.
+`ThreadExecutor` runs them in a thread, `WriterProcessExecutor` (in `writer_process`) in another
+process. `tarry.service.group_commit` describes how groups are formed.
 """
 
 from __future__ import annotations
@@ -30,10 +29,7 @@ MAX_PENDING = 50_000
 
 
 class Executor(GroupCommit[Any]):
-    """Takes operations on the event loop, and sets the results of their futures there.
-
-    The weight of an operation is the approximate number of tasks that it changes.
-    """
+    """Takes operations on the event loop, and sets the results of their futures there."""
 
     def __init__(self, max_group_weight: int) -> None:
         super().__init__(max_weight=max_group_weight, max_pending=MAX_PENDING, may_exceed=True)
@@ -41,10 +37,7 @@ class Executor(GroupCommit[Any]):
         self._group_done = asyncio.Event()
 
     def submit(self, operation: Any, weight: int) -> asyncio.Future[Any]:
-        """Run an operation in one of the next groups; the future has its result.
-
-        Raises `StoreUnavailable` if too many changes are pending.
-        """
+        """Run an operation in one of the next groups; the future has its result."""
         self._check_capacity(weight)
         future: asyncio.Future[Any] = self._loop.create_future()
         self._enqueue(Entry(operation, future, weight))

@@ -103,13 +103,10 @@ _decode_states = Decoder(list[tuple[Any, ...]]).decode
 
 
 def finish(tx: Transaction, results: Sequence[PackedResult]) -> list[FinishStatus]:
-    """Log attempts and write next states, for tasks whose version still matches.
-
-    In general, a batch has one result for each task. If a task has several, the results are written
-    one by one, because each must see the version that the previous result has set.
-    """
+    """Log attempts and write next states, for tasks whose version still matches."""
     if len({result.id for result in results}) == len(results):
         return _finish_batch(tx, results)
+    # A task has several results. Each must see the version that the previous result has set.
     return [status for result in results for status in _finish_batch(tx, [result])]
 
 

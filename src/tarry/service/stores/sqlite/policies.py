@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace as copy_with
+
 from tarry.service.model import ApiKey, PolicyVersion
 from tarry.service.store import Page, PolicyWriteStatus
 from tarry.service.stores.sqlite.queries import decode_row
@@ -42,13 +44,10 @@ def put_policy(
         number = tx.names.policy_id(policy.tenant, policy.id)
         statement = "SELECT deleted_version FROM policy_use WHERE id = ?"
         [(last_version,)] = tx.execute(statement, (number,))
-    tenant, version, document = policy.tenant, last_version + 1, policy.document
+    new = copy_with(policy, version=last_version + 1, created_at=tx.now)
     tx.execute(
         "INSERT INTO policy (tenant, id, version, document, created_at) VALUES (?, ?, ?, ?, ?)",
-        (tx.names.tenant_id(tenant), policy.id, version, document, tx.now),
-    )
-    new = PolicyVersion(
-        tenant=tenant, id=policy.id, version=version, document=document, created_at=tx.now
+        (tx.names.tenant_id(new.tenant), new.id, new.version, new.document, tx.now),
     )
     return PolicyWriteStatus.CREATED if newest is None else PolicyWriteStatus.DONE, new
 
@@ -112,9 +111,6 @@ def list_keys(tx: ReadTransaction, tenant: str | None = None) -> list[ApiKey]:
 
 
 def revoke_key(tx: Transaction, key_id: str) -> bool:
-    """Revoke an API key; return whether it exists.
-
-    A key that was revoked before keeps its time of revocation.
-    """
+    """Revoke an API key, unless it was revoked before; return whether it exists."""
     statement = "UPDATE api_key SET revoked_at = ifnull(revoked_at, ?) WHERE id = ?"
     return tx.execute(statement, (tx.now, key_id)).rowcount > 0

@@ -1,8 +1,4 @@
-"""Queries: tasks, attempt logs, lanes, counters and the time series of outcomes.
-
-The first part of the module converts rows to `Task` and `AttemptRecord`, and task ids to the 16
-bytes that are stored.
-"""
+"""Queries for tasks, attempt logs, lanes, counters and outcomes, and the conversion of rows."""
 
 from __future__ import annotations
 
@@ -95,13 +91,11 @@ _decode_attempt: Callable[[bytes], AttemptRecord] = msgspec.msgpack.Decoder(Atte
 
 
 def decode_task(row: Sequence[Any]) -> Task:
-    """Return the task in a row of `SELECT_TASK`.
-
-    `convert` takes half as long as a call of `Task` with 26 keyword arguments.
-    """
+    """Return the task in a row of `SELECT_TASK`."""
     fields = list(row[:SEQ])
     fields[0] = unpack_id(fields[0])
     fields[_CANCELLING] = bool(fields[_CANCELLING])
+    # This takes half as long as a call of `Task` with 26 keyword arguments.
     return msgspec.convert(fields, Task)
 
 
@@ -117,10 +111,8 @@ def attempt_row_id(seq: int, number: int) -> int:
 
 
 def pack_ids(task_ids: Sequence[str]) -> list[bytearray | None]:
-    """Return each task id as 16 bytes, or None if it is malformed; see `pack_id`.
-
-    To check and convert all ids as one string takes half as long as to call `pack_id` for each.
-    """
+    """Return each task id as 16 bytes, or None if it is malformed; see `pack_id`."""
+    # To check and convert all ids as one string takes half as long as to call `pack_id` for each.
     lines = "\n".join([*task_ids, ""])
     if len(lines) != _ID_LINE_LENGTH * len(task_ids) or not _match_id_lines(lines):
         return [pack_id(task_id) for task_id in task_ids]
@@ -222,10 +214,7 @@ def counters(tx: ReadTransaction, tenant: str | None = None) -> Counters:
 
 
 def series(tx: ReadTransaction, tenant: str | None, since: int) -> list[SeriesPoint]:
-    """Return the outcomes of attempts by minute, beginning with the minute of `since`.
-
-    Minutes that are more than a day ago are omitted.
-    """
+    """Return the outcomes of attempts by minute, from the minute of `since` or a day ago on."""
     since = max(since - since % MINUTE_MS, tx.now - DAY_MS)
     points: list[SeriesPoint] = []
     for minute, outcome, count in tx.execute(_SERIES, (tenant, since)):

@@ -185,10 +185,7 @@ MIGRATIONS = (
 
 
 def read_version(connection: sqlite3.Connection, path: StorePath) -> int:
-    """Return the schema version of the file, 0 when it is empty.
-
-    Raises `ConfigurationError` when the file belongs to another program or version of tarry.
-    """
+    """Return the schema version of the file, 0 when it is empty."""
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     is_empty = not connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
@@ -210,13 +207,10 @@ def read_version(connection: sqlite3.Connection, path: StorePath) -> int:
 
 
 def upgrade(connection: sqlite3.Connection, path: StorePath, version: int) -> None:
-    """Run the migrations that a file of this schema version lacks, in one transaction.
-
-    After an error, the caller closes the connection, which rolls the transaction back.
-    """
+    """Run the migrations that a file of this schema version lacks, in one transaction."""
     if version == len(MIGRATIONS):
         return
-    connection.execute("BEGIN IMMEDIATE")
+    connection.execute("BEGIN IMMEDIATE")  # after an error, closing the connection rolls back
     # Another process may have migrated since the version was first read, so it is read again
     # under the write lock.
     for number in range(read_version(connection, path), len(MIGRATIONS)):

@@ -1,8 +1,6 @@
 """`SqliteStore`: the store port on a SQLite database.
 
-Each method runs an operation, from another module of this package, in a transaction. Operations
-that arrive while a commit runs share the next transaction. Reads run on a second connection and do
-not wait for commits.
+Reads run on a second connection, so that they do not wait for commits.
 """
 
 # ruff: noqa: D102 - the methods are documented in the port, `tarry.service.store.Store`
@@ -122,8 +120,7 @@ class SqliteStore:
     async def write(self, operation: Callable[[Transaction], T], weight: int = 1) -> T:
         """Run an operation in a transaction that is durable before this returns.
 
-        `weight` is the approximate number of tasks that the operation changes, by which the
-        executor limits the size of its groups and of its queue.
+        `weight` is the approximate number of tasks that it changes. It limits groups and queue.
         """
         return await _submit(self._writer, operation, weight)
 

@@ -65,10 +65,9 @@ _decode_replay = msgspec.msgpack.Decoder(ReplayRecord).decode
 def find_dead_letters(
     tx: ReadTransaction, replay: ReplayRecord, after: int, limit: int = MAX_SCANNED_ROWS
 ) -> tuple[list[TaskIds], int | None]:
-    """Find up to `limit` dead letters that a replay would revive, oldest task first.
+    """Find up to `limit` dead letters that a replay would revive, oldest first, after a row id.
 
-    Returns the dead letters and the row id after which the next page begins; None if this is the
-    last page. `after` is the row id of the previous page.
+    Returns them, and the row id after which the next page begins; None if this is the last page.
     """
     ids = resolve_names(tx, replay.tenant, replay.lane, replay.policy_id)
     if ids is None:
@@ -109,10 +108,8 @@ def purge(
 def start_replay(tx: Transaction, replay: ReplayRecord) -> ReplayRecord:
     """Store a replay and return it; return a stored replay with the same id unchanged."""
     now = tx.now
-    new = msgspec.structs.replace(
-        replay, created_at=now, next_at=now, replayed=0, cursor=None, status="running"
-    )
-    new.finished_at = None
+    new = msgspec.structs.replace(replay, created_at=now, next_at=now, replayed=0)
+    new.status, new.cursor, new.finished_at = "running", None, None
     tx.execute(_INSERT_REPLAY, (replay.id, replay.tenant, now, now, encode(new)))
     return find_replay(tx, replay.id) or new
 
@@ -181,10 +178,7 @@ def _update_replay(tx: Transaction, replay: ReplayRecord) -> None:
 
 
 def sweep(tx: Transaction, retention: Retention, limit: int) -> SweepResult:
-    """Delete up to `limit` each of expired tasks, replays and points of the time series.
-
-    Also ends up to `limit` leases of dead worker processes.
-    """
+    """Delete expired tasks, replays and points of the time series, up to `limit` of each."""
     has_more_leases = recover_leases(tx, limit)
     # Dead letters of a tenant with a running replay stay: the replay has counted them already.
     tenants = {name for (name,) in tx.execute(_TENANTS_WITH_REPLAYS, (_MAX_TENANTS_WITH_REPLAYS,))}

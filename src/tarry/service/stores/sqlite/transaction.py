@@ -199,10 +199,9 @@ _decode_lanes = msgspec.json.Decoder(list[LaneRow]).decode
 class InternedNames:
     """Maps tenants, lanes, policies and workers to the small integers by which rows refer to them.
 
-    A new name is assigned a number, which it keeps for ever. So cached numbers stay valid although
-    other processes write to the file. Only numbers that a failed transaction assigned have to be
-    dropped from the cache. `lock_token` is the token of this process's `WorkerLock`; None if it has
-    no lock.
+    A name keeps its number for ever. So cached numbers stay valid although other processes write to
+    the file, except numbers that a failed transaction has assigned. `lock_token` is the token of
+    this process's `WorkerLock`; None if it has no lock.
     """
 
     def __init__(self, connection: Connection, lock_token: str | None = None) -> None:
@@ -211,7 +210,7 @@ class InternedNames:
         self._cache: dict[str | tuple[str, ...], int] = {}
 
     def clear(self) -> None:
-        """Empty the cache after a failed transaction, which may have assigned some numbers."""
+        """Empty the cache after a failed transaction."""
         self._cache.clear()
 
     def tenant_id(self, name: str) -> int:
@@ -315,10 +314,7 @@ class Transaction(ReadTransaction):
         new: int | None,
         tasks: int = 1,
     ) -> None:
-        """Count tasks that change from status `old` to `new`.
-
-        `old` is None for tasks that are added, `new` is None for tasks that are deleted.
-        """
+        """Count tasks that change from status `old` (None: added) to `new` (None: deleted)."""
         counters = self._tenant_counters.get(tenant)
         if counters is None:
             counters = self._tenant_counters[tenant] = [0] * len(TENANT_COUNTERS)

@@ -1,7 +1,4 @@
-"""State transitions between attempts.
-
-Of tasks: release, cancel, retry now, revive, recover leases. Of lanes: park, pause, resume.
-"""
+"""State transitions of tasks between their attempts, and of lanes."""
 
 from __future__ import annotations
 
@@ -136,10 +133,7 @@ def retry_now(tx: Transaction, tenant: str, task_id: str) -> RetryNowStatus | No
 
 
 def revive_dead_letter(tx: Transaction, ids: TaskIds) -> None:
-    """Make a dead letter due now.
-
-    The policy no longer counts its attempts, but they stay in the log.
-    """
+    """Make a dead letter due now; the policy no longer counts its attempts."""
     _make_pending(tx, ids, EXHAUSTED, tx.now, _REVIVE)
 
 
@@ -200,6 +194,5 @@ def unpark(tx: Transaction, lane: str) -> None:
 def resume(tx: Transaction, lane: str) -> None:
     """End the parking and the pause of a lane."""
     for (lane_id,) in tx.execute("SELECT id FROM lane WHERE name = ?", (lane,)):
-        row = tx.lane(lane_id)
-        row.parked_until, row.probes, row.opened, row.paused = None, 0, 0, 0
-        row.leave_rotation()
+        tx.lane(lane_id).paused = 0
+    unpark(tx, lane)

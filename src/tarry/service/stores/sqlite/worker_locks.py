@@ -1,9 +1,8 @@
 """File locks that show which worker processes are alive.
 
-Every open store holds a lock on a file of its own, `<database>.worker-<token>`, in the directory of
-the database. The *token* is random and names the lock. The kernel releases the lock when the
-process ends for whatever reason; a process that is only suspended (SIGSTOP) keeps its lock. So the
-leases of a dead process can be ended at once, before they expire.
+Every open store holds a lock on a file of its own, `<database>.worker-<token>`. The *token* is
+random. The kernel releases the lock when the process ends for whatever reason, but not when it is
+suspended (SIGSTOP). So the leases of a dead process can be ended at once, before they expire.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
 class WorkerLock:
     """The lock of one open store; also finds the locks of processes that have ended.
 
-    The service holds the lock for itself and for its writer process, to which it passes the
-    `token`.
+    The service holds the lock also for its writer process, to which it passes the `token`.
     """
 
     def __init__(self, database: str | os.PathLike[str], token: str | None = None) -> None:
@@ -37,10 +35,7 @@ class WorkerLock:
         """The suffix of the lock file; None while no lock is held, or if files cannot be locked."""
 
     def acquire(self) -> None:
-        """Create a file and lock it, unless the file system does not allow that.
-
-        Without a lock, the leases of this process end only when they expire.
-        """
+        """Create a file and lock it. If that fails, leases end only when they expire."""
         while self.token is None:
             token = uuid4().hex
             try:
@@ -95,10 +90,7 @@ class WorkerLock:
 
 
 def _try_lock(file: int) -> bool | None:
-    """Lock a file; return whether that succeeded.
-
-    False means that another process holds the lock, None that locks do not work here.
-    """
+    """Lock a file. Return False if another process holds the lock, None if locks do not work."""
     if fcntl is None:
         return None
     try:

@@ -159,7 +159,7 @@ class WriterProcessExecutor(Executor):
         try:
             await asyncio.to_thread(self._database.prepare)
             lock = self._database.worker_lock
-            token = (lock.token or "") if lock is not None else ""
+            token = "" if lock is None else lock.token or ""
             _, self.process = await self._loop.subprocess_exec(
                 lambda: WriterProcess(self._answer_frame, self._process_ended),
                 sys.executable, "-c", _MAIN_PROGRAM,
@@ -259,8 +259,6 @@ class WriterProcess(asyncio.SubprocessProtocol):
         self._on_end()
 
 
-# --- frames: calls and answers in msgpack ---------------------------------------------------------
-
 _encode = Encoder().encode
 _call_list = Decoder(list[tuple[str, Raw]])
 _answer_list = Decoder(list[tuple[Raw, tuple[str, str] | None]])
@@ -277,12 +275,11 @@ def run_calls(database: Database, frame: bytes) -> bytes:
     for name, arguments in _call_list.decode(frame):
         operation = OPERATIONS[name]
         calls.append(OperationCall(operation.run, *operation.decode_arguments(arguments)))
-    return _encode(
-        [
-            (value, None if error is None else (type(error).__name__, str(error)))
-            for value, error in database.apply(calls)
-        ]
-    )
+    answers = [
+        (value, None if error is None else (type(error).__name__, str(error)))
+        for value, error in database.apply(calls)
+    ]
+    return _encode(answers)
 
 
 def decode_answers(calls: Sequence[OperationCall[Any]], frame: bytes) -> list[Answer]:
