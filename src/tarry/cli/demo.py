@@ -191,10 +191,8 @@ def _print_summary(targets: FlakyTargets, board: TaskBoard) -> None:
 
 @contextmanager
 def _run_service(folder: Path) -> Generator[str]:
-    """Run a service in a separate process; yield its address.
-
-    All settings are passed as flags, because flags take precedence over TARRY_* variables.
-    """
+    """Run a service in a separate process; yield its address."""
+    # All settings are passed as flags, because flags take precedence over TARRY_* variables.
     store = f"sqlite:{folder / 'demo.db'}"
     flags = ["--host", "127.0.0.1", "--port", "0", "--dev", "--store", store]
     flags += ["--set", "require_keys=false", "--set", "bodies=", "--set", "log_level=error"]

@@ -98,11 +98,7 @@ def print_list(
 def table(
     headings: Sequence[str], rows: Iterable[Sequence[object]], *, truncate: str | None = None
 ) -> Table:
-    """Return a table. The first column is never wrapped, so that ids can be copied.
-
-    The column with the heading `truncate` is cut at the edge of the terminal. Other columns are
-    wrapped.
-    """
+    """Return a table; the column with the heading `truncate` is cut at the terminal's edge."""
     from rich.table import Table
 
     result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
@@ -110,6 +106,7 @@ def table(
         if heading == truncate:
             result.add_column(heading, overflow="ellipsis", no_wrap=True)
         else:
+            # The first column is not wrapped, so that ids can be copied.
             result.add_column(heading, overflow="fold", no_wrap=index == 0)
     for row in rows:
         result.add_row(*(format_cell(value) for value in row))
@@ -190,9 +187,9 @@ def time_of_day(epoch_ms: int) -> str:
 def check_output_path(
     path: Path | None, suffixes: Sequence[str] = (), option: str = "--out"
 ) -> None:
-    """Raise `ConfigurationError` if a file cannot be written or its suffix is not allowed.
+    """Raise `ConfigurationError`, before a long run, if a file cannot be written.
 
-    Commands call this before they start a long computation. Empty `suffixes` allow all suffixes.
+    Empty `suffixes` allow all suffixes.
     """
     if path is None:
         return

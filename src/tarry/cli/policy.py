@@ -22,7 +22,7 @@ from tarry.core.checks import check_one_of
 from tarry.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tarry.core.policy import PolicyField
     from tarry.policyfile.defence import Defence
@@ -32,16 +32,17 @@ if TYPE_CHECKING:
 EXPORT_SYSTEMS = ("envoy", "gateway-api", "grpc", "istio")
 DEFAULT_PORT = 80
 IMPORT_SYSTEMS = ("grpc", "istio")
-_HEADINGS = (
-    "policy",
-    "version",
-    "attempts",
-    "initial delay",
-    "max delay",
-    "jitter",
-    "timeout",
-    "total budget",
-)
+_COLUMNS: dict[str, Callable[[RetryPolicy], object]] = {
+    "policy": lambda policy: policy.policy_id,
+    "version": lambda policy: "built in" if policy.version is None else policy.version,
+    "attempts": lambda policy: policy.max_attempts,
+    "initial delay": lambda policy: output.format_ms(policy.initial_delay_ms),
+    "max delay": lambda policy: output.format_ms(policy.max_delay_ms),
+    "jitter": lambda policy: policy.jitter_type.lower(),
+    "timeout": lambda policy: output.format_ms(policy.attempt_timeout_ms),
+    "total budget": lambda policy: output.format_ms(policy.total_budget_ms),
+}
+"""Heading and cell of each column in the list of policies."""
 
 app: typer.Typer = typer.Typer(
     name="policy",
@@ -101,7 +102,11 @@ def list_(
     """List the policies of a service; the built-in policies come last."""
     with connect(server, api_key) as client:
         policies = list(client.policies())
-    output.print_list(policies, _HEADINGS, _policy_row, as_json=as_json)
+
+    def row(policy: RetryPolicy) -> list[object]:
+        return [cell(policy) for cell in _COLUMNS.values()]
+
+    output.print_list(policies, tuple(_COLUMNS), row, as_json=as_json)
 
 
 @app.command(epilog=example_epilog("tarry policy show webhook > webhook.toml"))
@@ -184,19 +189,6 @@ def _field_location(file: Path, field: str) -> str:
     if json_name == "scheduleMs":
         return f"{file}: backoff.schedule"
     return f"{file}: {JSON_FIELDS[json_name].name}" if json_name in JSON_FIELDS else str(file)
-
-
-def _policy_row(policy: RetryPolicy) -> tuple[object, ...]:
-    return (
-        policy.policy_id,
-        "built in" if policy.version is None else policy.version,
-        policy.max_attempts,
-        output.format_ms(policy.initial_delay_ms),
-        output.format_ms(policy.max_delay_ms),
-        policy.jitter_type.lower(),
-        output.format_ms(policy.attempt_timeout_ms),
-        output.format_ms(policy.total_budget_ms),
-    )
 
 
 @app.command(epilog=example_epilog("tarry policy export policy.toml --to istio --host payments"))

@@ -43,10 +43,7 @@ _MIN_KEY_WIDTH = 4
 
 @contextmanager
 def progress_bar(*, hidden: bool) -> Generator[Callable[[int, int], None]]:
-    """Show a progress bar on standard error, if that is a terminal, during a with block.
-
-    Yields a function that sets the number of finished runs and the total number of runs.
-    """
+    """Show progress on standard error, if a terminal; yield a function that updates it."""
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),

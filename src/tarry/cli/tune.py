@@ -103,10 +103,7 @@ def _print_line(console: Console, text: str, style: str = "") -> None:
 
 
 def show_proposal(console: Console, evidence: Evidence, proposal: Proposal) -> None:
-    """Print each setting with its reason and evidence, and the estimated effect of hedging.
-
-    Hedging sends a second request when the first one takes longer than a percentile of latency.
-    """
+    """Print each setting with its reason and evidence, and the estimated effect of hedging."""
     from rich.text import Text
 
     from tarry.tuning.evidence import TAIL_QUANTILE, required_samples
@@ -136,13 +133,9 @@ def show_proposal(console: Console, evidence: Evidence, proposal: Proposal) -> N
     if len(evidence.success_durations) >= required_samples(TAIL_QUANTILE):
         table = _table("hedge percentile", "after", "p99.9", "saves", "adds")
         for hedge in evidence.hedges:
-            table.add_row(
-                hedge.percentile,
-                format_duration(hedge.delay),
-                format_duration(hedge.tail),
-                format_percent(hedge.saving),
-                format_percent(hedge.load),
-            )
+            times = format_duration(hedge.delay), format_duration(hedge.tail)
+            effects = format_percent(hedge.saving), format_percent(hedge.load)
+            table.add_row(hedge.percentile, *times, *effects)
         console.print(table)
         console.print()
 

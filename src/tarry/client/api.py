@@ -94,10 +94,8 @@ class ClientRequest(msgspec.Struct, Generic[T], frozen=True):
             try:
                 return self.parse(response)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                msg = (
-                    f"the response to {self} is not from a tarry service: {error}. Check the URL "
-                    "of the client."
-                )
+                msg = f"the response to {self} is not from a tarry service: {error}."
+                msg += " Check the URL of the client."
                 raise errors.ServiceError(msg, status=response.status_code) from error
         raise self.to_error(response)
 
@@ -301,11 +299,8 @@ class ServiceApi:
     def update_replay(
         self, job: ReplayJob, method: Literal["GET", "DELETE"]
     ) -> Operation[ReplayJob]:
-        """Fetch a replay (GET) or cancel it (DELETE); return its current state.
-
-        A dry run, which has no id and has already finished, is returned unchanged.
-        """
-        if job.replay_id is not None:
+        """Fetch a replay (GET) or cancel it (DELETE); return its current state."""
+        if job.replay_id is not None:  # a dry run has no id, and has already finished
             job = yield _replay_request(job.replay_id, method)
         return job
 

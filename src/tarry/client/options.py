@@ -136,10 +136,7 @@ def _to_dict(field: str, value: object) -> dict[str, Any] | None:
 
 
 def task_request(url: str, body: Any = None, **options: Unpack[EnqueueOptions]) -> RetryTaskRequest:
-    """Return the API's request for the task that the arguments of `enqueue` describe.
-
-    It always has an idempotency key, so that a retried request does not create a second task.
-    """
+    """Return the API's request for the task that the arguments of `enqueue` describe."""
     policy, key = options.get("policy", "default"), options.get("key")
     delay, at = options.get("delay"), options.get("at")
     if not isinstance(policy, str):
@@ -151,6 +148,7 @@ def task_request(url: str, body: Any = None, **options: Unpack[EnqueueOptions]) 
     if delay is not None and at is not None:
         rule = "cannot be combined with delay: both set the time of the first attempt"
         raise ConfigurationError("at", rule)
+    # The request always has a key, so that retrying the request does not create a second task.
     key = str(uuid4()) if key is None else key
     http.format_idempotency_key(key)  # raises for an invalid key
     is_bytes = isinstance(body, (bytes, bytearray))

@@ -209,10 +209,7 @@ def _buffered_response(response: httpx.Response, content: bytearray) -> httpx.Re
 
 
 class EventStreamParser:
-    """Splits the bytes of one stream into events; chunks may end anywhere within an event.
-
-    The format is that of server-sent events, section 9.2 of the HTML standard.
-    """
+    """Parses a stream of server-sent events (HTML standard, 9.2); chunks may end anywhere."""
 
     def __init__(self) -> None:
         import msgspec

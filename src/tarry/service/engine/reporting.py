@@ -123,11 +123,8 @@ class Reporter:
             return
         self._metrics.record_attempt(attempt, task.policy_id)
         if self.events.listeners:
-            next_attempt_at = result.next_attempt_at or None
-            attempts = task.attempts + 1
-            self._publish(
-                "attempt", task, attempts, now, attempt=attempt, next_attempt_at=next_attempt_at
-            )
+            next_at, attempts = result.next_attempt_at or None, task.attempts + 1
+            self._publish("attempt", task, attempts, now, attempt=attempt, next_attempt_at=next_at)
 
     def task_ended(
         self,

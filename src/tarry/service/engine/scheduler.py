@@ -76,9 +76,8 @@ class Scheduler:
         if claimed.lost:
             context.reporter.attempts_lost(claimed.lost, claimed.now)
         for name in dict.fromkeys(task.lane for task in claimed.tasks):
-            self._adopt_lane_state(
-                name, claimed.probing.get(name), was_parked=name in parked_before
-            )
+            was_parked = name in parked_before
+            self._adopt_lane_state(name, claimed.probing.get(name), was_parked=was_parked)
         self._worker.add(claimed.tasks)
         return claimed
 

@@ -197,9 +197,8 @@ def parse_proxy(url: str) -> Proxy:
     if parts.username is not None:
         credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
         header_lines = f"Proxy-Authorization: Basic {b64encode(credentials).decode()}\r\n"
-    return Proxy(
-        parts.scheme, parts.hostname, port or _DEFAULT_PROXY_PORTS[parts.scheme], header_lines
-    )
+    port = port or _DEFAULT_PROXY_PORTS[parts.scheme]
+    return Proxy(parts.scheme, parts.hostname, port, header_lines)
 
 
 async def _open_tunnel(
@@ -373,9 +372,7 @@ def _resolve(
     try:
         entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         answer = tuple(dict.fromkeys(str(entry[4][0]) for entry in entries))[:_MAX_ADDRESSES]
-    except OSError as error:
-        answer = f"Could not resolve {host}: {error.strerror or error}"
-    except UnicodeError as error:
-        answer = f"Could not resolve {host}: {error}"
+    except (OSError, UnicodeError) as error:
+        answer = f"Could not resolve {host}: {getattr(error, 'strerror', None) or error}"
     with suppress(RuntimeError):  # raised if the loop is closed; then no caller waits
         loop.call_soon_threadsafe(on_resolved, host, answer)
