@@ -69,10 +69,11 @@ def parse_proto(path: str, text: object) -> float:
 
 def parse_duration(path: str, text: object) -> float:
     """Return the seconds of a duration in the format of proto3 JSON or Go."""
+    rule = 'must be a duration such as "0.1s"'
     if not isinstance(text, str):
-        raise ConfigurationTypeError(path, 'must be a duration such as "0.1s"', text)
+        raise ConfigurationTypeError(path, rule, text)
     if not _DURATION.fullmatch(text):
-        raise ConfigurationError(path, 'must be a duration such as "0.1s"', text)
+        raise ConfigurationError(path, rule, text)
     # Rounded to twelve digits, so that "100ms" is exactly 0.1.
     return float(f"{sum(float(n) * _UNITS[unit] for n, unit in _PARTS.findall(text)):.12g}")
 
@@ -83,6 +84,11 @@ def check_resource_name(name: str) -> str:
         rule = "must be lower case letters, digits and '-', at most 63 characters"
         raise ConfigurationError("name", rule, name)
     return name
+
+
+def k8s_resource(version: str, kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    """Return a resource of Kubernetes."""
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name}, "spec": spec}
 
 
 class DocumentTable:
@@ -140,10 +146,8 @@ class DocumentTable:
 
     def tables(self, key: str) -> list[DocumentTable]:
         """Return a list of nested tables."""
-        return [
-            DocumentTable(f"{self.path_of(key)}[{i}]", item)
-            for i, item in enumerate(self.items(key))
-        ]
+        path = self.path_of(key)
+        return [DocumentTable(f"{path}[{i}]", item) for i, item in enumerate(self.items(key))]
 
     def seconds(
         self, key: str, *, above: float = 0.0, read: Callable[[str, object], float] = parse_duration
@@ -182,8 +186,5 @@ class DocumentTable:
 
     def unread(self) -> dict[str, Any]:
         """Return the keys that were not read, with their values."""
-        return {
-            key: value
-            for key, value in self._values.items()
-            if key not in self._keys_read and value is not None
-        }
+        items = self._values.items()
+        return {key: v for key, v in items if key not in self._keys_read and v is not None}

@@ -110,10 +110,8 @@ def _add_policy(action: dict[str, Any], policy: Policy, losses: Losses) -> None:
     if policy.attempt_timeout is not None:
         timeout_text = losses.format_proto("attempt_timeout", policy.attempt_timeout)
         retry["per_try_timeout"] = timeout_text
-    retry["retry_back_off"] = {
-        "base_interval": format_proto("initial_delay", base),
-        "max_interval": format_proto("max_delay", cap),
-    }
+    base_text, cap_text = format_proto("initial_delay", base), format_proto("max_delay", cap)
+    retry["retry_back_off"] = {"base_interval": base_text, "max_interval": cap_text}
     add_backoff_losses(policy, losses, base, cap)
     if policy.max_hint:
         instead = (
@@ -135,10 +133,8 @@ def _conditions(policy: Policy, losses: Losses) -> dict[str, Any]:
     conditions = retry_conditions(policy, losses)
     if not policy.retryable_statuses:
         return {"retry_on": ",".join(conditions)}
-    return {
-        "retry_on": ",".join([*conditions, "retriable-status-codes"]),
-        "retriable_status_codes": sorted(policy.retryable_statuses),
-    }
+    retry_on = ",".join([*conditions, "retriable-status-codes"])
+    return {"retry_on": retry_on, "retriable_status_codes": sorted(policy.retryable_statuses)}
 
 
 def _add_hedging(action: dict[str, Any], hedging: Hedging, losses: Losses) -> None:
@@ -168,11 +164,8 @@ def _cluster_settings(defence: Defence, losses: Losses, *, retries: bool) -> dic
         threshold["max_requests"] = limit
     budget = losses.in_flight_budget(defence) if retries else None
     if budget is not None:
-        percent, minimum = budget
-        threshold["retry_budget"] = {
-            "budget_percent": {"value": percent},
-            "min_retry_concurrency": minimum,
-        }
+        percent, minimum = {"value": budget[0]}, budget[1]
+        threshold["retry_budget"] = {"budget_percent": percent, "min_retry_concurrency": minimum}
     elif retries:
         default = translation.DEFAULT_MIN_RETRIES_IN_FLIGHT
         instead = f"Envoy makes {default} retries at a time, unless the cluster sets more"
@@ -195,10 +188,8 @@ def _cluster_settings(defence: Defence, losses: Losses, *, retries: bool) -> dic
 
 def _outlier_detection(breaker: dict[str, Any], losses: Losses) -> dict[str, Any]:
     """Return outlier detection by failure rate and consecutive errors; other rules are off."""
-    rate, consecutive, open_for = (
-        breaker[field] for field in ("failure_rate", "consecutive", "open_for")
-    )
-    percent = 100 * rate
+    rate, consecutive = breaker["failure_rate"], breaker["consecutive"]
+    open_for, percent = breaker["open_for"], 100 * rate
     whole = max(1, ceil(percent - 1e-9))
     if abs(whole - percent) > 1e-9:  # noqa: PLR2004 - rounding error
         losses.add("breaker.failure_rate", rate, f"{whole} % in Envoy", Severity.DETAIL)

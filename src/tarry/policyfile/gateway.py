@@ -13,7 +13,7 @@ from tarry.core.checks import check_count
 from tarry.core.outcome import RETRYABLE_STATUSES
 from tarry.errors import ConfigurationError
 from tarry.policyfile import translation
-from tarry.policyfile.documents import check_resource_name, format_gateway
+from tarry.policyfile.documents import check_resource_name, format_gateway, k8s_resource
 from tarry.policyfile.translation import Exported, Losses, Severity, format_value
 
 if TYPE_CHECKING:
@@ -44,22 +44,13 @@ def to_gateway_api(
     rule: dict[str, Any] = {"backendRefs": [{"name": service, "port": port}]}
     _add_policy(rule, defence.policy, losses)
     target = {"group": "", "kind": "Service", "name": service}
-    route = {
-        "apiVersion": "gateway.networking.k8s.io/v1",
-        "kind": "HTTPRoute",
-        "metadata": {"name": name},
-        "spec": {"parentRefs": [{**target, "port": port}], "rules": [rule]},
-    }
-    documents: list[dict[str, Any]] = [route]
+    spec: dict[str, Any] = {"parentRefs": [{**target, "port": port}], "rules": [rule]}
+    documents = [k8s_resource("gateway.networking.k8s.io/v1", "HTTPRoute", name, spec)]
     budget = translation.summarize_budget(defence)
     if budget is not None and "retry" in rule:
-        traffic_policy = {
-            "apiVersion": "gateway.networking.x-k8s.io/v1alpha1",
-            "kind": "XBackendTrafficPolicy",
-            "metadata": {"name": name},
-            "spec": {"targetRefs": [target], "retryConstraint": _retry_constraint(budget, losses)},
-        }
-        documents.append(traffic_policy)
+        version = "gateway.networking.x-k8s.io/v1alpha1"
+        spec = {"targetRefs": [target], "retryConstraint": _retry_constraint(budget, losses)}
+        documents.append(k8s_resource(version, "XBackendTrafficPolicy", name, spec))
     losses.add_for_breaker(defence, "a gateway has none")
     losses.add_for_limiter(defence)
     return Exported(tuple(documents), losses.by_severity())
@@ -72,7 +63,7 @@ def _add_policy(rule: dict[str, Any], policy: Policy, losses: Losses) -> None:
         timeouts["request"] = _format_rounded(losses, "total_budget", total)
     if policy.attempt_timeout is not None and policy.max_attempts > 1:
         # The API rejects a route whose attempt timeout is longer than the timeout of the call.
-        seconds = min(policy.attempt_timeout, policy.attempt_timeout if total is None else total)
+        seconds = min(policy.attempt_timeout, total or policy.attempt_timeout)
         timeouts["backendRequest"] = _format_rounded(losses, "attempt_timeout", seconds)
     if timeouts:
         rule["timeouts"] = timeouts
@@ -106,12 +97,12 @@ def _format_rounded(losses: Losses, field: str, seconds: float) -> str:
 def _add_status_losses(policy: Policy, losses: Losses) -> None:
     """Add the losses of HTTP statuses and gRPC codes that a route cannot retry."""
     statuses = policy.retryable_statuses
-    optional = {code for code in statuses - _REQUIRED_STATUSES if code >= _LOWEST_STATUS}
+    below = {code for code in statuses if code < _LOWEST_STATUS}
+    optional = statuses - _REQUIRED_STATUSES - below
     if optional:
         instead = f"an implementation need not support more than {format_value(_REQUIRED_STATUSES)}"
         severity = Severity.DETAIL if statuses == RETRYABLE_STATUSES else Severity.LOAD
         losses.add("retryable_statuses", optional, instead, severity)
-    below = {code for code in statuses if code < _LOWEST_STATUS}
     if below:
         instead = "the Gateway API retries only statuses from 400 on"
         losses.add("retryable_statuses", below, instead, Severity.LOAD)

@@ -29,22 +29,10 @@ _JITTERS = {
     "none": "gRPC waits 0.8 to 1.2 times the ceiling",
     "full": "gRPC waits 0.8 to 1.2 times the ceiling: twice as long, and much less spread",
 }
-_ROOT_KEYS = (
-    "methodConfig",
-    "retryThrottling",
-    "loadBalancingConfig",
-    "loadBalancingPolicy",
-    "healthCheckConfig",
-)
-_METHOD_CONFIG_KEYS = (
-    "name",
-    "timeout",
-    "retryPolicy",
-    "hedgingPolicy",
-    "waitForReady",
-    "maxRequestMessageBytes",
-    "maxResponseMessageBytes",
-)
+_UNSUPPORTED_ROOT_KEYS = ("loadBalancingConfig", "loadBalancingPolicy", "healthCheckConfig")
+_ROOT_KEYS = ("methodConfig", "retryThrottling", *_UNSUPPORTED_ROOT_KEYS)
+_UNSUPPORTED_KEYS = ("waitForReady", "maxRequestMessageBytes", "maxResponseMessageBytes")
+_METHOD_CONFIG_KEYS = ("name", "timeout", "retryPolicy", "hedgingPolicy", *_UNSUPPORTED_KEYS)
 _RETRY_POLICY_FIELDS = {
     "maxAttempts": "max_attempts",
     "initialBackoff": "initial_delay",
@@ -213,11 +201,9 @@ def _root(document: Mapping[str, Any]) -> DocumentTable:
     root.check_spelling(_ROOT_KEYS)
     keys = root.keys()
     if not any(key in _ROOT_KEYS for key in keys):
+        found = f"it has {format_value(keys)}, and no methodConfig"
         hint = ": --from istio?" if "kind" in keys else ""
-        msg = (
-            f"this is not a gRPC service config: it has {format_value(keys)}, and no "
-            f"methodConfig{hint}"
-        )
+        msg = f"this is not a gRPC service config: {found}{hint}"
         raise ConfigurationError(msg)
     return root
 

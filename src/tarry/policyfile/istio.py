@@ -14,7 +14,7 @@ from tarry.core.policy import HIGHEST_STATUS, LOWEST_STATUS, Policy
 from tarry.errors import ConfigurationError
 from tarry.policyfile import envoy, translation
 from tarry.policyfile.defence import Defence, part_arguments
-from tarry.policyfile.documents import DocumentTable, check_resource_name, format_proto, round_to_ms
+from tarry.policyfile.documents import DocumentTable, check_resource_name, k8s_resource, round_to_ms
 from tarry.policyfile.translation import Exported, Imported, Losses, Severity
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _CAP_FACTOR = 10
 """Without a cap, Envoy limits the backoff to this multiple of its base."""
 _MAX_EJECTION_S = 300.0
+_VERSION = "networking.istio.io/v1"
 _KINDS = ("VirtualService", "DestinationRule")
 _DEFAULT_ATTEMPTS = 2
 _DEFAULT_RETRY_ON = "connect-failure,refused-stream,unavailable,cancelled"
@@ -37,14 +38,8 @@ _EXCEPTION_CONDITIONS = ("connect-failure", "refused-stream", "reset", "reset-be
 _UNSUPPORTED_CONDITIONS = ("retriable-headers", "envoy-ratelimited", "http3-post-connect-failure")
 _CONDITION_CODES = {name.lower().replace("_", "-"): name for name in GRPC_CODES}
 _TOO_EARLY = 425
-_RETRIES_KEYS = (
-    "attempts",
-    "perTryTimeout",
-    "retryOn",
-    "backoff",
-    "retryRemoteLocalities",
-    "retryIgnorePreviousHosts",
-)
+_HOST_CHOICE_KEYS = ("retryRemoteLocalities", "retryIgnorePreviousHosts")
+_RETRIES_KEYS = ("attempts", "perTryTimeout", "retryOn", "backoff", *_HOST_CHOICE_KEYS)
 _FIELDS = ("max_attempts", "initial_delay", "max_delay", "retryable_statuses", "retryable_codes")
 """The fields of a policy that the retries of a VirtualService set."""
 _ADDRESSES = ("host", "hosts", "gateways", "exportTo", "name", "route")
@@ -63,17 +58,13 @@ def to_istio(defence: Defence, *, host: str, name: str | None = None) -> Exporte
     if timeout is not None:
         route["timeout"] = losses.format_proto("total_budget", timeout)
     route["retries"] = _retries(defence.policy, losses)
-    documents = [_resource("VirtualService", name, {"hosts": [host], "http": [route]})]
+    spec = {"hosts": [host], "http": [route]}
+    documents = [k8s_resource(_VERSION, "VirtualService", name, spec)]
     traffic = _traffic_policy(defence, losses)
     if traffic:
         spec = {"host": host, "trafficPolicy": traffic}
-        documents.append(_resource("DestinationRule", name, spec))
+        documents.append(k8s_resource(_VERSION, "DestinationRule", name, spec))
     return Exported(tuple(documents), losses.by_severity())
-
-
-def _resource(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
-    version = "networking.istio.io/v1"
-    return {"apiVersion": version, "kind": kind, "metadata": {"name": name}, "spec": spec}
 
 
 def _retries(policy: Policy, losses: Losses) -> dict[str, Any]:
@@ -87,7 +78,7 @@ def _retries(policy: Policy, losses: Losses) -> dict[str, Any]:
         timeout = losses.format_proto("attempt_timeout", policy.attempt_timeout)
         retries["perTryTimeout"] = timeout
     retries["retryOn"] = ",".join(conditions)
-    retries["backoff"] = format_proto("initial_delay", base)
+    retries["backoff"] = losses.format_proto("initial_delay", base)
     envoy.add_backoff_losses(policy, losses, base, _CAP_FACTOR * base)
     losses.add("max_hint", policy.max_hint, "Istio does not read Retry-After")
     losses.add_for_proxy(policy)
@@ -111,15 +102,14 @@ def _traffic_policy(defence: Defence, losses: Losses) -> dict[str, Any]:
 
 
 def _outlier_detection(breaker: dict[str, Any], losses: Losses) -> dict[str, Any] | None:
-    rate, consecutive, open_for = (
-        breaker[field] for field in ("failure_rate", "consecutive", "open_for")
-    )
+    rate, consecutive = breaker["failure_rate"], breaker["consecutive"]
     if consecutive is None:
         instead = "left out: Istio ejects hosts by errors in a row only, so set breaker.consecutive"
         losses.add("breaker.failure_rate", rate, instead, Severity.LOAD)
         return None
     losses.add("breaker.failure_rate", rate, "Istio ejects by errors in a row only", Severity.LOAD)
     envoy.add_ejection_losses(breaker, losses)
+    open_for = breaker["open_for"]
     longest = max(_MAX_EJECTION_S, open_for)
     instead = f"ejection n lasts n x {open_for:g} s in Istio, {longest:g} s at most, without spread"
     losses.add("breaker.growth", breaker["growth"], instead, Severity.DETAIL)
