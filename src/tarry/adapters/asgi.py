@@ -86,7 +86,6 @@ class _MarkedResponse:
         self.has_started: bool = False
 
     async def send(self, message: Message) -> None:
-        """Send a message; add `X-Should-Retry: false` to the headers of a 5xx response."""
         message_type = message["type"]
         if message_type == "http.response.start":
             self.has_started = True

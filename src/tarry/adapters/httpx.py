@@ -103,8 +103,7 @@ class _AttemptTimeouts(dict[str, Any]):
 def _can_resend_body(request: Any, *, in_parallel: bool = False) -> bool:
     """Return whether the body can be sent a second time: bytes can, an iterator cannot.
 
-    httpx rewinds the files of a form itself. But two hedged copies of a request cannot read the
-    same file in parallel.
+    httpx rewinds the files of a form, but two hedged copies cannot read one file in parallel.
     """
     stream_type = type(request.stream).__name__
     if stream_type == _BYTES_STREAM:
@@ -289,10 +288,7 @@ class _RetryTransportBase(Generic[C]):
         """Functions that send requests whose method and body type show that they are repeatable."""
 
     def _send_function(self, request: Any, cache_key: _CacheKey) -> Callable[..., Any]:
-        """Return the function that sends a request.
-
-        Cache the function if method and body type alone show that the request is repeatable.
-        """
+        """Return the function that sends a request; cache it in `_cached_sends` if possible."""
         sender, (method, scheme, host, port, stream_type) = self._sender, cache_key
         can_cache = method in http.IDEMPOTENT_METHODS and stream_type.__name__ == _BYTES_STREAM
         repeatable = can_cache or (

@@ -6,8 +6,6 @@ which stores the response, or released, which frees the key.
 Each store call may fail, hang, or be interrupted by the cancellation of its request. None of this
 may lose a response or delay the client for long. So each store call has a timeout, and a response
 that could not be stored at once is stored later by a background task.
-
-The functions at the end of the module do what asyncio and trio do differently.
 """
 
 from __future__ import annotations
@@ -297,12 +295,10 @@ class _LoopLeases:
         self.is_timer_running = False
 
     async def run_timer(self) -> None:
-        """Start the renewals that are due, as long as there are leases.
-
-        The timer wakes twice per interval, so that a renewal is late by half an interval at most.
-        """
+        """Start the renewals that are due, as long as there are leases."""
         try:
             while self.next_renewals:
+                # Twice per interval, so that a renewal is late by half an interval at most.
                 await system.async_sleep(self.interval_s / 2)
                 now = system.now()
                 for lease, next_renewal in tuple(self.next_renewals.items()):

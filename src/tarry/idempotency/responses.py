@@ -1,11 +1,9 @@
 """Responses: those of the application, which are stored, and those of the middleware itself.
 
-`ResponseRecorder` runs the application and stores its response before it sends the response.
-
-The response is stored first. If it were sent first and the process died right after, the client
-would see a success, but a retry with the same key would run the handler again. The response is
-therefore buffered in memory, up to a limit. A larger response is streamed to the client, and when
-it is complete, only its status and headers are stored.
+`ResponseRecorder` stores a response before it sends the response. If the response were sent first
+and the process died right after, the client would see a success, but a retry with the same key
+would run the handler again. The response is therefore buffered in memory, up to a limit. A larger
+response is streamed to the client, and when it is complete, only its status and headers are stored.
 
 A request keeps running when its client disconnects, because the client may send the request again
 with the same key. The handler gets the `http.disconnect` message only after its response has been

@@ -182,8 +182,7 @@ class MemoryStore:
         Other requests with the key get a record that expires `lease` seconds from now.
         """
         with self._lock:
-            self._apply_pending_expiries()
-            now = (self._clock or system.now)()
+            now = self._apply_pending_expiries()
             entry = self._entries.get(key)
             if entry is not None:
                 if now < entry.free_at and (entry.owner != owner or entry.response is not None):
@@ -206,19 +205,20 @@ class MemoryStore:
                 self._entries[key] = entry
             return None
 
-    def _apply_pending_expiries(self) -> None:
+    def _apply_pending_expiries(self) -> float:
+        """Apply the calls of `expire_later`, and return the current time."""
         while self._pending_expiries:
             key, owner, free_at = self._pending_expiries.popleft()
             entry = self._entries.get(key)
             if entry is not None and entry.owner == owner and entry.response is None:
                 entry.free_at = free_at
                 self._push(key, entry)
+        return (self._clock or system.now)()
 
     async def extend(self, key: str, fingerprint: str, owner: str, lease: float) -> bool:
         """Extend the lease to `lease` seconds from now; see `IdempotencyStore`."""
         with self._lock:
-            self._apply_pending_expiries()
-            now = (self._clock or system.now)()
+            now = self._apply_pending_expiries()
             entry = self._entries.get(key)
             if entry is None:
                 self._push(key, _MemoryEntry(fingerprint, owner, now + lease))
@@ -241,8 +241,7 @@ class MemoryStore:
     ) -> bool:
         """Do the same as `finish`, without the cost of a coroutine."""
         with self._lock:
-            self._apply_pending_expiries()
-            now = (self._clock or system.now)()
+            now = self._apply_pending_expiries()
             entry = self._entries.get(key)
             if entry is None:
                 entry = _MemoryEntry(fingerprint, owner, now)
@@ -277,8 +276,7 @@ class MemoryStore:
     async def sweep(self, limit: int) -> int:
         """Delete up to `limit` expired records, and return how many were deleted."""
         with self._lock:
-            self._apply_pending_expiries()
-            return self._delete_expired(limit, (self._clock or system.now)())
+            return self._delete_expired(limit, self._apply_pending_expiries())
 
     async def close(self) -> None:
         """Do nothing: there are no connections or files."""

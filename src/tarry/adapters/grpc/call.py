@@ -52,10 +52,7 @@ _RESULT_OF = methodcaller("result")
 
 
 class GrpcCall(RunningBlock):
-    """The state of one gRPC call with all its attempts.
-
-    The time limit of an attempt is enforced by gRPC and not by the driver, so that the user gets a
-    gRPC error.
+    """The state of one gRPC call with all its attempts, whose time limits gRPC enforces.
 
     This is a `RunningBlock` because gRPC raises the final error again, possibly in another thread.
     The traceback then contains no frame of a driver, which an outer retry loop would look for to
@@ -81,7 +78,7 @@ class GrpcCall(RunningBlock):
         self._started_attempt = Attempt(attempt.number)
 
     def begin_attempt(self) -> Attempt:
-        """Begin the next attempt. It has no timeout for the driver, because gRPC enforces it."""
+        """Begin the next attempt, without a timeout for the driver: the user gets gRPC's error."""
         started, self._started_attempt = self._started_attempt, None
         if started is not None:
             return started
@@ -252,11 +249,9 @@ class _StreamCancelled(Cancelled, grpc.RpcError):  # type: ignore[misc]  # pyrig
     """The user cancelled a stream that was waiting for its next attempt."""
 
     def code(self) -> Any:
-        """Return the status code of a cancelled stream."""
         return grpc.StatusCode.CANCELLED
 
     def details(self) -> str:
-        """Return the details of the status."""
         return _CANCELLED_DURING_BACKOFF
 
 
@@ -339,10 +334,7 @@ class RetriedStream(RetriedCall):
 
 
 class RetriedFuture(RetriedCall, Future[Any]):
-    """A unary call that is retried in the background once its first attempt has failed.
-
-    Neither the caller nor the thread that serves the channel waits for the retries.
-    """
+    """A unary call that is retried in the background once its first attempt has failed."""
 
     def __init__(self, call: GrpcCall, send: Callable[[], Any], first_attempt: Any) -> None:
         super().__init__(call, send, first_attempt)

@@ -5,16 +5,14 @@ The server interceptors prevent retries by both a server and its clients:
     server = grpc.server(threads, interceptors=[OneRetryLayerInterceptor()])
     server = grpc.aio.server(interceptors=[AsyncOneRetryLayerInterceptor()])
 
-Deadlines: all calls that a handler makes share the deadline of the handler's own client.
-
-Retries: a handler may fail because one of its calls was given up after retries. The trailers then
-contain `grpc-retry-pushback-ms: -1`, which gRPC and tarry understand as "do not retry". Two cases:
+All calls that a handler makes share the deadline of the handler's own client. A handler may fail
+because one of its calls was given up after retries. The trailers then contain
+`grpc-retry-pushback-ms: -1`, which gRPC and tarry understand as "do not retry". Two cases:
 
 - The handler raises an error. If the error comes from a call that was given up, the status is
   UNAVAILABLE, unless the handler has set another code.
-- The handler sets a code or aborts. The code does not show its cause. A code that means a failure
-  of the server is attributed to the call that was given up, unless the handler sends a pushback of
-  its own.
+- The handler sets a code or aborts. A code that means a failure of the server is attributed to the
+  call that was given up, unless the handler sends a pushback of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from __future__ import annotations
 import inspect
 import json
 from contextvars import copy_context
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tarry.adapters.grpc.call import CallFactory, RetriedFuture, RetriedStream, grpc
@@ -355,12 +353,10 @@ class _HandlerContext:
             self._deadline_key.is_over = True
 
     def set_code(self, code: Any) -> None:
-        """Set the status code."""
         self._code = code
         self._context.set_code(code)
 
     def set_trailing_metadata(self, trailing_metadata: Any) -> None:
-        """Set the trailing metadata."""
         self._trailers = tuple(trailing_metadata)
         self._context.set_trailing_metadata(trailing_metadata)
 
@@ -371,7 +367,6 @@ class _HandlerContext:
         return self._context.abort(code, details)
 
     def abort_with_status(self, status: Any) -> Any:
-        """Abort the call with a `grpc.Status`."""
         return self.abort(status.code, status.details, status.trailing_metadata)
 
     def __getattr__(self, name: str) -> Any:
@@ -395,55 +390,45 @@ def _wrap_handler(handler: Any) -> Any:
     behavior = getattr(handler, call_type)
     if getattr(behavior, "experimental_non_blocking", False):
         return handler  # it may send its response after it has returned
-    wrap: Callable[..., Any] = _wrap_stream if handler.response_streaming else _wrap_function
+    handle: Callable[..., Any] = _handle_stream if handler.response_streaming else _handle_unary
     if inspect.isasyncgenfunction(behavior):
-        wrap = _wrap_async_stream
+        handle = _handle_stream_async
     elif inspect.iscoroutinefunction(behavior):
-        wrap = _wrap_coroutine
+        handle = _handle_unary_async
     make_handler = getattr(grpc, f"{call_type}_rpc_method_handler")
-    wrapped = wraps(behavior)(wrap(behavior))
+    wrapped = wraps(behavior)(partial(handle, behavior))
     return make_handler(wrapped, handler.request_deserializer, handler.response_serializer)
 
 
-def _wrap_function(behavior: Callable[..., Any]) -> Callable[..., Any]:
-    def handle(request: Any, context: Any) -> Any:
-        run = copy_context().run  # a copy, because the thread later serves other calls
-        with _HandlerContext(context) as wrapped:
-            run(wrapped.activate)
-            return run(behavior, request, wrapped)
-
-    return handle
+def _handle_unary(behavior: Callable[..., Any], request: Any, context: Any) -> Any:
+    run = copy_context().run  # a copy, because the thread later serves other calls
+    with _HandlerContext(context) as wrapped:
+        run(wrapped.activate)
+        return run(behavior, request, wrapped)
 
 
-def _wrap_stream(behavior: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
-    def handle(request: Any, context: Any) -> Iterator[Any]:
-        run = copy_context().run
-        with _HandlerContext(context) as wrapped:
-            run(wrapped.activate)
-            messages = iter(run(behavior, request, wrapped))
-            while (message := run(next, messages, _END_OF_STREAM)) is not _END_OF_STREAM:
-                yield message
-
-    return handle
+def _handle_stream(behavior: Callable[..., Any], request: Any, context: Any) -> Iterator[Any]:
+    run = copy_context().run
+    with _HandlerContext(context) as wrapped:
+        run(wrapped.activate)
+        messages = iter(run(behavior, request, wrapped))
+        while (message := run(next, messages, _END_OF_STREAM)) is not _END_OF_STREAM:
+            yield message
 
 
-def _wrap_coroutine(behavior: Callable[..., Any]) -> Callable[..., Any]:
-    async def handle(request: Any, context: Any) -> Any:
-        with _HandlerContext(context) as wrapped:
-            wrapped.activate()  # in the context of this call: each call has its own task
-            return await behavior(request, wrapped)
-
-    return handle
+async def _handle_unary_async(behavior: Callable[..., Any], request: Any, context: Any) -> Any:
+    with _HandlerContext(context) as wrapped:
+        wrapped.activate()  # in the context of this call: each call has its own task
+        return await behavior(request, wrapped)
 
 
-def _wrap_async_stream(behavior: Callable[..., Any]) -> Callable[..., AsyncIterator[Any]]:
-    async def handle(request: Any, context: Any) -> AsyncIterator[Any]:
-        with _HandlerContext(context) as wrapped:
-            wrapped.activate()
-            async for message in behavior(request, wrapped):
-                yield message
-
-    return handle
+async def _handle_stream_async(
+    behavior: Callable[..., Any], request: Any, context: Any
+) -> AsyncIterator[Any]:
+    with _HandlerContext(context) as wrapped:
+        wrapped.activate()
+        async for message in behavior(request, wrapped):
+            yield message
 
 
 # Registered instead of derived: grpcio is untyped, and a class derived from Any is unchecked.

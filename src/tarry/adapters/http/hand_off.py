@@ -100,10 +100,7 @@ class HandOff:
         self._functions = functions
 
     def try_hand_off(self, request: Any, error: Exception) -> None:
-        """Hand off the call that failed with this error, and raise HandedOff.
-
-        Return if the call must not be handed off, or if the service does not accept it.
-        """
+        """Hand off the call that failed with this error and raise HandedOff, or return."""
         # The coroutine never suspends, because the functions of a blocking client return values.
         with suppress(StopIteration):
             self.async_try_hand_off(request, error).send(None)
@@ -183,9 +180,8 @@ class HandOff:
     def _first_delay(self, error: Exception, key: str) -> float | None:
         """Return the delay that the server's last response requested, plus some spread.
 
-        As in the core, the spread prevents clients that got the same delay from retrying at the
-        same time. It is not random but derived from the key, so that a request that is handed off
-        twice yields the same task.
+        The spread is derived from the key, so that a request that is handed off twice yields the
+        same task.
         """
         if not isinstance(error, ResultNotAccepted):
             return None

@@ -1,8 +1,4 @@
-"""Requests and responses, independent of any HTTP client.
-
-The functions take the method and the headers of a request instead of the request. The headers are
-a mapping with case-insensitive names.
-"""
+"""Requests and responses of any HTTP client. Names of headers are case-insensitive."""
 
 from __future__ import annotations
 
@@ -96,8 +92,7 @@ def make_repeatable(
     """Make a request repeatable if possible, and return whether it is repeatable.
 
     A repeatable request may be sent again even if the server may have read it. If the method is not
-    idempotent, this adds an Idempotency-Key to `headers`, unless `headers` has one already or
-    `idempotency_key` is None.
+    idempotent, this adds an Idempotency-Key to `headers`, unless there is one already.
     """
     if method in http.IDEMPOTENT_METHODS or headers.get(http.IDEMPOTENCY_KEY_HEADER):
         return True
@@ -111,10 +106,7 @@ def make_repeatable(
 
 
 def attempt_time_limit(attempt_timeout: float | None) -> float | None:
-    """Return the time limit of an attempt in seconds, or None.
-
-    It is the policy's timeout or the time until the current deadline, whichever is shorter.
-    """
+    """Return the shorter of the policy's timeout and the seconds until the deadline, or None."""
     if _get_deadline_scope() is None:
         return attempt_timeout
     limits = (attempt_timeout, deadlines.remaining())
@@ -164,19 +156,12 @@ def classify_proxy_refusal(status: int) -> Outcome:
 
 
 def is_permanent_tls_error(error: object) -> bool:
-    """Return whether an error is a TLS error that a retry cannot fix, as an invalid certificate is.
-
-    The loss of the connection during the handshake is not permanent.
-    """
+    """Return whether an error is a TLS error other than the loss of the connection."""
     return isinstance(error, SSLError) and not isinstance(error, (SSLEOFError, SSLZeroReturnError))
 
 
 def is_worth_draining(headers: Mapping[str, str]) -> bool:
-    """Return whether to read the rest of a body, so that its connection can be reused.
-
-    A long body is not worth reading. The length of a chunked body is not known in advance, so it is
-    read up to `_MAX_DRAINED_BYTES`.
-    """
+    """Return whether the rest of a body is short, or chunked and of unknown length."""
     length = headers.get("Content-Length", "0")
     is_number = length.isascii() and length.isdigit() and len(length) <= _MAX_CONTENT_LENGTH_DIGITS
     return is_number and int(length) <= _MAX_DRAINED_BYTES
@@ -204,19 +189,13 @@ class DrainedBody:
 
 
 def final_response(error: ResultNotAccepted) -> Any:
-    """Return the last response of a call that was given up; HTTP clients do not raise a 503.
-
-    Attach the decision record to the response, for `tarry.record_of(response)`.
-    """
+    """Return the last response of a call that was given up, with its record for `record_of`."""
     object.__setattr__(error.result, RECORD_ATTRIBUTE, getattr(error, RECORD_ATTRIBUTE, None))
     return error.result
 
 
 def on_blocking_wait(error: BlockingWait) -> Any:
-    """Return the response or raise the error of the last attempt, instead of retrying.
-
-    Called if the wait for the next attempt would block an event loop.
-    """
+    """Return the last response or raise the last error: a wait would block an event loop."""
     cause = error.__cause__
     if isinstance(cause, ResultNotAccepted):
         warnings.warn(f"{error}; this response is returned", RuntimeWarning, stacklevel=2)
