@@ -234,8 +234,7 @@ def _record(results: StudyResults, row: StudyRow, metric: str) -> dict[str, Any]
 def _thin_series(row: StudyRow, name: str) -> tuple[float, list[float]]:
     """Return the bucket width and the points of a time series of the first trial.
 
-    Of a long series, several buckets become one point. It has their highest value, because peaks
-    must stay visible.
+    A point of a long series is the highest of several buckets, because peaks must stay visible.
     """
     trial = row.trials[0] if row.trials else None
     values: Sequence[float] = getattr(trial, "series", {}).get(name, ())

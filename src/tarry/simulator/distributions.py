@@ -23,11 +23,9 @@ class RandomSource(Protocol):
 
     def random(self) -> float:
         """Return a number from [0, 1)."""
-        ...
 
     def gauss(self, mu: float, sigma: float) -> float:
         """Return a number from the normal distribution."""
-        ...
 
 
 class Distribution(Protocol):
@@ -36,11 +34,9 @@ class Distribution(Protocol):
     @property
     def mean(self) -> float:
         """The expected value."""
-        ...
 
     def sampler(self, source: RandomSource) -> Sampler:
         """Return a function that draws one value, never below 0."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +99,7 @@ class Exponential:
 
 @dataclass(frozen=True, slots=True)
 class Normal:
-    """The absolute value of a normal distribution, as in the AWS study of contention.
-
-    `mean` and `sd` are those of the normal distribution.
-    """
+    """The absolute value of a normal distribution that has this `mean` and `sd`."""
 
     mean: float
     sd: float
@@ -123,10 +116,7 @@ class Normal:
 
 @dataclass(frozen=True, slots=True)
 class Lognormal:
-    """The log-normal distribution, which is the usual shape of latencies.
-
-    Most values are near `median`, some are several times as long.
-    """
+    """The usual shape of latencies: most are near `median`, some are several times as long."""
 
     median: float
     sigma: float = 0.5
@@ -134,10 +124,8 @@ class Lognormal:
     def __post_init__(self) -> None:
         check_positive("median", self.median)
         if check_at_least("sigma", self.sigma, 0) > _MAX_SIGMA:
-            rule = (
-                f"must be at most {_MAX_SIGMA:g}, so that the mean stays useful, got {self.sigma:g}"
-            )
-            raise ConfigurationError("sigma", rule)
+            rule = f"must be at most {_MAX_SIGMA:g}, so that the mean stays useful"
+            raise ConfigurationError("sigma", f"{rule}, got {self.sigma:g}")
 
     @property
     def mean(self) -> float:
@@ -152,10 +140,7 @@ class Lognormal:
 
 @dataclass(frozen=True, slots=True)
 class HeavyTail:
-    """The Pareto distribution: P(longer than t) = (minimum / t) ** shape.
-
-    The shape must be greater than 1, because otherwise there is no mean.
-    """
+    """The Pareto distribution: P(longer than t) = (minimum / t) ** shape, with a shape above 1."""
 
     minimum: float
     shape: float = 1.5

@@ -401,21 +401,18 @@ def write_atomically(path: Path, content: bytes) -> None:
     with _write_errors(path):
         if path.exists() and not path.is_file():  # a pipe or a device must not be replaced
             path.write_bytes(content)
-        else:
-            _replace(path.resolve(), content)  # resolved, so that a symbolic link stays a link
-
-
-def _replace(path: Path, content: bytes) -> None:
-    # `tempfile` is not used, because it creates files that only their owner can read.
-    temporary = path.with_name(f".{path.name}.{token_hex(4)}")
-    try:
-        temporary.write_bytes(content)
-        if path.exists():
-            copymode(path, temporary)
-        temporary.replace(path)
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+            return
+        target = path.resolve()  # so that a symbolic link stays a link
+        # `tempfile` is not used, because it creates files that only their owner can read.
+        temporary = target.with_name(f".{target.name}.{token_hex(4)}")
+        try:
+            temporary.write_bytes(content)
+            if target.exists():
+                copymode(target, temporary)
+            temporary.replace(target)
+        finally:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -66,10 +66,7 @@ def join_sentences(*sentences: str) -> str:
 
 
 def describe_average(results: StudyResults, *metrics: str) -> str:
-    """Return a sentence that says whether values are means or medians (see `StudyRow.metrics`).
-
-    Return an empty string if there is only one trial.
-    """
+    """Return a sentence that says whether values are means or medians; empty for one trial."""
     if results.trials == 1:
         return ""
     trials = (trial.metrics() for row in results.rows for trial in row.trials)

@@ -194,10 +194,7 @@ class MetricsRecorder:
         return series
 
     def _peak_request_rate(self, scenario: Scenario) -> float:
-        """Return the highest request rate after the disruption.
-
-        If there is no disruption or it does not end, return the highest rate of the whole run.
-        """
+        """Return the highest request rate after the disruption; without its end, of the run."""
         disruption = scenario.disruption()
         start = int(disruption[1] * self._buckets_per_second) if disruption else 0
         after = self._requests[start : self.bucket_count]
@@ -214,7 +211,9 @@ class MetricsRecorder:
         start, end = disruption
         path = [scenario.servers[name] for name in scenario.path()]
         usual_failure_rate = 1 - prod(1 - server.failure_rate for server in path)
-        waiting = self._waiting_calls()
+        changes = zip(self._calls, self._succeeded, self._failed, strict=True)
+        # The number of started calls that have not ended, at the end of each bucket.
+        waiting = list(accumulate(started - ended - failed for started, ended, failed in changes))
         tail = slice(int(_RECOVERY_CUTOFF * self.bucket_count), self.bucket_count)
         if waiting[-1] > 0 and not sum(self._succeeded[tail]):
             return inf  # calls are waiting and none succeeds
@@ -233,11 +232,6 @@ class MetricsRecorder:
         if max(healthy_from, end) > _RECOVERY_CUTOFF * scenario.duration:
             return inf
         return max(0.0, healthy_from - end)
-
-    def _waiting_calls(self) -> list[int]:
-        """Return the number of started calls that have not ended, at the end of each bucket."""
-        changes = zip(self._calls, self._succeeded, self._failed, strict=True)
-        return list(accumulate(calls - succeeded - failed for calls, succeeded, failed in changes))
 
     def _is_healthy(self, index: int, tolerated_rate: float) -> bool:
         """Return whether a bucket has few failures; `_recovered_after` checks the waiting calls."""

@@ -51,11 +51,9 @@ class Requester(Protocol):
 
     def respond(self, now: float, number: int, outcome: Outcome) -> None:
         """Accept the response to attempt `number`, which the node sends now."""
-        ...
 
     def discard_response(self, number: int) -> int:
         """Ignore the scheduled response; return the number of the response that replaces it."""
-        ...
 
 
 _Request: TypeAlias = tuple[Requester, int]
@@ -161,9 +159,8 @@ class Node:
             pending = self.pending_requests(now)
             self.restart(failure.end)
             frozen = self._frozen.setdefault(failure, [])
-            frozen.extend(
-                (requester, requester.discard_response(number)) for requester, number in pending
-            )
+            for requester, number in pending:
+                frozen.append((requester, requester.discard_response(number)))
 
     def _end_freeze(self, now: float, failure: Failure) -> None:
         for other in self._frozen:
@@ -216,7 +213,9 @@ class LeafNode(Node):
             heapreplace(free_at, end)
         heappush(end_times, end)
         if self._may_drop_requests:
-            self._add_unanswered(now, load, (end, requester, number))
+            self._unanswered.append((end, requester, number))
+            if len(self._unanswered) > 2 * load + _MAX_ANSWERED_ENTRIES:
+                self._unanswered = [entry for entry in self._unanswered if entry[0] > now]
         if server.failure_rate and self._random.random() < server.failure_rate:
             return end, INTERNAL_ERROR
         return end, SUCCESS
@@ -232,11 +231,6 @@ class LeafNode(Node):
         self._end_times.clear()
         self._free_at = [until] * len(self._free_at)
         self._started_at, self._is_cold = until, self._server.warmup > 0
-
-    def _add_unanswered(self, now: float, load: int, entry: tuple[float, Requester, int]) -> None:
-        self._unanswered.append(entry)
-        if len(self._unanswered) > 2 * load + _MAX_ANSWERED_ENTRIES:
-            self._unanswered = [entry for entry in self._unanswered if entry[0] > now]
 
     def _update_cold_factor(self, start: float) -> float:
         """Return the factor by which cold caches slow down a request that starts at `start`."""

@@ -56,6 +56,7 @@ _SHAPE_PATHS = {
     "triangle-right": "M11 6L1 .5v11z",
 }
 """SVG paths of the shapes that Vega draws for variants."""
+_OWN_SCALES = {"scale": {"color": "independent", "shape": "independent"}}
 
 
 def write_html(results: StudyResults, path: Path, *, command: str = "") -> None:
@@ -70,19 +71,21 @@ def render_page(results: StudyResults, *, command: str = "") -> str:
     charts = build_charts(results)
     style = css_properties() + _read_asset("page.css")
     library, script = javascript_bundle(), _read_asset("page.js")
+    average = describe_average(results, *(column.metric for column in study.columns))
+    rows = len(results.rows)
+    scrolls = f"{rows} rows: the table scrolls." if rows > _VISIBLE_TABLE_ROWS else ""
+    code = f'<pre class="scroll" tabindex="0"><code>{escape(command)}</code></pre>'
     return Template(_read_asset("page.html")).substitute(
         policy=_content_security_policy(style, library, script),
         style=style,
         name=escape(study.name),
         question=_render_prose(study.question or study.name),
         table=_render_table(results),
-        table_note=_table_note(results),
+        table_note=join_sentences(average or "One run for each row.", scrolls),
         legend=_render_legend(results),
         charts="\n".join(_render_figure(number, chart) for number, chart in enumerate(charts)),
         lesson=_render_lesson(study.lesson),
-        command=f'<pre class="scroll" tabindex="0"><code>{escape(command)}</code></pre>'
-        if command
-        else "",
+        command=code if command else "",
         facts=_render_facts(results),
         data=_chart_data(charts),
         library=library,
@@ -123,23 +126,12 @@ def _render_table(results: StudyResults) -> str:
         variant = names.index(row.variant)
         name = f'<th scope="row" class="variant">{_render_mark(variant)}{escape(row.variant)}</th>'
         # A line is drawn above the first row of each point of a sweep.
-        starts_point = len(names) > 1 and row.parameters != previous
-        css_class = ' class="point"' if starts_point else ""
+        css_class = ' class="point"' if len(names) > 1 and row.parameters != previous else ""
         previous = row.parameters
         rows.append(f'<tr data-variant="{variant}"{css_class}>{name}{cells}</tr>')
     variant_head = f'<th scope="col" class="variant">{escape(study.variant_parameter)}</th>'
     head = f"<thead><tr>{variant_head}{heads}</tr></thead>"
-    body = "\n".join(rows)
-    return f"<table>\n{head}\n<tbody>\n{body}\n</tbody>\n</table>"
-
-
-def _table_note(results: StudyResults) -> str:
-    rows = len(results.rows)
-    metrics = (column.metric for column in results.study.columns)
-    return join_sentences(
-        describe_average(results, *metrics) or "One run for each row.",
-        f"{rows} rows: the table scrolls." if rows > _VISIBLE_TABLE_ROWS else "",
-    )
+    return "\n".join(("<table>", head, "<tbody>", *rows, "</tbody>", "</table>"))
 
 
 def _render_prose(text: str) -> str:
@@ -211,10 +203,7 @@ def _render_facts(results: StudyResults) -> str:
 
 
 def _chart_data(charts: list[Chart]) -> str:
-    """Return the data of the charts as JSON text for page.js.
-
-    Panels with the same records refer to them by index, so that the page has them only once.
-    """
+    """Return the data of the charts as JSON for page.js; panels refer to records by index."""
     autosize = {"type": "fit-x", "contains": "padding"}  # as wide as the panel's container
     padding = {"left": 0, "right": 0, "top": 6, "bottom": 4}
     options = {"width": "container", "autosize": autosize, "padding": padding, "params": [PICKED]}
@@ -222,15 +211,11 @@ def _chart_data(charts: list[Chart]) -> str:
     for chart in charts:
         records_by_id = {id(panel.records): panel.records for panel in chart.panels}
         ids = list(records_by_id)
-        data.append(
-            {
-                "records": list(records_by_id.values()),
-                "panels": [
-                    {"view": {**options, **panel.view}, "records": ids.index(id(panel.records))}
-                    for panel in chart.panels
-                ],
-            }
-        )
+        panels = [
+            {"view": {**options, **panel.view}, "records": ids.index(id(panel.records))}
+            for panel in chart.panels
+        ]
+        data.append({"records": list(records_by_id.values()), "panels": panels})
     themes = {"light": vega_config(LIGHT, legend=False), "dark": vega_config(DARK, legend=False)}
     text = json.dumps({"charts": data, "themes": themes}, allow_nan=False, separators=(",", ":"))
     # These characters could end the script element or start a comment in it.
@@ -261,7 +246,7 @@ def image_spec(results: StudyResults) -> dict[str, Any]:
         "config": vega_config(LIGHT, legend=True),
         "params": [PICKED],
         "vconcat": [_chart_spec(chart) for chart in build_charts(results)],
-        "resolve": {"scale": {"color": "independent", "shape": "independent"}},
+        "resolve": _OWN_SCALES,
     }
 
 
@@ -274,12 +259,8 @@ def _chart_spec(chart: Chart) -> dict[str, Any]:
         "subtitlePadding": 6,
         "offset": 14,
     }
-    return {
-        "title": title,
-        "spacing": 14,
-        "vconcat": [_panel_spec(panel) for panel in chart.panels],
-        "resolve": {"scale": {"color": "independent", "shape": "independent"}},
-    }
+    panels = [_panel_spec(panel) for panel in chart.panels]
+    return {"title": title, "spacing": 14, "vconcat": panels, "resolve": _OWN_SCALES}
 
 
 def _panel_spec(panel: Panel) -> dict[str, Any]:

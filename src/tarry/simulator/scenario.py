@@ -241,10 +241,7 @@ class Scenario:
         return path
 
     def disruption(self) -> tuple[float, float] | None:
-        """Return the start of the first and the end of the last failure or surge; None without any.
-
-        Failures of servers that no call reaches are ignored.
-        """
+        """Return the first start and last end of a failure or surge that calls meet, or None."""
         periods: list[Failure | Surge] = [*self.clients.surges]
         for name in self.path():
             periods.extend(self.servers[name].failures)

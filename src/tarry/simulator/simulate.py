@@ -72,10 +72,7 @@ def run_trials(scenario: Scenario, trials: int, seed: int) -> list[Summary]:
 
 
 def _make_start_call(route: Route, defence: Defence, instances: int) -> StartCall:
-    """Return a function that starts a call with this defence.
-
-    Each of the instances has its own `Downstream`: the state of its breaker, budget and limiter.
-    """
+    """Return a function that starts a call; each instance has its own breaker, budget, limiter."""
     hedging, policy = defence.hedging, defence.policy
     has_state = hedging is not None or any(
         settings is not None for settings in (defence.breaker, defence.budget, defence.limiter)
@@ -171,10 +168,7 @@ class ArrivalSource:
         self._schedule_arrival(now, client + 1)
 
     def _first_call_time(self, think: Sampler) -> float:
-        """Return the time of a closed client's first call in the run.
-
-        The client is treated as if it had made calls long before the run starts.
-        """
+        """Return the time of a closed client's first call, as if it had called long before."""
         when = -self._clients.think.mean * (_WARM_UP_THINK_TIMES + self._random.random())
         for _ in range(_MAX_WARM_UP_CALLS):
             if when >= 0:

@@ -32,7 +32,6 @@ class Trial(Protocol):
 
     def metrics(self) -> dict[str, float]:
         """Return the value of each metric by its name."""
-        ...
 
 
 class Column(NamedTuple):
@@ -192,10 +191,9 @@ def run_study(
     swept = dict(study.sweep if sweep is None else sweep)
     for name in (*fixed, *swept):
         check_one_of("parameter", name, study.parameters)
-    for name in sweep or {}:
-        if name in fixed:
+    for name in fixed:
+        if swept.pop(name, None) is not None and sweep:
             raise ConfigurationError(f"{name} is both set and swept; leave one out")
-    swept = {name: values for name, values in swept.items() if name not in fixed}
     for name, values in swept.items():
         if not values:
             raise ConfigurationError(f"sweep over {name} needs at least one value")
@@ -206,18 +204,12 @@ def run_study(
         for variant, point in runs
     ]
     results = _run_all(study.run, arguments, jobs, progress or (lambda _done, _all: None))
-    rows = [
-        StudyRow(variant, point, list(result))
-        for (variant, point), result in zip(runs, results, strict=True)
-    ]
+    rows = [StudyRow(*run, list(trials)) for run, trials in zip(runs, results, strict=True)]
     return StudyResults(with_parameters(study, fixed), seed, trials, rows)
 
 
 def with_parameters(study: Study, changes: Mapping[str, Any]) -> Study:
-    """Return the study with changed parameters.
-
-    Changing `latency` removes `latency.median`, because the new value replaces the whole table.
-    """
+    """Return the study with changed parameters; a new `latency` also removes `latency.median`."""
     removed = tuple(f"{name}." for name in changes)
     parameters = study.parameters.items()
     rest = {name: value for name, value in parameters if not name.startswith(removed)}
@@ -241,10 +233,7 @@ def run_with_defence(
 def compare_defences(
     build_scenario: Callable[..., Scenario], study: Study, defences: Mapping[str, Defence]
 ) -> Study:
-    """Return the study with the user's defences as its variants.
-
-    The returned study has no lesson, because the lesson is about the built-in variants.
-    """
+    """Return the study with the user's defences as variants; its lesson is not about them."""
     run = partial(run_with_defence, build_scenario, defences)
     return replace(study, run=run, variants=tuple(defences), lesson="")
 

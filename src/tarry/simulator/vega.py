@@ -100,16 +100,14 @@ def _properties(theme: Theme) -> str:
 
 
 def vega_config(theme: Theme, *, legend: bool) -> dict[str, Any]:
-    """Return the theme as a Vega-Lite configuration.
-
-    `legend`: whether charts have a legend. On the page they have none, because the page has one.
-    """
+    """Return the theme as a Vega-Lite configuration. On the page, only the page has a legend."""
     text: Spec = {"labelColor": theme.muted, "titleColor": theme.muted}
     text |= {"titleFontWeight": "normal", "labelFontSize": TEXT_SIZE, "titleFontSize": TEXT_SIZE}
     title = {"color": theme.ink, "subtitleColor": theme.muted, "anchor": "start", "frame": "group"}
     lines = {"gridColor": theme.line, "domainColor": theme.line, "tickColor": theme.line}
     top = {"orient": "top", "offset": 30, "columns": 2, "symbolSize": 70, "labelLimit": 400}
     ramp = list(theme.ramp)
+    ranges = {"category": list(theme.marks), "symbol": list(SHAPES), "ramp": ramp, "heatmap": ramp}
     return {
         "background": theme.surface,
         "font": FONT,
@@ -117,12 +115,7 @@ def vega_config(theme: Theme, *, legend: bool) -> dict[str, Any]:
         "title": title,
         "axis": {**text, **lines, "labelPadding": 6, "labelOverlap": True},
         "legend": {**text, "disable": not legend, **top},
-        "range": {
-            "category": list(theme.marks),
-            "symbol": list(SHAPES),
-            "ramp": ramp,
-            "heatmap": ramp,
-        },
+        "range": ranges,
         "text": {"color": theme.ink, "fontSize": TEXT_SIZE},
         "style": {
             "context": {"color": theme.context, "strokeWidth": 1},
@@ -300,10 +293,7 @@ def span_layers(span: tuple[float, float, str], duration: float) -> list[Spec]:
 
 
 def bars_view(names: Sequence[str], x_range: AxisRange, unit: str, title: str) -> Spec:
-    """Return a chart with one bar for each variant, labelled with its name and value.
-
-    A value that is "never" has a dashed bar.
-    """
+    """Return a chart with one labelled bar for each variant; the bar of "never" is dashed."""
     axis = _axis(x_range, unit, f"{title} (log scale)") if x_range.log else None
     x = {"field": "y", "type": "quantitative", "scale": x_range.scale(), "axis": axis}
     colour = _colour(names, legend=None)

@@ -144,10 +144,7 @@ class LineReader:
 
 
 def read_rows(lines: Iterable[str], suffix: str) -> Iterator[Row]:
-    """Parse rows in the format of the suffix; if it is unknown, guess from the first line.
-
-    Errors do not contain the line number. The caller adds it from `LineReader`.
-    """
+    """Parse rows; errors have no line number. An unknown suffix is guessed from the first line."""
     nonblank_lines: Iterator[str] = (line for line in lines if line.strip())
     is_csv = suffix.lower() == ".csv"
     if suffix.lower() not in {".csv", ".jsonl", ".ndjson"}:
@@ -196,11 +193,8 @@ def _parse_jsonl(lines: Iterator[str]) -> Iterator[Row]:
             hint = "" if text.endswith("\n") else "; is the end of the file cut off?"
             raise ConfigurationError(f"must be a JSON object, got {short_repr(row)}{hint}")
         fields = cast("dict[str, Any]", row)
-        known = {
-            _COLUMN_BY_SPELLING[name]: value
-            for name, value in fields.items()
-            if name in _COLUMN_BY_SPELLING
-        }
+        columns = ((_COLUMN_BY_SPELLING.get(name), value) for name, value in fields.items())
+        known = {name: value for name, value in columns if name}
         _check_columns(known, fields)
         yield known
 

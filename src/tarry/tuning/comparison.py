@@ -92,10 +92,7 @@ def compare_policies(
 
 
 def build_scenario(evidence: Evidence, defence: Defence, *, may_hang: bool = True) -> Scenario:
-    """Return a scenario that models the logged dependency, called with this defence.
-
-    `may_hang`: whether attempts hang in outages whose failures were slow.
-    """
+    """Model the logged dependency; `may_hang`: attempts hang in outages with slow failures."""
     duration = max(1.0, min(evidence.span, max(_MIN_DURATION_S, MAX_CALLS / evidence.rate)))
     rate = min(evidence.rate, MAX_CALLS / duration)
     latency = Empirical(_thin_durations(evidence))
@@ -130,9 +127,8 @@ def describe_changes(old: Summary, new: Summary) -> str:
         worse.append(f"fewer calls succeed: {rates}{_describe_cause(old, new)}")
     for name, unit, min_change, decrease, increase in _LESS_IS_BETTER:
         old_value, new_value = float(getattr(old, name)), float(getattr(new, name))
-        if isnan(old_value + new_value) or isclose(
-            old_value, new_value, rel_tol=_MIN_RELATIVE_CHANGE, abs_tol=min_change
-        ):
+        limits = {"rel_tol": _MIN_RELATIVE_CHANGE, "abs_tol": min_change}
+        if isnan(old_value + new_value) or isclose(old_value, new_value, **limits):
             continue
         texts, prefix = (better, decrease) if new_value < old_value else (worse, increase)
         texts.append(f"{prefix} {_format_change(old_value, new_value, unit)}")
@@ -161,12 +157,9 @@ def _limit_timeout(evidence: Evidence, defence: Defence) -> Defence:
     longest = max(outage.median_failure_duration for outage in evidence.outages)
     longest = max(longest, quantile(evidence.success_durations, TAIL_QUANTILE))
     timeout = min(defence.policy.attempt_timeout or longest, longest)
-    return Defence(
-        defence.policy.replace(attempt_timeout=timeout),
-        breaker=defence.breaker,
-        budget=defence.budget,
-        limiter=defence.limiter,
-    )
+    policy = defence.policy.replace(attempt_timeout=timeout)
+    state = {name: getattr(defence, name) for name in ("breaker", "budget", "limiter")}
+    return Defence(policy, **state)
 
 
 def _thin_durations(evidence: Evidence) -> tuple[float, ...]:

@@ -1,8 +1,7 @@
 """Propose a defence from evidence, with a reason for each value.
 
-A `Defence` is a policy, or hedging, with its breaker, retry budget and limiter. docs/tuning.md
-lists the value that is proposed for each field, and the amount of data that each rule needs. If the
-log is too small to derive a value, the current value is kept, and the reason says so.
+docs/tuning.md lists the value that is proposed for each field, and the amount of data that each
+rule needs. If the log is too small, the current value is kept, and the reason says so.
 
 A policy of one attempt has no waits and retries, so nothing is proposed for them. A call is either
 retried or hedged, so for a defence with a policy, hedging is only advice.
@@ -95,9 +94,7 @@ def propose(
             suggestions.append(suggestion)
     if policy.max_attempts == 1:
         policy = policy.replace(**{name: getattr(current.policy, name) for name in _RETRY_FIELDS})
-        suggestions = [
-            suggestion for suggestion in suggestions if suggestion.field not in _RETRY_FIELDS
-        ]
+        suggestions = [each for each in suggestions if each.field not in _RETRY_FIELDS]
         state_tables["budget"] = current.budget
     else:
         suggestions.append(budget)

@@ -146,10 +146,7 @@ def suggest_initial_delay(
 def suggest_max_delay(
     evidence: Evidence, policy: Policy, latency_target: float | None
 ) -> Suggestion:
-    """Suggest a quarter of the median outage.
-
-    A call that is waiting when the dependency recovers is then retried within that time.
-    """
+    """Suggest a quarter of the median outage: a retry comes at most so late after a recovery."""
     field, current = "max_delay", policy.max_delay
     if not isinstance(policy.backoff, str):
         return keep_value(field, current, _CUSTOM_BACKOFF)
@@ -172,10 +169,7 @@ def suggest_max_delay(
 def suggest_max_attempts(
     evidence: Evidence, policy: Policy, latency_target: float | None
 ) -> Suggestion:
-    """Suggest as many attempts as succeed often enough.
-
-    The latency target does not reduce the number, because total_budget limits the time.
-    """
+    """Suggest as many attempts as succeed often enough; only total_budget limits their time."""
     suggestion = _suggest_by_odds(evidence, policy.max_attempts)
     if latency_target is None or policy.attempt_timeout is None:
         return suggestion
@@ -226,10 +220,7 @@ def suggest_retry_budget(evidence: Evidence, current: Defence) -> Suggestion:
 
 
 def suggest_hedging(evidence: Evidence, current: Defence) -> Suggestion:
-    """Suggest to hedge after the earliest percentile that adds little load.
-
-    If the current defence has a policy instead of hedging, the suggestion is only advice.
-    """
+    """Suggest the earliest percentile that adds little load; without hedging, only as advice."""
     field = "hedging.after"
     current_after = None if current.hedging is None else current.hedging.after
     durations = evidence.success_durations
@@ -271,13 +262,12 @@ def _suggest_by_odds(evidence: Evidence, current: int) -> Suggestion:
         last = odds
         number += 1
     if number <= current or last is None:
+        where, required = "", f"{MIN_TRIES} needed"
         tries = overall.tries if overall else 0
-        if tries < MIN_TRIES:
-            available = f"attempt {number} was made {format_count(tries, 'time')}"
-            return insufficient_data(field, current, available, f"{MIN_TRIES} needed")
-        tries = healthy_odds[number].tries if number in healthy_odds else 0
-        available = f"attempt {number} was made {format_count(tries, 'time')} outside outages"
-        required = f"{MIN_TRIES} needed, or {MIN_OUTAGES} outages"
+        if tries >= MIN_TRIES:
+            where, required = " outside outages", f"{required}, or {MIN_OUTAGES} outages"
+            tries = healthy_odds[number].tries if number in healthy_odds else 0
+        available = f"attempt {number} was made {format_count(tries, 'time')}{where}"
         return insufficient_data(field, current, available, required)
     if last.low < MIN_SUCCESS_RATE:
         up_to = f"{INTERVAL} up to {format_percent(last.high)}"
@@ -340,9 +330,7 @@ def suggest_attempt_timeout(
     cut_off_share = share_above(durations, latency_target) if durations else 0.0
     if cut_off_share:
         reason += f", and {format_percent(cut_off_share)} of healthy ones are cut off"
-    return Suggestion(
-        "attempt_timeout", suggestion.current, latency_target, reason, suggestion.evidence
-    )
+    return suggestion._replace(proposed=latency_target, reason=reason, has_enough_data=True)
 
 
 def find_timeout(
@@ -369,22 +357,19 @@ def find_timeout(
 
 
 def _suggest_by_latency(evidence: Evidence, current: float | None) -> Suggestion:
-    successes = evidence.success_durations
+    field, successes = "attempt_timeout", evidence.success_durations
     required = required_samples(TIMEOUT_QUANTILE)
     if len(successes) < required:
         available = format_count(len(successes), "healthy attempt")
-        return insufficient_data(
-            "attempt_timeout", current, available, f"{required:,} needed for p99.5"
-        )
+        return insufficient_data(field, current, available, f"{required:,} needed for p99.5")
     observed = find_timeout(successes, evidence.failure_durations, current)
     sample = list(successes)
     effective = current  # the timeout that the logged attempts had
     if observed is not None:
         sample.extend(repeat(inf, observed.cut_off_attempts))
         timeout = observed.timeout
-        effective = max(
-            current or 0.0, round_two_digits(timeout) if observed.is_inferred else timeout
-        )
+        timeout = round_two_digits(timeout) if observed.is_inferred else timeout
+        effective = max(current or 0.0, timeout)
     p995 = quantile(sample, TIMEOUT_QUANTILE)
     low, high = quantile_interval(sample, TIMEOUT_QUANTILE)
     found = _describe_evidence(observed, len(sample), p995, low, high)
@@ -393,16 +378,14 @@ def _suggest_by_latency(evidence: Evidence, current: float | None) -> Suggestion
             f"{format_percent(observed.cut_off_attempts / len(sample))} of healthy attempts ran "
             "into the timeout, so p99.5 lies beyond it: raise it and measure again"
         )
-        suggestion = keep_value("attempt_timeout", effective, reason, found, has_enough_data=False)
+        suggestion = keep_value(field, effective, reason, found, has_enough_data=False)
         return suggestion._replace(current=current)
     if effective is not None and (p995 == inf or _round_up(low) <= effective <= _round_up(high)):
         # A change within the confidence interval would follow chance. As the timeout cuts off the
         # longest attempts, such changes would only ever shorten it.
         reason = "p99.5 of healthy attempts, as closely as the log can tell"
-        return keep_value("attempt_timeout", effective, reason, found)._replace(current=current)
-    return Suggestion(
-        "attempt_timeout", current, _round_up(p995), "p99.5 of healthy attempts", found
-    )
+        return keep_value(field, effective, reason, found)._replace(current=current)
+    return Suggestion(field, current, _round_up(p995), "p99.5 of healthy attempts", found)
 
 
 def _largest_cluster(successes: Sequence[float], failures: Sequence[float]) -> Sequence[float]:
