@@ -66,9 +66,8 @@ class RetryMiddleware:
         hand_off: AsyncTaskClient | None = None,
     ) -> None:
         self._idempotency_key = messages.check_idempotency_key(idempotency_key)
-        self._origins = OriginRegistry(
-            policy, downstream, _classify_error, _classify_response, _release
-        )
+        functions = _classify_error, _classify_response, _release
+        self._origins = OriginRegistry(policy, downstream, *functions)
         self._attempt_timeout = self._origins.policy.attempt_timeout
         self._hand_off = HandOff(hand_off, self._origins.policy, _FUNCTIONS)
 
@@ -92,8 +91,10 @@ class RetryMiddleware:
 
     def _new_call(self, request: ClientRequest, *, can_resend_body: bool) -> RunningCall:
         method, url, headers = request.method, request.url, request.headers
-        if self._idempotency_key is not None:
-            _copy_key_to_redirect(request)
+        last = None if self._idempotency_key is None else _last_key.get()
+        if last is not None and last[0] is _call_identity(request) and last[1] == method:
+            # The request follows a redirect, for which aiohttp creates new headers.
+            headers.setdefault(http.IDEMPOTENCY_KEY_HEADER, last[2])
         repeatable = messages.make_repeatable(method, headers, self._idempotency_key, request)
         if self._idempotency_key is not None and (key := headers.get(http.IDEMPOTENCY_KEY_HEADER)):
             _last_key.set((_call_identity(request), method, key))
@@ -121,13 +122,6 @@ class RetryMiddleware:
 def _call_identity(request: ClientRequest) -> object:
     """Return a (private) object that all requests of one call of the session share."""
     return request._traces  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-
-
-def _copy_key_to_redirect(request: ClientRequest) -> None:
-    """Copy the key to the request that follows a redirect: aiohttp creates new headers for it."""
-    last = _last_key.get()
-    if last is not None and last[0] is _call_identity(request) and last[1] == request.method:
-        request.headers.setdefault(http.IDEMPOTENCY_KEY_HEADER, last[2])
 
 
 def _raise_if_given_up(request: ClientRequest) -> None:
@@ -164,8 +158,7 @@ def _snapshot(request: ClientRequest) -> RequestSnapshot:
 
 
 def _classify_error(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT001
-    detail = type(error).__name__
-    timeout = isinstance(error, TimeoutError)
+    detail, timeout = type(error).__name__, isinstance(error, TimeoutError)
     if isinstance(error, aiohttp.ClientHttpProxyError):
         return messages.classify_proxy_refusal(error.status)
     if isinstance(error, _TLS_ERRORS):

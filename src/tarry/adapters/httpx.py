@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from tarry import errors
@@ -70,14 +71,10 @@ _get_deadline_scope = deadlines.scope.get
 def _check_transport(transport: Any, class_name: str, method: str) -> Any:
     """Return the user's transport, or a new one of this class; raise if it cannot be used."""
     if transport is None:
-        try:
-            import httpx
-        except ImportError:
-            try:
-                import httpx2 as httpx  # type: ignore[no-redef]
-            except ImportError:
-                raise errors.MissingExtra("this needs httpx: pip install 'tarry[httpx]'") from None
-        return getattr(httpx, class_name)()
+        for package in ("httpx", "httpx2"):
+            with suppress(ImportError):
+                return getattr(import_module(package), class_name)()
+        raise errors.MissingExtra("this needs httpx: pip install 'tarry[httpx]'")
     retries: Any = getattr(getattr(transport, "_pool", None), "_retries", 0)
     if retries or hasattr(transport, "tarry_retries"):
         raise errors.ConfigurationError(

@@ -235,15 +235,9 @@ def _key_requirement_check(require_key: RequireKey) -> Callable[[Scope], bool]:
     if isinstance(require_key, (str, bytes)) or not hasattr(require_key, "__iter__"):
         rule = "must be a list of paths or a function"
         raise ConfigurationTypeError("require_key", rule, require_key)
-    exact_paths: set[str] = set()
-    prefix_list: list[str] = []
-    for path in require_key:
-        prefix, star = _split_path_pattern(path)
-        if star:
-            prefix_list.append(prefix)
-        else:
-            exact_paths.add(prefix.rstrip("/"))
-    prefixes = tuple(prefix_list)
+    patterns = [_split_path_pattern(path) for path in require_key]
+    exact_paths = {path.rstrip("/") for path, star in patterns if not star}
+    prefixes = tuple(prefix for prefix, star in patterns if star)
 
     def requires_key(scope: Scope) -> bool:
         path = request.external_and_internal_path(scope)[1]

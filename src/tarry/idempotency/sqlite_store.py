@@ -227,8 +227,7 @@ def _row(
     row = {"key": key, "fingerprint": fingerprint, "owner": owner}
     if response is None:
         return row | {"status": None, "headers": None, "body": None}
-    headers = encode_headers(response.headers)
-    return row | {"status": response.status, "headers": headers, "body": response.body}
+    return row | response._asdict() | {"headers": encode_headers(response.headers)}
 
 
 def _is_busy(error: BaseException) -> bool:

@@ -134,15 +134,14 @@ class CallFactory:
         """Return a new call. The timeout that the user gave it covers all attempts (gRFC A6)."""
         path = details.method
         method = (path.decode() if isinstance(path, bytes) else str(path)).lstrip("/")
-        service, _, name = method.rpartition("/")
+        operation, origin = method, self._target
+        if origin is None:
+            service, _, operation = method.rpartition("/")
+            origin = service or method
         repeatable = self._repeatable
         if not isinstance(repeatable, bool):
             repeatable = bool(repeatable(method))
-        if self._target is None:
-            config = self._origins.retry_config(name, service or method, repeatable=repeatable)
-        else:
-            config = self._origins.retry_config(method, self._target, repeatable=repeatable)
-        call = GrpcCall.new(config)
+        call = GrpcCall.new(self._origins.retry_config(operation, origin, repeatable=repeatable))
         if details.timeout is not None:
             deadline = system.now() + details.timeout
             call.deadline = deadline if call.deadline is None else min(deadline, call.deadline)
@@ -378,10 +377,7 @@ class RetriedFuture(RetriedCall, Future[Any]):
         else:  # interceptors behind this one may block
             attempt = await asyncio.to_thread(self._next_attempt)
 
-        def on_done(_attempt: Any) -> None:
-            loop.call_soon_threadsafe(done.set)
-
-        attempt.add_done_callback(on_done)
+        attempt.add_done_callback(lambda _: loop.call_soon_threadsafe(done.set))
         await done.wait()
         return self._attempt_result(_RESULT_OF, attempt)
 

@@ -1,8 +1,7 @@
 """Send the requests of an adapter with retries or hedging, and manage downstreams by origin.
 
-One function sends all requests with the same method and origin, and another one those of them that
-are not repeatable. These functions, downstreams and retry configurations are created on first use
-and cached.
+There is one function for all requests with the same method, origin and repeatability. Functions,
+downstreams and retry configurations are created on first use and cached.
 """
 
 from __future__ import annotations
