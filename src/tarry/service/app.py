@@ -6,7 +6,6 @@ import os
 import secrets
 from functools import partial
 from importlib.metadata import version
-from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from tarry.errors import ConfigurationError, MissingExtra
@@ -16,6 +15,7 @@ try:
     from uuid_utils import uuid7
 
     from tarry.service.api.application import Api
+    from tarry.service.api.auth import is_loopback
     from tarry.service.api.context import ApiContext, ApiLimits
     from tarry.service.delivery import DeliveryDispatcher
     from tarry.service.delivery.grpc import GrpcDelivery
@@ -81,11 +81,10 @@ class Service:
             lane_in_flight=settings.lane_in_flight,
             pending=settings.tenant_pending or None,
         )
-        lanes = Lanes(
-            partial(build_downstream, max_in_flight=limits.lane_in_flight),
-            max_leased=limits.lane_leased,
-        )
+        new_downstream = partial(build_downstream, max_in_flight=limits.lane_in_flight)
+        lanes = Lanes(new_downstream, max_leased=limits.lane_leased)
         clock = StoreClock(system.now)
+        worker = f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}"
         self.metrics: Metrics = Metrics(lanes)
         self.engine: Engine = Engine(
             EngineContext(
@@ -96,11 +95,7 @@ class Service:
                 clock=clock,
                 reporter=Reporter(self.metrics, clock.now),
                 health=Health(),
-                lease=Lease(
-                    f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}",
-                    settings.lease_duration_ms,
-                    settings.horizon_ms,
-                ),
+                lease=Lease(worker, settings.lease_duration_ms, settings.horizon_ms),
                 limits=limits,
                 retention=Retention(settings.keep_succeeded_ms, settings.keep_dead_ms),
                 draw=system.draw,
@@ -208,12 +203,7 @@ def data_location(settings: Settings) -> str:
 
 def requires_keys(settings: Settings) -> bool:
     """Return whether callers need an API key, as they always do outside of loopback."""
-    if settings.require_keys:
-        return True
-    try:
-        return not ip_address(settings.host).is_loopback
-    except ValueError:
-        return settings.host != "localhost"
+    return settings.require_keys or not is_loopback(settings.host)
 
 
 async def _delete_orphaned_bodies(payloads: PayloadStore, store: Store) -> int:

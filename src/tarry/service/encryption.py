@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(TaskContent).decode
-_ENCRYPTED_PREFIX = b"\xc1"
-"""The only byte with which msgpack data never starts."""
+_ENCRYPTED_PREFIX = b"\xc1"  # the only byte with which msgpack data never starts
 
 
 class DecryptionFailed(TarryError):

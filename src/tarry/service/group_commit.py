@@ -82,7 +82,6 @@ class GroupCommit(ABC, Generic[T]):
         """Arrange that the next group is started in the next iteration of the event loop."""
 
     def _overload_error(self) -> Exception:
-        """Return the error for an entry that `max_pending` refuses."""
         return Overloaded(f"{self.pending} tasks wait to be written", retry_after=RETRY_AFTER_S)
 
     def _check_capacity(self, weight: int) -> None:

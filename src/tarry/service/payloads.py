@@ -104,11 +104,8 @@ class PayloadStore:
     def validate_ref(self, tenant: str, ref: str) -> str:
         """Return the path of a caller's object, or raise ConfigurationError if it is not valid."""
         parts = ref.split("/")
-        if (
-            not ref.isprintable()
-            or len(ref.encode()) > _MAX_REF_BYTES
-            or {"", ".", ".."} & {*parts}
-        ):
+        is_short_text = ref.isprintable() and len(ref.encode()) <= _MAX_REF_BYTES
+        if not is_short_text or {"", ".", ".."} & {*parts}:
             rule = f"must be a path such as {tenant}/invoices/7.json"
             raise ConfigurationError("bodyRef", rule, ref)
         if parts[0] != tenant or len(parts) == 1:

@@ -93,7 +93,7 @@ class AllowedHosts:
             return  # None: the request does not come from a browser
         text = host.decode("latin-1")
         name = _host_name(text)
-        if name not in self._names and not _is_loopback(name):
+        if name not in self._names and not is_loopback(name):
             detail = (
                 f"Requests to {text[:100]} are not accepted: without API keys, the host must be a "
                 "loopback name. The operator can allow other names (allow_host)."
@@ -178,7 +178,8 @@ def _host_name(host: str) -> str:
     return host.removesuffix(".").lower()
 
 
-def _is_loopback(name: str) -> bool:
+def is_loopback(name: str) -> bool:
+    """Return whether a host name or address is a loopback one."""
     try:
         return name == "localhost" or ip_address(name).is_loopback
     except ValueError:

@@ -36,9 +36,7 @@ _NO_CONTENT = 204
 
 
 class _PartialBodies:
-    """Counts the memory of incomplete bodies, which many slow clients could fill."""
-
-    size_bytes = 0
+    size_bytes = 0  # the memory of incomplete bodies, which many slow clients could fill
 
 
 class NoQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -147,7 +147,6 @@ def _add_untyped_rules(schemas: dict[str, Any]) -> None:
 def _describe_messages(
     operation: Operation, schema_by_type: dict[str, Any], schemas: dict[str, Any]
 ) -> dict[str, Any]:
-    """Describe the responses, parameters, request body and callback of an operation."""
     json_type, body = operation.response, {}
     if isinstance(json_type, str):
         body = {"content": {json_type: {"schema": {"type": "string"}}}}

@@ -14,7 +14,6 @@ from tarry.service.api import problems
 from tarry.service.api.messages import ApiResponse, NoQuery, PageQuery, decode_json, json_response
 from tarry.service.api.problems import from_configuration_error, invalid, unknown_field
 from tarry.service.api.routing import Operation
-from tarry.service.api.views import policy_view
 from tarry.service.model import PolicyVersion
 from tarry.service.store import PolicyWriteStatus
 from tarry.wire import policies as wire
@@ -77,9 +76,7 @@ PolicyFields: type[msgspec.Struct] = msgspec.defstruct(
 PolicyFields.__doc__ = "The fields of a policy; omitted ones have the values of the default policy."
 
 
-class VersionQuery(
-    msgspec.Struct, rename="camel", kw_only=True, frozen=True, forbid_unknown_fields=True
-):
+class VersionQuery(msgspec.Struct, rename="camel", frozen=True, forbid_unknown_fields=True):
     """The version to return; the newest if omitted."""
 
     version: Annotated[int, Meta(ge=1, le=wire.MAX_NUMBER)] | None = None
@@ -210,12 +207,16 @@ def _write_response(
 
 
 def _stored_view(policy: PolicyVersion) -> RetryPolicy:
-    document = _fields_decoder.decode(policy.document)
-    return policy_view(policy.id, policy.version, policy.created_at, document)
+    fields = _fields_decoder.decode(policy.document)
+    fields |= {"policyId": policy.id, "version": policy.version, "createdAt": policy.created_at}
+    return msgspec.convert(fields, RetryPolicy)
 
 
 def _preset_view(name: str) -> RetryPolicy:
-    return policy_view(name, None, None, wire.policy_to_json(SERVICE_PRESETS[name]))
+    fields = wire.policy_to_json(SERVICE_PRESETS[name])
+    return msgspec.convert(
+        {**fields, "policyId": name, "version": None, "createdAt": None}, RetryPolicy
+    )
 
 
 def check_policy_id(policy_id: str) -> str:

@@ -67,11 +67,7 @@ _key_decoder = msgspec.json.Decoder(_IdempotencyKeyOnly)
 
 
 class TenantRateLimiter:
-    """One token bucket per tenant.
-
-    A batch is accepted if its bucket has at least one token, and may make the balance negative.
-    Later requests then wait longer.
-    """
+    """One token bucket per tenant. A batch needs one token and may make the balance negative."""
 
     def __init__(self, rate: float, burst: float, monotonic: Callable[[], float]) -> None:
         """`rate` is in tokens per second, `burst` the size of a bucket."""

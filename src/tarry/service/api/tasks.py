@@ -39,9 +39,7 @@ _YIELD_EVERY_TASKS = 100
 """Number of tasks after which the decoding of a page yields to the event loop."""
 
 
-class PurgeQuery(
-    msgspec.Struct, rename="camel", kw_only=True, frozen=True, forbid_unknown_fields=True
-):
+class PurgeQuery(msgspec.Struct, rename="camel", frozen=True, forbid_unknown_fields=True):
     """Filter for the dead letters to purge; an empty filter matches all."""
 
     policy_id: wire.PolicyName | None = None

@@ -141,14 +141,6 @@ def attempt_view(
     )
 
 
-def policy_view(
-    policy_id: str, version: int | None, created_at: int | None, document: dict[str, Any]
-) -> wire.RetryPolicy:
-    """Return the view of a policy with all its fields."""
-    fields = {**document, "policyId": policy_id, "version": version, "createdAt": created_at}
-    return msgspec.convert(fields, wire.RetryPolicy)
-
-
 def replay_view(job: ReplayRecord, *, dry_run: bool = False) -> wire.ReplayJob:
     """Return the view of a replay job; with `dry_run`, of a job that was not started."""
     names: dict[str, Any] = {"running": "RUNNING", "done": "DONE", "cancelled": "CANCELLED"}
@@ -210,10 +202,9 @@ def explain_task(
     lane: LaneRecord | None,
     now: int,
 ) -> wire.Explanation:
-    """Explain the attempts of a task and its next step.
+    """Explain the latest attempts of a task and its next step.
 
-    `attempts` are the latest attempts. `chosen` is the policy that the task names, None if that
-    policy was deleted. `lane` is the queue of the task. `now` is in epoch milliseconds.
+    `chosen` is the policy that the task names, None if that policy was deleted.
     """
     status = task.status_at(now)
     policy = chosen or SERVICE_PRESETS["default"]
@@ -313,7 +304,6 @@ def _was_stopped_by(attempt: AttemptRecord) -> bool:
 def _next_step(
     task: Task, status: Status, policy: Policy, lane: LaneRecord | None, now: int
 ) -> wire.NextStep:
-    """Describe the next step of a task, and when it happens."""
     number = task.attempts + 1
     if status is Status.SUCCEEDED:
         return wire.NextStep(text="It succeeded; no attempt follows.", at=None)

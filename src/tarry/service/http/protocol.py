@@ -39,7 +39,6 @@ _Awaited: TypeAlias = Literal["first", "headers", "body"]
 """What the client has to send next: its first request, or the rest of headers or of a body."""
 
 _logger = logging.getLogger("tarry.service")
-_CONNECTION_CLOSE = (b"connection", b"close")
 _MAX_HEADER_BYTES = 65_536
 _HEADERS_TOO_LARGE = problems.HEADERS_TOO_LARGE.problem(
     f"The request line and the headers may have at most {_MAX_HEADER_BYTES} bytes together."
@@ -249,7 +248,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             return
         headers = self.server_state.default_headers
         if not cycle.keep_alive:
-            headers = [*headers, _CONNECTION_CLOSE]
+            headers = [*headers, (b"connection", b"close")]
         cycle.response_started = cycle.response_complete = True
         try:
             self.transport.write(STATUS_LINE[response.status] + response.encode_http1(headers))

@@ -184,8 +184,7 @@ def _log_lost_attempt(tx: Transaction, task: Task, row: Row) -> bool:
 class FairOrder:
     """Iterates through the rotation for one claim, and updates the rotation afterwards.
 
-    Iterate over `lanes`, then call `record_served`, then `next_claim_at`. The rotation itself is
-    changed only by `record_served`, not during the walk.
+    Iterate over `lanes`, then call `record_served`, which updates it, then `next_claim_at`.
     """
 
     def __init__(self, tx: Transaction, horizon_ms: int, limit: int, skip: Collection[str]) -> None:

@@ -128,10 +128,7 @@ OPERATIONS: dict[str, Operation] = {
 
 
 class WriterProcessExecutor(Executor):
-    """Runs groups in the writer process, which is started with the first one.
-
-    `database` creates the file, and holds the lock that marks this worker as alive.
-    """
+    """Runs groups in the writer process; `database` creates the file and holds the worker lock."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(_MAX_GROUP_WEIGHT)
