@@ -244,17 +244,21 @@ class Downstream:
             for limiter in self._limiters:
                 wait = limiter.acquire(now)
                 if wait is None:
+                    self._release_acquired(permit, acquired, now)
                     return Stop(Reason.LIMIT)
                 acquired += 1
                 if wait:
                     delay = max(delay, wait)
-        finally:
-            if acquired < len(self._limiters):  # a limiter rejected the attempt or raised an error
-                for limiter in self._limiters[:acquired]:
-                    limiter.release(None, 0.0, now)
-                if self.breaker is not None:
-                    self.breaker.release(permit)
+        except BaseException:  # raised by a limiter of the user
+            self._release_acquired(permit, acquired, now)
+            raise
         return DelayedPermit(permit, delay) if delay else permit
+
+    def _release_acquired(self, permit: int, acquired: int, now: float) -> None:
+        for limiter in self._limiters[:acquired]:
+            limiter.release(None, 0.0, now)
+        if self.breaker is not None:
+            self.breaker.release(permit)
 
     def _on_breaker_change(self, before: BreakerState, now: float) -> None:
         after = self.breaker.state if self.breaker is not None else before
