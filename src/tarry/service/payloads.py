@@ -161,10 +161,7 @@ class PayloadStore:
     async def sweep(
         self, task_exists: Callable[[str, str], Awaitable[bool]], now: float, limit: int
     ) -> int:
-        """Delete up to about `limit` orphans and return their number.
-
-        `task_exists` is called with the tenant and the id of a task. `now` is in epoch seconds.
-        """
+        """Delete up to about `limit` orphans and return their number; `now` is in epoch seconds."""
         before = datetime.fromtimestamp(now, UTC) - _ORPHAN_AGE
         orphans: list[str] = []
         batches = self._obstore.list(self._store, prefix=_ROOT, chunk_size=limit)

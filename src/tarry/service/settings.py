@@ -365,7 +365,6 @@ def _check_bodies(url: str) -> None:
 
 
 def _check_folder(name: str, path: Path) -> None:
-    """Raise ConfigurationError unless the folder is writable or can be created."""
     existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not existing.is_dir():
         raise ConfigurationError(name, f"must be in a folder, but {existing} is not a folder")

@@ -56,10 +56,7 @@ class DeadLetterQuery(PageQuery, frozen=True):
 
 
 class TaskQuery(DeadLetterQuery, frozen=True):
-    """Query parameters of a list of tasks: filter and page.
-
-    A task is listed as IN_FLIGHT from the time it is leased, shortly before its attempt starts.
-    """
+    """Query parameters of a list of tasks, which are IN_FLIGHT from the time they are leased."""
 
     status: wire.StatusName | None = None
 
