@@ -205,10 +205,7 @@ def _metric_chart(
     records: Records,
     panels: list[Panel],
 ) -> Chart:
-    """Return a chart of one metric; after its first sentence, the caption says if values are means.
-
-    `records` has one record for each row of the results.
-    """
+    """Return a chart of one metric; `records` has one record for each row of the results."""
     average = describe_average(results, plot.y)
     values = [
         (" at ".join(filter(None, (row.variant, format_point(row.parameters)))), record["text"])

@@ -23,9 +23,11 @@ class RandomSource(Protocol):
 
     def random(self) -> float:
         """Return a number from [0, 1)."""
+        ...
 
     def gauss(self, mu: float, sigma: float) -> float:
         """Return a number from the normal distribution."""
+        ...
 
 
 class Distribution(Protocol):
@@ -34,9 +36,11 @@ class Distribution(Protocol):
     @property
     def mean(self) -> float:
         """The expected value."""
+        ...
 
     def sampler(self, source: RandomSource) -> Sampler:
         """Return a function that draws one value, never below 0."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

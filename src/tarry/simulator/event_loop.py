@@ -44,8 +44,7 @@ class EventLoop:
     def random_source(self, name: str) -> Random:
         """Return the random source with this name.
 
-        Arrivals, latencies and jitter use separate sources, so that a run with another policy
-        draws the same arrivals and latencies.
+        Separate sources let a run with another policy draw the same arrivals and latencies.
         """
         return Random(f"{self._seed}/{name}")
 

@@ -178,15 +178,13 @@ def _build_variants(document: Document) -> dict[str, Document]:
     for name, changes in changes_by_name.items():
         root: KeyPath = ("variants", name)
         # Errors about a value that the variant changes must name its line in the variant.
-        changed_locations = {
+        locations = document.locations | {
             key_path[2:]: location
             for key_path, location in document.locations.items()
             if key_path[:2] == root and key_path != root
         }
         data = merge_tables(base, Value(document, root, changes).table())
-        documents[name] = replace(
-            document, data=data, locations=document.locations | changed_locations
-        )
+        documents[name] = replace(document, data=data, locations=locations)
         scenarios[name] = build_scenario(documents[name])
         _check_periods(documents[name], scenarios[name])
     _check_arrivals(document, changes_by_name, scenarios)

@@ -54,6 +54,7 @@ class Requester(Protocol):
 
     def discard_response(self, number: int) -> int:
         """Ignore the scheduled response; return the number of the response that replaces it."""
+        ...
 
 
 _Request: TypeAlias = tuple[Requester, int]

@@ -114,8 +114,9 @@ class Server:
         if self.queue is not None:
             check_count("queue", self.queue, 0)
             if self.concurrency is None:
-                msg = "queue needs concurrency: without a limit no request waits"
-                raise ConfigurationError(msg)
+                raise ConfigurationError(
+                    "queue needs concurrency: without a limit no request waits"
+                )
         _check_distribution("latency", self.latency)
         _check_error_status("reject_status", self.reject_status)
         check_at_least("slowdown", self.slowdown, 0)
@@ -216,10 +217,8 @@ class Scenario:
             for surge in self.clients.surges
         )
         if self.clients.arrivals == "poisson" and calls > _MAX_CALLS:
-            msg = (
-                f"clients.rate and surges must make {_MAX_CALLS:,} calls at most, got {calls:,.0f}"
-            )
-            raise ConfigurationError(msg)
+            rule = f"must make {_MAX_CALLS:,} calls at most, got {calls:,.0f}"
+            raise ConfigurationError(f"clients.rate and surges {rule}")
         if not self.servers:
             raise ConfigurationError("servers", "must have at least one server")
         check_one_of("clients.calls", self.clients.calls, self.servers)

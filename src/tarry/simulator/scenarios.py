@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # The storm: a dependency freezes for 20 s, then restarts and drops every connection, so that all
 # waiting calls fail at the same moment. If it then gets more requests than it can process in two
 # seconds, it crashes and is down for 3 s.
-_THINK_TIME_S = 30.0
+_THINK_TIME = Exponential(30.0)
 _FREEZE_START_S, _FREEZE_END_S = 20.0, 40.0
 _FROZEN = ((_FREEZE_START_S, _FREEZE_END_S, "frozen"),)
 _STORM_LATENCY = Lognormal(0.08, 0.5)
@@ -58,7 +58,7 @@ def storm(
 
 
 def _build_storm(defence: Defence, *, clients: int = 1000) -> Scenario:
-    usual_rate = check_count("clients", clients) / _THINK_TIME_S
+    usual_rate = check_count("clients", clients) / _THINK_TIME.mean
     workers = max(1, ceil(_STORM_HEADROOM * usual_rate * _STORM_LATENCY.mean))
     server = Server(
         latency=_STORM_LATENCY,
@@ -67,17 +67,14 @@ def _build_storm(defence: Defence, *, clients: int = 1000) -> Scenario:
         restart_after=3.0,
         failures=(Failure(start=_FREEZE_START_S, end=_FREEZE_END_S, kind="freeze"),),
     )
-    return Scenario(
-        servers={"server": server},
-        clients=Clients(
-            arrivals="closed",
-            count=clients,
-            think=Exponential(_THINK_TIME_S),
-            instances=min(10, clients),
-            defence=defence,
-        ),
-        duration=120.0,
+    callers = Clients(
+        arrivals="closed",
+        count=clients,
+        think=_THINK_TIME,
+        instances=min(10, clients),
+        defence=defence,
     )
+    return Scenario(servers={"server": server}, clients=callers, duration=120.0)
 
 
 _STORM = Study(
@@ -267,12 +264,9 @@ def hedging(
     check_positive("shape", shape)
     once = Defence(Policy(max_attempts=1))
     defence = once if after == "none" else Defence(hedging=Hedging(after=after))
-    scenario = Scenario(
-        servers={"server": Server(latency=HeavyTail(0.01, shape))},
-        clients=Clients(rate=2000.0, defence=defence),
-        duration=30.0,
-    )
-    return run_trials(scenario, trials, seed)
+    servers = {"server": Server(latency=HeavyTail(0.01, shape))}
+    clients = Clients(rate=2000.0, defence=defence)
+    return run_trials(Scenario(servers=servers, clients=clients, duration=30.0), trials, seed)
 
 
 _HEDGING = Study(
@@ -326,11 +320,9 @@ def retry_after(
         retry_after=seconds,
         failures=(Failure(end=5.0, kind="error", retry_after=seconds),),
     )
-    scenario = Scenario(
-        servers={"server": server},
-        clients=Clients(arrivals="at-once", count=clients, defence=Defence(policy)),
-        duration=5 * seconds + 60.0,
-    )
+    callers = Clients(arrivals="at-once", count=clients, defence=Defence(policy))
+    duration = 5 * seconds + 60.0
+    scenario = Scenario(servers={"server": server}, clients=callers, duration=duration)
     return run_trials(scenario, trials, seed)
 
 
@@ -390,11 +382,8 @@ def recovery(
         failures=(Failure(end=20.0, kind="refuse"),),
     )
     defence = Defence(_RECOVERY_POLICY, breaker=_RECOVERY_BREAKER, limiter=_LIMITERS[limit])
-    scenario = Scenario(
-        servers={"server": server},
-        clients=Clients(arrivals="backlog", count=backlog, defence=defence),
-        duration=90.0,
-    )
+    clients = Clients(arrivals="backlog", count=backlog, defence=defence)
+    scenario = Scenario(servers={"server": server}, clients=clients, duration=90.0)
     return run_trials(scenario, trials, seed)
 
 

@@ -177,10 +177,7 @@ def _get_kind(value: Value, kinds: Mapping[str, object]) -> str:
 
 
 def _with_location(value: Value, build: Callable[[], T]) -> T:
-    """Return `build()`; add the location of the value to an error.
-
-    The value is the field of the error, or else the first key of the table that the error mentions.
-    """
+    """Return `build()`; locate an error at its field, or at the first key that it mentions."""
     try:
         return build()
     except ConfigurationError as error:

@@ -32,6 +32,7 @@ class Trial(Protocol):
 
     def metrics(self) -> dict[str, float]:
         """Return the value of each metric by its name."""
+        ...
 
 
 class Column(NamedTuple):

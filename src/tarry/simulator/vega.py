@@ -215,12 +215,8 @@ def x_channel(values: Sequence[Any], title: str, unit: str, *, swept: bool) -> S
         names = list(dict.fromkeys(format_parameter(value) for value in values))
         name_axis: Spec = {"title": title, "labelAngle": 0, "grid": False}
         return {"field": "x", "type": "ordinal", "sort": names, "axis": name_axis}
-    axis: Spec = {
-        "title": title,
-        "grid": False,
-        "labelExpr": f"format(datum.value, ',~g') + '{UNIT_SUFFIXES[unit]}'",
-        "labelFlush": True,
-    }
+    label = f"format(datum.value, ',~g') + '{UNIT_SUFFIXES[unit]}'"
+    axis: Spec = {"title": title, "grid": False, "labelExpr": label, "labelFlush": True}
     points = sorted(set(values))
     if swept and len(points) <= _MAX_TICKS:
         axis["values"] = points
@@ -245,6 +241,8 @@ def series_view(
     y = {"field": "y", "type": "quantitative", "scale": y_range.scale(), "axis": y_axis}
     is_own = {"field": "i", "equal": variant}
     own_records: Spec = {"transform": [{"filter": is_own}]}
+    others: Spec = {"transform": [{"filter": {"not": is_own}}]}
+    by_variant = {"detail": {"field": "v"}}
     own_colour = {"color": _colour(names, legend=None)}
     own_area = {**own_colour, "y2": {"datum": y_range.low}}
     point = {"type": "point", "filled": True, "size": 60}
@@ -257,11 +255,7 @@ def series_view(
         "encoding": {"x": _time_channel("x"), "y": y},
         "layer": [
             *background,
-            {
-                "transform": [{"filter": {"not": is_own}}],
-                "mark": {"type": "line", "style": "context"},
-                "encoding": {"detail": {"field": "v"}},
-            },
+            {**others, "mark": {"type": "line", "style": "context"}, "encoding": by_variant},
             {**own_records, "mark": {"type": "area", "opacity": 0.16}, "encoding": own_area},
             {**own_records, "mark": {"type": "line", "strokeWidth": 1.75}, "encoding": own_colour},
             {**own_records, "mark": point, "encoding": {**own_colour, "opacity": visible}},
@@ -400,25 +394,16 @@ def heat_map_view(
 def _axis(value_range: AxisRange, unit: str, title: str | None, tick_count: int = 4) -> Spec:
     """Return an axis whose tick labels have the unit."""
     number = "abs(datum.value) >= 10000 ? format(datum.value, '.3~s') : format(datum.value, ',~g')"
-    axis: Spec = {
-        "title": title,
-        "labelExpr": f"({number}) + '{UNIT_SUFFIXES[unit]}'",
-        "domain": False,
-        "ticks": False,
-    }
+    label = f"({number}) + '{UNIT_SUFFIXES[unit]}'"
+    axis: Spec = {"title": title, "labelExpr": label, "domain": False, "ticks": False}
     ticks = {"values": log_ticks(value_range)} if value_range.log else {"tickCount": tick_count}
     return axis | ticks
 
 
 def _time_channel(field: str) -> Spec:
-    axis = {
-        "title": None,
-        "ticks": False,
-        "grid": False,
-        "tickCount": {"expr": "max(3, round(width / 150))"},
-        "labelExpr": "format(datum.value, ',~g') + ' s'",
-        "labelFlush": True,
-    }
+    tick_count = {"expr": "max(3, round(width / 150))"}
+    axis: Spec = {"title": None, "ticks": False, "grid": False, "tickCount": tick_count}
+    axis |= {"labelExpr": "format(datum.value, ',~g') + ' s'", "labelFlush": True}
     scale = {"nice": False, "zero": False}
     return {"field": field, "type": "quantitative", "scale": scale, "axis": axis}
 

@@ -1,8 +1,7 @@
 """Tuning: read an attempt log and propose a policy, with a reason for each value.
 
 `propose(analyze_log(read_attempt_log(path)))` returns the proposal. `compare_policies` simulates
-the current and the proposed defence, where a `Defence` is a policy (or hedging) with its breaker,
-retry budget and limiter.
+the current and the proposed `Defence`: a policy, or hedging, with breaker, budget and limiter.
 """
 
 from tarry.tuning.attempt_log import AttemptLog, LoggedAttempt, read_attempt_log

@@ -184,6 +184,7 @@ def analyze_log(log: AttemptLog) -> Evidence:
     for outage in outages:
         in_outage[outage.first : outage.stop] = b"\1" * (outage.stop - outage.first)
     success_durations = _durations(log, in_outage, failed=False)
+    percentiles = HEDGE_PERCENTILES if success_durations else ()
     call_durations: array[float] = array("d")
     calls = retries = healthy_calls = healthy_retries = 0
     for first, last, retries_of_call in _group_calls(log):
@@ -210,10 +211,7 @@ def analyze_log(log: AttemptLog) -> Evidence:
         retries=retries,
         max_concurrency=_max_concurrency(log, in_outage),
         outages=outages,
-        hedges=tuple(
-            estimate_hedge(success_durations, percentile)
-            for percentile in (HEDGE_PERCENTILES if success_durations else ())
-        ),
+        hedges=tuple(estimate_hedge(success_durations, each) for each in percentiles),
     )
 
 
@@ -297,10 +295,8 @@ def _max_concurrency(log: AttemptLog, in_outage: Sequence[int]) -> int:
 
 
 def _group_calls(log: AttemptLog) -> Iterator[tuple[int, int, int]]:
-    """Yield the indices of the first and last attempt of each call, and its number of retries.
-
-    Sorting the indices by task needs far less memory than a list of attempts for each task.
-    """
+    """Yield the indices of the first and last attempt of each call, and its number of retries."""
+    # Sorting the indices by task needs far less memory than a list of attempts for each task.
     order = sorted(range(len(log)), key=log.tasks.__getitem__)
     first: int | None = None
     last = retries = 0
