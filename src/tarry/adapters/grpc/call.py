@@ -377,7 +377,10 @@ class RetriedFuture(RetriedCall, Future[Any]):
         else:  # interceptors behind this one may block
             attempt = await asyncio.to_thread(self._next_attempt)
 
-        attempt.add_done_callback(lambda _: loop.call_soon_threadsafe(done.set))
+        def on_done(_attempt: Any) -> None:
+            loop.call_soon_threadsafe(done.set)
+
+        attempt.add_done_callback(on_done)
         await done.wait()
         return self._attempt_result(_RESULT_OF, attempt)
 
