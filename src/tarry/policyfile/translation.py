@@ -137,10 +137,8 @@ class Losses(list[Loss]):
         total = policy.total_budget
         if total is None or (single_attempt is not None and single_attempt <= total):
             return single_attempt
-        instead = (
-            f"{self.system} stops a running attempt when the time is over; tarry lets it finish"
-        )
-        self.add("total_budget", total, instead)
+        stops = "stops a running attempt when the time is over"
+        self.add("total_budget", total, f"{self.system} {stops}; tarry lets it finish")
         return total
 
     def apply_call_timeout(self, policy: Policy, timeout: float | None, path: str) -> Policy:
@@ -192,10 +190,7 @@ class Losses(list[Loss]):
             self.add("retryable_codes", lost, instead, Severity.LOAD)
 
     def add_for_hint(self, path: str, hint: str, source: str, max_hint: float) -> None:
-        """Add the loss that tarry follows a server's hint differently.
-
-        `source` says what the other system does with the hint.
-        """
+        """Add the loss of a server's hint; `source` says what the other system does with it."""
         instead = f"{source}; tarry waits for up to {format_duration(max_hint)}, or gives up"
         self.add(path, hint, instead)
 
