@@ -294,8 +294,10 @@ def bars_view(names: Sequence[str], x_range: AxisRange, unit: str, title: str) -
     tooltip = _tooltip(("v", "variant"), ("text", title))
     bar_channels = {"x": x, "x2": {"datum": x_range.low}, "color": colour, "tooltip": tooltip}
     bar = {"type": "bar", "height": 16, "yOffset": 10, "cornerRadiusEnd": 2}
-    dashed = {"strokeDash": [3, 3], "fillOpacity": 0.12, "strokeWidth": 1.25}
+    dashed = {**bar, "strokeDash": [3, 3], "fillOpacity": 0.12, "strokeWidth": 1.25}
+    outlined = {**bar_channels, "stroke": colour}
     label = {"type": "text", "align": "left", "baseline": "middle"}
+    name_label = {**label, "dy": -9, "limit": {"expr": "width"}}
     value_label = {**label, "dy": 10, "dx": 6, "fontWeight": "bold"}
     value_text, at_start = {"text": {"field": "text"}}, {"x": {"value": 0}}
     finite = [{"filter": "!datum.never && isValid(datum.y)"}]
@@ -306,15 +308,8 @@ def bars_view(names: Sequence[str], x_range: AxisRange, unit: str, title: str) -
         "encoding": {"y": {**y, "scale": {"padding": 0}}, "opacity": _opacity()},
         "layer": [
             {"transform": finite, "mark": bar, "encoding": bar_channels},
-            {
-                "transform": [{"filter": "datum.never"}],
-                "mark": {**bar, **dashed},
-                "encoding": {**bar_channels, "stroke": colour},
-            },
-            {
-                "mark": {**label, "dy": -9, "limit": {"expr": "width"}},
-                "encoding": {"text": {"field": "v"}, **at_start},
-            },
+            {"transform": [{"filter": "datum.never"}], "mark": dashed, "encoding": outlined},
+            {"mark": name_label, "encoding": {"text": {"field": "v"}, **at_start}},
             {"transform": finite, "mark": value_label, "encoding": {**value_text, "x": x}},
             {"transform": not_finite, "mark": value_label, "encoding": {**value_text, **at_start}},
         ],
@@ -329,9 +324,11 @@ def lines_view(
     y_axis = {**_axis(y_range, unit, y_title, 5), **_TITLE_ABOVE_AXIS}
     y = {"field": "y", "type": "quantitative", "scale": y_range.scale(), "axis": y_axis}
     channels = {"x": x, "y": y, "color": _colour(names), "opacity": _opacity()}
-    order = {"field": "n", "type": "quantitative"}
+    finite, valid = [{"filter": "!datum.never"}], [{"filter": "isValid(datum.y)"}]
+    line, order = {"type": "line", "strokeWidth": 2}, {"field": "n", "type": "quantitative"}
     point = {"type": "point", "size": 70, "strokeWidth": 2, "style": "hollow"}
     tooltip = _tooltip(("v", "variant"), ("at", x_title), ("text", y_title))
+    point_channels = {**channels, "shape": _colour(names), "tooltip": tooltip}
     top = {"datum": y_range.top, "type": "quantitative", "scale": y_range.scale(), "axis": y_axis}
     at_top = {"y": top}
     never: list[Spec] = [
@@ -345,16 +342,8 @@ def lines_view(
         "height": 320,
         "layer": [
             *(never if y_range.top > y_range.high else []),
-            {
-                "transform": [{"filter": "!datum.never"}],
-                "mark": {"type": "line", "strokeWidth": 2},
-                "encoding": {**channels, "order": order},
-            },
-            {
-                "transform": [{"filter": "isValid(datum.y)"}],
-                "mark": point,
-                "encoding": {**channels, "shape": _colour(names), "tooltip": tooltip},
-            },
+            {"transform": finite, "mark": line, "encoding": {**channels, "order": order}},
+            {"transform": valid, "mark": point, "encoding": point_channels},
         ],
     }
 
