@@ -136,12 +136,8 @@ def event_fields(event: events.Event) -> dict[str, Any]:
 
 
 def _simplify(value: object) -> object:
-    match value:
-        case Enum():
-            return value.value
-        case Hint():
-            return value._asdict()
-        case BaseException():
-            return type(value).__name__
-        case _:
-            return value
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Hint):
+        return value._asdict()
+    return type(value).__name__ if isinstance(value, BaseException) else value

@@ -98,24 +98,21 @@ class OpenTelemetryListener:
             span.add_event(EVENT_NAMES[events.GaveUp], attributes)
 
     def _record_spans(self, event: events.Event, error_type: str | None) -> None:
-        match event:
-            case events.AttemptStarted():
-                # The span is not made the current span, because after a cancellation no event
-                # would restore the previous one.
-                kinds, attributes = trace.SpanKind, _attempt_attributes(event)
-                kind = kinds.INTERNAL if event.downstream is None else kinds.CLIENT
-                span = self._tracer.start_span(event.operation, kind=kind, attributes=attributes)
-                key = event.operation, event.downstream, event.attempt
-                outer = self._open_spans.get()[1 - MAX_NESTED_ATTEMPTS :]
-                self._open_spans.set((*outer, (key, span)))
-            case events.AttemptFailed():
-                key = event.operation, event.downstream, event.attempt
-                self._end_span(key, event.kind, error_type)
-            case events.Succeeded():
-                key = event.operation, event.downstream, event.attempts
-                self._end_span(key, Kind.SUCCESS, None)
-            case _:
-                pass
+        if isinstance(event, events.AttemptStarted):
+            # The span is not made the current span, because after a cancellation no event
+            # would restore the previous one.
+            kinds, attributes = trace.SpanKind, _attempt_attributes(event)
+            kind = kinds.INTERNAL if event.downstream is None else kinds.CLIENT
+            span = self._tracer.start_span(event.operation, kind=kind, attributes=attributes)
+            key = event.operation, event.downstream, event.attempt
+            outer = self._open_spans.get()[1 - MAX_NESTED_ATTEMPTS :]
+            self._open_spans.set((*outer, (key, span)))
+        elif isinstance(event, events.AttemptFailed):
+            key = event.operation, event.downstream, event.attempt
+            self._end_span(key, event.kind, error_type)
+        elif isinstance(event, events.Succeeded):
+            key = event.operation, event.downstream, event.attempts
+            self._end_span(key, Kind.SUCCESS, None)
 
     def _end_span(self, key: _AttemptKey, outcome: Kind, error_type: str | None) -> None:
         """End the span of the innermost attempt with this key.
@@ -204,29 +201,26 @@ class OpenTelemetryMetrics:
 
     def count(self, event: events.Event, error_type: str | None) -> None:
         """Count one event; `error_type` is set for failed attempts."""
-        match event:
-            case events.AttemptFailed():
-                attributes = self._attributes(event) | {"tarry.outcome": event.kind.value}
-                self._attempts.add(1, attributes | {"error.type": error_type or ""})
-            case events.Succeeded():
-                attributes = self._attributes(event)
-                self._attempts.add(1, attributes | {"tarry.outcome": Kind.SUCCESS.value})
-                self._calls.add(1, attributes | {"tarry.result": shared.call_result(event)})
-            case events.GaveUp():
-                attributes = self._attributes(event) | {"tarry.result": shared.call_result(event)}
-                self._calls.add(1, attributes | {"tarry.reason": event.reason.value})
-            case events.WillWait():
-                self._delays.record(event.delay, self._attributes(event))
-            case events.BreakerMoved():
-                before, after = event.before.value, event.after.value
-                states = {"tarry.breaker.before": before, "tarry.breaker.after": after}
-                self._transitions.add(1, self._attributes(event) | states)
-            case events.HedgeFired():
-                self._hedges.add(1, self._attributes(event) | {"tarry.result": "fired"})
-            case events.HedgeWon():
-                self._hedges.add(1, self._attributes(event) | {"tarry.result": "won"})
-            case _:
-                pass
+        if isinstance(event, events.AttemptFailed):
+            attributes = self._attributes(event) | {"tarry.outcome": event.kind.value}
+            self._attempts.add(1, attributes | {"error.type": error_type or ""})
+        elif isinstance(event, events.Succeeded):
+            attributes = self._attributes(event)
+            self._attempts.add(1, attributes | {"tarry.outcome": Kind.SUCCESS.value})
+            self._calls.add(1, attributes | {"tarry.result": shared.call_result(event)})
+        elif isinstance(event, events.GaveUp):
+            attributes = self._attributes(event) | {"tarry.result": shared.call_result(event)}
+            self._calls.add(1, attributes | {"tarry.reason": event.reason.value})
+        elif isinstance(event, events.WillWait):
+            self._delays.record(event.delay, self._attributes(event))
+        elif isinstance(event, events.BreakerMoved):
+            before, after = event.before.value, event.after.value
+            states = {"tarry.breaker.before": before, "tarry.breaker.after": after}
+            self._transitions.add(1, self._attributes(event) | states)
+        elif isinstance(event, events.HedgeFired):
+            self._hedges.add(1, self._attributes(event) | {"tarry.result": "fired"})
+        elif isinstance(event, events.HedgeWon):
+            self._hedges.add(1, self._attributes(event) | {"tarry.result": "won"})
 
     def _attributes(self, event: events.Event) -> dict[str, str]:
         attributes: dict[str, str] = {}

@@ -82,27 +82,24 @@ class PrometheusListener:
 
     def __call__(self, event: events.Event) -> None:
         """Count one event."""
-        match event:
-            case events.AttemptFailed():
-                self._attempts.labels(*self._labels(event), event.kind.value).inc()
-            case events.Succeeded():
-                labels = self._labels(event)
-                self._attempts.labels(*labels, Kind.SUCCESS.value).inc()
-                self._calls.labels(*labels, metrics.call_result(event), "").inc()
-            case events.GaveUp():
-                labels = self._labels(event)
-                self._calls.labels(*labels, metrics.call_result(event), event.reason.value).inc()
-            case events.WillWait():
-                self._delays.labels(*self._labels(event)).observe(event.delay)
-            case events.BreakerMoved():
-                states = event.before.value, event.after.value
-                self._transitions.labels(self._downstream(event), *states).inc()
-            case events.HedgeFired():
-                self._hedges.labels(*self._labels(event), "fired").inc()
-            case events.HedgeWon():
-                self._hedges.labels(*self._labels(event), "won").inc()
-            case _:
-                pass
+        if isinstance(event, events.AttemptFailed):
+            self._attempts.labels(*self._labels(event), event.kind.value).inc()
+        elif isinstance(event, events.Succeeded):
+            labels = self._labels(event)
+            self._attempts.labels(*labels, Kind.SUCCESS.value).inc()
+            self._calls.labels(*labels, metrics.call_result(event), "").inc()
+        elif isinstance(event, events.GaveUp):
+            labels = self._labels(event)
+            self._calls.labels(*labels, metrics.call_result(event), event.reason.value).inc()
+        elif isinstance(event, events.WillWait):
+            self._delays.labels(*self._labels(event)).observe(event.delay)
+        elif isinstance(event, events.BreakerMoved):
+            states = event.before.value, event.after.value
+            self._transitions.labels(self._downstream(event), *states).inc()
+        elif isinstance(event, events.HedgeFired):
+            self._hedges.labels(*self._labels(event), "fired").inc()
+        elif isinstance(event, events.HedgeWon):
+            self._hedges.labels(*self._labels(event), "won").inc()
 
     def _labels(self, event: events.Event) -> tuple[str, str]:
         return self._operations(event.operation), self._downstream(event)
