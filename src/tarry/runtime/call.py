@@ -1,40 +1,21 @@
 """The state of a call that a driver runs: the core's `Call` with clock, random numbers, events.
 
-A driver is the loop that makes the attempts. Drivers differ only in how they call the function and
-in how they wait. They call these methods:
-
-    running.begin_attempt()      begin an attempt, or raise
-    running.should_retry(error)  record a failure. True: wait, then begin the next attempt.
-                                 False: raise the error
-    running.accepts(result)      record a result. True: return the result. False: wait, then begin
-                                 the next attempt
-    running.discard_error()      forget a result that was not accepted and is no longer usable
-    running.abort()              release the permit, before the driver raises
-    running.wait(), async_wait() wait until the next attempt is due
-
-If a limiter admits an attempt only after a delay, `begin_attempt` returns that delay, and the
-driver sleeps before it makes the attempt.
+A driver is the loop that makes the attempts. It calls `begin_attempt`, makes the attempt, and
+passes the error to `should_retry` or the result to `accepts`. If the call continues, the driver
+calls `wait` or `async_wait` and begins the next attempt. If a limiter admits an attempt only after
+a delay, `begin_attempt` returns that delay, and the driver sleeps before it makes the attempt.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
+from tarry import errors
 from tarry.core.call import Call
 from tarry.core.decide import decide
 from tarry.core.outcome import TRANSIENT, Kind
 from tarry.core.text import format_duration
 from tarry.core.verdict import CallRecord, Reason, Stop, Wait, is_final
-from tarry.errors import (
-    AttemptTimeout,
-    BlockingWait,
-    BreakerOpen,
-    Cancelled,
-    DeadlineExceeded,
-    LimitReached,
-    Rejected,
-    ResultNotAccepted,
-)
 from tarry.runtime import clocks, deadlines
 from tarry.runtime.clocks import system
 from tarry.runtime.error_record import attach_give_up
@@ -51,11 +32,11 @@ if TYPE_CHECKING:
 FirstFailure: TypeAlias = "tuple[Outcome, str, Wait]"
 """The outcome of a first attempt that failed, the type name of its error, and the wait after it."""
 
-_REJECTIONS: dict[Reason, type[Rejected]] = {
-    Reason.BREAKER_OPEN: BreakerOpen,
-    Reason.LIMIT: LimitReached,
-    Reason.DEADLINE: DeadlineExceeded,
-    Reason.TOTAL_BUDGET: DeadlineExceeded,
+_REJECTIONS: dict[Reason, type[errors.Rejected]] = {
+    Reason.BREAKER_OPEN: errors.BreakerOpen,
+    Reason.LIMIT: errors.LimitReached,
+    Reason.DEADLINE: errors.DeadlineExceeded,
+    Reason.TOTAL_BUDGET: errors.DeadlineExceeded,
 }
 
 
@@ -131,32 +112,28 @@ class RunningCall(Call):
 
         The error is classified unless the caller passes its outcome.
         """
+        config = self.config
         try:
-            return self._decide(error, outcome)
+            if outcome is None:
+                classify = config.classify_error  # a local variable is faster: see `System`
+                outcome = classify(error, self._serial)
+            now = system.now() if self._uses_clock else 0.0
+            u = (config.draw or system.draw)()
+            verdict = self.record_failure(outcome, now, u, type(error).__name__)
+            log_enabled = bus.log_enabled
+            if bus.listeners or log_enabled(LOG_WARNING):
+                # For the log alone, no event is emitted when an attempt starts: emit it now.
+                if not self._is_observed and not bus.listeners:
+                    self._emit_started()
+                self._is_observed = True
+                self._emit_failed(outcome, verdict, error)
+            if isinstance(verdict, Stop):
+                self._record_give_up(verdict, error)
+                return False
         except BaseException:  # raised by the user's predicate, random source, jitter or budget
             self.abort()
             raise
-
-    def _decide(self, error: Exception, outcome: Outcome | None) -> bool:
-        config = self.config
-        if outcome is None:
-            classify = config.classify_error  # a local variable is faster: see `System`
-            outcome = classify(error, self._serial)
-        now = system.now() if self._uses_clock else 0.0
-        u = (config.draw or system.draw)()
-        verdict = self.record_failure(outcome, now, u, type(error).__name__)
-        log_enabled = bus.log_enabled
-        if bus.listeners or log_enabled(LOG_WARNING):
-            # For the log alone, no event is emitted when an attempt starts: emit it now.
-            if not self._is_observed and not bus.listeners:
-                self._emit_started()
-            self._is_observed = True
-            self._emit_failed(outcome, verdict, error)
-        if isinstance(verdict, Stop):
-            self._record_give_up(verdict, error)
-            return False
-        self._wait = verdict
-        self._error = error
+        self._wait, self._error = verdict, error
         return True
 
     def accepts(self, result: object) -> bool:
@@ -164,8 +141,12 @@ class RunningCall(Call):
         classify_result = self.config.classify_result
         if classify_result is not None:
             outcome = classify_result(result)
-            if outcome.kind is Kind.PERMANENT:
-                self._end_with_permanent(outcome)
+            if outcome.kind is Kind.PERMANENT:  # such as a 404
+                u = (self.config.draw or system.draw)()
+                verdict = self.record_failure(outcome, system.now(), u)
+                if isinstance(verdict, Stop) and (bus.listeners or self._is_observed):
+                    self._emit_failed(outcome, verdict, None)
+                    emit_gave_up(self._call_record(verdict), verdict.hint, None, self._last_detail)
                 return True
             if outcome.kind is not Kind.SUCCESS:
                 return self._reject_result(result, outcome, outcome.detail)
@@ -180,16 +161,9 @@ class RunningCall(Call):
             bus.emit(types.Succeeded(self.config.operation, self._downstream_name, self.attempts))
         return True
 
-    def _end_with_permanent(self, outcome: Outcome) -> None:
-        """Record a result that is a permanent failure, such as a 404."""
-        verdict = self.record_failure(outcome, system.now(), (self.config.draw or system.draw)())
-        if isinstance(verdict, Stop) and (bus.listeners or self._is_observed):
-            self._emit_failed(outcome, verdict, None)
-            emit_gave_up(self._call_record(verdict), verdict.hint, None, self._last_detail)
-
     def _reject_result(self, result: object, outcome: Outcome, problem: str) -> bool:
         """Record a result as a failure; return False if a retry follows, else raise."""
-        error = ResultNotAccepted(f"{self.config.operation}: {problem}", result)
+        error = errors.ResultNotAccepted(f"{self.config.operation}: {problem}", result)
         if self.should_retry(error, outcome):
             return False
         try:
@@ -198,10 +172,7 @@ class RunningCall(Call):
             del error
 
     def discard_error(self) -> None:
-        """Drop the last error and its result.
-
-        If no other attempt may begin, `begin_attempt` then raises a rejection instead of the error.
-        """
+        """Drop the last error and its result, so that `begin_attempt` does not raise the error."""
         self._error = None
 
     def abort(self) -> None:
@@ -211,13 +182,13 @@ class RunningCall(Call):
 
     def timeout_error(self, timeout: float) -> Exception:
         """Return the error for an attempt that was stopped after `timeout` seconds."""
-        operation, number = self.config.operation, self.attempts
-        limit = self.policy.attempt_timeout
+        operation, number, limit = self.config.operation, self.attempts, self.policy.attempt_timeout
         if limit is None or timeout < limit:  # the deadline was earlier than the attempt timeout
-            return DeadlineExceeded(f"{operation}: the deadline passed during attempt {number}")
-        return AttemptTimeout(
-            f"{operation}: attempt {number} took longer than {format_duration(limit)}"
-        )
+            return errors.DeadlineExceeded(
+                f"{operation}: the deadline passed during attempt {number}"
+            )
+        msg = f"{operation}: attempt {number} took longer than {format_duration(limit)}"
+        return errors.AttemptTimeout(msg)
 
     def wait(self) -> None:
         """Block until the next attempt is due."""
@@ -256,13 +227,12 @@ class RunningCall(Call):
                 import tarry.core.events as types
 
                 bus.emit(types.BudgetEmpty(record.operation, record.downstream))
-            detail = "" if isinstance(error, Rejected) else self._last_detail
+            detail = "" if isinstance(error, errors.Rejected) else self._last_detail
             emit_gave_up(record, stop.hint, error, detail or type(error).__name__)
 
     def _call_record(self, stop: Stop) -> CallRecord:
-        name, reason, after = self._downstream_name, stop.reason, stop.retry_after
-        operation, attempts = self.config.operation, self.attempts
-        return CallRecord(operation, name, attempts, self.waited, reason, after, self.steps)
+        place = self.config.operation, self._downstream_name, self.attempts
+        return CallRecord(*place, self.waited, stop.reason, stop.retry_after, self.steps)
 
     @property
     def _downstream_name(self) -> str | None:
@@ -358,7 +328,7 @@ def blocking_wait(config: RetryConfig, delay: float, error: Exception | None) ->
     """Sleep; raise if that would block an event loop, or if the call has been cancelled."""
     if delay > 0:
         if clocks.in_event_loop():
-            raise BlockingWait(
+            raise errors.BlockingWait(
                 f"{config.operation}: a wait of {format_duration(delay)} would block the running "
                 "event loop; use an async def (for a block: async for), or run it in a thread"
             ) from error
@@ -366,7 +336,7 @@ def blocking_wait(config: RetryConfig, delay: float, error: Exception | None) ->
         sleep(delay, config.cancel)
     if config.cancel is not None and config.cancel.cancelled:
         msg = f"{config.operation}: cancelled while waiting for the next attempt"
-        raise Cancelled(msg) from error
+        raise errors.Cancelled(msg) from error
 
 
 def emit_gave_up(
@@ -382,10 +352,10 @@ def emit_gave_up(
 
 def rejection_error(
     stop: Stop, operation: str, downstream: str | None, last_result: str = ""
-) -> Rejected:
+) -> errors.Rejected:
     """Return the error for a call that was rejected; `last_result` describes its last result."""
     after = "" if stop.retry_after is None else f"; retry after {format_duration(stop.retry_after)}"
     last_response_text = f"; the last response was {last_result}" if last_result else ""
     msg = f"{downstream or operation}: {stop.reason.description}{after}{last_response_text}"
-    kind = _REJECTIONS.get(stop.reason, Rejected)
+    kind = _REJECTIONS.get(stop.reason, errors.Rejected)
     return kind(msg, downstream=downstream, retry_after=stop.retry_after)

@@ -11,18 +11,12 @@ from functools import partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from tarry import errors
 from tarry.core.checks import check_count, check_positive
 from tarry.core.outcome import PERMANENT, TRANSIENT, Kind, Outcome
 from tarry.core.policy import Policy
 from tarry.core.verdict import Stop, Wait
-from tarry.errors import (
-    AttemptTimeout,
-    BlockingWait,
-    Cancelled,
-    ConfigurationError,
-    ConfigurationTypeError,
-    DeadlineExceeded,
-)
+from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.runtime.clocks import CancelToken
 from tarry.runtime.error_record import RECORD_ATTRIBUTE, has_record_since
 
@@ -38,7 +32,8 @@ On: TypeAlias = (
 
 _TIMEOUT = Outcome(Kind.TRANSIENT, timeout=True)
 _TIMEOUT_NOT_REPEATABLE = Outcome(Kind.TRANSIENT, safe=False, timeout=True)
-_NEVER_RETRIED = (Cancelled, BlockingWait)
+_OWN_TIMEOUTS = (errors.AttemptTimeout, errors.DeadlineExceeded)
+_NEVER_RETRIED = (errors.Cancelled, errors.BlockingWait)
 """Errors that are never retried or counted as failures, even if `on` matches them. They mean that
 the user has cancelled the call or misused tarry."""
 
@@ -106,9 +101,9 @@ class RetryConfig:
         if random is not None and not hasattr(random, "random"):
             rule = "must be a source such as random.Random(7)"
             raise ConfigurationTypeError("random", rule, random)
-        if until is not None and not callable(until):
-            raise ConfigurationTypeError("until", "must be a predicate over the result", until)
         if until is not None:
+            if not callable(until):
+                raise ConfigurationTypeError("until", "must be a predicate over the result", until)
             check_not_async("until", until)
         changes: dict[str, Any] = {}
         if attempts is not None:
@@ -167,34 +162,28 @@ def check_instance(field: str, value: object, expected: type, description: str) 
 class Classifier:
     """Classifies the errors of a retry loop."""
 
-    __slots__ = (
-        "_matches_broadly",
-        "_predicate",
-        "_timeout_outcome",
-        "_types",
-        "_types_for_isinstance",
-    )
+    __slots__ = ("_matches_broadly", "_predicate", "_timeout_outcome", "_types")
 
     def __init__(self, on: On | None, *, repeatable: bool = True) -> None:
         """Check `on`; `repeatable` is whether an attempt that timed out may be repeated."""
         self._timeout_outcome = _TIMEOUT if repeatable else _TIMEOUT_NOT_REPEATABLE
-        self._types: tuple[type[Exception], ...] = ()
+        types: tuple[type[Exception], ...] = ()
         self._predicate: Callable[[Exception], bool | Outcome] | None = None
         if on is not None and callable(on) and not isinstance(on, type):
             check_not_async("on", on)
             self._predicate = on
         elif on is not None:
-            self._types = _checked_types(on)
+            types = _checked_types(on)
         # isinstance() is faster with a type than with a tuple of one type.
-        self._types_for_isinstance = self._types[0] if len(self._types) == 1 else self._types
+        self._types = types[0] if len(types) == 1 else types
         self._matches_broadly = self._predicate is not None or any(
-            issubclass(error, self._types) for error in (*_NEVER_RETRIED, ExceptionGroup)
+            issubclass(error, types) for error in (*_NEVER_RETRIED, ExceptionGroup)
         )
         """Whether `on` can match exception groups or errors that are never retried."""
 
     def classify_error(self, error: Exception, serial: int) -> Outcome:
         """Classify an error; `serial` is the value of `bus.serial` when its attempt began."""
-        if isinstance(error, self._types_for_isinstance):
+        if isinstance(error, self._types):
             if self._matches_broadly and isinstance(error, _NEVER_RETRIED):
                 return PERMANENT
             outcome = _TIMEOUT if isinstance(error, TimeoutError) else TRANSIENT
@@ -215,9 +204,7 @@ class Classifier:
         """Classify an error that is not an instance of a type in `on`."""
         if isinstance(error, _NEVER_RETRIED):
             return PERMANENT
-        if isinstance(error, (AttemptTimeout, DeadlineExceeded)) and not hasattr(
-            error, RECORD_ATTRIBUTE
-        ):
+        if isinstance(error, _OWN_TIMEOUTS) and not hasattr(error, RECORD_ATTRIBUTE):
             return self._timeout_outcome  # raised by this loop: retried even if not in `on`
         result: object = self._predicate is not None and self._predicate(error)
         if isinstance(result, Outcome):

@@ -62,18 +62,8 @@ class LockedDownstream(core.Downstream):
     max_uncounted_successes = 32
     """A driver that makes `uncounted_successes` longer than this calls `count_successes`."""
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        breaker: Breaker | None,
-        budget: Budget | None,
-        limiter: Limiter | None,
-        max_in_flight: int | None,
-    ) -> None:
-        super().__init__(
-            name, breaker=breaker, budget=budget, limiter=limiter, max_in_flight=max_in_flight
-        )
+    def _add_lock(self) -> None:
+        """Create the lock and the queues of entries that wait for it; called by `__init__`."""
         self._lock = threading.Lock()
         self.abandoned_permits: deque[int] = deque(maxlen=MAX_ABANDONED_PERMITS)
         """Permits of attempts that were garbage collected. Finalizers may run in a thread that
@@ -215,6 +205,7 @@ class Downstream(LockedDownstream):
         super().__init__(
             name, breaker=breaker, budget=budget, limiter=limiter, max_in_flight=max_in_flight
         )
+        self._add_lock()
         _downstreams.add(self)
 
     @property

@@ -39,7 +39,8 @@ _DRIVER_FUNCTIONS = frozenset({"call", "drive", "drive_async", "hedge", "hedge_s
 """The functions in these modules that run a retry loop. If one of them is in the traceback of an
 error, the error was raised through a retry loop. Update the names when a driver is renamed."""
 
-MAX_GIVE_UPS_PER_REQUEST = 100
+MAX_GIVE_UPS = 100
+"""Limit of the calls in one `GiveUpLog`."""
 
 _serials = count(1)
 
@@ -48,9 +49,7 @@ class GiveUpLog:
     """The calls that gave up while a server handles one request."""
 
     def __init__(self) -> None:
-        self._entries: deque[tuple[BaseException, CallRecord]] = deque(
-            maxlen=MAX_GIVE_UPS_PER_REQUEST
-        )
+        self._entries: deque[tuple[BaseException, CallRecord]] = deque(maxlen=MAX_GIVE_UPS)
 
     def __bool__(self) -> bool:
         return bool(self._entries)
@@ -131,8 +130,7 @@ def attach_give_up(
 def has_record_since(error: BaseException, serial: int) -> bool:
     """Return whether an inner loop gave up on the error after `bus.serial` was `serial`.
 
-    This includes an inner loop that gave up on the cause or the context of the error, or on a
-    member of its exception group.
+    The causes, contexts and group members of the error count too.
     """
     for link in _chain(error, MAX_CHAIN_LENGTH):
         error_record: ErrorRecord | None = getattr(link, RECORD_ATTRIBUTE, None)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from tarry.core.outcome import Outcome
     from tarry.core.verdict import Attempt
+    from tarry.runtime.config import On
     from tarry.runtime.parallel import FinishedCopy
 
 T = TypeVar("T")
@@ -43,7 +44,7 @@ async def hedge(
     after: float | str | None = None,
     max_extra_load: float | None = None,
     max_attempts: int = 2,
-    on: config.On | None = None,
+    on: On | None = None,
     downstream: Downstream | None = None,
     name: str | None = None,
     policy: None = None,
@@ -58,8 +59,8 @@ async def hedge(
     on: errors after which the next copy starts at once; any other error ends the call.
     downstream: the dependency, whose latency is measured. By default each function has its own.
     """
-    options = after, max_extra_load, max_attempts, on, downstream, name, policy
-    call = _new_call("hedge", fn, *options)
+    hedging = Hedging(after=after, max_extra_load=max_extra_load, max_attempts=max_attempts)
+    call = _new_call("hedge", fn, hedging, on, downstream, name, policy)
     return await drive_async(call, lambda _number: fn(*args))
 
 
@@ -70,7 +71,7 @@ def hedge_sync(
     after: float | str | None = None,
     max_extra_load: float | None = None,
     max_attempts: int = 2,
-    on: config.On | None = None,
+    on: On | None = None,
     downstream: Downstream | None = None,
     name: str | None = None,
     policy: None = None,
@@ -80,18 +81,16 @@ def hedge_sync(
     Takes the arguments of `hedge`. A copy that is still running when another copy has returned the
     result cannot be cancelled. Its thread continues, and its result is discarded.
     """
-    options = after, max_extra_load, max_attempts, on, downstream, name, policy
-    call = _new_call("hedge_sync", fn, *options)
+    hedging = Hedging(after=after, max_extra_load=max_extra_load, max_attempts=max_attempts)
+    call = _new_call("hedge_sync", fn, hedging, on, downstream, name, policy)
     return drive(call, lambda _number: fn(*args))
 
 
 def _new_call(
     api_name: str,
     fn: Callable[..., Any],
-    after: float | str | None,
-    max_extra_load: float | None,
-    max_attempts: int,
-    on: config.On | None,
+    hedging: Hedging,
+    on: On | None,
     downstream: Downstream | None,
     name: str | None,
     policy: None,
@@ -100,7 +99,6 @@ def _new_call(
     if policy is not None:
         raise errors.ConfigurationError(config.RETRY_AND_HEDGE_MESSAGE)
     config.check_callable(api_name, fn)
-    hedging = Hedging(after=after, max_extra_load=max_extra_load, max_attempts=max_attempts)
     if api_name == "hedge_sync" and config.flags_of(fn) & config.COROUTINE:
         msg = f"{config.name_of(fn)} is a coroutine function: use `await tarry.hedge(...)`"
         raise errors.ConfigurationTypeError(msg)

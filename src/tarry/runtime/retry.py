@@ -204,11 +204,9 @@ def _wrap(fn: Callable[..., Any], config: RetryConfig) -> Callable[..., Any]:
         raise ConfigurationError(CANCEL_IN_COROUTINE_MESSAGE)
     if flags & GENERATOR:
         return drivers.wrap_generator(fn, config)
-    if not flags & (COROUTINE | ASYNC_GENERATOR):
-        return drivers.wrap(fn, config)
     if flags & ASYNC_GENERATOR:
         return drivers.wrap_async_generator(fn, config)
-    return drivers.wrap_async(fn, config)
+    return drivers.wrap_async(fn, config) if flags & COROUTINE else drivers.wrap(fn, config)
 
 
 class AttemptBlock:

@@ -101,7 +101,7 @@ class VirtualClock:
     def __init__(self, start: float | None = None) -> None:
         self._now = system.now() if start is None else check_number("start", start)
         self._started = self._now
-        self._replaced: tuple[Any, ...] | None = None
+        self._replaced: tuple[Any, ...] = ()
         self._trio: MockClock | None = None
         """The clock of trio inside `run_trio`; it shows the time since `_now`."""
 
@@ -134,9 +134,7 @@ class VirtualClock:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        assert self._replaced is not None  # noqa: S101 - entered before
         system.now, system.sleep = self._replaced
-        self._replaced = None
 
     def run(self, main: Callable[[], Awaitable[T]]) -> T:
         """Run a coroutine function on asyncio in virtual time."""
@@ -145,8 +143,7 @@ class VirtualClock:
         async def run_main() -> T:
             return await main()
 
-        loop = _virtual_loop(self)
-        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        with asyncio.Runner(loop_factory=lambda: _virtual_loop(self)) as runner:
             return runner.run(run_main())
 
     def run_trio(self, main: Callable[[], Awaitable[T]]) -> T:
