@@ -63,8 +63,9 @@ class Codec:
 
     def pack(self, content: TaskContent) -> bytes:
         """Return the content of a task, encoded for the store."""
-        packed = _pack(content)
-        return packed if self._fernet is None else _ENCRYPTED_PREFIX + self._fernet.encrypt(packed)
+        if self._fernet is None:
+            return _pack(content)
+        return _ENCRYPTED_PREFIX + self._fernet.encrypt(_pack(content))
 
     def unpack(self, stored: bytes) -> TaskContent:
         """Decode the content of a task; raise DecryptionFailed if its key is not configured."""
