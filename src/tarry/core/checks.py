@@ -91,8 +91,9 @@ class Value:
 
     def _set_fields(self, *values: object) -> None:
         """Store the values of all fields, in the order of `_fields`."""
+        set_attribute = object.__setattr__  # looked up once, because each failure has an Outcome
         for name, value in zip(self._fields, values, strict=True):
-            object.__setattr__(self, name, value)
+            set_attribute(self, name, value)
 
     def _asdict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self._fields}
