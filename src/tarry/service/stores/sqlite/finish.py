@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     Row = tuple[Any, ...]
 
-# All states come as one JSON row, because each fetched row releases the GIL (see `multirow`). Their
+# All states come as one JSON row, because each fetched row releases the GIL. Their
 # order is not defined, so each has its position in the batch.
 _READ_STATES = MultiRowStatement("""
 WITH wanted (position, id) AS (VALUES [?, ?])
