@@ -103,7 +103,7 @@ class Exponential:
 
 @dataclass(frozen=True, slots=True)
 class Normal:
-    """The absolute value of a normal distribution that has this `mean` and `sd`."""
+    """The absolute value of a normal distribution, as in the AWS study of contention."""
 
     mean: float
     sd: float
@@ -120,7 +120,7 @@ class Normal:
 
 @dataclass(frozen=True, slots=True)
 class Lognormal:
-    """The usual shape of latencies: most are near `median`, some are several times as long."""
+    """The log-normal distribution, the usual shape of latencies: some are far above `median`."""
 
     median: float
     sigma: float = 0.5
@@ -144,7 +144,10 @@ class Lognormal:
 
 @dataclass(frozen=True, slots=True)
 class HeavyTail:
-    """The Pareto distribution: P(longer than t) = (minimum / t) ** shape, with a shape above 1."""
+    """The Pareto distribution: P(longer than t) = (minimum / t) ** shape.
+
+    The shape must be greater than 1, because otherwise there is no mean.
+    """
 
     minimum: float
     shape: float = 1.5

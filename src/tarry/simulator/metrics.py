@@ -194,7 +194,7 @@ class MetricsRecorder:
         return series
 
     def _peak_request_rate(self, scenario: Scenario) -> float:
-        """Return the highest request rate after the disruption; without its end, of the run."""
+        """Return the highest request rate after the disruption, or of the whole run without one."""
         disruption = scenario.disruption()
         start = int(disruption[1] * self._buckets_per_second) if disruption else 0
         after = self._requests[start : self.bucket_count]
