@@ -120,9 +120,9 @@ def test_interrupt_while_a_block_takes_its_deadline(clock: VirtualClock) -> None
     ("event", "where"),
     [
         ("call", "Hedging.delay"),
-        ("return", "RunningHedgedCall.begin_attempt"),
+        ("return", "RunningHedgedCall.begin_first_copy"),
         ("call", "RunningHedgedCall.seconds_to_wait"),
-        ("call", "RunningHedgedCall.record_success"),
+        ("call", "RunningHedgedCall.record_final_result"),
     ],
 )
 @pytest.mark.parametrize("form", ["hedge", "hedge_sync"])

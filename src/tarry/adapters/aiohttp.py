@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from tarry.adapters.http import messages
 from tarry.adapters.http.hand_off import HandOff
-from tarry.adapters.http.messages import ClientFunctions, DrainedBody, RequestSnapshot
+from tarry.adapters.http.messages import DrainedBody, HttpClientFunctions, RequestSnapshot
 from tarry.adapters.http.send import OriginRegistry
 from tarry.core.outcome import PERMANENT, Kind, Outcome
 from tarry.errors import MissingExtra, ResultNotAccepted
@@ -35,39 +35,46 @@ if TYPE_CHECKING:
 
     from tarry.adapters.http.hand_off import AsyncTaskClient
     from tarry.adapters.http.messages import IdempotencyKey
-    from tarry.adapters.http.send import Downstreams
+    from tarry.adapters.http.send import DownstreamArgument
     from tarry.core.policy import Policy
 
 _TLS_ERRORS = (aiohttp.ClientSSLError, aiohttp.ServerFingerprintMismatch)
 _NOT_SENT_ERRORS = (aiohttp.ClientConnectorError, ConnectionTimeoutError)
 _CLIENT_ERRORS = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError)
-_MAYBE_READ_ERRORS = (*_CLIENT_ERRORS, ConnectionError, TimeoutError)
+_MAYBE_SENT_ERRORS = (*_CLIENT_ERRORS, ConnectionError, TimeoutError)
+"""Errors after which the server may have read the request."""
 
 _last_key: ContextVar[tuple[object, str, str] | None] = ContextVar("tarry_key", default=None)
-"""Call identity, method and key of the last request of this task that had an Idempotency-Key."""
+"""Call identity, method and Idempotency-Key of this asyncio task's last request with a key."""
 _last_error: ContextVar[tuple[object, Exception] | None] = ContextVar("tarry_aiohttp", default=None)
-"""Call identity and error of the last call of this task that was given up."""
+"""Call identity and error of this asyncio task's last call that was given up."""
 
 
 class RetryMiddleware:
     """Retries the requests of an `aiohttp.ClientSession`.
 
     Args:
-        policy, downstream, idempotency_key, hand_off: the same as the arguments of
-            `tarry.adapters.httpx.AsyncRetryTransport`.
+        policy: the retry policy; by default `tarry.Policy()`.
+        downstream: one `tarry.Downstream` for all origins, or a function that returns one for an
+            origin. By default each origin gets its own, with a breaker and a retry budget.
+        idempotency_key: "auto" or a function of the request adds an Idempotency-Key to requests
+            that are not idempotent, which makes them repeatable. All attempts send the same key.
+        hand_off: a `tarry.AsyncClient`. A repeatable request that cannot succeed now is enqueued
+            there, and `HandedOff` is raised.
     """
 
     def __init__(
         self,
         *,
         policy: Policy | None = None,
-        downstream: Downstreams = None,
+        downstream: DownstreamArgument = None,
         idempotency_key: IdempotencyKey = None,
         hand_off: AsyncTaskClient | None = None,
     ) -> None:
         self._idempotency_key = messages.check_idempotency_key(idempotency_key)
-        functions = _classify_error, _classify_response, _release
-        self._origins = OriginRegistry(policy, downstream, *functions)
+        self._origins = OriginRegistry(
+            policy, downstream, _classify_error, _classify_response, _release
+        )
         self._attempt_timeout = self._origins.policy.attempt_timeout
         self._hand_off = HandOff(hand_off, self._origins.policy, _FUNCTIONS)
 
@@ -83,7 +90,7 @@ class RetryMiddleware:
             response: Any = messages.final_response(error)
             return response  # type: ignore[no-any-return]
         except Exception as error:
-            messages.add_safety_note(error, can_resend_body=can_resend_body)
+            messages.add_not_repeatable_note(error, can_resend_body=can_resend_body)
             await self._hand_off.async_try_hand_off(request, error)
             if isinstance(error, (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError)):
                 _last_error.set((_call_identity(request), error))
@@ -91,11 +98,11 @@ class RetryMiddleware:
 
     def _new_call(self, request: ClientRequest, *, can_resend_body: bool) -> RunningCall:
         method, url, headers = request.method, request.url, request.headers
-        last = None if self._idempotency_key is None else _last_key.get()
-        if last is not None and last[0] is _call_identity(request) and last[1] == method:
+        last_key = None if self._idempotency_key is None else _last_key.get()
+        if last_key and last_key[0] is _call_identity(request) and last_key[1] == method:
             # The request follows a redirect, for which aiohttp creates new headers.
-            headers.setdefault(http.IDEMPOTENCY_KEY_HEADER, last[2])
-        repeatable = messages.make_repeatable(method, headers, self._idempotency_key, request)
+            headers.setdefault(http.IDEMPOTENCY_KEY_HEADER, last_key[2])
+        repeatable = messages.try_make_repeatable(method, headers, self._idempotency_key, request)
         if self._idempotency_key is not None and (key := headers.get(http.IDEMPOTENCY_KEY_HEADER)):
             _last_key.set((_call_identity(request), method, key))
         origin = http.origin_of(url.scheme, url.host or "", url.port)
@@ -125,16 +132,16 @@ def _call_identity(request: ClientRequest) -> object:
 
 
 def _raise_if_given_up(request: ClientRequest) -> None:
-    """Raise the error of a call that was given up, if aiohttp sends the request of the call again.
+    """Raise the error of a call that was given up, if this request is aiohttp's retry of that call.
 
     When a connection is lost, aiohttp itself sends an idempotent request a second time, through all
-    middlewares. The attempts of both layers of retries would multiply.
+    middlewares. The attempts of tarry and of aiohttp would multiply.
     """
-    last = _last_error.get()
-    if last is not None:
+    last_error = _last_error.get()
+    if last_error is not None:
         _last_error.set(None)
-        if last[0] is _call_identity(request):
-            raise last[1]
+        if last_error[0] is _call_identity(request):
+            raise last_error[1]
 
 
 def _can_resend(body: Any) -> bool:
@@ -165,7 +172,7 @@ def _classify_error(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT
         return PERMANENT
     if isinstance(error, _NOT_SENT_ERRORS):
         return Outcome(Kind.TRANSIENT, timeout=timeout, detail=detail)
-    if isinstance(error, _MAYBE_READ_ERRORS):
+    if isinstance(error, _MAYBE_SENT_ERRORS):
         return Outcome(Kind.TRANSIENT, safe=repeatable, timeout=timeout, detail=detail)
     return PERMANENT
 
@@ -176,6 +183,7 @@ def _classify_response(policy: Policy, repeatable: bool, response: ClientRespons
 
 
 async def _release(response: ClientResponse) -> bool:
+    """Read a short body, and free the connection; return whether the body was read completely."""
     is_complete = False
     with suppress(aiohttp.ClientError):  # if reading fails, the connection is closed
         if messages.is_worth_draining(response.headers):
@@ -186,7 +194,7 @@ async def _release(response: ClientResponse) -> bool:
                         break
                 else:
                     response._body = body.content()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-                    await response.read()  # returns this body once the connection is released
+                    await response.read()  # waits until the connection is released
                     is_complete = True
     if not is_complete:
         response.close()
@@ -194,7 +202,7 @@ async def _release(response: ClientResponse) -> bool:
     return is_complete
 
 
-_FUNCTIONS = ClientFunctions(
+_FUNCTIONS = HttpClientFunctions(
     is_async=True,
     classify_error=_classify_error,
     classify_response=_classify_response,

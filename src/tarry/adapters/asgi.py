@@ -1,19 +1,20 @@
-"""ASGI middleware for servers: prevents retries by both this server and its clients.
+"""ASGI middleware that prevents a server and its clients from both retrying the same failure.
 
     app = OneRetryLayerMiddleware(app)
 
-Deadlines: a request may have a header with the time that its client waits. All calls that its
-handler makes share this deadline, until the response is sent.
+Deadlines: a request may have a header with the time that its client waits. All calls that the
+handler of the request makes share this deadline, until the response is sent.
 
 Retries: a handler may fail because one of its calls was given up, after retries or because of an
-open breaker. The response then has `X-Should-Retry: false`, because the client should not repeat
-what was retried here already. A call that is not repeatable was not retried and does not count.
+open breaker. The response then has `X-Should-Retry: false`, because the client should not retry
+what this server has retried. A call that is not repeatable was not retried and does not count.
 Two cases:
 
 - The handler raises an error. If the error comes from a call that was given up, the middleware
   sends the response.
-- The handler sends a response of 500 or more. The response does not show its cause, so it is
-  attributed to the call that was given up, unless it has `Retry-After` or `X-Should-Retry`.
+- The handler sends a response with a status of 500 or more. The middleware adds the header, unless
+  the response has `Retry-After` or `X-Should-Retry`. Any call that was given up suffices, because
+  the response does not show its cause.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _BODY_MESSAGES = frozenset({"http.response.body", "http.response.pathsend"})
 
 
 class OneRetryLayerMiddleware:
-    """Passes client deadlines to handlers, and marks failures that were retried here already."""
+    """Passes client deadlines to handlers, and tells clients not to retry what was retried here."""
 
     def __init__(self, app: App) -> None:
         if not callable(app):
@@ -56,33 +57,36 @@ class OneRetryLayerMiddleware:
         # None if the header is missing, repeated or invalid.
         text = values[0].decode("latin-1") if len(values) == 1 else ""
         remaining = http.parse_deadline_ms(text)
-        deadline_key = None if remaining is None else deadlines.enter(system.now() + remaining)
-        given_up = GiveUpLog()
-        token = give_up_log.set(given_up)
-        response = _MarkedResponse(send, given_up, deadline_key)
+        deadline_handle = None if remaining is None else deadlines.enter(system.now() + remaining)
+        given_up_calls = GiveUpLog()
+        token = give_up_log.set(given_up_calls)
+        response = _MarkedResponse(send, given_up_calls, deadline_handle)
         try:
             await self._app(scope, receive, response.send)
         except Exception as error:
-            record = given_up.find(error)
+            record = given_up_calls.find(error)
             if record is not None and not response.has_started:
                 await response.send_failure(record)
             raise  # the server still logs the error
         finally:
-            given_up.close()
+            given_up_calls.close()
             give_up_log.reset(token)
-            if deadline_key is not None:
-                deadlines.leave(deadline_key)
+            if deadline_handle is not None:
+                deadlines.leave(deadline_handle)
 
 
 class _MarkedResponse:
     """The ASGI `send` of one request. It adds `X-Should-Retry: false` to failed responses."""
 
     def __init__(
-        self, send: Send, given_up: GiveUpLog, deadline_key: deadlines.DeadlineKey | None
+        self,
+        send: Send,
+        given_up_calls: GiveUpLog,
+        deadline_handle: deadlines.DeadlineHandle | None,
     ) -> None:
         self._send = send
-        self._given_up = given_up
-        self._deadline_key = deadline_key
+        self._given_up_calls = given_up_calls
+        self._deadline_handle = deadline_handle
         self.has_started: bool = False
 
     async def send(self, message: Message) -> None:
@@ -91,12 +95,12 @@ class _MarkedResponse:
             self.has_started = True
             headers = list(message.get("headers", ()))
             has_advice = {name.lower() for name, _ in headers} & {_SHOULD_RETRY, _RETRY_AFTER}
-            if message["status"] >= _FIRST_SERVER_ERROR and self._given_up and not has_advice:
+            if message["status"] >= _FIRST_SERVER_ERROR and self._given_up_calls and not has_advice:
                 message = {**message, "headers": [*headers, (_SHOULD_RETRY, b"false")]}
         await self._send(message)
         is_last = message_type in _BODY_MESSAGES and not message.get("more_body", False)
-        if self._deadline_key is not None and is_last:
-            self._deadline_key.is_over = True  # no client waits for later background work
+        if self._deadline_handle is not None and is_last:
+            self._deadline_handle.has_ended = True  # no client waits for later background work
 
     async def send_failure(self, record: CallRecord) -> None:
         """Send a 503 for a handler that raised, with `Retry-After` if the delay is known."""

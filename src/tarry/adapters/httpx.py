@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from tarry import errors
 from tarry.adapters.http import messages
-from tarry.adapters.http.messages import ClientFunctions, DrainedBody, RequestSnapshot
+from tarry.adapters.http.messages import DrainedBody, HttpClientFunctions, RequestSnapshot
 from tarry.adapters.http.send import LRUCache, RequestSender
 from tarry.core.outcome import PERMANENT, Kind, Outcome
 from tarry.runtime import clocks, deadlines
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from tarry.adapters.http.hand_off import AsyncTaskClient, SyncTaskClient
     from tarry.adapters.http.messages import IdempotencyKey
-    from tarry.adapters.http.send import Downstreams
+    from tarry.adapters.http.send import DownstreamArgument
     from tarry.core.hedging import Hedging
     from tarry.core.policy import Policy
 
@@ -50,7 +50,7 @@ else:
 __all__ = ["AsyncRetryTransport", "RetryTransport"]
 
 C = TypeVar("C", "SyncTaskClient", "AsyncTaskClient")
-"""The client of the retry service."""
+"""The client of the retry service to which failed requests are handed off."""
 
 _CacheKey: TypeAlias = "tuple[str, str, str, int | None, type[Any]]"
 """Method, scheme, host and port of a request, and the type of its body."""
@@ -63,12 +63,13 @@ _CONNECT_SHARE = 0.9
 before the attempt is cancelled: the client's timeout error shows that nothing was sent, and a
 cancellation does not."""
 _NOT_SENT_ERRORS = frozenset({"ConnectError", "ConnectTimeout", "PoolTimeout"})
-_MAYBE_READ_ERRORS = {"TimeoutException", "NetworkError", "RemoteProtocolError", "ProxyError"}
+_MAYBE_SENT_ERRORS = {"TimeoutException", "NetworkError", "RemoteProtocolError", "ProxyError"}
+"""Errors after which the server may have read the request."""
 
 _get_deadline_scope = deadlines.scope.get
 
 
-def _check_transport(transport: Any, class_name: str, method: str) -> Any:
+def _checked_transport(transport: Any, class_name: str, method: str) -> Any:
     """Return the user's transport, or a new one of this class; raise if it cannot be used."""
     if transport is None:
         for package in ("httpx", "httpx2"):
@@ -94,7 +95,7 @@ def _package_name(value: object) -> str:
 
 
 class _AttemptTimeouts(dict[str, Any]):
-    """The timeouts of one attempt, which `_release` may change, unlike the timeouts of the user."""
+    """A copy of the user's timeouts for one attempt, which `_release` may therefore change."""
 
 
 def _can_resend_body(request: Any, *, in_parallel: bool = False) -> bool:
@@ -148,11 +149,11 @@ def _classify_error(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT
     if names & _NOT_SENT_ERRORS:
         if "ConnectError" in names and _is_tls_error(error):
             return PERMANENT
-        local = "PoolTimeout" in names  # the client's own pool is exhausted: not a server failure
+        local = "PoolTimeout" in names  # the client's connection pool is exhausted
         return Outcome(Kind.TRANSIENT, timeout=timeout, local=local, detail=detail)
     if "ProxyError" in names and (status := str(error).partition(" ")[0]).isdecimal():
         return messages.classify_proxy_refusal(int(status))
-    if names & _MAYBE_READ_ERRORS:
+    if names & _MAYBE_SENT_ERRORS:
         return Outcome(Kind.TRANSIENT, safe=repeatable, timeout=timeout, detail=detail)
     return PERMANENT
 
@@ -165,13 +166,14 @@ def _is_tls_error(error: Exception) -> bool:
     be an unrelated error of the user.
     """
     cause = error.__cause__
-    origin = None if cause is None else cause.__cause__ or cause.__context__
-    while origin is not None and not messages.is_permanent_tls_error(origin):
-        origin = origin.__cause__
-    return origin is not None
+    original = None if cause is None else cause.__cause__ or cause.__context__
+    while original is not None and not messages.is_permanent_tls_error(original):
+        original = original.__cause__
+    return original is not None
 
 
 def _release(response: Any) -> bool:
+    """Read a short body, and free the connection; return whether the body was read completely."""
     stream, is_complete = response.stream, False
     with suppress(Exception):  # if reading fails, the connection is closed
         if messages.is_worth_draining(response.headers):
@@ -233,7 +235,7 @@ def _send_first_async(transport: Any, request: Any) -> Any:
     return transport.handle_async_request(request)
 
 
-_FUNCTIONS = ClientFunctions(
+_FUNCTIONS = HttpClientFunctions(
     is_async=False,
     classify_error=_classify_error,
     classify_response=messages.response_classifier(lambda response: response.headers.multi_items()),
@@ -253,10 +255,10 @@ def _raise_wrong_client(transport: object, *_: object) -> Never:
 class _RetryTransportBase(Generic[C]):
     """The code that both transports share."""
 
-    _client_functions: ClassVar[ClientFunctions]
-    _send_functions: ClassVar[tuple[Callable[..., Any], Callable[..., Any]]]
+    _client_functions: ClassVar[HttpClientFunctions]
+    _attempt_functions: ClassVar[tuple[Callable[..., Any], Callable[..., Any]]]
     """The arguments `send` and `send_first` of the `RequestSender`, without the transport."""
-    _inner_class: ClassVar[tuple[str, str]]
+    _inner_class_and_method: ClassVar[tuple[str, str]]
     """The class of the default inner transport, and the method that sends its requests."""
     tarry_retries: ClassVar[bool] = True
     """Marks a transport that retries, so that it is not wrapped in another one."""
@@ -267,33 +269,33 @@ class _RetryTransportBase(Generic[C]):
         *,
         policy: Policy | None = None,
         hedging: Hedging | None = None,
-        downstream: Downstreams = None,
+        downstream: DownstreamArgument = None,
         idempotency_key: IdempotencyKey = None,
         hand_off: C | None = None,
     ) -> None:
-        self._transport: Any = _check_transport(transport, *self._inner_class)
+        self._transport: Any = _checked_transport(transport, *self._inner_class_and_method)
         self._sender = RequestSender(
             self._client_functions,
-            *(partial(send, self._transport) for send in self._send_functions),
+            *(partial(send, self._transport) for send in self._attempt_functions),
             policy=policy,
             hedging=hedging,
             downstream=downstream,
             idempotency_key=idempotency_key,
             hand_off=hand_off,
         )
-        self._cached_sends: LRUCache[_CacheKey, Callable[..., Any]] = LRUCache()
+        self._send_cache: LRUCache[_CacheKey, Callable[..., Any]] = LRUCache()
         """Functions that send requests whose method and body type show that they are repeatable."""
 
     def _send_function(self, request: Any, cache_key: _CacheKey) -> Callable[..., Any]:
-        """Return the function that sends a request; cache it in `_cached_sends` if possible."""
+        """Return the function that sends a request; cache it in `_send_cache` if possible."""
         sender, (method, scheme, host, port, stream_type) = self._sender, cache_key
         can_cache = method in http.IDEMPOTENT_METHODS and stream_type.__name__ == _BYTES_STREAM
         repeatable = can_cache or (
-            messages.make_repeatable(method, request.headers, sender.idempotency_key, request)
+            messages.try_make_repeatable(method, request.headers, sender.idempotency_key, request)
             and _can_resend_body(request, in_parallel=sender.hedging is not None)
         )
         send = sender.send_function((method, scheme, host, port, repeatable))
-        return self._cached_sends.add(cache_key, send) if can_cache else send
+        return self._send_cache.add(cache_key, send) if can_cache else send
 
     def _explain_error(self, request: Any, error: Exception) -> None:
         """Explain an error that is hard to understand: raise a better one, or add a note."""
@@ -303,7 +305,7 @@ class _RetryTransportBase(Generic[C]):
                 f"the inner transport is from {inner}, and the client is from {outer}: use a "
                 f"transport of the client's package, {outer}.{type(self._transport).__name__}()"
             ) from error
-        messages.add_safety_note(error, can_resend_body=_can_resend_body(request))
+        messages.add_not_repeatable_note(error, can_resend_body=_can_resend_body(request))
 
 
 class RetryTransport(_RetryTransportBase["SyncTaskClient"], _BaseTransport):
@@ -323,8 +325,8 @@ class RetryTransport(_RetryTransportBase["SyncTaskClient"], _BaseTransport):
     """
 
     _client_functions = _FUNCTIONS
-    _send_functions = _send, _send_first
-    _inner_class = "HTTPTransport", "handle_request"
+    _attempt_functions = _send, _send_first
+    _inner_class_and_method = "HTTPTransport", "handle_request"
 
     def handle_request(self, request: Any) -> Any:
         """Send a request and retry it; return the last response."""
@@ -333,7 +335,7 @@ class RetryTransport(_RetryTransportBase["SyncTaskClient"], _BaseTransport):
             url = request.url
             url = getattr(url, "_uri_reference", url)
             key = request.method, url.scheme, url.host, url.port, request.stream.__class__
-            return (self._cached_sends.get(key) or self._send_function(request, key))(request)
+            return (self._send_cache.get(key) or self._send_function(request, key))(request)
         except errors.ResultNotAccepted as error:
             self._sender.hand_off.try_hand_off(request, error)
             return messages.final_response(error)
@@ -366,8 +368,8 @@ class AsyncRetryTransport(_RetryTransportBase["AsyncTaskClient"], _AsyncBaseTran
     """
 
     _client_functions = _FUNCTIONS._replace(is_async=True, release=_release_async)
-    _send_functions = _send_async, _send_first_async
-    _inner_class = "AsyncHTTPTransport", "handle_async_request"
+    _attempt_functions = _send_async, _send_first_async
+    _inner_class_and_method = "AsyncHTTPTransport", "handle_async_request"
 
     async def handle_async_request(self, request: Any) -> Any:
         """Send a request and retry it; return the last response."""
@@ -375,7 +377,7 @@ class AsyncRetryTransport(_RetryTransportBase["AsyncTaskClient"], _AsyncBaseTran
             url = request.url
             url = getattr(url, "_uri_reference", url)
             key = request.method, url.scheme, url.host, url.port, request.stream.__class__
-            return await (self._cached_sends.get(key) or self._send_function(request, key))(request)
+            return await (self._send_cache.get(key) or self._send_function(request, key))(request)
         except errors.ResultNotAccepted as error:
             await self._sender.hand_off.async_try_hand_off(request, error)
             return messages.final_response(error)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from tarry.adapters.http import messages
-from tarry.adapters.http.messages import ClientFunctions, DrainedBody, RequestSnapshot
+from tarry.adapters.http.messages import DrainedBody, HttpClientFunctions, RequestSnapshot
 from tarry.adapters.http.send import RequestSender
 from tarry.core.outcome import PERMANENT, Kind, Outcome
 from tarry.errors import BlockingWait, ConfigurationError, MissingExtra, ResultNotAccepted
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from tarry.adapters.http.hand_off import SyncTaskClient
     from tarry.adapters.http.messages import IdempotencyKey
-    from tarry.adapters.http.send import Downstreams
+    from tarry.adapters.http.send import DownstreamArgument
     from tarry.core.hedging import Hedging
     from tarry.core.policy import Policy
 
@@ -49,8 +49,14 @@ class RetryAdapter(HTTPAdapter):
     """Retries or hedges the requests of the `requests.Session` on which it is mounted.
 
     Args:
-        policy, hedging, downstream, idempotency_key, hand_off: the same as the arguments of
-            `tarry.adapters.httpx.RetryTransport`.
+        policy: the retry policy; by default `tarry.Policy()`.
+        hedging: a hedging policy instead of `policy`.
+        downstream: one `tarry.Downstream` for all origins, or a function that returns one for an
+            origin. By default each origin gets its own, with a breaker and a retry budget.
+        idempotency_key: "auto" or a function of the request adds an Idempotency-Key to requests
+            that are not idempotent, which makes them repeatable. All attempts send the same key.
+        hand_off: a `tarry.Client`. A repeatable request that cannot succeed now is enqueued there,
+            and `HandedOff` is raised.
         max_retries: must be 0, so that urllib3 does not retry too.
 
     The other arguments are those of `HTTPAdapter`.
@@ -61,7 +67,7 @@ class RetryAdapter(HTTPAdapter):
         *,
         policy: Policy | None = None,
         hedging: Hedging | None = None,
-        downstream: Downstreams = None,
+        downstream: DownstreamArgument = None,
         idempotency_key: IdempotencyKey = None,
         hand_off: SyncTaskClient | None = None,
         pool_connections: int = DEFAULT_POOLSIZE,
@@ -113,7 +119,8 @@ class RetryAdapter(HTTPAdapter):
         try:
             method, url = request.method or "", urlsplit(request.url or "")
             headers, sender = cast("Any", request.headers), self._sender
-            repeatable = messages.make_repeatable(method, headers, sender.idempotency_key, request)
+            key_option = sender.idempotency_key
+            repeatable = messages.try_make_repeatable(method, headers, key_option, request)
             key = method, url.scheme, url.hostname or "", url.port, repeatable and can_resend_body
             send_with_retries = sender.send_functions.get(key) or sender.send_function(key)
             response = send_with_retries(send, request, body_start, timeout)
@@ -123,7 +130,7 @@ class RetryAdapter(HTTPAdapter):
         except BlockingWait as error:
             response = messages.on_blocking_wait(error)
         except Exception as error:
-            messages.add_safety_note(error, can_resend_body=can_resend_body)
+            messages.add_not_repeatable_note(error, can_resend_body=can_resend_body)
             self._sender.hand_off.try_hand_off(request, error)
             raise
         response.request = request  # instead of the copy that was sent
@@ -178,7 +185,7 @@ def _is_file(body: Any) -> bool:
 
 
 def _limit_timeout(timeout: Any, limit: float) -> Any:
-    """Return the user's timeout with its connect and read part limited to `limit` seconds."""
+    """Return the user's timeout, limited to `limit` seconds for connecting and for each read."""
     if isinstance(timeout, Urllib3Timeout):
         limited = timeout.clone()
         total = limited.total
@@ -190,13 +197,13 @@ def _limit_timeout(timeout: Any, limit: float) -> Any:
 
 def _classify_error(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT001
     detail, timeout = type(error).__name__, isinstance(error, Timeout)
-    reason = _original_error(error)
-    if isinstance(reason, OSError) and (refusal := _TUNNEL_REFUSAL.match(str(reason))):
+    original = _original_error(error)
+    if isinstance(original, OSError) and (refusal := _TUNNEL_REFUSAL.match(str(original))):
         return messages.classify_proxy_refusal(int(refusal[1]))
-    if isinstance(reason, (NewConnectionError, ConnectTimeoutError)):
+    if isinstance(original, (NewConnectionError, ConnectTimeoutError)):
         return Outcome(Kind.TRANSIENT, timeout=timeout, detail=detail)
-    if messages.is_permanent_tls_error(reason) or (
-        isinstance(error, SSLError) and not isinstance(reason, OSError)  # a wrong host name
+    if messages.is_permanent_tls_error(original) or (
+        isinstance(error, SSLError) and not isinstance(original, OSError)  # a wrong host name
     ):
         return PERMANENT
     if isinstance(error, (RequestsConnectionError, Timeout)):
@@ -219,6 +226,7 @@ def _original_error(error: Exception) -> Any:
 
 
 def _release(response: Response) -> bool:
+    """Read a short body, and free the connection; return whether the body was read completely."""
     is_complete = False
     with suppress(RequestException, OSError):  # if reading fails, the connection is closed
         if messages.is_worth_draining(response.headers):
@@ -233,7 +241,7 @@ def _release(response: Response) -> bool:
     return is_complete
 
 
-_FUNCTIONS = ClientFunctions(
+_FUNCTIONS = HttpClientFunctions(
     is_async=False,
     classify_error=_classify_error,
     classify_response=messages.response_classifier(

@@ -18,7 +18,7 @@ from tarry.core.text import format_duration
 from tarry.core.verdict import CallRecord, Reason, Stop, Wait, is_final
 from tarry.runtime import clocks, deadlines
 from tarry.runtime.clocks import system
-from tarry.runtime.error_record import attach_give_up
+from tarry.runtime.error_record import attach_record_and_note
 from tarry.runtime.events import LOG_WARNING, bus
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 FirstFailure: TypeAlias = "tuple[Outcome, str, Wait]"
 """The outcome of a first attempt that failed, the type name of its error, and the wait after it."""
 
-_REJECTIONS: dict[Reason, type[errors.Rejected]] = {
+_REJECTION_CLASSES: dict[Reason, type[errors.Rejected]] = {
     Reason.BREAKER_OPEN: errors.BreakerOpen,
     Reason.LIMIT: errors.LimitReached,
     Reason.DEADLINE: errors.DeadlineExceeded,
@@ -46,7 +46,7 @@ class RunningCall(Call):
     It is a subclass of `Call`, so that a failure allocates one object instead of two.
     """
 
-    __slots__ = ("_error", "_is_observed", "_serial", "_uses_clock", "_wait", "config")
+    __slots__ = ("_error", "_is_observed", "_serial_at_start", "_uses_clock", "_wait", "config")
 
     _is_block = False
     """Whether the attempts are `with` blocks, not calls of a function."""
@@ -56,14 +56,14 @@ class RunningCall(Call):
         self, config: RetryConfig, started: float | None, deadline: float | None, serial: int
     ) -> None:
         """Prepare a call; `started` is None if the call has no time limit and needs no clock."""
-        policy, cap = config.policy, system.max_attempts
-        if cap is not None and policy.max_attempts > cap:
-            policy = policy.replace(max_attempts=cap)
+        policy, limit = config.policy, system.max_attempts
+        if limit is not None and policy.max_attempts > limit:
+            policy = policy.replace(max_attempts=limit)
         Call.__init__(self, policy, config.downstream, started or 0.0, deadline)
         self.config: RetryConfig = config
         self._uses_clock = started is not None
-        self._serial = serial
-        """The value of `bus.serial` when the current attempt began; see `error_record`."""
+        self._serial_at_start = serial
+        """The value of `bus.last_record_serial` when the attempt began; see `error_record`."""
         self._error: Exception | None = None
         """The error of the last attempt, while the call waits for the next one."""
         self._is_observed = False
@@ -95,14 +95,14 @@ class RunningCall(Call):
         error, self._error = self._error, None
         if isinstance(command, Stop):
             if error is None:
-                name, last_result = self._downstream_name, self._last_detail
-                error = rejection_error(command, self.config.operation, name, last_result)
+                name, last_failure = self._downstream_name, self._last_detail
+                error = rejection_error(command, self.config.operation, name, last_failure)
             self._record_give_up(command, error)
             try:
                 raise error
             finally:
                 del error  # its traceback refers to this frame: break the reference cycle
-        self._serial = bus.serial
+        self._serial_at_start = bus.last_record_serial
         if bus.listeners or self._is_observed:
             self._emit_started()
         return command
@@ -116,10 +116,10 @@ class RunningCall(Call):
         try:
             if outcome is None:
                 classify = config.classify_error  # a local variable is faster: see `System`
-                outcome = classify(error, self._serial)
+                outcome = classify(error, self._serial_at_start)
             now = system.now() if self._uses_clock else 0.0
-            u = (config.draw or system.draw)()
-            verdict = self.record_failure(outcome, now, u, type(error).__name__)
+            random_number = (config.draw or system.draw)()
+            verdict = self.record_failure(outcome, now, random_number, type(error).__name__)
             log_enabled = bus.log_enabled
             if bus.listeners or log_enabled(LOG_WARNING):
                 # For the log alone, no event is emitted when an attempt starts: emit it now.
@@ -142,8 +142,8 @@ class RunningCall(Call):
         if classify_result is not None:
             outcome = classify_result(result)
             if outcome.kind is Kind.PERMANENT:  # such as a 404
-                u = (self.config.draw or system.draw)()
-                verdict = self.record_failure(outcome, system.now(), u)
+                random_number = (self.config.draw or system.draw)()
+                verdict = self.record_failure(outcome, system.now(), random_number)
                 if isinstance(verdict, Stop) and (bus.listeners or self._is_observed):
                     self._emit_failed(outcome, verdict, None)
                     emit_gave_up(self._call_record(verdict), verdict.hint, None, self._last_detail)
@@ -172,7 +172,7 @@ class RunningCall(Call):
             del error
 
     def discard_error(self) -> None:
-        """Drop the last error and its result, so that `begin_attempt` does not raise the error."""
+        """Drop the last `ResultNotAccepted`, so that `begin_attempt` does not raise it."""
         self._error = None
 
     def abort(self) -> None:
@@ -220,8 +220,13 @@ class RunningCall(Call):
 
     def _record_give_up(self, stop: Stop, error: Exception) -> None:
         record = self._call_record(stop)
-        final = is_final(stop, self.attempts, self.policy.max_attempts)
-        attach_give_up(error, record, self._serial, final=final, block=self._is_block)
+        attach_record_and_note(
+            error,
+            record,
+            self._serial_at_start,
+            no_outer_retry=is_final(stop, self.attempts, self.policy.max_attempts),
+            check_traceback=not self._is_block,
+        )
         if self._is_observed or bus.is_observed():
             if stop.reason is Reason.BUDGET_EMPTY:
                 import tarry.core.events as types
@@ -231,8 +236,8 @@ class RunningCall(Call):
             emit_gave_up(record, stop.hint, error, detail or type(error).__name__)
 
     def _call_record(self, stop: Stop) -> CallRecord:
-        place = self.config.operation, self._downstream_name, self.attempts
-        return CallRecord(*place, self.waited, stop.reason, stop.retry_after, self.steps)
+        first_fields = self.config.operation, self._downstream_name, self.attempts
+        return CallRecord(*first_fields, self.waited, stop.reason, stop.retry_after, self.steps)
 
     @property
     def _downstream_name(self) -> str | None:
@@ -240,7 +245,7 @@ class RunningCall(Call):
 
     @property
     def _last_detail(self) -> str:
-        """The detail of the last attempt, or "" if there was none."""
+        """The description of the last failed attempt; "" before the first."""
         steps = self.steps
         return steps[-1].detail if steps else ""
 
@@ -263,17 +268,18 @@ class RunningCall(Call):
         bus.emit(types.AttemptFailed(operation, name, number, limit, kind, error, detail=detail))
         if isinstance(verdict, Wait):
             ceiling, delay, hint = verdict.ceiling, verdict.delay, verdict.hint
-            place = operation, name, number, limit - 1
-            bus.emit(types.WillWait(*place, ceiling, delay, hint, error, detail=detail))
+            first_fields = operation, name, number, limit - 1
+            bus.emit(types.WillWait(*first_fields, ceiling, delay, hint, error, detail=detail))
 
     def _emit_waited(self, wait_started: float) -> None:
         import tarry.core.events as types
 
         slept = system.now() - wait_started
-        place = self.config.operation, self._downstream_name, self.attempts
-        retries, error, wait = self.policy.max_attempts - 1, self._error, self._wait
+        first_fields = self.config.operation, self._downstream_name, self.attempts
+        max_retries, error, wait = self.policy.max_attempts - 1, self._error, self._wait
         planned = wait.ceiling, wait.delay, wait.hint
-        bus.emit(types.Waited(*place, retries, *planned, error, slept, detail=self._last_detail))
+        detail = self._last_detail
+        bus.emit(types.Waited(*first_fields, max_retries, *planned, error, slept, detail=detail))
 
 
 class RunningBlock(RunningCall):
@@ -293,9 +299,9 @@ class RunningBlock(RunningCall):
         A finalizer may run in a thread that holds the downstream's lock. It must therefore not
         acquire the lock to release the permit itself.
         """
-        shared, permit = self.config.downstream, self.take_permit()
-        if shared is not None and permit is not None:
-            shared.abandoned_permits.append(permit)
+        downstream, permit = self.config.downstream, self.take_permit()
+        if downstream is not None and permit is not None:
+            downstream.abandoned_permits.append(permit)
 
 
 def decide_after_first_failure(
@@ -304,19 +310,19 @@ def decide_after_first_failure(
     """Decide whether a call without a downstream continues after its first attempt has failed.
 
     Returns a `RunningCall` or a `FirstFailure` if the driver must wait and retry, and None if it
-    must raise the error. Most calls succeed at the second attempt. Without listeners, a
-    `RunningCall` is therefore created only after the second attempt has failed too.
+    must raise the error. Most calls succeed at the second attempt. If neither a listener nor the
+    log needs events, a `RunningCall` is therefore created only after two failed attempts.
     """
     log_enabled = bus.log_enabled
     outcome = None
     if not bus.listeners and system.max_attempts is None and not log_enabled(LOG_WARNING):
         classify = config.classify_error
         outcome = classify(error, serial)
-        first = config.after_one_attempt
-        if first is None:
-            config.after_one_attempt = first = RunningCall(config, None, None, 0)
-            first.attempts = 1
-        verdict = decide(config.policy, first, outcome, 0.0, (config.draw or system.draw)())
+        call = config.after_one_attempt
+        if call is None:
+            config.after_one_attempt = call = RunningCall(config, None, None, 0)
+            call.attempts = 1
+        verdict = decide(config.policy, call, outcome, 0.0, (config.draw or system.draw)())
         if isinstance(verdict, Wait):
             return outcome, type(error).__name__, verdict
     running = RunningCall(config, None, None, serial)
@@ -346,16 +352,16 @@ def emit_gave_up(
     import tarry.core.events as types
 
     operation, downstream, attempts, waited, reason, retry_after, _steps = record
-    place = operation, downstream, attempts
-    bus.emit(types.GaveUp(*place, reason, waited, retry_after, hint, error, detail=detail))
+    first_fields = operation, downstream, attempts
+    bus.emit(types.GaveUp(*first_fields, reason, waited, retry_after, hint, error, detail=detail))
 
 
 def rejection_error(
-    stop: Stop, operation: str, downstream: str | None, last_result: str = ""
+    stop: Stop, operation: str, downstream: str | None, last_failure: str = ""
 ) -> errors.Rejected:
-    """Return the error for a call that was rejected; `last_result` describes its last result."""
+    """Return the error for a call that was rejected; `last_failure` describes its last attempt."""
     after = "" if stop.retry_after is None else f"; retry after {format_duration(stop.retry_after)}"
-    last_response_text = f"; the last response was {last_result}" if last_result else ""
+    last_response_text = f"; the last response was {last_failure}" if last_failure else ""
     msg = f"{downstream or operation}: {stop.reason.description}{after}{last_response_text}"
-    kind = _REJECTIONS.get(stop.reason, errors.Rejected)
-    return kind(msg, downstream=downstream, retry_after=stop.retry_after)
+    error_class = _REJECTION_CLASSES.get(stop.reason, errors.Rejected)
+    return error_class(msg, downstream=downstream, retry_after=stop.retry_after)

@@ -1,6 +1,6 @@
-"""The only module that reads a clock, draws random numbers or sleeps.
+"""The clock, the random numbers and the sleep functions of the library.
 
-All other modules call the functions of `system`, which `tarry.testing` can replace. A `CancelToken`
+Retries use only the functions of `system`, which `tarry.testing` can replace. A `CancelToken`
 interrupts a sleep. `sleep`, `timeout` and the detection of event loops work with asyncio and trio;
 neither library is imported before a coroutine needs it.
 """
@@ -136,11 +136,11 @@ def _run_without_waiting(coroutine: Coroutine[Any, Any, Any]) -> None:
 
 
 class System:
-    """The clock, random source and sleep functions of the process.
+    """The clock, random source and sleep functions of the process, and a limit that tests set.
 
     Code on the hot path first assigns the function to a local variable (`clock = system.now`) and
-    then calls that variable. `system.now()` is compiled to a method call, whose lookup is three
-    times slower if the function is in a slot.
+    then calls that variable. Calling `system.now()` directly looks up `now` three times slower,
+    because `now` is stored in a slot of the instance and is not a method of the class.
     """
 
     __slots__ = ("async_sleep", "draw", "max_attempts", "now", "sleep", "unix_time")

@@ -1,6 +1,6 @@
 """The arguments of `retry`, `call`, `acall` and `attempts`: checked once, and shared by calls.
 
-`RetryConfig` holds the arguments. `Classifier` converts errors to outcomes, by the argument `on`.
+`RetryConfig` holds the arguments. `Classifier` converts errors to outcomes, as `on` specifies.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TIMEOUT_NOT_REPEATABLE = Outcome(Kind.TRANSIENT, safe=False, timeout=True)
 _OWN_TIMEOUTS = (errors.AttemptTimeout, errors.DeadlineExceeded)
 _NEVER_RETRIED = (errors.Cancelled, errors.BlockingWait)
 """Errors that are never retried or counted as failures, even if `on` matches them. They mean that
-the user has cancelled the call or misused tarry."""
+the user has cancelled the call, or that a wait would block an event loop."""
 
 RETRY_AND_HEDGE_MESSAGE = (
     "a call can have a retry policy or a hedging policy, but not both (gRFC A6): "
@@ -116,7 +116,7 @@ class RetryConfig:
         self.classify_error: Callable[[Exception, int], Outcome] = classifier.classify_error
         self.until: Callable[[Any], bool] | None = until
         self.classify_result: Callable[[Any], Outcome] | None = classify_result
-        """Classifies results. Set by HTTP adapters, because a failed request returns a response."""
+        """Classifies results. Set by adapters, because a failed HTTP request returns a response."""
         self.release: Callable[[Any], Any] | None = release
         """Releases the connection of a result that is not accepted, before the wait for the next
         attempt. Returns whether the result can still be returned to the caller."""
@@ -129,7 +129,8 @@ class RetryConfig:
         self.operation: str = name or ""
         self.cancel: CancelToken | None = cancel
         self.after_one_attempt: Call | None = None
-        """The state of any call after one attempt; see `decide_after_first_failure`."""
+        """The state of a call after one attempt, equal for all calls: a cache of
+        `decide_after_first_failure`."""
         self.draw: Callable[[], float] | None = None if random is None else random.random
 
     @property
@@ -182,7 +183,7 @@ class Classifier:
         """Whether `on` can match exception groups or errors that are never retried."""
 
     def classify_error(self, error: Exception, serial: int) -> Outcome:
-        """Classify an error; `serial` is the value of `bus.serial` when its attempt began."""
+        """Classify an error; `serial` is `bus.last_record_serial` when the attempt began."""
         if isinstance(error, self._types):
             if self._matches_broadly and isinstance(error, _NEVER_RETRIED):
                 return PERMANENT
@@ -205,7 +206,7 @@ class Classifier:
         if isinstance(error, _NEVER_RETRIED):
             return PERMANENT
         if isinstance(error, _OWN_TIMEOUTS) and not hasattr(error, RECORD_ATTRIBUTE):
-            return self._timeout_outcome  # raised by this loop: retried even if not in `on`
+            return self._timeout_outcome  # raised by this retry loop: retried even if not in `on`
         result: object = self._predicate is not None and self._predicate(error)
         if isinstance(result, Outcome):
             return result
@@ -250,13 +251,13 @@ def flags_of(fn: Any) -> int:
 
 
 def name_of(fn: Any) -> str:
-    """Return the name of a callable for logs and metrics."""
+    """Return the qualified name of a callable, for logs and metrics."""
     fn = _unwrap(fn)
     return str(getattr(fn, "__qualname__", None) or type(fn).__qualname__)
 
 
 def check_callable(api_name: str, fn: Any) -> None:
-    """Raise if `fn` is not callable; most likely the user has called the function."""
+    """Raise if `fn` is not callable; most likely it is the result of a call of the function."""
     if not callable(fn):
         if hasattr(fn, "cr_code"):
             fn.close()  # otherwise Python warns that the coroutine was never awaited

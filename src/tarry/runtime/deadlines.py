@@ -1,8 +1,8 @@
 """The deadline of the current context, shared by all calls that are made in the context.
 
 Generators and pools may leave deadlines in another order than they entered them, or in another
-context. The scopes therefore form an immutable linked list. Leaving a deadline sets a new list
-without the scope of that deadline, which need not be the innermost one.
+context. The deadlines therefore form an immutable linked list of `DeadlineScope`. Leaving one sets
+a new list without the scope of that deadline, which need not be the innermost one.
 """
 
 from __future__ import annotations
@@ -18,41 +18,43 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 
-class DeadlineKey:
-    """Identifies one deadline from `enter` to `leave`."""
+class DeadlineHandle:
+    """Identifies a deadline: `enter` returns the handle, and `leave` takes it."""
 
-    is_over: bool = False
-    """Set to end the deadline in all contexts, also in tasks and threads started under it."""
+    has_ended: bool = False
+    """Set to True to end the deadline in all contexts, also in those of tasks and threads that were
+    started before."""
 
 
 class DeadlineScope(NamedTuple):
     """A deadline and the scope around it."""
 
-    key: DeadlineKey
+    handle: DeadlineHandle
     moment: float
     """The time of the monotonic clock at which the deadline passes."""
     outer: DeadlineScope | None
 
 
 scope: ContextVar[DeadlineScope | None] = ContextVar("tarry_deadline", default=None)
+"""The innermost scope of the context."""
 
 
-def enter(moment: float) -> DeadlineKey:
-    """Set a deadline for this context until `leave` is called with the returned key."""
-    key = DeadlineKey()
-    scope.set(DeadlineScope(key, earliest(moment), scope.get()))
-    return key
+def enter(moment: float) -> DeadlineHandle:
+    """Set a deadline for this context until `leave` is called with the returned handle."""
+    handle = DeadlineHandle()
+    scope.set(DeadlineScope(handle, earliest(moment), scope.get()))
+    return handle
 
 
-def leave(key: object) -> None:
+def leave(handle: object) -> None:
     """Remove a deadline from this context."""
-    scope.set(_without_scope(key, scope.get()))
+    scope.set(_without_scope(handle, scope.get()))
 
 
 def current() -> float | None:
     """Return the moment of the current deadline, or None."""
     inner = scope.get()
-    while inner is not None and inner.key.is_over:
+    while inner is not None and inner.handle.has_ended:
         inner = inner.outer
     return None if inner is None else inner.moment
 
@@ -69,20 +71,20 @@ def deadline(seconds: float) -> Generator[None]:
 
     If a deadline outside the block is earlier, it still applies.
     """
-    key = enter(system.now() + check_number("seconds", seconds))
+    handle = enter(system.now() + check_number("seconds", seconds))
     try:
         yield
     finally:
-        leave(key)
+        leave(handle)
 
 
 def remaining() -> float | None:
-    """Return the seconds until the current deadline, or None, to use as a client's timeout."""
+    """Return the seconds until the current deadline, or None; usable as a client's timeout."""
     moment = current()
     return None if moment is None else max(0.0, moment - system.now())
 
 
-def _without_scope(key: object, inner: DeadlineScope | None) -> DeadlineScope | None:
-    if inner is None or inner.key is key:
+def _without_scope(handle: object, inner: DeadlineScope | None) -> DeadlineScope | None:
+    if inner is None or inner.handle is handle:
         return None if inner is None else inner.outer
-    return inner._replace(outer=_without_scope(key, inner.outer))
+    return inner._replace(outer=_without_scope(handle, inner.outer))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tarry.core.verdict import DelayedPermit, Stop
 
 MAX_ABANDONED_PERMITS = 10_000
-"""Permits that finalizers may leave in `abandoned_permits`; beyond that, the oldest are lost."""
+"""Limit of permits in `abandoned_permits`; beyond that, the oldest are dropped unreleased."""
 
 _downstreams: WeakSet[Downstream] = WeakSet()
 
@@ -52,17 +52,18 @@ def live_downstreams() -> list[Downstream]:
 class LockedDownstream(core.Downstream):
     """The core's state of a dependency, with methods that acquire a lock.
 
-    Drivers call these methods. The methods for users are in `Downstream`.
+    The drivers, which run the attempts of calls, use these methods. `Downstream` adds the methods
+    for users.
     """
 
     __slots__ = ("__weakref__", "_lock", "abandoned_permits", "uncounted_successes")
 
-    # Constants for drivers, which therefore need not import this module and the breaker's.
-    closed = BreakerState.CLOSED
+    # Constants of the class, so that drivers need not import this module or `core.breaker`.
+    closed_state = BreakerState.CLOSED
     max_uncounted_successes = 32
     """A driver that makes `uncounted_successes` longer than this calls `count_successes`."""
 
-    def _add_lock(self) -> None:
+    def _create_lock_and_queues(self) -> None:
         """Create the lock and the queues of entries that wait for it; called by `__init__`."""
         self._lock = threading.Lock()
         self.abandoned_permits: deque[int] = deque(maxlen=MAX_ABANDONED_PERMITS)
@@ -79,10 +80,10 @@ class LockedDownstream(core.Downstream):
             self._count_successes_locked()
             while self.abandoned_permits:
                 super().release(self.abandoned_permits.popleft(), 0.0, now)
-            answer = super().admit(now)
+            permit_or_stop = super().admit(now)
         if self.transitions:
             self._emit_transitions()
-        return answer
+        return permit_or_stop
 
     def count_successes(self) -> None:
         """Count the entries of `uncounted_successes`, and empty it."""
@@ -107,7 +108,10 @@ class LockedDownstream(core.Downstream):
         u: float,
         paid: float = 0.0,
     ) -> None:
-        """Count an attempt that ended; `u` is a random number in [0, 1)."""
+        """Count an attempt that ended.
+
+        `u` is a random number in [0, 1). `paid` is the amount that `withdraw` took for the attempt.
+        """
         with self._lock:
             self._count_successes_locked()
             super().record(permit, outcome, duration, now, u, paid)
@@ -132,7 +136,7 @@ class LockedDownstream(core.Downstream):
             return super().withdraw(outcome, now)
 
     def deposit(self, paid: float, now: float) -> None:
-        """Refund the cost of a retry that never started."""
+        """Return to the budget what `withdraw` took for a retry that never started."""
         with self._lock:
             super().deposit(paid, now)
 
@@ -143,13 +147,13 @@ class LockedDownstream(core.Downstream):
             return super().status(now)
 
     def expected_duration(self) -> float:
-        """Return the median duration of the latest calls."""
+        """Return the median duration of the latest successful attempts."""
         with self._lock:
             self._count_successes_locked()
             return super().expected_duration()
 
     def hedge_delay(self, quantile: float, min_samples: int) -> float | None:
-        """Return a quantile of the latency, or None while there are too few samples."""
+        """Return a quantile of the latest durations, or None while there are too few of them."""
         with self._lock:
             self._count_successes_locked()
             return super().hedge_delay(quantile, min_samples)
@@ -160,13 +164,13 @@ class LockedDownstream(core.Downstream):
             super().add_hedge_credit(share)
 
     def take_hedge_credit(self, amount: float = 1.0) -> bool:
-        """Take the cost of one hedge from the credit if it suffices; an amount of -1 refunds it."""
+        """Take the cost of one hedge if the credit suffices; `amount=-1` returns the cost."""
         with self._lock:
             return super().take_hedge_credit(amount)
 
     def _emit_transitions(self) -> None:
-        """Emit the breaker's state changes; called without the lock, as listeners are user code."""
-        from tarry.core.events import BreakerMoved  # only now: see `RunningCall`
+        """Emit the breaker's transitions; called without the lock, as listeners are user code."""
+        from tarry.core.events import BreakerMoved  # imported late: `import tarry` stays fast
 
         while True:
             try:
@@ -205,7 +209,7 @@ class Downstream(LockedDownstream):
         super().__init__(
             name, breaker=breaker, budget=budget, limiter=limiter, max_in_flight=max_in_flight
         )
-        self._add_lock()
+        self._create_lock_and_queues()
         _downstreams.add(self)
 
     @property
@@ -221,7 +225,7 @@ class Downstream(LockedDownstream):
             return None if self.budget is None else self.budget.balance(system.now())
 
     def quantile(self, q: float) -> float | None:
-        """Return the `q` quantile of the durations of the latest calls, or None without calls."""
+        """Return the `q` quantile of the durations of the latest successes, or None without any."""
         check_share("q", q)
         with self._lock:
             self._count_successes_locked()

@@ -3,8 +3,8 @@
 Each driver has a blocking and an async form, which runs on asyncio and trio. Both forms leave all
 decisions to `RunningCall`; they differ only in how they call the function and in how they wait.
 
-The drivers read `bus.serial` before each attempt. It counts the errors that inner retry loops have
-given up on, and shows after a failure whether one of them did during this attempt: see
+The drivers read `bus.last_record_serial` before each attempt. After a failure, they use this number
+to find out whether an inner retry loop has given up on the error during the attempt: see
 `error_record`.
 """
 
@@ -66,15 +66,15 @@ def wrap_async(fn: AsyncFunction[T], config: RetryConfig) -> CoroutineFunction[T
 def _wrap_plain(fn: Callable[..., T], config: RetryConfig) -> Callable[..., T]:
     """Return the wrapper for calls without a downstream and without limits.
 
-    If it can, the wrapper creates a `RunningCall` only after two attempts have failed. After one
-    failure `decide_after_first_failure` returns a tuple, `FirstFailure`, which is cheaper.
+    If neither a listener nor the log needs events, a `RunningCall` is created only after two failed
+    attempts. After one, `decide_after_first_failure` returns the cheaper tuple `FirstFailure`.
     """
 
     @wraps(fn)
     def call(*args: Any, **kwargs: Any) -> T:
         if bus.listeners or _get_deadline_scope() is not None:
             return drive(RunningCall.new(config), fn, args, kwargs)
-        serial = bus.serial
+        serial = bus.last_record_serial
         try:
             if kwargs:  # passing an empty **kwargs would still build a dict
                 return fn(*args, **kwargs)
@@ -86,7 +86,7 @@ def _wrap_plain(fn: Callable[..., T], config: RetryConfig) -> Callable[..., T]:
             if isinstance(decision, tuple):  # a `FirstFailure`; its last item is the wait
                 blocking_wait(config, decision[2].delay, error)
         if isinstance(decision, tuple):
-            serial = bus.serial
+            serial = bus.last_record_serial
             try:
                 return fn(*args, **kwargs)
             except Exception as error:
@@ -109,7 +109,7 @@ def _wrap_plain_async(fn: AsyncFunction[T], config: RetryConfig) -> CoroutineFun
     async def call(*args: Any, **kwargs: Any) -> T:
         if bus.listeners or _get_deadline_scope() is not None:
             return await drive_async(RunningCall.new(config), fn, args, kwargs)
-        serial = bus.serial
+        serial = bus.last_record_serial
         try:
             if kwargs:  # passing an empty **kwargs would still build a dict
                 return await fn(*args, **kwargs)
@@ -122,7 +122,7 @@ def _wrap_plain_async(fn: AsyncFunction[T], config: RetryConfig) -> CoroutineFun
             if isinstance(decision, tuple) and decision[2].delay > 0:
                 await system.async_sleep(decision[2].delay)
         if isinstance(decision, tuple):
-            serial = bus.serial
+            serial = bus.last_record_serial
             try:
                 return await fn(*args, **kwargs)
             except Exception as error:
@@ -152,7 +152,7 @@ def _wrap_guarded(
     shared functions would add 0.12 us to the 1.35 us of a call with a budget and a breaker (9 %,
     CPython 3.11).
     """
-    closed, successes = downstream.closed, downstream.uncounted_successes
+    closed_state, successes = downstream.closed_state, downstream.uncounted_successes
     classify_result, max_uncounted = config.classify_result, downstream.max_uncounted_successes
 
     @wraps(fn)
@@ -161,13 +161,13 @@ def _wrap_guarded(
         # Reads the breaker's state without the lock. A call that starts while another thread opens
         # the breaker is treated as if it had started just before.
         if (
-            (breaker is not None and breaker.state is not closed)
+            (breaker is not None and breaker.state is not closed_state)
             or bus.listeners
             or _get_deadline_scope() is not None
         ):
             return drive(RunningCall.new(config), fn, args, kwargs)
         permit = 0 if breaker is None else breaker.generation
-        serial, clock = bus.serial, system.now
+        serial, clock = bus.last_record_serial, system.now
         started = clock()
         try:
             # Passing an empty **kwargs would still build a dict.
@@ -201,20 +201,20 @@ def _wrap_guarded_async(
     fn: AsyncFunction[T], config: RetryConfig, downstream: Downstream
 ) -> CoroutineFunction[T]:
     """Like `_wrap_guarded`, which has the comments and says why the code is duplicated."""
-    closed, successes = downstream.closed, downstream.uncounted_successes
+    closed_state, successes = downstream.closed_state, downstream.uncounted_successes
     classify_result, max_uncounted = config.classify_result, downstream.max_uncounted_successes
 
     @wraps(fn)
     async def call(*args: Any, **kwargs: Any) -> T:
         breaker = downstream.breaker
         if (
-            (breaker is not None and breaker.state is not closed)
+            (breaker is not None and breaker.state is not closed_state)
             or bus.listeners
             or _get_deadline_scope() is not None
         ):
             return await drive_async(RunningCall.new(config), fn, args, kwargs)
         permit = 0 if breaker is None else breaker.generation
-        serial, clock = bus.serial, system.now
+        serial, clock = bus.last_record_serial, system.now
         started = clock()
         try:
             result = await fn(*args, **kwargs) if kwargs else await fn(*args)
@@ -316,7 +316,7 @@ async def release_result_async(running: RunningCall, result: object) -> None:
 def _call_with_timeout(
     running: RunningCall, timeout: float, fn: Callable[..., T], args: Args, kwargs: Kwargs
 ) -> T:
-    deadline_key = deadlines.enter(system.now() + timeout)
+    deadline_handle = deadlines.enter(system.now() + timeout)
     try:
         if running.policy.attempt_timeout is None:  # only an attempt timeout interrupts `fn`
             return fn(*args, **kwargs)
@@ -326,7 +326,7 @@ def _call_with_timeout(
         threads.start(running.attempts)
         finished = threads.next(timeout)
     finally:
-        deadlines.leave(deadline_key)
+        deadlines.leave(deadline_handle)
     if finished is None:
         raise running.timeout_error(timeout)
     return finished.result()
@@ -335,12 +335,12 @@ def _call_with_timeout(
 async def _call_with_timeout_async(
     running: RunningCall, timeout: float, fn: AsyncFunction[T], args: Args, kwargs: Kwargs
 ) -> T:
-    deadline_key = deadlines.enter(system.now() + timeout)
+    deadline_handle = deadlines.enter(system.now() + timeout)
     try:
         with clocks.timeout(timeout):
             return await fn(*args, **kwargs)
     finally:
-        deadlines.leave(deadline_key)
+        deadlines.leave(deadline_handle)
     raise running.timeout_error(timeout)
 
 
@@ -390,9 +390,8 @@ def wrap_async_generator(
     @wraps(fn)
     async def first_item(*args: Any, **kwargs: Any) -> tuple[AsyncGenerator[Any, Any] | None, Any]:
         generator = fn(*args, **kwargs)
-        # Hide the inner generator from the event loop, which closes all generators that it knows
-        # when it shuts down. It knows the outer generator, which closes the inner one. If it knew
-        # both, it would close both at the same time.
+        # Hide the inner generator from the event loop. At shutdown the loop closes all generators
+        # that it knows, at the same time. The outer generator, `generate`, closes the inner one.
         hooks = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(None, None)
         try:

@@ -1,13 +1,12 @@
 """The record and the note that tarry attaches to an error when a call is given up.
 
 The note is for people. The record also prevents an outer retry loop from retrying an error that an
-inner loop has given up on. But a record on an error may come from another call, because several
-calls may raise the same exception object: one after another, if it is a mock or a module constant,
-or at the same time, if the connection that they share is lost. An outer loop therefore considers a
-record only if both conditions hold:
+inner loop has given up on. But several calls may raise the same exception object, such as a mock, a
+module constant or the error of a shared connection. The record may then come from another call. An
+outer loop therefore considers a record only if both conditions hold:
 
-- The record was attached during the outer loop's current attempt. `bus.serial` is the number of the
-  record that was attached last; a record from before the attempt has no higher number.
+- The record was attached during the outer loop's current attempt. Records are numbered. The loop
+  reads `bus.last_record_serial` when an attempt begins; only records with a higher number count.
 - The error was raised through the loop that attached the record, as its traceback shows.
 """
 
@@ -31,8 +30,10 @@ if TYPE_CHECKING:
 RECORD_ATTRIBUTE = "__tarry__"
 """The attribute of an error that holds its `ErrorRecord`."""
 
-MAX_CHAIN_LENGTH = 10
+MAX_SEARCH_DEPTH = 10
 """How deep the causes, contexts and group members of an error are searched."""
+MAX_GROUP_MEMBERS = 10
+"""How many members of each exception group are searched."""
 
 _DRIVER_MODULES = ("tarry.runtime.", "tarry.adapters.http.")
 _DRIVER_FUNCTIONS = frozenset({"call", "drive", "drive_async", "hedge", "hedge_sync"})
@@ -46,7 +47,7 @@ _serials = count(1)
 
 
 class GiveUpLog:
-    """The calls that gave up while a server handles one request."""
+    """The calls that were given up while a server handles one request."""
 
     def __init__(self) -> None:
         self._entries: deque[tuple[BaseException, CallRecord]] = deque(maxlen=MAX_GIVE_UPS)
@@ -61,12 +62,12 @@ class GiveUpLog:
     def find(self, error: BaseException) -> CallRecord | None:
         """Return the record of the call that was given up with this error or one of its causes."""
         entries = list(self._entries)  # a copy: a thread of the handler may add entries meanwhile
-        for link in _chain(error, MAX_CHAIN_LENGTH):
+        for related in _related_errors(error, MAX_SEARCH_DEPTH):
             # Adapters return the last response instead of raising; `raise_for_status` then
             # raises an error that holds that response.
-            response = getattr(link, "response", None)
+            response = getattr(related, "response", None)
             for final_error, record in entries:
-                if link is final_error or (
+                if related is final_error or (
                     response is not None
                     and isinstance(final_error, ResultNotAccepted)
                     and response is final_error.result
@@ -75,12 +76,13 @@ class GiveUpLog:
         return None
 
     def close(self) -> None:
-        """Drop all entries, and ignore those that tasks add after the request has ended."""
+        """Drop all entries, and ignore entries that background asyncio tasks add later."""
         self._entries = deque(maxlen=0)
 
 
 give_up_log: ContextVar[GiveUpLog | None] = ContextVar("tarry_give_up_log", default=None)
-"""Set by the server middleware, which sends `X-Should-Retry: false` if a call was given up."""
+"""Set by the server middleware (ASGI, gRPC), which tells clients not to retry if a call of the
+handler was given up."""
 
 
 class ErrorRecord(NamedTuple):
@@ -88,82 +90,86 @@ class ErrorRecord(NamedTuple):
 
     serial: int
     """The number of this record, counted from 1; 0 if outer loops may retry the error."""
-    record: CallRecord
-    block: bool
-    """Whether the attempts were `with` blocks, which leave no driver function in the traceback."""
+    call_record: CallRecord
+    check_traceback: bool
+    """False for attempts that leave no driver function in the traceback, such as `with` blocks."""
 
 
 def attach_record(
-    error: BaseException, record: CallRecord, *, final: bool, block: bool = False
+    error: BaseException, record: CallRecord, *, no_outer_retry: bool, check_traceback: bool = True
 ) -> None:
-    """Attach the record of a call to its error; `final` means that outer loops do not retry it."""
+    """Attach the record of a call to its error."""
     serial = 0
-    if final:
-        bus.serial = serial = next(_serials)
+    if no_outer_retry:
+        bus.last_record_serial = serial = next(_serials)
         log = give_up_log.get()
-        # Skip a call that was made only once because it is not repeatable: it was not retried, so
-        # the client may retry. It knows from the method and the idempotency key of its own request
-        # whether that is repeatable.
+        # Skip a call that was made only once because it is not repeatable. The client of this
+        # server may then retry, if its own request is repeatable.
         if log is not None and (record.reason is not Reason.UNSAFE or record.attempts > 1):
             log.add(error, record)
     # Bypasses a __setattr__ of the user's class, which may be frozen.
-    object.__setattr__(error, RECORD_ATTRIBUTE, ErrorRecord(serial, record, block))
+    object.__setattr__(error, RECORD_ATTRIBUTE, ErrorRecord(serial, record, check_traceback))
 
 
-def attach_give_up(
-    error: BaseException, record: CallRecord, serial: int, *, final: bool, block: bool = False
+def attach_record_and_note(
+    error: BaseException,
+    record: CallRecord,
+    serial: int,
+    *,
+    no_outer_retry: bool,
+    check_traceback: bool = True,
 ) -> None:
     """Attach the record of a call that is given up, and a note that describes it, to its error.
 
-    If an inner loop gave up on the error after `bus.serial` was `serial`, its record is kept.
+    If an inner loop has attached a record with a number above `serial`, that record is kept.
     """
     if not has_record_since(error, serial):
-        attach_record(error, record, final=final, block=block)
-    prefix = f"tarry: {record.operation} "
+        attach_record(error, record, no_outer_retry=no_outer_retry, check_traceback=check_traceback)
+    note_prefix = f"tarry: {record.operation} "
     previous: list[str] = getattr(error, "__notes__", [])
     # Replace the note of an earlier call, so that an exception object that is raised many times
     # does not collect notes.
-    notes = [note for note in previous if not note.startswith(prefix)]
-    object.__setattr__(error, "__notes__", [*notes, prefix + record.summary()])
+    notes = [note for note in previous if not note.startswith(note_prefix)]
+    object.__setattr__(error, "__notes__", [*notes, note_prefix + record.summary()])
 
 
 def has_record_since(error: BaseException, serial: int) -> bool:
-    """Return whether an inner loop gave up on the error after `bus.serial` was `serial`.
+    """Return whether an inner loop has attached a record with a number above `serial`.
 
-    The causes, contexts and group members of the error count too.
+    Records on the causes, contexts and group members of the error count too.
     """
-    for link in _chain(error, MAX_CHAIN_LENGTH):
-        error_record: ErrorRecord | None = getattr(link, RECORD_ATTRIBUTE, None)
-        if (
-            error_record is not None
-            and error_record.serial > serial
-            and (error_record.block or _passed_driver(link, is_caught_here=link is error))
+    for related in _related_errors(error, MAX_SEARCH_DEPTH):
+        error_record: ErrorRecord | None = getattr(related, RECORD_ATTRIBUTE, None)
+        if error_record is None or error_record.serial <= serial:
+            continue
+        if not error_record.check_traceback or _passed_driver(
+            related, caught_here=related is error
         ):
             return True
     return False
 
 
-def _chain(error: BaseException, depth: int) -> Iterator[BaseException]:
-    """Yield the error, then its group members, cause and context, recursively."""
+def _related_errors(error: BaseException, depth: int) -> Iterator[BaseException]:
+    """Yield the error, its group members, and its cause or context, recursively."""
     yield error
     if not depth:
         return
     members: tuple[BaseException, ...] = getattr(error, "exceptions", ())
-    links = list(members[:MAX_CHAIN_LENGTH]) if isinstance(error, BaseExceptionGroup) else []
-    origin = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    if origin is not None:
-        links.append(origin)
-    for link in links:
-        yield from _chain(link, depth - 1)
+    related = list(members[:MAX_GROUP_MEMBERS]) if isinstance(error, BaseExceptionGroup) else []
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if cause is not None:
+        related.append(cause)
+    for other in related:
+        yield from _related_errors(other, depth - 1)
 
 
-def _passed_driver(error: BaseException, *, is_caught_here: bool) -> bool:
-    """Return whether the error was raised through a driver function on its way to the handler.
+def _passed_driver(error: BaseException, *, caught_here: bool) -> bool:
+    """Return whether the error passed a driver function on its way to the `except` clause.
 
-    If an exception object that was raised before is raised again by `raise error`, the traceback
-    entries after this statement belong to the first time and must be ignored. There is one
-    exception: if the frame of the next entry was already seen, the error was caught and raised
-    again on the way to this handler, and the entries count.
+    A traceback lists the frames from the `except` clause down to the place where the error was
+    raised. If `raise error` raises an object that was raised earlier, the entries below this
+    statement come from the earlier raise and are ignored. They count only if the frame of the next
+    entry is also above the statement: then this frame has caught the error and raised it again.
     """
     from opcode import opmap  # needed only here, after a nested failure
 
@@ -173,8 +179,8 @@ def _passed_driver(error: BaseException, *, is_caught_here: bool) -> bool:
     while traceback is not None:
         frame = traceback.tb_frame
         is_driver = frame.f_code.co_name in _DRIVER_FUNCTIONS and _is_in_driver_module(frame)
-        # The first entry of an error that is caught here is the frame of the handler itself.
-        if is_driver and (seen or not is_caught_here):
+        # The first entry of an error that is caught here is the frame of the `except` clause.
+        if is_driver and (seen or not caught_here):
             return True
         seen.append(frame)
         following = traceback.tb_next
@@ -195,9 +201,9 @@ def _is_in_driver_module(frame: FrameType) -> bool:
 
 
 def record_of(error: object) -> CallRecord | None:
-    """Return the decision record of the call that ended with this error, or None.
+    """Return the record of the call that ended with this error, or None.
 
     `error` may also be a response that an adapter returned after the last attempt, such as a 503.
     """
     error_record: ErrorRecord | None = getattr(error, RECORD_ATTRIBUTE, None)
-    return None if error_record is None else error_record.record
+    return None if error_record is None else error_record.call_record

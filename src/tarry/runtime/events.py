@@ -23,25 +23,26 @@ LOG_WARNING = 30
 """The value of `logging.WARNING`. `logging` itself is not imported before the first failure."""
 
 _LOG_LISTENER_MODULE = "tarry.telemetry.logs"
-"""The module of the built-in log listener. It imports this module, so it is imported by name and
-on first use. A program that imports only an adapter thereby gets log lines too."""
+"""The module of the built-in log listener. It is imported on first use, as programs without
+failures do not need it, and by name, as `runtime` must not depend on `telemetry`. A program that
+imports only an adapter gets log lines too."""
 
 
 class EventBus:
     """The listeners of this process."""
 
-    __slots__ = ("listeners", "lock", "log", "log_enabled", "serial")
+    __slots__ = ("last_record_serial", "listeners", "lock", "log_enabled", "log_listener")
 
     def __init__(self) -> None:
         self.lock: threading.Lock = threading.Lock()
         self.listeners: tuple[Listener, ...] = ()
         """The user's listeners, which get every event."""
-        self.log: Listener | None = None
-        """The built-in log listener. It gets no events of calls whose first attempt succeeds."""
-        self.log_enabled: Callable[[int], bool] = self._load_log_and_test
+        self.log_listener: Listener | None = None
+        """The built-in log listener. It logs nothing for calls whose first attempt succeeds."""
+        self.log_enabled: Callable[[int], bool] = self._load_log_and_check
         """Returns whether the log listener logs at a level. The first call loads the listener."""
-        self.serial: int = 0
-        """The number of the error record that was attached last; see `error_record`."""
+        self.last_record_serial: int = 0
+        """The number of the record that was last attached to an error; see `error_record`."""
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Call `listener` with every event from now on; return a function that removes it."""
@@ -66,26 +67,26 @@ class EventBus:
 
     def emit(self, event: Event) -> None:
         """Call all listeners with an event. A listener that raises does not affect the call."""
-        log = self.log or self._load_log()
-        for listener in (log, *self.listeners):
+        log_listener = self.log_listener or self._load_log_listener()
+        for listener in (log_listener, *self.listeners):
             try:
                 listener(event)
             except Exception:
                 import logging
 
                 function = getattr(listener, "func", listener)  # see `subscription`
-                message = "event listener raised, ignored, listener=%r"
+                message = "event listener raised an error, which is ignored, listener=%r"
                 logging.getLogger("tarry").exception(message, function)
 
-    def _load_log_and_test(self, level: int) -> bool:
-        self._load_log()
+    def _load_log_and_check(self, level: int) -> bool:
+        self._load_log_listener()
         return self.log_enabled(level)
 
-    def _load_log(self) -> Listener:
+    def _load_log_listener(self) -> Listener:
         logs: Any = import_module(_LOG_LISTENER_MODULE)
-        log: Listener = logs.log
-        self.log, self.log_enabled = log, logs.enabled
-        return log
+        log_listener: Listener = logs.log
+        self.log_listener, self.log_enabled = log_listener, logs.enabled
+        return log_listener
 
 
 bus: EventBus = EventBus()

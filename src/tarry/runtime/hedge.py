@@ -20,7 +20,7 @@ from tarry.runtime import config, deadlines
 from tarry.runtime.call import emit_gave_up, rejection_error
 from tarry.runtime.clocks import after_fork, system
 from tarry.runtime.downstream import Downstream
-from tarry.runtime.error_record import attach_give_up
+from tarry.runtime.error_record import attach_record_and_note
 from tarry.runtime.events import bus
 from tarry.runtime.parallel import TaskCopies, ThreadCopies
 
@@ -52,12 +52,13 @@ async def hedge(
     """Await a coroutine function; start another copy of the call when it takes too long.
 
     after: when another copy starts: after these seconds, or after a percentile such as "p95" of the
-        latencies of the latest calls. A percentile has no effect until 100 calls were measured.
+        latest successful attempts' durations. A percentile needs 100 of them to have an effect.
     max_extra_load: the maximum number of additional copies as a share of the calls. With 0.05,
-        another copy starts at p95, and copies add at most 5 % to the number of calls.
+        copies add at most 5 % to the number of calls, and `after` is "p95" unless it is given.
     max_attempts: the maximum number of copies, including the first (default 2).
     on: errors after which the next copy starts at once; any other error ends the call.
     downstream: the dependency, whose latency is measured. By default each function has its own.
+    policy: raises if it is not None, because a call is either retried or hedged.
     """
     hedging = Hedging(after=after, max_extra_load=max_extra_load, max_attempts=max_attempts)
     call = _new_call("hedge", fn, hedging, on, downstream, name, policy)
@@ -108,16 +109,19 @@ def _new_call(
 
 
 def drive(
-    call: RunningHedgedCall, fn: Callable[[int], T], release: Callable[[Any], bool] | None = None
+    call: RunningHedgedCall,
+    fn: Callable[[int], T],
+    release_result: Callable[[Any], bool] | None = None,
 ) -> T:
     """Run copies of a function in threads until one of them returns a result that is accepted.
 
-    `fn` takes the number of the copy. `release` is called with each result that was not accepted.
-    It releases the connection of the result and returns whether the result is still usable.
+    `fn` takes the number of the copy. `release_result` is called with each result that was not
+    accepted. It releases the connection of the result and returns whether the result is still
+    usable.
     """
-    copies: ThreadCopies[T] = ThreadCopies(fn, release)
+    copies: ThreadCopies[T] = ThreadCopies(fn, release_result)
     try:
-        first = call.begin_attempt()
+        first = call.begin_first_copy()
         copies.start(first.number, first.delay)
         while True:
             finished = copies.next(call.seconds_to_wait())
@@ -125,13 +129,12 @@ def drive(
                 next_copy = call.on_timeout()
             else:
                 next_copy = call.on_finished(finished)
-                if call.is_over:
+                if call.has_final_result:
                     return finished.result()
-                # Release a result that was not accepted.
-                if release and finished.has_result and not release(finished.result()):
+                if release_result and finished.has_result and not release_result(finished.result()):
                     call.discard_error()
             if next_copy is not None and not _try_start(copies, next_copy):
-                call.record_unsent(next_copy.number)
+                call.record_not_started(next_copy.number)
     except BaseException:
         call.abort()
         raise
@@ -153,12 +156,12 @@ def _try_start(copies: ThreadCopies[T], attempt: Attempt) -> bool:
 async def drive_async(
     call: RunningHedgedCall,
     fn: Callable[[int], Awaitable[T]],
-    release: Callable[[Any], Awaitable[bool]] | None = None,
+    release_result: Callable[[Any], Awaitable[bool]] | None = None,
 ) -> T:
     """Like `drive`, but run copies of a coroutine function in tasks of the running event loop."""
     try:
-        first = call.begin_attempt()
-        copies: TaskCopies[T] = TaskCopies(fn, release)
+        first = call.begin_first_copy()
+        copies: TaskCopies[T] = TaskCopies(fn, release_result)
         async with copies:
             copies.start(first.number, first.delay)
             while True:
@@ -167,10 +170,12 @@ async def drive_async(
                     next_copy = call.on_timeout()
                 else:
                     next_copy = call.on_finished(finished)
-                    if call.is_over:
+                    if call.has_final_result:
                         return finished.result()
-                    if release and finished.has_result and not await release(finished.result()):
-                        call.discard_error()
+                    if release_result and finished.has_result:
+                        is_usable = await release_result(finished.result())
+                        if not is_usable:
+                            call.discard_error()
                 if next_copy is not None:
                     copies.start(next_copy.number, next_copy.delay)
     except BaseException:
@@ -202,7 +207,10 @@ def _downstream_of(fn: Callable[..., Any]) -> Downstream:
 
 
 class RunningHedgedCall:
-    """The state of one hedged call while a driver runs it."""
+    """A `HedgedCall` of the core with a clock, random numbers and events, for the drivers.
+
+    `operation` is the name of the call in events, errors and logs.
+    """
 
     def __init__(
         self,
@@ -218,36 +226,36 @@ class RunningHedgedCall:
         self._classify = classify
         self._classify_result = classify_result
         self._deadline = deadlines.current()
-        self._serial = bus.serial
-        """The value of `bus.serial` when the call began; see `error_record`."""
+        self._serial_at_start = bus.last_record_serial
+        """Shows whether an inner retry loop gave up on an error since then; see `error_record`."""
         self._error: Exception | None = None
         """The error of the copy that failed last, while the call continues."""
         self._detail = ""
         """A description of the last failure, for events."""
-        self.is_over: bool = False
-        """Whether the result of a copy has ended the call."""
+        self.has_final_result: bool = False
+        """Whether the call has ended with the result of a copy, not with an error."""
 
-    def begin_attempt(self) -> Attempt:
-        """Begin the first copy, or raise a rejection."""
+    def begin_first_copy(self) -> Attempt:
+        """Return the first copy to start; raise if the call is rejected."""
         command = self._call.start(self._now_before_deadline())
         if isinstance(command, Stop):
             self._raise_final_error(command)
         return command
 
     def seconds_to_wait(self) -> float | None:
-        """Return the seconds until the next copy is due or the deadline ends; None without both."""
+        """Return the seconds until the next copy is due or the deadline passes, or None."""
         moments = [m for m in (self._call.next_hedge_at, self._deadline) if m is not None]
         return max(0.0, min(moments) - system.now()) if moments else None
 
     def on_timeout(self) -> Attempt | None:
-        """Return another copy if one is due and allowed; raise if the deadline has passed."""
+        """Return the next copy to start if one is due and allowed; raise if the call must end."""
         now = self._now_before_deadline()
         if self._call.next_hedge_at is None or now < self._call.next_hedge_at:
             return None
         command = self._call.hedge(now)
         if isinstance(command, Stop):
-            # No copy is running: the last one failed, and the server requested a delay before the
-            # next. The delay is over, but no further copy is allowed.
+            # The last copy failed, and its server requested a delay before the next copy. The delay
+            # is over, but no further copy is allowed, and no other copy is running.
             self._raise_final_error(command)
         self._emit_hedge_fired(command)
         return command
@@ -255,8 +263,8 @@ class RunningHedgedCall:
     def on_finished(self, finished: FinishedCopy[Any]) -> Attempt | None:
         """Record a copy that has finished, and return the next copy to start, if any.
 
-        Sets `is_over` if the result of the copy ends the call. Raises the error of the copy if that
-        ends the call. Otherwise the call continues, perhaps with other copies that still run.
+        Sets `has_final_result` if the result of the copy ends the call. Raises the copy's error if
+        the error ends the call. Otherwise the call continues, perhaps with copies that still run.
         """
         outcome = None
         try:
@@ -267,28 +275,29 @@ class RunningHedgedCall:
                     raise errors.ResultNotAccepted(f"{self._operation}: {outcome.detail}", result)
         except Exception as error:
             if outcome is None:
-                outcome = self._classify(error, self._serial)
+                outcome = self._classify(error, self._serial_at_start)
             self._detail = outcome.detail
-            now, u = system.now(), system.draw()
-            command = self._call.record_failure(finished.number, outcome, now, u)
+            now, random_number = system.now(), system.draw()
+            command = self._call.record_failure(finished.number, outcome, now, random_number)
             if isinstance(command, Stop):
                 self._record_give_up(command, error)
                 raise
             self._error = error
             self._emit_hedge_fired(command)
             return command
-        self.record_success(finished.number, outcome or SUCCESS)
-        self.is_over = True
+        self.record_final_result(finished.number, outcome or SUCCESS)
+        self.has_final_result = True
         return None
 
-    def record_success(self, number: int, outcome: Outcome) -> None:
-        """Record that the result of this copy ends the call."""
+    def record_final_result(self, number: int, outcome: Outcome) -> None:
+        """Record that this copy's result, a success or a permanent failure, ends the call."""
         self._error = None  # its traceback refers to self: break the reference cycle
         is_success = outcome.kind is Kind.SUCCESS
         if is_success:
             self._call.record_success(number, system.now(), system.draw())
         else:
             self._call.cancel(system.now())  # a permanent failure is no evidence of bad health
+        # The log alone needs no event if the first copy succeeded. `is_observed` is slower.
         if bus.listeners or (number > 1 and bus.is_observed()):
             if number > 1:
                 bus.emit(HedgeWon(self._operation, self._downstream.name, number))
@@ -298,13 +307,13 @@ class RunningHedgedCall:
                 record = self._call_record(Stop(Reason.PERMANENT))
                 emit_gave_up(record, None, None, outcome.detail)
 
-    def record_unsent(self, number: int) -> None:
+    def record_not_started(self, number: int) -> None:
         """Record that a copy was not started for lack of a thread; raise if no other copy runs."""
         if not self._call.record_unsent(number, system.now()):
             self._raise_final_error(Stop(Reason.LIMIT))
 
     def discard_error(self) -> None:
-        """Drop the error of the copy that failed last, because its result is no longer usable."""
+        """Drop the last `ResultNotAccepted`, because the response in it is no longer usable."""
         self._error = None
 
     def abort(self) -> None:
@@ -337,7 +346,9 @@ class RunningHedgedCall:
 
     def _record_give_up(self, stop: Stop, error: Exception) -> None:
         record = self._call_record(stop)
-        attach_give_up(error, record, self._serial, final=record.attempts != 1)
+        # An error of the only copy was neither retried nor hedged: an outer loop may retry it.
+        no_outer_retry = record.attempts != 1
+        attach_record_and_note(error, record, self._serial_at_start, no_outer_retry=no_outer_retry)
         if bus.is_observed():
             detail = "" if isinstance(error, errors.Rejected) else self._detail
             emit_gave_up(record, stop.hint, error, detail or type(error).__name__)

@@ -1,8 +1,8 @@
 """Copies of a call that run in parallel: in threads, or in tasks of asyncio or trio.
 
-Both classes have the same methods: `start(number)` starts a copy, and `next` waits for a copy to
-finish and returns it. The result of a copy that finishes after the call has ended is passed to
-`discard`.
+`ThreadCopies` and `TaskCopies` both have `start(number, delay)`, which starts a copy, and
+`next(timeout)`, which waits for a copy to finish and returns it. The result of a copy that finishes
+after the call has ended is passed to `discard`.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class ThreadCopies(Generic[T]):
         if not slots.acquire(blocking=False):
             raise LimitReached(
                 f"{MAX_ATTEMPT_THREADS} attempts run in threads already. Most of them have "
-                "probably timed out without being stopped; set a timeout on the client that they "
-                "use (tarry.remaining())"
+                "probably timed out without being stopped; give the client that they use a "
+                "timeout, for example timeout=tarry.remaining()"
             )
         run, args = copy_context().run, (self._run, slots, number, delay)
         try:
@@ -150,13 +150,13 @@ class TaskCopies(Generic[T]):
         self._discard = discard
         self._finished: deque[FinishedCopy[T]] = deque()
         self._new_event: Callable[[], asyncio.Event | trio.Event]
-        self._has_finished: asyncio.Event | trio.Event | None = None
-        """Set when a copy finishes, while `next` waits for it."""
+        self._finished_event: asyncio.Event | trio.Event | None = None
+        """Set when a copy finishes; created by `next` when it waits."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._trio: tuple[AbstractAsyncContextManager[trio.Nursery], trio.Nursery] | None = None
         """The nursery and its context manager; None on asyncio."""
-        self._cancelled: type[BaseException] | tuple[()] = ()
-        """The type of the errors that a copy must not catch."""
+        self._cancelled_error: type[BaseException] | tuple[()] = ()
+        """trio's cancellation error, which a copy must not catch; () on asyncio."""
 
     async def __aenter__(self) -> Self:
         """Open a nursery if the event loop is trio's."""
@@ -165,7 +165,7 @@ class TaskCopies(Generic[T]):
 
             manager = trio.open_nursery()
             self._trio = manager, await manager.__aenter__()
-            self._new_event, self._cancelled = trio.Event, trio.Cancelled
+            self._new_event, self._cancelled_error = trio.Event, trio.Cancelled
         else:
             import asyncio
 
@@ -191,7 +191,8 @@ class TaskCopies(Generic[T]):
             try:
                 await manager.__aexit__(None, None, None)
             finally:
-                with trio.CancelScope(shield=True):  # release connections even when cancelled
+                # `discard` releases the connection of a response: run it even when cancelled.
+                with trio.CancelScope(shield=True):
                     await self._discard_results()
 
     def start(self, number: int, delay: float = 0.0) -> None:
@@ -213,8 +214,8 @@ class TaskCopies(Generic[T]):
 
     async def _next_finished(self) -> FinishedCopy[T]:
         while not self._finished:
-            self._has_finished = self._new_event()
-            await self._has_finished.wait()
+            self._finished_event = self._new_event()
+            await self._finished_event.wait()
         return self._finished.popleft()
 
     async def _run(self, number: int, delay: float) -> None:
@@ -222,13 +223,13 @@ class TaskCopies(Generic[T]):
             if delay:
                 await system.async_sleep(delay)
             finished = FinishedCopy(number, await self._fn(number), None)
-        except self._cancelled:  # by `__aexit__` or by an outer scope: handled by the nursery
+        except self._cancelled_error:  # the nursery handles the cancellation
             raise
         except BaseException as error:
             finished = FinishedCopy[T](number, None, error)
         self._finished.append(finished)
-        if self._has_finished is not None:
-            self._has_finished.set()
+        if self._finished_event is not None:
+            self._finished_event.set()
 
     async def _discard_results(self) -> None:
         while self._finished:

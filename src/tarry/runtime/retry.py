@@ -181,8 +181,8 @@ def attempts(
     `retry` except `until`, because a block has no result. A `timeout` needs `async for`, because
     a plain block cannot be interrupted.
     """
-    if not name:  # use the name of the function that contains the loop; `inspect` imports slowly
-        frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001 - likewise
+    if not name:  # use the name of the function that contains the loop; `inspect` is slow to import
+        frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001 - see above
         name = frame.f_code.co_qualname
     return Attempts(
         RetryConfig(on, None, attempts, timeout, deadline, policy, downstream, name, cancel, random)
@@ -212,13 +212,13 @@ def _wrap(fn: Callable[..., Any], config: RetryConfig) -> Callable[..., Any]:
 class AttemptBlock:
     """One attempt of a call. The code to retry runs inside `with attempt:`."""
 
-    def __init__(self, running: RunningCall, attempt: Attempt, *, can_cancel: bool) -> None:
+    def __init__(self, running: RunningCall, attempt: Attempt, *, in_event_loop: bool) -> None:
         self._call = running
         self._attempt = attempt
-        self._deadline_key: object = None
+        self._deadline_handle: object = None
         self._ends_at = None if attempt.timeout is None else system.now() + attempt.timeout
         self._timeout_scope: AbstractContextManager[None] | None = None
-        if can_cancel and attempt.timeout is not None:
+        if in_event_loop and attempt.timeout is not None:
             self._timeout_scope = clocks.timeout(attempt.timeout)
         self.entered: bool = False
         self.is_last: bool | None = None
@@ -236,7 +236,7 @@ class AttemptBlock:
         self.entered = True
         try:
             if self._ends_at is not None:
-                self._deadline_key = deadlines.enter(self._ends_at)
+                self._deadline_handle = deadlines.enter(self._ends_at)
             if self._timeout_scope is not None:
                 self._timeout_scope.__enter__()
         except BaseException:
@@ -257,13 +257,13 @@ class AttemptBlock:
                 timed_out = scope is not None and scope.__exit__(error_type, error, traceback)
             finally:
                 self._timeout_scope = None
-                if self._deadline_key is not None:
-                    deadlines.leave(self._deadline_key)
+                if self._deadline_handle is not None:
+                    deadlines.leave(self._deadline_handle)
             if timed_out:
-                timeout = running.timeout_error(self._attempt.timeout or 0.0)
-                self.is_last = not running.should_retry(timeout)
+                timeout_error = running.timeout_error(self._attempt.timeout or 0.0)
+                self.is_last = not running.should_retry(timeout_error)
                 if self.is_last:
-                    raise timeout
+                    raise timeout_error
                 return True
             if error is None:
                 self.is_last = running.accepts(None)
@@ -279,7 +279,7 @@ class AttemptBlock:
 
 
 class Attempts:
-    """The attempts of a call, for `for` and `async for` loops."""
+    """The value of `attempts(...)`. Each `for` or `async for` loop over it is a new call."""
 
     __slots__ = ("_config",)
 
@@ -336,7 +336,7 @@ class AttemptIterator:
             attempt = running.begin_attempt()
             if attempt.delay:
                 blocking_wait(running.config, attempt.delay, None)
-            self._block = block = AttemptBlock(running, attempt, can_cancel=False)
+            self._block = block = AttemptBlock(running, attempt, in_event_loop=False)
         except BaseException:
             running.abort()
             raise
@@ -355,7 +355,7 @@ class AttemptIterator:
             attempt = running.begin_attempt()
             if attempt.delay:
                 await system.async_sleep(attempt.delay)
-            self._block = block = AttemptBlock(running, attempt, can_cancel=True)
+            self._block = block = AttemptBlock(running, attempt, in_event_loop=True)
         except BaseException:
             running.abort()
             raise

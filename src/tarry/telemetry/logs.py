@@ -28,6 +28,7 @@ MAX_ERROR_TEXT_LENGTH = 200
 logger: logging.Logger = logging.getLogger("tarry")
 
 enabled: Callable[[int], bool] = logger.isEnabledFor
+"""Returns whether the logger logs at a level."""
 
 EVENT_NAMES: dict[type[events.Event], str] = {
     events.AttemptStarted: "tarry.attempt_started",
@@ -69,7 +70,7 @@ def _message(event: events.Event) -> str:
             return f"{event.operation}: slept {slept} (delay {delay})"
         case events.WillWait():
             return (
-                f"{event.operation}: {_failure(event)}; "
+                f"{event.operation}: {_failure_text(event)}; "
                 f"retry {event.retry} of {event.max_retries} in {format_duration(event.delay)} "
                 f"(ceiling {format_duration(event.ceiling)}{_hint_text(event.hint)})"
             )
@@ -80,7 +81,7 @@ def _message(event: events.Event) -> str:
                 f"{event.operation}: gave up after {event.attempts} attempt{plural}: "
                 f"{event.reason.description}"
                 + ("" if after is None else f"; retry after {format_duration(after)}")
-                + f" ({_failure(event)})"
+                + f" ({_failure_text(event)})"
             )
         case _:
             return _MESSAGES[type(event)].format(event=event)
@@ -91,11 +92,11 @@ def _hint_text(hint: Hint | None) -> str:
     if hint is None:
         return ""
     delay = duration_or_none(hint.delay)
-    request = "a retry" if delay is None else format_duration(delay)
-    return f", the server asked for {request} ({hint.source})"
+    requested = "a retry" if delay is None else format_duration(delay)
+    return f", the server asked for {requested} ({hint.source})"
 
 
-def _failure(event: events.WillWait | events.GaveUp) -> str:
+def _failure_text(event: events.WillWait | events.GaveUp) -> str:
     """Describe the failure on one short line, even if the error's text is long or unprintable."""
     error = event.error
     if error is None:
@@ -114,16 +115,16 @@ def _failure(event: events.WillWait | events.GaveUp) -> str:
 
 
 def log_level(event: events.Event) -> int | None:
-    """Return the log level of an event, or None if it is not logged."""
+    """Return the log level of an event, or None if the event is not logged."""
     match event:
         case events.WillWait() | events.BreakerMoved():
             return logging.WARNING
         case events.GaveUp():
-            # An error that is never retried is logged by the caller. If a breaker rejects a call,
-            # the opening of the breaker has been logged as a warning before.
+            # The program itself logs an error that is not retried. A call that was rejected before
+            # its first attempt needs no warning: the opening of the breaker was logged as one.
             is_not_retried = event.reason in (Reason.PERMANENT, Reason.RETRIED_BELOW)
-            is_expected = not event.attempts or (is_not_retried and event.attempts == 1)
-            return logging.DEBUG if is_expected else logging.WARNING
+            needs_no_warning = not event.attempts or (is_not_retried and event.attempts == 1)
+            return logging.DEBUG if needs_no_warning else logging.WARNING
         case events.Succeeded():
             return logging.INFO if event.attempts > 1 else None
         case _:
@@ -132,10 +133,10 @@ def log_level(event: events.Event) -> int | None:
 
 def event_fields(event: events.Event) -> dict[str, Any]:
     """Return the fields of an event as simple values: an error as its type, a hint as a dict."""
-    return {field.name: _simplify(getattr(event, field.name)) for field in fields(event)}
+    return {field.name: _simple_value(getattr(event, field.name)) for field in fields(event)}
 
 
-def _simplify(value: object) -> object:
+def _simple_value(value: object) -> object:
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Hint):

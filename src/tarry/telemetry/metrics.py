@@ -18,7 +18,7 @@ MAX_LABEL_VALUES = 100
 """The maximum number of distinct operations, and of downstreams, with their own time series."""
 
 DELAY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 600, 3600)
-"""Upper bounds of the buckets for delays: from a fast retry to the longest hint."""
+"""Upper bounds of the buckets for the delays before retries, which servers may also request."""
 
 
 class LabelLimit:
@@ -41,12 +41,12 @@ class LabelLimit:
         if value not in seen:
             if len(seen) >= self._max_values:
                 return self._overflow
-            seen.add(value)  # without a lock: threads that race here exceed the limit by a few
+            seen.add(value)  # no lock: concurrent threads may exceed the limit by a few values
         return value
 
 
 def call_result(event: Succeeded | GaveUp) -> str:
-    """Return the label for how a call ended; a hedge counts as a retry."""
+    """Return the label `result` of a call that ended; a hedge counts as a retry."""
     if not isinstance(event, Succeeded):
         return "failed"
     return "first-try" if event.attempts == 1 else "after-retries"
@@ -55,7 +55,7 @@ def call_result(event: Succeeded | GaveUp) -> str:
 def count_breaker_states(labels: LabelLimit) -> dict[tuple[str, BreakerState], int]:
     """Return the number of breakers in each state for each downstream name.
 
-    If only one downstream has a name, its current state has the number 1, and all others 0.
+    If no two downstreams share a name, the current state of each has the number 1, all others 0.
     """
     counts: Counter[tuple[str, BreakerState]] = Counter()
     for downstream in live_downstreams():

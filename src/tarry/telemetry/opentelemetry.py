@@ -1,10 +1,10 @@
-"""The listener for OpenTelemetry: metrics, and span events or a span for each attempt.
+"""The listener for OpenTelemetry: metrics, and either span events or a span for each attempt.
 
     tarry.listen(OpenTelemetryListener())
 
 The span of an attempt ends before the wait that follows, so that backoff does not count as latency.
-A retried error is recorded only on the span of its attempt. The current span of the program does
-not get an error status, because the code that handles the final error records it.
+A retried error is recorded only on the span of its attempt. The listener sets no error status on
+the current span of the program, because the code that handles the final error does so.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, TracerProvider
 
 MAX_NESTED_ATTEMPTS = 16
-"""Limit of open spans in a context. A cancelled attempt emits no event that ends its span. Without
-a limit, the spans of a task with many cancelled attempts would accumulate."""
+"""Limit of open spans in a context. A cancelled attempt emits no event that ends its span, so the
+spans of an asyncio task with many cancelled attempts would accumulate."""
 
 _MIN_HTTP_STATUS, _MAX_HTTP_STATUS = 100, 599
 
@@ -67,11 +67,11 @@ class OpenTelemetryListener:
         _check_provider("meter_provider", meter_provider, "get_meter")
         self._tracer = trace.get_tracer("tarry", tracer_provider=tracer_provider)
         self._metrics = OpenTelemetryMetrics(meter_provider, max_names)
-        self._errors = shared.LabelLimit(max_names, "_OTHER")
-        self._trace = self._record_spans if spans == "spans" else self._record_events
-        # An event does not identify its call. But all events of a call are emitted in the context
-        # of one task or thread, so a context variable can hold the spans. Each listener has its
-        # own variable, which is never freed; a program has few listeners.
+        self._error_types = shared.LabelLimit(max_names, "_OTHER")
+        self._record_trace = self._record_spans if spans == "spans" else self._record_events
+        # An event does not identify its call. But all events of a call are emitted in one asyncio
+        # or trio task or one thread, so a context variable can hold the open spans. Each listener
+        # has its own variable, which is never freed; a program has few listeners.
         self._open_spans: ContextVar[tuple[tuple[_AttemptKey, Span], ...]] = ContextVar(
             "tarry_open_spans", default=()
         )
@@ -80,8 +80,8 @@ class OpenTelemetryListener:
         """Record one event."""
         error_type = None
         if isinstance(event, events.AttemptFailed):
-            error_type = self._errors(_error_type(event))
-        self._trace(event, error_type)
+            error_type = self._error_types(_error_type(event))
+        self._record_trace(event, error_type)
         self._metrics.count(event, error_type)
 
     def _record_events(self, event: events.Event, error_type: str | None) -> None:
@@ -105,8 +105,8 @@ class OpenTelemetryListener:
             kind = kinds.INTERNAL if event.downstream is None else kinds.CLIENT
             span = self._tracer.start_span(event.operation, kind=kind, attributes=attributes)
             key = event.operation, event.downstream, event.attempt
-            outer = self._open_spans.get()[1 - MAX_NESTED_ATTEMPTS :]
-            self._open_spans.set((*outer, (key, span)))
+            outer_spans = self._open_spans.get()[1 - MAX_NESTED_ATTEMPTS :]
+            self._open_spans.set((*outer_spans, (key, span)))
         elif isinstance(event, events.AttemptFailed):
             key = event.operation, event.downstream, event.attempt
             self._end_span(key, event.kind, error_type)
@@ -170,7 +170,7 @@ def _error_type(event: events.AttemptFailed) -> str:
 
 
 class OpenTelemetryMetrics:
-    """The same metrics as in the Prometheus listener, with names by OpenTelemetry's conventions."""
+    """The metrics of the Prometheus listener, named by the conventions of OpenTelemetry."""
 
     def __init__(self, provider: MeterProvider | None, max_names: int) -> None:
         meter = metrics.get_meter("tarry", meter_provider=provider)

@@ -34,7 +34,7 @@ _LABELS = ("operation", "downstream")
 
 
 class PrometheusListener:
-    """Keeps the metrics of this process in a registry, by default the global one.
+    """Counts events in the metrics of a registry, by default the global one.
 
     `max_names`: the maximum number of distinct operations, and of downstreams, with their own time
     series. All others are counted as "other".
@@ -118,15 +118,15 @@ class _DownstreamCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Return the current gauges."""
         labels = "downstream", "state"
-        state = GaugeMetricFamily(
+        states = GaugeMetricFamily(
             "tarry_breaker_state", "Circuit breakers in each state.", labels=labels
         )
-        for (name, breaker_state), number in metrics.count_breaker_states(self._labels).items():
-            state.add_metric((name, breaker_state.value), number)
-        yield state
-        balance = GaugeMetricFamily(
+        for (name, breaker_state), count in metrics.count_breaker_states(self._labels).items():
+            states.add_metric((name, breaker_state.value), count)
+        yield states
+        balances = GaugeMetricFamily(
             "tarry_budget_balance", "Tokens in retry budgets.", labels=("downstream",)
         )
-        for name, amount in metrics.sum_budget_balances(self._labels).items():
-            balance.add_metric((name,), amount)
-        yield balance
+        for name, balance in metrics.sum_budget_balances(self._labels).items():
+            balances.add_metric((name,), balance)
+        yield balances

@@ -2,8 +2,8 @@
 
     tarry.listen(StructlogListener())
 
-Levels, names and fields are in `logs`. The built-in listener remains active and writes its
-warnings to the standard library's log.
+`tarry.telemetry.logs` defines the levels, names and fields. The built-in listener remains active
+and writes its warnings to the standard library's log.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Tools for tests of programs that use tarry: skip waits, cap attempts, virtual time, events.
+"""Context managers for tests: skip waits, limit attempts, replace time and randomness, get events.
 
-Each of the context managers affects the whole process.
+Each of them affects all calls of the process.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def capped_attempts(max_attempts: int) -> Generator[None]:
 
 @contextmanager
 def scripted_random(numbers: Iterable[float]) -> Generator[None]:
-    """Use these numbers instead of random numbers; the last number is repeated."""
+    """Use these numbers in order instead of random numbers; the last one is repeated for ever."""
     script = [float(number) for number in numbers]
     if not script or not all(0 <= number < 1 for number in script):
         raise ConfigurationError("numbers", "must be at least one number from [0, 1)", script)
@@ -101,9 +101,9 @@ class VirtualClock:
     def __init__(self, start: float | None = None) -> None:
         self._now = system.now() if start is None else check_number("start", start)
         self._started = self._now
-        self._replaced: tuple[Any, ...] = ()
+        self._previous: tuple[Any, ...] = ()
         self._trio: MockClock | None = None
-        """The clock of trio inside `run_trio`; it shows the time since `_now`."""
+        """The clock of trio inside `run_trio`; its time counts from `_now`."""
 
     @property
     def elapsed(self) -> float:
@@ -124,7 +124,7 @@ class VirtualClock:
             self._trio.jump(seconds)
 
     def __enter__(self) -> Self:
-        self._replaced = system.now, system.sleep
+        self._previous = system.now, system.sleep
         system.now, system.sleep = self.now, self._sleep
         return self
 
@@ -134,7 +134,7 @@ class VirtualClock:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        system.now, system.sleep = self._replaced
+        system.now, system.sleep = self._previous
 
     def run(self, main: Callable[[], Awaitable[T]]) -> T:
         """Run a coroutine function on asyncio in virtual time."""
@@ -191,7 +191,7 @@ def _virtual_loop(clock: VirtualClock) -> Any:
 
         async def shutdown_default_executor(
             self,
-            timeout: float | None = None,  # noqa: ARG002 - virtual time would skip it
+            timeout: float | None = None,  # noqa: ARG002 - would expire at once in virtual time
         ) -> None:
             await super().shutdown_default_executor()
 

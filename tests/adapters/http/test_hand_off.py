@@ -313,7 +313,7 @@ def test_iterator_is_not_handed_off(
     ):
         session.send("PUT", unreachable_url, session.iterator())
 
-    assert "its body is a file or a stream" in caught.value.__notes__[-1]
+    assert "the body of the request is a file or a stream" in caught.value.__notes__[-1]
 
 
 def test_unreachable_service(

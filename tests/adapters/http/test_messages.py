@@ -10,14 +10,14 @@ import pytest
 import tarry
 from tarry import Kind, Policy, Reason
 from tarry.adapters.http.messages import (
-    add_safety_note,
+    add_not_repeatable_note,
     attempt_time_limit,
     check_idempotency_key,
     classify_response,
     is_worth_draining,
-    make_repeatable,
     response_classifier,
     set_attempt_headers,
+    try_make_repeatable,
 )
 from tarry.testing import VirtualClock
 
@@ -56,7 +56,7 @@ def test_key_is_added_if_needed(
     method: str, key: Any, headers: dict[str, str], safe: bool, sent: str | None
 ) -> None:
     """A request that is not idempotent gets a key, unless it has one or keys are off."""
-    assert safe == make_repeatable(method, headers, key, "the request")
+    assert safe == try_make_repeatable(method, headers, key, "the request")
     assert sent == headers.get("Idempotency-Key")
 
 
@@ -64,7 +64,7 @@ def test_automatic_keys_differ() -> None:
     """No two calls have the same key."""
     all_headers: list[dict[str, str]] = [{}, {}]
     for headers in all_headers:
-        make_repeatable("POST", headers, "auto", None)
+        try_make_repeatable("POST", headers, "auto", None)
 
     first, second = (headers["Idempotency-Key"] for headers in all_headers)
     assert first != second
@@ -185,7 +185,7 @@ def test_safety_note(replayable: bool, says: str) -> None:
     error = failed_call_error(safe=False)
 
     for _ in range(2):
-        add_safety_note(error, can_resend_body=replayable)
+        add_not_repeatable_note(error, can_resend_body=replayable)
 
     assert 2 == len(error.__notes__)
     assert says in error.__notes__[-1]
@@ -198,7 +198,7 @@ def test_other_errors_get_no_safety_note(error: Exception) -> None:
     """An error for another reason, or not from a call, stays unchanged."""
     before = list(getattr(error, "__notes__", []))
 
-    add_safety_note(error, can_resend_body=True)
+    add_not_repeatable_note(error, can_resend_body=True)
 
     assert before == getattr(error, "__notes__", [])
     record = tarry.record_of(error)

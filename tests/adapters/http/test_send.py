@@ -10,7 +10,7 @@ import pytest
 
 import tarry
 from tarry import Breaker, Downstream, Hedging, Kind, Outcome, Policy
-from tarry.adapters.http.messages import ClientFunctions, RequestSnapshot, response_classifier
+from tarry.adapters.http.messages import HttpClientFunctions, RequestSnapshot, response_classifier
 from tarry.adapters.http.send import RequestSender
 from tarry.runtime.clocks import system
 from tarry.testing import VirtualClock, captured_events, no_wait
@@ -21,7 +21,7 @@ POST = ("POST", "http", "a", None, False)
 
 def make_sender(send: Any, first: Any = None, **options: Any) -> RequestSender:
     """Return the sender of an adapter whose errors are all transient."""
-    functions = ClientFunctions(
+    functions = HttpClientFunctions(
         is_async=False,
         classify_error=lambda _, repeatable: Outcome(Kind.TRANSIENT, safe=repeatable),
         classify_response=response_classifier(lambda response: response.headers),

@@ -1,4 +1,4 @@
-"""Retried gRPC calls: their state, and the call objects that users of a plain channel get.
+"""Retried gRPC calls: their state, and the call objects for users of `grpc` (not `grpc.aio`).
 
 A blocking call returns the call object of its last attempt. `future()` returns a `RetriedFuture`,
 and a call with a response stream returns a `RetriedStream`.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from tarry.adapters.http.send import Downstreams
+    from tarry.adapters.http.send import DownstreamArgument
     from tarry.core.policy import Policy
     from tarry.runtime.config import RetryConfig
 
@@ -40,48 +40,49 @@ except ImportError:
     raise MissingExtra("this needs grpcio: pip install 'tarry[grpc]'") from None
 
 Repeatable: TypeAlias = "bool | Callable[[str], bool]"
-"""Whether calls may be repeated after the server may have read them: for all methods, or a function
-of the method."""
+"""Whether calls can safely be sent again after the server has read them: a bool for all methods, or
+a function that takes the name of a method."""
 
 _CANCELLED_DURING_BACKOFF = "cancelled while waiting for the next attempt"
 _CLOCK_TOLERANCE_S = 0.01
 """gRPC measures deadlines with its own clock, which may be ahead of tarry's by this much."""
-_MAX_BLOCKING_THREADS = 32
+_MAX_WORKER_THREADS = 32
+"""Limit of threads for interceptors and callbacks, which may block the background loop."""
 _END_OF_STREAM = object()
-_RESULT_OF = methodcaller("result")
+_GET_RESULT = methodcaller("result")
 
 
 class GrpcCall(RunningBlock):
     """The state of one gRPC call with all its attempts, whose time limits gRPC enforces.
 
-    This is a `RunningBlock` because gRPC raises the final error again, possibly in another thread.
-    The traceback then contains no frame of a driver, which an outer retry loop would look for to
-    recognise that the call was given up.
+    This is a `RunningBlock`, so that an outer retry loop does not look for a driver function in the
+    traceback of the final error. gRPC raises this error again, possibly in another thread, and its
+    traceback then contains no driver function.
     """
 
-    __slots__ = ("_attempt_ends_at", "_started_attempt")
+    __slots__ = ("_attempt_ends_at", "_pending_first_attempt")
 
     def __init__(
         self, config: RetryConfig, started: float | None, deadline: float | None, serial: int
     ) -> None:
         super().__init__(config, started, deadline, serial)
-        self._started_attempt: Attempt | None = None
-        """The first attempt, until the driver calls `begin_attempt` for it."""
+        self._pending_first_attempt: Attempt | None = None
+        """The first attempt, from `begin_first_attempt` until the driver calls `begin_attempt`."""
         self._attempt_ends_at: float | None = None
         """The time at which the running attempt reaches its time limit."""
 
-    def start_first_attempt(self) -> None:
-        """Begin the first attempt, which the driver later gets from its call of `begin_attempt`."""
+    def begin_first_attempt(self) -> None:
+        """Begin the first attempt now; the driver's first `begin_attempt` will return it."""
         attempt = self.begin_attempt()
         if attempt.delay:
             blocking_wait(self.config, attempt.delay, None)
-        self._started_attempt = Attempt(attempt.number)
+        self._pending_first_attempt = Attempt(attempt.number)
 
     def begin_attempt(self) -> Attempt:
-        """Begin the next attempt, without a timeout for the driver: the user gets gRPC's error."""
-        started, self._started_attempt = self._started_attempt, None
-        if started is not None:
-            return started
+        """Begin the next attempt, without a timeout for the driver: gRPC enforces `time_limit`."""
+        pending, self._pending_first_attempt = self._pending_first_attempt, None
+        if pending is not None:
+            return pending
         attempt = super().begin_attempt()
         return Attempt(attempt.number, None, attempt.delay)
 
@@ -95,7 +96,7 @@ class GrpcCall(RunningBlock):
 
     def should_retry(self, error: Exception, outcome: Outcome | None = None) -> bool:
         """Record a failed attempt and return whether another attempt follows."""
-        classified = outcome or self.config.classify_error(error, self._serial)
+        classified = outcome or self.config.classify_error(error, self._serial_at_start)
         ends_at = self._attempt_ends_at
         has_timed_out = ends_at is not None and system.now() >= ends_at - _CLOCK_TOLERANCE_S
         if classified.timeout and classified.kind is Kind.PERMANENT and has_timed_out:
@@ -110,7 +111,7 @@ class CallFactory:
     def __init__(
         self,
         policy: Policy | None,
-        downstream: Downstreams,
+        downstream: DownstreamArgument,
         repeatable: Repeatable,
         target: str | None,
     ) -> None:
@@ -124,9 +125,12 @@ class CallFactory:
             raise ConfigurationTypeError("target", rule, target)
         self._repeatable = repeatable
         self._target = target
-        # gRPC raises its failures, and a failed call holds no resources.
         self._origins = OriginRegistry(
-            policy, downstream, self._classify_error, lambda _, __, ___: SUCCESS, lambda _: None
+            policy,
+            downstream,
+            self._classify_error,
+            classify_response=lambda _, __, ___: SUCCESS,  # gRPC raises its failures
+            release=lambda _: None,  # a failed call holds no connection
         )
         self.attempt_timeout: float | None = self._origins.policy.attempt_timeout
 
@@ -134,14 +138,15 @@ class CallFactory:
         """Return a new call. The timeout that the user gave it covers all attempts (gRFC A6)."""
         path = details.method
         method = (path.decode() if isinstance(path, bytes) else str(path)).lstrip("/")
-        operation, origin = method, self._target
-        if origin is None:
+        operation, downstream_name = method, self._target
+        if downstream_name is None:
             service, _, operation = method.rpartition("/")
-            origin = service or method
+            downstream_name = service or method
         repeatable = self._repeatable
         if not isinstance(repeatable, bool):
             repeatable = bool(repeatable(method))
-        call = GrpcCall.new(self._origins.retry_config(operation, origin, repeatable=repeatable))
+        config = self._origins.retry_config(operation, downstream_name, repeatable=repeatable)
+        call = GrpcCall.new(config)
         if details.timeout is not None:
             deadline = system.now() + details.timeout
             call.deadline = deadline if call.deadline is None else min(deadline, call.deadline)
@@ -160,7 +165,7 @@ class CallFactory:
 
 
 class RetriedCall:
-    """The call object that the user gets. It makes the attempts and delegates to the last one.
+    """The call object that the user gets. It makes the attempts and delegates to the latest one.
 
     The first attempt is already running when the user gets this object. The methods for the status
     and the metadata wait until no further attempt will be made.
@@ -173,37 +178,38 @@ class RetriedCall:
         call.config.cancel = self._cancel_token
         self._call = call
         self._send = send
-        self._last_attempt = first_attempt
-        self._is_first_attempt = True
+        self._latest_attempt = first_attempt
+        self._is_first_attempt_pending = True
+        """Whether no driver has got the first attempt from `_next_attempt` yet."""
         # Later attempts run with the context variables of the first attempt, in any thread.
         self._context = copy_context()
 
     def cancel(self) -> bool:
         """Cancel the running attempt, or the wait for the next one."""
         self._cancel_token.cancel()
-        return bool(self._last_attempt.cancel())
+        return bool(self._latest_attempt.cancel())
 
-    def _drive(self, result_of: Callable[[Any], Any]) -> Any:
+    def _drive(self, get_result: Callable[[Any], Any]) -> Any:
         """Make attempts in this thread until the call succeeds or is given up."""
 
         def attempt() -> Any:
-            return self._attempt_result(result_of, self._next_attempt())
+            return self._attempt_result(get_result, self._next_attempt())
 
         try:
             return self._context.run(drivers.drive, self._call, attempt, (), {})
         except _CancelledAttempt as cancelled:
             raise cancelled.args[0] from None
 
-    def _attempt_result(self, result_of: Callable[[Any], Any], attempt: Any) -> Any:
+    def _attempt_result(self, get_result: Callable[[Any], Any], attempt: Any) -> Any:
         try:
-            return result_of(attempt)
+            return get_result(attempt)
         except Exception as error:
             if self._cancel_token.cancelled:
                 raise _CancelledAttempt(error) from None
             raise
 
     def _final_attempt(self) -> Any:
-        """Wait until no further attempt will be made, and return the last attempt."""
+        """Wait until no further attempt will be made, and return the latest attempt."""
         raise NotImplementedError
 
     def code(self) -> Any:
@@ -227,17 +233,17 @@ class RetriedCall:
         return self._final_attempt().debug_error_string()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._last_attempt, name)
+        return getattr(self._latest_attempt, name)
 
     def _next_attempt(self) -> Any:
         """Return the first attempt, which is already running, or start a new one."""
-        if self._is_first_attempt:
-            self._is_first_attempt = False
+        if self._is_first_attempt_pending:
+            self._is_first_attempt_pending = False
         else:
-            self._last_attempt = self._send()
+            self._latest_attempt = self._send()
             if self._cancel_token.cancelled:  # `cancel` came before the new attempt was stored
-                self._last_attempt.cancel()
-        return self._last_attempt
+                self._latest_attempt.cancel()
+        return self._latest_attempt
 
 
 class _CancelledAttempt(BaseException):
@@ -260,10 +266,11 @@ class RetriedStream(RetriedCall):
     def __init__(self, call: GrpcCall, send: Callable[[], Any], first_attempt: Any) -> None:
         super().__init__(call, send, first_attempt)
         self._has_final_attempt = False
-        """Whether no attempt will be made after the last one."""
+        """Whether `_latest_attempt` is the final one, because no retry will follow."""
         self._callbacks: list[tuple[str, Callable[..., None]]] = []
         self._lock = threading.RLock()  # one thread may read while another waits for the status
-        self._first_message: list[Any] = []
+        self._unread: list[Any] = []
+        """The first message, until the user reads it; then empty."""
         self._error: BaseException | None = None
 
     def __iter__(self) -> Self:
@@ -277,13 +284,13 @@ class RetriedStream(RetriedCall):
                 raise error
             finally:
                 del error  # its traceback refers to this frame: avoid a reference cycle
-        return self._first_message.pop() if self._first_message else next(self._last_attempt)
+        return self._unread.pop() if self._unread else next(self._latest_attempt)
 
     def _final_attempt(self) -> Any:
         """Make attempts until a first message arrives or the call is given up."""
         with self._lock:
             if self._has_final_attempt:
-                return self._last_attempt
+                return self._latest_attempt
             try:
                 message = self._drive(lambda attempt: next(attempt, _END_OF_STREAM))
             except Cancelled as error:  # during a wait between two attempts
@@ -292,10 +299,10 @@ class RetriedStream(RetriedCall):
             except Exception as error:
                 self._error = error
             else:
-                self._first_message = [] if message is _END_OF_STREAM else [message]
+                self._unread = [] if message is _END_OF_STREAM else [message]
             finally:
                 self._end_retries()
-        return self._last_attempt
+        return self._latest_attempt
 
     def next(self) -> Any:
         """Return the next message."""
@@ -303,7 +310,7 @@ class RetriedStream(RetriedCall):
 
     def cancel(self) -> bool:
         """Cancel the stream, or the wait for its next attempt."""
-        if self._is_first_attempt:  # no message was requested yet, and none will be
+        if self._is_first_attempt_pending:  # no driver runs yet that would end the call
             self._call.abort()
             self._end_retries()
         return super().cancel()
@@ -318,17 +325,17 @@ class RetriedStream(RetriedCall):
 
     def _add_callback(self, method: str, callback: Callable[..., None]) -> Any:
         if self._has_final_attempt:
-            return getattr(self._last_attempt, method)(callback)
-        # Another attempt may follow the running one: keep the callback for the last attempt.
+            return getattr(self._latest_attempt, method)(callback)
+        # Another attempt may follow the running one: keep the callback for the final attempt.
         self._callbacks.append((method, callback))
         return True
 
     def _end_retries(self) -> None:
-        """Mark the last attempt as final, and add the user's callbacks to it."""
+        """Mark the latest attempt as final, and add the user's callbacks to it."""
         self._has_final_attempt = True
         while self._callbacks:
             method, callback = self._callbacks.pop(0)
-            if getattr(self._last_attempt, method)(callback) is False:  # the attempt has ended
+            if getattr(self._latest_attempt, method)(callback) is False:  # the attempt has ended
                 callback()
 
 
@@ -346,7 +353,7 @@ class RetriedFuture(RetriedCall, Future[Any]):
             loop.call_soon_threadsafe(self._start, loop, context=self._context)
             return
         try:
-            result = self._drive(_RESULT_OF)
+            result = self._drive(_GET_RESULT)
         except BaseException as error:  # raised by the user's budget or limiter
             self.set_exception(error)
         else:
@@ -372,9 +379,9 @@ class RetriedFuture(RetriedCall, Future[Any]):
 
     async def _make_attempt(self) -> Any:
         loop, done = asyncio.get_running_loop(), asyncio.Event()
-        if self._is_first_attempt:
+        if self._is_first_attempt_pending:
             attempt = self._next_attempt()
-        else:  # interceptors behind this one may block
+        else:  # interceptors that run after the retry interceptor may block
             attempt = await asyncio.to_thread(self._next_attempt)
 
         def on_done(_attempt: Any) -> None:
@@ -382,7 +389,7 @@ class RetriedFuture(RetriedCall, Future[Any]):
 
         attempt.add_done_callback(on_done)
         await done.wait()
-        return self._attempt_result(_RESULT_OF, attempt)
+        return self._attempt_result(_GET_RESULT, attempt)
 
     def cancel(self) -> bool:
         """Cancel the call; return False if it is done."""
@@ -441,7 +448,7 @@ class RetriedFuture(RetriedCall, Future[Any]):
 
     def _final_attempt(self) -> Any:
         super().exception()
-        return self._last_attempt
+        return self._latest_attempt
 
     def _was_cancelled(self) -> bool:
         return isinstance(super().exception(), grpc.FutureCancelledError)
@@ -449,7 +456,7 @@ class RetriedFuture(RetriedCall, Future[Any]):
 
 _lock = threading.Lock()
 _loops: list[asyncio.AbstractEventLoop] = []
-"""Empty, or the one background loop after it has been started."""
+"""The background loop of all `RetriedFuture`s; empty until it is started."""
 
 
 def _background_loop() -> asyncio.AbstractEventLoop:
@@ -457,8 +464,8 @@ def _background_loop() -> asyncio.AbstractEventLoop:
     with _lock:
         if not _loops:
             loop = asyncio.new_event_loop()
-            loop.set_default_executor(ThreadPoolExecutor(_MAX_BLOCKING_THREADS, "tarry-future"))
-            threading.Thread(target=loop.run_forever, name="tarry-futures", daemon=True).start()
+            loop.set_default_executor(ThreadPoolExecutor(_MAX_WORKER_THREADS, "tarry-grpc-worker"))
+            threading.Thread(target=loop.run_forever, name="tarry-grpc-loop", daemon=True).start()
             _loops.append(loop)
         return _loops[0]
 
@@ -466,7 +473,7 @@ def _background_loop() -> asyncio.AbstractEventLoop:
 @after_fork
 def _reset_after_fork() -> None:
     """Drop the loop in a forked child, because its thread exists only in the parent."""
-    global _lock  # noqa: PLW0603 - the thread that held it does not exist in the child
+    global _lock  # noqa: PLW0603 - the thread that held the lock does not exist in the child
     _lock = threading.Lock()
     _loops.clear()
 

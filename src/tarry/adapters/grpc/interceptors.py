@@ -1,6 +1,6 @@
 """The interceptors for gRPC clients and servers, and the options of client channels.
 
-The server interceptors prevent retries by both a server and its clients:
+The server interceptors prevent a server and its clients from both retrying the same failure:
 
     server = grpc.server(threads, interceptors=[OneRetryLayerInterceptor()])
     server = grpc.aio.server(interceptors=[AsyncOneRetryLayerInterceptor()])
@@ -11,8 +11,8 @@ because one of its calls was given up after retries. The trailers then contain
 
 - The handler raises an error. If the error comes from a call that was given up, the status is
   UNAVAILABLE, unless the handler has set another code.
-- The handler sets a code or aborts. A code that means a failure of the server is attributed to the
-  call that was given up, unless the handler sends a pushback of its own.
+- The handler sets a code or aborts. The trailers contain the pushback if the code means a failure
+  of the server, unless the handler sends its own pushback.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from tarry.adapters.grpc.call import GrpcCall, Repeatable
-    from tarry.adapters.http.send import Downstreams
+    from tarry.adapters.http.send import DownstreamArgument
     from tarry.core.policy import Policy
 
 _ENABLE_RETRIES = "grpc.enable_retries"
@@ -51,7 +51,7 @@ _PREVIOUS_ATTEMPTS = "grpc-previous-rpc-attempts"
 
 
 class _CallDetails(NamedTuple):
-    """The call details of an attempt. Some interceptors expect a named tuple, as gRPC's own is."""
+    """The call details of an attempt. Some interceptors expect a named tuple, as in gRPC."""
 
     method: Any
     timeout: float | None
@@ -68,8 +68,8 @@ class RetryInterceptor:
         policy: the retry policy; by default `tarry.Policy()`.
         downstream: one `tarry.Downstream` for all calls, or a function that returns one for a
             target. By default each target gets its own, with a breaker and a retry budget.
-        repeatable: whether a call may be repeated after the server may have read it: True, False,
-            or a function of the method ("shop.Payments/Charge").
+        repeatable: whether a call can safely be sent again after the server has read it: True,
+            False, or a function that takes the method ("shop.Payments/Charge") and returns a bool.
         target: the address of the channel, which names the downstream. Without it there is one
             downstream for each gRPC service.
     """
@@ -78,11 +78,11 @@ class RetryInterceptor:
         self,
         *,
         policy: Policy | None = None,
-        downstream: Downstreams = None,
+        downstream: DownstreamArgument = None,
         repeatable: Repeatable = True,
         target: str | None = None,
     ) -> None:
-        self._calls = CallFactory(policy, downstream, repeatable, target)
+        self._call_factory = CallFactory(policy, downstream, repeatable, target)
 
     def intercept_unary_unary(
         self, continuation: Any, client_call_details: Any, request: Any
@@ -90,14 +90,14 @@ class RetryInterceptor:
         """Make a call and retry it; return a future if the user called `future()`."""
         if _is_timeout_over(client_call_details):
             return continuation(client_call_details, request)
-        timeout = self._calls.attempt_timeout
+        timeout = self._call_factory.attempt_timeout
         call, send, first = self._start_call(continuation, client_call_details, request, timeout)
         if _is_future_call(first):
             return RetriedFuture(call, send, first)
-        started = [first]
+        pending = [first]
 
         def attempt() -> Any:
-            response = started.pop() if started else send()
+            response = pending.pop() if pending else send()
             response.result()  # raises the error of a failed attempt
             return response
 
@@ -106,7 +106,7 @@ class RetryInterceptor:
     def intercept_unary_stream(
         self, continuation: Any, client_call_details: Any, request: Any
     ) -> Any:
-        """Start a response stream; it is retried when its first message is requested."""
+        """Start a response stream. Reading its first message retries failures before that."""
         if _is_timeout_over(client_call_details):
             return continuation(client_call_details, request)
         # Without the policy's attempt_timeout: gRPC would apply it to the whole stream.
@@ -119,7 +119,7 @@ class RetryInterceptor:
 
         Return the call, a function that sends the next attempt, and the first attempt.
         """
-        call = self._calls.new_call(call_details)
+        call = self._call_factory.new_call(call_details)
 
         def send() -> Any:
             details = _CallDetails(
@@ -133,7 +133,7 @@ class RetryInterceptor:
             return continuation(details, request)
 
         try:
-            call.start_first_attempt()
+            call.begin_first_attempt()
             return call, send, send()
         except BaseException:
             call.abort()
@@ -155,8 +155,8 @@ def _is_timeout_over(details: Any) -> bool:
 def _is_future_call(response: Any) -> bool:
     """Return whether the user called `future()`; gRPC does not tell interceptors.
 
-    A blocking call is done when its response is available here, a future usually is not. A future
-    that failed at once is done too, but unlike the error of a blocking call it can be iterated.
+    A blocking call is already done at this point; a future usually is not. A future that failed at
+    once is done too, but it is an iterator, and its exception is the future itself.
     """
     is_done = response.done()
     return not is_done or (hasattr(response, "__next__") and response.exception() is response)
@@ -165,7 +165,7 @@ def _is_future_call(response: Any) -> bool:
 def async_retry_interceptors(
     *,
     policy: Policy | None = None,
-    downstream: Downstreams = None,
+    downstream: DownstreamArgument = None,
     repeatable: Repeatable = True,
     target: str | None = None,
 ) -> list[Any]:
@@ -173,20 +173,21 @@ def async_retry_interceptors(
 
     The arguments are those of `RetryInterceptor`.
     """
-    calls = CallFactory(policy, downstream, repeatable, target)
-    return [_AsyncUnaryUnaryInterceptor(calls), _AsyncUnaryStreamInterceptor(calls)]
+    call_factory = CallFactory(policy, downstream, repeatable, target)
+    return [_AsyncUnaryUnaryInterceptor(call_factory), _AsyncUnaryStreamInterceptor(call_factory)]
 
 
 class _AsyncUnaryUnaryInterceptor:
-    def __init__(self, calls: CallFactory) -> None:
-        self._calls = calls
+    def __init__(self, call_factory: CallFactory) -> None:
+        self._call_factory = call_factory
 
     async def intercept_unary_unary(
         self, continuation: Any, client_call_details: Any, request: Any
     ) -> Any:
         if _is_timeout_over(client_call_details):
             return await continuation(client_call_details, request)
-        call, timeout = self._calls.new_call(client_call_details), self._calls.attempt_timeout
+        call = self._call_factory.new_call(client_call_details)
+        timeout = self._call_factory.attempt_timeout
 
         async def attempt() -> Any:
             details = _async_attempt_details(call, client_call_details, timeout)
@@ -198,15 +199,15 @@ class _AsyncUnaryUnaryInterceptor:
 
 
 class _AsyncUnaryStreamInterceptor:
-    def __init__(self, calls: CallFactory) -> None:
-        self._calls = calls
+    def __init__(self, call_factory: CallFactory) -> None:
+        self._call_factory = call_factory
 
     async def intercept_unary_stream(
         self, continuation: Any, client_call_details: Any, request: Any
     ) -> Any:
         if _is_timeout_over(client_call_details):
             return await continuation(client_call_details, request)
-        call = self._calls.new_call(client_call_details)
+        call = self._call_factory.new_call(client_call_details)
 
         async def attempt() -> _StartedStream:
             # Without the policy's attempt_timeout: gRPC would apply it to the whole stream.
@@ -226,15 +227,16 @@ class _StartedStream:
     An iterator suffices, because gRPC itself keeps the call object of the last attempt.
     """
 
-    def __init__(self, first_message: list[Any], messages: Any) -> None:
-        self._first_message = first_message
+    def __init__(self, unread: list[Any], messages: Any) -> None:
+        self._unread = unread
+        """The first message, until the user reads it; then empty."""
         self._messages = messages
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Any:
-        return self._first_message.pop() if self._first_message else await anext(self._messages)
+        return self._unread.pop() if self._unread else await anext(self._messages)
 
 
 def _async_attempt_details(call: GrpcCall, call_details: Any, attempt_timeout: float | None) -> Any:
@@ -281,30 +283,30 @@ def _find_retry_policy(config: Any) -> str | None:
         rule = f"must be a service config as JSON, got {short_repr(config)}: {error}"
         raise ConfigurationError(_SERVICE_CONFIG, rule) from None
     # A document with a different structure has no policies. If it is invalid, gRPC reports that.
-    for entry in _items(document, "methodConfig"):
+    for entry in _get_list(document, "methodConfig"):
         for policy in ("retryPolicy", "hedgingPolicy"):
-            if _get_key(entry, policy) is not None:
-                names = ", ".join(map(_method_name, _items(entry, "name")))
+            if _get_value(entry, policy) is not None:
+                names = ", ".join(map(_method_name, _get_list(entry, "name")))
                 return f"{_SERVICE_CONFIG} has a {policy} for {names or 'an entry without a name'}"
     return None
 
 
-def _get_key(value: Any, key: str) -> Any:
+def _get_value(value: Any, key: str) -> Any:
     return value.get(key) if isinstance(value, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
-def _items(value: Any, key: str) -> list[Any]:
-    found = _get_key(value, key)
+def _get_list(value: Any, key: str) -> list[Any]:
+    found = _get_value(value, key)
     return list(found) if isinstance(found, list) else []  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _method_name(name: Any) -> str:
-    parts = (_get_key(name, "service"), _get_key(name, "method"))
+    parts = (_get_value(name, "service"), _get_value(name, "method"))
     return "/".join(str(part) for part in parts if part) or "all methods"
 
 
 class OneRetryLayerInterceptor:
-    """Passes client deadlines to handlers, and marks failures that were retried here already."""
+    """Passes client deadlines to handlers, and tells clients not to retry what was retried here."""
 
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         """Return the wrapped handler of a method."""
@@ -324,18 +326,18 @@ class _HandlerContext:
 
     def __init__(self, context: Any) -> None:
         self._context = context
-        self._given_up = error_record.GiveUpLog()
-        self._deadline_key: deadlines.DeadlineKey | None = None
+        self._given_up_calls = error_record.GiveUpLog()
+        self._deadline_handle: deadlines.DeadlineHandle | None = None
         self._code: Any = None
         self._trailers: tuple[Any, ...] = ()
         self._aborted = False
 
     def activate(self) -> None:
-        """Set the deadline and the log of given-up calls in the current context."""
-        error_record.give_up_log.set(self._given_up)
+        """Set the deadline and the log of given-up calls as context variables."""
+        error_record.give_up_log.set(self._given_up_calls)
         remaining = self._context.time_remaining()
         if remaining is not None and remaining < _NO_DEADLINE_S:
-            self._deadline_key = deadlines.enter(system.now() + remaining)
+            self._deadline_handle = deadlines.enter(system.now() + remaining)
 
     def __enter__(self) -> Self:
         return self
@@ -344,13 +346,13 @@ class _HandlerContext:
         self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None
     ) -> None:
         if not self._aborted:
-            if error is not None and self._code is None and self._given_up.find(error):
+            if error is not None and self._code is None and self._given_up_calls.find(error):
                 self.set_code(grpc.StatusCode.UNAVAILABLE)
                 self._context.set_details("a service behind this one does not answer")
             self._set_trailers(self._code, self._trailers)
-        self._given_up.close()
-        if self._deadline_key is not None:
-            self._deadline_key.is_over = True
+        self._given_up_calls.close()
+        if self._deadline_handle is not None:
+            self._deadline_handle.has_ended = True
 
     def set_code(self, code: Any) -> None:
         self._code = code
@@ -374,7 +376,7 @@ class _HandlerContext:
 
     def _set_trailers(self, code: Any, trailers: tuple[Any, ...]) -> None:
         has_pushback = any(key == _PUSHBACK_MS for key, _ in trailers)
-        if code in _SERVER_FAILURES and self._given_up and not has_pushback:
+        if code in _SERVER_FAILURES and self._given_up_calls and not has_pushback:
             trailers = (*trailers, (_PUSHBACK_MS, "-1"))
         if trailers:
             self._context.set_trailing_metadata(trailers)
@@ -418,7 +420,7 @@ def _handle_stream(behavior: Callable[..., Any], request: Any, context: Any) -> 
 
 async def _handle_unary_async(behavior: Callable[..., Any], request: Any, context: Any) -> Any:
     with _HandlerContext(context) as wrapped:
-        wrapped.activate()  # in the context of this call: each call has its own task
+        wrapped.activate()  # each call has its own asyncio task, with its own context variables
         return await behavior(request, wrapped)
 
 

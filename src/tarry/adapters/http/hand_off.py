@@ -27,7 +27,7 @@ from tarry.wire import http
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable, Mapping
 
-    from tarry.adapters.http.messages import ClientFunctions
+    from tarry.adapters.http.messages import HttpClientFunctions
     from tarry.core.policy import Policy
     from tarry.core.verdict import CallRecord
     from tarry.wire.tasks import RetryTask
@@ -43,7 +43,7 @@ HAND_OFF_TIMEOUT_S = 5.0
 """Applies instead of the caller's deadline, which may have passed before the hand-off starts."""
 
 _DROPPED_HEADERS = http.HOP_BY_HOP_HEADERS | frozenset({
-    # Headers of one attempt, which the service sets itself.
+    # Headers that belong to one attempt. The retry service sets its own.
     "accept-encoding", "content-length", "expect", "traceparent", "tracestate",
     http.ATTEMPT_HEADER.lower(), http.DEADLINE_HEADER.lower(),
 })  # fmt: skip
@@ -80,43 +80,43 @@ class _CannotHandOff(Exception):
 
 
 class HandOff:
-    """Hands the calls of one adapter off to a client of the service; does nothing without one."""
+    """Hands failed calls of one adapter off to the retry service, if there is a client for it."""
 
     def __init__(
         self,
-        client: SyncTaskClient | AsyncTaskClient | None,
+        task_client: SyncTaskClient | AsyncTaskClient | None,
         policy: Policy,
-        functions: ClientFunctions,
+        http_functions: HttpClientFunctions,
     ) -> None:
-        enqueue = getattr(client, "enqueue", None)
-        is_async = functions.is_async
+        enqueue = getattr(task_client, "enqueue", None)
+        is_async = http_functions.is_async
         is_valid = callable(enqueue) and bool(flags_of(enqueue) & COROUTINE) is is_async
-        if client is not None and (isinstance(client, type) or not is_valid):
+        if task_client is not None and (isinstance(task_client, type) or not is_valid):
             name, reason = ("AsyncClient", "is async") if is_async else ("Client", "is not async")
             rule = f'must be a tarry.{name}("http://127.0.0.1:8080"), because this adapter {reason}'
-            raise ConfigurationTypeError("hand_off", rule, client)
-        self._client: Any = client
+            raise ConfigurationTypeError("hand_off", rule, task_client)
+        self._task_client: Any = task_client
         self._policy = policy
-        self._functions = functions
+        self._http_functions = http_functions
 
     def try_hand_off(self, request: Any, error: Exception) -> None:
         """Hand off the call that failed with this error and raise HandedOff, or return."""
-        # The coroutine never suspends, because the functions of a blocking client return values.
+        # The coroutine never suspends: it waits only for the functions of an async client.
         with suppress(StopIteration):
             self.async_try_hand_off(request, error).send(None)
 
     async def async_try_hand_off(self, request: Any, error: Exception) -> None:
         """Do the same as `try_hand_off`, for async adapters."""
         record = record_of(error)
-        if self._client is None or record is None or record.reason not in HAND_OFF_REASONS:
+        if self._task_client is None or record is None or record.reason not in HAND_OFF_REASONS:
             return
         try:
             arguments = self._enqueue_arguments(request, error)
             token = deadlines.scope.set(None)
             try:
                 deadlines.enter(system.now() + HAND_OFF_TIMEOUT_S)
-                task = self._client.enqueue(**arguments)
-                if self._functions.is_async:
+                task = self._task_client.enqueue(**arguments)
+                if self._http_functions.is_async:
                     task = await task
             finally:
                 deadlines.scope.reset(token)
@@ -129,29 +129,29 @@ class HandOff:
         await self._release(error)
         task_id, reason = getattr(task, "task_id", task), record.reason.description
         handed_off = HandedOff(f"{record.operation}: handed off as task {task_id}: {reason}", task)
-        # Final: an outer retry would otherwise create a second task.
-        attach_record(handed_off, record, final=True, block=True)
+        # An outer retry would create a second task. This error is new, so no other call can have
+        # raised it, and its traceback need not be checked.
+        attach_record(handed_off, record, no_outer_retry=True, check_traceback=False)
         raise handed_off from error
 
     async def _release(self, error: Exception) -> None:
         """Release the connection of the response with which the call failed, if any."""
         if isinstance(error, ResultNotAccepted):
-            released = self._functions.release(error.result)
-            if self._functions.is_async:
+            released = self._http_functions.release(error.result)
+            if self._http_functions.is_async:
                 await released
 
     def _enqueue_arguments(self, request: Any, error: Exception) -> dict[str, Any]:
         """Return the arguments for `enqueue`; raise _CannotHandOff if the request is unsuitable."""
-        method, url, header_lines, body = self._functions.snapshot(request)
-        scheme, netloc, path, query, _ = urlsplit(url)
-        # Drop the credentials before the "@": the client has put them into an Authorization header.
-        netloc = netloc.rpartition("@")[2]
+        method, url, header_lines, body = self._http_functions.snapshot(request)
+        scheme, authority, path, query, _ = urlsplit(url)
+        # Drop the credentials before the "@": the HTTP client has put them into the headers.
+        authority = authority.rpartition("@")[2]
         headers = _task_headers(header_lines)
-        if _normalize_authority(scheme, headers.get("host", netloc)) == _normalize_authority(
-            scheme, netloc
-        ):
-            # The service sets this Host header itself. A Host header that differs from the URL is
-            # not dropped, so that the service rejects the task instead of changing the request.
+        host = headers.get("host", authority)
+        if _normalized_origin(scheme, host) == _normalized_origin(scheme, authority):
+            # The retry service sets this Host header itself. A Host header that differs from the
+            # URL is not dropped: the service then rejects the task instead of changing the request.
             headers.pop("host", None)
         key_header = headers.pop(http.IDEMPOTENCY_KEY_HEADER.lower(), "")
         if not http.is_repeatable(method, has_key=bool(key_header)):
@@ -160,16 +160,18 @@ class HandOff:
                 'set idempotency_key="auto"'
             )
         if body is None:
-            raise _CannotHandOff("its body is a file or a stream; only bytes can be handed off")
+            raise _CannotHandOff(
+                "the body of the request is a file or a stream; only bytes can be handed off"
+            )
         key = _parse_key_header(key_header) if key_header else uuid4().hex
         if key is None:
             raise _CannotHandOff(
-                "its Idempotency-Key is not in double quotes. The service would send the key in "
-                "quotes (RFC 9651), which the server may treat as a different key; "
-                'write it as "..."'
+                "the Idempotency-Key of the request is not an ASCII string in double quotes "
+                "(RFC 9651). The retry service would send it in quotes, and the server may treat "
+                'that as a different key; write it as "..."'
             )
         return {
-            "url": f"{scheme}://{netloc}{path or '/'}{'?' if query else ''}{query}",
+            "url": f"{scheme}://{authority}{path or '/'}{'?' if query else ''}{query}",
             "body": body or None,
             "method": method,
             "headers": headers,
@@ -185,8 +187,9 @@ class HandOff:
         """
         if not isinstance(error, ResultNotAccepted):
             return None
-        classify = self._functions.classify_response
-        hint = classify(self._policy, True, error.result).hint  # noqa: FBT003
+        classify = self._http_functions.classify_response
+        repeatable = True  # has no effect on the hint
+        hint = classify(self._policy, repeatable, error.result).hint
         requested = None if hint is None else duration_or_none(hint.delay)
         if not requested:
             return None
@@ -198,8 +201,8 @@ def _report_failure(error: Exception, record: CallRecord, failure: Exception) ->
 
     The log is for calls that return their last response, which cannot have a note.
     """
-    is_refusal = isinstance(failure, _CannotHandOff)
-    reason = f"{failure}" if is_refusal else f"{type(failure).__name__}: {failure}"
+    is_unsuitable = isinstance(failure, _CannotHandOff)
+    reason = f"{failure}" if is_unsuitable else f"{type(failure).__name__}: {failure}"
     notes: list[str] = getattr(error, "__notes__", [])
     other_notes = [note for note in notes if not note.startswith(_NOTE_PREFIX)]
     object.__setattr__(error, "__notes__", [*other_notes, _NOTE_PREFIX + reason])
@@ -224,17 +227,17 @@ def _task_headers(lines: Iterable[tuple[str, str]]) -> dict[str, str]:
     return {name: value for name, value in headers.items() if name not in dropped}
 
 
-def _normalize_authority(scheme: str, netloc: str) -> str:
-    """Return the origin of a host and port in one spelling, so that origins can be compared."""
+def _normalized_origin(scheme: str, authority: str) -> str:
+    """Return the origin of a scheme and authority in normalized form, for comparison."""
     try:
-        parts = urlsplit(f"{scheme}://{netloc}")
+        parts = urlsplit(f"{scheme}://{authority}")
         return http.origin_of(scheme, parts.hostname or "", parts.port)
     except ValueError:
-        return netloc
+        return authority
 
 
 def _parse_key_header(header: str) -> str | None:
-    """Return the key in the header, or None if the service would send a different header."""
+    """Return the key in the header; None if the retry service would send a different header."""
     key = _ESCAPED_CHARACTER.sub(r"\1", header[1:-1])
     is_same = (
         key and key.isascii() and key.isprintable() and http.format_idempotency_key(key) == header

@@ -32,7 +32,7 @@ _get_deadline_scope = deadlines.scope.get
 
 _MIN_ERROR_STATUS = 400
 _MAX_DRAINED_BYTES = 65_536
-"""Up to this size, reading the rest of a response is cheaper than opening a new connection."""
+"""Up to this size, reading the rest of a body (draining) is cheaper than a new connection."""
 _MAX_CONTENT_LENGTH_DIGITS = len(str(_MAX_DRAINED_BYTES))
 DRAIN_TIMEOUT_S = 0.1
 MIN_TIMEOUT_S = 0.001
@@ -58,13 +58,14 @@ class RequestSnapshot(NamedTuple):
     """b"" if the request has no body; None if its body is not bytes, as that of a file upload."""
 
 
-class ClientFunctions(NamedTuple):
-    """The functions of an adapter that depend on its HTTP client."""
+class HttpClientFunctions(NamedTuple):
+    """The functions of an adapter that are specific to its HTTP client, such as httpx."""
 
     is_async: bool
     classify_error: Callable[[Exception, bool], Outcome]
     """Takes an error and whether the request is repeatable."""
     classify_response: Callable[[Policy, bool, Any], Outcome]
+    """Takes the policy, whether the request is repeatable, and a response."""
     release: Callable[[Any], Any]
     """Releases the connection of a response, and returns whether the user can still read the
     response. If the rest of the body is short, it is read first, so that the connection can be
@@ -86,13 +87,13 @@ def check_idempotency_key(idempotency_key: IdempotencyKey) -> IdempotencyKey:
     return idempotency_key
 
 
-def make_repeatable(
+def try_make_repeatable(
     method: str, headers: MutableMapping[str, str], idempotency_key: IdempotencyKey, request: Any
 ) -> bool:
-    """Make a request repeatable if possible, and return whether it is repeatable.
+    """Add an Idempotency-Key to `headers` if needed; return whether the request is repeatable.
 
-    A repeatable request may be sent again even if the server may have read it. If the method is not
-    idempotent, this adds an Idempotency-Key to `headers`, unless there is one already.
+    A repeatable request can safely be sent again after the server has read it. A key is needed if
+    the method is not idempotent and `headers` has no key.
     """
     if method in http.IDEMPOTENT_METHODS or headers.get(http.IDEMPOTENCY_KEY_HEADER):
         return True
@@ -156,12 +157,12 @@ def classify_proxy_refusal(status: int) -> Outcome:
 
 
 def is_permanent_tls_error(error: object) -> bool:
-    """Return whether an error is a TLS error other than the loss of the connection."""
+    """Return whether an error is a TLS error that does not mean a lost connection."""
     return isinstance(error, SSLError) and not isinstance(error, (SSLEOFError, SSLZeroReturnError))
 
 
 def is_worth_draining(headers: Mapping[str, str]) -> bool:
-    """Return whether the rest of a body is short, or chunked and of unknown length."""
+    """Return whether a body is short according to its headers, or of unknown length."""
     length = headers.get("Content-Length", "0")
     is_number = length.isascii() and length.isdigit() and len(length) <= _MAX_CONTENT_LENGTH_DIGITS
     return is_number and int(length) <= _MAX_DRAINED_BYTES
@@ -184,7 +185,7 @@ class DrainedBody:
         return self._bytes_left >= 0 and system.now() <= self._ends_at
 
     def content(self) -> bytes:
-        """Return what was collected."""
+        """Return the chunks that were added, joined."""
         return b"".join(self._chunks)
 
 
@@ -195,7 +196,7 @@ def final_response(error: ResultNotAccepted) -> Any:
 
 
 def on_blocking_wait(error: BlockingWait) -> Any:
-    """Return the last response or raise the last error: a wait would block an event loop."""
+    """Return the last response or raise the last error, because the call cannot wait."""
     cause = error.__cause__
     if isinstance(cause, ResultNotAccepted):
         warnings.warn(f"{error}; this response is returned", RuntimeWarning, stacklevel=2)
@@ -206,7 +207,7 @@ def on_blocking_wait(error: BlockingWait) -> Any:
     raise cause
 
 
-def add_safety_note(error: Exception, *, can_resend_body: bool) -> None:
+def add_not_repeatable_note(error: Exception, *, can_resend_body: bool) -> None:
     """Add a note to an error if its request was not retried because it is not repeatable."""
     record = record_of(error)
     if record is None or record.reason is not Reason.UNSAFE:

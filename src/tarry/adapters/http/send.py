@@ -1,7 +1,7 @@
 """Send the requests of an adapter with retries or hedging, and manage downstreams by origin.
 
-There is one function for all requests with the same method, origin and repeatability. Functions,
-downstreams and retry configurations are created on first use and cached.
+All requests with the same method, origin and repeatability are sent by one function. These
+functions, downstreams and retry configurations are created on first use and cached.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
     from tarry.adapters.http.hand_off import AsyncTaskClient, SyncTaskClient
-    from tarry.adapters.http.messages import ClientFunctions, IdempotencyKey
+    from tarry.adapters.http.messages import HttpClientFunctions, IdempotencyKey
     from tarry.core.outcome import Outcome
 
 RequestKey: TypeAlias = "tuple[str, str, str, int | None, bool]"
 """Method, scheme, host, port, and whether the request is repeatable."""
-Downstreams: TypeAlias = "Downstream | Callable[[str], Downstream] | None"
-"""One downstream for all origins, a function that returns one for an origin, or None for a default
-downstream for each origin."""
+DownstreamArgument: TypeAlias = "Downstream | Callable[[str], Downstream] | None"
+"""An adapter's `downstream`: one downstream for all origins, a function that returns one for an
+origin, or None for a default downstream for each origin."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -54,7 +54,7 @@ _locks = [threading.Lock()]
 
 @after_fork
 def _reset_after_fork() -> None:
-    _locks[0] = threading.Lock()  # the thread that held it does not exist in the child
+    _locks[0] = threading.Lock()  # the thread that held the lock does not exist in the child
 
 
 class LRUCache(dict[K, V]):
@@ -99,7 +99,7 @@ class OriginRegistry:
     def __init__(
         self,
         policy: Policy | None,
-        downstream: Downstreams,
+        downstream: DownstreamArgument,
         classify_error: Callable[[Exception, bool], Outcome],
         classify_response: Callable[[Policy, bool, Any], Outcome],
         release: Callable[[Any], Any],
@@ -160,23 +160,23 @@ class RequestSender:
     """Sends the requests of one adapter.
 
     Args:
-        functions: the functions that depend on the HTTP client.
-        send: sends one attempt. Called with the arguments of the send function and the keywords
-            `limit`, the time limit of the attempt in seconds, and `number` (1 by default). A
-            coroutine function if the client is async.
+        functions: the functions that are specific to the HTTP client.
+        send: sends one attempt. Called with the arguments of the function that `send_function`
+            returns and the keywords `limit`, the time limit of the attempt in seconds, and `number`
+            (1 by default). A coroutine function if the client is async.
         send_first: sends a first attempt without a time limit. Cheaper than `send`, because it
             does not check the limit and the number.
     """
 
     def __init__(
         self,
-        functions: ClientFunctions,
+        functions: HttpClientFunctions,
         send: Callable[..., Any],
         send_first: Callable[..., Any] | None = None,
         *,
         policy: Policy | None,
         hedging: Hedging | None,
-        downstream: Downstreams,
+        downstream: DownstreamArgument,
         idempotency_key: IdempotencyKey,
         hand_off: SyncTaskClient | AsyncTaskClient | None,
     ) -> None:
@@ -197,7 +197,8 @@ class RequestSender:
             # thread for each attempt, which costs more than the attempt.
             policy = policy.replace(attempt_timeout=None)
         if hedging is not None:
-            policy = policy.replace(max_attempts=1)  # for requests that are not repeatable
+            # For requests that are not repeatable: they are neither hedged nor retried.
+            policy = policy.replace(max_attempts=1)
         _, classify_error, classify_response, release, _ = functions
         self._origins = OriginRegistry(
             policy, downstream, classify_error, classify_response, release
@@ -256,7 +257,7 @@ def _wrap_first(
             or _get_deadline_scope() is not None
         ):
             return send_with_retries(request)
-        serial, permit, clock = bus.serial, breaker.generation, system.now
+        serial, permit, clock = bus.last_record_serial, breaker.generation, system.now
         started = clock()
         try:
             response = send_first(request)
@@ -301,7 +302,7 @@ def _wrap_first_async(
             or _get_deadline_scope() is not None
         ):
             return await send_with_retries(request)
-        serial, permit, clock = bus.serial, breaker.generation, system.now
+        serial, permit, clock = bus.last_record_serial, breaker.generation, system.now
         started = clock()
         try:
             response = await send_first(request)
