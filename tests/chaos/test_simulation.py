@@ -46,8 +46,8 @@ def _ignore_failures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _start_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set the clock of the worker ahead of the store's."""
-    now_ms = StoreClock.now_ms
-    monkeypatch.setattr(StoreClock, "now_ms", lambda self: now_ms(self) + 500)
+    exact_ms = StoreClock.exact_ms
+    monkeypatch.setattr(StoreClock, "exact_ms", lambda self: exact_ms(self) + 500)
 
 
 def _lose_tasks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,7 +161,7 @@ def test_import_of_grpc_prints_toml(file: Path, tmp_path: Path) -> None:
     expected = DEFENCE.policy.replace(jitter="equal", throttled_delay=0.1, attempt_timeout=2.0)
     assert (expected, DEFENCE.budget) == (read.policy, read.budget)
     assert result.stdout.startswith("# Written by `tarry policy import --from grpc`.\n# Differs")
-    assert "tarry differs: methodConfig[0].retryPolicy = jitter: " in result.stderr
+    assert "tarry differs: methodConfig[0].retryPolicy = jitter of 20 %: " in result.stderr
 
 
 def test_import_of_istio_reads_several_documents(file: Path, tmp_path: Path) -> None:

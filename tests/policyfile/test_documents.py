@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tarry.errors import ConfigurationError
 from tarry.policyfile.documents import (
-    format_gateway,
-    format_proto,
+    format_gateway_duration,
+    format_proto_duration,
     parse_duration,
-    parse_proto,
+    parse_proto_duration,
     round_to_ms,
 )
 
@@ -27,7 +27,7 @@ GATEWAY = re.compile(r"^([0-9]{1,5}(h|m|s|ms)){1,4}$")
 )
 def test_proto(seconds: float, expected: str) -> None:
     """proto3 JSON has seconds with as many decimals as it takes."""
-    assert expected == format_proto("field", seconds)
+    assert expected == format_proto_duration("field", seconds)
 
 
 @pytest.mark.parametrize(
@@ -36,13 +36,13 @@ def test_proto(seconds: float, expected: str) -> None:
 )
 def test_gateway(seconds: float, expected: str) -> None:
     """The Gateway API has whole numbers of units, the large ones first."""
-    assert expected == format_gateway("field", seconds)
+    assert expected == format_gateway_duration("field", seconds)
 
 
 @given(st.integers(0, 10**11))
 def test_gateway_form_is_valid_and_reads_back(ms: int) -> None:
     """Whole milliseconds come back as they were, in a form that the API takes."""
-    text = format_gateway("field", ms / 1000)
+    text = format_gateway_duration("field", ms / 1000)
 
     assert GATEWAY.fullmatch(text)
     assert pytest.approx(ms / 1000) == parse_duration("field", text)
@@ -51,9 +51,9 @@ def test_gateway_form_is_valid_and_reads_back(ms: int) -> None:
 @given(st.floats(1e-9, 1e9))
 def test_proto_form_reads_back(seconds: float) -> None:
     """A duration comes back to the nanosecond."""
-    text = format_proto("field", seconds)
+    text = format_proto_duration("field", seconds)
 
-    assert pytest.approx(seconds, rel=1e-11, abs=1e-9) == parse_proto("field", text)
+    assert pytest.approx(seconds, rel=1e-11, abs=1e-9) == parse_proto_duration("field", text)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_proto_has_seconds_only(text: str, right: str) -> None:
     with pytest.raises(
         ConfigurationError, match=rf'^a\.b must be .* got {text!r}: write "{right}"'
     ):
-        parse_proto("a.b", text)
+        parse_proto_duration("a.b", text)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +95,6 @@ def test_milliseconds(seconds: float, expected: float) -> None:
 def test_lengths_that_no_format_holds_are_refused() -> None:
     """What is too long is rejected by the name of the field."""
     with pytest.raises(ConfigurationError, match=r"^max_delay must be at most 315,576,000,000 s"):
-        format_proto("max_delay", 1e12)
+        format_proto_duration("max_delay", 1e12)
     with pytest.raises(ConfigurationError, match=r"^total_budget must be less than 100,000 h"):
-        format_gateway("total_budget", 4e8)
+        format_gateway_duration("total_budget", 4e8)

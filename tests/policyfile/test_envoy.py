@@ -151,7 +151,10 @@ def test_other_backoffs_that_come_to_the_same(
         ),
         ({"total_budget": 2.0}, "total_budget = 2: Envoy stops a running attempt"),
         ({"throttled_delay": 1.0}, "throttled_delay = 1: Envoy does not wait longer after thr"),
-        ({"retry_marked": False}, "retry_marked = false: Envoy retries also what a layer below"),
+        (
+            {"retry_marked": False},
+            "retry_marked = false: Envoy also retries calls that a layer below",
+        ),
         ({"retryable_codes": ["ABORTED", "INTERNAL"]}, "retryable_codes = ABORTED: Envoy cannot"),
         ({"max_hint": 0}, "max_hint = 0: Envoy ignores Retry-After, where tarry would give up"),
     ],

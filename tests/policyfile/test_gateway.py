@@ -141,8 +141,11 @@ def test_one_attempt_has_no_retry() -> None:
         ),
         ({}, "backoff = exponential: 0.1 s is the shortest wait; growth, cap and jitter depend on"),
         ({"retryable_statuses": [304, 503]}, "retryable_statuses = 304: the Gateway API retries"),
-        ({"retryable_codes": ["UNKNOWN"]}, "retryable_codes = UNKNOWN: an HTTPRoute cannot retry"),
-        ({"total_budget": 2.0}, "total_budget = 2: a gateway stops a running attempt"),
+        (
+            {"retryable_codes": ["UNKNOWN"]},
+            "retryable_codes = UNKNOWN: the Gateway API cannot retry",
+        ),
+        ({"total_budget": 2.0}, "total_budget = 2: the Gateway API stops a running attempt"),
         ({"attempt_timeout": 0.0122}, "attempt_timeout = 0.0122: rounded to whole milliseconds"),
         ({"initial_delay": 0.0122}, "initial_delay = 0.0122: rounded to whole milliseconds: 0.012"),
     ],
@@ -173,7 +176,9 @@ def test_breaker_and_limiter_are_left_out() -> None:
         defence(breaker={"consecutive": 5}, limiter={"kind": "in-flight", "limit": 3}), host="a"
     )
 
-    assert "breaker = consecutive 5: left out: a gateway has none" == loss_text(made, "breaker")
+    assert "breaker = consecutive 5: left out: the Gateway API has none" == loss_text(
+        made, "breaker"
+    )
     assert "limiter.kind = in-flight: left out" in loss_text(made, "limiter.kind")
 
 

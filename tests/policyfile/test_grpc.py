@@ -133,12 +133,15 @@ def test_backoffs_that_come_to_the_same(
             "max_delay = 30: gRPC waits up to 5 ms, 10 ms, 20 ms, where tarry has 1 ms, 2 ms, 4 ms",
         ),
         ({"jitter": "none"}, "jitter = none: gRPC waits 0.8 to 1.2 times the ceiling"),
-        ({"jitter": "full"}, "jitter = full: gRPC waits 0.8 to 1.2 times the ceiling: twice"),
+        ({"jitter": "full"}, "jitter = full: gRPC waits 0.8 to 1.2 times the ceiling: on average"),
         ({"jitter": lambda c, _p, _u: c}, "jitter = a function: gRPC waits 0.8 to 1.2"),
         ({"attempt_timeout": 0.5}, "attempt_timeout = 0.5: gRPC has no timeout for one attempt"),
         ({"total_budget": 2.0}, "total_budget = 2: gRPC stops a running attempt"),
         ({"throttled_delay": 1.0}, "throttled_delay = 1: gRPC does not wait longer after RESOURCE"),
-        ({"retry_marked": False}, "retry_marked = false: gRPC retries also what a layer below"),
+        (
+            {"retry_marked": False},
+            "retry_marked = false: gRPC also retries calls that a layer below",
+        ),
         ({"retryable_statuses": [503]}, "retryable_statuses = 503: gRPC has no HTTP statuses"),
         (
             {"max_hint": 9},

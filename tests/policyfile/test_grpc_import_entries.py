@@ -58,13 +58,11 @@ def test_service_that_is_not_there_is_refused() -> None:
     """The message has the names that could have been meant."""
     document = {"methodConfig": ENTRIES["methodConfig"][:2]}
 
-    with pytest.raises(
-        ConfigurationError, match=r"has no entry for c\.C: name one of a\.A, a\.A/M"
-    ):
+    with pytest.raises(ConfigurationError, match=r"applies to c\.C: choose one of a\.A, a\.A/M"):
         from_grpc(document, service="c.C")
-    with pytest.raises(ConfigurationError, match="has no entry for all calls"):
+    with pytest.raises(ConfigurationError, match="applies to all calls"):
         from_grpc(document)
-    with pytest.raises(ConfigurationError, match=r"has no entry for c\.C: it names no service$"):
+    with pytest.raises(ConfigurationError, match=r"applies to c\.C: none names a service$"):
         from_grpc({"methodConfig": []}, service="c.C")
 
 

@@ -116,7 +116,10 @@ def test_one_attempt_is_said() -> None:
         ({"jitter": "none"}, "jitter = none: Istio chooses every delay from 0 to the ceiling"),
         ({"total_budget": 2.0}, "total_budget = 2: Istio stops a running attempt"),
         ({"throttled_delay": 2.0}, "throttled_delay = 2: Istio does not wait longer after thr"),
-        ({"retry_marked": False}, "retry_marked = false: Istio retries also what a layer below"),
+        (
+            {"retry_marked": False},
+            "retry_marked = false: Istio also retries calls that a layer below",
+        ),
         ({"retryable_codes": ["UNKNOWN"]}, "retryable_codes = UNKNOWN: Istio cannot retry on"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -29,7 +29,7 @@ EXPORTS: dict[str, Callable[[Defence], Exported]] = {
 
 
 @pytest.mark.parametrize(
-    ("target", "preset", "instead"),
+    ("target", "preset", "effect"),
     [
         ("Istio", "webhook", "9 within 5.42 min, 50 s apart at most"),
         ("Envoy", "webhook", "9 within 42.6 min, 21.3 min apart at most"),
@@ -38,7 +38,7 @@ EXPORTS: dict[str, Callable[[Defence], Exported]] = {
         ("gRPC", "patient", "4 within 15 s, 8 s apart at most"),
     ],
 )
-def test_lost_schedule_is_told_first(target: str, preset: str, instead: str) -> None:
+def test_lost_schedule_is_told_first(target: str, preset: str, effect: str) -> None:
     """The first line has the whole of both schedules, loud enough to be seen."""
     first = EXPORTS[target](Defence(PRESETS[preset])).losses[0]
 
@@ -47,7 +47,7 @@ def test_lost_schedule_is_told_first(target: str, preset: str, instead: str) -> 
         "patient": "99 retries within 24 h, 60 min apart at most",
     }
     assert (
-        f"schedule = {meant[preset]}: THE SCHEDULE CANNOT BE EXPRESSED: {target} makes {instead}, "
+        f"schedule = {meant[preset]}: THE SCHEDULE CANNOT BE EXPRESSED: {target} makes {effect}, "
         "and gives up" == str(first)
     )
 
@@ -58,7 +58,7 @@ def test_a_gateway_has_a_schedule_of_its_own() -> None:
 
     assert ("backoff", "THE SCHEDULE CANNOT BE EXPRESSED: 5 s is the shortest wait") == (
         first.field,
-        first.instead.partition(";")[0],
+        first.effect.partition(";")[0],
     )
 
 

@@ -1,4 +1,6 @@
-"""A defence: a policy or hedging, with its breaker, retry budget and limiter; one policy file.
+"""A defence: a policy or hedging, with its breaker, retry budget and limiter.
+
+A policy file describes one defence:
 
     max_attempts = 4            # the policy's own fields, or preset = "interactive"
     [breaker]                   # the arguments of tarry.Breaker
@@ -38,9 +40,9 @@ LIMITERS: dict[str, Callable[..., Any]] = {
     "adaptive": AdaptiveRate,
 }
 _KINDS = {"budget": BUDGETS, "limiter": LIMITERS}
-"""The tables with a `kind`, which selects the class."""
-_PARTS = ("breaker", "budget", "limiter")
-_TABLES = (*_PARTS, "hedging")
+"""Classes by `kind`, for the tables that have a `kind`."""
+_PART_NAMES = ("breaker", "budget", "limiter")
+_TABLE_NAMES = (*_PART_NAMES, "hedging")
 
 
 class Defence(Value):
@@ -69,17 +71,17 @@ class Defence(Value):
         tables = {"breaker": breaker, "budget": budget, "limiter": limiter}
         copies = (_copy_table(name, table) for name, table in tables.items())
         self._set_fields(Policy() if policy is None else policy, hedging, *copies)
-        self.downstream("check")  # so that a bad argument is rejected here and not later
+        self.downstream(name="check")  # so that a bad argument is rejected here and not later
 
     def downstream(self, name: str) -> Downstream:
         """Return a new downstream with a new breaker, budget and limiter."""
-        return Downstream(name, **{part: _build(part, getattr(self, part)) for part in _PARTS})
+        return Downstream(name, **{part: _build(part, getattr(self, part)) for part in _PART_NAMES})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the defence as a dict of JSON and TOML types."""
         plain: dict[str, Any] = {} if self.hedging is not None else self.policy.to_dict()
         values = self._asdict()
-        plain |= {name: values[name] for name in _PARTS if values[name] is not None}
+        plain |= {name: values[name] for name in _PART_NAMES if values[name] is not None}
         if self.hedging is not None:
             hedging = self.hedging
             fields = {field: getattr(hedging, field) for field in signature(Hedging).parameters}
@@ -89,8 +91,8 @@ class Defence(Value):
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Self:
         """Build a defence from the result of `to_dict`; `preset` can name a base policy."""
-        tables = {name: _check_table(name, plain[name]) for name in _TABLES if name in plain}
-        fields = {name: value for name, value in plain.items() if name not in _TABLES}
+        tables = {name: _check_table(name, plain[name]) for name in _TABLE_NAMES if name in plain}
+        fields = {name: value for name, value in plain.items() if name not in _TABLE_NAMES}
         policy: Policy | None = None
         if fields:
             preset = fields.pop("preset", "default")
@@ -107,54 +109,56 @@ class Defence(Value):
         values = super()._asdict()
         if self.hedging is not None:
             values["policy"] = None
-        return values | {name: dict(values[name]) for name in _PARTS if values[name] is not None}
+        return values | {
+            part: dict(values[part]) for part in _PART_NAMES if values[part] is not None
+        }
 
     def __hash__(self) -> int:
-        tables = (getattr(self, name) for name in _PARTS)
+        tables = (getattr(self, name) for name in _PART_NAMES)
         parts = (None if table is None else frozenset(table.items()) for table in tables)
         return hash((type(self), self.policy, self.hedging, *parts))
 
 
-def part_arguments(defence: Defence, table: str) -> dict[str, Any] | None:
+def part_arguments(defence: Defence, part_name: str) -> dict[str, Any] | None:
     """Return all arguments of a breaker, budget or limiter, or None if the defence has none.
 
     Missing arguments have their default values.
     """
-    arguments: Mapping[str, Any] | None = getattr(defence, table)
+    arguments: Mapping[str, Any] | None = getattr(defence, part_name)
     if arguments is None:
         return None
-    factory, values = _factory_and_arguments(table, arguments)
+    factory, values = _factory_and_arguments(part_name, arguments)
     parameters = signature(factory).parameters
     return {name: parameter.default for name, parameter in parameters.items()} | values
 
 
-def _build(table: str, arguments: Mapping[str, Any] | None) -> Any:
-    """Build a breaker, budget, limiter or hedging from its table, or return None without one."""
+def _build(table_name: str, arguments: Mapping[str, Any] | None) -> Any:
+    """Build a breaker, budget, limiter or hedging from its table; None without a table."""
     if arguments is None:
         return None
-    factory, values = _factory_and_arguments(table, arguments)
+    factory, values = _factory_and_arguments(table_name, arguments)
     parameters = signature(factory).parameters
     for name in values:
         if name not in parameters:
-            msg = f"{table} has no field {name!r}; {did_you_mean(name, parameters)}"
+            msg = f"{table_name} has no field {name!r}; {did_you_mean(name, parameters)}"
             raise ConfigurationError(msg)
     for name, parameter in parameters.items():
         if parameter.default is Parameter.empty and name not in values:
-            msg = f"{table} needs the field {name!r}"
+            msg = f"{table_name} needs the field {name!r}"
             raise ConfigurationError(msg)
     return factory(**values)
 
 
 def _factory_and_arguments(
-    table: str, arguments: Mapping[str, Any]
+    table_name: str, arguments: Mapping[str, Any]
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
     """Return the class that a table configures, and the arguments in the table."""
     values = dict(arguments)
-    if table not in _KINDS:
-        return Breaker if table == "breaker" else Hedging, values
+    if table_name not in _KINDS:
+        return Breaker if table_name == "breaker" else Hedging, values
     kind = values.pop("kind", None)
-    check_one_of(f"{table}.kind", kind, _KINDS[table])
-    return _KINDS[table][kind], values
+    check_one_of(f"{table_name}.kind", kind, _KINDS[table_name])
+    return _KINDS[table_name][kind], values
 
 
 def _copy_table(name: str, arguments: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Documents of other systems: tables that keep track of unread keys, and formats of durations.
+"""Documents of other systems: tables that keep track of the keys read, and duration formats.
 
 proto3 JSON has durations in seconds with up to nine decimals ("0.1s"). The Gateway API has whole
 numbers of up to four units ("1m500ms"). Istio accepts the durations of Go ("1.5h", "100ms").
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from math import isclose
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from tarry.core.checks import check_at_least
 from tarry.core.text import suggest
@@ -18,17 +18,19 @@ from tarry.errors import ConfigurationError, ConfigurationTypeError
 _MAX_PROTO_S = 315_576_000_000
 """About 10,000 years, the limit of google.protobuf.Duration."""
 _MAX_GATEWAY_HOURS = 99_999
-_UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
-_PART = r"(\d+(?:\.\d*)?|\.\d+)(h|ms|us|µs|ns|m|s)"
-_PARTS = re.compile(_PART)
-_DURATION = re.compile(rf"(?:{_PART})+")
-_PROTO = re.compile(r"\d+(?:\.\d{1,9})?s")
+_UNIT_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_DURATION_PART = r"(\d+(?:\.\d*)?|\.\d+)(h|ms|us|µs|ns|m|s)"
+_DURATION_PARTS = re.compile(_DURATION_PART)
+_DURATION = re.compile(rf"(?:{_DURATION_PART})+")
+_PROTO_DURATION = re.compile(r"\d+(?:\.\d{1,9})?s")
 _RESOURCE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _TYPO_SIMILARITY = 0.8
 """A key that is this similar (0 to 1) to a known key is taken for a misspelling."""
 
+_DurationParser: TypeAlias = Callable[[str, object], float]
 
-def format_proto(field: str, seconds: float) -> str:
+
+def format_proto_duration(field: str, seconds: float) -> str:
     """Return seconds in the format of proto3 JSON: "0.1s"."""
     if seconds > _MAX_PROTO_S:
         rule = f"must be at most {_MAX_PROTO_S:,} s to be exported, got {seconds:g}"
@@ -36,16 +38,16 @@ def format_proto(field: str, seconds: float) -> str:
     return f"{seconds:.9f}".rstrip("0").rstrip(".") + "s"
 
 
-def format_gateway(field: str, seconds: float) -> str:
+def format_gateway_duration(field: str, seconds: float) -> str:
     """Return seconds, rounded to milliseconds, in the format of the Gateway API: "1m30s"."""
-    rest = round(seconds * 1000)
-    hours = rest // 3_600_000
+    remaining_ms = round(seconds * 1000)
+    hours = remaining_ms // 3_600_000
     if hours > _MAX_GATEWAY_HOURS:
         rule = f"must be less than 100,000 h for the Gateway API, got {seconds:g} s"
         raise ConfigurationError(field, rule)
     parts: list[str] = []
     for unit, size in (("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)):
-        amount, rest = divmod(rest, size)
+        amount, remaining_ms = divmod(remaining_ms, size)
         if amount:
             parts.append(f"{amount}{unit}")
     return "".join(parts) or "0s"
@@ -57,11 +59,11 @@ def round_to_ms(seconds: float) -> float:
     return seconds if isclose(rounded, seconds, rel_tol=1e-9) else rounded
 
 
-def parse_proto(path: str, text: object) -> float:
+def parse_proto_duration(path: str, text: object) -> float:
     """Return the seconds of a duration in proto3 JSON, whose only unit is seconds."""
     seconds = parse_duration(path, text)
-    if not _PROTO.fullmatch(str(text)):
-        corrected = format_proto(path, seconds)
+    if not _PROTO_DURATION.fullmatch(str(text)):
+        corrected = format_proto_duration(path, seconds)
         rule = f'must be a duration such as "0.1s", got {text!r}: write "{corrected}"'
         raise ConfigurationError(path, rule)
     return seconds
@@ -75,7 +77,8 @@ def parse_duration(path: str, text: object) -> float:
     if not _DURATION.fullmatch(text):
         raise ConfigurationError(path, rule, text)
     # Rounded to twelve digits, so that "100ms" is exactly 0.1.
-    return float(f"{sum(float(n) * _UNITS[unit] for n, unit in _PARTS.findall(text)):.12g}")
+    parts = _DURATION_PARTS.findall(text)
+    return float(f"{sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts):.12g}")
 
 
 def check_resource_name(name: str) -> str:
@@ -87,7 +90,7 @@ def check_resource_name(name: str) -> str:
 
 
 def k8s_resource(version: str, kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
-    """Return a resource of Kubernetes."""
+    """Return a Kubernetes resource as plain values."""
     return {"apiVersion": version, "kind": kind, "metadata": {"name": name}, "spec": spec}
 
 
@@ -109,13 +112,13 @@ class DocumentTable:
         """Return all keys."""
         return list(self._values)
 
-    def check_spelling(self, known: Iterable[str]) -> None:
-        """Reject a key that looks like a misspelt known key; other keys may be valid elsewhere."""
+    def reject_typos(self, known: Iterable[str]) -> None:
+        """Reject a key that looks like a misspelt known key; other unknown keys are allowed."""
         names = list(known)
         for key in self._values:
-            close = None if key in names else suggest(str(key), names, similarity=_TYPO_SIMILARITY)
-            if close:
-                rule = f"is not a known key: did you mean {close!r}?"
+            meant = None if key in names else suggest(str(key), names, similarity=_TYPO_SIMILARITY)
+            if meant:
+                rule = f"is not a known key: did you mean {meant!r}?"
                 raise ConfigurationError(self.path_of(key), rule)
 
     def path_of(self, key: str) -> str:
@@ -132,11 +135,11 @@ class DocumentTable:
         return DocumentTable(self.path_of(key), self.get(key)) if key in self else None
 
     def table_or_empty(self, key: str) -> DocumentTable:
-        """Return a nested table, which is empty when it is missing."""
+        """Return a nested table; a missing table is empty."""
         return self.table(key) or DocumentTable(self.path_of(key), {})
 
-    def items(self, key: str) -> list[Any]:
-        """Return a list; it is empty when the key is missing."""
+    def list_items(self, key: str) -> list[Any]:
+        """Return the items of a list; a missing list is empty."""
         value = self.get(key)
         if value is None:
             return []
@@ -145,20 +148,19 @@ class DocumentTable:
         return value  # pyright: ignore[reportUnknownVariableType]
 
     def tables(self, key: str) -> list[DocumentTable]:
-        """Return a list of nested tables."""
+        """Return the items of a list of nested tables."""
         path = self.path_of(key)
-        return [DocumentTable(f"{path}[{i}]", item) for i, item in enumerate(self.items(key))]
+        return [DocumentTable(f"{path}[{i}]", item) for i, item in enumerate(self.list_items(key))]
 
     def seconds(
-        self, key: str, *, above: float = 0.0, read: Callable[[str, object], float] = parse_duration
+        self, key: str, *, allow_zero: bool = False, parse: _DurationParser = parse_duration
     ) -> float | None:
-        """Return a duration that is longer than `above`, or None when it is missing."""
+        """Return a duration in seconds, or None when it is missing."""
         if key not in self:
             return None
-        seconds = read(self.path_of(key), self.get(key))
-        if seconds <= above:
-            rule = f"must be longer than {above:g} s"
-            raise ConfigurationError(self.path_of(key), rule, self.get(key))
+        seconds = parse(self.path_of(key), self.get(key))
+        if not seconds and not allow_zero:
+            raise ConfigurationError(self.path_of(key), "must be longer than 0 s", self.get(key))
         return seconds
 
     def number(self, key: str, default: float | None = None, *, minimum: float = 0.0) -> float:
@@ -187,4 +189,4 @@ class DocumentTable:
     def unread(self) -> dict[str, Any]:
         """Return the keys that were not read, with their values."""
         items = self._values.items()
-        return {key: v for key, v in items if key not in self._keys_read and v is not None}
+        return {key: value for key, value in items if not (key in self._keys_read or value is None)}

@@ -1,4 +1,4 @@
-"""A defence for people: a description with its worst case load, and warnings about its settings.
+"""Describes a defence in words, with its worst case load, and warns about its settings.
 
 `Policy.explain` describes the policy alone. This module adds the breaker, the limiter, and how a
 budget limits the load.
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from tarry.core.hedging import Hedging
     from tarry.core.policy import Policy
 
-_FIRST_ERROR = 400
+_LOWEST_ERROR_STATUS = 400
 _MIN_USEFUL_DELAY_S = 0.005
-"""Shorter than most calls, so the dependency is still in the same state at the retry."""
+"""A shorter delay is shorter than most calls: the dependency has not recovered by then."""
 _MANY_ATTEMPTS = 100
 _PERMANENT_STATUSES = frozenset(
     {*range(400, 408), *range(410, 418), 422, 426, 428, 431, 451, 501, 505}
@@ -85,6 +85,7 @@ def _explain_hedging(hedging: Hedging) -> list[str]:
 
 
 def _explain_budget(budget: BudgetSummary, repeats: str) -> str:
+    """Describe a budget; `repeats` is the noun for what it limits: retries or copies."""
     arguments = budget.arguments
     if budget.kind == "ratio":
         per_second = arguments["min_per_second"]
@@ -111,12 +112,13 @@ def _explain_budget(budget: BudgetSummary, repeats: str) -> str:
 
 def _explain_breaker(breaker: Mapping[str, Any]) -> str:
     rate, min_calls = _format_percent(breaker["failure_rate"]), breaker["min_calls"]
-    when = [f"{rate} of at least {min_calls} calls in {format_duration(breaker['window'])} failed"]
+    window = format_duration(breaker["window"])
+    conditions = [f"{rate} of at least {min_calls} calls in {window} failed"]
     if breaker["consecutive"] is not None:
-        when.append(f"{breaker['consecutive']} in a row failed")
+        conditions.append(f"{breaker['consecutive']} in a row failed")
     if breaker["slow_after"] is not None:
         slow, after = _format_percent(breaker["slow_rate"]), format_duration(breaker["slow_after"])
-        when.append(f"{slow} took longer than {after}")
+        conditions.append(f"{slow} took longer than {after}")
     longer = ""
     if breaker["growth"] > 1:
         longest = format_duration(breaker["max_open"])
@@ -124,7 +126,7 @@ def _explain_breaker(breaker: Mapping[str, Any]) -> str:
     if breaker["spread"]:
         longer += f", plus a random part of up to {_format_percent(breaker['spread'])}"
     return (
-        f"opens when {', or '.join(when)}; then it sends nothing for "
+        f"opens when {', or '.join(conditions)}; then it sends nothing for "
         f"{format_duration(breaker['open_for'])}{longer}, and closes when "
         f"{breaker['probes']} probes have succeeded"
     )
@@ -161,7 +163,7 @@ def find_warnings(defence: Defence) -> list[str]:
 
 
 def _warn_about_outcomes(policy: Policy) -> Iterator[str]:
-    if success := {status for status in policy.retryable_statuses if status < _FIRST_ERROR}:
+    if success := {status for status in policy.retryable_statuses if status < _LOWEST_ERROR_STATUS}:
         statuses = format_value(success)
         yield f"retryable_statuses has {statuses}: responses without an error are retried"
     if "OK" in policy.retryable_codes:
@@ -182,10 +184,10 @@ def _warn_about_delays(policy: Policy) -> Iterator[str]:
     if policy.initial_delay < _MIN_USEFUL_DELAY_S:
         delay = f"{policy.initial_delay:g} is {format_duration(policy.initial_delay)}"
         yield f"initial_delay = {delay}: too short for a dependency to recover"
-    many = policy.max_attempts
-    if many > _MANY_ATTEMPTS and policy.total_budget is None:
-        times = f"one call may be sent {many} times"
-        yield f"max_attempts = {many}: {times}; a total_budget limits its time"
+    attempts = policy.max_attempts
+    if attempts > _MANY_ATTEMPTS and policy.total_budget is None:
+        times = f"one call may be sent {attempts} times"
+        yield f"max_attempts = {attempts}: {times}; a total_budget limits its time"
 
 
 def _warn_about_time(policy: Policy) -> Iterator[str]:

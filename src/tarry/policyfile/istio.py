@@ -1,8 +1,7 @@
 """Istio: export to and import from a VirtualService and a DestinationRule.
 
-Istio configures Envoy, so it has at most the features of Envoy. It supports fewer settings: it can
-set the base of the backoff but not its cap (10 x the base), and outlier detection counts only
-consecutive errors.
+Istio configures Envoy, but has fewer settings: the base of the backoff but not the cap, which is
+10 x the base, and outlier detection (the ejection of hosts) by consecutive errors only.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _CONDITION_STATUSES = {
     "retriable-4xx": frozenset({409}),
 }
 _EXCEPTION_CONDITIONS = ("connect-failure", "refused-stream", "reset", "reset-before-request")
-"""Conditions that are exceptions in tarry: `on=` of the call selects which are retried."""
+"""Conditions that are exceptions in tarry: the argument `on` of a call selects those to retry."""
 _UNSUPPORTED_CONDITIONS = ("retriable-headers", "envoy-ratelimited", "http3-post-connect-failure")
 _CONDITION_CODES = {name.lower().replace("_", "-"): name for name in GRPC_CODES}
 _TOO_EARLY = 425
@@ -42,7 +41,7 @@ _HOST_CHOICE_KEYS = ("retryRemoteLocalities", "retryIgnorePreviousHosts")
 _RETRIES_KEYS = ("attempts", "perTryTimeout", "retryOn", "backoff", *_HOST_CHOICE_KEYS)
 _FIELDS = ("max_attempts", "initial_delay", "max_delay", "retryable_statuses", "retryable_codes")
 """The fields of a policy that the retries of a VirtualService set."""
-_ADDRESSES = ("host", "hosts", "gateways", "exportTo", "name", "route")
+_ADDRESS_KEYS = ("host", "hosts", "gateways", "exportTo", "name", "route")
 """Keys about addresses and routes, which do not affect the policy."""
 
 
@@ -54,20 +53,20 @@ def to_istio(defence: Defence, *, host: str, name: str | None = None) -> Exporte
     name = check_resource_name(name or host.partition(".")[0])
     losses = Losses("Istio")
     route: dict[str, Any] = {"route": [{"destination": {"host": host}}]}
-    timeout = losses.call_timeout(defence.policy)
+    timeout = losses.convert_call_timeout(defence.policy)
     if timeout is not None:
-        route["timeout"] = losses.format_proto("total_budget", timeout)
-    route["retries"] = _retries(defence.policy, losses)
+        route["timeout"] = losses.format_proto_duration("total_budget", timeout)
+    route["retries"] = _export_retries(defence.policy, losses)
     spec = {"hosts": [host], "http": [route]}
     documents = [k8s_resource(_VERSION, "VirtualService", name, spec)]
-    traffic = _traffic_policy(defence, losses)
+    traffic = _export_traffic_policy(defence, losses)
     if traffic:
         spec = {"host": host, "trafficPolicy": traffic}
         documents.append(k8s_resource(_VERSION, "DestinationRule", name, spec))
     return Exported(tuple(documents), losses.by_severity())
 
 
-def _retries(policy: Policy, losses: Losses) -> dict[str, Any]:
+def _export_retries(policy: Policy, losses: Losses) -> dict[str, Any]:
     if policy.max_attempts == 1:
         return {"attempts": 0}  # explicit, because the default is 2
     base = round_to_ms(translation.delay_bounds(policy)[0])
@@ -75,47 +74,47 @@ def _retries(policy: Policy, losses: Losses) -> dict[str, Any]:
     conditions = [*statuses, *envoy.retry_conditions(policy, losses)]
     retries: dict[str, Any] = {"attempts": policy.max_attempts - 1}
     if policy.attempt_timeout is not None:
-        timeout = losses.format_proto("attempt_timeout", policy.attempt_timeout)
+        timeout = losses.format_proto_duration("attempt_timeout", policy.attempt_timeout)
         retries["perTryTimeout"] = timeout
     retries["retryOn"] = ",".join(conditions)
-    retries["backoff"] = losses.format_proto("initial_delay", base)
+    retries["backoff"] = losses.format_proto_duration("initial_delay", base)
     envoy.add_backoff_losses(policy, losses, base, _CAP_FACTOR * base)
     losses.add("max_hint", policy.max_hint, "Istio does not read Retry-After")
     losses.add_for_proxy(policy)
     return retries
 
 
-def _traffic_policy(defence: Defence, losses: Losses) -> dict[str, Any]:
+def _export_traffic_policy(defence: Defence, losses: Losses) -> dict[str, Any]:
     traffic: dict[str, Any] = {}
-    limit = envoy.in_flight_limit(defence, losses)
+    limit = envoy.convert_limiter(defence, losses)
     if limit is not None:
         traffic["connectionPool"] = {"http": {"http2MaxRequests": limit}}
-    budget = losses.in_flight_budget(defence) if defence.policy.max_attempts > 1 else None
+    budget = losses.convert_budget(defence) if defence.policy.max_attempts > 1 else None
     if budget is not None:
         percent, minimum = budget
         traffic["retryBudget"] = {"percent": percent, "minRetryConcurrency": minimum}
     breaker = part_arguments(defence, "breaker")
-    detection = None if breaker is None else _outlier_detection(breaker, losses)
+    detection = None if breaker is None else _export_breaker(breaker, losses)
     if detection is not None:
         traffic["outlierDetection"] = detection
     return traffic
 
 
-def _outlier_detection(breaker: dict[str, Any], losses: Losses) -> dict[str, Any] | None:
+def _export_breaker(breaker: dict[str, Any], losses: Losses) -> dict[str, Any] | None:
     rate, consecutive = breaker["failure_rate"], breaker["consecutive"]
     if consecutive is None:
-        instead = "left out: Istio ejects hosts by errors in a row only, so set breaker.consecutive"
-        losses.add("breaker.failure_rate", rate, instead, Severity.LOAD)
+        effect = "left out: Istio ejects hosts by errors in a row only, so set breaker.consecutive"
+        losses.add("breaker.failure_rate", rate, effect, Severity.LOAD)
         return None
     losses.add("breaker.failure_rate", rate, "Istio ejects by errors in a row only", Severity.LOAD)
     envoy.add_ejection_losses(breaker, losses)
     open_for = breaker["open_for"]
     longest = max(_MAX_EJECTION_S, open_for)
-    instead = f"ejection n lasts n x {open_for:g} s in Istio, {longest:g} s at most, without spread"
-    losses.add("breaker.growth", breaker["growth"], instead, Severity.DETAIL)
+    effect = f"ejection n lasts n x {open_for:g} s in Istio, {longest:g} s at most, without spread"
+    losses.add("breaker.growth", breaker["growth"], effect, Severity.DETAIL)
     return {
         "consecutive5xxErrors": consecutive,
-        "baseEjectionTime": losses.format_proto("breaker.open_for", open_for),
+        "baseEjectionTime": losses.format_proto_duration("breaker.open_for", open_for),
         "maxEjectionPercent": 100,
     }
 
@@ -134,21 +133,21 @@ def from_istio(documents: Sequence[Mapping[str, Any]]) -> Imported:
         if spec is None:
             raise ConfigurationError(root.path_of("spec"), "must be given")
         if kind in specs:
-            losses.add(root.path_of("kind"), kind, "left out: the first one is imported")
+            losses.add(root.path_of("kind"), kind, "left out: only the first one is imported")
         else:
             specs[kind] = spec
     if not specs:
         msg = "there is nothing to import: pass a VirtualService, a DestinationRule or both"
         raise ConfigurationError(msg)
     policy = Policy()
-    fields_set: tuple[str, ...] = ()
+    imported_fields: tuple[str, ...] = ()
     if "VirtualService" in specs:
-        policy, fields_set = _policy(specs["VirtualService"], losses), _FIELDS
+        policy, imported_fields = _import_policy(specs["VirtualService"], losses), _FIELDS
     else:
         losses.add("kind", "VirtualService", "missing, so the policy is tarry's default")
     destination = specs.get("DestinationRule")
-    parts: dict[str, Any] = {} if destination is None else _defence_parts(destination, losses)
-    return Imported(Defence(policy, **parts), tuple(losses), fields_set)
+    parts: dict[str, Any] = {} if destination is None else _import_parts(destination, losses)
+    return Imported(Defence(policy, **parts), tuple(losses), imported_fields)
 
 
 def _roots(documents: Sequence[Mapping[str, Any]]) -> list[DocumentTable]:
@@ -160,44 +159,44 @@ def _roots(documents: Sequence[Mapping[str, Any]]) -> list[DocumentTable]:
     return roots
 
 
-def _policy(spec: DocumentTable, losses: Losses) -> Policy:
+def _import_policy(spec: DocumentTable, losses: Losses) -> Policy:
     routes = spec.tables("http")
     if not routes:
         raise ConfigurationError(spec.path_of("http"), "must have at least one route")
     for route in routes[1:]:
         if "retries" in route or "timeout" in route:
-            instead = "only the first route is imported; import this route from a file of its own"
-            losses.add(route.path, "not read", instead)
+            effect = "only the first route is imported; import this route from a file of its own"
+            losses.add(route.path, "another route", effect)
     route = routes[0]
-    timeout = route.seconds("timeout", above=-1.0) or None  # 0s means no timeout
+    timeout = route.seconds("timeout", allow_zero=True) or None  # 0s means no timeout
     retries = route.table_or_empty("retries")
-    retries.check_spelling(_RETRIES_KEYS)
+    retries.reject_typos(_RETRIES_KEYS)
     attempts = retries.count("attempts", 0)  # missing means no retries
     if "retries" not in route:
         attempts = _DEFAULT_ATTEMPTS
-        instead = f"Istio's default is imported: {_DEFAULT_ATTEMPTS} retries"
-        losses.add(retries.path, None, instead)
-    statuses, codes = _conditions(retries, losses)
+        effect = f"Istio's default is imported: {_DEFAULT_ATTEMPTS} retries"
+        losses.add(retries.path, None, effect)
+    statuses, codes = _import_conditions(retries, losses)
     first = retries.seconds("backoff") or _DEFAULT_BACKOFF_S
     policy = Policy(
         max_attempts=attempts + 1,
         initial_delay=first,
         max_delay=float(f"{_CAP_FACTOR * first:.12g}"),
-        attempt_timeout=retries.seconds("perTryTimeout", above=-1.0) or None,
+        attempt_timeout=retries.seconds("perTryTimeout", allow_zero=True) or None,
         retryable_statuses=statuses,
         retryable_codes=codes,
         throttled_delay=first,
     )
     if attempts:
-        source = "Istio does not read it"
-        losses.add_for_hint(retries.path, "Retry-After", source, policy.max_hint)
+        behaviour = "Istio does not read it"
+        losses.add_for_hint(retries.path, "Retry-After", behaviour, policy.max_hint)
     policy = losses.apply_call_timeout(policy, timeout, route.path_of("timeout"))
     for table in (retries, route, spec):
-        losses.add_unread(table, *_ADDRESSES)
+        losses.add_unread(table, *_ADDRESS_KEYS)
     return policy
 
 
-def _conditions(retries: DocumentTable, losses: Losses) -> tuple[set[int], set[str]]:
+def _import_conditions(retries: DocumentTable, losses: Losses) -> tuple[set[int], set[str]]:
     path = retries.path_of("retryOn")
     statuses: set[int] = set()
     codes: set[str] = set()
@@ -216,47 +215,47 @@ def _conditions(retries: DocumentTable, losses: Losses) -> tuple[set[int], set[s
         elif condition not in (*_EXCEPTION_CONDITIONS, "retriable-status-codes"):
             raise ConfigurationError(path, "must list conditions of Envoy or statuses", condition)
     if _TOO_EARLY in statuses:
-        instead = "Istio retries this status at once, tarry after the usual delay"
-        losses.add(path, _TOO_EARLY, instead)
+        effect = "Istio retries this status at once, tarry after the usual delay"
+        losses.add(path, _TOO_EARLY, effect)
     return statuses, codes
 
 
-def _defence_parts(destination: DocumentTable, losses: Losses) -> dict[str, dict[str, Any]]:
+def _import_parts(destination: DocumentTable, losses: Losses) -> dict[str, dict[str, Any]]:
     parts: dict[str, dict[str, Any]] = {}
     traffic = destination.table_or_empty("trafficPolicy")
     detection = traffic.table("outlierDetection")
-    breaker = None if detection is None else _breaker(detection, losses)
+    breaker = None if detection is None else _import_breaker(detection, losses)
     if breaker is not None:
         parts["breaker"] = breaker
     budget = traffic.table("retryBudget")
     if budget is not None:
-        parts["budget"] = _budget(budget, losses)
+        parts["budget"] = _import_budget(budget, losses)
     pool = traffic.table_or_empty("connectionPool")
     http = pool.table_or_empty("http")
     limit = http.count("http2MaxRequests", 0)
     if limit:
         parts["limiter"] = {"kind": "in-flight", "limit": limit}
     for table in (http, pool, traffic, destination):
-        losses.add_unread(table, *_ADDRESSES)
+        losses.add_unread(table, *_ADDRESS_KEYS)
     return parts
 
 
-def _breaker(detection: DocumentTable, losses: Losses) -> dict[str, Any] | None:
-    any_error = detection.count("consecutive5xxErrors", 5)
+def _import_breaker(detection: DocumentTable, losses: Losses) -> dict[str, Any] | None:
+    consecutive_5xx = detection.count("consecutive5xxErrors", 5)
     gateway_errors = detection.count("consecutiveGatewayErrors", 0)
-    detection.get("interval")  # read, but not used: consecutive errors eject at once
+    detection.get("interval")  # marked as read: consecutive errors eject at once
     detection.get("maxEjectionPercent")
     open_for = detection.seconds("baseEjectionTime") or 30.0
     losses.add_unread(detection)
-    limits = [limit for limit in (any_error, gateway_errors) if limit]
+    limits = [limit for limit in (consecutive_5xx, gateway_errors) if limit]
     if not limits:
         return None
     consecutive = min(limits)
-    if consecutive != any_error:
-        instead = "imported as consecutive failures of any kind, not only 502, 503 and 504"
-        losses.add(detection.path_of("consecutiveGatewayErrors"), gateway_errors, instead)
-    instead = "the breaker opens for the whole dependency, for twice as long each time"
-    losses.add(detection.path, "per host", instead)
+    if consecutive != consecutive_5xx:
+        effect = "imported as consecutive failures of any kind, not only 502, 503 and 504"
+        losses.add(detection.path_of("consecutiveGatewayErrors"), gateway_errors, effect)
+    effect = "the breaker opens for the whole dependency, for twice as long each time"
+    losses.add(detection.path, "per host", effect)
     return {
         # With a failure rate of 1, the breaker does not open before `consecutive` failures.
         "failure_rate": 1.0,
@@ -268,11 +267,11 @@ def _breaker(detection: DocumentTable, losses: Losses) -> dict[str, Any] | None:
     }
 
 
-def _budget(budget: DocumentTable, losses: Losses) -> dict[str, Any]:
+def _import_budget(budget: DocumentTable, losses: Losses) -> dict[str, Any]:
     percent = budget.number("percent", 20.0)
     minimum = budget.count("minRetryConcurrency", 3)
-    instead = f"imported as a fraction of the calls in 10 s, plus {minimum} retries per second"
-    losses.add(budget.path, f"{percent:g} %, {minimum}", instead)
+    effect = f"imported as a fraction of the calls in 10 s, plus {minimum} retries per second"
+    losses.add(budget.path, f"{percent:g} %, {minimum}", effect)
     losses.add_unread(budget)
     return {
         "kind": "ratio",

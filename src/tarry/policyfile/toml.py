@@ -67,5 +67,5 @@ def _format_value(value: object, path: tuple[str, ...]) -> str:
 
 
 def _quote(text: str) -> str:
-    # A string of JSON is also one of TOML, except that TOML requires an escape for U+007F.
+    # A JSON string is also a TOML string, except that TOML requires an escape for U+007F.
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,8 +1,8 @@
-"""Losses, and the other functions that exporters and importers share.
+"""Losses, and functions that exporters and importers share.
 
-A loss is a setting that cannot be translated to or from another system, or that the other system
-treats differently. Every loss is reported to the user; none is dropped silently. A ceiling is the
-upper bound of a delay, before jitter.
+A loss is a setting that one of the two systems, tarry and the other system, lacks or treats
+differently. Every loss is reported to the user; none is dropped silently. A ceiling is the upper
+bound of a delay, before jitter.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tarry.core.policy import Policy
 from tarry.core.text import format_duration
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence, part_arguments
-from tarry.policyfile.documents import DocumentTable, format_proto, round_to_ms
+from tarry.policyfile.documents import DocumentTable, format_proto_duration, round_to_ms
 
 if TYPE_CHECKING:
     from tarry.core.hedging import Hedging
@@ -33,9 +33,10 @@ _MAX_COMPARED_DELAYS = 32
 """Delays are compared for this many retries; later exponential ceilings no longer grow."""
 _MAX_LISTED_DELAYS = 4
 _COMMON_MULTIPLIER = 2
-"""The multiplier of backoff in all targets."""
+"""The multiplier of exponential backoff in systems that have no setting for it."""
 _CRITICAL_RATIO, _MIN_CRITICAL_S = 10, 60.0
-"""The schedule is lost when a total wait of at least 60 s differs by this factor."""
+"""The schedule counts as lost when the longer of two total waits, tarry's and the other system's,
+is at least 60 s and 10 times the shorter one."""
 _THROTTLED_STATUS, _THROTTLED_CODE = 429, "RESOURCE_EXHAUSTED"
 
 
@@ -43,7 +44,7 @@ class Severity(IntEnum):
     """How serious a loss is; the most serious losses are reported first."""
 
     CRITICAL = 0
-    """The translation is a different policy."""
+    """The translated policy is a different policy."""
     LOAD = 1
     """Changes whether and how often requests are sent."""
     TIMING = 2
@@ -53,15 +54,15 @@ class Severity(IntEnum):
 
 
 class Loss(NamedTuple):
-    """A setting that cannot be translated: its name, its value and what happens instead."""
+    """A setting that a system lacks or treats differently, and the effect, as a text for users."""
 
     field: str
     value: object
-    instead: str
+    effect: str
     severity: Severity = Severity.TIMING
 
     def __str__(self) -> str:
-        return f"{self.field} = {format_value(self.value)}: {self.instead}"
+        return f"{self.field} = {format_value(self.value)}: {self.effect}"
 
 
 class Losses(list[Loss]):
@@ -75,68 +76,68 @@ class Losses(list[Loss]):
         self.system = system
 
     def add(
-        self, field: str, value: object, instead: str, severity: Severity = Severity.TIMING
+        self, field: str, value: object, effect: str, severity: Severity = Severity.TIMING
     ) -> None:
         """Add one loss; the arguments are those of `Loss`."""
-        self.append(Loss(field, value, instead, severity))
+        self.append(Loss(field, value, effect, severity))
 
     def add_unread(self, table: DocumentTable, *ignored: str) -> None:
         """Add a loss for each key of a table that was not read, except for keys in `ignored`."""
         for key, value in table.unread().items():
             if key not in ignored:
-                instead = "left out: a policy of tarry has no such setting"
-                self.add(table.path_of(key), value, instead)
+                effect = "left out: a policy of tarry has no such setting"
+                self.add(table.path_of(key), value, effect)
 
-    def add_for_delays(self, policy: Policy, target_delays: list[float], retries: int) -> None:
-        """Add a loss when the delays of the target, for `retries` retries, are different."""
+    def add_for_delays(self, policy: Policy, system_delays: list[float], retries: int) -> None:
+        """Add a loss when the other system, with `retries` retries, has different delays."""
         if policy.jitter == "decorrelated":
             return
         delays, max_retries = first_ceilings(policy), policy.max_attempts - 1
         total = _total_wait(policy, delays, max_retries)
-        target_total = _total_wait(policy, target_delays, retries)
-        shorter, longer = sorted((total, target_total))
+        system_total = _total_wait(policy, system_delays, retries)
+        shorter, longer = sorted((total, system_total))
         if longer >= max(_MIN_CRITICAL_S, _CRITICAL_RATIO * shorter):
             schedule = (
                 f"{max_retries} retries within {format_duration(total)}, "
                 f"{format_duration(max(delays))} apart at most"
             )
-            instead = (
+            effect = (
                 f"{SCHEDULE_LOST}: {self.system} makes {retries} within "
-                f"{format_duration(target_total)}, {format_duration(max(target_delays))} apart at "
+                f"{format_duration(system_total)}, {format_duration(max(system_delays))} apart at "
                 "most, and gives up"
             )
-            self.add("schedule", schedule, instead, Severity.CRITICAL)
+            self.add("schedule", schedule, effect, Severity.CRITICAL)
         elif any(
-            not isclose(delay, target_delay, rel_tol=1e-6)
-            for delay, target_delay in zip(delays, target_delays, strict=False)
+            not isclose(delay, system_delay, rel_tol=1e-6)
+            for delay, system_delay in zip(delays, system_delays, strict=False)
         ):
-            instead = (
-                f"{self.system} waits up to {_format_delays(target_delays)}, where tarry has "
+            effect = (
+                f"{self.system} waits up to {_format_delays(system_delays)}, where tarry has "
                 f"{_format_delays(delays)}"
             )
-            self.add(*_field_of_difference(policy), instead)
+            self.add(*_field_of_difference(policy), effect)
 
     def round_to_ms(self, field: str, seconds: float) -> float:
         """Return seconds rounded to whole milliseconds; add a loss when that changes the value."""
         result = round_to_ms(seconds)
         if result != seconds:
-            instead = f"rounded to whole milliseconds: {result:g} s"
-            self.add(field, seconds, instead, Severity.DETAIL)
+            effect = f"rounded to whole milliseconds: {result:g} s"
+            self.add(field, seconds, effect, Severity.DETAIL)
         return result
 
-    def format_proto(self, field: str, seconds: float) -> str:
+    def format_proto_duration(self, field: str, seconds: float) -> str:
         """Return seconds, rounded to whole milliseconds, in the format of proto3 JSON."""
-        return format_proto(field, self.round_to_ms(field, seconds))
+        return format_proto_duration(field, self.round_to_ms(field, seconds))
 
-    def call_timeout(self, policy: Policy) -> float | None:
-        """Return the timeout of the whole call, and add a loss when it is the total budget.
+    def convert_call_timeout(self, policy: Policy) -> float | None:
+        """Return the timeout of the whole call: the total budget, with a loss, or None.
 
-        If the policy has one attempt, the timeout of the attempt is also the timeout of the call.
+        If the policy has one attempt, a shorter timeout of the attempt is that of the call.
         """
-        single_attempt = policy.attempt_timeout if policy.max_attempts == 1 else None
+        only_attempt_timeout = policy.attempt_timeout if policy.max_attempts == 1 else None
         total = policy.total_budget
-        if total is None or (single_attempt is not None and single_attempt <= total):
-            return single_attempt
+        if total is None or (only_attempt_timeout is not None and only_attempt_timeout <= total):
+            return only_attempt_timeout
         stops = "stops a running attempt when the time is over"
         self.add("total_budget", total, f"{self.system} {stops}; tarry lets it finish")
         return total
@@ -148,51 +149,51 @@ class Losses(list[Loss]):
         """
         if timeout is None:
             return policy
-        attempt = min(timeout, policy.attempt_timeout or timeout)
+        attempt_timeout = min(timeout, policy.attempt_timeout or timeout)
         if policy.max_attempts == 1:
-            return policy.replace(attempt_timeout=attempt)
-        instead = (
+            return policy.replace(attempt_timeout=attempt_timeout)
+        effect = (
             "no attempt starts after it, but tarry lets a running attempt finish: "
-            f"at most {format_duration(timeout + attempt)} in total"
+            f"at most {format_duration(timeout + attempt_timeout)} in total"
         )
-        self.add(path, timeout, instead)
-        return policy.replace(total_budget=timeout, attempt_timeout=attempt)
+        self.add(path, timeout, effect)
+        return policy.replace(total_budget=timeout, attempt_timeout=attempt_timeout)
 
-    def add_for_throttling(self, policy: Policy, throttling: str | None, other: str) -> None:
-        """Add the losses of `throttled_delay` and `retry_marked`, which no target has.
+    def add_for_throttling(self, policy: Policy, throttling: str | None, failure: str) -> None:
+        """Add the losses of `throttled_delay` and `retry_marked`, which no other system has.
 
-        `throttling` and `other` name throttled and other failures in the text. `throttling` is None
-        when the policy does not retry throttled failures.
+        In the text, `throttling` stands for throttled failures, and `failure` for any failure.
+        `throttling` is None when the policy does not retry throttled failures.
         """
         throttled_ceilings = first_ceilings(policy, throttled=True)
         if throttling is not None and throttled_ceilings != first_ceilings(policy):
-            waits_as_long = f"does not wait longer after {throttling} than after any other {other}"
-            self.add("throttled_delay", policy.throttled_delay, f"{self.system} {waits_as_long}")
+            effect = f"does not wait longer after {throttling} than after any other {failure}"
+            self.add("throttled_delay", policy.throttled_delay, f"{self.system} {effect}")
         if not policy.retry_marked:
-            instead = f"{self.system} retries also what a layer below has already retried"
-            self.add("retry_marked", policy.retry_marked, instead, Severity.DETAIL)
+            effect = f"{self.system} also retries calls that a layer below has already retried"
+            self.add("retry_marked", policy.retry_marked, effect, Severity.DETAIL)
 
     def add_for_proxy(self, policy: Policy) -> None:
-        """Add the losses of every target that is a proxy."""
-        instead = f"{self.system} repeats a POST like a GET: match methods in the route"
-        self.add("safe", "per call", instead, Severity.LOAD)
-        chosen = policy.retryable_codes != RETRYABLE_CODES  # whether the user has set them
+        """Add the losses of every system that is a proxy."""
+        effect = f"{self.system} also retries POST: restrict the route to methods that are safe"
+        self.add("safe", "per call", effect, Severity.LOAD)
+        has_own_codes = policy.retryable_codes != RETRYABLE_CODES  # not the default
         retries_throttled = _THROTTLED_STATUS in policy.retryable_statuses or (
-            chosen and _THROTTLED_CODE in policy.retryable_codes
+            has_own_codes and _THROTTLED_CODE in policy.retryable_codes
         )
         self.add_for_throttling(policy, "throttling" if retries_throttled else None, "failure")
 
-    def add_for_codes(self, policy: Policy, known: frozenset[str], target: str) -> None:
-        """Add the loss of gRPC codes that the target does not know, unless they are defaults."""
-        lost = policy.retryable_codes - known - {"OK"}
-        if lost and policy.retryable_codes != RETRYABLE_CODES:
-            instead = f"{target} cannot retry on these codes"
-            self.add("retryable_codes", lost, instead, Severity.LOAD)
+    def add_for_codes(self, policy: Policy, supported: frozenset[str]) -> None:
+        """Add the loss of gRPC codes that the other system lacks, unless the codes are defaults."""
+        unsupported = policy.retryable_codes - supported - {"OK"}
+        if unsupported and policy.retryable_codes != RETRYABLE_CODES:
+            effect = f"{self.system} cannot retry on these codes"
+            self.add("retryable_codes", unsupported, effect, Severity.LOAD)
 
-    def add_for_hint(self, path: str, hint: str, source: str, max_hint: float) -> None:
-        """Add the loss of a server's hint; `source` says what the other system does with it."""
-        instead = f"{source}; tarry waits for up to {format_duration(max_hint)}, or gives up"
-        self.add(path, hint, instead)
+    def add_for_hint(self, path: str, hint: str, behaviour: str, max_hint: float) -> None:
+        """Add the loss of a server's hint; `behaviour` is what the other system does with it."""
+        effect = f"{behaviour}; tarry waits for up to {format_duration(max_hint)}, or gives up"
+        self.add(path, hint, effect)
 
     def add_for_breaker(self, defence: Defence, cause: str) -> None:
         """Add the loss of a breaker that is left out of the export."""
@@ -203,22 +204,22 @@ class Losses(list[Loss]):
     def add_for_limiter(self, defence: Defence) -> None:
         """Add the loss of a limiter that is left out of the export."""
         if defence.limiter is not None:
-            instead = f"left out: {self.system} has no such limiter"
-            self.add("limiter.kind", defence.limiter["kind"], instead, Severity.LOAD)
+            effect = f"left out: {self.system} has no such limiter"
+            self.add("limiter.kind", defence.limiter["kind"], effect, Severity.LOAD)
 
-    def in_flight_budget(self, defence: Defence) -> tuple[float, int] | None:
-        """Return the retries in flight for Envoy and Istio: percentage of requests, and minimum."""
+    def convert_budget(self, defence: Defence) -> tuple[float, int] | None:
+        """Return the limit of retries in flight for Envoy and Istio: percentage and minimum."""
         budget = summarize_budget(defence)
         if budget is None:
             return None
         percent, minimum = round(100 * budget.share, 6), DEFAULT_MIN_RETRIES_IN_FLIGHT
         if budget.kind == "ratio":
             minimum = max(1, ceil(budget.arguments["min_per_second"]))
-        instead = (
+        effect = (
             f"{self.system} counts requests in flight: retries are at most {percent:g} % of all "
             f"requests, but {minimum} can always be in flight"
         )
-        self.add("budget.kind", budget.kind, instead, Severity.LOAD)
+        self.add("budget.kind", budget.kind, effect, Severity.LOAD)
         return percent, minimum
 
     def by_severity(self) -> tuple[Loss, ...]:
@@ -227,7 +228,7 @@ class Losses(list[Loss]):
 
 
 class Exported(NamedTuple):
-    """The documents for another system, as plain values, and the losses by severity."""
+    """The documents for another system, as plain values, and the losses, most serious first."""
 
     documents: tuple[dict[str, Any], ...]
     losses: tuple[Loss, ...]
@@ -238,7 +239,7 @@ class Imported(NamedTuple):
 
     defence: Defence
     losses: tuple[Loss, ...]
-    fields_set: tuple[str, ...] = ()
+    imported_fields: tuple[str, ...] = ()
     """The fields of the policy that the document sets."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -247,7 +248,7 @@ class Imported(NamedTuple):
         return {
             name: value
             for name, value in self.defence.to_dict().items()
-            if name in self.fields_set or value != defaults.get(name)
+            if name in self.imported_fields or value != defaults.get(name)
         }
 
 
@@ -283,8 +284,8 @@ def first_ceilings(policy: Policy, *, throttled: bool = False) -> list[float]:
 
 
 def delay_bounds(policy: Policy) -> tuple[float, float]:
-    """Return the first and the largest ceiling, at least a millisecond each."""
-    if policy.jitter == "decorrelated":  # it has no ceilings, only these bounds
+    """Return the delay before the first retry and the longest delay, before jitter."""
+    if policy.jitter == "decorrelated":  # which has no ceilings, only these bounds
         return policy.initial_delay, policy.max_delay
     delays = first_ceilings(policy)
     first = max(delays[0], 0.001)
@@ -300,7 +301,7 @@ def _total_wait(policy: Policy, delays: list[float], retries: int) -> float:
 
 
 def _field_of_difference(policy: Policy) -> tuple[str, object]:
-    """Return the field of the policy that makes its delays differ from the target's."""
+    """Return the field, and its value, that makes the delays differ from the other system's."""
     if isinstance(policy.backoff, Schedule):
         return "backoff", policy.backoff.delays
     if policy.backoff != "exponential":
@@ -315,30 +316,30 @@ def _format_delays(delays: list[float]) -> str:
     return ", ".join(map(format_duration, delays[:_MAX_LISTED_DELAYS])) + more
 
 
-def hedging_delay(hedging: Hedging, target: str) -> float:
+def hedging_delay(hedging: Hedging, format_name: str) -> float:
     """Return the seconds before a copy is sent; a percentile raises ConfigurationError."""
     if isinstance(hedging.after, float):
         return hedging.after
     setting = "max_extra_load alone" if hedging.after is None else repr(hedging.after)
     rule = (
-        f"must be seconds to be exported to {target}, got {setting}: {target} does not "
+        f"must be seconds to be exported to {format_name}, got {setting}: {format_name} does not "
         "measure percentiles, so set the value that you measured"
     )
     raise ConfigurationError("hedging.after", rule)
 
 
-def reject_hedging(defence: Defence, target: str) -> None:
-    """Raise ConfigurationError if the defence hedges, because the target cannot hedge."""
+def reject_hedging(defence: Defence, format_name: str) -> None:
+    """Raise ConfigurationError if the defence hedges, because the format has no hedging."""
     if defence.hedging is not None:
         msg = (
-            f"hedging cannot be exported to {target}, which has no hedging: export to grpc or "
+            f"hedging cannot be exported to {format_name}, which has no hedging: export to grpc or "
             "envoy, or use a policy with retries"
         )
         raise ConfigurationError(msg)
 
 
 class BudgetSummary(NamedTuple):
-    """The properties of a budget that do not depend on its kind."""
+    """A budget of any kind, with numbers that can be compared between kinds."""
 
     kind: str
     arguments: dict[str, Any]
@@ -349,17 +350,17 @@ class BudgetSummary(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Retries as a fraction of all calls, for targets that support no other budget.
+        """Retries as a fraction of all calls, for systems that support no other budget.
 
         A token bucket can allow one retry per success and still stop all retries in an outage. A
-        fraction does not stop retries in an outage, so it is limited to the targets' default.
+        fraction does not stop retries in an outage, so it is limited to the systems' default.
         """
         return self.earned if self.kind == "ratio" else min(self.earned, DEFAULT_RETRY_SHARE)
 
 
 def summarize_budget(defence: Defence) -> BudgetSummary | None:
-    """Return the arguments, earnings and burst of a defence's budget, or None without a budget."""
-    budget, arguments = defence.downstream("export").budget, part_arguments(defence, "budget")
+    """Return the summary of a defence's budget, or None without a budget."""
+    budget, arguments = defence.downstream(name="export").budget, part_arguments(defence, "budget")
     if budget is None or arguments is None or defence.budget is None:
         return None
     kind = defence.budget["kind"]

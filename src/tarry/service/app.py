@@ -102,7 +102,7 @@ class Service:
                 unpack=codec.unpack,
                 read_body=payloads.read,
                 delete_bodies=payloads.delete,
-                sweep_bodies=partial(_delete_orphaned_bodies, payloads, self.store),
+                delete_bodies_without_task=partial(_delete_orphaned_bodies, payloads, self.store),
                 sign=self._sign,
                 callback=partial(build_callback_task, new_id=_new_id, pack=codec.pack),
             )

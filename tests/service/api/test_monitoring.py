@@ -25,7 +25,7 @@ def test_readiness_is_503_while_a_component_fails() -> None:
     """The problem names it; liveness stays 200, and readiness recovers."""
 
     async def test(api: ApiHarness) -> None:
-        api.engine.health.failed("claiming", "no such table")
+        api.engine.health.mark_failing("claiming", "no such table")
         response = await api.request("GET", "/readyz")
         assert (503, {"claiming": "no such table"}) == (
             response.status,
@@ -33,7 +33,7 @@ def test_readiness_is_503_while_a_component_fails() -> None:
         )
         assert response.header("retry-after") is not None
         assert 200 == (await api.request("GET", "/healthz")).status
-        api.engine.health.worked("claiming")
+        api.engine.health.mark_healthy("claiming")
         assert 200 == (await api.request("GET", "/readyz")).status
 
     run_with_api(test)
@@ -67,7 +67,7 @@ def test_causes_are_hidden_where_keys_are_required() -> None:
     """They are only logged."""
 
     async def test(api: ApiHarness) -> None:
-        api.engine.health.failed("store", "db.internal:5432 refused")
+        api.engine.health.mark_failing("store", "db.internal:5432 refused")
         response = await api.request("GET", "/readyz")
         assert (503, {"store": "see the log"}) == (response.status, response.problem["failing"])
 

@@ -47,7 +47,7 @@ def test_put_creates_a_new_version() -> None:
         assert 3 == (await api.request("GET", path)).json["maxAttempts"]
         assert 2 == (await api.request("GET", f"{path}?version=1")).json["maxAttempts"]
         assert 404 == (await api.request("GET", f"{path}?version=9")).status
-        chosen = await api.engine.policies.read("default", "mine")
+        chosen = await api.engine.policies.load("default", "mine")
         assert chosen is not None
         assert 3 == chosen.policy.max_attempts
 

@@ -100,7 +100,7 @@ class EngineHarness:
             unpack=plain.unpack,
             read_body=read_body or _no_body,
             delete_bodies=_no_bodies,
-            sweep_bodies=_no_strays,
+            delete_bodies_without_task=_no_strays,
             sign=sign or (lambda _task, _body: []),
             callback=partial(build_callback_task, new_id=lambda: next(self.ids), pack=plain.pack),
         )

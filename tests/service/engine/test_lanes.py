@@ -41,14 +41,14 @@ def lane(running: int) -> LaneState:
 def test_in_flight_limit_is_remembered_until_an_attempt_ends() -> None:
     """A lane at its limit is full until then."""
     full = lane(2)
-    before = full.is_full
+    before = full.is_at_in_flight_limit
     full.on_limit_reached(1000)
-    after = full.is_full
+    after = full.is_at_in_flight_limit
     full.running -= 1
     full.on_attempt_ended(1001)
-    has_room = not full.is_full
+    has_room = not full.is_at_in_flight_limit
     full.running += 1
-    assert (False, True, True, True) == (before, after, has_room, full.is_full)
+    assert (False, True, True, True) == (before, after, has_room, full.is_at_in_flight_limit)
 
 
 def test_in_flight_limit_is_forgotten_after_a_while() -> None:
@@ -56,14 +56,14 @@ def test_in_flight_limit_is_forgotten_after_a_while() -> None:
     ramping = lane(2)
     ramping.on_limit_reached(1000)
     ramping.on_attempt_ended(1050)
-    assert not ramping.is_full
+    assert not ramping.is_at_in_flight_limit
 
 
 def test_idle_lane_is_never_full() -> None:
     """No attempt would end there that could make it available again."""
     idle = lane(0)
     idle.on_limit_reached(1000)
-    assert not idle.is_full
+    assert not idle.is_at_in_flight_limit
 
 
 def test_idle_healthy_lane_is_forgotten() -> None:
@@ -180,7 +180,7 @@ def test_lane_is_full_until_it_is_below_its_limit() -> None:
     full = []
     for _ in range(4):
         known.count_dropped(known["t/a"])
-        full.append("t/a" in known.full)
+        full.append("t/a" in known.fully_leased)
 
     assert [True, True, False, False] == full
 

@@ -19,8 +19,11 @@ def test_waiting_caller_gets_the_completion_and_the_response() -> None:
         assert await harness.engine.wait_for_completion(task.id, 0.0) is None
         completion = await harness.engine.wait_for_completion(task.id, 60)
         assert completion is not None
-        assert completion.delivered is not None
-        assert (Status.SUCCEEDED, b"created") == (completion.status, completion.delivered.excerpt)
+        assert completion.delivery_result is not None
+        assert (Status.SUCCEEDED, b"created") == (
+            completion.status,
+            completion.delivery_result.excerpt,
+        )
 
     run(main)
 

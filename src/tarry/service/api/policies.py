@@ -153,7 +153,7 @@ class PolicyResource:
             return json_response(200, _stored_view(policy))
         if query.version is None and policy_id in SERVICE_PRESETS:
             return json_response(200, _preset_view(policy_id))
-        newest = await self._context.engine.policies.read(request.tenant, policy_id)
+        newest = await self._context.engine.policies.load(request.tenant, policy_id)
         if query.version is not None and newest is not None:
             versions = describe_missing_version(policy_id, newest.version)
             raise problems.NOT_FOUND.error(f"Version {query.version} does not exist: {versions}.")

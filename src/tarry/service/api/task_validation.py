@@ -153,9 +153,9 @@ class TaskValidator:
         policies = self._policies
         chosen = policies.get_cached(task, None)
         if chosen is None:
-            chosen = await policies.read(task.tenant, task.policy_id, task.policy_version)
+            chosen = await policies.load(task.tenant, task.policy_id, task.policy_version)
         if chosen is None:
-            newest = await policies.read(task.tenant, task.policy_id)
+            newest = await policies.load(task.tenant, task.policy_id)
             if newest is None:
                 rule = "must be an existing policy (GET /retry-policies lists them)"
                 raise invalid("policyId", rule, task.policy_id)

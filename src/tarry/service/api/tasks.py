@@ -112,9 +112,10 @@ class ResultWaiter:
             view.status, view.reason = wire.STATUS_NAMES[completion.status], completion.reason
             if completion.status.is_terminal:
                 view.next_attempt_at = None
-            if completion.delivered is not None and completion.delivered.status is not None:
+            delivery = completion.delivery_result
+            if delivery is not None and delivery.status is not None:
                 secrets = views.find_secrets(views.read_content(context, task))
-                view.response = views.response_view(completion.delivered, secrets)
+                view.response = views.response_view(delivery, secrets)
         return view
 
 
@@ -201,7 +202,7 @@ class TaskResource:
             request.tenant, task.id, after=after, limit=_MAX_EXPLAINED_ATTEMPTS
         )
         policies = context.engine.policies
-        chosen = await policies.read(task.tenant, task.policy_id, task.policy_version)
+        chosen = await policies.load(task.tenant, task.policy_id, task.policy_version)
         explanation = views.explain_task(
             task,
             views.read_content(context, task),

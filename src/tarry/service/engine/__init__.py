@@ -1,1 +1,1 @@
-"""What makes tasks happen: ingest, claims, attempts, lanes, maintenance."""
+"""The engine, which accepts tasks and runs their attempts, in lanes (one queue per downstream)."""

@@ -56,9 +56,9 @@ def build_request(
     )
 
 
-def classify(delivered: DeliveryResult, policy: Policy, now: float) -> Outcome | None:
-    """Return the outcome of a delivery; None, for no attempt, if it failed inside the service."""
-    status, fault = delivered.status, delivered.fault
+def classify(delivery: DeliveryResult, policy: Policy, now_s: float) -> Outcome | None:
+    """Return the outcome of a delivery; None (no attempt) if it failed inside the service."""
+    status, fault = delivery.status, delivery.fault
     if fault is Fault.INTERNAL:
         return None
     if fault is not None:
@@ -71,36 +71,36 @@ def classify(delivered: DeliveryResult, policy: Policy, now: float) -> Outcome |
                 return SUCCESS
             return PERMANENT.replace(detail=str(status))  # redirects are not followed
         return outcome_of_status(
-            status, delivered.headers, now=now, retryable=policy.retryable_statuses
+            status, delivery.headers, now=now_s, retryable=policy.retryable_statuses
         )
-    return outcome_of_code(status or "UNKNOWN", delivered.headers, retryable=policy.retryable_codes)
+    return outcome_of_code(status or "UNKNOWN", delivery.headers, retryable=policy.retryable_codes)
 
 
 def build_record(
-    task: Task, delivered: DeliveryResult, outcome: Outcome, started_at: int, worker: str
+    task: Task, delivery: DeliveryResult, outcome: Outcome, started_at: int, worker: str
 ) -> AttemptRecord:
     """Return the attempt log entry of a delivery, without the decision."""
-    fault = delivered.fault
+    fault = delivery.fault
     record = AttemptRecord(
         number=task.attempts + 1,
         scheduled_at=task.next_attempt_at,
         started_at=started_at,
-        duration_ms=delivered.duration_ms,
-        dns_ms=delivered.dns_ms,
-        connect_ms=delivered.connect_ms,
-        tls_ms=delivered.tls_ms,
-        first_byte_ms=delivered.first_byte_ms,
-        remote=delivered.remote,
-        status=delivered.status,
-        error=delivered.error,
+        duration_ms=delivery.duration_ms,
+        dns_ms=delivery.dns_ms,
+        connect_ms=delivery.connect_ms,
+        tls_ms=delivery.tls_ms,
+        first_byte_ms=delivery.first_byte_ms,
+        remote=delivery.remote,
+        status=delivery.status,
+        error=delivery.error,
         error_class=None if fault is None else str(fault),
         outcome=str(outcome.kind),
         worker=worker,
     )
-    if outcome is not SUCCESS and delivered.excerpt:
-        text = delivered.excerpt.decode("utf-8", "replace")
+    if outcome is not SUCCESS and delivery.excerpt:
+        text = delivery.excerpt.decode("utf-8", "replace")
         excerpt = text[:_MAX_EXCERPT_CHARS]
-        record.truncated = delivered.truncated or len(excerpt) < len(text)
+        record.truncated = delivery.truncated or len(excerpt) < len(text)
         if not excerpt.isprintable():
             # Control characters could change what a terminal shows.
             excerpt = "".join(char if char.isprintable() else " " for char in excerpt)
@@ -109,18 +109,18 @@ def build_record(
 
 
 def build_decision(
-    verdict: Wait | Stop, outcome: Outcome, effective: EffectivePolicy, call: DurableCall
+    verdict: Wait | Stop, outcome: Outcome, effective_policy: EffectivePolicy, call: DurableCall
 ) -> Decision:
-    """Return the core's verdict for the attempt log, with the inputs of the verdict."""
+    """Return the entry of the attempt log for a verdict, with the inputs of the verdict."""
     breaker, balance = call.last_status
     decision = Decision(
-        action="stop", policy_version=effective.version, budget=balance, breaker=breaker
+        action="stop", policy_version=effective_policy.version, budget=balance, breaker=breaker
     )
     if isinstance(verdict, Wait):
         decision.action = "wait"
         decision.delay_ms = round(verdict.delay * 1000, 3)
         decision.ceiling_ms = round(verdict.ceiling * 1000, 3)
-        jitter = effective.policy.jitter
+        jitter = effective_policy.policy.jitter
         decision.jitter = jitter if isinstance(jitter, str) and jitter != "none" else None
     else:
         decision.reason = str(verdict.reason)
@@ -134,7 +134,7 @@ def build_decision(
 def final_result(
     task: Task, attempt: AttemptRecord | None, status: Status, reason: str | None = None
 ) -> TaskResult:
-    """Return the result that ends a task; `attempt` is None if none was made."""
+    """Return the result that ends a task; `attempt` is None if no attempt was made."""
     kind = task.last_kind if attempt is None else attempt.outcome
     return TaskResult(task=task, attempt=attempt, status=status, reason=reason, last_kind=kind)
 
@@ -142,10 +142,10 @@ def final_result(
 def retry_result(
     task: Task, attempt: AttemptRecord, wait: Wait, outcome: Outcome, now: int, lease: Lease | None
 ) -> TaskResult:
-    """Return the result that schedules the next attempt; within the horizon it keeps `lease`."""
+    """Return the result of a retry; `lease` is kept if the next attempt is within its horizon."""
     hint = outcome.hint
     is_exact = hint is not None and hint.exact
-    # Rounded up, because an attempt must not be early: a hint of the server is a lower bound.
+    # Rounded up, because an attempt must not be early: a server's hint is a minimum.
     next_attempt_at = now + ceil(wait.delay * 1000)
     is_within_horizon = lease is not None and next_attempt_at - now <= lease.horizon_ms
     return TaskResult(

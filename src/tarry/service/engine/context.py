@@ -1,4 +1,4 @@
-"""Shared by all components of an engine: limits, health, clock, dependencies, retry of writes."""
+"""Limits, health, clock and dependencies of an engine's components, and `retry_until_stored`."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _logger = logging.getLogger("tarry.service")
-FIRST_RETRY_PAUSE_S = 0.05
-_MAX_RETRY_PAUSE_S = 2.0
+FIRST_STORE_RETRY_PAUSE_S = 0.05
+_MAX_STORE_RETRY_PAUSE_S = 2.0
 _UNKNOWN_OFFSET_MS = -1e15
-"""Far in the past, so that nothing is due before `StoreClock.synchronize`."""
+"""A time far in the past, so that no task is due before `StoreClock.synchronize`."""
 
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How much work one engine accepts at a time."""
 
     in_flight: int = defaults.MAX_IN_FLIGHT  # attempts that run in this process at a time
-    lane_in_flight: int = defaults.MAX_LANE_IN_FLIGHT  # attempts of one lane, likewise
+    lane_in_flight: int = defaults.MAX_LANE_IN_FLIGHT  # attempts of one lane at a time
     leased: int = 4096  # tasks that are leased to this process
     lane_leased: int = 1024  # tasks of one lane that are leased to this process
     ingest: int = 10_000  # new tasks that wait to be written
@@ -47,43 +47,43 @@ class Health:
     """The failing components of this process; logged when a component fails or recovers."""
 
     def __init__(self) -> None:
-        self.failing: dict[str, str] = {}  # the last error by component; read-only for others
+        self.failing: dict[str, str] = {}  # the last error by component
         self.delayed_writes: int = 0  # writes that the store has refused and that are being retried
 
-    def failed(self, component: str, error: object) -> None:
+    def mark_failing(self, component: str, error: object) -> None:
         """Mark a component as failing."""
         if component not in self.failing:
             _logger.error("%s is failing: %s", component, error)
         self.failing[component] = str(error)
 
-    def worked(self, component: str) -> None:
+    def mark_healthy(self, component: str) -> None:
         """Mark a component as healthy."""
         if self.failing and self.failing.pop(component, None) is not None:
             _logger.warning("%s has recovered", component)
 
 
 class StoreClock:
-    """Epoch milliseconds on the store's clock: the local monotonic clock plus an offset.
+    """An estimate of the store's clock: the local monotonic clock plus an offset, in epoch ms.
 
-    The wall clock of this machine is not used: an operator may set it, which must not change how
-    long a task waits.
+    The wall clock of this machine is not used: if an operator sets it, no task may wait longer or
+    shorter.
     """
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._offset_ms = _UNKNOWN_OFFSET_MS
 
-    def now_ms(self) -> float:
-        """Return the store's time in milliseconds, with its fraction."""
+    def exact_ms(self) -> float:
+        """Return the store's time in milliseconds, not rounded."""
         return self._monotonic() * 1000 + self._offset_ms
 
     def now(self) -> int:
         """Return the store's time in milliseconds, rounded down so that no task is early."""
-        return int(self.now_ms())
+        return int(self.exact_ms())
 
     def seconds(self) -> float:
         """Return the store's time in seconds, the unit of the core."""
-        return self.now_ms() / 1000
+        return self.exact_ms() / 1000
 
     def local_ms(self) -> float:
         """Return the local monotonic time in milliseconds, to be passed to `synchronize`."""
@@ -93,9 +93,9 @@ class StoreClock:
         """Update the offset from a reply of the store, which contains its time `store_now`.
 
         `sent_at` is the local time of the request. The store read its clock between then and now,
-        which bounds the offset from below and above. The highest lower bound is kept, so that the
-        estimate is never ahead of the store, and behind it by at most the time that the fastest
-        reply took. An offset above the upper bound means that the store's clock was set back.
+        so the offset has a lower and an upper bound. The highest lower bound is kept, so that the
+        estimate is never ahead of the store, and at most the time of the fastest reply behind it.
+        An offset above the upper bound means that the store's clock was set back.
         """
         # The store rounds its time down, so that up to one millisecond more may have passed.
         lower, upper = store_now - self.local_ms(), store_now + 1 - sent_at
@@ -119,7 +119,7 @@ class EngineContext(msgspec.Struct, frozen=True, kw_only=True):
     unpack: Callable[[bytes], TaskContent]  # decode, and decrypt if needed, the content of a task
     read_body: Callable[[TaskContent], Awaitable[bytes]]  # fetch a body and verify it
     delete_bodies: Callable[[list[str]], Awaitable[None]]
-    sweep_bodies: Callable[[], Awaitable[int]]  # delete bodies of tasks that were never added
+    delete_bodies_without_task: Callable[[], Awaitable[int]]  # whose task was never added
     sign: Callable[[Task, bytes], list[tuple[str, str]]]  # return the signature headers of a body
     callback: Callable[[Task, TaskContent, TaskResult], Task]
     """Build the task that reports a result to the `callbackUrl` of its task."""
@@ -128,22 +128,22 @@ class EngineContext(msgspec.Struct, frozen=True, kw_only=True):
 async def retry_until_stored(write: Callable[[], Awaitable[T]], health: Health) -> T:
     """Repeat a write until the store accepts it, with pauses that double up to two seconds.
 
-    Used for writes that report what has already happened: results, released leases, parked lanes.
+    Used for writes of what has already happened: results, released leases, parked lanes.
     Until a write is accepted, `health` shows the store as failing.
     """
-    pause, is_delayed = FIRST_RETRY_PAUSE_S, False
+    pause, is_delayed = FIRST_STORE_RETRY_PAUSE_S, False
     try:
         while True:
             try:
                 result = await write()
             except StoreUnavailable as error:
-                health.failed("store", error)
+                health.mark_failing("store", error)
                 health.delayed_writes += not is_delayed  # each write is counted once
                 is_delayed = True
                 await asyncio.sleep(pause)
-                pause = min(_MAX_RETRY_PAUSE_S, pause * 2)
+                pause = min(_MAX_STORE_RETRY_PAUSE_S, pause * 2)
             else:
-                health.worked("store")
+                health.mark_healthy("store")
                 return result
     finally:
         health.delayed_writes -= is_delayed

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
     from tarry.service.engine.context import EngineContext, Health, StoreClock
     from tarry.service.engine.policies import PolicyCache
-    from tarry.service.engine.reporting import Events, TaskCompletion
+    from tarry.service.engine.reporting import EventPublisher, TaskCompletion
     from tarry.service.model import Task, TaskContent
     from tarry.service.store import NewTask
 
 _MAX_GROUP_ITEMS = 64
-"""Small, because results are written between two groups: a large batch must not delay retries."""
-_NewItem: TypeAlias = "tuple[NewTask, TaskContent | None]"
+"""Small, because results are written between two groups: a large group would delay retries."""
+_IngestItem: TypeAlias = "tuple[NewTask, TaskContent | None]"
 
 
 class Engine:
@@ -44,19 +44,19 @@ class Engine:
     def __init__(self, context: EngineContext) -> None:
         self._context = context
         self._reporter = context.reporter
-        self.events: Events = context.reporter.events
+        self.events: EventPublisher = context.reporter.events
         self.policies: PolicyCache = context.policies
         self.health: Health = context.health
         self.clock: StoreClock = context.clock
         self.worker: Worker = Worker(context)
         self.scheduler: Scheduler = Scheduler(context, self.worker)
         self.maintenance: Maintenance = Maintenance(context, self.scheduler)
-        self._new_tasks: AsyncGroupCommit[_NewItem, AddResult] = AsyncGroupCommit(
+        self._new_tasks: AsyncGroupCommit[_IngestItem, AddResult] = AsyncGroupCommit(
             self._add, max_items=_MAX_GROUP_ITEMS, max_pending=context.limits.ingest
         )
         self._is_stopping = False
         self._loops: list[asyncio.Task[None]] = []
-        """The scheduler and the maintenance, once started."""
+        """The asyncio tasks of the scheduler and the maintenance, once started."""
 
     async def start(self) -> None:
         """Read the store's time, then start the scheduler and the maintenance."""
@@ -89,10 +89,10 @@ class Engine:
     ) -> asyncio.Future[Sequence[AddResult]]:
         """Add tasks; they are durable when the future is done, even if the caller is cancelled.
 
-        `contents` are the unpacked contents of the tasks, which save the worker the unpacking.
+        `contents` are the unpacked contents of the tasks, so that the worker need not unpack them.
         Raises `Overloaded` if too many tasks wait to be written.
         """
-        # Tasks that wait to be written are subtracted, so that each slot is promised only once.
+        # Tasks that wait to be written may already have been promised a slot.
         free_slots = 0
         if not self._is_stopping:
             free_slots = self.worker.leased_tasks.free_slots - self._new_tasks.pending
@@ -103,28 +103,28 @@ class Engine:
                 break
             lane = new.task.lane
             if lane not in can_lease:
-                known = lanes.get(lane)
-                can_lease[lane] = known is None or not (known.leased >= limit or known.is_tripped)
+                state = lanes.get(lane)
+                can_lease[lane] = state is None or not (state.leased >= limit or state.is_tripped)
             if can_lease[lane]:
                 new.lease_on_add = True
                 free_slots -= 1
         contents_or_none: Sequence[TaskContent | None] = contents or [None] * len(new_tasks)
         return self._new_tasks.submit(list(zip(new_tasks, contents_or_none, strict=True)))
 
-    async def _add(self, items: Sequence[_NewItem]) -> Sequence[AddResult]:
-        """Store tasks, pass leased tasks to the worker, and wake the scheduler for others.
+    async def _add(self, items: Sequence[_IngestItem]) -> Sequence[AddResult]:
+        """Store tasks, pass leased tasks to the worker, and wake the scheduler for the others.
 
         This is done here and not by the caller of `submit`, which may have been cancelled
-        meanwhile: a leased task would then be idle until its lease expires.
+        meanwhile: a leased task would then wait until its lease expires.
         """
         context, new_tasks = self._context, [new for new, _ in items]
         try:
             quota = context.limits.pending
             results = await context.store.add(new_tasks, context.lease, quota=quota)
         except StoreUnavailable as error:
-            context.health.failed("store", error)
+            context.health.mark_failing("store", error)
             raise
-        context.health.worked("store")
+        context.health.mark_healthy("store")
         horizon_end = context.clock.now() + context.lease.horizon_ms
         has_listeners = bool(self.events.listeners)
         tasks: list[Task] = []
@@ -154,17 +154,18 @@ class Engine:
         if leased is None or leased.task.tenant != tenant or leased.is_busy:
             status = await self._context.store.cancel(tenant, task_id)
         else:
-            leased.is_busy = True  # the worker must not start it while the store is written
+            leased.is_busy = True  # the worker must not start the task meanwhile
             try:
                 status = await self._context.store.cancel(tenant, task_id)
                 if status is CancelStatus.REQUESTED:
-                    # For the store, every leased task is running. Here no attempt runs, so the task
-                    # can be ended at once.
+                    # For the store, every leased task is running. This process knows that no
+                    # attempt runs, so the task can be ended at once.
                     result = TaskResult(task=leased.task, attempt=None, status=Status.CANCELLED)
-                    if await self.worker.results.submit(result) is not FinishStatus.SUPERSEDED:
+                    finish_status = await self.worker.result_writer.submit(result)
+                    if finish_status is not FinishStatus.SUPERSEDED:
                         status = CancelStatus.CANCELLED
             except BaseException:
-                self.worker.results.requeue(leased)
+                self.worker.result_writer.requeue(leased)
                 raise
             self.worker.leased_tasks.drop(leased)
         if status is CancelStatus.CANCELLED:
@@ -186,48 +187,48 @@ class Engine:
             self.scheduler.wake()
         return status
 
-    async def pause(self, lane: str) -> None:
+    async def pause(self, lane_name: str) -> None:
         """Stop a lane until an operator resumes it; attempts in flight continue."""
-        self._context.lanes[lane].is_paused = True
-        await self._context.store.pause(lane)
+        self._context.lanes[lane_name].is_paused = True
+        await self._context.store.pause(lane_name)
         # Set again: a claim that ran meanwhile may have returned a task of the lane, and have
         # marked the lane as not paused.
-        self._context.lanes[lane].is_paused = True
-        self.worker.release_lane(lane)
-        self._reporter.lane_changed("paused", lane)
+        self._context.lanes[lane_name].is_paused = True
+        self.worker.release_lane(lane_name)
+        self._reporter.lane_changed("paused", lane_name)
 
-    async def resume(self, lane: str) -> None:
-        """Resume a lane that was paused or parked; its in-flight limit grows step by step."""
-        await self._context.store.resume(lane)
-        known = self._context.lanes.get(lane)
-        if known is not None:
-            known.is_paused = False
-            self._context.lanes.parked.discard(lane)
-            known.downstream.on_recovery(self._context.clock.seconds())
-            known.downstream.transitions.clear()
+    async def resume(self, lane_name: str) -> None:
+        """Resume a lane that was paused or parked; its in-flight limit then grows step by step."""
+        await self._context.store.resume(lane_name)
+        lane = self._context.lanes.get(lane_name)
+        if lane is not None:
+            lane.is_paused = False
+            self._context.lanes.parked.discard(lane_name)
+            lane.downstream.on_recovery(self._context.clock.seconds())
+            lane.downstream.transitions.clear()
         self.scheduler.wake()
-        self._reporter.lane_changed("resumed", lane)
+        self._reporter.lane_changed("resumed", lane_name)
 
-    async def reset(self, lane: str) -> None:
+    async def reset(self, lane_name: str) -> None:
         """Forget the breaker, budget and latencies of a lane, and resume it."""
-        known = self._context.lanes.get(lane)
-        if known is not None:
-            known.downstream = self._context.lanes.build_downstream(lane)
-        await self.resume(lane)
+        lane = self._context.lanes.get(lane_name)
+        if lane is not None:
+            lane.downstream = self._context.lanes.build_downstream(lane_name)
+        await self.resume(lane_name)
 
-    def local_stats(self, lane: str) -> LocalStats | None:
+    def local_stats(self, lane_name: str) -> LocalStats | None:
         """Return the state of a lane in this process; None if this process has no such lane."""
-        known = self._context.lanes.get(lane)
-        if known is None:
+        lane = self._context.lanes.get(lane_name)
+        if lane is None:
             return None
-        downstream = known.downstream
+        downstream = lane.downstream
         breaker, balance = downstream.status(self._context.clock.seconds())
         p50, p95 = downstream.latency.quantile(0.5), downstream.latency.quantile(0.95)
         return LocalStats(
             breaker=breaker,
             budget=balance,
-            running=known.running,
-            leased=known.leased,
+            running=lane.running,
+            leased=lane.leased,
             p50_ms=None if p50 is None else round(p50 * 1000, 3),
             p95_ms=None if p95 is None else round(p95 * 1000, 3),
         )

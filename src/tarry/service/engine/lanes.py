@@ -1,8 +1,9 @@
 """The lanes in this process: the state of each downstream, and the leased tasks of each lane.
 
-A leased task waits in a heap for its due time, and then in a queue of its lane. The store decides
-for all workers whether a lane is parked or paused. The state here only decides whether this process
-starts attempts of the lane.
+A lane is the queue of one tenant's tasks for one downstream. A leased task waits in a heap for its
+due time, and then in one of two queues of its lane. The store decides for all workers whether a
+lane is parked (its breaker opened) or paused (by an operator). The state here only decides whether
+this process starts attempts of the lane.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ if TYPE_CHECKING:
 _MAX_LANES = 10_000
 """Above this number, lanes without tasks are evicted at once, not only when they have been idle."""
 _FIRST_ATTEMPTS_PER_RETRY = 2
-"""First attempts between two retries of a lane. A larger share of retries would make a healthy lane
-look broken if a few of its tasks always fail: a breaker opens at one failure in two."""
-_MIN_BUDGET_PAUSE_MS, _MAX_BUDGET_PAUSE_MS = 1_000, 60_000
-_BUDGET_SPACING_MS = 50
-"""Milliseconds between two retries that the empty budget deferred: 20 a second, twice as many as
-the budget's floor admits, so that few of them are deferred again."""
+"""First attempts between two retries of a lane. Retries of tasks that always fail are then at most
+a third of the attempts: too few to open the breaker of a healthy lane, which takes a half."""
+_MIN_RETRY_DEFERRAL_MS, _MAX_RETRY_DEFERRAL_MS = 1_000, 60_000
+_DEFERRED_RETRY_SPACING_MS = 50
+"""Deferred retries become due 20 a second. The budget admits 10 a second plus a share of the calls,
+so that at most about half of them are deferred again."""
 _LIMIT_REFRESH_MS = 50
-"""Milliseconds for which an in-flight limit that was reached is assumed to be unchanged."""
+"""Milliseconds for which an in-flight limit is assumed to be unchanged after it was reached."""
 _MAX_TIMER_MS = 1_000
-"""The clock is read at least this often, because the store's clock may be set meanwhile."""
+"""The clock is read at least this often while tasks wait, because the store's clock may be set."""
 
 
 # Not a Struct: each attempt sets several attributes, which takes 0.02 instead of 0.09 us each.
@@ -48,8 +49,8 @@ class LaneState:
     name: str
     downstream: Downstream
     due_retries: deque[LeasedTask] = field(default_factory=deque)
-    """Due tasks that were attempted before. A retry has a promised time, a first attempt has none,
-    so retries do not queue behind first attempts: every third attempt is a retry."""
+    """Due tasks that were attempted before. They have their own queue, so that retries start near
+    their due time: while both queues have tasks, every third attempt is a retry."""
     due_first_attempts: deque[LeasedTask] = field(default_factory=deque)
     """Due tasks that were not attempted yet, in the order in which they became due."""
     leased: int = 0  # tasks of the lane that are leased to this process
@@ -57,14 +58,14 @@ class LaneState:
     is_in_rotation: bool = False  # whether the lane is in `LeasedTasks.rotation`
     is_paused: bool = False  # whether an operator paused the lane through this process
     was_used: bool = True  # whether the lane had a task since the last call of `Lanes.forget_idle`
-    limit: int | None = None
-    """Attempts in flight when the in-flight limit last refused another one; None: unknown."""
-    _limit_seen_at: int = 0
+    running_when_refused: int | None = None
+    """`running` when the in-flight limit last refused an attempt; None: unknown or outdated."""
+    _refused_at: int = 0
     _first_attempts_in_a_row: int = 0
-    _budget_retry_at: int = 0
+    _last_deferred_to: int = 0
 
     def pop_due(self) -> LeasedTask | None:
-        """Remove and return a due task: every third one is a retry while there are both."""
+        """Remove and return a due task: every third one is a retry while both queues have tasks."""
         if self.due_first_attempts and (
             not self.due_retries or self._first_attempts_in_a_row < _FIRST_ATTEMPTS_PER_RETRY
         ):
@@ -74,15 +75,17 @@ class LaneState:
         return self.due_retries.popleft() if self.due_retries else None
 
     def due_queue(self, task: Task) -> deque[LeasedTask]:
-        """Return the queue in which a due task waits; a replayed task counts as not attempted."""
+        """Return the queue in which a due task waits."""
+        # Attempts before the last replay (`forgiven`) and lost attempts do not make it a retry.
         is_retry = task.attempts > task.forgiven + task.lost
         return self.due_retries if is_retry else self.due_first_attempts
 
     def defer_retry(self, now: int) -> int:
-        """Return when to repeat a retry that was deferred because the budget is empty."""
-        retry_at = max(now + _MIN_BUDGET_PAUSE_MS, self._budget_retry_at + _BUDGET_SPACING_MS)
-        self._budget_retry_at = min(retry_at, now + _MAX_BUDGET_PAUSE_MS)
-        return self._budget_retry_at
+        """Return the time to which a retry is deferred, because the retry budget is empty."""
+        after_last = self._last_deferred_to + _DEFERRED_RETRY_SPACING_MS
+        retry_at = max(now + _MIN_RETRY_DEFERRAL_MS, after_last)
+        self._last_deferred_to = min(retry_at, now + _MAX_RETRY_DEFERRAL_MS)
+        return self._last_deferred_to
 
     @property
     def breaker(self) -> Breaker:
@@ -97,18 +100,18 @@ class LaneState:
         return not self.leased and not self.running
 
     @property
-    def is_full(self) -> bool:
-        """Whether as many attempts run as the in-flight limit last admitted."""
-        return self.limit is not None and self.running >= self.limit
+    def is_at_in_flight_limit(self) -> bool:
+        """Whether at least as many attempts run as when the in-flight limit last refused one."""
+        return self.running_when_refused is not None and self.running >= self.running_when_refused
 
     def on_limit_reached(self, now: int) -> None:
-        """Remember that the in-flight limit refused an attempt, so that no other task tries it."""
-        self.limit, self._limit_seen_at = max(1, self.running), now
+        """Remember that the in-flight limit refused an attempt, to start no other one in vain."""
+        self.running_when_refused, self._refused_at = max(1, self.running), now
 
     def on_attempt_ended(self, now: int) -> None:
-        """Forget the remembered limit if it is old, because the limit grows after an outage."""
-        if now >= self._limit_seen_at + _LIMIT_REFRESH_MS:
-            self.limit = None
+        """Forget an old refusal of the in-flight limit, because the limit grows after an outage."""
+        if now >= self._refused_at + _LIMIT_REFRESH_MS:
+            self.running_when_refused = None
 
     @property
     def is_tripped(self) -> bool:
@@ -136,7 +139,7 @@ class Lanes(dict[str, LaneState]):
         self.build_downstream: Callable[[str], Downstream] = build_downstream
         self._max_leased = max_leased
         self.parked: set[str] = set()  # names of lanes that this process has parked in the store
-        self.full: set[str] = set()  # names of lanes with the maximum number of leased tasks
+        self.fully_leased: set[str] = set()  # names of lanes with `max_leased` leased tasks
 
     def __missing__(self, name: str) -> LaneState:
         """Create the lane that `lanes[name]` needs."""
@@ -155,17 +158,17 @@ class Lanes(dict[str, LaneState]):
         lane.leased += 1
         lane.was_used = True
         if lane.leased >= self._max_leased:
-            self.full.add(lane.name)
+            self.fully_leased.add(lane.name)
 
     def count_dropped(self, lane: LaneState) -> None:
         """Count a task that is no longer leased."""
         lane.leased -= 1
-        if self.full and lane.leased < self._max_leased:
-            self.full.discard(lane.name)
+        if self.fully_leased and lane.leased < self._max_leased:
+            self.fully_leased.discard(lane.name)
 
     def forget_idle(self) -> int:
         """Forget healthy lanes that were not used since the last call; return how many."""
-        # Their time windows of outcomes are empty by then, so that no statistics are lost.
+        # Only latency statistics are lost: the time windows of outcomes are empty by then.
         idle = [lane for lane in self.values() if not lane.was_used and self._is_disposable(lane)]
         for lane in self.values():
             lane.was_used = not lane.is_empty
@@ -173,17 +176,17 @@ class Lanes(dict[str, LaneState]):
         return len(idle)
 
     def _evict_empty(self) -> None:
-        """Forget half of the empty lanes, oldest first; tripped lanes only if all are tripped."""
+        """Forget half of the disposable lanes, oldest first; without any, of the empty ones."""
         # A parked lane is not lost: the store reports it when tasks of the lane are claimed.
         empty = [lane for lane in self.values() if lane.is_empty]
         candidates = [lane for lane in empty if self._is_disposable(lane)] or empty
         self._remove(candidates[: len(candidates) // 2 + 1])
 
     def _is_disposable(self, lane: LaneState) -> bool:
-        """Return whether a lane is empty, and only latency statistics would be lost with it."""
+        """Return whether a lane is empty and healthy, and neither paused nor parked."""
         is_healthy = lane.breaker.state is BreakerState.CLOSED
-        is_held_back = lane.is_paused or lane.name in self.parked
-        return lane.is_empty and is_healthy and not is_held_back
+        is_stopped = lane.is_paused or lane.name in self.parked
+        return lane.is_empty and is_healthy and not is_stopped
 
     def _remove(self, lanes: list[LaneState]) -> None:
         for lane in lanes:
@@ -216,7 +219,7 @@ class LeasedTasks(dict[str, LeasedTask]):
         self._max_leased = max_leased
         self._on_due = on_due
         self._heap: list[tuple[int, int, LeasedTask]] = []
-        """`(due time, tie breaker, task)`. Dropped tasks stay until their time comes."""
+        """`(due time, tie breaker, task)`. Dropped tasks stay until they are due."""
         self._tie_breaker = count()
         self.rotation: deque[LaneState] = deque()
         """Lanes with due tasks, in the order in which they are served; read-only for others."""
@@ -236,7 +239,7 @@ class LeasedTasks(dict[str, LeasedTask]):
         is_due = False
         for task, content in zip(tasks, contents or [None] * len(tasks), strict=True):
             earlier = self.get(task.id)
-            if earlier is not None:  # its lease was lost, and the new lease replaces it
+            if earlier is not None:  # leased again after a lost lease, or made due by `retry_now`
                 earlier.is_dropped = True
                 lanes.count_dropped(earlier.lane)
             lane = lanes[task.lane]
@@ -247,7 +250,7 @@ class LeasedTasks(dict[str, LeasedTask]):
             self._on_due()
 
     def requeue(self, leased: LeasedTask) -> None:
-        """Put a task that is no longer busy into the queue, for its `next_attempt_at`."""
+        """Mark a task as not busy, and queue it for its `next_attempt_at`."""
         leased.is_busy = False
         if not leased.is_queued and self._enqueue(leased, self._now()):
             self._on_due()
@@ -260,27 +263,27 @@ class LeasedTasks(dict[str, LeasedTask]):
             self._lanes.count_dropped(leased.lane)
 
     def next_due(self) -> LeasedTask | None:
-        """Remove and return a due task of the next lane; the caller then calls `rotate`."""
+        """Remove and return a due task of the next lane; the caller calls `add_to_rotation`."""
         rotation = self.rotation
         while rotation:
             lane = rotation.popleft()
             lane.is_in_rotation = False
-            if lane.limit is not None and lane.is_full:
+            if lane.running_when_refused is not None and lane.is_at_in_flight_limit:
                 continue  # the lane returns to the rotation when one of its attempts ends
             while (leased := lane.pop_due()) is not None:
                 leased.is_queued = False
-                # Queues are not searched when a task is dropped or cancelled: it is skipped here.
+                # A dropped or cancelled task is not searched for in the queues, but skipped here.
                 if not leased.is_dropped and not leased.is_busy:
                     return leased
         return None
 
     def put_back(self, leased: LeasedTask) -> None:
-        """Make a task that `next_due` returned the next one of its lane again."""
+        """Put a task that `next_due` returned back to the front of the queue of its lane."""
         leased.is_queued = True
         leased.lane.due_queue(leased.task).appendleft(leased)
 
-    def rotate(self, lane: LaneState) -> None:
-        """Put a lane at the end of the rotation if it has due tasks."""
+    def add_to_rotation(self, lane: LaneState) -> None:
+        """Put a lane with due tasks at the end of the rotation, unless it is in the rotation."""
         if (lane.due_first_attempts or lane.due_retries) and not lane.is_in_rotation:
             lane.is_in_rotation = True
             self.rotation.append(lane)
@@ -296,13 +299,13 @@ class LeasedTasks(dict[str, LeasedTask]):
         leased.is_queued = True
         due_at = leased.task.next_attempt_at
         if due_at <= now:
-            self._mark_due(leased)
+            self._queue_in_lane(leased)
             return True
         heappush(self._heap, (due_at, next(self._tie_breaker), leased))
         self._arm_timer()
         return False
 
-    def _mark_due(self, leased: LeasedTask) -> None:
+    def _queue_in_lane(self, leased: LeasedTask) -> None:
         lane = leased.lane
         lane.due_queue(leased.task).append(leased)
         if not lane.is_in_rotation:
@@ -324,15 +327,15 @@ class LeasedTasks(dict[str, LeasedTask]):
         self._timer = asyncio.get_running_loop().call_later(delay, self._on_timer)
 
     def _on_timer(self) -> None:
-        # Timers may fire early (uvloop's by up to 1.4 ms), so the clock decides what is due, and
-        # the timer is set again for the rest.
+        # Timers may fire early (uvloop's by up to 1.4 ms), so the clock decides which tasks are
+        # due, and the timer is set again for the others.
         self._timer = None
         now = self._now()
         is_due = False
         while self._heap and self._heap[0][0] <= now:
             leased = heappop(self._heap)[2]
             if not leased.is_dropped:
-                self._mark_due(leased)
+                self._queue_in_lane(leased)
                 is_due = True
         self._arm_timer()
         if is_due:

@@ -1,4 +1,4 @@
-"""Maintenance: removes expired tasks and orphaned bodies, advances replays, forgets idle lanes.
+"""Maintenance: removes expired tasks and unused bodies, advances replays, forgets idle lanes.
 
 Everything is done in small steps, so that the store is never blocked for long.
 """
@@ -21,10 +21,10 @@ _logger = logging.getLogger("tarry.service")
 _MAX_TASKS_PER_STEP = 200
 _REPLAY_STEPS_PER_SECOND = 10
 _MAX_BODIES_PER_STEP = 100
-_BODY_SWEEP_INTERVAL_MS = 600_000
-_LANE_SWEEP_INTERVAL_MS = 300_000  # a lane that is idle for two of these intervals is forgotten
+_BODY_SEARCH_INTERVAL_MS = 600_000  # rare, because it lists all stored bodies
+_IDLE_LANE_CHECK_INTERVAL_MS = 300_000  # a lane is forgotten when idle from one check to the next
 _IDLE_PAUSE_S, _BUSY_PAUSE_S = 1.0, 0.02
-"""Pause after a round that has left no work, and after a round that has left work."""
+"""Pause after a round with no work left, and after a round with work left."""
 
 
 class Maintenance:
@@ -33,25 +33,26 @@ class Maintenance:
     def __init__(self, context: EngineContext, scheduler: Scheduler) -> None:
         self._context = context
         self._scheduler = scheduler
-        self._next_body_sweep_at = self._next_lane_sweep_at = 0
+        self._next_body_search_at = self._next_idle_lane_check_at = 0
 
     async def run_once(self) -> float:
         """Do one small step of each kind of maintenance; return the seconds until the next."""
         context, store = self._context, self._context.store
-        swept = await store.sweep(context.retention, _MAX_TASKS_PER_STEP)
+        removal = await store.sweep(context.retention, _MAX_TASKS_PER_STEP)
         next_replay_at = await self._step_replays()
+        # Orphans are bodies of removed tasks. Bodies whose task was never added are searched below.
         orphans = await store.orphans(_MAX_BODIES_PER_STEP)
         if orphans:
             await context.delete_bodies(orphans)
             await store.forget_orphans(orphans)
         now = context.clock.now()
-        if now >= self._next_body_sweep_at:
-            self._next_body_sweep_at = now + _BODY_SWEEP_INTERVAL_MS
-            await context.sweep_bodies()
-        if now >= self._next_lane_sweep_at:
-            self._next_lane_sweep_at = now + _LANE_SWEEP_INTERVAL_MS
+        if now >= self._next_body_search_at:
+            self._next_body_search_at = now + _BODY_SEARCH_INTERVAL_MS
+            await context.delete_bodies_without_task()
+        if now >= self._next_idle_lane_check_at:
+            self._next_idle_lane_check_at = now + _IDLE_LANE_CHECK_INTERVAL_MS
             context.lanes.forget_idle()
-        if orphans or swept.has_more:
+        if orphans or removal.has_more:
             return _BUSY_PAUSE_S
         if next_replay_at is None:
             return _IDLE_PAUSE_S
@@ -59,7 +60,7 @@ class Maintenance:
         return min(_IDLE_PAUSE_S, max(_BUSY_PAUSE_S, until_replay))
 
     async def _step_replays(self) -> int | None:
-        """Do one step of each replay that is due; return when the next step is due, or None."""
+        """Do one step of each due replay; return when the next step is due, or None."""
         store = self._context.store
         next_times: list[int] = []
         for replay in await store.list_replays(running=True):
@@ -86,7 +87,7 @@ class Maintenance:
             try:
                 pause = await self.run_once()
             except StoreUnavailable as error:
-                self._context.health.failed("store", error)
+                self._context.health.mark_failing("store", error)
             except Exception:
                 _logger.exception("maintenance failed")
             await asyncio.sleep(pause)

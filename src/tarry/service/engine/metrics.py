@@ -1,7 +1,7 @@
 """The Prometheus metrics of the service.
 
 Recording an attempt only appends a sample to a list, because every attempt is recorded. Samples are
-added to counters and histograms some hundred at a time, or when the metrics are read. Objects of
+added to counters and histograms 500 at a time, or when the metrics are read. Objects of
 the Prometheus client are only built when the metrics are read. The number of labels is bounded:
 policies after the first hundred are counted as `other`, and only the hundred most notable lanes
 (tripped or busy) have gauges.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tarry.service.store import Counters
 
     _AttemptSample: TypeAlias = tuple[str, str, int, float | None, float | None]
-    """Outcome, policy id, lag, duration, and delay before the next attempt; the times are in ms."""
+    """Outcome, policy id, lag from due to start, duration, delay before the next attempt; in ms."""
     _TaskSample: TypeAlias = tuple[str, int, int]  # terminal status, number of attempts, age in ms
 
 _MAX_LABELS = 100
@@ -113,7 +113,7 @@ class Metrics:
         self.superseded: _Counter = _Counter(
             "retry_superseded", "Results that arrived after their lease was lost."
         )
-        self.superseded[()] = 0  # there is one count, without labels
+        self.superseded[()] = 0  # the metric has no labels
         self._age = _Histogram(
             "retry_task_age_seconds", "Age of tasks when they finish.", _LONG_BUCKETS_MS
         )

@@ -1,4 +1,4 @@
-"""The policies of tasks: the newest or the pinned version of a tenant's policy, plus overrides."""
+"""The policies of tasks: the newest or a pinned version of a tenant's policy, plus overrides."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ V = TypeVar("V")
 _logger = logging.getLogger("tarry.service")
 _MAX_CACHED = 10_000
 _FRESH_MS = 1_000
-"""A cached policy is read again after this time, because another process may have changed it."""
+"""A cached policy is loaded again after this time: another process may have changed it."""
 
 
 class EffectivePolicy(msgspec.Struct, gc=False):
@@ -32,7 +32,7 @@ class EffectivePolicy(msgspec.Struct, gc=False):
 
     policy: Policy
     version: int | None  # None for a preset that comes with the service
-    stale_at: int  # time in epoch ms after which the policy is read again
+    stale_at: int  # epoch ms after which the policy is loaded again
 
 
 class PolicyCache:
@@ -43,77 +43,77 @@ class PolicyCache:
         self._now = now
         self._cached: dict[tuple[str, str, int | None], EffectivePolicy] = {}
         self._refreshing: set[tuple[str, str, int | None]] = set()
-        """Policies that are being read again; the stale version is used meanwhile."""
+        """Policies that are being loaded again; the stale version is used meanwhile."""
         self._overridden: dict[tuple[Any, ...], tuple[EffectivePolicy, EffectivePolicy]] = {}
-        """Policies before and after overrides were applied."""
+        """The cached policy, and the policy that results from it and the overrides of a task."""
 
     def get_cached(self, task: Task, overrides: Mapping[str, Any] | None) -> EffectivePolicy | None:
         """Return the policy of a task if it is cached, else None."""
-        effective = self._cached.get((task.tenant, task.policy_id, task.policy_version))
-        if effective is None or not overrides:
-            return effective
-        return self._apply_overrides(task, overrides, effective)
+        effective_policy = self._cached.get((task.tenant, task.policy_id, task.policy_version))
+        if effective_policy is None or not overrides:
+            return effective_policy
+        return self._apply_overrides(task, overrides, effective_policy)
 
-    def begin_refresh(self, task: Task) -> bool:
-        """Return whether the caller has to `load` a stale policy: False if another caller does."""
+    def try_begin_refresh(self, task: Task) -> bool:
+        """Mark a stale policy as being refreshed; if True, the caller must `load_or_default`."""
         key = (task.tenant, task.policy_id, task.policy_version)
         if key in self._refreshing:
             return False
         self._refreshing.add(key)
         return True
 
-    async def load(self, task: Task) -> None:
-        """Read and cache the policy of a task; the default policy replaces a deleted one."""
+    async def load_or_default(self, task: Task) -> None:
+        """Cache the policy of a task, or the default policy if that policy was deleted."""
         tenant, policy_id, version = task.tenant, task.policy_id, task.policy_version
         try:
-            if await self.read(tenant, policy_id, version) is None:
+            if await self.load(tenant, policy_id, version) is None:
                 default = EffectivePolicy(SERVICE_PRESETS["default"], None, self._now() + _FRESH_MS)
                 _put(self._cached, (tenant, policy_id, version), default)
         finally:
             self._refreshing.discard((tenant, policy_id, version))
 
-    async def read(
+    async def load(
         self, tenant: str, policy_id: str, version: int | None = None
     ) -> EffectivePolicy | None:
-        """Read and cache a policy: the tenant's own, else a preset of this name, else None."""
+        """Cache and return a policy: the tenant's own, else a preset of this name, else None."""
         stored = await self._store.get_policy(tenant, policy_id, version)
         default, stale_at = SERVICE_PRESETS["default"], self._now() + _FRESH_MS
         if stored is not None:
             policy = policy_from_json(msgspec.json.decode(stored.document), default)
-            effective = EffectivePolicy(policy, stored.version, stale_at)
+            effective_policy = EffectivePolicy(policy, stored.version, stale_at)
         elif version is None and policy_id in SERVICE_PRESETS:
-            effective = EffectivePolicy(SERVICE_PRESETS[policy_id], None, stale_at)
+            effective_policy = EffectivePolicy(SERVICE_PRESETS[policy_id], None, stale_at)
         else:
             return None
-        _put(self._cached, (tenant, policy_id, version), effective)
-        return effective
+        _put(self._cached, (tenant, policy_id, version), effective_policy)
+        return effective_policy
 
     def forget(self, tenant: str, policy_id: str) -> None:
-        """Remove a policy that was changed from the cache."""
+        """Remove all versions of a changed policy from the cache."""
         for key in [key for key in self._cached if key[:2] == (tenant, policy_id)]:
             del self._cached[key]
 
     def _apply_overrides(
-        self, task: Task, overrides: Mapping[str, Any], effective: EffectivePolicy
+        self, task: Task, overrides: Mapping[str, Any], base: EffectivePolicy
     ) -> EffectivePolicy:
         key = (task.tenant, task.policy_id, task.policy_version, msgspec.json.encode(overrides))
-        # The entry is valid only as long as the policy that it was derived from is the cached one.
+        # An entry is valid only while the policy that it was derived from is the cached policy.
         entry = self._overridden.get(key)
-        if entry is None or entry[0] is not effective:
+        if entry is None or entry[0] is not base:
             try:
-                policy = policy_from_json(overrides, effective.policy)
+                policy = policy_from_json(overrides, base.policy)
             except ConfigurationError as error:  # the policy was changed since the task was added
                 message = "policy overrides ignored, the changed policy makes them invalid, "
                 message += "tenant=%s policy=%s: %s"
                 _logger.warning(message, task.tenant, task.policy_id, error)
-                policy = effective.policy
-            entry = effective, EffectivePolicy(policy, effective.version, effective.stale_at)
+                policy = base.policy
+            entry = base, EffectivePolicy(policy, base.version, base.stale_at)
             _put(self._overridden, key, entry)
         return entry[1]
 
 
 def _put(cache: dict[K, V], key: K, value: V) -> None:
-    """Add an entry to a cache, from which the oldest entry is removed when it is full."""
+    """Add an entry to a cache; if the cache is full, remove the oldest entry first."""
     if len(cache) >= _MAX_CACHED:
         del cache[next(iter(cache))]
     cache[key] = value

@@ -1,7 +1,7 @@
-"""Reports what happens to tasks and lanes: metrics, events for subscribers, waiting callers.
+"""Reports what happens to tasks and lanes.
 
-A result is reported only after the store has written it, so that a crash cannot undo a reported
-success.
+The reporter updates metrics, publishes events and wakes callers that wait for a task. A result is
+reported only after the store has written it, so that a crash cannot undo a reported success.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Event(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
 
     kind: str
     """For a task: added, attempt, succeeded, exhausted, cancelled, superseded, deferred.
-    For a lane: parked, probing, resumed, paused. An event `lost` reports attempts of
-    several tasks, and has no tenant."""
+    For a lane: parked (its breaker opened), probing (half-open), resumed, paused (by an
+    operator). An event `lost` reports attempts of several tasks, and has no tenant."""
     at: int
     tenant: str
     lane: str
@@ -46,12 +46,12 @@ class Event(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     attempts: int | None = None
 
 
-class Events:
+class EventPublisher:
     """Passes each event to all listeners; a listener that fails does not affect the others."""
 
     def __init__(self) -> None:
         self.listeners: list[Callable[[Event], None]] = []
-        """Read-only for others: without listeners, no `Event` is built on the hot path."""
+        """Other code only tests whether it is empty, to build no `Event` without a listener."""
 
     def listen(self, listener: Callable[[Event], None]) -> Callable[[], None]:
         """Call `listener` with each event from now on; return a function that removes it."""
@@ -70,11 +70,11 @@ class Events:
 class Subscription:
     """A bounded queue of one tenant's events; a slow reader misses the oldest events."""
 
-    def __init__(self, events: Events, tenant: str) -> None:
+    def __init__(self, publisher: EventPublisher, tenant: str) -> None:
         self._tenant = tenant
         self._queue: asyncio.Queue[Event] = asyncio.Queue(_MAX_QUEUED_EVENTS)
         self.missed: int = 0  # events dropped since the reader last reset this to 0
-        self.close: Callable[[], None] = events.listen(self._enqueue)  # stops queueing events
+        self.close: Callable[[], None] = publisher.listen(self._enqueue)  # stops queueing events
 
     def _enqueue(self, event: Event) -> None:
         if event.tenant != self._tenant:
@@ -90,26 +90,26 @@ class Subscription:
 
 
 class TaskCompletion(msgspec.Struct):
-    """The terminal status of a task, and the last response of its target, if there was one."""
+    """The terminal status of a task, and its last delivery, if this process made one."""
 
     status: Status
     reason: str | None
-    delivered: DeliveryResult | None
+    delivery_result: DeliveryResult | None
 
 
 class Reporter:
     """Updates the metrics, publishes events if there are listeners, and wakes waiting callers.
 
-    The parameter `now` is the store's time in milliseconds. Methods without it read the clock.
+    `now` is the store's time in milliseconds. Methods without this parameter read the clock.
     """
 
-    def __init__(self, metrics: Metrics, now: Callable[[], int]) -> None:
-        self.events: Events = Events()
+    def __init__(self, metrics: Metrics, read_clock: Callable[[], int]) -> None:
+        self.events: EventPublisher = EventPublisher()
         self._metrics = metrics
-        self._now = now
+        self._read_clock = read_clock
         self._waiting: dict[str, list[asyncio.Future[TaskCompletion]]] = {}
-        """Callers by the id of the task that they wait for. They also poll the store, because a
-        task may complete in another process."""
+        """Futures of callers, by the id of the task that they wait for. The callers also poll the
+        store, because a task may complete in another process."""
 
     def task_added(self, task: Task) -> None:
         """Report a new task to the listeners."""
@@ -117,7 +117,7 @@ class Reporter:
         self._publish("added", task, None, task.created_at, next_attempt_at=next_attempt_at)
 
     def attempt_made(self, result: TaskResult, now: int) -> None:
-        """Report the attempt of a result, if there was one."""
+        """Report `result.attempt`; do nothing if no attempt was made."""
         task, attempt = result.task, result.attempt
         if attempt is None:
             return
@@ -126,22 +126,22 @@ class Reporter:
             next_at, attempts = result.next_attempt_at or None, task.attempts + 1
             self._publish("attempt", task, attempts, now, attempt=attempt, next_attempt_at=next_at)
 
-    def task_ended(
+    def task_completed(
         self,
         status: Status,
         task: Task,
         attempts: int,
         reason: str | None,
         now: int,
-        delivered: DeliveryResult | None = None,
+        delivery_result: DeliveryResult | None = None,
     ) -> None:
-        """Report that a task reached a terminal status after this many attempts."""
+        """Report that a task reached a terminal status after `attempts` attempts."""
         kind = _EVENT_KINDS[status]
         self._metrics.record_completion(kind, attempts, now - task.created_at)
         if self.events.listeners:
             self._publish(kind, task, attempts, now, reason=reason)
         if task.id in self._waiting:
-            self.notify(task.id, TaskCompletion(status, reason, delivered))
+            self.notify(task.id, TaskCompletion(status, reason, delivery_result))
 
     def notify(self, task_id: str, completion: TaskCompletion) -> None:
         """Wake all callers that wait for a task."""
@@ -150,7 +150,7 @@ class Reporter:
                 future.set_result(completion)
 
     async def wait_for_completion(self, task_id: str, seconds: float) -> TaskCompletion | None:
-        """Return the completion of a task in this process, or None after this many seconds."""
+        """Wait for the completion of a task in this process; return None after `seconds`."""
         future: asyncio.Future[TaskCompletion] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(task_id, []).append(future)
         try:
@@ -167,18 +167,18 @@ class Reporter:
 
     def task_cancelled(self, task: Task) -> None:
         """Report that a task was cancelled while no attempt of it ran."""
-        self.task_ended(Status.CANCELLED, task, task.attempts, None, self._now())
+        self.task_completed(Status.CANCELLED, task, task.attempts, None, self._read_clock())
 
     def result_superseded(self, task: Task, now: int) -> None:
-        """Report that a result was not stored because the lease was lost before."""
+        """Report that a result was discarded, because the worker had lost the lease by then."""
         self._metrics.superseded[()] += 1
         if self.events.listeners:
             self._publish("superseded", task, task.attempts, now)
 
     def task_deferred(self, task: Task, reason: str) -> None:
-        """Report that the downstream did not admit an attempt."""
+        """Report that the downstream did not admit an attempt, so that the task was released."""
         if self.events.listeners:
-            self._publish("deferred", task, task.attempts, self._now(), reason=reason)
+            self._publish("deferred", task, task.attempts, self._read_clock(), reason=reason)
 
     def attempts_lost(self, count: int, now: int) -> None:
         """Report attempts whose workers have disappeared."""
@@ -191,7 +191,7 @@ class Reporter:
         self._metrics.count_transition(kind)
         if self.events.listeners:
             tenant = lane.partition("/")[0]
-            self.events.publish(Event(kind=kind, at=self._now(), tenant=tenant, lane=lane))
+            self.events.publish(Event(kind=kind, at=self._read_clock(), tenant=tenant, lane=lane))
 
     def _publish(
         self,

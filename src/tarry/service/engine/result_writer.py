@@ -34,8 +34,8 @@ _MAX_GROUP_ITEMS = 500
 _encode = msgspec.json.Encoder().encode
 
 _Item: TypeAlias = "tuple[TaskResult, LeasedTask | None, DeliveryResult | None]"
-"""A result, its leased task, and the response for waiting callers. The leased task is None if the
-caller of `submit` drops it."""
+"""A result, its leased task, and the delivery for callers that wait for the task. The leased task
+is None if the caller of `submit` drops it from `LeasedTasks`."""
 
 
 class ResultWriter:
@@ -49,9 +49,9 @@ class ResultWriter:
         self._leased_tasks = leased_tasks
         self._reporter = context.reporter
         self.on_capacity: Callable[[], None] = lambda: None
-        """Called when tasks have left this process, or when a lane was unparked, because its tasks
-        can be claimed again. Set by the scheduler."""
-        self.commits: AsyncGroupCommit[_Item, FinishStatus] = AsyncGroupCommit(
+        """Called when more tasks can be claimed: fewer tasks are leased to this process, or a lane
+        was unparked. Set by the scheduler."""
+        self.result_commits: AsyncGroupCommit[_Item, FinishStatus] = AsyncGroupCommit(
             self._write_results, max_items=_MAX_GROUP_ITEMS, max_pending=None
         )
         self._releases: AsyncGroupCommit[Release, None] = AsyncGroupCommit(
@@ -62,33 +62,33 @@ class ResultWriter:
     @property
     def has_pending(self) -> bool:
         """Whether results or releases are not written yet."""
-        return bool(self.commits.pending or self._releases.pending)
+        return bool(self.result_commits.pending or self._releases.pending)
 
     async def flush(self) -> None:
         """Return when all results and releases are written."""
-        await self.commits.flush()
+        await self.result_commits.flush()
         await self._releases.flush()
 
     async def stop(self) -> None:
-        """Cancel all writes; the leases of tasks that were not written expire by themselves."""
-        await self.commits.stop()
+        """Cancel all writes; the leases of tasks whose result was not written expire."""
+        await self.result_commits.stop()
         await self._releases.stop()
         for write in self._lane_writes:
             write.cancel()
-        await self._flush_lanes()
+        await self._wait_for_lane_writes()
 
     def post(
-        self, result: TaskResult, leased: LeasedTask, delivered: DeliveryResult | None
+        self, result: TaskResult, leased: LeasedTask, delivery_result: DeliveryResult | None
     ) -> None:
-        """Write the result of a leased task with the next group, without waiting for it."""
+        """Write the result of a leased task with the next group; do not wait for the write."""
         content = leased.content
         if content is not None and content.callback_url is not None and result.status.is_terminal:
             result.callback = self._context.callback(result.task, content, result)
-        self.commits.post((result, leased, delivered))
+        self.result_commits.post((result, leased, delivery_result))
 
     async def submit(self, result: TaskResult) -> FinishStatus:
-        """Write the result of a task that was cancelled without an attempt; return when stored."""
-        return (await self.commits.submit([(result, None, None)]))[0]
+        """Write the result of a task that was cancelled while it waited; return when stored."""
+        return (await self.result_commits.submit([(result, None, None)]))[0]
 
     async def _write_results(self, items: Sequence[_Item]) -> Sequence[FinishStatus]:
         results, context = [item[0] for item in items], self._context
@@ -105,10 +105,10 @@ class ResultWriter:
                     self._leased_tasks.drop(leased)
             raise
         now, leased_before = context.clock.now(), len(self._leased_tasks)
-        for (result, leased, delivered), status in zip(items, statuses, strict=True):
+        for (result, leased, delivery_result), status in zip(items, statuses, strict=True):
             if leased is not None:
                 try:
-                    self._process_stored(result, leased, delivered, status, now)
+                    self._process_stored(result, leased, delivery_result, status, now)
                 except Exception:
                     message = "result stored but post-processing failed, task=%s"
                     _logger.exception(message, result.task.id)
@@ -131,19 +131,19 @@ class ResultWriter:
         self,
         result: TaskResult,
         leased: LeasedTask,
-        delivered: DeliveryResult | None,
+        delivery_result: DeliveryResult | None,
         status: FinishStatus,
         now: int,
     ) -> None:
         """Report a result that was written, then requeue the task or drop it."""
-        task, lease = result.task, result.keep
-        if status is FinishStatus.DONE and lease is not None:
-            leased.task = msgspec.structs.replace(  # as the store has the task now
+        task, renewed_lease = result.task, result.keep
+        if status is FinishStatus.DONE and renewed_lease is not None:
+            leased.task = msgspec.structs.replace(  # the same as in the store
                 task,
                 version=task.version + 1,
                 attempts=task.attempts + 1,
                 next_attempt_at=result.next_attempt_at,
-                wake_at=result.next_attempt_at + lease.length_ms,
+                wake_at=result.next_attempt_at + renewed_lease.length_ms,
                 previous_delay=result.previous_delay,
                 restarted=result.restarted,
                 last_kind=result.last_kind,
@@ -160,8 +160,8 @@ class ResultWriter:
         task_status = Status.CANCELLED if status is FinishStatus.CANCELLED else result.status
         if task_status.is_terminal:
             attempts_made = task.attempts + (result.attempt is not None)
-            self._reporter.task_ended(
-                task_status, task, attempts_made, result.reason, now, delivered
+            self._reporter.task_completed(
+                task_status, task, attempts_made, result.reason, now, delivery_result
             )
 
     def requeue(self, leased: LeasedTask) -> None:
@@ -174,7 +174,7 @@ class ResultWriter:
             self._leased_tasks.requeue(leased)
 
     def release(self, leased: LeasedTask, next_attempt_at: int | None = None) -> None:
-        """Drop a task and release its lease; the task is due as before, or at `next_attempt_at`."""
+        """Drop a task and release its lease; `next_attempt_at`, if given, is its new due time."""
         self._leased_tasks.drop(leased)
         self._releases.post(Release(leased.task, next_attempt_at))
         self.on_capacity()
@@ -186,7 +186,7 @@ class ResultWriter:
 
     async def _write_releases(self, releases: Sequence[Release]) -> Sequence[None]:
         # A task that is released before its lane is parked would be claimed again at once.
-        await self._flush_lanes()
+        await self._wait_for_lane_writes()
         context = self._context
         statuses = await retry_until_stored(lambda: context.store.release(releases), context.health)
         for release, status in zip(releases, statuses, strict=True):
@@ -194,29 +194,29 @@ class ResultWriter:
                 self._reporter.task_cancelled(release.task)
         return [None] * len(releases)
 
-    def apply_transitions(self, lane: LaneState) -> None:
-        """Start writing the state of a lane's breaker to the store, if the state has changed."""
+    def store_breaker_state(self, lane: LaneState) -> None:
+        """Start writing the breaker state of a lane to the store, if the state has changed."""
         transitions = lane.downstream.transitions
         if not transitions:
             return
         state = transitions[-1].after
         transitions.clear()
-        write = asyncio.get_running_loop().create_task(self._write_lane(lane, state))
+        write = asyncio.get_running_loop().create_task(self._write_breaker_state(lane, state))
         self._lane_writes.add(write)
         write.add_done_callback(self._lane_writes.discard)
 
-    async def _flush_lanes(self) -> None:
+    async def _wait_for_lane_writes(self) -> None:
         if self._lane_writes:
             await asyncio.wait(self._lane_writes)
 
-    async def _write_lane(self, lane: LaneState, state: BreakerState) -> None:
+    async def _write_breaker_state(self, lane: LaneState, state: BreakerState) -> None:
         context, breaker, now = self._context, lane.breaker, self._context.clock.seconds()
         store = context.store
         if state is BreakerState.OPEN:
             until = ceil((now + (breaker.retry_after(now) or 0.0)) * 1000)
-            probes, opened = breaker.probes, breaker.consecutive_opens
+            probes, opens = breaker.probes, breaker.consecutive_opens
             await retry_until_stored(
-                lambda: store.park(lane.name, until, probes=probes, opened=opened), context.health
+                lambda: store.park(lane.name, until, probes=probes, opened=opens), context.health
             )
             context.lanes.parked.add(lane.name)
             self._reporter.lane_changed("parked", lane.name)
@@ -261,7 +261,7 @@ def build_callback_task(
         body_size=len(body),
         trace=content.trace,
     )
-    return Task(  # a task of its own, so that the callback is as durable as any other task
+    return Task(  # the callback is a task, so that it is as durable as any other task
         id=new_id(),
         tenant=task.tenant,
         lane=f"{task.tenant}/{target.origin}",

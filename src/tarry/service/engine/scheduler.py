@@ -1,4 +1,4 @@
-"""The scheduler: claims tasks for the worker, as many as it has capacity for.
+"""The scheduler: claims as many tasks from the store as the worker has capacity for.
 
 Tasks are claimed up to one *horizon* (`Lease.horizon_ms`) before they are due.
 """
@@ -28,11 +28,11 @@ class Scheduler:
     def __init__(self, context: EngineContext, worker: Worker) -> None:
         self._context = context
         self._worker = worker
-        worker.results.on_capacity = self._on_capacity
+        worker.result_writer.on_capacity = self._on_capacity
         self._wakeup = asyncio.Event()
-        self._lacked_capacity = self._is_stopping = False
+        self._was_capacity_limited = self._is_stopping = False
         self._results_at_outage = 0
-        """Results submitted since the start when a write was last delayed by an outage."""
+        """Number of results that had been submitted when an outage last delayed a write."""
         # Half the horizon, so that tasks which other processes add are claimed before they are due.
         self._poll_interval_s = context.lease.horizon_ms / 2000
 
@@ -46,8 +46,8 @@ class Scheduler:
         self._wakeup.set()
 
     def _on_capacity(self) -> None:
-        """Claim soon if capacity limited the last claim; called when leased tasks have left."""
-        if self._lacked_capacity:
+        """Claim soon if capacity limited the last claim; see `ResultWriter.on_capacity`."""
+        if self._was_capacity_limited:
             self._wakeup.set()
 
     async def run_once(self) -> ClaimResult:
@@ -55,24 +55,24 @@ class Scheduler:
 
         Without capacity, the claim has a limit of 0. It still returns the store's time, by which
         the worker recognizes expired leases. The limit is also 0 while results from an outage of
-        the store are not written yet. The leases of these results may have expired: the claim would
-        then return their tasks, which would be delivered a second time.
+        the store are not written yet. The leases of their tasks may have expired: the claim could
+        return these tasks, which would then be delivered a second time.
         """
         context, limits = self._context, self._context.limits
         lanes = context.lanes
         capacity = 0 if self._has_outage_backlog() else self._worker.leased_tasks.free_slots
-        self._lacked_capacity = capacity < limits.claim or bool(lanes.full)
+        self._was_capacity_limited = capacity < limits.claim or bool(lanes.fully_leased)
         limit, parked_before = max(0, min(limits.claim, capacity)), set(lanes.parked)
         sent_at = context.clock.local_ms()
         claimed = await context.store.claim(
-            context.lease, limit=limit, per_lane=limits.lane_claim, skip=tuple(lanes.full)
+            context.lease, limit=limit, per_lane=limits.lane_claim, skip=tuple(lanes.fully_leased)
         )
         context.clock.synchronize(sent_at, claimed.now)
         if not claimed.tasks and "store" in context.health.failing:
             # An empty claim writes nothing, so it succeeds even on a full disk. Only a write, which
             # `ping` makes, shows that the store has recovered.
             await context.store.ping()
-        context.health.worked("store")
+        context.health.mark_healthy("store")
         if claimed.lost:
             context.reporter.attempts_lost(claimed.lost, claimed.now)
         for name in dict.fromkeys(task.lane for task in claimed.tasks):
@@ -82,9 +82,9 @@ class Scheduler:
         return claimed
 
     def _has_outage_backlog(self) -> bool:
-        """Return whether results are pending that were submitted before the last outage ended."""
+        """Return whether a result is pending that was submitted before the last outage ended."""
         # Called before each claim, so that `_results_at_outage` is up to date.
-        results = self._worker.results.commits
+        results = self._worker.result_writer.result_commits
         if self._context.health.delayed_writes:
             self._results_at_outage = results.submitted
         return results.submitted - results.pending < self._results_at_outage
@@ -96,7 +96,7 @@ class Scheduler:
             try:
                 claimed = await self.run_once()
             except StoreUnavailable as error:
-                self._context.health.failed("store", error)
+                self._context.health.mark_failing("store", error)
             except Exception:
                 _logger.exception("claim failed")
             else:
@@ -114,7 +114,7 @@ class Scheduler:
         """Change the breaker of a lane to the state that the lane has in the store.
 
         `consecutive_opens` is how often in a row the breaker of a half-open lane has opened; None
-        if the lane is not half-open. `was_parked` tells whether this process had parked the lane.
+        if the lane is not half-open. `was_parked`: this process had parked the lane.
         """
         lane, seconds = self._context.lanes[name], self._context.clock.seconds
         lane.is_paused = False  # the store leases no tasks of a paused lane

@@ -8,12 +8,11 @@
 
 The arrows show who calls whom: the worker calls the result writer, which calls `LeasedTasks`.
 `LeasedTasks` calls back with `on_due` when tasks are due, and the worker starts their attempts.
-`on_capacity` notifies the scheduler that leased tasks have left, so that it can claim more.
+The result writer calls `on_capacity`, which the scheduler sets, when more tasks can be claimed.
 
 An attempt is admitted by its lane, sent, classified by the core, written in a group with other
-results, and reported only when it is stored. These steps are connected by callbacks and not by
-a coroutine for each attempt. At thousands of attempts a second, coroutines would be the largest
-cost.
+results, and reported only when it is stored. Callbacks connect these steps: at thousands of
+attempts a second, a coroutine for each attempt would be the largest cost.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from tarry.errors import StoreUnavailable, TarryError
 from tarry.service.defaults import LEASE_GRACE_MS
 from tarry.service.delivery import DeliveryResult, Fault
 from tarry.service.engine import attempts
-from tarry.service.engine.context import FIRST_RETRY_PAUSE_S
+from tarry.service.engine.context import FIRST_STORE_RETRY_PAUSE_S
 from tarry.service.engine.lanes import LeasedTasks
 from tarry.service.engine.result_writer import ResultWriter
 from tarry.service.model import Decision, Status
@@ -52,11 +51,11 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("tarry.service")
 _DEFAULT_ATTEMPT_TIMEOUT_S = 30.0
 _INTERNAL_FAILURE_PAUSE_MS = 1_000
-"""Delay before an attempt is repeated that failed inside the service, such as at its proxy."""
-_UNREADABLE_TASK_PAUSE_MS = 60_000
+"""Delay before an attempt that failed inside the service, such as at its proxy, is repeated."""
+_UNSTARTABLE_TASK_PAUSE_MS = 60_000
 """Delay before the next attempt to start a task that could not be decoded or started."""
 _MAX_LOST_ATTEMPTS = 10
-"""Limit of lost attempts: a task that crashes its worker each time must not be leased for ever."""
+"""A task that crashes its worker each time, and so loses each attempt, is not leased for ever."""
 _MIN_SEND_TIMEOUT_S = 0.001
 _THROTTLED = Outcome(Kind.THROTTLED)
 
@@ -67,24 +66,24 @@ class Worker:
     def __init__(self, context: EngineContext) -> None:
         self._context = context
         self._max_running = context.limits.in_flight
-        self._max_attempt_s = (context.lease.length_ms - LEASE_GRACE_MS) / 1000
+        self._max_attempt_duration_s = (context.lease.length_ms - LEASE_GRACE_MS) / 1000
         self.leased_tasks: LeasedTasks = LeasedTasks(
             context.lanes,
             context.clock.now,
             max_leased=context.limits.leased,
             on_due=self._start_due_tasks,
         )
-        self.results: ResultWriter = ResultWriter(context, self.leased_tasks)
+        self.result_writer: ResultWriter = ResultWriter(context, self.leased_tasks)
         self.running: int = 0  # attempts in flight
         self._is_stopping = False
-        self._jobs: set[asyncio.Future[Any]] = set()  # attempts in flight and policies being read
+        self._jobs: set[asyncio.Future[Any]] = set()  # attempts in flight and policies being loaded
 
     def add(
         self, tasks: Sequence[Task], contents: Sequence[TaskContent | None] | None = None
     ) -> None:
         """Take over tasks that were leased to this process, and start each when it is due."""
         if self._is_stopping:
-            self.results.release_unadded(tasks)
+            self.result_writer.release_unadded(tasks)
         else:
             self.leased_tasks.add(tasks, contents)
 
@@ -96,12 +95,14 @@ class Worker:
                 return
             try:
                 can_lane_continue = self._start(leased)
-            except Exception:  # the task is released, so that it does not block others
+            except Exception:  # the task is released, so that it does not block other tasks
                 _logger.exception("task could not be started, will retry, task=%s", leased.task.id)
-                self.results.release(leased, self._context.clock.now() + _UNREADABLE_TASK_PAUSE_MS)
+                self.result_writer.release(
+                    leased, self._context.clock.now() + _UNSTARTABLE_TASK_PAUSE_MS
+                )
                 can_lane_continue = True
             if can_lane_continue:
-                self.leased_tasks.rotate(leased.lane)
+                self.leased_tasks.add_to_rotation(leased.lane)
 
     def _start(self, leased: LeasedTask) -> bool:
         """Start an attempt, or defer or end the task; return whether its lane may start others."""
@@ -110,40 +111,40 @@ class Worker:
             try:
                 content = leased.content = context.unpack(task.content)
             except (TarryError, MsgspecError) as error:  # such as a missing encryption key
-                context.health.failed("encryption", error)
-                self.results.release(leased, context.clock.now() + _UNREADABLE_TASK_PAUSE_MS)
+                context.health.mark_failing("encryption", error)
+                self.result_writer.release(leased, context.clock.now() + _UNSTARTABLE_TASK_PAUSE_MS)
                 return True
-        effective = context.policies.get_cached(task, content.overrides)
-        if effective is None:
-            leased.is_busy = True  # `cancel` and `retry_now` must not change the task
-            self._spawn(self._load_policy(task, waiting=leased))
+        effective_policy = context.policies.get_cached(task, content.overrides)
+        if effective_policy is None:
+            leased.is_busy = True  # so that `cancel` and `retry_now` leave the task alone
+            self._spawn(self._load_policy(task, waiting_task=leased))
             return True
-        timeout = effective.policy.attempt_timeout or _DEFAULT_ATTEMPT_TIMEOUT_S
-        timeout = min(timeout, self._max_attempt_s)
-        # The clock is read once for the whole start, which needs milliseconds and seconds.
-        now_ms = context.clock.now_ms()
-        now = int(now_ms)
-        if now >= effective.stale_at and context.policies.begin_refresh(task):
+        timeout = effective_policy.policy.attempt_timeout or _DEFAULT_ATTEMPT_TIMEOUT_S
+        timeout = min(timeout, self._max_attempt_duration_s)
+        # The clock is read once: `now` is in whole milliseconds, the core needs exact seconds.
+        exact_ms = context.clock.exact_ms()
+        now = int(exact_ms)
+        if now >= effective_policy.stale_at and context.policies.try_begin_refresh(task):
             self._spawn(self._load_policy(task))
         if now < task.next_attempt_at:
-            self.leased_tasks.requeue(leased)  # the store's clock was set back since it was due
+            self.leased_tasks.requeue(leased)  # the store's clock was set back since the due time
             return True
         if now + timeout * 1000 >= task.wake_at:
-            self.results.release(leased)  # the lease would expire before the attempt ends
+            self.result_writer.release(leased)  # the lease, until `wake_at`, is too short
             return True
         if task.lost >= _MAX_LOST_ATTEMPTS:
             self._exhaust(leased, str(Reason.ATTEMPTS))
             return True
-        call = attempts.build_call(task, effective.policy, lane.downstream)
+        call = attempts.build_call(task, effective_policy.policy, lane.downstream)
         # The retry budget distinguishes throttling from any other failure.
         was_throttled = task.attempts and task.last_kind == Kind.THROTTLED
-        previous = _THROTTLED if was_throttled else TRANSIENT
-        command = call.start_or_defer(now_ms / 1000, previous)
+        last_outcome = _THROTTLED if was_throttled else TRANSIENT
+        command = call.start_or_defer(exact_ms / 1000, last_outcome)
         if isinstance(command, StartAttempt):
             leased.is_busy = True
             lane.running += 1
             self.running += 1
-            self._send(leased, content, effective, call, timeout, now)
+            self._send(leased, content, effective_policy, call, timeout, now)
             return True
         if isinstance(command, Defer):
             return self._defer(leased, command)
@@ -154,7 +155,7 @@ class Worker:
         """End a task without another attempt."""
         leased.is_busy = True
         result = attempts.final_result(leased.task, None, Status.EXHAUSTED, reason)
-        self.results.post(result, leased, None)
+        self.result_writer.post(result, leased, None)
 
     def _defer(self, leased: LeasedTask, command: Defer) -> bool:
         """Postpone a task that is not admitted; return whether its lane may start others."""
@@ -168,61 +169,62 @@ class Worker:
                 )
             else:
                 lane.on_limit_reached(self._context.clock.now())
-            return False  # the lane continues when one of its attempts ends
-        self.results.apply_transitions(lane)
+            return False  # the lane continues after the delay, or when one of its attempts ends
+        self.result_writer.store_breaker_state(lane)
         next_attempt_at = None
         if command.reason is Reason.BUDGET_EMPTY:
             next_attempt_at = lane.defer_retry(self._context.clock.now())
         self._context.reporter.task_deferred(leased.task, str(command.reason))
-        self.results.release(leased, next_attempt_at)
+        self.result_writer.release(leased, next_attempt_at)
         return True
 
     def _continue_lane(self, lane: LaneState, now: int) -> None:
-        """Start more tasks after an attempt of the lane has ended."""
-        if lane.limit is not None:
+        """Start more tasks after an attempt of the lane has ended, or the delay of its limit."""
+        if lane.running_when_refused is not None:
             lane.on_attempt_ended(now)
-        self.leased_tasks.rotate(lane)
+        self.leased_tasks.add_to_rotation(lane)
         if self.leased_tasks.rotation:
             self._start_due_tasks()
 
-    async def _load_policy(self, task: Task, waiting: LeasedTask | None = None) -> None:
-        """Read the policy of a task, then queue the leased task that waits for the policy."""
+    async def _load_policy(self, task: Task, waiting_task: LeasedTask | None = None) -> None:
+        """Load the policy of a task into the cache, then requeue `waiting_task` to be started."""
         try:
-            await self._context.policies.load(task)
+            await self._context.policies.load_or_default(task)
         except StoreUnavailable as error:
-            self._context.health.failed("store", error)
-            if waiting is not None:
-                await asyncio.sleep(FIRST_RETRY_PAUSE_S)
-        if waiting is not None:
-            self.results.requeue(waiting)
+            self._context.health.mark_failing("store", error)
+            if waiting_task is not None:
+                await asyncio.sleep(FIRST_STORE_RETRY_PAUSE_S)
+        if waiting_task is not None:
+            self.result_writer.requeue(waiting_task)
 
     def _send(
         self,
         leased: LeasedTask,
         content: TaskContent,
-        effective: EffectivePolicy,
+        effective_policy: EffectivePolicy,
         call: DurableCall,
         timeout: float,
         started_at: int,
     ) -> None:
         task, context = leased.task, self._context
-        delivery: Awaitable[DeliveryResult]
+        sending: Awaitable[DeliveryResult]
         try:
             if content.body_ref is None:
                 body = content.body
-                headers = context.sign(task, body)
-                request = attempts.build_request(task, content, body, timeout, headers)
-                delivery = context.delivery.send(request)
+                signatures = context.sign(task, body)
+                request = attempts.build_request(task, content, body, timeout, signatures)
+                sending = context.delivery.send(request)
             else:
-                delivery = self._fetch_body_and_send(task, content, timeout)
-            # HTTP deliveries are futures already: no task is created for them.
-            if not isinstance(delivery, asyncio.Future):
-                delivery = asyncio.ensure_future(delivery)
-        except Exception as error:  # noqa: BLE001 - handled like an error that comes later
-            delivery = asyncio.get_running_loop().create_future()
-            delivery.set_exception(error)
-        self._jobs.add(delivery)
-        delivery.add_done_callback(partial(self._attempt_done, leased, effective, call, started_at))
+                sending = self._fetch_body_and_send(task, content, timeout)
+            # HTTP deliveries are futures already: no asyncio task is created for them.
+            if not isinstance(sending, asyncio.Future):
+                sending = asyncio.ensure_future(sending)
+        except Exception as error:  # noqa: BLE001 - handled by `_attempt_done`
+            sending = asyncio.get_running_loop().create_future()
+            sending.set_exception(error)
+        self._jobs.add(sending)
+        on_done = partial(self._attempt_done, leased, effective_policy, call, started_at)
+        sending.add_done_callback(on_done)
 
     async def _fetch_body_and_send(
         self, task: Task, content: TaskContent, timeout: float
@@ -234,64 +236,66 @@ class Worker:
                 body = await context.read_body(content)
         except TimeoutError:
             return DeliveryResult(fault=Fault.INTERNAL, error="the body could not be read in time")
-        headers = context.sign(task, body)
+        signatures = context.sign(task, body)
         remaining = max(deadline - loop.time(), _MIN_SEND_TIMEOUT_S)
-        request = attempts.build_request(task, content, body, remaining, headers)
+        request = attempts.build_request(task, content, body, remaining, signatures)
         return await context.delivery.send(request)
 
     def _attempt_done(
         self,
         leased: LeasedTask,
-        effective: EffectivePolicy,
+        effective_policy: EffectivePolicy,
         call: DurableCall,
         started_at: int,
-        delivery: asyncio.Future[DeliveryResult],
+        sending: asyncio.Future[DeliveryResult],
     ) -> None:
         """Classify an attempt, post its result, and start the next task of the lane."""
         context, task, lane = self._context, leased.task, leased.lane
-        self._jobs.discard(delivery)
-        if delivery.cancelled():
+        self._jobs.discard(sending)
+        if sending.cancelled():
             call.cancel_attempt(context.clock.seconds())
             return
-        error = delivery.exception()
-        delivered = delivery.result() if error is None else _internal_failure(task, error)
-        now_ms, random_number = context.clock.now_ms(), context.draw()
-        now, now_s = int(now_ms), now_ms / 1000
-        outcome = attempts.classify(delivered, effective.policy, now_s)
+        error = sending.exception()
+        delivery_result = sending.result() if error is None else _failed_delivery(task, error)
+        exact_ms, random_number = context.clock.exact_ms(), context.draw()
+        now, now_s = int(exact_ms), exact_ms / 1000
+        outcome = attempts.classify(delivery_result, effective_policy.policy, now_s)
         lane.running -= 1
         self.running -= 1
         if outcome is None:
-            context.health.failed("delivery", delivered.error)
+            context.health.mark_failing("delivery", delivery_result.error)
             call.cancel_attempt(now_s)
             self._continue_lane(lane, now)
-            self.results.release(leased, now + _INTERNAL_FAILURE_PAUSE_MS)
+            self.result_writer.release(leased, now + _INTERNAL_FAILURE_PAUSE_MS)
             return
         if context.health.failing:
-            context.health.worked("delivery")
-        record = attempts.build_record(task, delivered, outcome, started_at, context.lease.worker)
+            context.health.mark_healthy("delivery")
+        worker = context.lease.worker
+        record = attempts.build_record(task, delivery_result, outcome, started_at, worker)
         if outcome is SUCCESS:
             call.record_success(now_s, random_number)
-            record.decision = Decision(action="done", policy_version=effective.version)
+            record.decision = Decision(action="done", policy_version=effective_policy.version)
             result = attempts.final_result(task, record, Status.SUCCEEDED)
         else:
             verdict = call.record_failure(outcome, now_s, random_number)
-            record.decision = attempts.build_decision(verdict, outcome, effective, call)
+            record.decision = attempts.build_decision(verdict, outcome, effective_policy, call)
             if isinstance(verdict, Wait):
-                lease = None if self._is_stopping or lane.is_paused else context.lease
-                result = attempts.retry_result(task, record, verdict, outcome, now, lease)
+                # None: this process does not keep the task for its next attempt.
+                next_lease = None if self._is_stopping or lane.is_paused else context.lease
+                result = attempts.retry_result(task, record, verdict, outcome, now, next_lease)
             else:
                 reason = str(verdict.reason)
                 result = attempts.final_result(task, record, Status.EXHAUSTED, reason)
         if lane.downstream.transitions:
-            self.results.apply_transitions(lane)
-        self.results.post(result, leased, delivered)
+            self.result_writer.store_breaker_state(lane)
+        self.result_writer.post(result, leased, delivery_result)
         self._continue_lane(lane, now)
 
-    def release_lane(self, lane: str) -> None:
+    def release_lane(self, lane_name: str) -> None:
         """Release the waiting tasks of a lane that was paused; attempts in flight continue."""
         for leased in tuple(self.leased_tasks.values()):
-            if leased.lane.name == lane and not leased.is_busy:
-                self.results.release(leased)
+            if leased.lane.name == lane_name and not leased.is_busy:
+                self.result_writer.release(leased)
 
     def _spawn(self, job: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(job)
@@ -314,32 +318,32 @@ class Worker:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._drain()
-        except TimeoutError:  # the leases of cancelled attempts expire by themselves
+        except TimeoutError:  # attempts are cancelled; their leases expire by themselves
             unfinished = tuple(self._jobs)
             for job in unfinished:
                 job.cancel()
             if unfinished:
                 await asyncio.wait(unfinished)
-            await self.results.stop()
+            await self.result_writer.stop()
 
     async def _drain(self) -> None:
-        """Release waiting tasks, also tasks whose attempt ends meanwhile, until none is left."""
+        """Release waiting tasks, and tasks whose attempt ends meanwhile, until none is left."""
         while True:
             for leased in tuple(self.leased_tasks.values()):
                 if not leased.is_busy:
-                    self.results.release(leased)
+                    self.result_writer.release(leased)
             if self._jobs:
                 await asyncio.wait(tuple(self._jobs))
-            elif self.results.has_pending:
-                await self.results.flush()
+            elif self.result_writer.has_pending:
+                await self.result_writer.flush()
             else:
                 return
 
 
-def _internal_failure(task: Task, error: BaseException) -> DeliveryResult:
-    """Return the result for an error inside the service; no attempt is counted for it."""
+def _failed_delivery(task: Task, error: BaseException) -> DeliveryResult:
+    """Return the result for an error; it counts as an attempt only if the body is unavailable."""
     if isinstance(error, BodyUnavailable):
-        # The body is permanently unavailable, so that the request can never be sent.
+        # The request can never be sent, so the attempt is counted as a permanent failure.
         return DeliveryResult(fault=Fault.INVALID, error=str(error))
     if isinstance(error, StoreUnavailable):
         return DeliveryResult(fault=Fault.INTERNAL, error=str(error))
