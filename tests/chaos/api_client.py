@@ -24,9 +24,9 @@ def build_api(harness: EngineHarness) -> Api:
         ApiContext(
             engine=harness.engine,
             store=harness.store,
-            payloads=FakePayloads(),
+            body_store=FakePayloads(),
             codec=Codec(),
-            guard=Guard(),
+            target_guard=Guard(),
             new_id=lambda: next(harness.ids),
             monotonic=asyncio.get_running_loop().time,
             render_metrics=_no_metrics,

@@ -169,7 +169,7 @@ def test_config_shows_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     [
         (["--set", "port"], "--set must have the format NAME=VALUE, got 'port'"),
         (["--set", "prot=1"], "--set prot: there is no such setting; did you mean port?"),
-        (["--set", "zz=1"], "--set zz: there is no such setting; there are allow_host, "),
+        (["--set", "zz=1"], "--set zz: there is no such setting; the settings are allow_host, "),
         (["--set", "port=x"], "--set port: must be a whole number, got"),
         (["--port", "99999"], "--port: must be a whole number <= 65535"),
         (["--config", "none.toml"], "cannot read none.toml"),

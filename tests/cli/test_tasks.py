@@ -118,10 +118,11 @@ def test_explain_is_a_line_for_each_attempt(ask: Ask, failed: str) -> None:
 
 def test_explanation_lines_keep_all_text() -> None:
     """Splitting an explanation keeps all text."""
-    text = "2 attempts before; attempt 3 got 503; waited 1 s; stopped: cancelled. Nothing follows."
+    steps = "earlier attempts not shown: 2; attempt 3 got 503; waited 1 s; stopped: cancelled"
+    text = f"{steps}. Nothing follows."
 
     assert [
-        "2 attempts before",
+        "earlier attempts not shown: 2",
         "attempt 3 got 503; waited 1 s; stopped: cancelled",
         "Nothing follows.",
     ] == explanation_lines(text, "Nothing follows.")

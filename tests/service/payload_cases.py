@@ -11,10 +11,10 @@ import pytest
 
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.model import TaskContent
-from tarry.service.payloads import BodyUnavailable, PayloadStore
+from tarry.service.payloads import BodyStore, BodyUnavailable
 
 BODY = bytes(range(256)) * 100
-Case = Callable[[PayloadStore], Coroutine[Any, Any, None]]
+Case = Callable[[BodyStore], Coroutine[Any, Any, None]]
 
 
 class SyncRecorder:
@@ -37,7 +37,7 @@ class SyncRecorder:
         return self.numbers == [path.stat().st_ino for path in paths]
 
 
-async def body_is_read_back(payloads: PayloadStore) -> None:
+async def body_is_read_back(payloads: BodyStore) -> None:
     """A stored body is read back and checked."""
     ref, checksum = await payloads.put("default", "t1", BODY)
     content = TaskContent(url="", body_ref=ref, body_size=len(BODY), checksum=checksum)
@@ -46,7 +46,7 @@ async def body_is_read_back(payloads: PayloadStore) -> None:
     await payloads.delete([ref])
 
 
-async def damaged_body_is_not_used(payloads: PayloadStore) -> None:
+async def damaged_body_is_not_used(payloads: BodyStore) -> None:
     """A wrong checksum and a missing body is_exactly errors."""
     ref, checksum = await payloads.put("default", "t2", BODY)
     content = TaskContent(url="", body_ref=ref, body_size=len(BODY), checksum=b"other")
@@ -58,7 +58,7 @@ async def damaged_body_is_not_used(payloads: PayloadStore) -> None:
         await payloads.read(content)
 
 
-async def missing_storage_is_not_a_lost_body(payloads: PayloadStore) -> None:
+async def missing_storage_is_not_a_lost_body(payloads: BodyStore) -> None:
     """Without its marker, a missing body means missing storage."""
     ref, checksum = await payloads.put("default", "t4", BODY)
     _, place, *_ = ref.split("/")
@@ -81,14 +81,14 @@ async def missing_storage_is_not_a_lost_body(payloads: PayloadStore) -> None:
     await payloads.delete([other])
 
 
-async def deleting_twice_is_no_error(payloads: PayloadStore) -> None:
+async def deleting_twice_is_no_error(payloads: BodyStore) -> None:
     """Maintenance may stop between deleting a body and recording it."""
     ref, _ = await payloads.put("default", "t3", BODY)
     await payloads.delete([ref, ref])
     await payloads.delete([ref])
 
 
-async def changed_object_of_the_caller_is_rejected(payloads: PayloadStore) -> None:
+async def changed_object_of_the_caller_is_rejected(payloads: BodyStore) -> None:
     """A caller's object that was written again is not sent."""
     await payloads._obstore.put_async(payloads._store, "default/inv/7.json", b"{}")
     ref = payloads.validate_ref("default", "default/inv/7.json")
@@ -103,7 +103,7 @@ async def changed_object_of_the_caller_is_rejected(payloads: PayloadStore) -> No
         await payloads.head_object("default/nothing")
 
 
-async def orphans_are_swept(payloads: PayloadStore) -> None:
+async def orphans_are_swept(payloads: BodyStore) -> None:
     """A body without a task is deleted after an hour; other objects stay."""
     await payloads._obstore.put_async(payloads._store, ".tarry/default/other", b"no body of ours")
     stray, _ = await payloads.put("default", "stray", BODY)

@@ -77,8 +77,8 @@ def test_secrets_are_not_shown() -> None:
     proxy = "http://me:hush@proxy:3128"
     loaded = load_settings({"encryption_keys": [_KEY], "dev": True, "egress_proxy": proxy}, {})
 
-    assert ("[redacted]",) == loaded.redacted("encryption_keys")
-    assert "http://[redacted]@proxy:3128" == loaded.redacted("egress_proxy")
+    assert ("[redacted]",) == loaded.redacted_value("encryption_keys")
+    assert "http://[redacted]@proxy:3128" == loaded.redacted_value("egress_proxy")
     assert "1 kept secret" == loaded.format("encryption_keys")
     assert "none" == loaded.format("signing_secrets")
     assert "true" == loaded.format("dev")
@@ -121,7 +121,7 @@ def test_an_error_names_the_source_and_the_rule(
         ("allow_host", "http://x", "allow_host must contain host names, got 'http://x'"),
         ("allow_target", "10.0.0.0/99", "allow_target must contain CIDRs"),
         ("allow_target", "http://x", "allow_target must contain CIDRs"),
-        ("operator", "a/b", "operator must have 1 to 63 letters"),
+        ("operator", "a/b", "operator must be 1 to 63 characters"),
         ("tenant_rate", "inf", "tenant_rate must be finite, got inf"),
         ("egress_proxy", "foo", "egress_proxy must be a URL like http://host:port, got 'foo'"),
         ("egress_proxy", "socks5h://x", "egress_proxy must be a URL like http://host:port, got"),
@@ -179,7 +179,7 @@ def test_an_unusable_default_is_named_by_its_setting(
         ("TARRY_port", "did you mean TARRY_PORT?"),
         ("TARRY_SEVER", "did you mean TARRY_SERVER?"),
         ("TARRY_KEYS", "did you mean TARRY_KEY?"),
-        ("TARRY_QQQQ", "there are TARRY_ALLOW_HOST, "),
+        ("TARRY_QQQQ", "the settings are TARRY_ALLOW_HOST, "),
     ],
 )
 @pytest.mark.parametrize(

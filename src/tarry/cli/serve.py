@@ -117,7 +117,7 @@ def config(
     if as_json:
         names, sources = Settings.__struct_fields__, loaded.sources
         print_json(
-            {name: {"value": loaded.redacted(name), "from": sources[name]} for name in names}
+            {name: {"value": loaded.redacted_value(name), "from": sources[name]} for name in names}
         )
         return
     rows: list[tuple[str, ...]] = []

@@ -1,4 +1,4 @@
-"""The composition root: builds the service from its settings, with concrete classes."""
+"""The composition root: builds the components of the service from its settings."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ try:
     from tarry.service.engine.policies import PolicyCache
     from tarry.service.engine.reporting import Reporter
     from tarry.service.engine.result_writer import build_callback_task
-    from tarry.service.payloads import PayloadStore
+    from tarry.service.payloads import BodyStore
     from tarry.service.settings import MEMORY, SQLITE, check_setting, sqlite_path
     from tarry.service.store import Lease, Retention
 except ImportError as _missing:
@@ -67,7 +67,7 @@ class Service:
         bodies = settings.bodies or "memory:///"
         if not settings.bodies and settings.store.startswith(SQLITE):
             bodies = str(sqlite_path(settings.store).parent / "bodies")
-        payloads = PayloadStore(
+        body_store = BodyStore(
             bodies,
             max_bytes=settings.max_body_bytes,
             endpoint=settings.bodies_endpoint,
@@ -100,28 +100,28 @@ class Service:
                 retention=Retention(settings.keep_succeeded_ms, settings.keep_dead_ms),
                 draw=system.draw,
                 unpack=codec.unpack,
-                read_body=payloads.read,
-                delete_bodies=payloads.delete,
-                delete_bodies_without_task=partial(_delete_orphaned_bodies, payloads, self.store),
+                read_body=body_store.read,
+                delete_bodies=body_store.delete,
+                delete_bodies_without_task=partial(_delete_orphaned_bodies, body_store, self.store),
                 sign=self._sign,
                 callback=partial(build_callback_task, new_id=_new_id, pack=codec.pack),
             )
         )
-        require_keys = requires_keys(settings)
+        require_api_keys = requires_keys(settings)
         hosts = frozenset((settings.host, *settings.allow_host))
         self.api: Api = Api(
             ApiContext(
                 engine=self.engine,
                 store=self.store,
-                payloads=payloads,
+                body_store=body_store,
                 codec=codec,
-                guard=guard,
+                target_guard=guard,
                 new_id=_new_id,
                 monotonic=system.now,
                 render_metrics=self._render_metrics,
-                require_keys=require_keys,
-                operator=settings.operator,
-                allowed_hosts=None if require_keys else hosts,
+                require_api_keys=require_api_keys,
+                operator_tenant=settings.operator,
+                allowed_hosts=None if require_api_keys else hosts,
                 has_grpc=has_grpc(),
                 limits=ApiLimits(
                     max_request_bytes=settings.max_body_bytes,
@@ -206,11 +206,11 @@ def requires_keys(settings: Settings) -> bool:
     return settings.require_keys or not is_loopback(settings.host)
 
 
-async def _delete_orphaned_bodies(payloads: PayloadStore, store: Store) -> int:
+async def _delete_orphaned_bodies(body_store: BodyStore, store: Store) -> int:
     async def task_exists(tenant: str, task_id: str) -> bool:
         return await store.get_task(tenant, task_id) is not None
 
-    return await payloads.sweep(task_exists, system.unix_time(), limit=100)
+    return await body_store.sweep(task_exists, system.unix_time(), limit=100)
 
 
 def _new_id() -> str:

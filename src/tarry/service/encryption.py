@@ -59,7 +59,7 @@ class Codec:
         try:
             return self._fernet.decrypt(stored)
         except self._invalid_token:
-            return stored  # a wrong key is found by the caller, which compares the checksum
+            return stored  # the caller detects a wrong key by the checksum
 
     def pack(self, content: TaskContent) -> bytes:
         """Return the content of a task, encoded for the store."""

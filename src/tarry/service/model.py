@@ -56,13 +56,13 @@ class TaskContent(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     headers: dict[str, str] = {}
     body: bytes = b""
     body_ref: str | None = None
-    """The object in the payload store that holds the body; None if `body` holds it."""
+    """The object in the `BodyStore` that contains the body; None if `body` contains it."""
     body_size: int = 0
     checksum: bytes | None = None
-    """SHA-256 of a body in the payload store."""
+    """SHA-256 of a body that the service wrote to the `BodyStore`."""
     etag: str | None = None
-    """The entity tag of a body object that the caller owns. It shows whether the caller has
-    replaced the object since the task was added."""
+    """The entity tag of the caller's object `body_ref` when the task was added. A different entity
+    tag later shows that the caller has replaced the object."""
     owned: bool = False
     """Whether the service wrote the object `body_ref`, and deletes it with the task."""
     overrides: dict[str, Any] | None = None
@@ -134,7 +134,7 @@ class Task(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     def as_stored(
         self, created_at: int, due: int, *, wake_at: int | None = None, worker: str | None = None
     ) -> Task:
-        """Return a new task as it is stored first: only fields that a caller may set are copied.
+        """Return this new task as it is first stored: only fields that a caller may set are copied.
 
         Its first attempt is due at `due`. With `worker`, it is leased to that worker at once, until
         `wake_at`.

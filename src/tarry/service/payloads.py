@@ -1,11 +1,11 @@
 """Large task bodies in object storage.
 
 A body is written before the row that refers to it, and deleted after that row. Its path is
-`.tarry/LOCATION/TENANT/TASK`, so a body without a task (an orphan) is found by its path. LOCATION
-is an id of the storage that is generated with the first body. The marker object
-`.tarry/places/LOCATION` is stored with the bodies. If a body and the marker are both missing, the
-storage itself is missing (for example, a folder is not mounted), and the body is not treated as
-lost. A task may also refer to an object of the caller under `TENANT/`, which is never deleted.
+`.tarry/STORAGE_ID/TENANT/TASK`, so a body without a task (an orphan) is found by its path.
+STORAGE_ID is generated when the first body is stored, together with the marker object
+`.tarry/places/STORAGE_ID`. If a body and the marker are both missing, the storage itself is missing
+(for example, a folder is not mounted), and the body is not treated as lost. A task may also refer
+to an object of the caller under `TENANT/`, which is never deleted.
 
 In a folder, a body is written directly to its final path. A temporary file is not needed, because
 no task refers to the body yet, and an incomplete file is deleted like any orphan.
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 _ROOT = ".tarry"
 _MARKERS = ".tarry/places"
-_MARKER_TEXT = b"The bodies of tasks lie here. Keep this with them.\n"
+_MARKER_TEXT = b"tarry stores request bodies in this storage. Keep this object with the bodies.\n"
 _MAX_REF_BYTES = 1024
-_ORPHAN_AGE = timedelta(hours=1)
+_MIN_ORPHAN_AGE = timedelta(hours=1)
 """Younger bodies are kept, because the task of a body is stored after the body."""
 _CALL_TIMEOUT_S = 30.0
 """Timeout of one storage call including its retries."""
@@ -50,11 +50,12 @@ class BodyUnavailable(TarryError):
     """A body is missing or was changed, so that no attempt can be made."""
 
 
-class PayloadStore:
+class BodyStore:
     """Stores bodies at `url`: a folder, or a URL that `obstore` supports (s3://, gs://, az://).
 
     `endpoint` is the URL of an S3-compatible server. Credentials come from the environment
-    variables of the provider. `encrypt` and `decrypt` apply to bodies, not to callers' objects.
+    variables of the provider. `encrypt` and `decrypt` apply to the bodies that `put` stores,
+    not to objects of callers.
     """
 
     def __init__(
@@ -74,8 +75,8 @@ class PayloadStore:
             raise MissingExtra(msg) from error
         self._obstore: Any = obstore
         self._max_bytes = max_bytes
-        self._location: str | None = None
-        self._location_lock = asyncio.Lock()
+        self._storage_id: str | None = None
+        self._storage_id_lock = asyncio.Lock()
         self._encrypt, self._decrypt = encrypt, decrypt
         try:
             if "://" in url:
@@ -97,7 +98,7 @@ class PayloadStore:
 
     async def put(self, tenant: str, task_id: str, body: bytes) -> tuple[str, bytes]:
         """Store a body; return its path and its SHA-256."""
-        ref = f"{_ROOT}/{await _call(self._get_location())}/{tenant}/{task_id}"
+        ref = f"{_ROOT}/{await _call(self._get_storage_id())}/{tenant}/{task_id}"
         await _call(self._write(ref, self._encrypt(body)))
         return ref, sha256(body).digest()
 
@@ -131,14 +132,15 @@ class PayloadStore:
         """Return the body of a task; raise BodyUnavailable if it is missing or was changed."""
         ref = content.body_ref
         assert ref is not None  # noqa: S101 - only called for a stored body
+        has_checksum = content.checksum is not None  # only a body that `put` has stored
         try:
             stored_object = await _call_existing(self._obstore.get_async(self._store, ref))
         except FileNotFoundError:
-            if content.checksum is not None:
-                await self._check_location(ref)
+            if has_checksum:
+                await self._check_storage(ref)
             msg = f"the body {ref} no longer exists"
             raise BodyUnavailable(msg) from None
-        if content.checksum is None:
+        if not has_checksum:
             meta = stored_object.meta
             if (meta["size"], meta["e_tag"]) != (content.body_size, content.etag):
                 msg = f"the body {ref} was changed after the task was accepted"
@@ -162,7 +164,7 @@ class PayloadStore:
         self, task_exists: Callable[[str, str], Awaitable[bool]], now: float, limit: int
     ) -> int:
         """Delete up to about `limit` orphans and return their number; `now` is in epoch seconds."""
-        before = datetime.fromtimestamp(now, UTC) - _ORPHAN_AGE
+        before = datetime.fromtimestamp(now, UTC) - _MIN_ORPHAN_AGE
         orphans: list[str] = []
         batches = self._obstore.list(self._store, prefix=_ROOT, chunk_size=limit)
         while (batch := await _call(anext(batches, None))) is not None:
@@ -172,25 +174,25 @@ class PayloadStore:
                         if not await task_exists(tenant, task_id):
                             orphans.append(entry["path"])
                     case _:
-                        pass  # too young, a marker, or not a body
+                        pass  # a young body, a marker, or another object
             if len(orphans) >= limit:
                 break
         await self.delete(orphans)
         return len(orphans)
 
-    async def _get_location(self) -> str:
+    async def _get_storage_id(self) -> str:
         """Return the id of this storage; generate it and write its marker the first time."""
-        async with self._location_lock:
-            location = self._location
-            if location is None:
+        async with self._storage_id_lock:
+            storage_id = self._storage_id
+            if storage_id is None:
                 batches = self._obstore.list(self._store, prefix=_MARKERS)
                 markers = [marker["path"] async for batch in batches for marker in batch]
-                location = min((each.rpartition("/")[2] for each in markers), default=None)
-            if location is None:
-                location = uuid4().hex[:8]
-                await self._write(f"{_MARKERS}/{location}", _MARKER_TEXT)
-            self._location = location
-            return location
+                storage_id = min((path.rpartition("/")[2] for path in markers), default=None)
+            if storage_id is None:
+                storage_id = uuid4().hex[:8]
+                await self._write(f"{_MARKERS}/{storage_id}", _MARKER_TEXT)
+            self._storage_id = storage_id
+            return storage_id
 
     async def _write(self, ref: str, data: bytes) -> None:
         if self._folder is None:
@@ -198,16 +200,17 @@ class PayloadStore:
         else:
             await asyncio.to_thread(create_file, self._folder, ref, data)
 
-    async def _check_location(self, ref: str) -> None:
+    async def _check_storage(self, ref: str) -> None:
         """Raise StoreUnavailable if the marker of a missing body is missing, too."""
         marker = f"{_MARKERS}/{ref.split('/')[1]}"
         try:
             await _call_existing(self._obstore.head_async(self._store, marker))
         except FileNotFoundError:
-            self._location = None
+            self._storage_id = None
             msg = (
                 f"the storage of bodies is missing: neither {ref} nor its marker {marker} exists; "
-                "mount or restore the storage, or create that object if the bodies are lost"
+                "mount or restore the storage, or create an empty object "
+                "at the path of the marker to declare the bodies lost"
             )
             raise StoreUnavailable(msg) from None
 

@@ -37,7 +37,7 @@ DEFAULT = "default"
 """The name of the source of a setting that is not set anywhere."""
 SECRETS = frozenset({"encryption_keys", "signing_secrets"})
 MEMORY, SQLITE = "memory:", "sqlite:"
-"""The stores: in memory, or a file whose path follows."""
+"""URLs of the store: `memory:`, or `sqlite:` followed by the path of a file."""
 
 _REDACTED = "[redacted]"
 
@@ -141,7 +141,7 @@ class LoadedSettings(msgspec.Struct, frozen=True):
     settings: Settings
     sources: dict[str, str]
 
-    def redacted(self, name: str) -> Any:
+    def redacted_value(self, name: str) -> Any:
         """Return the value of a setting without its secrets."""
         value = getattr(self.settings, name)
         if name in SECRETS:
@@ -153,7 +153,7 @@ class LoadedSettings(msgspec.Struct, frozen=True):
 
     def format(self, name: str) -> str:
         """Return the value of a setting as text, without its secrets."""
-        value = self.redacted(name)
+        value = self.redacted_value(name)
         if name in SECRETS:
             return f"{len(value)} kept secret" if value else "none"
         if isinstance(value, tuple):
@@ -189,18 +189,20 @@ def load_settings(
     """Load the settings; `changes` has the values of `--set`. A flag that is None was not given."""
     values: dict[str, Any] = {}
     sources = dict.fromkeys(Settings.__struct_fields__, DEFAULT)
-    # By source and name, the weakest source first.
-    given: dict[tuple[str, str], Any] = {}
+    # By source and name of the setting, the weakest source first.
+    raw_values: dict[tuple[str, str], Any] = {}
     if file is not None:
-        given |= {(f"{name} in {file}", name): value for name, value in _read_file(file).items()}
-    file_values = set(given)
-    given |= {(_variable_name(name), name): text for name, text in _read_environment(environ)}
-    given |= {(f"--set {name}", name): value for name, value in changes.items()}
-    given |= {(f"--{name.replace('_', '-')}", name): value for name, value in flags.items()}
-    for (source, name), value in given.items():
+        raw_values |= {
+            (f"{name} in {file}", name): value for name, value in _read_file(file).items()
+        }
+    from_file = set(raw_values)
+    raw_values |= {(_variable_name(name), name): text for name, text in _read_environment(environ)}
+    raw_values |= {(f"--set {name}", name): value for name, value in changes.items()}
+    raw_values |= {(f"--{name.replace('_', '-')}", name): value for name, value in flags.items()}
+    for (source, name), value in raw_values.items():
         if value is not None:
             # TOML has types: there, a number in quotes is not a number.
-            is_typed = (source, name) in file_values
+            is_typed = (source, name) in from_file
             values[name] = _convert(source, name, value, is_typed=is_typed)
             sources[name] = source
     loaded = LoadedSettings(Settings(**values), sources)
@@ -269,7 +271,7 @@ def _unknown_setting(
 ) -> ConfigurationError:
     """Return the error for an unknown setting; `format_name` writes a name as its source does."""
     names = sorted(known_names)
-    hint = f"there are {', '.join(map(format_name, names))}"
+    hint = f"the settings are {', '.join(map(format_name, names))}"
     if similar := suggest(name, names):
         hint = f"did you mean {format_name(similar)}?"
     return ConfigurationError(f"{source}: there is no such setting; {hint}")
@@ -291,14 +293,14 @@ def _convert(source: str, name: str, value: Any, *, is_typed: bool) -> Any:
         else:
             rule = _TYPE_TEXTS[base_type]
         bound = _BOUND.search(str(error))
-        shown = str(value).lower() if isinstance(value, bool) else short_repr(value)
-        got = "" if name in SECRETS else f", got {shown}"
+        value_text = str(value).lower() if isinstance(value, bool) else short_repr(value)
+        got = "" if name in SECRETS else f", got {value_text}"
         msg = f"{source}: must be {rule}{bound[0] if bound else ''}{got}"
         raise ConfigurationError(msg) from error
 
 
 def check_setting(name: str, value: Any) -> None:
-    """Raise ConfigurationError when a value breaks a rule of its setting, beyond its type."""
+    """Raise ConfigurationError for a value of the right type that breaks a rule of its setting."""
     if not value and name not in {"host", "store"}:  # only these must not be empty
         return
     from tarry.service.api.auth import check_tenant
@@ -352,11 +354,11 @@ def _check_store(url: str) -> None:
 
 
 def _check_bodies(url: str) -> None:
-    from tarry.service.payloads import PayloadStore
+    from tarry.service.payloads import BodyStore
 
     if "://" in url:
         try:
-            PayloadStore(url, max_bytes=1)
+            BodyStore(url, max_bytes=1)
         except ConfigurationError as error:
             rule = f"must be a folder, or a bucket like s3://bucket/path ({error})"
             raise ConfigurationError("bodies", rule) from None

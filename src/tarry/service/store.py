@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import msgspec
 
-from tarry.service.model import AttemptRecord, Status, Task  # noqa: TC001 - structs are sent
+from tarry.service.model import AttemptRecord, Status, Task  # noqa: TC001 - msgspec reads the types
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -94,8 +94,8 @@ class ClaimResult(msgspec.Struct):
     next_at: int | None
     """The earliest time at which the next claim may find a task; None: no task is waiting.
 
-    Tasks of paused lanes do not count. Tasks of a half-open lane that has given all its probes
-    count from the end of its earliest lease. The time is later than `now` if nothing could be
+    Tasks of paused lanes do not count. Tasks of a half-open lane whose probes are all leased count
+    from the end of the earliest of these leases. The time is later than `now` if nothing could be
     claimed."""
     lost: int = 0
     """Attempts with expired leases that were logged as lost."""
@@ -353,7 +353,7 @@ class Store(Protocol):
         ...
 
     async def count_dead(self, replay: ReplayRecord) -> int:
-        """Return how many dead letters a replay would revive; nothing is changed.
+        """Return how many dead letters a replay would replay; nothing is changed.
 
         A dead letter matches if it has the tenant, lane, policy and reason of the replay and was
         EXHAUSTED at `replay.before` or earlier; a `before` of 0 means now.
@@ -452,7 +452,7 @@ class Store(Protocol):
     async def sweep(self, retention: Retention, limit: int) -> SweepResult:
         """Remove up to `limit` terminal tasks after their retention time, with their logs.
 
-        The bodies that they owned are in `orphans` until `forget_orphans`. While a replay of a
+        `orphans` returns their bodies until `forget_orphans` is called. While a replay of a
         tenant runs, the tenant's dead letters stay, because the replay has counted them. Finished
         replays are removed after the retention time of dead letters. Empty lanes that are
         neither parked nor paused may be removed too.
@@ -460,7 +460,7 @@ class Store(Protocol):
         ...
 
     async def orphans(self, limit: int) -> list[str]:
-        """Return references to bodies of removed tasks, to be deleted from the payload store."""
+        """Return references to bodies of removed tasks, to be deleted from the `BodyStore`."""
         ...
 
     async def forget_orphans(self, refs: Sequence[str]) -> None:

@@ -26,7 +26,7 @@ from tarry.service.engine.metrics import Metrics
 from tarry.service.engine.policies import PolicyCache
 from tarry.service.engine.reporting import Event, Reporter, TaskCompletion
 from tarry.service.model import AttemptRecord, Status, Task, TaskContent
-from tarry.service.payloads import PayloadStore
+from tarry.service.payloads import BodyStore
 from tarry.service.store import (
     AddResult,
     CancelStatus,
@@ -118,7 +118,7 @@ class FakeEngine:
         return LocalStats(breaker="closed", budget=9.5, running=1, leased=2, p50_ms=12.0)
 
 
-class FakePayloads(PayloadStore):
+class FakePayloads(BodyStore):
     """Large bodies in a dict."""
 
     def __init__(self) -> None:
@@ -209,14 +209,14 @@ class ApiHarness:
         self.context = ApiContext(
             engine=cast("Engine", self.engine),
             store=self.store,
-            payloads=self.payloads,
+            body_store=self.payloads,
             codec=self.codec,
-            guard=Guard(),
+            target_guard=Guard(),
             new_id=lambda: f"01890000-0000-7000-8000-{next(numbers):012x}",
             monotonic=self.time.seconds,
             render_metrics=_metrics,
-            require_keys=keys,
-            operator=operator,
+            require_api_keys=keys,
+            operator_tenant=operator,
             allowed_hosts=hosts,
             has_grpc=grpc,
             limits=limits or ApiLimits(),

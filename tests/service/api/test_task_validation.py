@@ -8,7 +8,7 @@ import pytest
 
 from tarry.service.api.context import ApiLimits
 from tarry.service.api.problems import ApiError
-from tarry.service.api.task_validation import check_headers, lower_header_names
+from tarry.service.api.task_validation import check_header_names, check_headers
 from tests.service.api.harness import NOW, TARGET, ApiHarness, run_with_api
 
 BAD_TASKS: list[tuple[dict[str, Any], str, str]] = [
@@ -238,11 +238,11 @@ def test_header_names_are_returned_in_lower_case() -> None:
 
 def test_invalid_header_names_are_not_cached() -> None:
     """A caller cannot fill the memory with long names."""
-    before = lower_header_names.cache_info().currsize
+    before = check_header_names.cache_info().currsize
     for i in range(10):
         with pytest.raises(ApiError, match="1 to 256 characters"):
             check_headers({f"x{i}" + "y" * 5000: ""}, ApiLimits())
-    assert before == lower_header_names.cache_info().currsize
+    assert before == check_header_names.cache_info().currsize
 
 
 @pytest.mark.parametrize("value", ["", "a", "a b", "a\tb  c", "~!"])

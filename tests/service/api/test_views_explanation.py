@@ -44,7 +44,7 @@ def explain_text(subject: Task, *attempts: AttemptRecord, lane: LaneRecord | Non
         subject,
         TaskContent(url="https://a/"),
         list(attempts),
-        chosen=SERVICE_PRESETS["default"],
+        named_policy=SERVICE_PRESETS["default"],
         lane=lane,
         now=NOW,
     )
@@ -104,7 +104,7 @@ HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source=
             [build_attempt(6, outcome="lost", status=None), build_attempt(7, decision=STOP)],
             LANE,
             (
-                "5 attempts before; attempt 6 was lost with its worker; attempt 7 "
+                "earlier attempts not shown: 5; attempt 6 was lost with its worker; attempt 7 "
                 "got 503; stopped: no attempts left. It is a dead letter: no attempt follows "
                 "until it is replayed (POST /retry-tasks/i/retry)."
             ),
@@ -157,8 +157,8 @@ HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source=
             [build_attempt(3, decision=Decision(action="stop", reason="something new"))],
             LaneRecord(name="l", tenant="t", parked_until=NOW),
             (
-                "2 attempts before; attempt 3 got 503; stopped: something new; was replayed. "
-                "Attempt 4 of 8 is due now."
+                "earlier attempts not shown: 2; attempt 3 got 503; stopped: something new; was "
+                "replayed. Attempt 4 of 8 is due now."
             ),
         ),
         (
@@ -236,7 +236,7 @@ def test_errors_are_explained_without_secrets() -> None:
         build_task(status=Status.EXHAUSTED, reason="attempts"),
         TaskContent(url="https://a/?token=hush-hush"),
         [failed],
-        chosen=None,
+        named_policy=None,
         lane=None,
         now=NOW,
     )
@@ -251,7 +251,7 @@ def test_a_deleted_policy_is_mentioned_if_it_still_matters(status: Status) -> No
         build_task(status=status, policy_id="mine", policy_version=3),
         TaskContent(url="https://a/"),
         [],
-        chosen=None,
+        named_policy=None,
         lane=None,
         now=NOW,
     )

@@ -9,7 +9,7 @@ from typing import Any, cast
 import uvicorn
 from uvicorn.server import ServerState
 
-from tarry.service.api.messages import CompleteRequestHandler
+from tarry.service.api.messages import BufferedRequestHandler
 from tarry.service.http.protocol import ServiceHttpProtocol
 
 App = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
@@ -104,7 +104,7 @@ class ConnectionHarness:
     """A connection to an ASGI application."""
 
     def __init__(
-        self, app: App, fast_routes: dict[bytes, CompleteRequestHandler] | None = None
+        self, app: App, fast_routes: dict[bytes, BufferedRequestHandler] | None = None
     ) -> None:
         config = uvicorn.Config(
             cast("Any", app),

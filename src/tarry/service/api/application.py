@@ -22,11 +22,13 @@ from tarry.service.api.tasks import ResultWaiter, TaskResource
 
 if TYPE_CHECKING:
     from tarry.service.api.context import ApiContext
-    from tarry.service.api.messages import ApiRequest, CompleteRequestHandler
+    from tarry.service.api.messages import ApiRequest, BufferedRequestHandler
     from tarry.service.api.routing import Handler, Operation
     from tarry.wire.http import Receive, Scope, Send
 
-_FAST_PATH = "/retry-tasks"
+_CREATE_TASK_PATH = "/retry-tasks"
+_PUBLIC_TENANT = ""
+"""The tenant of requests to paths that need no API key."""
 
 
 class Api:
@@ -46,7 +48,9 @@ class Api:
             HealthResource(context),
         )
         operations = [pair for resource in resources for pair in resource_operations(resource)]
-        handlers = _description_handlers(operations, version, require_keys=context.require_keys)
+        handlers = _description_handlers(
+            operations, version, require_api_keys=context.require_api_keys
+        )
         public_paths = {*handlers}
         for operation, handler in operations:
             handlers.setdefault(operation.path, {})[operation.method] = handler
@@ -56,7 +60,7 @@ class Api:
         endpoints = {
             path: Endpoint(
                 by_method,
-                "" if path in public_paths else authenticator.authenticate,
+                _PUBLIC_TENANT if path in public_paths else authenticator.tenant_or_authenticate,
                 authenticator.check_host,
             )
             for path, by_method in handlers.items()
@@ -64,17 +68,17 @@ class Api:
         self._endpoint_by_path = {
             path: endpoint for path, endpoint in endpoints.items() if "{" not in path
         }
-        """By path without parameters: a dict lookup is faster than Starlette's router."""
-        self.fast_routes: dict[bytes, CompleteRequestHandler] = {
-            _FAST_PATH.encode(): endpoints[_FAST_PATH].handle_complete
+        """Paths without parameters: a dict lookup is faster than Starlette's router."""
+        self.fast_routes: dict[bytes, BufferedRequestHandler] = {
+            _CREATE_TASK_PATH.encode(): endpoints[_CREATE_TASK_PATH].handle_buffered
         }
-        """By path: the handler for a `POST` whose body is complete; used by the HTTP server."""
-        # Longer paths first: `{lane}` must not match `{lane}/pause`.
-        longest_first = sorted(endpoints, key=lambda path: ("{" in path, -path.count("/")))
+        """By path: the handlers of `POST` requests that the HTTP server has received completely."""
+        # Paths without parameters, then longer paths: `{lane}` must not match `{lane}/pause`.
+        in_match_order = sorted(endpoints, key=lambda path: ("{" in path, -path.count("/")))
         self._router = Router(
             [
                 Route(path.replace("{lane}", "{lane:path}"), endpoints[path])
-                for path in longest_first
+                for path in in_match_order
             ],
             redirect_slashes=False,
             default=_reject_unknown_path,
@@ -82,8 +86,9 @@ class Api:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI connection."""
-        has_full_path = scope["type"] == "http" and not scope.get("root_path")
-        endpoint = self._endpoint_by_path.get(scope["path"]) if has_full_path else None
+        # The path of a mounted application begins with `root_path`, which only the router removes.
+        is_unmounted_http = scope["type"] == "http" and not scope.get("root_path")
+        endpoint = self._endpoint_by_path.get(scope["path"]) if is_unmounted_http else None
         await (endpoint or self._router)(scope, receive, send)
 
     def close(self) -> None:
@@ -93,12 +98,14 @@ class Api:
 
 
 def _description_handlers(
-    operations: list[tuple[Operation, Handler]], version: str, *, require_keys: bool
+    operations: list[tuple[Operation, Handler]], version: str, *, require_api_keys: bool
 ) -> dict[str, dict[str, Handler]]:
-    """Return the handlers that describe the API, which the OpenAPI document does not list."""
-    document = cache(lambda: build_openapi(operations, version=version, require_keys=require_keys))
-    encode_document = cache(lambda: msgspec.json.encode(document()))
-    build_page = cache(lambda: build_docs_page(document()))
+    """Return the handlers of /openapi.json and /docs, which the OpenAPI document does not list."""
+    build_document = cache(
+        lambda: build_openapi(operations, version=version, require_api_keys=require_api_keys)
+    )
+    encode_document = cache(lambda: msgspec.json.encode(build_document()))
+    build_page = cache(lambda: build_docs_page(build_document()))
 
     async def get_document(_: ApiRequest) -> ApiResponse:
         return ApiResponse(200, encode_document(), [(b"content-type", b"application/json")])
@@ -117,5 +124,5 @@ async def _reject_unknown_path(scope: Scope, _: Receive, send: Send) -> None:
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1000})
     else:
-        error = problems.no_such("path. GET /docs lists all paths")
+        error = problems.NOT_FOUND.error("There is no such path. GET /docs lists all paths.")
         await problem_response(error).send(scope, send)

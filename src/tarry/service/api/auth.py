@@ -30,11 +30,11 @@ KEY_PREFIX = "tarry_"
 """A fixed prefix, by which scanners for leaked secrets recognise a key."""
 DEFAULT_TENANT = "default"
 
-_TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _MAX_KEY_LENGTH = 200
 _MAX_CACHED_KEYS = 10_000
 _CACHE_TTL_S = 5.0
-"""How long a lookup is cached. A revoked key may stay valid for this time."""
+"""How long the result of a lookup is cached. A revoked key may stay valid for this time."""
 
 
 class Authenticator:
@@ -42,11 +42,11 @@ class Authenticator:
 
     def __init__(self, context: ApiContext) -> None:
         self._keys = ApiKeyCache(context.store, context.monotonic)
-        self.authenticate: Callable[[ApiRequest], Awaitable[str] | str] | str = (
-            self._authenticate if context.require_keys else DEFAULT_TENANT
+        self.tenant_or_authenticate: Callable[[ApiRequest], Awaitable[str] | str] | str = (
+            self._authenticate if context.require_api_keys else DEFAULT_TENANT
         )
-        """Returns the tenant of a request, or an awaitable if its key is not cached. If no key is
-        required, this is the name of the default tenant, which saves a call per request."""
+        """A function that returns the tenant of a request, or an awaitable if the API key is not
+        cached. If no key is required, the default tenant itself, which saves a call per request."""
         self.check_host: Callable[[dict[bytes, bytes]], None] | None = (
             None if context.allowed_hosts is None else AllowedHosts(context.allowed_hosts).check
         )
@@ -59,18 +59,18 @@ class Authenticator:
             scheme, _, rest = authorization.partition(b" ")
             bearer = rest.strip().decode("latin-1") if scheme.lower() == b"bearer" else None
             if key is not None and key != bearer:
-                detail = "Authorization and X-API-Key have different keys. Send one key."
-                raise problems.KEY_NEEDED.error(detail)
+                detail = "Authorization and X-API-Key do not have the same key. Send one key."
+                raise problems.API_KEY_INVALID.error(detail)
             key = bearer
         if key is None:
             detail = "Send `Authorization: Bearer KEY`, or `X-API-Key: KEY`."
-            raise problems.KEY_NEEDED.error(detail)
+            raise problems.API_KEY_INVALID.error(detail)
         return self._keys.cached_tenant(key) or self._look_up(key)
 
     async def _look_up(self, key: str) -> str:
         tenant = await self._keys.find_tenant(key)
         if tenant is None:
-            raise problems.KEY_NEEDED.error("The API key is unknown or was revoked.")
+            raise problems.API_KEY_INVALID.error("The API key is unknown or was revoked.")
         return tenant
 
 
@@ -96,7 +96,7 @@ class AllowedHosts:
         if name not in self._names and not is_loopback(name):
             detail = (
                 f"Requests to {text[:100]} are not accepted: without API keys, the host must be a "
-                "loopback name. The operator can allow other names (allow_host)."
+                "loopback name. The operator can allow other names (setting allow_host)."
             )
             raise problems.WRONG_HOST.error(detail)
         self._last_accepted = host
@@ -144,8 +144,8 @@ class ApiKeyCache:
 def check_tenant(tenant: str) -> str:
     """Return the tenant name if it is valid, or raise ConfigurationError."""
     # A slash is not allowed, because it separates the tenant from the rest of a lane name.
-    if not _TENANT.fullmatch(tenant):
-        rule = "must have 1 to 63 letters, digits and ._- and begin with a letter or digit"
+    if not _TENANT_NAME.fullmatch(tenant):
+        rule = "must be 1 to 63 characters (A-Z a-z 0-9 . _ -) and begin with a letter or digit"
         raise ConfigurationError("tenant", rule, tenant)
     return tenant
 
@@ -156,7 +156,7 @@ def key_digest(key: str) -> bytes:
 
 
 def make_key(tenant: str, key_id: str, name: str = "") -> tuple[str, ApiKey]:
-    """Return a new key, and its record for the store, which does not contain the key."""
+    """Return a new API key, and the record to store, which has only the digest of the key."""
     key = KEY_PREFIX + secrets.token_urlsafe(32)
     record = ApiKey(id=key_id, tenant=check_tenant(tenant), digest=key_digest(key), name=name)
     return key, record

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tarry.service.delivery.guard import Guard
     from tarry.service.encryption import Codec
     from tarry.service.engine.engine import Engine
-    from tarry.service.payloads import PayloadStore
+    from tarry.service.payloads import BodyStore
     from tarry.service.store import Store
 
 
@@ -26,7 +26,7 @@ class ApiLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_batch_bytes: int = 16 << 20
     """Largest JSON body of a batch."""
     inline_body_bytes: int = defaults.INLINE_BODY_BYTES
-    """A task body of up to this size is stored with its task, a larger one as a payload."""
+    """A task body of up to this size is stored with its task, a larger one in `body_store`."""
     max_headers: int = 100
     """Largest number of headers of one task."""
     max_header_bytes: int = 32 << 10
@@ -34,7 +34,7 @@ class ApiLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_wait_s: int = 60
     """Longest `Prefer: wait`; a longer wait is reduced to this."""
     max_waiting_requests: int = 1_000
-    """Requests that wait for a result at a time; further requests are answered at once."""
+    """Requests that may wait for a result at the same time; others are answered at once."""
     max_event_streams: int = 100
     """Largest number of open `/events` streams."""
     max_attempt_timeout_s: float = defaults.MAX_ATTEMPT_TIMEOUT_MS / 1000
@@ -46,22 +46,24 @@ class ApiLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApiContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The dependencies of every resource of the API."""
+    """The objects and settings that the handlers of the API use."""
 
     engine: Engine
     store: Store
-    payloads: PayloadStore
+    body_store: BodyStore
+    """Object storage for large task bodies."""
     codec: Codec
     """Encodes task content for the store, encrypted if encryption keys are configured."""
-    guard: Guard
+    target_guard: Guard
+    """Rejects targets that attempts must not connect to."""
     new_id: Callable[[], str]
     """Returns a new UUIDv7."""
     monotonic: Callable[[], float]
     render_metrics: Callable[[str | None], Awaitable[tuple[bytes, str]]]
     """Returns the metrics of one tenant, or of all for None, and their content type."""
-    require_keys: bool = False
+    require_api_keys: bool = False
     """Whether an API key is required; if not, every request belongs to the default tenant."""
-    operator: str = ""
+    operator_tenant: str = ""
     """The tenant whose keys may read the metrics of all tenants."""
     allowed_hosts: frozenset[str] | None = None
     """Accepted `Host` names in addition to loopback names; None accepts any `Host`."""

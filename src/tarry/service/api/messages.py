@@ -36,7 +36,7 @@ _NO_CONTENT = 204
 
 
 class _PartialBodies:
-    size_bytes = 0  # the memory of incomplete bodies, which many slow clients could fill
+    size_bytes = 0  # limited, because many slow clients could otherwise use up the memory
 
 
 class NoQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -201,10 +201,10 @@ class PendingResponse(msgspec.Struct, eq=False):
         return self.build_response((yield from self.result.__await__()))
 
 
-CompleteRequestHandler: TypeAlias = (
+BufferedRequestHandler: TypeAlias = (
     "Callable[[Scope, bytes, Callable[[ApiResponse], None]], Task[Any] | None]"
 )
-"""Handles a request whose body is complete: called with scope, body and a response callback.
+"""Handles a request that was received completely. Called with scope, body and response callback.
 
 Returns the asyncio task that computes the response, or None if no task was needed.
 """

@@ -41,9 +41,10 @@ _RESPONSE_HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 _STORE_TIMEOUT_S = 5.0
-_CHECK_INTERVAL_S = 1.0
-"""How long a check of the store is cached: it needs no API key, and each check is a write."""
-_RETRY_AFTER_S = 5.0
+_STORE_CHECK_TTL_S = 1.0
+"""How long the result of a store check is cached, because /readyz needs no API key and each check
+writes to the store."""
+_NOT_READY_RETRY_AFTER_S = 5.0
 
 
 class EventResource:
@@ -51,7 +52,7 @@ class EventResource:
 
     def __init__(self, context: ApiContext) -> None:
         self.context: ApiContext = context
-        self.authenticate: Final = Authenticator(context).authenticate
+        self.tenant_or_authenticate: Final = Authenticator(context).tenant_or_authenticate
         self.streams: set[EventStream] = set()
 
     @Operation("GET", "/events", "streamEvents", "text/event-stream")
@@ -112,7 +113,7 @@ class EventStream:
 
     async def _wait_until_unauthorized(self) -> None:
         """Return when the API key is no longer valid, or the store is unavailable."""
-        authenticate = self._resource.authenticate
+        authenticate = self._resource.tenant_or_authenticate
         if isinstance(authenticate, str):
             await asyncio.Event().wait()  # no key is required: wait forever
             return
@@ -146,7 +147,7 @@ class EventStream:
 
 
 def _event_view(event: Event) -> ServiceEvent:
-    """Return an event as the API shows it, without text of the target (it may contain secrets)."""
+    """Return an event as the API shows it, without text of the target: it may contain secrets."""
     attempt = None
     if event.attempt is not None:
         attempt = attempt_view(event.task_id or "", event.attempt, secrets=[])
@@ -205,21 +206,23 @@ class HealthResource:
             return json_response(200, HealthStatus())
         # A cause may name hosts and files. If keys are required, causes are only logged, because
         # callers without a key can read this endpoint.
-        shown = dict.fromkeys(failing, "see the log") if self._context.require_keys else failing
+        if self._context.require_api_keys:
+            failing = dict.fromkeys(failing, "see the log")
         detail = f"Failing: {', '.join(sorted(failing))}."
-        raise problems.unavailable(detail, _RETRY_AFTER_S, failing=shown)
+        raise problems.unavailable(detail, _NOT_READY_RETRY_AFTER_S, failing=failing)
 
     @Operation("GET", "/metrics", "getMetrics", "text/plain", query=None)
     async def get_metrics(self, request: ApiRequest) -> ApiResponse:
-        """Get the metrics in the Prometheus format; with keys, those of the tenant."""
-        sees_all = not self._context.require_keys or request.tenant == self._context.operator
-        tenant = None if sees_all else request.tenant
-        body, content_type = await self._context.render_metrics(tenant)
+        """Get the metrics in the Prometheus format; if API keys are required, of one tenant."""
+        context = self._context
+        reads_all = not context.require_api_keys or request.tenant == context.operator_tenant
+        tenant = None if reads_all else request.tenant
+        body, content_type = await context.render_metrics(tenant)
         return ApiResponse(200, body, [(b"content-type", content_type.encode())])
 
     async def _check_store(self) -> None:
         now = self._context.monotonic()
-        if now - self._checked_at < _CHECK_INTERVAL_S:
+        if now - self._checked_at < _STORE_CHECK_TTL_S:
             return
         self._checked_at = now
         try:

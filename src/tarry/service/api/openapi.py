@@ -74,7 +74,7 @@ _RULE_TEXTS = {
 
 
 def build_openapi(
-    operations: Sequence[tuple[Operation, Handler]], *, version: str, require_keys: bool
+    operations: Sequence[tuple[Operation, Handler]], *, version: str, require_api_keys: bool
 ) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of the API."""
     types: dict[str, Any] = {}
@@ -99,14 +99,14 @@ def build_openapi(
             "summary": " ".join((handler.__doc__ or "").split()),
             **_describe_messages(operation, schema_by_type, schemas),
         }
-        if require_keys and not operation.is_public:
+        if require_api_keys and not operation.is_public:
             described["responses"]["401"] = _describe_problem(401)
             described["security"] = [{"key": []}]
         paths.setdefault(operation.path, {})[operation.method.lower()] = described
     # Query types are not listed: their fields appear as parameters of the operations.
-    listed = {name: schema for name, schema in schemas.items() if name not in query_names}
-    components: dict[str, Any] = {"schemas": listed}
-    if require_keys:
+    listed_schemas = {name: schema for name, schema in schemas.items() if name not in query_names}
+    components: dict[str, Any] = {"schemas": listed_schemas}
+    if require_api_keys:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     document = {
         "openapi": "3.1.0",

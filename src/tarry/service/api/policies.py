@@ -32,8 +32,9 @@ _POLICY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _PATH = "/retry-policies"
 _POLICY_PATH = "/retry-policies/{policyId}"
 _encode_sorted = msgspec.json.Encoder(order="deterministic").encode
-_PRESET_CURSOR = "preset:"  # not a cursor of the store, because a policy id has no colon
-"""Prefix of a cursor in the built-in policies, which are listed last."""
+_PRESET_CURSOR = "preset:"
+"""Cursors with this prefix are positions in the list of built-in policies (presets), which come
+last. The cursors of the store are policy ids, which have no colon."""
 
 
 def _json_type(field: PolicyField) -> Any:
@@ -102,7 +103,7 @@ class PolicyResource:
         location = f"{_PATH}/{check_policy_id(policy_id)}"
         status, policy = await self._write(request.tenant, policy_id, fields, replace=False)
         if status is PolicyWriteStatus.CONFLICT:
-            detail = f"{policy_id} has different fields. PUT {location} changes it."
+            detail = f"Policy {policy_id} exists with different fields. PUT {location} changes it."
             raise problems.POLICY_EXISTS.error(detail, field="policyId")
         return _write_response(status, policy, (b"location", location.encode()))
 
@@ -155,7 +156,7 @@ class PolicyResource:
             return json_response(200, _preset_view(policy_id))
         newest = await self._context.engine.policies.load(request.tenant, policy_id)
         if query.version is not None and newest is not None:
-            versions = describe_missing_version(policy_id, newest.version)
+            versions = describe_versions(policy_id, newest.version)
             raise problems.NOT_FOUND.error(f"Version {query.version} does not exist: {versions}.")
         raise problems.no_such("policy")
 
@@ -190,11 +191,11 @@ class PolicyResource:
     async def _write(
         self, tenant: str, policy_id: str, fields: dict[str, Any], *, replace: bool
     ) -> tuple[PolicyWriteStatus, PolicyVersion]:
-        checked = check_policy(fields, SERVICE_PRESETS["default"], self._context.limits)
+        policy = check_policy(fields, SERVICE_PRESETS["default"], self._context.limits)
         # All fields are written, in sorted order, so that equal policies have equal documents.
-        document = _encode_sorted(wire.policy_to_json(checked))
-        policy = PolicyVersion(tenant=tenant, id=policy_id, version=0, document=document)
-        result = await self._context.store.put_policy(policy, replace=replace)
+        document = _encode_sorted(wire.policy_to_json(policy))
+        version = PolicyVersion(tenant=tenant, id=policy_id, version=0, document=document)
+        result = await self._context.store.put_policy(version, replace=replace)
         self._context.engine.policies.forget(tenant, policy_id)
         return result
 
@@ -222,31 +223,31 @@ def _preset_view(name: str) -> RetryPolicy:
 def check_policy_id(policy_id: str) -> str:
     """Return the policy id if it is valid, or raise ApiError."""
     if not _POLICY_ID.fullmatch(policy_id):
-        rule = "must have 1 to 100 letters, digits and ._- and begin with a letter or digit"
+        rule = "must be 1 to 100 characters (A-Z a-z 0-9 . _ -) and begin with a letter or digit"
         raise invalid("policyId", rule, policy_id)
     return policy_id
 
 
-def describe_missing_version(policy_id: str, newest: int | None) -> str:
-    """Describe which versions a policy has; `newest` is None for a built-in policy."""
+def describe_versions(policy_id: str, newest: int | None) -> str:
+    """Describe the versions of a policy; `newest` is None for a built-in policy."""
     if newest is None:
         return f"{policy_id} is built in and has no versions"
     return f"the newest version of {policy_id} is {newest}"
 
 
 def check_policy(
-    document: Mapping[str, Any], base: Policy, limits: ApiLimits, *, parent: str = ""
+    fields: Mapping[str, Any], base: Policy, limits: ApiLimits, *, parent: str = ""
 ) -> Policy:
-    """Return `base` with the fields of `document`, or raise ApiError for an invalid field.
+    """Return `base` changed by `fields`, or raise ApiError for an invalid field.
 
-    `parent` is the path of the document in the request: "policy" for the overrides of a task.
+    `parent` is the path of the fields in the request: "policy" for the overrides of a task.
     """
     prefix = f"{parent}." if parent else ""
-    for name in document:
+    for name in fields:
         if name not in wire.JSON_FIELDS:
             raise unknown_field(parent, name, wire.JSON_FIELDS)
     try:
-        policy = wire.policy_from_json(document, base)
+        policy = wire.policy_from_json(fields, base)
     except ConfigurationError as error:
         field = error.field or ""
         is_known = field.partition("[")[0] in wire.JSON_FIELDS
@@ -254,6 +255,6 @@ def check_policy(
         raise from_configuration_error(path, error) from None
     if policy.attempt_timeout is None or policy.attempt_timeout > limits.max_attempt_timeout_s:
         max_ms = f"{limits.max_attempt_timeout_s * 1000:.0f}"
-        rule = f"must be at most {max_ms} (max_attempt_timeout_ms), so that the lease lasts longer"
+        rule = f"must be at most {max_ms} (setting max_attempt_timeout_ms)"
         raise invalid(f"{prefix}attemptTimeoutMs", rule)
     return policy

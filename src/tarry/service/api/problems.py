@@ -55,15 +55,16 @@ class ProblemType(NamedTuple):
         """The URI reference that identifies the type. It never changes."""
         return f"/docs#{self.anchor}"
 
-    def problem(self, detail: str, status: int | None = None, **more: Any) -> Problem:
+    def problem(self, detail: str, status: int | None = None, **extensions: Any) -> Problem:
         """Return a problem of this type."""
-        return Problem(status or self.statuses[0], self.title, detail, self.type, extensions=more)
+        status = status or self.statuses[0]
+        return Problem(status, self.title, detail, self.type, extensions=extensions)
 
     def error(
-        self, detail: str, *, status: int | None = None, headers: Headers = (), **more: Any
+        self, detail: str, *, status: int | None = None, headers: Headers = (), **extensions: Any
     ) -> ApiError:
         """Return the error for a problem of this type."""
-        return ApiError(self.problem(detail, status, **more), (*self.headers, *headers))
+        return ApiError(self.problem(detail, status, **extensions), (*self.headers, *headers))
 
 
 # fmt: off
@@ -72,8 +73,8 @@ NOT_HTTP = ProblemType("not-http", (400,), "Bad Request",
 MALFORMED = ProblemType("malformed", (400,), "Malformed JSON",
     "The body is not JSON in UTF-8, or is nested too deeply. `detail` has the reason.")
 INVALID = ProblemType("invalid", (422, 400), "Invalid request",
-    "A field, parameter or header is invalid. `field` names it, `rule` has the rule.")
-KEY_NEEDED = ProblemType("key-needed", (401,), "API key needed",
+    "A field, parameter or header is invalid. `field` names it; `rule` says what it must be.")
+API_KEY_INVALID = ProblemType("key-needed", (401,), "API key needed",
     "The API key is missing, unknown or revoked. Create one with `tarry keys create`.",
     ((b"www-authenticate", b'Bearer realm="tarry"'),))
 CROSS_SITE = ProblemType("cross-site", (403,), "Cross-site request",
@@ -93,14 +94,15 @@ POLICY_IN_USE = ProblemType("policy-in-use", (409,), "Policy is in use",
 POLICY_BUILT_IN = ProblemType("policy-built-in", (409,), "Policy cannot be deleted",
     "The policy is built in. `PUT` creates a policy of yours that replaces it.")
 TOO_LARGE = ProblemType("too-large", (413,), "Content is too large",
-    "The request is larger than `max_body_bytes`. Use `bodyRef`, or split the batch.",
+    "The body is larger than `max_body_bytes`, or the batch is larger than 16 MiB. Use `bodyRef`, "
+    "or split the batch.",
     ((b"connection", b"close"),))
 NOT_JSON = ProblemType("not-json", (415,), "Unsupported media type",
     "Send JSON, with the header `Content-Type: application/json`.",
     ((b"accept", b"application/json"),))
 WRONG_HOST = ProblemType("wrong-host", (421,), "Misdirected Request",
     "Without API keys, the `Host` header must be a loopback name or listed in `allow_host`.")
-KEY_REUSED = ProblemType("key-reused", (422,), "idempotencyKey is already used",
+IDEMPOTENCY_KEY_REUSED = ProblemType("key-reused", (422,), "idempotencyKey is already used",
     "The idempotencyKey was used with a different task. Use a new key for a new task.")
 QUOTA = ProblemType("quota", (429,), "Too many requests",
     "The tenant has reached `tenant_rate` or `tenant_pending`. Wait for `Retry-After`.")
@@ -115,7 +117,7 @@ UNAVAILABLE = ProblemType("unavailable", (503,), "Service unavailable",
 # fmt: on
 
 PROBLEM_TYPES = tuple(value for value in [*globals().values()] if isinstance(value, ProblemType))
-"""All of the above, in the same order."""
+"""All problem types, in the order of their definition."""
 
 # Parts of msgspec's messages, such as: Object missing required field `x` - at `$.tasks[...]`
 _JSON_PATH = re.compile(r" - at `\$\.?(.*)`$")
@@ -130,7 +132,7 @@ _NO_VALUE = object()
 
 
 def invalid(field: str, rule: str, value: object = _NO_VALUE, *, status: int = 422) -> ApiError:
-    """Return the error for a field: a path in the JSON, or the name of a parameter or header.
+    """Return the error for an invalid field: `field` is its JSON path, or a parameter or header.
 
     `rule` continues a sentence that begins with the field, as in "maxAttempts must be at least 1,
     got 0.". This sentence is the detail; `field`, `rule` and `value` are extension members.
@@ -187,9 +189,9 @@ def too_large(max_bytes: int) -> ApiError:
     return TOO_LARGE.error(detail)
 
 
-def unavailable(detail: str, retry_after_s: float = 1.0, **more: Any) -> ApiError:
+def unavailable(detail: str, retry_after_s: float = 1.0, **extensions: Any) -> ApiError:
     """Return the error (503) for a request that may succeed if it is sent again later."""
-    return UNAVAILABLE.error(detail, headers=[retry_after(retry_after_s)], **more)
+    return UNAVAILABLE.error(detail, headers=[retry_after(retry_after_s)], **extensions)
 
 
 def retry_after(seconds: float) -> tuple[bytes, bytes]:

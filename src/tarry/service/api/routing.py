@@ -26,9 +26,10 @@ H = TypeVar("H", bound=Callable[..., Any])
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """A method of a path, with its documentation for OpenAPI.
+    """An HTTP method of a path, with its documentation for OpenAPI.
 
-    It decorates the method of a resource that handles it, whose docstring is its summary.
+    Used as a decorator of its handler, a method of a resource. The handler's docstring is the
+    summary of the operation.
     """
 
     method: str
@@ -70,7 +71,7 @@ class Operation(msgspec.Struct, frozen=True):
 
 
 _operations: dict[Callable[..., Any], Operation] = {}
-"""By the method of a resource class that handles it."""
+"""By handler, a method of a resource class."""
 
 
 def resource_operations(resource: object) -> list[tuple[Operation, Handler]]:
@@ -89,14 +90,14 @@ class Endpoint:
     def __init__(
         self,
         handlers: dict[str, Handler],
-        authenticate: Callable[[ApiRequest], Awaitable[str] | str] | str,
+        tenant_or_authenticate: Callable[[ApiRequest], Awaitable[str] | str] | str,
         check_host: Callable[[dict[bytes, bytes]], None] | None = None,
     ) -> None:
-        """`authenticate` returns the tenant of a request, or is the tenant of all requests."""
+        """`tenant_or_authenticate`: the tenant of all requests, or a function that returns it."""
         self._handlers = dict(handlers)
         if "GET" in handlers:
             self._handlers["HEAD"] = handlers["GET"]
-        self._authenticate = authenticate
+        self._tenant_or_authenticate = tenant_or_authenticate
         self._check_host = check_host
         self._allowed = ", ".join(sorted({*self._handlers, "OPTIONS"}))
 
@@ -113,10 +114,10 @@ class Endpoint:
         else:
             await response.run(receive, send)
 
-    def handle_complete(
+    def handle_buffered(
         self, scope: Scope, body: bytes, respond: Callable[[ApiResponse], None]
     ) -> asyncio.Task[Any] | None:
-        """Handle a request as `CompleteRequestHandler` describes. It must not return a stream."""
+        """Handle a request like a `BufferedRequestHandler`. The response must not be a stream."""
         try:
             pending = self._dispatch(scope, _receive_disconnect, body)
         except Exception as error:  # noqa: BLE001 - reported to the caller
@@ -134,7 +135,7 @@ class Endpoint:
         self, scope: Scope, receive: Receive, body: bytes | None = None
     ) -> Awaitable[ApiResponse | messages.ResponseStream]:
         # Not a coroutine: with a cached API key and a handler that returns a PendingResponse, the
-        # fast path runs without creating a task.
+        # fast path creates no asyncio task.
         method = scope["method"]
         handler = self._handlers.get(method)
         if handler is None:
@@ -145,9 +146,9 @@ class Endpoint:
         if b"origin" in headers and method not in _SAFE_METHODS:
             _check_origin(headers)
         request = ApiRequest(scope, receive, headers, body)
-        authenticate = self._authenticate
+        authenticate = self._tenant_or_authenticate
         tenant = authenticate if isinstance(authenticate, str) else authenticate(request)
-        if not isinstance(tenant, str):
+        if not isinstance(tenant, str):  # an awaitable, because the API key is not cached
             return _authenticate_and_handle(tenant, handler, request)
         request.tenant = tenant
         return handler(request)
@@ -212,5 +213,5 @@ def _check_origin(headers: dict[bytes, bytes]) -> None:
     """
     origin = headers[b"origin"]
     if origin.rpartition(b"://")[2] != headers.get(b"host"):
-        shown = origin.decode("latin-1")[:100]
-        raise problems.CROSS_SITE.error(f"Requests from web pages of {shown} are not accepted.")
+        text = origin.decode("latin-1")[:100]
+        raise problems.CROSS_SITE.error(f"Requests from web pages of {text} are not accepted.")

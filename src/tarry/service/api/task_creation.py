@@ -43,9 +43,10 @@ _QUOTA_RETRY_AFTER_S = 10.0
 """`Retry-After` for a tenant at its limit of unfinished tasks; some may be finished by then."""
 _MINIMAL_APPLIED = (b"preference-applied", b"return=minimal")
 _MAX_BUCKETS = 10_000
-"""Tenants with a bucket for the rate limit."""
+"""Largest number of tenants whose bucket is kept in memory."""
 _MAX_STORE_FAILURES = 3
-"""Consecutive failures of the store after which a batch makes no further calls to it."""
+"""Consecutive failures of the store after which the remaining tasks of a batch are rejected if
+their validation needs the store."""
 
 
 class _IdempotencyKeyOnly(msgspec.Struct, rename="camel"):
@@ -67,7 +68,10 @@ _key_decoder = msgspec.json.Decoder(_IdempotencyKeyOnly)
 
 
 class TenantRateLimiter:
-    """One token bucket per tenant. A batch needs one token and may make the balance negative."""
+    """One token bucket per tenant.
+
+    A request needs one token and takes one per task, so a batch can make the balance negative.
+    """
 
     def __init__(self, rate: float, burst: float, monotonic: Callable[[], float]) -> None:
         """`rate` is in tokens per second, `burst` the size of a bucket."""
@@ -140,32 +144,34 @@ class TaskCreation:
             except MalformedKey as error:
                 detail = str(error)
                 raise problems.INVALID.error(detail, status=400, field="Idempotency-Key") from None
+        # An invalid traceparent is ignored (W3C Trace Context).
         if b"traceparent" in headers and _TRACEPARENT.fullmatch(headers[b"traceparent"]):
-            trace = headers[b"traceparent"].decode()  # another one is ignored (W3C Trace Context)
+            trace = headers[b"traceparent"].decode()
         self._charge(request.tenant, 1)
-        new, content = self._validator.build_task(
+        new_task, content = self._validator.build_task(
             request.tenant, task_request, idempotency_key, trace
         )
-        if not new.task.content or b"prefer" in headers:
-            return self._create_slowly(request, new, content)
-        added = self._context.engine.submit([new], [content])
-        return PendingResponse(added, partial(self._build_response, content))
+        # `task.content` is empty if `complete_task` has to be awaited.
+        if not new_task.task.content or b"prefer" in headers:
+            return self._create_slowly(request, new_task, content)
+        add_results = self._context.engine.submit([new_task], [content])
+        return PendingResponse(add_results, partial(self._build_response, content))
 
     async def _create_slowly(
-        self, request: ApiRequest, new: NewTask, content: TaskContent
+        self, request: ApiRequest, new_task: NewTask, content: TaskContent
     ) -> ApiResponse:
         """Create a task that needs more I/O than its insert, or handle a `Prefer` header."""
-        if not new.task.content:
-            await self._validator.complete_task(new.task, content)
-        added = (await self._context.engine.submit([new], [content]))[0]
-        if content.owned and added.status is not AddStatus.ADDED:
+        if not new_task.task.content:
+            await self._validator.complete_task(new_task.task, content)
+        (add_result,) = await self._context.engine.submit([new_task], [content])
+        if content.owned and add_result.status is not AddStatus.ADDED:
             await self._validator.delete_body(content)
-        status, view = self._status_and_view(added, content)
-        view, headers = await self._result_waiter.wait(request, added.task, view)
+        status, view = self._status_and_view(add_result, content)
+        view, headers = await self._result_waiter.wait(request, add_result.task, view)
         return _task_response(status, view, *headers)
 
-    def _build_response(self, content: TaskContent, added: Sequence[AddResult]) -> ApiResponse:
-        return _task_response(*self._status_and_view(added[0], content))
+    def _build_response(self, content: TaskContent, results: Sequence[AddResult]) -> ApiResponse:
+        return _task_response(*self._status_and_view(results[0], content))
 
     @Operation(
         "POST",
@@ -184,10 +190,11 @@ class TaskCreation:
             rule = "applies to one task: give each task of a batch its own idempotencyKey"
             raise problems.invalid("Idempotency-Key", rule, status=400)
         if len(tasks) > wire.MAX_BATCH_SIZE:
-            raise problems.invalid("tasks", f"may have {wire.MAX_BATCH_SIZE} entries", len(tasks))
+            rule = f"must have at most {wire.MAX_BATCH_SIZE} entries"
+            raise problems.invalid("tasks", rule, len(tasks))
         self._charge(request.tenant, len(tasks))
         results: list[BatchResult | None] = []  # None for a valid task that is not added yet
-        valid: list[NewTask] = []
+        new_tasks: list[NewTask] = []
         contents: list[TaskContent] = []
         store_failures = 0
         for i, task in enumerate(tasks, 1):
@@ -195,11 +202,13 @@ class TaskCreation:
                 task_request = (
                     task if isinstance(task, RetryTaskRequest) else self._decode_task(task)
                 )
-                new, content = self._validator.build_task(request.tenant, task_request, None, None)
-                if not new.task.content:
+                new_task, content = self._validator.build_task(
+                    request.tenant, task_request, None, None
+                )
+                if not new_task.task.content:
                     if store_failures == _MAX_STORE_FAILURES:
                         raise _not_stored()
-                    await self._validator.complete_task(new.task, content)
+                    await self._validator.complete_task(new_task.task, content)
                     store_failures = 0
             except ApiError as error:
                 results.append(_error_result(error))
@@ -211,29 +220,29 @@ class TaskCreation:
                 results.append(_error_result(_not_stored()))
             else:
                 results.append(None)
-                valid.append(new)
+                new_tasks.append(new_task)
                 contents.append(content)
             if not i % _YIELD_EVERY_TASKS:
                 await asyncio.sleep(0)
         is_minimal = prefers_minimal(request)
-        added_tasks = await self._context.engine.submit(valid, contents) if valid else ()
-        pending = [i for i, result in enumerate(results) if result is None]
-        for i, added, content in zip(pending, added_tasks, contents, strict=True):
-            if content.owned and added.status is not AddStatus.ADDED:
+        add_results = await self._context.engine.submit(new_tasks, contents) if new_tasks else ()
+        indexes = [i for i, result in enumerate(results) if result is None]
+        for i, add_result, content in zip(indexes, add_results, contents, strict=True):
+            if content.owned and add_result.status is not AddStatus.ADDED:
                 await self._validator.delete_body(content)
             try:
-                results[i] = self._batch_result(added, content, is_minimal=is_minimal)
+                results[i] = self._batch_result(add_result, content, is_minimal=is_minimal)
             except ApiError as error:
                 results[i] = _error_result(error)
         document = wire.BatchResults(results=[result for result in results if result is not None])
         return json_response(200, document, *((_MINIMAL_APPLIED,) if is_minimal else ()))
 
     def _batch_result(
-        self, added: AddResult, content: TaskContent, *, is_minimal: bool
+        self, add_result: AddResult, content: TaskContent, *, is_minimal: bool
     ) -> BatchResult:
         if is_minimal:
-            return BatchResult(status=_http_status(added), task_id=added.task.id)
-        status, view = self._status_and_view(added, content)
+            return BatchResult(status=_http_status(add_result), task_id=add_result.task.id)
+        status, view = self._status_and_view(add_result, content)
         return BatchResult(status=status, task=view)
 
     def _decode_batch(self, body: bytes) -> Sequence[RetryTaskRequest | msgspec.Raw]:
@@ -256,19 +265,21 @@ class TaskCreation:
         """Take tokens for new tasks from the rate limit of a tenant, or raise ApiError (429)."""
         if self._rate_limiter is not None and (wait_s := self._rate_limiter.take(tenant, tasks)):
             rate = self._context.limits.tenant_tasks_per_s
-            detail = f"A tenant may add {rate:g} tasks per second (tenant_rate)."
+            detail = f"A tenant may add {rate:g} tasks per second (setting tenant_rate)."
             raise problems.QUOTA.error(detail, headers=[problems.retry_after(wait_s)])
 
-    def _status_and_view(self, added: AddResult, content: TaskContent) -> tuple[int, RetryTask]:
-        status = _http_status(added)
-        if added.status is AddStatus.ADDED:
-            return status, task_view(added.task, content, Status.PENDING)
-        return status, stored_task_view(self._context, added.task)
+    def _status_and_view(
+        self, add_result: AddResult, content: TaskContent
+    ) -> tuple[int, RetryTask]:
+        status = _http_status(add_result)
+        if add_result.status is AddStatus.ADDED:
+            return status, task_view(add_result.task, content, Status.PENDING)
+        return status, stored_task_view(self._context, add_result.task)
 
 
-def _http_status(added: AddResult) -> int:
-    """Return the status of a task that exists now, or raise ApiError if it was not added."""
-    status = added.status
+def _http_status(add_result: AddResult) -> int:
+    """Return the HTTP status for an added or existing task; raise ApiError for a rejected one."""
+    status = add_result.status
     if status is AddStatus.ADDED:
         return 201
     if status is AddStatus.EXISTING:
@@ -278,8 +289,8 @@ def _http_status(added: AddResult) -> int:
             "idempotencyKey was already used with a different task. Resend the original task, or "
             "use a new key."
         )
-        raise problems.KEY_REUSED.error(detail, field="idempotencyKey")
-    detail = "The tenant has reached its limit of unfinished tasks (tenant_pending)."
+        raise problems.IDEMPOTENCY_KEY_REUSED.error(detail, field="idempotencyKey")
+    detail = "The tenant has reached its limit of unfinished tasks (setting tenant_pending)."
     raise problems.QUOTA.error(detail, headers=[problems.retry_after(_QUOTA_RETRY_AFTER_S)])
 
 
@@ -294,7 +305,7 @@ def _has_idempotency_key(task: RetryTaskRequest | msgspec.Raw) -> bool:
     try:
         return _key_decoder.decode(task).idempotency_key is not None
     except _DECODE_ERRORS:
-        return True  # not a valid task, which its own result reports
+        return True  # the task is invalid, which is reported as its result in the batch
 
 
 def _not_stored() -> ApiError:

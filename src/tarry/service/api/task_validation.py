@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tarry.errors import ConfigurationError, StoreUnavailable
-from tarry.service.api.policies import check_policy, check_policy_id, describe_missing_version
+from tarry.service.api.policies import check_policy, check_policy_id, describe_versions
 from tarry.service.api.problems import MALFORMED, field_errors, from_configuration_error, invalid
 from tarry.service.delivery.targets import parse_target
 from tarry.service.model import Task, TaskContent
@@ -58,8 +58,8 @@ class TaskValidator:
         """Return the task to add and its content, or raise ApiError.
 
         `header_key` and `trace` are the headers `Idempotency-Key` and `traceparent` of the request.
-        If I/O is needed to complete the task, its packed content is empty, and the caller has to
-        await `complete_task`. Most tasks need no I/O and stay on the fast path.
+        If I/O is needed to complete the task, `task.content` is empty, and the caller has to await
+        `complete_task`. Most tasks need no I/O and stay on the fast path.
         """
         context = self._context
         target = self._parse_target("targetUrl", request.target_url)
@@ -118,15 +118,15 @@ class TaskValidator:
     async def complete_task(self, task: Task, content: TaskContent) -> None:
         """Check the policy, store or look up a large body, and pack the content."""
         await self._check_policy(task, content.overrides)
-        header_names = lower_header_names(tuple(content.headers))
+        header_names = check_header_names(tuple(content.headers))
         task.fingerprint = _fingerprint(task, content, header_names)
         if content.body_ref is not None:
-            payloads = self._context.payloads
+            body_store = self._context.body_store
             with field_errors("bodyRef"):
-                payloads.validate_ref(task.tenant, content.body_ref)
-                content.body_size, content.etag = await payloads.head_object(content.body_ref)
+                body_store.validate_ref(task.tenant, content.body_ref)
+                content.body_size, content.etag = await body_store.head_object(content.body_ref)
         elif len(content.body) > self._context.limits.inline_body_bytes:
-            put = self._context.payloads.put
+            put = self._context.body_store.put
             content.body_ref, content.checksum = await put(task.tenant, task.id, content.body)
             content.body, content.owned = b"", True
             task.body_ref = content.body_ref
@@ -136,12 +136,12 @@ class TaskValidator:
         """Delete the stored body of a task that was not added."""
         if content.owned and content.body_ref is not None:
             with suppress(StoreUnavailable):  # maintenance then deletes the body later
-                await self._context.payloads.delete([content.body_ref])
+                await self._context.body_store.delete([content.body_ref])
 
     def _parse_target(self, field: str, url: str) -> Target:
         try:
             target = parse_target(url)
-            self._context.guard.check_url(target)
+            self._context.target_guard.check_url(target)
         except ConfigurationError as error:
             raise from_configuration_error(field, error) from None
         if target.scheme in _GRPC_SCHEMES and not self._context.has_grpc:
@@ -151,18 +151,18 @@ class TaskValidator:
 
     async def _check_policy(self, task: Task, overrides: dict[str, Any] | None) -> None:
         policies = self._policies
-        chosen = policies.get_cached(task, None)
-        if chosen is None:
-            chosen = await policies.load(task.tenant, task.policy_id, task.policy_version)
-        if chosen is None:
+        named_policy = policies.get_cached(task, None)
+        if named_policy is None:
+            named_policy = await policies.load(task.tenant, task.policy_id, task.policy_version)
+        if named_policy is None:
             newest = await policies.load(task.tenant, task.policy_id)
             if newest is None:
                 rule = "must be an existing policy (GET /retry-policies lists them)"
                 raise invalid("policyId", rule, task.policy_id)
-            rule = f"must exist: {describe_missing_version(task.policy_id, newest.version)}"
+            rule = f"must exist: {describe_versions(task.policy_id, newest.version)}"
             raise invalid("policyVersion", rule, task.policy_version)
         if overrides:
-            check_policy(overrides, chosen.policy, self._context.limits, parent="policy")
+            check_policy(overrides, named_policy.policy, self._context.limits, parent="policy")
 
 
 def check_epoch_ms(field: str, time: int | None) -> None:
@@ -176,7 +176,7 @@ def check_headers(headers: dict[str, Any], limits: ApiLimits) -> tuple[str, ...]
     """Return the header names in lower case, or raise ApiError for an invalid header."""
     if len(headers) > limits.max_headers:
         raise invalid("headers", f"must have at most {limits.max_headers} fields", len(headers))
-    lower = lower_header_names(tuple(headers))
+    lower = check_header_names(tuple(headers))
     size = 0
     for name, value in headers.items():
         if not isinstance(value, str):
@@ -193,7 +193,7 @@ def check_headers(headers: dict[str, Any], limits: ApiLimits) -> tuple[str, ...]
 
 
 @lru_cache(256)  # most tasks have the same few names; long or invalid names are not cached
-def lower_header_names(names: tuple[str, ...]) -> tuple[str, ...]:
+def check_header_names(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return header names in lower case, or raise ApiError for a name that must not be set."""
     lower = tuple(name.lower() for name in names)
     for name, lower_name in zip(names, lower, strict=True):
@@ -240,12 +240,12 @@ def _choose_idempotency_key(body_key: str | None, header_key: str | None) -> str
 def _encode_body(request: RetryTaskRequest) -> tuple[bytes, bool]:
     """Return the bytes to send, and whether they are JSON."""
     raw = b"" if request.body is msgspec.UNSET else bytes(request.body)
-    has_body = raw not in (b"", b"null")  # not a set, which would hash a long body
+    has_body = raw not in (b"", b"null")  # a tuple, because a set would hash a long body
     if request.body_base64 is not None or request.body_ref is not None:
         is_given = (has_body, request.body_base64 is not None, request.body_ref is not None)
-        given = list(compress(("body", "bodyBase64", "bodyRef"), is_given))
-        if len(given) > 1:
-            raise invalid(given[1], f"must not be given together with {given[0]}")
+        fields = list(compress(("body", "bodyBase64", "bodyRef"), is_given))
+        if len(fields) > 1:
+            raise invalid(fields[1], f"must not be given together with {fields[0]}")
     if request.body_base64 is not None:
         try:
             return b64decode(request.body_base64, validate=True), False
@@ -281,4 +281,5 @@ def _fingerprint(task: Task, content: TaskContent, header_names: tuple[str, ...]
         task.policy_id,
         task.policy_version,
     )
-    return sha256(_encode_canonically(requested)).digest()[:16]  # mostly computed in hardware
+    # SHA-256 is fast, because most CPUs have instructions for it. 16 bytes of it are enough.
+    return sha256(_encode_canonically(requested)).digest()[:16]

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 WAIT_HEADER = {"Prefer": "wait=SECONDS delays the response until the task is finished (RFC 7240)."}
 
-_WAIT = re.compile(rb'(?:^|,)\s*wait\s*=\s*"?([0-9]{1,9})"?\s*(?=$|[;,])', re.IGNORECASE)
-_RETURN = re.compile(rb'(?:^|,)\s*return\s*=\s*"?([a-z]+)"?\s*(?=$|[;,])', re.IGNORECASE)
+_WAIT_PREFERENCE = re.compile(rb'(?:^|,)\s*wait\s*=\s*"?([0-9]{1,9})"?\s*(?=$|[;,])', re.IGNORECASE)
+_RETURN_PREFERENCE = re.compile(rb'(?:^|,)\s*return\s*=\s*"?([a-z]+)"?\s*(?=$|[;,])', re.IGNORECASE)
 _POLL_INTERVAL_S = 1.0
 """The task is polled, because another process may finish it without notifying this one."""
 _TASK_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
@@ -56,7 +56,10 @@ class DeadLetterQuery(PageQuery, frozen=True):
 
 
 class TaskQuery(DeadLetterQuery, frozen=True):
-    """Query parameters of a list of tasks, which are IN_FLIGHT from the time they are leased."""
+    """Query parameters of a list of tasks.
+
+    `status=IN_FLIGHT` also matches leased tasks that are not due yet and are shown as PENDING.
+    """
 
     status: wire.StatusName | None = None
 
@@ -79,7 +82,7 @@ class ResultWaiter:
         wait if the request has no valid `Prefer: wait`, or too many requests wait already.
         """
         limits = self._context.limits
-        wait_match = _WAIT.search(b",".join(request.header_lines(b"prefer")))
+        wait_match = _WAIT_PREFERENCE.search(b",".join(request.header_lines(b"prefer")))
         if wait_match is None or self._waiting_requests >= limits.max_waiting_requests:
             return view, []
         seconds = min(int(wait_match[1]), limits.max_wait_s)
@@ -110,8 +113,7 @@ class ResultWaiter:
             view = stored_task_view(context, stored)
         if completion is not None:
             view.status, view.reason = wire.STATUS_NAMES[completion.status], completion.reason
-            if completion.status.is_terminal:
-                view.next_attempt_at = None
+            view.next_attempt_at = None
             delivery = completion.delivery_result
             if delivery is not None and delivery.status is not None:
                 secrets = views.find_secrets(views.read_content(context, task))
@@ -202,12 +204,12 @@ class TaskResource:
             request.tenant, task.id, after=after, limit=_MAX_EXPLAINED_ATTEMPTS
         )
         policies = context.engine.policies
-        chosen = await policies.load(task.tenant, task.policy_id, task.policy_version)
+        named_policy = await policies.load(task.tenant, task.policy_id, task.policy_version)
         explanation = views.explain_task(
             task,
             views.read_content(context, task),
             attempts,
-            chosen=None if chosen is None else chosen.policy,
+            named_policy=None if named_policy is None else named_policy.policy,
             lane=await context.store.get_lane(task.lane),
             now=context.engine.clock.now(),
         )
@@ -247,7 +249,7 @@ def build_filter(
 
 
 def check_reason(field: str, reason: str | None) -> None:
-    """Raise ApiError for an unknown reason, which would match nothing as if nothing had failed."""
+    """Raise ApiError for an unknown reason: an empty list would look as if nothing had failed."""
     if reason is not None and reason not in _REASONS:
         raise problems.invalid(field, f"must be {' or '.join(_REASONS)}", reason)
 
@@ -255,7 +257,7 @@ def check_reason(field: str, reason: str | None) -> None:
 def prefers_minimal(request: ApiRequest) -> bool:
     """Return whether the request has `Prefer: return=minimal`."""
     # The first preference of a name counts (RFC 7240, 2).
-    return_match = _RETURN.search(b",".join(request.header_lines(b"prefer")))
+    return_match = _RETURN_PREFERENCE.search(b",".join(request.header_lines(b"prefer")))
     return return_match is not None and return_match[1].lower() == b"minimal"
 
 

@@ -39,21 +39,22 @@ _SECRET_NAME = re.compile(
 )
 _QUERY_PARAMETER = re.compile(r"([?&;])([^=&;#]*)=([^&;#]*)")
 _MIN_SECRET_LENGTH = 6
-"""Shorter secrets are not searched for in texts, where they would be found by chance."""
+"""Shorter secrets are not redacted in texts, where they would match by chance."""
 _ENCRYPTED = "[encrypted]"
 _UNREADABLE_CONTENT = TaskContent(url=_ENCRYPTED, method=_ENCRYPTED)
 """Shown instead of content whose encryption key is not configured."""
 _REASON_TEXTS = {reason.value: reason.description for reason in Reason}
 _MAX_ERROR_LENGTH = 200
 _EARLY_TOLERANCE_MS, _LATE_TOLERANCE_MS = 50, 1_000
-"""Differences between the decided and the actual wait up to which only one wait is described."""
+"""If the actual wait differs from the decided wait by no more than this, only the decided wait is
+described."""
 
 
 def task_view(task: Task, content: TaskContent, status: Status) -> RetryTask:
     """Return the view of a task; `status` is its current status."""
     return RetryTask(
-        # The first twelve arguments are positional for speed: CPython builds a dict for a call in
-        # which the keyword arguments have more than 30 names and values.
+        # The first twelve arguments are positional for speed: CPython builds a tuple and a dict for
+        # a call with more than 30 arguments, of which each keyword argument counts twice.
         task.id,
         STATUS_NAMES[status],
         task.reason,
@@ -92,20 +93,20 @@ def read_content(context: ApiContext, task: Task) -> TaskContent | None:
         return None  # the task can still be listed and cancelled
 
 
-def response_view(delivered: DeliveryResult, secrets: list[str] | None) -> wire.TargetResponse:
+def response_view(result: DeliveryResult, secrets: list[str] | None) -> wire.TargetResponse:
     """Return the view of a target's response. The task's `secrets` are redacted in it."""
     headers: dict[str, str] = {}
-    for name, value in delivered.headers:
+    for name, value in result.headers:
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
     for name, value in redact_headers(headers).items():
         headers[name] = redact_text(value, secrets) or ""
-    is_truncated = delivered.truncated
-    response = wire.TargetResponse(status=delivered.status, headers=headers, truncated=is_truncated)
+    is_truncated = result.truncated
+    response = wire.TargetResponse(status=result.status, headers=headers, truncated=is_truncated)
     try:
         # A truncated excerpt may end within a character, which is dropped.
-        text, _ = utf_8_decode(delivered.excerpt, "strict", not is_truncated)
+        text, _ = utf_8_decode(result.excerpt, "strict", not is_truncated)
     except UnicodeDecodeError:
-        redacted = redact_bytes(delivered.excerpt, secrets, is_truncated=is_truncated)
+        redacted = redact_bytes(result.excerpt, secrets, is_truncated=is_truncated)
         response.body_base64 = b64encode(redacted).decode()
     else:
         response.body = redact_text(text, secrets, is_truncated=is_truncated)
@@ -164,7 +165,7 @@ def replay_view(job: ReplayRecord, *, dry_run: bool = False) -> wire.ReplayJob:
 def downstream_view(
     lane: LaneRecord, local: wire.LocalStats | None, now: int
 ) -> wire.DownstreamInfo:
-    """Return the view of a lane: its stored state, and the `local` state of this process."""
+    """Return the view of a lane (a downstream of the API); `local` is its state in this process."""
     state: wire.LaneStateName = "OPEN"
     if lane.paused:
         state = "PAUSED"
@@ -198,16 +199,16 @@ def explain_task(
     content: TaskContent | None,
     attempts: list[AttemptRecord],
     *,
-    chosen: Policy | None,
+    named_policy: Policy | None,
     lane: LaneRecord | None,
     now: int,
 ) -> wire.Explanation:
     """Explain the latest attempts of a task and its next step.
 
-    `chosen` is the policy that the task names, None if that policy was deleted.
+    `named_policy` is the policy that the task names, None if that policy was deleted.
     """
     status = task.status_at(now)
-    policy = chosen or SERVICE_PRESETS["default"]
+    policy = named_policy or SERVICE_PRESETS["default"]
     if content is not None and content.overrides:
         # ConfigurationError: the policy has changed, and the overrides are no longer valid.
         with suppress(ConfigurationError):
@@ -226,17 +227,17 @@ def explain_task(
     for attempt, wait_end in zip(attempts, wait_ends, strict=False):
         view = attempt_view(task.id, attempt, secrets)
         text = _describe_attempt(attempt, view.error_message, wait_end)
-        if _was_stopped_by(attempt) and (attempt is not attempts[-1] or not status.is_terminal):
+        if _led_to_stop(attempt) and (attempt is not attempts[-1] or not status.is_terminal):
             text += "; was replayed"
         steps.append(wire.ExplainedStep(attempt_number=attempt.number, text=text, attempt=view))
     next_step = _next_step(task, status, policy, lane, now)
-    if chosen is None and status not in {Status.SUCCEEDED, Status.CANCELLED}:
+    if named_policy is None and status not in {Status.SUCCEEDED, Status.CANCELLED}:
         deleted = f"Its policy {task.policy_id} was deleted: it uses the default policy."
         next_step = wire.NextStep(text=f"{next_step.text} {deleted}", at=next_step.at)
     sentences = [step.text for step in steps]
     if attempts and attempts[0].number > 1:
-        sentences.insert(0, f"{attempts[0].number - 1} attempts before")
-    if task.reason is not None and not (attempts and _was_stopped_by(attempts[-1])):
+        sentences.insert(0, f"earlier attempts not shown: {attempts[0].number - 1}")
+    if task.reason is not None and not (attempts and _led_to_stop(attempts[-1])):
         sentences.append(f"stopped: {_REASON_TEXTS.get(task.reason, task.reason)}")
     if not sentences:
         sentences = ["no attempt was made yet" if not status.is_terminal else "no attempt was made"]
@@ -261,7 +262,7 @@ def _describe_attempt(attempt: AttemptRecord, error: str | None, wait_end: int |
         result = f"attempt {attempt.number} got {attempt.status}"
     else:
         cause = attempt.error_class or attempt.outcome
-        if error and cause != "refused":  # for which the error message adds no information
+        if error and cause != "refused":  # its error message adds nothing
             cause += f": {error[:_MAX_ERROR_LENGTH].rstrip('.')}"
         result = f"attempt {attempt.number} failed ({cause})"
     if attempt.decision is None or attempt.decision.action == "done":
@@ -297,7 +298,7 @@ def _describe_decision(decision: Decision, waited_ms: float | None) -> str:
     return f"was to wait {planned}, {ending}"
 
 
-def _was_stopped_by(attempt: AttemptRecord) -> bool:
+def _led_to_stop(attempt: AttemptRecord) -> bool:
     return attempt.decision is not None and attempt.decision.action == "stop"
 
 

@@ -2,13 +2,13 @@
 
 **Limits.** uvicorn itself limits neither the size of headers nor the duration of a request.
 
-**Fast path.** For each request uvicorn creates a task, which receives the body and sends the
-response as ASGI messages. If the headers and the body of a `POST /retry-tasks` arrive together,
+**Fast path.** For each request uvicorn creates an asyncio task, which receives the body and sends
+the response as ASGI messages. If the headers and the body of a `POST /retry-tasks` arrive together,
 neither the task nor the messages are needed: the protocol calls the API with headers and body, and
 the API calls back with the response once the store has committed. The time that the protocol takes
 per request falls from 37.5 us to 26.8 us.
 
-All other requests take uvicorn's own path: other methods and paths, HTTP/1.0, `Connection: close`,
+All other requests are handled by uvicorn: other methods and paths, HTTP/1.0, `Connection: close`,
 `Upgrade`, `Expect: 100-continue`, a body that arrives later, a pipelined request whose predecessor
 has no response yet, and a client that does not read its responses.
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from asyncio import BaseTransport, TimerHandle
     from collections.abc import Mapping
 
-    from tarry.service.api.messages import ApiResponse, CompleteRequestHandler
+    from tarry.service.api.messages import ApiResponse, BufferedRequestHandler
     from tarry.wire.http import Problem
 
 _Awaited: TypeAlias = Literal["first", "headers", "body"]
@@ -78,26 +78,27 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     expect_100_continue: bool
     _candidate: _FastPathCycle | None = None
     """A request that takes the fast path if it is complete at the end of the current read."""
-    _header_bytes = 0
-    """Bytes received since the request began, or since the last part of its body."""
+    _later_header_bytes = 0
+    """Bytes of the headers or trailers that arrive, without the read in which they began."""
     _read_bytes = _first_read_bytes = 0
     """Bytes of the last read, and of the read in which the request began, which may include bytes
     of the previous request."""
-    _is_too_large = False
+    _are_headers_too_large = False
     _awaited: _Awaited | None = "first"
     _timer_for: _Awaited | None = None
     """The value of `_awaited` for which the running timer was set."""
     _timer: TimerHandle | None = None
     _idle_since: float | None = None
     _served_cycle: Any = None
-    """The request that is being served while others are pipelined behind it."""
+    """The cycle of the request that is being served, once the client sends pipelined requests.
+    `cycle` is then the cycle of the newest request."""
 
     def __init__(
         self,
         *args: Any,
         header_timeout_s: float,
         body_timeout_s: float,
-        fast_routes: Mapping[bytes, CompleteRequestHandler],
+        fast_routes: Mapping[bytes, BufferedRequestHandler],
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -111,12 +112,12 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: BaseTransport) -> None:
         """Start the timer for the first request."""
         super().connection_made(transport)  # type: ignore[arg-type]
-        self._set_timer()
+        self._update_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the timers, and end the request that is being served."""
         self._awaited = None
-        self._set_timer()
+        self._update_timer()
         super()._unset_keepalive_if_required()
         if self._served_cycle is not None:
             self._served_cycle.disconnected = True
@@ -127,24 +128,24 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         """Close the connection. A request that has not arrived completely is rejected."""
         super().shutdown()
         if self._awaited is not None and not self.transport.is_closing():
-            self._on_timeout()
-        self._abort_if_unread(is_second_check=False)
+            self._reject_incomplete()
+        self._abort_if_unread(was_unread=False)
 
-    def _abort_if_unread(self, *, is_second_check: bool) -> None:
-        """Abort a connection whose client does not read its response, which delays the shutdown."""
+    def _abort_if_unread(self, *, was_unread: bool) -> None:
+        """Abort the connection if its response is unread, and `was_unread` at the last check."""
         if self not in self.connections:
             return
         is_unread = self.transport.get_write_buffer_size() > 0
-        if is_unread and is_second_check:
+        if is_unread and was_unread:
             self.transport.abort()
         else:
-            check = partial(self._abort_if_unread, is_second_check=is_unread)
+            check = partial(self._abort_if_unread, was_unread=is_unread)
             self.loop.call_later(_UNREAD_RESPONSE_GRACE_S, check)
 
     def data_received(self, data: bytes) -> None:
         """Parse the data, serve a fast-path request that is now complete, and apply the limits."""
         self._read_bytes = len(data)
-        self._header_bytes += self._read_bytes
+        self._later_header_bytes += self._read_bytes
         super().data_received(data)
         candidate, self._candidate = self._candidate, None
         if candidate is not None:
@@ -155,27 +156,27 @@ class ServiceHttpProtocol(HttpToolsProtocol):
                 self._continue_with_uvicorn()
                 if candidate.body:
                     super().on_body(candidate.body)
-        if self._header_bytes > _MAX_HEADER_BYTES and not self.transport.is_closing():
-            self._is_too_large = True
+        if self._later_header_bytes > _MAX_HEADER_BYTES and not self.transport.is_closing():
+            self._are_headers_too_large = True
             self.send_400_response("")
         if self._awaited != self._timer_for:
-            self._set_timer()
+            self._update_timer()
 
     def on_message_begin(self) -> None:
-        """Start a request. uvicorn's scope is built only if its own path is taken."""
-        self._header_bytes, self._first_read_bytes = 0, self._read_bytes
+        """Start a request. The fast path does not need the scope that uvicorn builds here."""
+        self._later_header_bytes, self._first_read_bytes = 0, self._read_bytes
         self._awaited = "headers"
         self.url, self.headers, self.expect_100_continue = b"", [], False
 
     def on_headers_complete(self) -> None:
-        """Choose between the fast path and uvicorn's own path, and wait for the body."""
-        # The count may include a large body that arrived in the same read, so count exactly.
-        if self._first_read_bytes + self._header_bytes > _MAX_HEADER_BYTES:
+        """Choose between the fast path and uvicorn, and wait for the body."""
+        # The sum may include a large body of the same read: then the headers are measured exactly.
+        if self._first_read_bytes + self._later_header_bytes > _MAX_HEADER_BYTES:
             size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
-            self._is_too_large = size > _MAX_HEADER_BYTES
-            if self._is_too_large:
+            self._are_headers_too_large = size > _MAX_HEADER_BYTES
+            if self._are_headers_too_large:
                 raise ValueError  # stops the parser, which calls send_400_response
-        self._header_bytes = 0
+        self._later_header_bytes = 0
         self._awaited = "body"
         parser: Any = self.parser
         cycle = self.cycle
@@ -197,7 +198,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Collect or pass on a part of a body."""
-        self._header_bytes = 0
+        self._later_header_bytes = 0
         candidate = self._candidate
         if candidate is not None and self.cycle is candidate:
             candidate.body += body
@@ -207,8 +208,9 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """End the wait for the body."""
         self._awaited = None
-        if self._timer_for is not None:  # the next request may begin in the same read
-            self._set_timer()
+        if self._timer_for is not None:
+            # Cancelled now: the next request may begin in the same read, and would inherit it.
+            self._update_timer()
         candidate = self._candidate
         if candidate is not None and self.cycle is candidate:
             candidate.more_body = False
@@ -228,7 +230,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             self._check_idle_after(self.timeout_keep_alive)
 
     def _continue_with_uvicorn(self) -> None:
-        """Take uvicorn's path with a request whose headers are complete."""
+        """Pass a request whose headers are complete to uvicorn."""
         url, headers, expects_continue = self.url, self.headers, self.expect_100_continue
         super().on_message_begin()
         self.url, self.headers, self.expect_100_continue = url, headers, expects_continue
@@ -261,7 +263,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
 
     def _unset_keepalive_if_required(self) -> None:
         # uvicorn cancels the keep-alive timer here and sets a new one after each response. Both
-        # cost time on the hot path, so the timer stays and only this flag changes.
+        # cost time on the hot path, so the timer stays and only `_idle_since` changes.
         self._idle_since = None
 
     def timeout_keep_alive_handler(self) -> None:
@@ -281,23 +283,26 @@ class ServiceHttpProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Send a problem for bytes that are not a valid request, and close the connection."""
-        self._reject(_HEADERS_TOO_LARGE if self._is_too_large else problems.NOT_HTTP.problem(msg))
+        self._reject(
+            _HEADERS_TOO_LARGE if self._are_headers_too_large else problems.NOT_HTTP.problem(msg)
+        )
 
-    def _set_timer(self) -> None:
+    def _update_timer(self) -> None:
+        """Set the timer for what the client has to send next; cancel it if nothing is awaited."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._timer_for = awaited = self._awaited
         if awaited is not None:
-            self._timer = self.loop.call_later(self._timeouts_s[awaited], self._on_timeout)
+            self._timer = self.loop.call_later(self._timeouts_s[awaited], self._reject_incomplete)
 
-    def _on_timeout(self) -> None:
-        """Reject a request that has not arrived in time, unless this side has paused reading."""
+    def _reject_incomplete(self) -> None:
+        """Reject a request that has not arrived completely, unless this side has paused reading."""
         # While headers arrive, `cycle` belongs to the previous request, or is None.
         awaited, cycle = self._awaited, self.cycle
         is_responding = bool(cycle) and not cycle.response_complete
         if self.pipeline or self.flow.read_paused or (is_responding and awaited == "headers"):
-            self._set_timer()
+            self._update_timer()
         elif awaited == "first" or (awaited == "body" and cycle.response_started):
             self.transport.close()
         else:

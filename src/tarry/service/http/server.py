@@ -24,7 +24,7 @@ _GC_THRESHOLD = 10_000
 """Allocations between two runs of the cyclic garbage collector. The service creates few reference
 cycles; with the default of 700, the collector took 5 % of the CPU time."""
 _KEEP_ALIVE_S = 75
-"""Longer than the idle timeout of most load balancers (60 s); the balancer then closes first."""
+"""Longer than the idle timeout of most load balancers (60 s), so that the balancer closes first."""
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 _STANDARD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
