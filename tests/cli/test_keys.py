@@ -72,7 +72,7 @@ def test_store_is_found_as_for_serve(
         (["list", "--store", "memory:"], 2, "--store must be sqlite:PATH"),
         (["list", "--store", "sqlite:nowhere/none.db"], 2, "nowhere/none.db does not exist"),
         (["list", "--store", "mysql:x"], 2, "store must be sqlite:PATH or memory:"),
-        (["create", "--tenant", "a/b", "--store", "memory:"], 2, "tenant must have"),
+        (["create", "--tenant", "a/b", "--store", "memory:"], 2, "tenant must be"),
     ],
     ids=["memory", "no such file", "unknown store", "tenant"],
 )

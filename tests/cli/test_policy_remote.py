@@ -117,7 +117,7 @@ def test_invalid_name_is_reported_as_option(ask: Ask, file: Path) -> None:
     done = ask("policy", "apply", file, "--name", "a b")
 
     assert 2 == done.code
-    assert "error: --name: policyId must have" in done.err
+    assert "error: --name: policyId must be" in done.err
 
 
 def test_unknown_version_names_the_newest(ask: Ask, tmp_path: Path) -> None:

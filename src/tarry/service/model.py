@@ -63,7 +63,7 @@ class TaskContent(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     etag: str | None = None
     """The entity tag of the caller's object `body_ref` when the task was added. A different entity
     tag later shows that the caller has replaced the object."""
-    owned: bool = False
+    owns_body_object: bool = msgspec.field(default=False, name="owned")  # stored by this name
     """Whether the service wrote the object `body_ref`, and deletes it with the task."""
     overrides: dict[str, Any] | None = None
     """Policy fields that this task overrides."""
@@ -104,16 +104,16 @@ class Task(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     """Why the task is EXHAUSTED."""
     attempts: int = 0
     """Attempts made, including lost ones."""
-    forgiven: int = 0
+    attempts_before_replay: int = 0
     """Attempts made before the last replay. `attempts` includes them, but the policy does not
     count them."""
-    lost: int = 0
+    lost_attempts: int = 0
     """Attempts since the last replay whose worker disappeared, perhaps before it sent them. The
     policy does not count them, but their number is limited."""
     previous_delay: float | None = None
     """The delay, in seconds, that the last decision set. It is an input of the next decision, like
-    `restarted` and `last_kind`."""
-    restarted: int = 0
+    `backoff_offset` and `last_kind`."""
+    backoff_offset: int = 0
     """Counted attempts when an exact hint of the server last restarted the backoff, which grows
     with the attempts since then; 0 if there was no such hint."""
     last_kind: str | None = None
@@ -229,19 +229,19 @@ class LaneRecord(msgspec.Struct, kw_only=True, gc=False):
     """No task is claimed before this time. After it the lane is half-open: at most
     `probes` tasks are leased at a time, until the lane is unparked or resumed."""
     probes: int = 0
-    opened: int = 0
+    consecutive_opens: int = 0
     """How often in a row the breaker has opened. It stays open longer each time."""
     paused: bool = False
     """Whether an operator paused the lane, until it is resumed."""
     pending: int = 0
     in_flight: int = 0
     dead: int = 0
-    served_at: int | None = None
-    """When tasks were last claimed."""
+    last_claim_at: int | None = None
+    """When tasks of the lane were last claimed."""
 
 
-class ApiKey(msgspec.Struct, kw_only=True, gc=False):
-    """An API key: its digest and its tenant. The key itself is not stored."""
+class ApiKeyRecord(msgspec.Struct, kw_only=True, gc=False):
+    """The digest of an API key, and its tenant. The key itself is not stored."""
 
     id: str
     tenant: str

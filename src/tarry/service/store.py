@@ -28,7 +28,7 @@ from tarry.service.model import AttemptRecord, Status, Task  # noqa: TC001 - msg
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from tarry.service.model import ApiKey, LaneRecord, PolicyVersion, ReplayRecord
+    from tarry.service.model import ApiKeyRecord, LaneRecord, PolicyVersion, ReplayRecord
 
 T = TypeVar("T")
 
@@ -97,15 +97,15 @@ class ClaimResult(msgspec.Struct):
     Tasks of paused lanes do not count. Tasks of a half-open lane whose probes are all leased count
     from the end of the earliest of these leases. The time is later than `now` if nothing could be
     claimed."""
-    lost: int = 0
+    lost_attempts: int = 0
     """Attempts with expired leases that were logged as lost."""
 
 
 class TaskResult(msgspec.Struct, kw_only=True, gc=False):
     """The result of an attempt, and the next state. `task` is the task as it was leased.
 
-    PENDING requires `next_attempt_at`. With `keep`, the worker keeps its lease for the next
-    attempt, which must be due within the horizon; the version is then incremented by one.
+    PENDING requires `next_attempt_at`. With `kept_lease`, the worker keeps this lease for the
+    next attempt, which must be due within the horizon; the version is then incremented by one.
     If `attempt` is None, no attempt is counted.
     """
 
@@ -114,9 +114,9 @@ class TaskResult(msgspec.Struct, kw_only=True, gc=False):
     status: Status
     reason: str | None = None
     next_attempt_at: int = 0
-    keep: Lease | None = None
+    kept_lease: Lease | None = None
     previous_delay: float | None = None
-    restarted: int = 0
+    backoff_offset: int = 0
     last_kind: str | None = None
     callback: Task | None = None
     """A task to add in the same change, if the result is DONE. Its key is unique, and no quota
@@ -221,10 +221,10 @@ class SweepResult(msgspec.Struct):
 
 
 class Retention(msgspec.Struct, frozen=True):
-    """How long terminal tasks are stored, in ms after they finished."""
+    """How long terminal tasks are stored after they finished."""
 
-    succeeded: int  # also for cancelled tasks
-    dead: int
+    succeeded_ms: int  # also for cancelled tasks
+    dead_ms: int
 
 
 def next_replay_step_at(replay: ReplayRecord, replayed: int, now: int) -> int:
@@ -272,9 +272,9 @@ class Store(Protocol):
         of 0, only the time is returned.
 
         The attempt of an expired lease is logged as lost, with its due time as its start and with
-        the worker that had the lease, and counted in `lost`. The due time of the next attempt is
-        the end of that lease. A task that is being cancelled becomes CANCELLED instead of
-        leased, and counts towards the limit.
+        the worker that had the lease, and counted in `lost_attempts`. The due time of the next
+        attempt is the end of that lease. A task that is being cancelled becomes CANCELLED instead
+        of leased, and counts towards the limit.
         """
         ...
 
@@ -290,7 +290,7 @@ class Store(Protocol):
         """
         ...
 
-    async def park(self, lane: str, until: int, *, probes: int, opened: int) -> None:
+    async def park(self, lane: str, until: int, *, probes: int, consecutive_opens: int) -> None:
         """Lease no task of the lane until this time, and afterwards `probes` tasks at a time.
 
         The last call wins. A lane that does not exist is created, as by `pause`; its tenant is the
@@ -346,9 +346,9 @@ class Store(Protocol):
     async def retry_now(self, tenant: str, task_id: str) -> RetryNowStatus | None:
         """Make a PENDING or EXHAUSTED task due now; None: there is no such task.
 
-        An EXHAUSTED task is replayed: `forgiven` is set to `attempts`, so that the policy no longer
-        counts them, `started_at` is now, the inputs of the next decision are reset, and `replays`
-        is incremented. A task that is due already keeps its due time.
+        An EXHAUSTED task is replayed: `attempts_before_replay` is set to `attempts`, so that the
+        policy no longer counts them, `started_at` is now, the inputs of the next decision are
+        reset, and `replays` is incremented. A task that is due already keeps its due time.
         """
         ...
 
@@ -422,15 +422,15 @@ class Store(Protocol):
         """Delete all versions of a policy, unless live tasks use it."""
         ...
 
-    async def put_key(self, key: ApiKey) -> None:
+    async def put_key(self, key: ApiKeyRecord) -> None:
         """Store an API key; a stored key with the same id is not changed."""
         ...
 
-    async def find_key(self, digest: bytes) -> ApiKey | None:
+    async def find_key(self, digest: bytes) -> ApiKeyRecord | None:
         """Return the API key with this digest, revoked or not; None if there is no such key."""
         ...
 
-    async def list_keys(self, tenant: str | None = None) -> list[ApiKey]:
+    async def list_keys(self, tenant: str | None = None) -> list[ApiKeyRecord]:
         """Return at most 1,000 API keys."""
         ...
 

@@ -8,7 +8,7 @@ import pytest
 
 from tarry.errors import ConfigurationError
 from tarry.service.api.auth import ApiKeyCache, check_tenant, key_digest, make_key
-from tarry.service.model import ApiKey
+from tarry.service.model import ApiKeyRecord
 from tests.service.api.harness import TARGET, ApiHarness, Response, run_with_api
 
 HOSTS = frozenset({"127.0.0.1", "Tarry.Internal", "fd00::1"})
@@ -70,7 +70,7 @@ def test_other_hosts_are_rejected(host: str) -> None:
     run_with_api(test, hosts=HOSTS)
 
 
-async def create_key(api: ApiHarness, tenant: str) -> tuple[str, ApiKey]:
+async def create_key(api: ApiHarness, tenant: str) -> tuple[str, ApiKeyRecord]:
     """Store a new key and return it."""
     secret, key = make_key(tenant, f"id-{tenant}")
     await api.store.put_key(key)
@@ -225,7 +225,7 @@ def test_lookups_are_cached_for_a_few_seconds() -> None:
         looked: list[bytes] = []
         key_of = api.store.find_key
 
-        async def counted(digest: bytes) -> ApiKey | None:
+        async def counted(digest: bytes) -> ApiKeyRecord | None:
             looked.append(digest)
             return await key_of(digest)
 

@@ -62,7 +62,7 @@ def test_a_breaker_shows_in_the_state() -> None:
 
     async def test(api: ApiHarness) -> None:
         await api.create()
-        await api.store.park(f"default/{LANE}", NOW + 1_000, probes=1, opened=2)
+        await api.store.park(f"default/{LANE}", NOW + 1_000, probes=1, consecutive_opens=2)
         parked = (await api.request("GET", f"/downstreams/{LANE}")).json
         assert ("PARKED", NOW + 1_000, 2) == (
             parked["state"],

@@ -241,7 +241,11 @@ def test_a_large_body_is_stored_separately() -> None:
         answer = await api.create(body=body)
         task, content = await api.stored_task(answer["taskId"])
         assert {task.body_ref: body.encode()} == api.payloads.bodies
-        assert (b"", task.body_ref, True) == (content.body, content.body_ref, content.owned)
+        assert (b"", task.body_ref, True) == (
+            content.body,
+            content.body_ref,
+            content.owns_body_object,
+        )
         assert content.checksum is not None
         assert (len(body), None) == (answer["bodySize"], answer["bodyRef"])
 
@@ -273,7 +277,7 @@ def test_a_referenced_body_must_exist() -> None:
             content.body_ref,
             content.body_size,
             content.etag,
-            content.owned,
+            content.owns_body_object,
         )
         assert "default/a.json" == answer["bodyRef"]
 

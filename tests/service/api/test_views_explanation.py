@@ -153,7 +153,7 @@ HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source=
             ),
         ),
         (
-            build_task(attempts=3, forgiven=3),
+            build_task(attempts=3, attempts_before_replay=3),
             [build_attempt(3, decision=Decision(action="stop", reason="something new"))],
             LaneRecord(name="l", tenant="t", parked_until=NOW),
             (
@@ -162,7 +162,9 @@ HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source=
             ),
         ),
         (
-            build_task(status=Status.EXHAUSTED, attempts=2, forgiven=1, reason="attempts"),
+            build_task(
+                status=Status.EXHAUSTED, attempts=2, attempts_before_replay=1, reason="attempts"
+            ),
             [build_attempt(1, decision=STOP), build_attempt(2, decision=STOP)],
             LANE,
             (

@@ -128,11 +128,13 @@ def test_maintenance_forgets_idle_lanes() -> None:
     run(main)
 
 
-def queue_task(of: LaneState, *, attempts: int = 0, forgiven: int = 0, lost: int = 0) -> LeasedTask:
+def queue_task(
+    of: LaneState, *, attempts: int = 0, attempts_before_replay: int = 0, lost: int = 0
+) -> LeasedTask:
     """Queue a due task with this progress in its lane, and return it."""
     task = Task(
         id="", tenant="", lane="", key="", fingerprint=b"", content=b"",
-        attempts=attempts, forgiven=forgiven, lost=lost,
+        attempts=attempts, attempts_before_replay=attempts_before_replay, lost_attempts=lost,
     )  # fmt: skip
     leased = LeasedTask(task, of, None)
     of.due_queue(task).append(leased)
@@ -155,7 +157,7 @@ def test_replayed_or_lost_task_counts_as_a_first_attempt() -> None:
     """It has no promised time, so it queues with the new tasks."""
     busy = lane(0)
 
-    queue_task(busy, attempts=5, forgiven=4, lost=1)
+    queue_task(busy, attempts=5, attempts_before_replay=4, lost=1)
 
     assert (1, 0) == (len(busy.due_first_attempts), len(busy.due_retries))
 

@@ -337,7 +337,7 @@ def test_failed_probe_parks_the_lane_for_longer() -> None:
         lane = await harness.store.get_lane(tasks[0].lane)
         assert lane is not None
         assert lane.parked_until is not None
-        assert 2 == lane.opened
+        assert 2 == lane.consecutive_opens
         left = lane.parked_until - harness.context.clock.now()
         assert 45_000 < left <= 60_000
         await harness.engine.stop(1)
@@ -370,7 +370,7 @@ def test_breaker_state_is_shared_through_the_store() -> None:
         assert 1 <= len(target.requests) <= 3
         lane = await first.store.get_lane(tasks[0].lane)
         assert lane is not None
-        assert 2 == lane.opened
+        assert 2 == lane.consecutive_opens
         await second.engine.stop(1)
 
     run(main)

@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from msgspec.structs import replace
 
-from tarry.service.model import ApiKey, AttemptRecord, PolicyVersion, ReplayRecord, Status, Task
+from tarry.service.model import (
+    ApiKeyRecord,
+    AttemptRecord,
+    PolicyVersion,
+    ReplayRecord,
+    Status,
+    Task,
+)
 from tarry.service.store import (
     AddResult,
     Lease,
@@ -201,9 +208,9 @@ class StoreMachine(RuleBasedStateMachine):
             status=draft.status,
             reason=draft.reason if draft.status is Status.EXHAUSTED else None,
             next_attempt_at=self.now + draft.delay,
-            keep=lease if draft.keep else None,
+            kept_lease=lease if draft.keep else None,
             previous_delay=draft.delay / 7,
-            restarted=draft.lease_index,
+            backoff_offset=draft.lease_index,
             last_kind="transient",
             callback=task(number, "b", leased.tenant) if draft.has_callback else None,
         )
@@ -246,14 +253,18 @@ class StoreMachine(RuleBasedStateMachine):
         how=st.sampled_from(["park", "pause", "resume", "unpark"]),
         delay=st.sampled_from([0, 1000, 5000]),
         probes=st.integers(1, 3),
-        opened=st.integers(1, 3),
+        consecutive_opens=st.integers(1, 3),
     )
-    def change_lane(self, lane: str, how: str, delay: int, probes: int, opened: int) -> None:
+    def change_lane(
+        self, lane: str, how: str, delay: int, probes: int, consecutive_opens: int
+    ) -> None:
         """Park, pause, resume or unpark a lane."""
         until = self.now + delay
         if how == "park":
             self.comparison.call_and_compare(
-                lambda store: store.park(lane, until, probes=probes, opened=opened)
+                lambda store: store.park(
+                    lane, until, probes=probes, consecutive_opens=consecutive_opens
+                )
             )
         elif how == "pause":
             self.comparison.call_and_compare(lambda store: store.pause(lane))
@@ -389,7 +400,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(tenant=tenants, pick=st.integers(0, 3), revoke=st.booleans())
     def keys(self, tenant: str, pick: int, revoke: bool) -> None:
         """Store or revoke a key."""
-        key = ApiKey(id=f"key {pick}", tenant=tenant, digest=b"digest %d" % pick)
+        key = ApiKeyRecord(id=f"key {pick}", tenant=tenant, digest=b"digest %d" % pick)
         if revoke:
             self.comparison.call_and_compare(lambda store: store.revoke_key(key.id))
         else:

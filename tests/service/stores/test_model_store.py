@@ -67,7 +67,7 @@ def test_heaps_do_not_grow() -> None:
     async def main(harness: StoreHarness) -> None:
         leased = await harness.leased(1)
         for _ in range(2000):
-            await harness.store.finish([retry_result(leased, harness.clock.now, keep=LEASE)])
+            await harness.store.finish([retry_result(leased, harness.clock.now, kept_lease=LEASE)])
             leased = await harness.get(1)
             await harness.store.finish([retry_result(leased, harness.clock.now + DAY_MS)])
             await harness.store.retry_now("acme", leased.id)
@@ -89,7 +89,7 @@ def test_deleted_tasks_leave_nothing_behind() -> None:
     async def main(harness: StoreHarness) -> None:
         for number in range(500):
             leased = await harness.leased(number)
-            await harness.store.finish([retry_result(leased, harness.clock.now, keep=LEASE)])
+            await harness.store.finish([retry_result(leased, harness.clock.now, kept_lease=LEASE)])
             await harness.store.cancel("acme", leased.id)
             await harness.store.release([])
             await harness.store.finish([success_result(await harness.get(number))])
@@ -114,7 +114,7 @@ def test_a_claim_visits_only_lanes_with_claimable_tasks() -> None:
             new = task(number, f"h{number}", next_attempt_at=START_MS + (number % 3 == 0) * DAY_MS)
             await harness.add(new)
             if number % 3 == 1:
-                await harness.store.park(new.lane, START_MS + DAY_MS, probes=1, opened=1)
+                await harness.store.park(new.lane, START_MS + DAY_MS, probes=1, consecutive_opens=1)
             elif number % 3 == 2:
                 await harness.store.pause(new.lane)
         await harness.add(task(999))

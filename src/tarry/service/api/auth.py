@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tarry.errors import ConfigurationError
 from tarry.service.api import problems
-from tarry.service.model import ApiKey
+from tarry.service.model import ApiKeyRecord
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -155,10 +155,10 @@ def key_digest(key: str) -> bytes:
     return sha256(key.encode()).digest()
 
 
-def make_key(tenant: str, key_id: str, name: str = "") -> tuple[str, ApiKey]:
+def make_key(tenant: str, key_id: str, name: str = "") -> tuple[str, ApiKeyRecord]:
     """Return a new API key, and the record to store, which has only the digest of the key."""
     key = KEY_PREFIX + secrets.token_urlsafe(32)
-    record = ApiKey(id=key_id, tenant=check_tenant(tenant), digest=key_digest(key), name=name)
+    record = ApiKeyRecord(id=key_id, tenant=check_tenant(tenant), digest=key_digest(key), name=name)
     return key, record
 
 

@@ -164,7 +164,7 @@ class TaskCreation:
         if not new_task.task.content:
             await self._validator.complete_task(new_task.task, content)
         (add_result,) = await self._context.engine.submit([new_task], [content])
-        if content.owned and add_result.status is not AddStatus.ADDED:
+        if content.owns_body_object and add_result.status is not AddStatus.ADDED:
             await self._validator.delete_body(content)
         status, view = self._status_and_view(add_result, content)
         view, headers = await self._result_waiter.wait(request, add_result.task, view)
@@ -228,7 +228,7 @@ class TaskCreation:
         add_results = await self._context.engine.submit(new_tasks, contents) if new_tasks else ()
         indexes = [i for i, result in enumerate(results) if result is None]
         for i, add_result, content in zip(indexes, add_results, contents, strict=True):
-            if content.owned and add_result.status is not AddStatus.ADDED:
+            if content.owns_body_object and add_result.status is not AddStatus.ADDED:
                 await self._validator.delete_body(content)
             try:
                 results[i] = self._batch_result(add_result, content, is_minimal=is_minimal)

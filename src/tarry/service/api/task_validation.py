@@ -128,13 +128,13 @@ class TaskValidator:
         elif len(content.body) > self._context.limits.inline_body_bytes:
             put = self._context.body_store.put
             content.body_ref, content.checksum = await put(task.tenant, task.id, content.body)
-            content.body, content.owned = b"", True
+            content.body, content.owns_body_object = b"", True
             task.body_ref = content.body_ref
         task.content = self._context.codec.pack(content)
 
     async def delete_body(self, content: TaskContent) -> None:
         """Delete the stored body of a task that was not added."""
-        if content.owned and content.body_ref is not None:
+        if content.owns_body_object and content.body_ref is not None:
             with suppress(StoreUnavailable):  # maintenance then deletes the body later
                 await self._context.body_store.delete([content.body_ref])
 

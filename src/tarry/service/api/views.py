@@ -71,7 +71,7 @@ def task_view(task: Task, content: TaskContent, status: Status) -> RetryTask:
         created_at=task.created_at,
         finished_at=task.finished_at,
         body_size=content.body_size,
-        body_ref=None if content.owned else content.body_ref,
+        body_ref=None if content.owns_body_object else content.body_ref,
         callback_url=None if content.callback_url is None else redact_url(content.callback_url),
         cancelling=task.cancelling and not status.is_terminal,
         replays=task.replays,
@@ -175,11 +175,11 @@ def downstream_view(
         lane=public_lane_name(lane.name),
         state=state,
         parked_until=lane.parked_until,
-        consecutive_opens=lane.opened,
+        consecutive_opens=lane.consecutive_opens,
         pending=lane.pending,
         in_flight=lane.in_flight,
         dead=lane.dead,
-        last_claim_at=lane.served_at,
+        last_claim_at=lane.last_claim_at,
         local=local,
     )
 
@@ -316,7 +316,8 @@ def _next_step(
     if status is Status.IN_FLIGHT:
         ending = ", and is the last one: the task was cancelled" if task.cancelling else ""
         return wire.NextStep(text=f"Attempt {number} is running{ending}.", at=None)
-    attempt = f"Attempt {number} of {policy.max_attempts + task.forgiven + task.lost}"
+    max_attempts = policy.max_attempts + task.attempts_before_replay + task.lost_attempts
+    attempt = f"Attempt {number} of {max_attempts}"
     due = task.next_attempt_at
     if lane is not None and lane.paused:
         text = f"{attempt} waits until an operator resumes its downstream."

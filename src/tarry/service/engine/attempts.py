@@ -33,9 +33,9 @@ def build_call(task: Task, policy: Policy, downstream: Downstream) -> DurableCal
     """Return the core's call for a task, with its progress since the last replay."""
     call = DurableCall(policy, downstream, task.started_at / 1000)
     # Lost attempts do not count: a worker that died may not have sent the tasks that it leased.
-    call.attempts = task.attempts - task.forgiven - task.lost
+    call.attempts = task.attempts - task.attempts_before_replay - task.lost_attempts
     call.previous_delay = task.previous_delay
-    call.backoff_offset = task.restarted
+    call.backoff_offset = task.backoff_offset
     return call
 
 
@@ -148,13 +148,14 @@ def retry_result(
     # Rounded up, because an attempt must not be early: a server's hint is a minimum.
     next_attempt_at = now + ceil(wait.delay * 1000)
     is_within_horizon = lease is not None and next_attempt_at - now <= lease.horizon_ms
+    counted_attempts = task.attempts + 1 - task.attempts_before_replay - task.lost_attempts
     return TaskResult(
         task=task,
         attempt=attempt,
         status=Status.PENDING,
         next_attempt_at=next_attempt_at,
-        keep=lease if is_within_horizon else None,
+        kept_lease=lease if is_within_horizon else None,
         previous_delay=None if is_exact else wait.delay,
-        restarted=task.attempts + 1 - task.forgiven - task.lost if is_exact else task.restarted,
+        backoff_offset=counted_attempts if is_exact else task.backoff_offset,
         last_kind=attempt.outcome,
     )

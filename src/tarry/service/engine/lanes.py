@@ -76,8 +76,8 @@ class LaneState:
 
     def due_queue(self, task: Task) -> deque[LeasedTask]:
         """Return the queue in which a due task waits."""
-        # Attempts before the last replay (`forgiven`) and lost attempts do not make it a retry.
-        is_retry = task.attempts > task.forgiven + task.lost
+        # Attempts before the last replay and lost attempts do not make it a retry.
+        is_retry = task.attempts > task.attempts_before_replay + task.lost_attempts
         return self.due_retries if is_retry else self.due_first_attempts
 
     def defer_retry(self, now: int) -> int:

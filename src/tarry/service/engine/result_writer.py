@@ -136,7 +136,7 @@ class ResultWriter:
         now: int,
     ) -> None:
         """Report a result that was written, then requeue the task or drop it."""
-        task, renewed_lease = result.task, result.keep
+        task, renewed_lease = result.task, result.kept_lease
         if status is FinishStatus.DONE and renewed_lease is not None:
             leased.task = msgspec.structs.replace(  # the same as in the store
                 task,
@@ -145,7 +145,7 @@ class ResultWriter:
                 next_attempt_at=result.next_attempt_at,
                 wake_at=result.next_attempt_at + renewed_lease.length_ms,
                 previous_delay=result.previous_delay,
-                restarted=result.restarted,
+                backoff_offset=result.backoff_offset,
                 last_kind=result.last_kind,
             )
             self._reporter.attempt_made(result, now)
@@ -216,7 +216,8 @@ class ResultWriter:
             until = ceil((now + (breaker.retry_after(now) or 0.0)) * 1000)
             probes, opens = breaker.probes, breaker.consecutive_opens
             await retry_until_stored(
-                lambda: store.park(lane.name, until, probes=probes, opened=opens), context.health
+                lambda: store.park(lane.name, until, probes=probes, consecutive_opens=opens),
+                context.health,
             )
             context.lanes.parked.add(lane.name)
             self._reporter.lane_changed("parked", lane.name)

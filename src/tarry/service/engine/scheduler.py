@@ -73,8 +73,8 @@ class Scheduler:
             # `ping` makes, shows that the store has recovered.
             await context.store.ping()
         context.health.mark_healthy("store")
-        if claimed.lost:
-            context.reporter.attempts_lost(claimed.lost, claimed.now)
+        if claimed.lost_attempts:
+            context.reporter.attempts_lost(claimed.lost_attempts, claimed.now)
         for name in dict.fromkeys(task.lane for task in claimed.tasks):
             was_parked = name in parked_before
             self._adopt_lane_state(name, claimed.probing.get(name), was_parked=was_parked)

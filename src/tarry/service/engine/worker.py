@@ -132,7 +132,7 @@ class Worker:
         if now + timeout * 1000 >= task.wake_at:
             self.result_writer.release(leased)  # the lease, until `wake_at`, is too short
             return True
-        if task.lost >= _MAX_LOST_ATTEMPTS:
+        if task.lost_attempts >= _MAX_LOST_ATTEMPTS:
             self._exhaust(leased, str(Reason.ATTEMPTS))
             return True
         call = attempts.build_call(task, effective_policy.policy, lane.downstream)

@@ -77,9 +77,9 @@ async def state_of_an_added_task_is_ignored(harness: StoreHarness) -> None:
         status=Status.EXHAUSTED,
         reason="attempts",
         attempts=4,
-        forgiven=2,
+        attempts_before_replay=2,
         previous_delay=1.5,
-        restarted=1,
+        backoff_offset=1,
         last_kind="transient",
         worker="ghost",
         wake_at=START_MS + 99,
@@ -262,7 +262,7 @@ async def lease_on_add_is_ignored_in_a_lane_that_is_not_open(harness: StoreHarne
         assert AddStatus.ADDED is result.status
         return result.leased
 
-    await harness.store.park(LANE, START_MS + SECOND_MS, probes=5, opened=1)
+    await harness.store.park(LANE, START_MS + SECOND_MS, probes=5, consecutive_opens=1)
     assert not await leased(1)
     harness.clock.advance(SECOND_MS)
     assert not await leased(2)

@@ -150,8 +150,12 @@ async def a_replay_revives_its_dead_letters(harness: StoreHarness) -> None:
             revived.body_ref,
         )
         assert (Status.PENDING, None, None) == (revived.status, revived.reason, revived.finished_at)
-        assert (1, 1, 1) == (revived.attempts, revived.forgiven, revived.replays)
-        assert (None, 0, None) == (revived.previous_delay, revived.restarted, revived.last_kind)
+        assert (1, 1, 1) == (revived.attempts, revived.attempts_before_replay, revived.replays)
+        assert (None, 0, None) == (
+            revived.previous_delay,
+            revived.backoff_offset,
+            revived.last_kind,
+        )
         assert (START_MS + HOUR_MS,) * 3 == (
             revived.next_attempt_at,
             revived.started_at,
@@ -221,7 +225,7 @@ async def a_replay_ignores_later_dead_letters(harness: StoreHarness) -> None:
 
 
 def _attempt_counts(found: Any) -> tuple[int, int, int]:
-    return found.attempts, found.forgiven, found.replays
+    return found.attempts, found.attempts_before_replay, found.replays
 
 
 @conformance_case

@@ -27,11 +27,11 @@ async def an_abandoned_task_is_claimed_again(harness: StoreHarness) -> None:
     claimed = await harness.claim(OTHER_LEASE)
 
     [new] = claimed.tasks
-    assert (1, 0) == (claimed.lost, (await harness.claim()).lost)
+    assert (1, 0) == (claimed.lost_attempts, (await harness.claim()).lost_attempts)
     expected = replace(
         old,
         attempts=1,
-        lost=1,
+        lost_attempts=1,
         worker="other",
         version=old.version + 1,
         next_attempt_at=old.wake_at,
@@ -121,15 +121,15 @@ async def an_abandoned_task_being_cancelled_is_cancelled(harness: StoreHarness) 
 async def a_lost_attempt_keeps_the_backoff_state(harness: StoreHarness) -> None:
     """Previous delay and last outcome are unchanged by a lost attempt."""
     leased = await harness.leased(1)
-    result = retry_result(leased, START_MS + 10, previous_delay=0.1 + 0.2, restarted=2)
+    result = retry_result(leased, START_MS + 10, previous_delay=0.1 + 0.2, backoff_offset=2)
     await harness.store.finish([result])
     await harness.claim()
     harness.clock.advance(HOUR_MS)
 
     [new] = (await harness.claim(OTHER_LEASE)).tasks
 
-    assert (2, 0.1 + 0.2, 2) == (new.attempts, new.previous_delay, new.restarted)
-    assert ("transient", 1) == (new.last_kind, new.lost)
+    assert (2, 0.1 + 0.2, 2) == (new.attempts, new.previous_delay, new.backoff_offset)
+    assert ("transient", 1) == (new.last_kind, new.lost_attempts)
 
 
 @conformance_case

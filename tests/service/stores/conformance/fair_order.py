@@ -102,7 +102,7 @@ async def lanes_without_due_tasks_take_no_turn(harness: StoreHarness) -> None:
         new_task = task(number, f"h{number}")
         await harness.add(new_task)
         if number % 2:
-            await harness.store.park(new_task.lane, later, probes=1, opened=1)
+            await harness.store.park(new_task.lane, later, probes=1, consecutive_opens=1)
         else:
             await harness.store.pause(new_task.lane)
     await harness.add(task(100), task(101, "b"))

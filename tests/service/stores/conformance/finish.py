@@ -28,7 +28,7 @@ from tests.service.stores.harness import (
 async def a_failed_attempt_schedules_the_next(harness: StoreHarness) -> None:
     """The task is PENDING without a lease, and has the state for the next decision."""
     leased = await harness.leased(1)
-    result = retry_result(leased, START_MS + HOUR_MS, previous_delay=0.1 + 0.2, restarted=1)
+    result = retry_result(leased, START_MS + HOUR_MS, previous_delay=0.1 + 0.2, backoff_offset=1)
 
     assert [FinishStatus.DONE] == await harness.store.finish([result])
 
@@ -41,7 +41,7 @@ async def a_failed_attempt_schedules_the_next(harness: StoreHarness) -> None:
         next_attempt_at=START_MS + HOUR_MS,
         wake_at=START_MS + HOUR_MS,
         previous_delay=0.1 + 0.2,
-        restarted=1,
+        backoff_offset=1,
         last_kind="transient",
     )
     assert expected == await harness.get(1)
@@ -174,7 +174,7 @@ async def a_lease_can_be_kept_for_the_next_attempt(harness: StoreHarness) -> Non
     due = harness.clock.now + 500
 
     assert [FinishStatus.DONE] == await harness.store.finish(
-        [retry_result(leased, due, keep=LEASE)]
+        [retry_result(leased, due, kept_lease=LEASE)]
     )
 
     kept = replace(
@@ -198,7 +198,7 @@ async def a_lease_can_be_kept_for_the_next_attempt(harness: StoreHarness) -> Non
 async def a_kept_lease_expires(harness: StoreHarness) -> None:
     """A worker that dies with a kept lease loses it like any other."""
     leased = await harness.leased(1)
-    await harness.store.finish([retry_result(leased, START_MS + 500, keep=LEASE)])
+    await harness.store.finish([retry_result(leased, START_MS + 500, kept_lease=LEASE)])
     harness.clock.now = START_MS + 500 + LEASE.length_ms
 
     [new] = (await harness.claim(OTHER_LEASE)).tasks
@@ -214,7 +214,7 @@ async def a_terminal_task_keeps_no_lease(harness: StoreHarness) -> None:
     """`keep` is ignored for a terminal status."""
     leased = await harness.leased(1)
 
-    await harness.store.finish([success_result(leased, keep=LEASE)])
+    await harness.store.finish([success_result(leased, kept_lease=LEASE)])
 
     ended = await harness.get(1)
     assert (Status.SUCCEEDED, None) == (ended.status, ended.worker)
@@ -238,7 +238,7 @@ async def finishing_again_is_superseded(harness: StoreHarness) -> None:
     batch = [
         success_result(leased[0]),
         dead_result(leased[1]),
-        retry_result(leased[2], START_MS + SECOND_MS, keep=LEASE),
+        retry_result(leased[2], START_MS + SECOND_MS, kept_lease=LEASE),
         retry_result(leased[3], START_MS + HOUR_MS, callback=task(9)),
     ]
     assert [FinishStatus.DONE] * 4 == await harness.store.finish(batch)
@@ -314,7 +314,7 @@ async def a_task_being_cancelled_gets_no_further_attempt(harness: StoreHarness) 
 
     statuses = await harness.store.finish(
         [
-            retry_result(leased[0], START_MS + SECOND_MS, keep=LEASE, callback=task(8)),
+            retry_result(leased[0], START_MS + SECOND_MS, kept_lease=LEASE, callback=task(8)),
             dead_result(leased[1], callback=task(9)),
             deferral,
         ]

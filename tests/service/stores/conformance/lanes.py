@@ -27,7 +27,7 @@ BETA = "beta/https:a.example:443"
 async def a_parked_lane_gives_no_tasks(harness: StoreHarness) -> None:
     """Its tasks are unchanged, other lanes continue, and `next_at` includes its end."""
     added = await harness.add(task(1), task(2, "b"))
-    await harness.store.park(LANE, START_MS + MINUTE_MS, probes=1, opened=1)
+    await harness.store.park(LANE, START_MS + MINUTE_MS, probes=1, consecutive_opens=1)
 
     assert [2] == task_numbers((await harness.claim()).tasks)
     await harness.store.finish([success_result(await harness.get(2))])
@@ -46,7 +46,7 @@ async def a_parked_lane_gives_no_tasks(harness: StoreHarness) -> None:
 async def a_half_open_lane_gives_as_many_tasks_as_probes(harness: StoreHarness) -> None:
     """Each probe that ends allows another one."""
     await harness.add(*(task(number) for number in range(6)))
-    await harness.store.park(LANE, START_MS + SECOND_MS, probes=2, opened=3)
+    await harness.store.park(LANE, START_MS + SECOND_MS, probes=2, consecutive_opens=3)
     harness.clock.advance(SECOND_MS)
 
     claimed = await harness.claim()
@@ -65,7 +65,7 @@ async def attempts_started_before_parking_count_as_probes(harness: StoreHarness)
     """Attempts that were IN_FLIGHT when the lane was parked count until they end."""
     await harness.add(*(task(number) for number in range(5)))
     leased = (await harness.claim(limit=3)).tasks
-    await harness.store.park(LANE, START_MS + SECOND_MS, probes=2, opened=1)
+    await harness.store.park(LANE, START_MS + SECOND_MS, probes=2, consecutive_opens=1)
     harness.clock.advance(SECOND_MS)
     assert [] == (await harness.claim()).tasks
 
@@ -79,7 +79,7 @@ async def expired_probes_do_not_block_the_lane(harness: StoreHarness) -> None:
     """Expired leases free their slots, and their tasks are claimed again as probes."""
     await harness.add(*(task(number) for number in range(4)))
     leased = (await harness.claim(limit=2)).tasks
-    await harness.store.park(LANE, START_MS + SECOND_MS, probes=1, opened=1)
+    await harness.store.park(LANE, START_MS + SECOND_MS, probes=1, consecutive_opens=1)
     harness.clock.now = leased[0].wake_at
 
     claimed = await harness.claim(OTHER_LEASE)
@@ -95,7 +95,7 @@ async def a_late_result_frees_no_second_probe(harness: StoreHarness) -> None:
     """An expired lease holds no probe, so its result does not free one."""
     await harness.add(*(task(number) for number in range(4)))
     [late] = (await harness.claim(limit=1)).tasks
-    await harness.store.park(LANE, START_MS + SECOND_MS, probes=1, opened=1)
+    await harness.store.park(LANE, START_MS + SECOND_MS, probes=1, consecutive_opens=1)
     harness.clock.now = late.wake_at
     assert [1] == task_numbers((await harness.claim(OTHER_LEASE)).tasks)
 
@@ -108,7 +108,7 @@ async def a_late_result_frees_no_second_probe(harness: StoreHarness) -> None:
 async def probing_names_only_lanes_with_leased_tasks(harness: StoreHarness) -> None:
     """`probing` names only lanes of which the claim has tasks."""
     await harness.add(task(1, next_attempt_at=START_MS + HOUR_MS), task(2, "b"))
-    await harness.store.park(LANE, START_MS, probes=1, opened=1)
+    await harness.store.park(LANE, START_MS, probes=1, consecutive_opens=1)
 
     claimed = await harness.claim()
 
@@ -119,10 +119,10 @@ async def probing_names_only_lanes_with_leased_tasks(harness: StoreHarness) -> N
 async def parking_again_replaces_the_first_parking(harness: StoreHarness) -> None:
     """The last call counts, with its time, probes and number of openings."""
     await harness.add(*(task(number) for number in range(5)))
-    await harness.store.park(LANE, START_MS + SECOND_MS, probes=1, opened=1)
+    await harness.store.park(LANE, START_MS + SECOND_MS, probes=1, consecutive_opens=1)
     harness.clock.advance(SECOND_MS)
     [probe] = (await harness.claim()).tasks
-    await harness.store.park(LANE, START_MS + HOUR_MS, probes=3, opened=2)
+    await harness.store.park(LANE, START_MS + HOUR_MS, probes=3, consecutive_opens=2)
     await harness.store.finish([retry_result(probe, START_MS + 2 * SECOND_MS)])
 
     harness.clock.advance(MINUTE_MS)
@@ -138,14 +138,19 @@ async def parking_again_replaces_the_first_parking(harness: StoreHarness) -> Non
 async def unparking_keeps_a_lane_paused(harness: StoreHarness) -> None:
     """Unparking resets the breaker's state, not the operator's pause."""
     await harness.add(*(task(number) for number in range(5)))
-    await harness.store.park(LANE, START_MS + HOUR_MS, probes=1, opened=4)
+    await harness.store.park(LANE, START_MS + HOUR_MS, probes=1, consecutive_opens=4)
     await harness.store.pause(LANE)
 
     await harness.store.unpark(LANE)
     await harness.store.unpark("acme/https:unknown:443")
 
     lane = await harness.lane()
-    assert (None, 0, 0, True) == (lane.parked_until, lane.probes, lane.opened, lane.paused)
+    assert (None, 0, 0, True) == (
+        lane.parked_until,
+        lane.probes,
+        lane.consecutive_opens,
+        lane.paused,
+    )
     assert [] == (await harness.claim()).tasks
     await harness.store.resume(LANE)
     assert 5 == len((await harness.claim()).tasks)
@@ -155,12 +160,17 @@ async def unparking_keeps_a_lane_paused(harness: StoreHarness) -> None:
 async def a_resumed_lane_is_open(harness: StoreHarness) -> None:
     """Resuming a lane also ends its parking, and resets the number of openings."""
     await harness.add(*(task(number) for number in range(5)))
-    await harness.store.park(LANE, START_MS + HOUR_MS, probes=1, opened=4)
+    await harness.store.park(LANE, START_MS + HOUR_MS, probes=1, consecutive_opens=4)
 
     await harness.store.resume(LANE)
 
     lane = await harness.lane()
-    assert (None, 0, 0, False) == (lane.parked_until, lane.probes, lane.opened, lane.paused)
+    assert (None, 0, 0, False) == (
+        lane.parked_until,
+        lane.probes,
+        lane.consecutive_opens,
+        lane.paused,
+    )
     claimed = await harness.claim()
     assert (5, {}) == (len(claimed.tasks), claimed.probing)
 
@@ -171,7 +181,7 @@ async def a_paused_lane_gives_no_tasks(harness: StoreHarness) -> None:
     await harness.add(task(1), task(2))
     await harness.claim(limit=1)
     await harness.store.pause(LANE)
-    await harness.store.park(LANE, START_MS + SECOND_MS, probes=5, opened=1)
+    await harness.store.park(LANE, START_MS + SECOND_MS, probes=5, consecutive_opens=1)
     harness.clock.advance(HOUR_MS)
     await harness.reopen()
 
@@ -188,7 +198,7 @@ async def results_are_stored_in_parked_and_paused_lanes(harness: StoreHarness) -
     """Parking and pausing do not affect leases."""
     await harness.add(task(1), task(2))
     one, two = (await harness.claim()).tasks
-    await harness.store.park(LANE, START_MS + HOUR_MS, probes=1, opened=1)
+    await harness.store.park(LANE, START_MS + HOUR_MS, probes=1, consecutive_opens=1)
     assert [FinishStatus.DONE] == await harness.store.finish(
         [retry_result(one, START_MS + SECOND_MS)]
     )
@@ -202,7 +212,7 @@ async def an_empty_lane_can_be_paused_and_parked(harness: StoreHarness) -> None:
     await harness.store.resume("acme/https:unknown:443")
     assert await harness.store.get_lane("acme/https:unknown:443") is None
     await harness.store.pause(LANE)
-    await harness.store.park(BETA, START_MS + HOUR_MS, probes=1, opened=1)
+    await harness.store.park(BETA, START_MS + HOUR_MS, probes=1, consecutive_opens=1)
     assert ("acme", True) == ((await harness.lane()).tenant, (await harness.lane()).paused)
     assert "beta" == (await harness.lane(BETA)).tenant
 
@@ -223,7 +233,7 @@ async def a_lane_counts_its_tasks(harness: StoreHarness) -> None:
         lane.in_flight,
         lane.dead,
     )
-    assert lane.served_at is None
+    assert lane.last_claim_at is None
     harness.clock.advance(5)
     leased = (await harness.claim(limit=4)).tasks
     await harness.store.finish(
@@ -236,7 +246,7 @@ async def a_lane_counts_its_tasks(harness: StoreHarness) -> None:
 
     lane = await harness.lane()
 
-    assert (2, 1, 1, START_MS + 5) == (lane.pending, lane.in_flight, lane.dead, lane.served_at)
+    assert (2, 1, 1, START_MS + 5) == (lane.pending, lane.in_flight, lane.dead, lane.last_claim_at)
     await harness.reopen()
     assert lane == await harness.lane()
 
@@ -246,7 +256,7 @@ async def a_lease_on_add_does_not_count_as_a_claim(harness: StoreHarness) -> Non
     """`served_at` is None if tasks of the lane were only leased when they were added."""
     await harness.store.add([NewTask(task(1), lease_on_add=True)], LEASE)
 
-    assert (await harness.lane()).served_at is None
+    assert (await harness.lane()).last_claim_at is None
 
 
 @conformance_case

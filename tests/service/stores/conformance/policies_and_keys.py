@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tarry.service.model import ApiKey, PolicyVersion
+from tarry.service.model import ApiKeyRecord, PolicyVersion
 from tarry.service.store import PolicyWriteStatus, Retention
 from tests.service.stores.harness import (
     DAY_MS,
@@ -16,7 +16,7 @@ from tests.service.stores.harness import (
     task,
 )
 
-RETENTION = Retention(succeeded=HOUR_MS, dead=DAY_MS)
+RETENTION = Retention(succeeded_ms=HOUR_MS, dead_ms=DAY_MS)
 
 
 def new_policy(policy_id: str = "p", document: bytes = b'{"a":1}', **fields: Any) -> PolicyVersion:
@@ -152,9 +152,9 @@ async def a_revived_dead_letter_uses_its_policy_again(harness: StoreHarness) -> 
 # --- keys -----------------------------------------------------------------------------------------
 
 
-def new_key(number: int, tenant: str = "acme", **fields: Any) -> ApiKey:
+def new_key(number: int, tenant: str = "acme", **fields: Any) -> ApiKeyRecord:
     """Return a key to store."""
-    return ApiKey(id=f"key{number}", tenant=tenant, digest=b"digest %d" % number, **fields)
+    return ApiKeyRecord(id=f"key{number}", tenant=tenant, digest=b"digest %d" % number, **fields)
 
 
 @conformance_case

@@ -148,7 +148,12 @@ async def retry_now_makes_a_pending_task_due(harness: StoreHarness) -> None:
         due.wake_at,
         due.started_at,
     )
-    assert (1, 0, 2.5, 0) == (due.attempts, due.forgiven, due.previous_delay, due.replays)
+    assert (1, 0, 2.5, 0) == (
+        due.attempts,
+        due.attempts_before_replay,
+        due.previous_delay,
+        due.replays,
+    )
     assert [1] == task_numbers((await harness.claim()).tasks)
     harness.clock.advance(HOUR_MS)
     assert [1] == task_numbers((await harness.claim(OTHER_LEASE)).tasks)
@@ -169,7 +174,7 @@ async def retry_now_keeps_an_earlier_due_time(harness: StoreHarness) -> None:
 async def retry_now_revives_a_dead_letter(harness: StoreHarness) -> None:
     """Attempts stay in the log but no longer count, and the total budget starts now."""
     leased = await harness.leased(1)
-    await harness.store.finish([dead_result(leased, previous_delay=1.0, restarted=2)])
+    await harness.store.finish([dead_result(leased, previous_delay=1.0, backoff_offset=2)])
     harness.clock.advance(HOUR_MS)
     now = harness.clock.now
 
@@ -177,8 +182,8 @@ async def retry_now_revives_a_dead_letter(harness: StoreHarness) -> None:
 
     revived = await harness.get(1)
     assert (Status.PENDING, None, None) == (revived.status, revived.reason, revived.finished_at)
-    assert (1, 1, 1) == (revived.attempts, revived.forgiven, revived.replays)
-    assert (None, 0, None) == (revived.previous_delay, revived.restarted, revived.last_kind)
+    assert (1, 1, 1) == (revived.attempts, revived.attempts_before_replay, revived.replays)
+    assert (None, 0, None) == (revived.previous_delay, revived.backoff_offset, revived.last_kind)
     assert (now, now, now) == (revived.next_attempt_at, revived.started_at, revived.wake_at)
     assert (leased.key, leased.content, START_MS) == (
         revived.key,
@@ -217,7 +222,7 @@ async def retry_now_ignores_running_and_finished_tasks(harness: StoreHarness) ->
 async def retry_now_does_not_open_a_parked_lane(harness: StoreHarness) -> None:
     """A task of a parked lane is not claimed, although it is due."""
     await harness.add(task(1, next_attempt_at=START_MS + HOUR_MS))
-    await harness.store.park(LANE, START_MS + 5000, probes=1, opened=1)
+    await harness.store.park(LANE, START_MS + 5000, probes=1, consecutive_opens=1)
 
     assert RetryNowStatus.DUE is await harness.store.retry_now("acme", task_id(1))
     assert [] == (await harness.claim()).tasks
@@ -318,7 +323,7 @@ async def the_attempt_log_has_pages(harness: StoreHarness) -> None:
     """Attempts after a number are returned in order, up to a limit."""
     leased = await harness.leased(1)
     for _ in range(6):
-        await harness.store.finish([retry_result(leased, harness.clock.now, keep=LEASE)])
+        await harness.store.finish([retry_result(leased, harness.clock.now, kept_lease=LEASE)])
         leased = await harness.get(1)
 
     async def page(after: int, limit: int) -> list[int]:

@@ -67,7 +67,9 @@ async def only_a_valid_lease_is_released(harness: StoreHarness) -> None:
     """Releasing twice, unknown tasks or outdated versions changes nothing."""
     await harness.add(task(1), task(2), task(3))
     one, two, three = (await harness.claim()).tasks
-    await harness.store.finish([success_result(one), retry_result(two, START_MS + 500, keep=LEASE)])
+    await harness.store.finish(
+        [success_result(one), retry_result(two, START_MS + 500, kept_lease=LEASE)]
+    )
     await harness.store.release([Release(three, START_MS + HOUR_MS)])
     before = [await harness.get(number) for number in (1, 2, 3)]
 
@@ -100,7 +102,7 @@ async def a_lease_on_add_is_a_normal_lease(harness: StoreHarness) -> None:
     one, two, three, four = [result.task for result in await harness.store.add(batch, LEASE)]
     await harness.store.release([Release(one)])
     await harness.store.finish(
-        [retry_result(two, START_MS + 100, keep=LEASE), success_result(three)]
+        [retry_result(two, START_MS + 100, kept_lease=LEASE), success_result(three)]
     )
     harness.clock.now = four.wake_at
 

@@ -19,7 +19,7 @@ from tests.service.stores.harness import (
     task_numbers,
 )
 
-RETENTION = Retention(succeeded=HOUR_MS, dead=DAY_MS)
+RETENTION = Retention(succeeded_ms=HOUR_MS, dead_ms=DAY_MS)
 
 
 # --- numbers --------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import msgspec
 
 from tarry.service.model import (
     LOST,
-    ApiKey,
+    ApiKeyRecord,
     AttemptRecord,
     LaneRecord,
     PolicyVersion,
@@ -215,7 +215,7 @@ class ModelState:
         """Terminal tasks by the time they finished; True: dead letters."""
         self.orphans: dict[str, None] = {}
         self.replays: dict[str, ReplayRecord] = {}
-        self.keys: dict[str, ApiKey] = {}
+        self.keys: dict[str, ApiKeyRecord] = {}
         self.digests: dict[bytes, str] = {}
         self._last_number = 0
         self._last_turn = 0
@@ -300,10 +300,10 @@ class ModelState:
             started_at=now,
             reason=None,
             finished_at=None,
-            forgiven=row.task.attempts,
-            lost=0,
+            attempts_before_replay=row.task.attempts,
+            lost_attempts=0,
             previous_delay=None,
-            restarted=0,
+            backoff_offset=0,
             last_kind=None,
             replays=row.task.replays + 1,
         )
@@ -383,7 +383,7 @@ class ModelState:
         """Give a lane and its tenant the latest turn."""
         self._last_turn += 1
         queue.last_turn = self.tenants[queue.lane.tenant].last_turn = self._last_turn
-        queue.lane.served_at = now
+        queue.lane.last_claim_at = now
 
     def _count(self, row: Row, by: int) -> None:
         task, tenant = row.task, self.tenants[row.task.tenant]

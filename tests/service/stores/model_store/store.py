@@ -13,7 +13,7 @@ import msgspec
 from tarry.errors import ConfigurationError
 from tarry.runtime.clocks import system
 from tarry.service.model import (
-    ApiKey,
+    ApiKeyRecord,
     AttemptRecord,
     LaneRecord,
     PolicyVersion,
@@ -138,13 +138,13 @@ class ModelStore:
         taken, tasks_before = 0, len(claimed.tasks)
         while taken < free_slots and (row := queue.claimable.pop(now + lease.horizon_ms)):
             taken += 1
-            claimed.lost += row.task.status is Status.IN_FLIGHT
+            claimed.lost_attempts += row.task.status is Status.IN_FLIGHT
             if self._lease(row, lease, now):
                 claimed.tasks.append(copy(row.task))
         if taken:
             state.record_served(queue, now)
         if len(claimed.tasks) > tasks_before and queue.lane.parked_until is not None:
-            claimed.probing[queue.lane.name] = queue.lane.opened
+            claimed.probing[queue.lane.name] = queue.lane.consecutive_opens
         return taken
 
     def _lease(self, row: Row, lease: Lease, now: int) -> bool:
@@ -157,8 +157,8 @@ class ModelStore:
         if task.cancelling:
             state.finish(row, Status.CANCELLED, now, attempts=task.attempts + 1)
             return False
-        lost = {"attempts": task.attempts + 1, "lost": task.lost + 1}
-        state.lease(row, lease, task.wake_at, now, **lost)
+        counts = {"attempts": task.attempts + 1, "lost_attempts": task.lost_attempts + 1}
+        state.lease(row, lease, task.wake_at, now, **counts)
         return True
 
     def _update_rotation(self, queue: Queue, lease: Lease, now: int) -> None:
@@ -200,7 +200,7 @@ class ModelStore:
         fields = {
             "attempts": attempts,
             "previous_delay": result.previous_delay,
-            "restarted": result.restarted,
+            "backoff_offset": result.backoff_offset,
             "last_kind": result.last_kind,
         }
         if row.task.cancelling and result.status is not Status.SUCCEEDED:
@@ -208,8 +208,8 @@ class ModelStore:
             return FinishStatus.CANCELLED
         if result.status is not Status.PENDING:
             state.finish(row, result.status, now, **fields, reason=result.reason)
-        elif result.keep is not None:
-            state.lease(row, result.keep, result.next_attempt_at, now, **fields)
+        elif result.kept_lease is not None:
+            state.lease(row, result.kept_lease, result.next_attempt_at, now, **fields)
         else:
             state.set_pending(row, result.next_attempt_at, now, **fields)
         if result.callback is not None:
@@ -233,10 +233,10 @@ class ModelStore:
 
     # --- lanes ------------------------------------------------------------------------------------
 
-    async def park(self, lane: str, until: int, *, probes: int, opened: int) -> None:
+    async def park(self, lane: str, until: int, *, probes: int, consecutive_opens: int) -> None:
         """Stop claims from the lane until then, and allow `probes` at a time afterwards."""
         found = self.state.queue(lane).lane
-        found.parked_until, found.probes, found.opened = until, probes, opened
+        found.parked_until, found.probes, found.consecutive_opens = until, probes, consecutive_opens
         self._reschedule(lane)
 
     async def unpark(self, lane: str) -> None:
@@ -250,7 +250,7 @@ class ModelStore:
     def _open(self, lane: str, *, resume: bool) -> None:
         if lane in self.state.queues:
             found = self.state.queues[lane].lane
-            found.parked_until, found.probes, found.opened = None, 0, 0
+            found.parked_until, found.probes, found.consecutive_opens = None, 0, 0
             if resume:
                 found.paused = False
             self._reschedule(lane)
@@ -480,19 +480,19 @@ class ModelStore:
 
     # --- keys -------------------------------------------------------------------------------------
 
-    async def put_key(self, key: ApiKey) -> None:
+    async def put_key(self, key: ApiKeyRecord) -> None:
         """Store an API key, unless its id exists."""
         if key.id not in self.state.keys:
             new = msgspec.structs.replace(key, created_at=self._clock(), revoked_at=None)
             self.state.keys[key.id] = new
             self.state.digests[key.digest] = key.id
 
-    async def find_key(self, digest: bytes) -> ApiKey | None:
+    async def find_key(self, digest: bytes) -> ApiKeyRecord | None:
         """Return the key with a digest, revoked or not."""
         key_id = self.state.digests.get(digest)
         return None if key_id is None else copy(self.state.keys[key_id])
 
-    async def list_keys(self, tenant: str | None = None) -> list[ApiKey]:
+    async def list_keys(self, tenant: str | None = None) -> list[ApiKeyRecord]:
         """List the keys of a tenant, or of all tenants."""
         keys = [copy(key) for key in self.state.keys.values() if tenant in {None, key.tenant}]
         return keys[:MAX_LISTED_KEYS]
@@ -530,7 +530,7 @@ class ModelStore:
     async def sweep(self, retention: Retention, limit: int) -> SweepResult:
         """Delete up to `limit` expired tasks, and expired replays."""
         now, deleted = self._clock(), 0
-        limits = ((False, now - retention.succeeded), (True, now - retention.dead))
+        limits = ((False, now - retention.succeeded_ms), (True, now - retention.dead_ms))
         replays = self.state.replays.values()
         replaying = {replay.tenant for replay in replays if replay.status == "running"}
         spared: list[tuple[int, int, int]] = []
@@ -545,7 +545,7 @@ class ModelStore:
         has_more = any(self._first_finished(until, is_dead=is_dead) for is_dead, until in limits)
         for entry in spared:
             heappush(self.state.finished[True], entry)
-        self._delete_replays(now - retention.dead)
+        self._delete_replays(now - retention.dead_ms)
         return SweepResult(deleted, has_more)
 
     def _delete_replays(self, until: int) -> None:

@@ -31,7 +31,7 @@ def test_a_parked_lane_is_not_claimed_ahead_of_time(tmp_path: Path) -> None:
         await store.open()
         try:
             await store.add([NewTask(task(1), delay_ms=800)])
-            await store.park(LANE, START_MS + 500, probes=1, opened=1)
+            await store.park(LANE, START_MS + 500, probes=1, consecutive_opens=1)
             for _ in range(2):
                 early = await store.claim(LEASE, limit=10, per_lane=10)
                 assert ([], START_MS + 500) == (early.tasks, early.next_at)

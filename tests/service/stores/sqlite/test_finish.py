@@ -39,7 +39,7 @@ def results_of_every_status(leased: list[Task]) -> list[TaskResult]:
         dead_result,
         lambda leased: retry_result(leased, START_MS + HOUR_MS),
         lambda leased: retry_result(
-            leased, START_MS + 5, keep=LEASE, previous_delay=0.5, restarted=1
+            leased, START_MS + 5, kept_lease=LEASE, previous_delay=0.5, backoff_offset=1
         ),
         lambda leased: success_result(replace(leased, version=leased.version + 1)),
         lambda leased: success_result(leased, callback=task(int(leased.id[-12:], 16) + 5000)),
@@ -79,7 +79,7 @@ def test_two_results_of_one_task_in_a_batch(one_file: DatabaseFile) -> None:
     results = one_file.finish(
         [
             success_result(first),
-            retry_result(second, START_MS, keep=LEASE),
+            retry_result(second, START_MS, kept_lease=LEASE),
             dead_result(first),
             success_result(replace(second, version=second.version + 1)),
         ]

@@ -46,12 +46,12 @@ def test_no_statement_scans_a_table(tmp_path: Path) -> None:
             [NewTask(task(n, f"h{n % 3}"), lease_on_add=n > 8) for n in range(12)], LEASE, quota=99
         )
         await store.add([NewTask(task(1, "h1"))])
-        await store.park("acme/https:h1.example:443", START_MS, probes=2, opened=1)
+        await store.park("acme/https:h1.example:443", START_MS, probes=2, consecutive_opens=1)
         leased = (await store.claim(LEASE, limit=5, per_lane=2)).tasks
         results = [
             success_result(leased[0]),
             dead_result(leased[1]),
-            retry_result(leased[2], START_MS + 5, keep=LEASE),
+            retry_result(leased[2], START_MS + 5, kept_lease=LEASE),
         ]
         await store.finish([*results, retry_result(leased[3], START_MS + HOUR_MS)])
         await store.release([Release(leased[4])])

@@ -112,7 +112,7 @@ def claim(
         leased_of_lane = _lease_rows(tx, lane, lease, rows)
         leased += leased_of_lane
         if leased_of_lane and lane.parked_until is not None:
-            probing[lane.name] = lane.opened
+            probing[lane.name] = lane.consecutive_opens
     order.record_served(served_lanes)
     leased.sort(key=lambda entry: entry[:2])
     tasks = [task for _, _, task in leased]
@@ -153,9 +153,9 @@ def _lease_rows(
         task.version += 1
         task.worker = lease.worker
         task.wake_at = max(tx.now, task.next_attempt_at) + lease.length_ms
-        state = (task.wake_at, task.next_attempt_at, task.version, task.attempts, task.lost)
         seq, tenant, _, policy = row[SEQ:]
-        parameters += (seq, *state, worker)
+        parameters += (seq, task.wake_at, task.next_attempt_at, task.version)
+        parameters += (task.attempts, task.lost_attempts, worker)
         leased.append((task.next_attempt_at, seq, task))
         tx.count_transition(tenant, lane, policy, row[STATUS], IN_FLIGHT)
     _LEASE_TASKS.execute(tx.execute, parameters)
@@ -165,7 +165,7 @@ def _lease_rows(
 def _log_lost_attempt(tx: Transaction, task: Task, row: Row) -> bool:
     """Log the attempt of an expired lease as lost; return whether the task is CANCELLED now."""
     task.attempts += 1
-    task.lost += 1
+    task.lost_attempts += 1
     tx.lost_attempts += 1
     due = task.next_attempt_at
     attempt = AttemptRecord(
@@ -254,7 +254,7 @@ class FairOrder:
             lane.schedule_changed = True
             if lane.id in served_lanes:
                 turn += 1
-                lane.served_at, lane.last_turn = tx.now, turn
+                lane.last_claim_at, lane.last_turn = tx.now, turn
                 turn_of_tenant[lane.tenant] = turn
             self._update_schedule(lane)
         tx.flush()

@@ -81,9 +81,9 @@ class PackedResult(Struct, array_like=True, gc=False):
     status: Status
     reason: str | None
     next_attempt_at: int
-    keep: Lease | None
+    kept_lease: Lease | None
     previous_delay: float | None
-    restarted: int
+    backoff_offset: int
     last_kind: str | None
     callback: Task | None
 
@@ -131,20 +131,20 @@ def _finish_batch(tx: Transaction, results: Sequence[PackedResult]) -> list[Fini
         status, delay, due = int(result.status), result.previous_delay, result.next_attempt_at
         is_cancelled = cancelling and status != SUCCEEDED
         stored_delay = NULL_NUMBER if delay is None else delay
-        progress = (attempts, stored_delay, result.restarted, result.last_kind)
+        progress = (attempts, stored_delay, result.backoff_offset, result.last_kind)
         if is_cancelled:
             status = CANCELLED
             ended += (seq, status, now, NULL_TEXT, *progress)
         elif status >= SUCCEEDED:
             reason = NULL_TEXT if result.reason is None else result.reason
             ended += (seq, status, now, reason, *progress)
-        elif result.keep is None:
+        elif result.kept_lease is None:
             continued += (seq, status, due, due, NULL_NUMBER, *progress)
             tx.lane(lane_id).note_due(due)
         else:
             status = IN_FLIGHT  # the worker keeps its lease
-            wake_at = max(now, due) + result.keep.length_ms
-            worker = tx.names.worker_id(result.keep.worker)
+            wake_at = max(now, due) + result.kept_lease.length_ms
+            worker = tx.names.worker_id(result.kept_lease.worker)
             continued += (seq, status, wake_at, due, worker, *progress)
             tx.lane(lane_id).note_lease(wake_at)
         if status != IN_FLIGHT:

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace as copy_with
 
-from tarry.service.model import ApiKey, PolicyVersion
+from tarry.service.model import ApiKeyRecord, PolicyVersion
 from tarry.service.store import Page, PolicyWriteStatus
 from tarry.service.stores.sqlite.queries import decode_row
 
 if TYPE_CHECKING:
     from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
 
-# Columns as the fields of `PolicyVersion` and `ApiKey`.
+# Columns as the fields of `PolicyVersion` and `ApiKeyRecord`.
 _SELECT_POLICY = """
 SELECT n.name, p.id, p.version, p.document, p.created_at
 FROM policy AS p CROSS JOIN tenant AS n ON n.id = p.tenant
@@ -91,23 +91,23 @@ def delete_policy(tx: Transaction, tenant: str, policy_id: str) -> PolicyWriteSt
     return PolicyWriteStatus.DONE
 
 
-def put_key(tx: Transaction, key: ApiKey) -> None:
+def put_key(tx: Transaction, key: ApiKeyRecord) -> None:
     """Store an API key, unless its id exists."""
     row = (key.id, key.tenant, key.digest, key.name, tx.now)
     tx.execute("INSERT INTO api_key VALUES (?, ?, ?, ?, ?, NULL) ON CONFLICT (id) DO NOTHING", row)
 
 
-def find_key(tx: ReadTransaction, digest: bytes) -> ApiKey | None:
+def find_key(tx: ReadTransaction, digest: bytes) -> ApiKeyRecord | None:
     """Return the API key with a digest, revoked or not."""
     row = tx.execute(f"{_SELECT_KEY} WHERE digest = ?", (digest,)).fetchone()
-    return None if row is None else decode_row(row, ApiKey)
+    return None if row is None else decode_row(row, ApiKeyRecord)
 
 
-def list_keys(tx: ReadTransaction, tenant: str | None = None) -> list[ApiKey]:
+def list_keys(tx: ReadTransaction, tenant: str | None = None) -> list[ApiKeyRecord]:
     """List the API keys of a tenant, or of all tenants (None)."""
     where, names = ("", ()) if tenant is None else ("WHERE tenant = ?", (tenant,))
     rows = tx.execute(f"{_SELECT_KEY} {where} ORDER BY id LIMIT {_MAX_LISTED_KEYS}", names)
-    return [decode_row(row, ApiKey) for row in rows]
+    return [decode_row(row, ApiKeyRecord) for row in rows]
 
 
 def revoke_key(tx: Transaction, key_id: str) -> bool:

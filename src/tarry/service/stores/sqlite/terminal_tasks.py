@@ -185,16 +185,16 @@ def sweep(tx: Transaction, retention: Retention, limit: int) -> SweepResult:
     tenants_with_replays = json.dumps([tx.names.tenant_id(name) for name in tenants])
     expired: list[Sequence[int]] = []
     for status, max_age_ms, spared_tenants in (
-        (SUCCEEDED, retention.succeeded, "[]"),
-        (CANCELLED, retention.succeeded, "[]"),
-        (EXHAUSTED, retention.dead, tenants_with_replays),
+        (SUCCEEDED, retention.succeeded_ms, "[]"),
+        (CANCELLED, retention.succeeded_ms, "[]"),
+        (EXHAUSTED, retention.dead_ms, tenants_with_replays),
     ):
         parameters = (status, tx.now - max_age_ms, spared_tenants, limit + 1 - len(expired))
         expired += tx.execute(_EXPIRED_TASKS, parameters).fetchall()
     for *ids, status in expired[:limit]:
         _delete_task(tx, ids, status)
     points = tx.execute(_DELETE_OLD_SERIES, (tx.now - DAY_MS, limit)).rowcount
-    replays = tx.execute(_DELETE_OLD_REPLAYS, (tx.now - retention.dead, limit)).rowcount
+    replays = tx.execute(_DELETE_OLD_REPLAYS, (tx.now - retention.dead_ms, limit)).rowcount
     has_more = has_more_leases or len(expired) > limit or max(points, replays) == limit > 0
     return SweepResult(min(len(expired), limit), has_more)
 

@@ -137,12 +137,12 @@ class LaneRow(msgspec.Struct, gc=False, array_like=True):
     name: str
     parked_until: int | None
     probes: int
-    opened: int
+    consecutive_opens: int
     paused: int
     pending: int
     in_flight: int
     dead: int
-    served_at: int | None
+    last_claim_at: int | None
     last_turn: int
     due_at: int | None
     lease_end_at: int | None
@@ -376,8 +376,8 @@ class Transaction(ReadTransaction):
             counts += (_nullable(lane.due_at), _nullable(lane.lease_end_at))
             if lane.schedule_changed:
                 schedules += (lane.id, _nullable(lane.parked_until))
-                schedules += (lane.probes, lane.opened, lane.paused)
-                schedules += (_nullable(lane.served_at), lane.last_turn)
+                schedules += (lane.probes, lane.consecutive_opens, lane.paused)
+                schedules += (_nullable(lane.last_claim_at), lane.last_turn)
                 due_check, expiry_check = lane.due_check_at, lane.expiry_check_at
                 schedules += (_nullable(due_check), _nullable(expiry_check), lane.ready)
                 _lower(due_checks, lane.tenant, due_check)

@@ -169,10 +169,10 @@ def recover_leases(tx: Transaction, limit: int) -> bool:
     return False
 
 
-def park(tx: Transaction, lane: str, until: int, probes: int, opened: int) -> None:
+def park(tx: Transaction, lane: str, until: int, probes: int, consecutive_opens: int) -> None:
     """Lease no task of a lane until this time, and afterwards `probes` tasks at a time."""
     row = tx.lane(tx.names.lane_id(lane))
-    row.parked_until, row.probes, row.opened = until, probes, opened
+    row.parked_until, row.probes, row.consecutive_opens = until, probes, consecutive_opens
     row.leave_rotation()
 
 
@@ -187,7 +187,7 @@ def unpark(tx: Transaction, lane: str) -> None:
     """End the parking of a lane whose downstream has recovered; a paused lane stays paused."""
     for (lane_id,) in tx.execute("SELECT id FROM lane WHERE name = ?", (lane,)):
         row = tx.lane(lane_id)
-        row.parked_until, row.probes, row.opened = None, 0, 0
+        row.parked_until, row.probes, row.consecutive_opens = None, 0, 0
         row.leave_rotation()
 
 

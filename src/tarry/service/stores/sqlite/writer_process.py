@@ -29,7 +29,7 @@ from tarry import errors
 from tarry.errors import StoreUnavailable
 from tarry.runtime.clocks import system
 from tarry.service import store as port
-from tarry.service.model import ApiKey, PolicyVersion, ReplayRecord
+from tarry.service.model import ApiKeyRecord, PolicyVersion, ReplayRecord
 from tarry.service.stores.sqlite import add, claim, finish, policies, terminal_tasks, transitions
 from tarry.service.stores.sqlite.database import Database
 from tarry.service.stores.sqlite.executor import Executor
@@ -119,7 +119,7 @@ OPERATIONS: dict[str, Operation] = {
             tuple[port.PolicyWriteStatus, PolicyVersion],
         ),
         (policies.delete_policy, tuple[str, str], port.PolicyWriteStatus),
-        (policies.put_key, tuple[ApiKey], None),
+        (policies.put_key, tuple[ApiKeyRecord], None),
         (policies.revoke_key, tuple[str], bool),
         (ping, tuple[()], int),
     )
