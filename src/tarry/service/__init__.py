@@ -1,1 +1,1 @@
-"""The durable retry service: take a request, keep it, deliver it at least once."""
+"""The durable retry service: stores requests and delivers each of them at least once."""

@@ -11,8 +11,8 @@ results or leases. All queues follow the same rules:
   in the same iteration shares it.
 * **Overlap.** One group is in flight. A second one starts early once `EARLY_START_WEIGHT` items are
   waiting, so that the event loop and the store work at the same time; there is never a third
-  one. Measured with one group at a time, the service and the SQLite writer process were each idle
-  for 40 % of the time. With two, a batch request takes 25 % less time, a single task 10 % less.
+  one. Measured with one group at a time, the service was idle for 36 % of the time, and the SQLite
+  writer process for 40 %. With two, a batch takes 25 % less time, and a single task 10 % less.
 * **Backpressure.** A queue refuses an entry if items are pending (waiting or in flight) and the
   entry would raise them above `max_pending`. An entry larger than that is accepted by a queue in
   which nothing is pending. With `max_pending=None`, a queue refuses nothing. That is for results

@@ -260,7 +260,7 @@ class ReplayRecord(msgspec.Struct, kw_only=True, gc=False):
     policy_id: str | None = None
     reason: str | None = None
     before: int = 0
-    """Only dead letters that were EXHAUSTED at this time or earlier are replayed."""
+    """Only dead letters that became EXHAUSTED at this time or earlier are replayed."""
     rate: float = 0.0
     """Tasks per second; 0: no limit."""
     matched: int = 0

@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from tarry.service.model import TaskContent
 
 _ROOT = ".tarry"
-_MARKERS = ".tarry/places"
+_MARKER_FOLDER = ".tarry/places"
 _MARKER_TEXT = b"tarry stores request bodies in this storage. Keep this object with the bodies.\n"
 _MAX_REF_BYTES = 1024
 _MIN_ORPHAN_AGE = timedelta(hours=1)
 """Younger bodies are kept, because the task of a body is stored after the body."""
 _CALL_TIMEOUT_S = 30.0
 """Timeout of one storage call including its retries."""
-_RETRIES = {"max_retries": 3, "retry_timeout": timedelta(seconds=10)}
+_RETRY_CONFIG = {"max_retries": 3, "retry_timeout": timedelta(seconds=10)}
 _REQUEST_TIMEOUT = timedelta(seconds=20)
 _RESERVED_NAME = re.compile(r"[^#]*#[0-9]+")
 """File names that `obstore` uses internally in a folder, and that it does not list."""
@@ -81,7 +81,7 @@ class BodyStore:
         try:
             if "://" in url:
                 client: dict[str, Any] = {"timeout": _REQUEST_TIMEOUT}
-                options: dict[str, Any] = {"retry_config": _RETRIES, "client_options": client}
+                options: dict[str, Any] = {"retry_config": _RETRY_CONFIG, "client_options": client}
                 if endpoint:
                     options["config"] = {"endpoint": endpoint}
                     client["allow_http"] = endpoint.startswith("http:")
@@ -185,12 +185,12 @@ class BodyStore:
         async with self._storage_id_lock:
             storage_id = self._storage_id
             if storage_id is None:
-                batches = self._obstore.list(self._store, prefix=_MARKERS)
+                batches = self._obstore.list(self._store, prefix=_MARKER_FOLDER)
                 markers = [marker["path"] async for batch in batches for marker in batch]
                 storage_id = min((path.rpartition("/")[2] for path in markers), default=None)
             if storage_id is None:
                 storage_id = uuid4().hex[:8]
-                await self._write(f"{_MARKERS}/{storage_id}", _MARKER_TEXT)
+                await self._write(f"{_MARKER_FOLDER}/{storage_id}", _MARKER_TEXT)
             self._storage_id = storage_id
             return storage_id
 
@@ -202,7 +202,7 @@ class BodyStore:
 
     async def _check_storage(self, ref: str) -> None:
         """Raise StoreUnavailable if the marker of a missing body is missing, too."""
-        marker = f"{_MARKERS}/{ref.split('/')[1]}"
+        marker = f"{_MARKER_FOLDER}/{ref.split('/')[1]}"
         try:
             await _call_existing(self._obstore.head_async(self._store, marker))
         except FileNotFoundError:

@@ -104,9 +104,9 @@ class ClaimResult(msgspec.Struct):
 class TaskResult(msgspec.Struct, kw_only=True, gc=False):
     """The result of an attempt, and the next state. `task` is the task as it was leased.
 
-    PENDING requires `next_attempt_at`. With `kept_lease`, the worker keeps this lease for the
-    next attempt, which must be due within the horizon; the version is then incremented by one.
-    If `attempt` is None, no attempt is counted.
+    A status of PENDING requires `next_attempt_at`. With `kept_lease`, the worker keeps this lease
+    for the next attempt, which must be due within the horizon; the version is then incremented by
+    one. If `attempt` is None, no attempt is counted.
     """
 
     task: Task
@@ -355,7 +355,7 @@ class Store(Protocol):
     async def count_dead(self, replay: ReplayRecord) -> int:
         """Return how many dead letters a replay would replay; nothing is changed.
 
-        A dead letter matches if it has the tenant, lane, policy and reason of the replay and was
+        A dead letter matches if it has the tenant, lane, policy and reason of the replay and became
         EXHAUSTED at `replay.before` or earlier; a `before` of 0 means now.
         """
         ...
@@ -372,7 +372,7 @@ class Store(Protocol):
         ...
 
     async def list_replays(self, *, running: bool, tenant: str | None = None) -> list[ReplayRecord]:
-        """Return at most 100 jobs: running ones by their due time, or all, newest first."""
+        """Return at most 100 jobs: only `running` ones by due time, or all jobs, newest first."""
         ...
 
     async def replay_step(self, replay_id: str, limit: int) -> ReplayRecord | None:

@@ -48,9 +48,7 @@ class Api:
             HealthResource(context),
         )
         operations = [pair for resource in resources for pair in resource_operations(resource)]
-        handlers = _description_handlers(
-            operations, version, require_api_keys=context.require_api_keys
-        )
+        handlers = _docs_handlers(operations, version, require_api_keys=context.require_api_keys)
         public_paths = {*handlers}
         for operation, handler in operations:
             handlers.setdefault(operation.path, {})[operation.method] = handler
@@ -97,7 +95,7 @@ class Api:
         self._events.close()
 
 
-def _description_handlers(
+def _docs_handlers(
     operations: list[tuple[Operation, Handler]], version: str, *, require_api_keys: bool
 ) -> dict[str, dict[str, Handler]]:
     """Return the handlers of /openapi.json and /docs, which the OpenAPI document does not list."""

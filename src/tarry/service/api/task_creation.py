@@ -268,13 +268,11 @@ class TaskCreation:
             detail = f"A tenant may add {rate:g} tasks per second (setting tenant_rate)."
             raise problems.QUOTA.error(detail, headers=[problems.retry_after(wait_s)])
 
-    def _status_and_view(
-        self, add_result: AddResult, content: TaskContent
-    ) -> tuple[int, RetryTask]:
-        status = _http_status(add_result)
-        if add_result.status is AddStatus.ADDED:
-            return status, task_view(add_result.task, content, Status.PENDING)
-        return status, stored_task_view(self._context, add_result.task)
+    def _status_and_view(self, result: AddResult, content: TaskContent) -> tuple[int, RetryTask]:
+        status = _http_status(result)
+        if result.status is AddStatus.ADDED:
+            return status, task_view(result.task, content, Status.PENDING)
+        return status, stored_task_view(self._context, result.task)
 
 
 def _http_status(add_result: AddResult) -> int:

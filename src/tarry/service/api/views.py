@@ -144,10 +144,10 @@ def attempt_view(
 
 def replay_view(job: ReplayRecord, *, dry_run: bool = False) -> wire.ReplayJob:
     """Return the view of a replay job; with `dry_run`, of a job that was not started."""
-    names: dict[str, Any] = {"running": "RUNNING", "done": "DONE", "cancelled": "CANCELLED"}
+    status_names: dict[str, Any] = {"running": "RUNNING", "done": "DONE", "cancelled": "CANCELLED"}
     return wire.ReplayJob(
         replay_id=None if dry_run else job.id,
-        status="DRY_RUN" if dry_run else names[job.status],
+        status="DRY_RUN" if dry_run else status_names[job.status],
         filter=wire.ReplayFilter(
             lane=None if job.lane is None else public_lane_name(job.lane),
             policy_id=job.policy_id,
@@ -232,8 +232,8 @@ def explain_task(
         steps.append(wire.ExplainedStep(attempt_number=attempt.number, text=text, attempt=view))
     next_step = _next_step(task, status, policy, lane, now)
     if named_policy is None and status not in {Status.SUCCEEDED, Status.CANCELLED}:
-        deleted = f"Its policy {task.policy_id} was deleted: it uses the default policy."
-        next_step = wire.NextStep(text=f"{next_step.text} {deleted}", at=next_step.at)
+        note = f"Its policy {task.policy_id} was deleted: it uses the default policy."
+        next_step = wire.NextStep(text=f"{next_step.text} {note}", at=next_step.at)
     sentences = [step.text for step in steps]
     if attempts and attempts[0].number > 1:
         sentences.insert(0, f"earlier attempts not shown: {attempts[0].number - 1}")
@@ -345,8 +345,8 @@ def redact_url(url: str) -> str:
     """Return a URL with the secret values of its query redacted."""
     if "?" not in url:
         return url
-    path, mark, query = url.partition("?")
-    return path + _QUERY_PARAMETER.sub(_redact_parameter, mark + query)
+    path, separator, query = url.partition("?")
+    return path + _QUERY_PARAMETER.sub(_redact_parameter, separator + query)
 
 
 def redact_text(
@@ -387,17 +387,17 @@ def find_secrets(content: TaskContent | None) -> list[str] | None:
     """Return the secrets that a task sends, the longest first; None if its content is unknown."""
     if content is None:
         return None
-    found = {value for name, value in content.headers.items() if is_secret(name)}
-    for value in tuple(found):
-        found.update(value.split())  # "Bearer SECRET": also SECRET alone
+    secrets = {value for name, value in content.headers.items() if is_secret(name)}
+    for value in tuple(secrets):
+        secrets.update(value.split())  # "Bearer SECRET": also SECRET alone
     for _, name, value in _QUERY_PARAMETER.findall(content.url):
         if is_secret(unquote_plus(name)):
-            found.update((value, unquote_plus(value)))
-    long_enough = (secret for secret in found if len(secret) >= _MIN_SECRET_LENGTH)
+            secrets.update((value, unquote_plus(value)))
+    long_enough = (secret for secret in secrets if len(secret) >= _MIN_SECRET_LENGTH)
     return sorted(long_enough, key=len, reverse=True)
 
 
 def _redact_parameter(match: re.Match[str]) -> str:
-    mark, name, value = match.groups()
-    shown = REDACTED if value and is_secret(unquote_plus(name)) else value
-    return f"{mark}{name}={shown}"
+    separator, name, value = match.groups()
+    redacted = REDACTED if value and is_secret(unquote_plus(name)) else value
+    return f"{separator}{name}={redacted}"
