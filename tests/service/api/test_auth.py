@@ -90,7 +90,7 @@ def test_only_the_digest_of_a_random_key_is_stored() -> None:
 @pytest.mark.parametrize("tenant", ["", "a/b", "ü", ".x", "x" * 64, "a\n"])
 def test_tenant_names_are_checked(tenant: str) -> None:
     """A tenant name is a prefix of lane names, so it has no slash."""
-    with pytest.raises(ConfigurationError, match="tenant must have"):
+    with pytest.raises(ConfigurationError, match="tenant must be"):
         check_tenant(tenant)
 
 
