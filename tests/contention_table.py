@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 
 from tarry.simulator import contention
-from tarry.simulator.contention import CONTENTION
+from tarry.simulator.contention import CONTENTION_STUDY
 
 PAGE = Path(__file__).parents[1] / "docs" / "contention.md"
 CLIENTS = (10, 20, 50, 100, 200)
@@ -21,7 +21,7 @@ def render_tables() -> str:
     head = "".join(f" {clients} |" for clients in CLIENTS)
     rule = "---|" + "---:|" * len(CLIENTS)
     calls, times = [], []
-    for jitter in CONTENTION.variants:
+    for jitter in CONTENTION_STUDY.variants:
         runs = [
             contention(jitter=jitter, clients=clients, trials=TRIALS, seed=SEED)
             for clients in CLIENTS

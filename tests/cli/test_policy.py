@@ -251,7 +251,7 @@ def test_documents_are_read(tmp_path: Path, name: str, text: str, expected: list
         ("a.yaml", "a: 1\n---\n8080: 1\n", ":3: a key must be a plain name or a quoted string"),
         ("a.json", '{"a": 1,\n"a": 2}', ":2: the key 'a' appears twice in one table"),
         ("a.json", f'{{"a": {"9" * 5000}}}', ": not JSON: Exceeds the limit"),
-        ("a.yaml", "#" * 1_000_001, ": too large; at most 1,000,000 bytes are read"),
+        ("a.yaml", "#" * 1_000_001, ": too large; at most 1,000,000 bytes are allowed"),
     ],
 )
 def test_syntax_error_names_its_line(tmp_path: Path, name: str, text: str, expected: str) -> None:

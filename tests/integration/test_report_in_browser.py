@@ -40,7 +40,7 @@ PLAIN_PAGE = 30_000
 
 def reported() -> dict[str, StudyResults]:
     """Return results of every kind."""
-    sweep = (LINES, Plot("lines", "recovered_after", "Recovery", log=True), BARS)
+    sweep = (LINES, Plot("lines", "recovered_after", "Recovery", is_log=True), BARS)
     return {
         "storm": run_study(STUDIES["storm"], parameters={"clients": 100}),
         "made up": sample_results(),

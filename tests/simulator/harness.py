@@ -49,7 +49,7 @@ class RecordingRequester:
     def __init__(self, responses: list[ReceivedResponse] | None = None) -> None:
         self.responses: list[ReceivedResponse] = [] if responses is None else responses
 
-    def respond(self, now: float, number: int, outcome: Outcome) -> None:
+    def on_response(self, now: float, number: int, outcome: Outcome) -> None:
         """Record the response."""
         self.responses.append(ReceivedResponse(now, number, outcome))
 

@@ -137,9 +137,9 @@ def test_call_without_timeout_waits_forever() -> None:
 
 
 def test_response_may_come_later() -> None:
-    """A node that did not know its response at once can respond later."""
+    """A node that did not know its response at once can on_response later."""
     harness = start_call(None)
-    harness.loop.schedule(4.0, lambda now, _: harness.caller.respond(now, 1, SUCCESS))
+    harness.loop.schedule(4.0, lambda now, _: harness.caller.on_response(now, 1, SUCCESS))
 
     assert [(0.0, 4.0 + NETWORK_DELAY, None)] == harness.run()
 
@@ -147,7 +147,7 @@ def test_response_may_come_later() -> None:
 def test_dropped_request_gets_no_second_response() -> None:
     """After a crash of the server, the response that was scheduled before is ignored."""
     harness = start_call((3.0, SUCCESS), (9.0, SUCCESS))
-    harness.loop.schedule(1.0, lambda now, _: harness.caller.respond(now, 1, DROPPED))
+    harness.loop.schedule(1.0, lambda now, _: harness.caller.on_response(now, 1, DROPPED))
 
     assert [(0.0, 1.0 + NETWORK_DELAY + 1.0 + 9.0 + ROUND_TRIP, None)] == harness.run()
     assert (2, 1) == (harness.recorder.attempts, sum(harness.recorder._failed_attempts))
@@ -157,7 +157,7 @@ def test_drop_replaces_an_earlier_response() -> None:
     """A drop counts even if it takes longer through the network than the scheduled response."""
     ways = iter([0.0, 0.0, 5.0, 0.0, 0.0])
     harness = start_call((3.0, SUCCESS), WORKS, network_delay=lambda: next(ways))
-    harness.loop.schedule(2.5, lambda now, _: harness.caller.respond(now, 1, DROPPED))
+    harness.loop.schedule(2.5, lambda now, _: harness.caller.on_response(now, 1, DROPPED))
 
     assert [(0.0, 2.5 + 5.0 + 1.0, None)] == harness.run()
 
@@ -171,8 +171,10 @@ def test_discarded_response_is_replaced() -> None:
     )
     assert [] == harness.run(100.0)
 
-    harness.loop.schedule(100.0, lambda now, _: harness.caller.respond(now, 1, DROPPED))
-    harness.loop.schedule(101.0, lambda now, _: harness.caller.respond(now, numbers[0], SUCCESS))
+    harness.loop.schedule(100.0, lambda now, _: harness.caller.on_response(now, 1, DROPPED))
+    harness.loop.schedule(
+        101.0, lambda now, _: harness.caller.on_response(now, numbers[0], SUCCESS)
+    )
 
     assert [(0.0, 101.0 + NETWORK_DELAY, None)] == harness.run()
 
@@ -184,7 +186,7 @@ def test_discarded_response_may_time_out() -> None:
     harness.loop.schedule(
         0.375, lambda _now, _about: numbers.append(harness.caller.discard_response(1))
     )
-    harness.loop.schedule(2.0, lambda now, _: harness.caller.respond(now, numbers[0], DROPPED))
+    harness.loop.schedule(2.0, lambda now, _: harness.caller.on_response(now, numbers[0], DROPPED))
 
     assert [(0.0, 1.0 + 1.0 + ROUND_TRIP, None)] == harness.run()
     assert (2, 1) == (harness.recorder.attempts, sum(harness.recorder._failed_attempts))
@@ -278,7 +280,7 @@ def test_failure_at_the_deadline_is_in_time(takes: float, expected: str) -> None
 def test_late_response_is_ignored(late: float, outcome: Outcome) -> None:
     """A response to a timed-out attempt does not affect the next attempt."""
     harness = start_call(None, (0.5, SUCCESS), policy=steady_policy(timeout=1.0))
-    harness.loop.schedule(late, lambda now, _: harness.caller.respond(now, 1, outcome))
+    harness.loop.schedule(late, lambda now, _: harness.caller.on_response(now, 1, outcome))
 
     assert [(0.0, 2.0 + 0.5 + ROUND_TRIP, None)] == harness.run()
     assert (2, 1) == (harness.recorder.attempts, sum(harness.recorder._failed_attempts))
@@ -295,7 +297,7 @@ def test_late_scheduled_response_is_ignored(outcome: Outcome) -> None:
 def test_response_in_transit_at_the_deadline_is_a_timeout() -> None:
     """A response that is still in the network at the deadline does not count."""
     harness = start_call(None, WORKS, policy=steady_policy(timeout=1.0))
-    harness.loop.schedule(0.875, lambda now, _: harness.caller.respond(now, 1, SUCCESS))
+    harness.loop.schedule(0.875, lambda now, _: harness.caller.on_response(now, 1, SUCCESS))
 
     assert [(0.0, 2.0 + ROUND_TRIP, None)] == harness.run()
     assert (2, 1) == (harness.recorder.attempts, sum(harness.recorder._failed_attempts))
@@ -403,7 +405,7 @@ def test_limiter_is_released_once_per_attempt() -> None:
         downstream=Downstream("there", limiter=limits),
         policy=steady_policy(timeout=1.0),
     )
-    harness.loop.schedule(1.5, lambda now, _: harness.caller.respond(now, 1, SUCCESS))
+    harness.loop.schedule(1.5, lambda now, _: harness.caller.on_response(now, 1, SUCCESS))
     harness.run()
 
     assert ["timeout", "connection refused", ""] == limits.released
@@ -455,7 +457,7 @@ def test_call_ends_at_most_once_within_its_attempts(
         harness.loop.schedule(
             when,
             lambda now, about: (
-                harness.caller.respond(now, *about)
+                harness.caller.on_response(now, *about)
                 if about[0] in [seen for _, seen in harness.node.seen]
                 else None
             ),

@@ -181,10 +181,10 @@ def test_hedged_call_has_no_timeout() -> None:
 
 
 def test_responses_may_come_later() -> None:
-    """A node can respond later, and only the first response counts."""
+    """A node can on_response later, and only the first response counts."""
     harness = start_call(None, None)
-    harness.loop.schedule(5.0, lambda now, _: harness.caller.respond(now, 1, SUCCESS))
-    harness.loop.schedule(5.0, lambda now, _: harness.caller.respond(now, 2, TRANSIENT))
+    harness.loop.schedule(5.0, lambda now, _: harness.caller.on_response(now, 1, SUCCESS))
+    harness.loop.schedule(5.0, lambda now, _: harness.caller.on_response(now, 2, TRANSIENT))
 
     assert [(0.0, 5.0 + NETWORK_DELAY, None)] == harness.run()
     assert 0 == sum(harness.recorder._failed_attempts)
@@ -193,7 +193,7 @@ def test_responses_may_come_later() -> None:
 def test_dropped_copy_gets_no_second_response() -> None:
     """After a crash of the server, the response that was scheduled before is ignored."""
     harness = start_call((3.0, SUCCESS), (9.0, SUCCESS))
-    harness.loop.schedule(0.5, lambda now, _: harness.caller.respond(now, 1, DROPPED))
+    harness.loop.schedule(0.5, lambda now, _: harness.caller.on_response(now, 1, DROPPED))
 
     assert [(0.0, 0.5 + NETWORK_DELAY + 9.0 + ROUND_TRIP, None)] == harness.run()
 
@@ -202,7 +202,7 @@ def test_drop_replaces_an_earlier_response() -> None:
     """A drop counts even if it takes longer through the network than the scheduled response."""
     ways = iter([0.0, 0.0, 5.0, 0.0, 0.0])
     harness = start_call((0.75, SUCCESS), (9.0, SUCCESS), network_delay=lambda: next(ways))
-    harness.loop.schedule(0.5, lambda now, _: harness.caller.respond(now, 1, DROPPED))
+    harness.loop.schedule(0.5, lambda now, _: harness.caller.on_response(now, 1, DROPPED))
 
     assert [(0.0, 1.0 + 9.0, None)] == harness.run()
 
@@ -220,8 +220,8 @@ def test_later_response_may_win() -> None:
     """A response that replaces a discarded one counts like any other."""
     harness = start_call((0.25, SUCCESS), None)
     harness.loop.schedule(0.375, lambda _now, _about: harness.caller.discard_response(1))
-    harness.loop.schedule(5.0, lambda now, _: harness.caller.respond(now, 1, SUCCESS))
-    harness.loop.schedule(6.0, lambda now, _: harness.caller.respond(now, 2, SUCCESS))
+    harness.loop.schedule(5.0, lambda now, _: harness.caller.on_response(now, 1, SUCCESS))
+    harness.loop.schedule(6.0, lambda now, _: harness.caller.on_response(now, 2, SUCCESS))
 
     assert [(0.0, 5.0 + NETWORK_DELAY, None)] == harness.run()
 

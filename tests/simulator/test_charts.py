@@ -47,7 +47,7 @@ def can_be_drawn(of: StudyResults) -> bool:
     return "NaN" not in vl_convert.vegalite_to_svg(image_spec(of))
 
 
-@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("is_log", [False, True])
 @pytest.mark.parametrize(
     ("make_results", "plot", "kind", "panels"),
     [
@@ -74,10 +74,10 @@ def can_be_drawn(of: StudyResults) -> bool:
     ],
 )
 def test_each_kind_of_plot_is_drawn(
-    make_results: Callable[..., StudyResults], plot: Plot, kind: str, panels: int, log: bool
+    make_results: Callable[..., StudyResults], plot: Plot, kind: str, panels: int, is_log: bool
 ) -> None:
     """Each kind of plot can be drawn from each kind of results."""
-    of = make_results(plots=(plot._replace(log=log),))
+    of = make_results(plots=(plot._replace(is_log=is_log),))
     chart = only_chart(of)
     assert (kind, panels, True) == (chart.kind, len(chart.panels), can_be_drawn(of))
 
@@ -101,15 +101,15 @@ def test_lines_over_names_keep_their_order() -> None:
 
 
 @pytest.mark.parametrize("kind", ["bars", "lines"])
-@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("is_log", [False, True])
 @pytest.mark.parametrize(
     "values",
     [(inf, 1.0), (inf, inf), (nan, 2.0), (nan, nan), (0.0, 0.0), (-1.0, 3.0), (0.0, 1e12)],
     ids=["some never", "all never", "one unknown", "all unknown", "all zero", "negative", "huge"],
 )
-def test_unusual_values_are_drawn(kind: str, log: bool, values: tuple[float, ...]) -> None:
+def test_unusual_values_are_drawn(kind: str, is_log: bool, values: tuple[float, ...]) -> None:
     """Infinite, missing, zero, negative and huge values can be drawn."""
-    plot = Plot(kind, "recovered_after", "t", x="recovered_after", log=log)
+    plot = Plot(kind, "recovered_after", "t", x="recovered_after", is_log=is_log)
     assert can_be_drawn(results_with_values(*values, plot=plot))
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tarry import ConfigurationError
 from tarry.simulator import contention
-from tarry.simulator.contention import CONTENTION
+from tarry.simulator.contention import CONTENTION_STUDY
 from tests.contention_table import PAGE, render_tables, tables_on_page
 
 JITTERS = ("none", "exponential", "full", "equal", "decorrelated", "decorrelated-aws")
@@ -165,7 +165,7 @@ def test_invalid_arguments_are_named(arguments: dict[str, object], field: str) -
 
 def test_the_study_runs_every_jitter() -> None:
     """The study has all six jitters as variants."""
-    assert JITTERS == CONTENTION.variants
+    assert JITTERS == CONTENTION_STUDY.variants
 
 
 def test_tables_on_the_page_are_current() -> None:

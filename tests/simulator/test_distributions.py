@@ -247,7 +247,7 @@ def test_invalid_value_is_rejected_with_its_field(
         (lambda: HeavyTail(1.0, -2.0), "^shape must be greater than 1"),
         (lambda: HeavyTail(1.0, nan), "^shape must be finite"),
         (lambda: HeavyTail(1.0, inf), "^shape must be finite, got inf"),
-        (lambda: Lognormal(1.0, 10.5), "^sigma must be at most 10, so that the mean stays useful"),
+        (lambda: Lognormal(1.0, 10.5), "^sigma must be at most 10, because the mean is unrealist"),
         (lambda: Empirical(()), "^values must hold at least one duration, got none$"),
         (lambda: Empirical((1.0, -0.1)), "^values must be at least 0, got -0.1$"),
         (lambda: Empirical((1.0, nan)), "^values must be finite"),

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tarry.errors import ConfigurationError
-from tarry.simulator.documents import json_lines, read_text, toml_lines, write_atomically
+from tarry.simulator.documents import (
+    json_line_numbers,
+    read_text,
+    toml_line_numbers,
+    write_atomically,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,7 +86,7 @@ def leaves(value: object, place: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
 
 def test_toml_values_are_found_on_their_lines() -> None:
     """Each value has its line number, whatever surrounds it."""
-    lines = toml_lines(TOML)
+    lines = toml_line_numbers(TOML)
 
     expected = dict(leaves(tomllib.loads(TOML)))
     assert expected == {place: lines[place] for place in expected}
@@ -89,7 +94,7 @@ def test_toml_values_are_found_on_their_lines() -> None:
 
 def test_toml_tables_are_found_on_their_lines() -> None:
     """A table, or an item of an array of tables, has the line of its header."""
-    lines = toml_lines(TOML)
+    lines = toml_line_numbers(TOML)
 
     assert [17, 19, 21, 21, 25, 27] == [
         lines[place]
@@ -106,7 +111,7 @@ def test_toml_tables_are_found_on_their_lines() -> None:
 
 def test_json_values_are_found_on_their_lines() -> None:
     """A value has the line of its key, even if the value is on the next line."""
-    lines, twin = json_lines(JSON)
+    lines, twin = json_line_numbers(JSON)
 
     expected = dict(leaves(json.loads(JSON)))
     assert twin is None
@@ -115,13 +120,13 @@ def test_json_values_are_found_on_their_lines() -> None:
 
 def test_duplicate_json_key_is_reported() -> None:
     """A duplicate key is reported, although the JSON parser accepts it."""
-    assert ("a", 3) == json_lines('{"a": 1,\n"b": {"a": 2},\n"a": 3}')[1]
+    assert ("a", 3) == json_line_numbers('{"a": 1,\n"b": {"a": 2},\n"a": 3}')[1]
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# only a comment", "a = 1"])
 def test_text_without_a_final_newline_is_read(text: str) -> None:
     """A text that is empty or lacks a final newline is read completely."""
-    assert len(tomllib.loads(text)) == len(toml_lines(text))
+    assert len(tomllib.loads(text)) == len(toml_line_numbers(text))
 
 
 def test_new_file_has_default_permissions(tmp_path: Path) -> None:

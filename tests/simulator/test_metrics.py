@@ -418,8 +418,8 @@ def peak_load(recorder: MetricsRecorder, *failures: Failure, server: Server = HU
         slowdown=server.slowdown,
         failures=failures,
     )
-    duration = recorder.bucket_count * recorder._bucket
-    of = Scenario(servers={"server": hurt}, duration=duration, bucket=recorder._bucket)
+    duration = recorder.bucket_count * recorder._bucket_width
+    of = Scenario(servers={"server": hurt}, duration=duration, bucket=recorder._bucket_width)
     return recorder.summarize(of, 0).peak_load
 
 

@@ -217,7 +217,7 @@ def test_answered_requests_are_forgotten() -> None:
     requester = RecordingRequester()
     for number in range(5_000):
         immediate_response(node, number * 1.0, requester, number)
-        assert len(node._unanswered) <= 1_003
+        assert len(node._recent_requests) <= 1_003
 
     immediate_response(node, 4_999.25, requester, 5_000)
     immediate_response(node, 4_999.5, requester, 5_001)
@@ -230,7 +230,7 @@ def test_server_that_cannot_crash_stores_no_requests() -> None:
     _, node = make_leaf_node(Server(latency=Fixed(1.0)))
     response_times(node, [0.0] * 10)
 
-    assert [] == node._unanswered
+    assert [] == node._recent_requests
 
 
 # --- cold starts ---------------------------------------------------------------------------------
@@ -353,7 +353,7 @@ def test_base_class_is_abstract() -> None:
         lambda: node.load(0.0),
         lambda: node.handle(0.0, RecordingRequester(), 1),
         lambda: node.pending_requests(0.0),
-        lambda: node.restart(1.0),
+        lambda: node.forget_requests(1.0),
     ):
         with pytest.raises(NotImplementedError):
             act()

@@ -89,7 +89,7 @@ SCENARIO_MISTAKES = [
     (
         "b.yaml",
         "bucket: 1e1",
-        "b.yaml:7: bucket must be a number, got '1e1'; write it without quotes, and in YAML as 1",
+        "b.yaml:7: bucket must be a number, got '1e1'; write it without quotes; YAML needs 1.0",
     ),
     (
         "b.yaml",
@@ -169,7 +169,7 @@ POLICY_MISTAKES = [
     (
         "p.toml",
         "# " + "x" * MAX_DOCUMENT_BYTES,
-        "p.toml: too large; at most 1,000,000 bytes are read",
+        "p.toml: too large; at most 1,000,000 bytes are allowed",
     ),
 ]
 
@@ -262,7 +262,7 @@ MISTAKES = [
     ("\n\n", "", "t.csv: the file has no values"),
     ("a,b\n1,2\n", "column = 'c'", "t.csv:1: there is no column 'c'; there are a, b"),
     ("a,b\n1\n", "column = 'b'", "t.csv:2: must be a number of at least 0, got ''"),
-    ("1\n" * 1_000_001, "", "t.csv:1000001: at most 1,000,000 values are read"),
+    ("1\n" * 1_000_001, "", "t.csv:1000001: at most 1,000,000 values are allowed"),
     ('"' + "1" * 200_000, "", "t.csv:1: not CSV: field larger than field limit"),
 ]
 

@@ -66,7 +66,7 @@ def test_defaults_of_the_study() -> None:
     """Without arguments, each variant runs at each point of the study's own sweep."""
     findings = run_study(STUDY)
 
-    assert 2 == findings.trials
+    assert 2 == findings.trial_count
     assert [
         ("s", {"width": 1}),
         ("xxl", {"width": 1}),

@@ -7,8 +7,8 @@ from tarry.simulator.vega import DARK, LIGHT, Theme, axis_range, log_ticks, x_ch
 
 def test_log_axis_has_few_ticks() -> None:
     """A log axis has ticks at powers of ten, and between them if there are few."""
-    wide = log_ticks(axis_range([1.0, 1e5], log=True))
-    narrow = log_ticks(axis_range([1.0, 30.0], log=True))
+    wide = log_ticks(axis_range([1.0, 1e5], is_log=True))
+    narrow = log_ticks(axis_range([1.0, 30.0], is_log=True))
     assert ([1.0, 10.0, 100.0, 1e3, 1e4, 1e5], [1.0, 2.0, 5.0, 10.0, 20.0]) == (wide, narrow)
 
 

@@ -16,7 +16,7 @@ from tarry.simulator.metrics import quantile
 from tarry.simulator.simulate import simulate
 from tarry.tuning.comparison import (
     MAX_CALLS,
-    MIN_HEALTHY_ATTEMPTS,
+    MIN_SUCCESSES,
     build_scenario,
     compare_policies,
     describe_changes,
@@ -91,10 +91,10 @@ def test_proposal_reduces_the_load_of_an_outage() -> None:
 def test_a_small_log_is_not_simulated() -> None:
     """A log with fewer than a hundred successes is not simulated."""
     assert None is compare_policies(
-        analyze_log(LogModel(calls=MIN_HEALTHY_ATTEMPTS - 1, odds=(1.0,)).log()), OLD, NEW
+        analyze_log(LogModel(calls=MIN_SUCCESSES - 1, odds=(1.0,)).log()), OLD, NEW
     )
     assert None is not compare_policies(
-        analyze_log(LogModel(calls=MIN_HEALTHY_ATTEMPTS, odds=(1.0,)).log()), OLD, NEW
+        analyze_log(LogModel(calls=MIN_SUCCESSES, odds=(1.0,)).log()), OLD, NEW
     )
 
 

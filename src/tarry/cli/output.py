@@ -193,13 +193,13 @@ def check_output_path(
     """
     if path is None:
         return
-    from tarry.simulator.documents import check_writable
+    from tarry.simulator.documents import check_output_path
 
     if suffixes and path.suffix.lower() not in suffixes:
         rule = f"must be a file name that ends in {' or '.join(suffixes)}"
         raise ConfigurationError(option, rule, str(path))
     with _prefix_errors(option):
-        check_writable(path)
+        check_output_path(path)
 
 
 def write_text(path: Path, text: str, option: str = "--out") -> None:

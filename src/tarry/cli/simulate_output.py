@@ -189,7 +189,7 @@ def _print_result_tables(console: Console, results: StudyResults) -> None:
         columns = [*key_columns, *group]
         console.print(_table(columns, widths, len(key_columns), _section_ends(rows)))
         console.print()
-    trials = format_count(results.trials, "trial")
+    trials = format_count(results.trial_count, "trial")
     console.print(Text(f"seed {results.seed}, {trials} for each row", style="dim"))
     if study.lesson:
         console.print()

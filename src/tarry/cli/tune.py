@@ -147,14 +147,14 @@ def show_comparison(
     from rich.text import Text
 
     from tarry.simulator.formatting import format_value
-    from tarry.tuning.comparison import MIN_HEALTHY_ATTEMPTS, describe_changes
+    from tarry.tuning.comparison import MIN_SUCCESSES, describe_changes
 
     if proposal.defence == proposal.current:
         _print_line(console, "not simulated: the proposed policy equals the current one")
         return
     if comparison is None:
         attempts = format_count(len(evidence.success_durations), "healthy attempt")
-        shortage = f"{attempts}, {MIN_HEALTHY_ATTEMPTS} needed"
+        shortage = f"{attempts}, {MIN_SUCCESSES} needed"
         if not evidence.calls:
             shortage = "no call with a first attempt"
         _print_line(console, f"not simulated: too little data: {shortage}")

@@ -1,4 +1,4 @@
-"""Assertions about the results of a study, such as "full: peak_load <= 2", for use in builds."""
+"""Assertions about the results of a study, such as "full: peak_load <= 2", for use in CI."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ _MISSING_VALUE_CAUSES = {
     **dict.fromkeys(("recovered", "recovered_after"), "there is no disruption to recover from"),
     **dict.fromkeys(("p50", "p99", "p999"), "no call succeeded"),
 }
+"""Why a metric has no value. The last server is the one at the end of the chain of calls."""
 
 
 class Assertion(NamedTuple):
-    """A condition on a metric: for the rows of one variant, or for all rows if it is None."""
+    """A condition on a metric, for the rows of `variant`; None means the rows of all variants."""
 
     text: str
     variant: str | None
@@ -90,9 +91,9 @@ def parse_assertion(text: str, variants: Iterable[str], units: Mapping[str, str]
             f'"full: p99 <= 250ms", with one of {", ".join(_OPERATORS)}'
         )
         raise ConfigurationError(msg)
-    variant, unit, known = match["variant"], match["unit"], list(variants)
-    if variant is not None and variant not in known:
-        msg = f"variant {variant!r} is not run; the variants are {', '.join(known)}"
+    variant, unit, known_variants = match["variant"], match["unit"], list(variants)
+    if variant is not None and variant not in known_variants:
+        msg = f"variant {variant!r} is not run; the variants are {', '.join(known_variants)}"
         raise ConfigurationError(f"assertion {text!r}: {msg}")
     bound = float(match["bound"]) * _UNIT_FACTORS[unit]
     metric_unit = units.get(match["metric"])
@@ -136,8 +137,8 @@ def _check_row(
 ) -> AssertionResult:
     if assertion.metric not in metrics:
         titles = {name: f" ({title})" for name, title, _ in columns if title != name}
-        known = ", ".join(f"{name}{titles.get(name, '')}" for name in metrics)
-        msg = f"unknown metric {assertion.metric!r}; there are {known}"
+        known_metrics = ", ".join(f"{name}{titles.get(name, '')}" for name in metrics)
+        msg = f"unknown metric {assertion.metric!r}; there are {known_metrics}"
         raise ConfigurationError(f"assertion {assertion.text!r}: {msg}")
     value = metrics[assertion.metric]
     # The mean ignores trials without a value, but a missing value may be a sign of failure. So an

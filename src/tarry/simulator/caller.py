@@ -5,7 +5,7 @@ runtime sleeps, cancels or waits with a timeout, the simulator schedules events.
 
 `number` identifies the response that an event belongs to. It starts as the number of the attempt.
 A node can replace a response that is already scheduled, for example when it crashes. The event loop
-cannot cancel the event of the replaced response, so the caller ignores it when it is due.
+cannot cancel the event of the replaced response, so the caller ignores that event when it is due.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ _REPLACEMENT_OFFSET = 1 << 32
 class Route:
     """The state that all callers of one node share: the network, the node and the metrics."""
 
-    __slots__ = ("draw", "metrics", "network_delay", "node", "permanent_statuses", "schedule")
+    __slots__ = ("metrics", "network_delay", "node", "permanent_statuses", "random", "schedule")
 
     def __init__(
         self, loop: EventLoop, node: Node, network_delay: Sampler, metrics: MetricsRecorder | None
     ) -> None:
         self.schedule: Callable[..., None] = loop.schedule
-        self.draw: Callable[[], float] = loop.random_source(f"jitter before {node.name}").random
+        self.random: Callable[[], float] = loop.random_source(f"jitter before {node.name}").random
+        """Returns the random numbers from [0, 1) that the core needs for jitter."""
         self.network_delay: Sampler = network_delay
         self.node: Node = node
         self.metrics: MetricsRecorder | None = metrics
@@ -56,7 +57,7 @@ class Route:
 class RetryingCaller:
     """Drives one call that is retried."""
 
-    __slots__ = ("_awaited", "_call", "_deadline", "_on_end", "_route")
+    __slots__ = ("_awaited_number", "_call", "_deadline", "_on_end", "_route")
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class RetryingCaller:
         self._route = route
         self._call = Call(policy, downstream, now)
         self._on_end = on_end
-        self._awaited = 0
+        self._awaited_number = 0
         """The number of the response that the running attempt waits for; 0 if no attempt runs. An
         event with another number is outdated and ignored."""
         self._deadline = inf
@@ -81,7 +82,7 @@ class RetryingCaller:
             self._on_end(self._call.started, now, attempt, self._call.attempts)
             return attempt
         route = self._route
-        self._awaited = number = attempt.number
+        self._awaited_number = number = attempt.number
         if route.metrics is not None:
             route.metrics.attempts += 1
         sent = now + attempt.delay
@@ -94,24 +95,24 @@ class RetryingCaller:
         return None
 
     def discard_response(self, number: int) -> int:
-        """Ignore the scheduled response; return the number of the response that replaces it."""
-        if number != self._awaited:
+        """Ignore the scheduled response; return the number for the response that replaces it."""
+        if number != self._awaited_number:
             return number
-        self._awaited = new_number = number + _REPLACEMENT_OFFSET
+        self._awaited_number = new_number = number + _REPLACEMENT_OFFSET
         if self._deadline < inf:
             self._route.schedule(self._deadline, self._time_out, new_number)
         return new_number
 
-    def respond(self, now: float, number: int, outcome: Outcome) -> None:
+    def on_response(self, now: float, number: int, outcome: Outcome) -> None:
         """Accept a response that the node sends now; it replaces a scheduled response."""
-        if number == self._awaited:
-            self._awaited = new_number = number + _REPLACEMENT_OFFSET
+        if number == self._awaited_number:
+            self._awaited_number = new_number = number + _REPLACEMENT_OFFSET
             self._schedule_response(now + self._route.network_delay(), new_number, outcome)
 
     def _reach_node(self, now: float, number: int) -> None:
         route = self._route
         response = route.node.handle(now, self, number)
-        if number != self._awaited:  # timed out in the network; the node handles it nevertheless
+        if number != self._awaited_number:  # the attempt timed out before it arrived
             return
         if response is None:
             if self._deadline < inf:
@@ -134,10 +135,10 @@ class RetryingCaller:
             self._route.schedule(when, self._fail, (number, outcome))
 
     def _succeed(self, now: float, number: int) -> None:
-        if number == self._awaited:
-            self._awaited = 0
+        if number == self._awaited_number:
+            self._awaited_number = 0
             call = self._call
-            call.record_success(now, self._route.draw())
+            call.record_success(now, self._route.random())
             self._on_end(call.started, now, None, call.attempts)
 
     def _time_out(self, now: float, number: int) -> None:
@@ -145,15 +146,15 @@ class RetryingCaller:
 
     def _fail(self, now: float, number_and_outcome: tuple[int, Outcome]) -> None:
         number, outcome = number_and_outcome
-        if number != self._awaited:
+        if number != self._awaited_number:
             return
-        self._awaited = 0
+        self._awaited_number = 0
         route = self._route
         if route.metrics is not None:
             route.metrics.record_failed_attempt(now)
         if outcome.detail in route.permanent_statuses:
             outcome = outcome.replace(kind=Kind.PERMANENT)
-        verdict = self._call.record_failure(outcome, now, route.draw())
+        verdict = self._call.record_failure(outcome, now, route.random())
         if isinstance(verdict, Wait):
             route.schedule(now + verdict.delay, self.start)
         else:
@@ -181,12 +182,12 @@ class HedgingCaller:
         return attempt if isinstance(attempt, Stop) else None
 
     def discard_response(self, number: int) -> int:
-        """Ignore the scheduled response; return the number of the response that replaces it."""
+        """Ignore the scheduled response; the response that replaces it has the same number."""
         if number in self._running:
             self._running[number] += 1
         return number
 
-    def respond(self, now: float, number: int, outcome: Outcome) -> None:
+    def on_response(self, now: float, number: int, outcome: Outcome) -> None:
         """Accept a response that the node sends now; it replaces a scheduled response."""
         if number in self._running:
             self._running[number] += 1
@@ -196,19 +197,19 @@ class HedgingCaller:
         response = (number, self._running[number], outcome)
         self._route.schedule(sent + self._route.network_delay(), self._receive, response)
 
-    def _execute(self, now: float, command: Attempt | Stop | None) -> None:
+    def _execute(self, now: float, decision: Attempt | Stop | None) -> None:
         route = self._route
-        if isinstance(command, Stop):
+        if isinstance(decision, Stop):
             self._running.clear()
             self._call.next_hedge_at = None
-            self._on_end(self._started, now, command, self._call.attempts)
+            self._on_end(self._started, now, decision, self._call.attempts)
             return
-        if command is not None:
-            self._running[command.number] = 0
-            if command.delay:
-                route.schedule(now + command.delay, self._send, command.number)
+        if decision is not None:
+            self._running[decision.number] = 0
+            if decision.delay:
+                route.schedule(now + decision.delay, self._send, decision.number)
             else:
-                self._send(now, command.number)
+                self._send(now, decision.number)
         if self._call.next_hedge_at is not None:
             route.schedule(self._call.next_hedge_at, self._hedge)
 
@@ -235,10 +236,10 @@ class HedgingCaller:
         del self._running[number]
         if outcome is SUCCESS:
             self._running.clear()
-            self._call.record_success(number, now, self._route.draw())
+            self._call.record_success(number, now, self._route.random())
             self._call.next_hedge_at = None
             self._on_end(self._started, now, None, self._call.attempts)
             return
         if self._route.metrics is not None:
             self._route.metrics.record_failed_attempt(now)
-        self._execute(now, self._call.record_failure(number, outcome, now, self._route.draw()))
+        self._execute(now, self._call.record_failure(number, outcome, now, self._route.random()))

@@ -11,7 +11,7 @@ from tarry.simulator.formatting import (
     describe_average,
     describe_values,
     format_parameter,
-    format_point,
+    format_swept,
     format_value,
     is_numeric,
     join_sentences,
@@ -36,12 +36,13 @@ _MAX_SERIES_POINTS = 600
 
 
 class Panel(NamedTuple):
-    """One view of a chart. `variant` is the index of the variant, or None if it shows several."""
+    """One part of a chart, with its own axes. `variant_index` is None if it shows all variants."""
 
     label: str
-    variant: int | None
+    variant_index: int | None
     records: Records
     view: Spec
+    """The Vega-Lite specification without the records."""
 
 
 class Chart(NamedTuple):
@@ -75,13 +76,13 @@ def _build_chart(results: StudyResults, plot: Plot) -> Chart:
 
 def _series_chart(results: StudyResults, plot: Plot) -> Chart:
     names = results.variants
-    # Only the last point of a sweep is drawn, because it usually has the highest load.
-    last_point = results.rows[-1].parameters
-    rows = [row for row in results.rows if row.parameters == last_point]
+    # Of a sweep, only the last combination of values is drawn: it usually has the highest load.
+    last_combination = results.rows[-1].parameters
+    rows = [row for row in results.rows if row.parameters == last_combination]
     all_series = [(names.index(row.variant), *_thin_series(row, plot.y)) for row in rows]
     all_series = [series for series in all_series if series[2]]
     values = (value for *_, points in all_series for value in points)
-    y_range = vega.axis_range(values, log=plot.log, headroom=_SERIES_HEADROOM)
+    y_range = vega.axis_range(values, is_log=plot.is_log, headroom=_SERIES_HEADROOM)
     records: Records = [
         {
             "i": variant,
@@ -113,10 +114,10 @@ def _series_chart(results: StudyResults, plot: Plot) -> Chart:
         "series",
         join_sentences(
             f"One row for each variant, {y_title} over time, all on the same "
-            f"{'log ' if plot.log else ''}scale; the other variants are grey.",
+            f"{'log ' if plot.is_log else ''}scale; the other variants are grey.",
             f"Shaded: {'; '.join(shaded)}." if shaded else "",
-            f"Drawn for {format_point(last_point)}." if last_point else "",
-            f"The first of {results.trials} trials." if results.trials > 1 else "",
+            f"Drawn for {format_swept(last_combination)}." if last_combination else "",
+            f"The first of {results.trial_count} trials." if results.trial_count > 1 else "",
         ),
         describe_values(f"{plot.title}, highest value", peaks),
         panels,
@@ -124,17 +125,17 @@ def _series_chart(results: StudyResults, plot: Plot) -> Chart:
 
 
 def _bar_chart(results: StudyResults, plot: Plot) -> Chart:
-    records = [_record(results, row, plot.y) for row in results.rows]
+    records = [_build_record(results, row, plot.y) for row in results.rows]
     values = (record["y"] for record in records)
-    x_range = vega.axis_range(values, log=plot.log, headroom=_LABEL_HEADROOM)
-    records_by_point: dict[str, Records] = {}
+    x_range = vega.axis_range(values, is_log=plot.is_log, headroom=_LABEL_HEADROOM)
+    records_by_label: dict[str, Records] = {}
     for row, record in zip(results.rows, records, strict=True):
-        point = format_point(row.parameters)
-        records_by_point.setdefault(point, []).append(_with_position(record, x_range))
+        label = format_swept(row.parameters)
+        records_by_label.setdefault(label, []).append(_with_position(record, x_range))
     unit = results.study.unit(plot.y)
     view = vega.bars_view(results.variants, x_range, unit, _y_title(results, plot))
-    panels = [Panel(label, None, records, view) for label, records in records_by_point.items()]
-    never = "A dashed bar means never." if _has_never(records) else ""
+    panels = [Panel(label, None, records, view) for label, records in records_by_label.items()]
+    never = "A dashed bar means never." if _has_infinite_value(records) else ""
     scale = _describe_log_scale(records, x_range, "The scale is logarithmic.")
     caption = ("One bar for each variant.", never, scale)
     return _metric_chart(results, plot, "bars", caption, records, panels)
@@ -143,9 +144,10 @@ def _bar_chart(results: StudyResults, plot: Plot) -> Chart:
 def _line_chart(results: StudyResults, plot: Plot) -> Chart:
     names, study = results.variants, results.study
     y_title = _y_title(results, plot)
-    records = [_record(results, row, plot.y) for row in results.rows]
-    headroom = _NEVER_HEADROOM if _has_never(records) else 1.0
-    y_range = vega.axis_range((record["y"] for record in records), log=plot.log, headroom=headroom)
+    records = [_build_record(results, row, plot.y) for row in results.rows]
+    headroom = _NEVER_HEADROOM if _has_infinite_value(records) else 1.0
+    values = (record["y"] for record in records)
+    y_range = vega.axis_range(values, is_log=plot.is_log, headroom=headroom)
     x_is_metric = plot.x in results.rows[0].metrics
     x_name = plot.x if x_is_metric else results.swept[0]
     x_unit = study.unit(x_name) if x_is_metric else ""
@@ -164,7 +166,7 @@ def _line_chart(results: StudyResults, plot: Plot) -> Chart:
     mark = "line" if len(results.rows) > len(names) else "point"
     channel = vega.x_channel(x_values, x_title, x_unit, swept=not x_is_metric)
     view = vega.lines_view(names, y_range, channel, study.unit(plot.y), (x_title, y_title))
-    never = "Values on the line at the top are never." if _has_never(records) else ""
+    never = "Values on the line at the top are never." if _has_infinite_value(records) else ""
     scale = _describe_log_scale(records, y_range, "The vertical scale is logarithmic.")
     caption = (f"One {mark} for each variant: {y_title} against {x_title}.", never, scale)
     panel = Panel("", None, [_with_position(record, y_range) for record in records], view)
@@ -174,21 +176,21 @@ def _line_chart(results: StudyResults, plot: Plot) -> Chart:
 def _heat_map(results: StudyResults, plot: Plot) -> Chart:
     names, study = results.variants, results.study
     x_name, y_name, *other_names = results.swept
-    records = [_record(results, row, plot.y) for row in results.rows]
-    value_range = vega.axis_range((record["y"] for record in records), log=plot.log)
+    records = [_build_record(results, row, plot.y) for row in results.rows]
+    value_range = vega.axis_range((record["y"] for record in records), is_log=plot.is_log)
     groups: dict[tuple[int, str], Records] = {}
     for row, record in zip(results.rows, records, strict=True):
         record["a"] = format_parameter(row.parameters[x_name])
         record["b"] = format_parameter(row.parameters[y_name])
-        point = format_point({name: row.parameters[name] for name in other_names})
-        groups.setdefault((record["i"], point), []).append(_with_position(record, value_range))
+        label = format_swept({name: row.parameters[name] for name in other_names})
+        groups.setdefault((record["i"], label), []).append(_with_position(record, value_range))
     columns = list(dict.fromkeys(record["a"] for record in records))
     rows = list(dict.fromkeys(record["b"] for record in records))
     titles = (study.title(x_name), study.title(y_name), study.title(plot.y))
     view = vega.heat_map_view(value_range, columns, rows, titles)
     panels = [
-        Panel(", ".join(filter(None, (names[variant], point))), variant, group, view)
-        for (variant, point), group in groups.items()
+        Panel(", ".join(filter(None, (names[variant], label))), variant, group, view)
+        for (variant, label), group in groups.items()
     ]
     caption = (
         f"{titles[2]} in each cell, one map for each variant, all on the same scale: "
@@ -201,21 +203,21 @@ def _metric_chart(
     results: StudyResults,
     plot: Plot,
     kind: str,
-    caption: Sequence[str],
+    caption_sentences: Sequence[str],
     records: Records,
     panels: list[Panel],
 ) -> Chart:
     """Return a chart of one metric; `records` has one record for each row of the results."""
     average = describe_average(results, plot.y)
     values = [
-        (" at ".join(filter(None, (row.variant, format_point(row.parameters)))), record["text"])
+        (" at ".join(filter(None, (row.variant, format_swept(row.parameters)))), record["text"])
         for row, record in zip(results.rows, records, strict=True)
     ]
-    text = join_sentences(caption[0], average, *caption[1:])
+    text = join_sentences(caption_sentences[0], average, *caption_sentences[1:])
     return Chart(plot.title, kind, text, describe_values(plot.title, values), panels)
 
 
-def _record(results: StudyResults, row: StudyRow, metric: str) -> dict[str, Any]:
+def _build_record(results: StudyResults, row: StudyRow, metric: str) -> dict[str, Any]:
     """Return the record of one value; `y` is None if the value is infinite or missing."""
     value = row.metrics.get(metric, nan)
     unit = results.study.unit(metric)
@@ -242,21 +244,21 @@ def _thin_series(row: StudyRow, name: str) -> tuple[float, list[float]]:
 
 
 def _y_title(results: StudyResults, plot: Plot) -> str:
-    """Return the title of the y axis; if it is empty or only a unit, the title of the metric."""
+    """Return the plot's title of the y axis, or the metric's title if that is empty or a unit."""
     return results.study.title(plot.y) if plot.y_title in UNIT_SUFFIXES else plot.y_title
 
 
 def _with_position(record: dict[str, Any], value_range: AxisRange) -> dict[str, Any]:
-    """Return a record in which `y` is the position at which the value is drawn."""
+    """Return a copy of a record in which `y` is the position at which the value is drawn."""
     return {**record, "y": value_range.position(record["y"], never=record["never"])}
 
 
-def _has_never(records: Records) -> bool:
+def _has_infinite_value(records: Records) -> bool:
     return any(record["never"] for record in records)
 
 
 def _describe_log_scale(records: Records, value_range: AxisRange, text: str) -> str:
-    if not value_range.log:
+    if not value_range.is_log:
         return ""
     has_zero = any(record["y"] is not None and record["y"] < value_range.low for record in records)
     return f"{text} Zero is drawn at its low end." if has_zero else text

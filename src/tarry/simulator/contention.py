@@ -1,9 +1,9 @@
 """Contention for one row: the 2015 AWS study "Exponential Backoff And Jitter".
 
 Each client reads the version of one row and writes the row back. The write succeeds only if the
-version has not changed. A write counts as a call, a read does not. Times and rules are those of the
-AWS study: network delays of |N(10 ms, 2 ms)|, a base of 5 ms, a cap of 2,000 ms, and ceilings
-(upper bounds of the delay before jitter) of 5 ms * 2**n for retry n. So the first ceiling is 10 ms.
+version has not changed. The metric `calls` counts the writes. Times and rules are those of the AWS
+study: network delays of |N(10 ms, 2 ms)|, a base of 5 ms, a cap of 2,000 ms, and ceilings (upper
+bounds of the delay before jitter) of 5 ms * 2**n for retry n. So the first ceiling is 10 ms.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ def no_delay(_retry: int) -> float:
     return 0.0
 
 
-def _draw_clamped(_ceiling: float, previous: float, u: float) -> float:
-    """Return AWS's decorrelated jitter: drawn with `u` from [0, 1), then limited to the cap."""
+def _aws_decorrelated_jitter(_ceiling: float, previous: float, u: float) -> float:
+    """Return the delay by AWS's formula; `u` is a random number from [0, 1)."""
     return min(_CAP_S, _BASE_S + u * (3 * previous - _BASE_S))
 
 
-_POLICIES: dict[str, dict[str, Any]] = {
+_POLICY_ARGUMENTS: dict[str, dict[str, Any]] = {
     "none": {"initial_delay": 2 * _BASE_S, "backoff": no_delay, "jitter": "none"},
     "exponential": {"initial_delay": 2 * _BASE_S, "jitter": "none"},
     "full": {"initial_delay": 2 * _BASE_S, "jitter": "full"},
     "equal": {"initial_delay": 2 * _BASE_S, "jitter": "equal"},
     "decorrelated": {"initial_delay": _BASE_S, "jitter": "decorrelated"},
-    "decorrelated-aws": {"initial_delay": _BASE_S, "jitter": _draw_clamped},
+    "decorrelated-aws": {"initial_delay": _BASE_S, "jitter": _aws_decorrelated_jitter},
 }
 
 
 class Contention(NamedTuple):
-    """The result of one trial."""
+    """The result of one trial of `contention`."""
 
     calls: int
     """Writes until each client has succeeded once."""
@@ -54,17 +54,17 @@ class Contention(NamedTuple):
     """The time at which the last client received its success."""
 
     def metrics(self) -> dict[str, float]:
-        """Return both values by name. The time is in seconds, as in all studies."""
+        """Return both values by name; the time in seconds, as in the metrics of all studies."""
         return {"calls": float(self.calls), "time": self.time_ms / 1000}
 
 
 def contention(
     *, jitter: str = "full", clients: int = 100, trials: int = 1, seed: int = 0
 ) -> list[Contention]:
-    """Run the study: "none" is no backoff at all, "exponential" is backoff without jitter."""
-    check_one_of("jitter", jitter, _POLICIES)
+    """Run the study. The jitter "none" means no backoff, "exponential" backoff without jitter."""
+    check_one_of("jitter", jitter, _POLICY_ARGUMENTS)
     check_count("clients", clients)
-    policy = Policy(max_attempts=_UNLIMITED_ATTEMPTS, max_delay=_CAP_S, **_POLICIES[jitter])
+    policy = Policy(max_attempts=_UNLIMITED_ATTEMPTS, max_delay=_CAP_S, **_POLICY_ARGUMENTS[jitter])
     return [
         _run_trial(policy, clients, EventLoop(trial_seed(seed, trial)))
         for trial in range(check_count("trials", trials))
@@ -75,8 +75,8 @@ def _run_trial(policy: Policy, clients: int, loop: EventLoop) -> Contention:
     """Run all clients. Each one reads and writes the row until one of its writes succeeds."""
     schedule, draw = loop.schedule, loop.random_source("jitter").random
     network_delay = loop.sampler(_NETWORK_DELAY, "network")
-    version = calls = 0
-    last_success = 0.0
+    version = writes = 0
+    last_success_at = 0.0
 
     def start(now: float, call: Call) -> None:
         call.start(now)
@@ -86,13 +86,13 @@ def _run_trial(policy: Policy, clients: int, loop: EventLoop) -> Contention:
         schedule(now + network_delay() + network_delay(), write, (call, version))
 
     def write(now: float, call_and_version: tuple[Call, int]) -> None:
-        nonlocal version, calls, last_success
+        nonlocal version, writes, last_success_at
         call, read_version = call_and_version
-        calls += 1
+        writes += 1
         received = now + network_delay()
         if read_version == version:
             version += 1
-            last_success = max(last_success, received)
+            last_success_at = max(last_success_at, received)
             call.record_success(received, 0.0)
             return
         verdict = call.record_failure(TRANSIENT, received, draw())
@@ -102,10 +102,10 @@ def _run_trial(policy: Policy, clients: int, loop: EventLoop) -> Contention:
     for _ in range(clients):
         start(0.0, Call(policy))
     loop.run(inf)
-    return Contention(calls, last_success * 1000)
+    return Contention(writes, last_success_at * 1000)
 
 
-CONTENTION = Study(
+CONTENTION_STUDY = Study(
     name="contention",
     question="Many clients write to one row. Which backoff needs the fewest calls?",
     lesson=(
@@ -116,11 +116,11 @@ CONTENTION = Study(
     ),
     run=contention,
     variant_parameter="jitter",
-    variants=tuple(_POLICIES),
+    variants=tuple(_POLICY_ARGUMENTS),
     columns=(Column("calls", "calls"), Column("time", "time", "ms")),
     plots=(
-        Plot("lines", "calls", "Writes until all clients succeeded", x="clients", log=True),
-        Plot("lines", "time", "Time until all clients succeeded", x="clients", log=True),
+        Plot("lines", "calls", "Writes until all clients succeeded", x="clients", is_log=True),
+        Plot("lines", "time", "Time until all clients succeeded", x="clients", is_log=True),
     ),
     parameters={"clients": 100},
     trials=20,

@@ -35,7 +35,7 @@ class Distribution(Protocol):
 
     @property
     def mean(self) -> float:
-        """The expected value."""
+        """The expected value; for `Normal`, an approximation."""
         ...
 
     def sampler(self, source: RandomSource) -> Sampler:
@@ -103,7 +103,10 @@ class Exponential:
 
 @dataclass(frozen=True, slots=True)
 class Normal:
-    """The absolute value of a normal distribution, as in the AWS study of contention."""
+    """The absolute value of a normal distribution, as in the AWS study of contention.
+
+    `mean` and `sd` are those of the normal distribution, before the absolute value is taken.
+    """
 
     mean: float
     sd: float
@@ -128,7 +131,7 @@ class Lognormal:
     def __post_init__(self) -> None:
         check_positive("median", self.median)
         if check_at_least("sigma", self.sigma, 0) > _MAX_SIGMA:
-            rule = f"must be at most {_MAX_SIGMA:g}, so that the mean stays useful"
+            rule = f"must be at most {_MAX_SIGMA:g}, because the mean is unrealistic otherwise"
             raise ConfigurationError("sigma", f"{rule}, got {self.sigma:g}")
 
     @property

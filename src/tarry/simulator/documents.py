@@ -2,7 +2,7 @@
 
 Errors start with the file and the line. The size of a file is limited, because a file may come
 from an untrusted source. The parsers of the standard library do not report line numbers, so
-`toml_lines` and `json_lines` find them in a second pass over the text.
+`toml_line_numbers` and `json_line_numbers` find them in a second pass over the text.
 """
 
 from __future__ import annotations
@@ -98,15 +98,15 @@ class Value(NamedTuple):
             raise self.type_error("a table")
         return cast("Mapping[str, Any]", self.data)
 
-    def check(self, check: Callable[..., T], *limits: float, hint: str = "") -> T:
+    def check(self, check_function: Callable[..., T], *limits: float, hint: str = "") -> T:
         """Call a function of `tarry.core.checks` with the name and the data of this value."""
         try:
-            return check(self.name, self.data, *limits)
+            return check_function(self.name, self.data, *limits)
         except ConfigurationError as error:
             raise self.error(f"{error}{hint}") from None
 
     def check_keys(self, known: Iterable[str]) -> None:
-        """Raise if this table has a key that is not in `known`; the error suggests another one."""
+        """Raise if this table has a key that is not in `known`; the error suggests a known key."""
         names = list(known)
         for key in self.table():
             if key not in names:
@@ -121,11 +121,11 @@ class Value(NamedTuple):
         return self.document.error_at((*self.key_path, *keys), message)
 
 
-class ParsedDocument(NamedTuple):
-    """One document of a file, the line of each value, and the line on which the document starts."""
+class ParserOutput(NamedTuple):
+    """The data of one document (a YAML file can have several) and the line of each value."""
 
     data: Any
-    lines: dict[KeyPath, int]
+    line_numbers: dict[KeyPath, int]
     first_line: int = 1
 
 
@@ -145,15 +145,15 @@ def read_document(path: Path) -> Document:
     if len(documents) > 1:
         msg = f"{path}:{documents[1].first_line}: must hold one document, but a second one begins"
         raise ConfigurationError(msg)
-    data, lines, _ = documents[0] if documents else ParsedDocument({}, {})
+    data, line_numbers, _ = documents[0] if documents else ParserOutput({}, {})
     if not isinstance(data, dict):
         msg = f"{path}:1: must be a table of keys and values, got {short_repr(data)}"
         raise ConfigurationError(msg)
-    locations = {key_path: f"{path}:{line}" for key_path, line in lines.items()}
+    locations = {key_path: f"{path}:{line}" for key_path, line in line_numbers.items()}
     return Document(path, cast("dict[str, Any]", data), {(): f"{path}:1", **locations})
 
 
-def parse_file(path: Path) -> list[ParsedDocument]:
+def parse_file(path: Path) -> list[ParserOutput]:
     """Read every document of a file; a file with an unknown suffix is read as YAML."""
     parse = PARSERS.get(path.suffix.lower(), PARSERS[".yaml"])
     text = read_text(path, MAX_DOCUMENT_BYTES)
@@ -177,9 +177,9 @@ def import_yaml() -> Any:
     return yaml
 
 
-def _parse_toml(text: str) -> list[ParsedDocument]:
+def _parse_toml(text: str) -> list[ParserOutput]:
     try:
-        return [ParsedDocument(tomllib.loads(text), toml_lines(text))]
+        return [ParserOutput(tomllib.loads(text), toml_line_numbers(text))]
     except ValueError as error:
         position = _TOML_ERROR_POSITION.search(str(error))
         line = int(position[1]) if position and position[1] else text.count("\n") + 1
@@ -187,31 +187,32 @@ def _parse_toml(text: str) -> list[ParsedDocument]:
         raise DocumentSyntaxError(f"not TOML: {message}", line) from None
 
 
-def _parse_json(text: str) -> list[ParsedDocument]:
+def _parse_json(text: str) -> list[ParserOutput]:
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         raise DocumentSyntaxError(f"not JSON: {error.msg}", error.lineno) from None
     except ValueError as error:  # an integer with more digits than Python converts
         raise DocumentSyntaxError(f"not JSON: {error}") from None
-    lines, duplicate = json_lines(text)
+    line_numbers, duplicate = json_line_numbers(text)
     if duplicate is not None:
         key, line = duplicate
         raise DocumentSyntaxError(f"the key {key!r} appears twice in one table", line)
-    return [ParsedDocument(data, lines)]
+    return [ParserOutput(data, line_numbers)]
 
 
-def _parse_yaml(text: str) -> list[ParsedDocument]:
+def _parse_yaml(text: str) -> list[ParserOutput]:
     yaml = import_yaml()
-    documents: list[ParsedDocument] = []
+    documents: list[ParserOutput] = []
     try:
         loader = yaml.SafeLoader(text)
         while loader.check_node():
             first_line = loader.peek_event().start_mark.line + 1
             node = loader.get_node()
-            lines: dict[KeyPath, int] = {}
-            _record_yaml_lines(node, (), lines, set())
-            documents.append(ParsedDocument(loader.construct_document(node), lines, first_line))
+            line_numbers: dict[KeyPath, int] = {}
+            _record_yaml_line_numbers(node, (), line_numbers, set())
+            data = loader.construct_document(node)
+            documents.append(ParserOutput(data, line_numbers, first_line))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 0
@@ -221,33 +222,35 @@ def _parse_yaml(text: str) -> list[ParsedDocument]:
     return documents
 
 
-def _record_yaml_lines(
-    node: Node, key_path: KeyPath, lines: dict[KeyPath, int], visited: set[int]
+def _record_yaml_line_numbers(
+    node: Node, key_path: KeyPath, line_numbers: dict[KeyPath, int], visited: set[int]
 ) -> None:
     """Record the line of each value below a YAML node; reject aliases and ambiguous keys."""
     import yaml
 
     if id(node) in visited:  # an alias; nested aliases can expand to more values than fit in memory
-        raise DocumentSyntaxError("write the value out instead of an alias", lines.get(key_path, 1))
+        line = line_numbers.get(key_path, 1)
+        raise DocumentSyntaxError("write the value out instead of an alias", line)
     visited.add(id(node))
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
-            lines[*key_path, index] = item.start_mark.line + 1
-            _record_yaml_lines(item, (*key_path, index), lines, visited)
+            line_numbers[*key_path, index] = item.start_mark.line + 1
+            _record_yaml_line_numbers(item, (*key_path, index), line_numbers, visited)
     elif isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             line = key.start_mark.line + 1
             if key.tag != "tag:yaml.org,2002:str":
                 raise DocumentSyntaxError("a key must be a plain name or a quoted string", line)
-            inner = (*key_path, key.value)
-            if inner in lines:
-                message = f"the key {key.value!r} appears twice, first on line {lines[inner]}"
+            inner_path = (*key_path, key.value)
+            if inner_path in line_numbers:
+                first_line = line_numbers[inner_path]
+                message = f"the key {key.value!r} appears twice, first on line {first_line}"
                 raise DocumentSyntaxError(message, line)
-            lines[inner] = line
-            _record_yaml_lines(value, inner, lines, visited)
+            line_numbers[inner_path] = line
+            _record_yaml_line_numbers(value, inner_path, line_numbers, visited)
 
 
-PARSERS: dict[str, Callable[[str], list[ParsedDocument]]] = {
+PARSERS: dict[str, Callable[[str], list[ParserOutput]]] = {
     ".toml": _parse_toml,
     ".yaml": _parse_yaml,
     ".yml": _parse_yaml,
@@ -265,7 +268,7 @@ class _LineFinder:
     """Reads the tokens of a valid TOML or JSON text, and records the line of each key and item."""
 
     def __init__(self, text: str, pattern: re.Pattern[str], unquote: Callable[[str], str]) -> None:
-        self.lines: dict[KeyPath, int] = {}
+        self.line_numbers: dict[KeyPath, int] = {}
         self.duplicate: _Token | None = None
         """A key that appears twice in its table, and the line of its second appearance."""
         self._unquote = unquote
@@ -283,7 +286,7 @@ class _LineFinder:
 
     def take(self) -> _Token:
         token = self.peek()
-        if token.text:  # the empty token marks the end and is never passed
+        if token.text:  # the empty token marks the end and is never consumed
             self._position += 1
         return token
 
@@ -309,22 +312,22 @@ class _LineFinder:
             key_path = (*key_path, part)
             # In TOML this need not be a duplicate: two dotted keys can have the same first part.
             # Only JSON uses `duplicate`, because the TOML parser rejects duplicates itself.
-            if self.lines.setdefault(key_path, line) != line:
+            if self.line_numbers.setdefault(key_path, line) != line:
                 self.duplicate = _Token(part, line)
         self.skip("\n")
         self.take_value(key_path, separator)
 
     def take_value(self, key_path: KeyPath, separator: str) -> None:
         """Take a scalar, or a list or table with all its content."""
-        opening = self.take().text
-        if opening == "[":
+        first_text = self.take().text
+        if first_text == "[":
             index = 0
             while self.skip("\n", ",").text not in {"]", ""}:
-                self.lines[*key_path, index] = self.peek().line
+                self.line_numbers[*key_path, index] = self.peek().line
                 self.take_value((*key_path, index), separator)
                 index += 1
             self.take()
-        elif opening == "{":
+        elif first_text == "{":
             while self.skip("\n", ",").text not in {"}", ""}:
                 self.take_pair(key_path, separator)
             self.take()
@@ -333,7 +336,7 @@ class _LineFinder:
                 self.take()
 
 
-def toml_lines(text: str) -> dict[KeyPath, int]:
+def toml_line_numbers(text: str) -> dict[KeyPath, int]:
     """Return the line of each table, key and list item of a valid TOML text."""
     finder = _LineFinder(text, _TOML_TOKEN, lambda key: str(tomllib.loads(f"key = {key}")["key"]))
     last_index: dict[KeyPath, int] = {}  # the index of the last table in each array of tables
@@ -350,21 +353,21 @@ def toml_lines(text: str) -> dict[KeyPath, int]:
         table = ()
         for number, part in enumerate(key, 1):
             table = (*table, part)
-            finder.lines.setdefault(table, token.line)
+            finder.line_numbers.setdefault(table, token.line)
             if is_array and number == len(key):
                 last_index[table] = last_index.get(table, -1) + 1
             if table in last_index:
                 table = (*table, last_index[table])
-                finder.lines.setdefault(table, token.line)
-    return finder.lines
+                finder.line_numbers.setdefault(table, token.line)
+    return finder.line_numbers
 
 
-def json_lines(text: str) -> tuple[dict[KeyPath, int], tuple[str, int] | None]:
-    """Return the line of each key and list item of a valid JSON text, and a duplicate key."""
+def json_line_numbers(text: str) -> tuple[dict[KeyPath, int], tuple[str, int] | None]:
+    """Return the line of each key and item of a valid JSON text, and a duplicate key or None."""
     finder = _LineFinder(text, _JSON_TOKEN, json.loads)
     finder.skip("\n")
     finder.take_value((), ":")
-    return finder.lines, finder.duplicate
+    return finder.line_numbers, finder.duplicate
 
 
 def read_text(path: Path, max_bytes: int) -> str:
@@ -377,7 +380,7 @@ def read_text(path: Path, max_bytes: int) -> str:
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
     if len(raw) > max_bytes:
-        raise ConfigurationError(f"{path}: too large; at most {max_bytes:,} bytes are read")
+        raise ConfigurationError(f"{path}: too large; at most {max_bytes:,} bytes are allowed")
     try:
         return raw.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
@@ -386,9 +389,9 @@ def read_text(path: Path, max_bytes: int) -> str:
         raise ConfigurationError(msg) from None
 
 
-def check_writable(path: Path) -> None:
+def check_output_path(path: Path) -> None:
     """Raise if the path is a folder or its folder does not exist, before expensive work starts."""
-    with _write_errors(path):
+    with _convert_os_errors(path):
         if path.is_dir():
             raise OSError(EISDIR, "Is a folder")
         if not path.parent.is_dir():
@@ -397,8 +400,8 @@ def check_writable(path: Path) -> None:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a temporary file and rename it, so that readers never see a partial file."""
-    check_writable(path)
-    with _write_errors(path):
+    check_output_path(path)
+    with _convert_os_errors(path):
         if path.exists() and not path.is_file():  # a pipe or a device must not be replaced
             path.write_bytes(content)
             return
@@ -416,7 +419,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def _write_errors(path: Path) -> Generator[None]:
+def _convert_os_errors(path: Path) -> Generator[None]:
     try:
         yield
     except OSError as error:

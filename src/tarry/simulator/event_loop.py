@@ -29,8 +29,8 @@ class EventLoop:
         self._callbacks: dict[float, list[tuple[Callback, Any]]] = {}
         times, callbacks, push = self._times, self._callbacks, heappush
 
-        # A closure is faster than a method, and each attempt calls it three times. The heap `times`
-        # holds floats and not tuples, because floats compare faster.
+        # A closure is faster than a method, and each attempt calls `schedule` three times. The heap
+        # `times` holds floats and not tuples, because floats compare faster.
         def schedule(when: float, callback: Callback, argument: Any = None) -> None:
             if when in callbacks:
                 callbacks[when].append((callback, argument))

@@ -1,11 +1,11 @@
-"""Read scenario files as studies, and policy files as defences; docs/scenario-files.md shows one.
+"""Read scenario files as studies, and policy files as defences (see docs/scenario-files.md).
 
 `tarry simulate` sets and sweeps values by their path in the file, such as
 `clients.defence.max_attempts`. Each run builds its scenario from the plain data again, so that a
 swept value passes the same checks as a value in the file.
 
-A value in a file that has no effect is rejected, because it is probably a mistake. Values that are
-set or swept are not checked for an effect, because a sweep may disable a part on purpose.
+A file with a value that has no effect is rejected, because that value is probably a mistake. Values
+that are set or swept may be without effect, because a sweep may disable a part on purpose.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def run_variant(
 
 
 def _read_scenario_file(path: Path) -> tuple[Document, dict[str, Document]]:
-    """Return the document of a file, and the complete scenario of each of its variants."""
+    """Return the document of a file, and for each variant a document with its whole scenario."""
     document = _inline_files(read_document(path))
     root = document.root
     root.check_keys((*STUDY_KEYS, *(field.name for field in fields(Scenario))))
@@ -176,14 +176,14 @@ def _build_variants(document: Document) -> dict[str, Document]:
     documents: dict[str, Document] = {}
     scenarios: dict[str, Scenario] = {}
     for name, changes in changes_by_name.items():
-        root: KeyPath = ("variants", name)
+        variant_path: KeyPath = ("variants", name)
         # Errors about a value that the variant changes must name its line in the variant.
         locations = document.locations | {
             key_path[2:]: location
             for key_path, location in document.locations.items()
-            if key_path[:2] == root and key_path != root
+            if key_path[:2] == variant_path and key_path != variant_path
         }
-        data = merge_tables(base, Value(document, root, changes).table())
+        data = merge_tables(base, Value(document, variant_path, changes).table())
         documents[name] = replace(document, data=data, locations=locations)
         scenarios[name] = build_scenario(documents[name])
         _check_periods(documents[name], scenarios[name])
@@ -215,9 +215,9 @@ def _inline_files(document: Document) -> Document:
         except ConfigurationError as error:
             raise value.error(f"defence: {error}") from None
         build_defence(policy.root)
-        for inner, location in policy.locations.items():
-            if inner:
-                locations[*value.key_path, *inner] = location
+        for inner_path, location in policy.locations.items():
+            if inner_path:
+                locations[*value.key_path, *inner_path] = location
         return policy.data
 
     return replace(document, data=inline(document.root), locations=locations)
@@ -243,29 +243,29 @@ def _check_arrivals(
 ) -> None:
     """Raise if a key of the clients has no effect in any of the variants that use it."""
     arrivals = {name: scenario.clients.arrivals for name, scenario in scenarios.items()}
-    uses: list[tuple[KeyPath, Mapping[str, Any], list[str]]] = [
+    tables: list[tuple[KeyPath, Mapping[str, Any], list[str]]] = [
         ((), document.data, list(arrivals.values())),
         *((("variants", name), variants[name], [arrivals[name]]) for name in variants),
     ]
-    for key_path, table, kinds in uses:
+    for key_path, table, arrival_kinds in tables:
         clients = table.get("clients")
         for key in cast("Mapping[str, Any]", clients) if isinstance(clients, Mapping) else ():
-            allowed = ARRIVALS_BY_KEY.get(key, kinds)
-            if not set(allowed) & set(kinds):
+            allowed = ARRIVALS_BY_KEY.get(key, arrival_kinds)
+            if not set(allowed) & set(arrival_kinds):
                 *others, last = map(repr, allowed)
                 choices = f"{', '.join(others)} or {last}" if others else last
-                msg = f"{key} is for arrivals = {choices}, but arrivals is {kinds[0]!r}"
+                msg = f"{key} is for arrivals = {choices}, but arrivals is {arrival_kinds[0]!r}"
                 raise document.error_at((*key_path, "clients", key), msg)
 
 
 def _check_calls(documents: Mapping[str, Document], scenarios: Mapping[str, Scenario]) -> None:
-    """Raise if no variant calls a server, because its name is probably misspelt somewhere."""
+    """Raise if a server is called in no variant: its name is probably misspelt somewhere."""
     called = {name for scenario in scenarios.values() for name in scenario.path()}
     for variant, scenario in scenarios.items():
         for name in scenario.servers:
             if name not in called:
-                close = suggest(name, called)
-                hint = f"; did you mean {close!r}?" if close else ""
+                similar = suggest(name, called)
+                hint = f"; did you mean {similar!r}?" if similar else ""
                 msg = (
                     f"server {name!r} is never called: clients.calls or another server's calls "
                     f"must name it{hint}"
@@ -310,27 +310,27 @@ def merge_tables(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[st
 
 
 def _list_values(name: str, value: object) -> Iterator[tuple[str, Any]]:
-    inner: Mapping[str, object] | None = None
+    inner_values: Mapping[str, object] | None = None
     if isinstance(value, Defence):
-        inner = _defence_values(value)
+        inner_values = _defence_values(value)
     elif isinstance(value, Fixed):
-        value = value.value  # a file has just the number
+        value = value.value  # a file has the number without a table
     elif isinstance(value, Empirical):
         value = value.mean
     elif is_dataclass(value):
         if type(value) in _DISTRIBUTION_KINDS:
             # List the table itself too, so that a number can replace the whole table.
             yield name.removeprefix("."), _DISTRIBUTION_KINDS[type(value)]
-        inner = {field.name: getattr(value, field.name) for field in fields(value)}
+        inner_values = {field.name: getattr(value, field.name) for field in fields(value)}
     elif isinstance(value, tuple):
         items = cast("tuple[object, ...]", value)
-        inner = {str(index): item for index, item in enumerate(items)}
+        inner_values = {str(index): item for index, item in enumerate(items)}
     elif isinstance(value, dict):
-        inner = cast("dict[str, object]", value)
-    if inner is None:
+        inner_values = cast("dict[str, object]", value)
+    if inner_values is None:
         yield name.removeprefix("."), value
         return
-    for key, inner_value in inner.items():
+    for key, inner_value in inner_values.items():
         yield from _list_values(f"{name}.{key}", inner_value)
 
 

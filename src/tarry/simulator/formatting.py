@@ -44,7 +44,7 @@ def format_parameter(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,g}"
 
 
-def format_point(parameters: dict[str, Any]) -> str:
+def format_swept(parameters: dict[str, Any]) -> str:
     """Return the swept parameters of a row as text: "clients = 100, rate = 5"."""
     return ", ".join(
         f"{name.rpartition('.')[2]} = {format_parameter(value)}"
@@ -66,13 +66,13 @@ def join_sentences(*sentences: str) -> str:
 
 
 def describe_average(results: StudyResults, *metrics: str) -> str:
-    """Return a sentence that says whether values are means or medians; empty for one trial."""
-    if results.trials == 1:
+    """Return a sentence on how the trials are averaged, or "" if there is only one trial."""
+    if results.trial_count == 1:
         return ""
-    trials = (trial.metrics() for row in results.rows for trial in row.trials)
-    has_infinite = any(isinf(trial.get(name, 0.0)) for trial in trials for name in metrics)
+    all_metrics = (trial.metrics() for row in results.rows for trial in row.trials)
+    has_infinite = any(isinf(values.get(name, 0.0)) for values in all_metrics for name in metrics)
     median = ", or their median if some of them are infinite" if has_infinite else ""
-    return f"The mean of {results.trials} trials{median}."
+    return f"The mean of {results.trial_count} trials{median}."
 
 
 def describe_values(title: str, values: Sequence[tuple[str, str]]) -> str:

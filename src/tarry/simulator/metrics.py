@@ -109,7 +109,7 @@ class MetricsRecorder:
     def __init__(self, duration: float, bucket: float) -> None:
         self.bucket_count: int = max(1, ceil(duration / bucket - 1e-9))
         size = self.bucket_count + 1  # rounding can put an event at the very end of the run
-        self._bucket = bucket
+        self._bucket_width = bucket
         self._buckets_per_second = 1 / bucket
         self._calls = [0] * size
         self._requests = [0] * size
@@ -128,7 +128,7 @@ class MetricsRecorder:
         self._calls[int(now * self._buckets_per_second)] += 1
 
     def record_request(self, now: float) -> None:
-        """Count a request that reached the last server."""
+        """Count a request that reached the last server, at the end of the chain of calls."""
         self._requests[int(now * self._buckets_per_second)] += 1
 
     def record_failed_attempt(self, now: float) -> None:
@@ -177,17 +177,17 @@ class MetricsRecorder:
             p99=quantile(durations, 0.99),
             p999=quantile(durations, 0.999),
             reasons=dict(sorted(self._reasons.items())),
-            bucket=self._bucket,
+            bucket=self._bucket_width,
             series={
-                "calls": self._series(self._calls),
-                "requests": self._series(self._requests),
-                "succeeded": self._series(self._succeeded),
-                "failed": self._series(self._failed),
-                "in_progress": self._series(self._in_progress),
+                "calls": self._to_series(self._calls),
+                "requests": self._to_series(self._requests),
+                "succeeded": self._to_series(self._succeeded),
+                "failed": self._to_series(self._failed),
+                "in_progress": self._to_series(self._in_progress),
             },
         )
 
-    def _series(self, counts: list[int]) -> list[float]:
+    def _to_series(self, counts: list[int]) -> list[float]:
         series = [float(count) for count in counts[: self.bucket_count]]
         # The last bucket includes the events that rounding has put after it.
         series[-1:] = [float(sum(counts[self.bucket_count - 1 :]))]
@@ -211,30 +211,30 @@ class MetricsRecorder:
         start, end = disruption
         path = [scenario.servers[name] for name in scenario.path()]
         usual_failure_rate = 1 - prod(1 - server.failure_rate for server in path)
-        changes = zip(self._calls, self._succeeded, self._failed, strict=True)
+        counts = zip(self._calls, self._succeeded, self._failed, strict=True)
         # The number of started calls that have not ended, at the end of each bucket.
-        waiting = list(accumulate(started - ended - failed for started, ended, failed in changes))
+        waiting = list(accumulate(new - succeeded - failed for new, succeeded, failed in counts))
         tail = slice(int(_RECOVERY_CUTOFF * self.bucket_count), self.bucket_count)
         if waiting[-1] > 0 and not sum(self._succeeded[tail]):
             return inf  # calls are waiting and none succeeds
-        usually_waiting = waiting[: int(start * self._buckets_per_second)] or waiting[tail]
+        usual_waiting = waiting[: int(start * self._buckets_per_second)] or waiting[tail]
         waiting_after = waiting[min(self.bucket_count, int(end * self._buckets_per_second))]
         if waiting[-1] > 2 * waiting_after + _TOLERATED_WAITING_CALLS:
             return inf  # calls keep piling up after the disruption
-        max_waiting = 2 * sum(usually_waiting) / len(usually_waiting) + _TOLERATED_WAITING_CALLS
+        max_waiting = 2 * sum(usual_waiting) / len(usual_waiting) + _TOLERATED_WAITING_CALLS
         tolerated_rate = usual_failure_rate + _TOLERATED_FAILURE_RATE
         unhealthy = [
             index
             for index in range(self.bucket_count)
-            if waiting[index] > max_waiting or not self._is_healthy(index, tolerated_rate)
+            if waiting[index] > max_waiting or not self._has_few_failures(index, tolerated_rate)
         ]
-        healthy_from = (unhealthy[-1] + 1) * self._bucket if unhealthy else 0.0
+        healthy_from = (unhealthy[-1] + 1) * self._bucket_width if unhealthy else 0.0
         if max(healthy_from, end) > _RECOVERY_CUTOFF * scenario.duration:
             return inf
         return max(0.0, healthy_from - end)
 
-    def _is_healthy(self, index: int, tolerated_rate: float) -> bool:
-        """Return whether a bucket has few failures; `_recovered_after` checks the waiting calls."""
+    def _has_few_failures(self, index: int, tolerated_rate: float) -> bool:
+        """Return whether the number of failures in a bucket is within the tolerances."""
         failures = self._failed_attempts[index] + self._refused[index]
         total = self._succeeded[index] + failures
         deviation = sqrt(total * tolerated_rate * max(0.0, 1 - tolerated_rate))

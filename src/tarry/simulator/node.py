@@ -35,13 +35,13 @@ RETRIES_EXHAUSTED = UNAVAILABLE.replace(retried=True)
 callers do not retry it again."""
 
 _MAX_ANSWERED_ENTRIES = 1000
-"""A leaf node removes answered requests from its list once it holds about this many of them."""
+"""A leaf node removes answered requests from its list once there are about this many of them."""
 
 OnCallEnd: TypeAlias = "Callable[[float, float, Stop | None, int], None]"
 """`on_end(started, now, stop, attempts)` is called when a call ends; `stop` is None on success."""
 
 StartCall: TypeAlias = "Callable[[float, int, OnCallEnd], Stop | None]"
-"""`start_call(now, client, on_end)` starts a call.
+"""`start_call(now, client, on_end)` starts a call of the client with this index.
 
 It returns None, or the `Stop` if the call ended at once because it was refused."""
 
@@ -49,16 +49,16 @@ It returns None, or the `Stop` if the call ended at once because it was refused.
 class Requester(Protocol):
     """A caller that waits for the response to an attempt."""
 
-    def respond(self, now: float, number: int, outcome: Outcome) -> None:
-        """Accept the response to attempt `number`, which the node sends now."""
+    def on_response(self, now: float, number: int, outcome: Outcome) -> None:
+        """Called when the node sends the response with this number."""
 
     def discard_response(self, number: int) -> int:
-        """Ignore the scheduled response; return the number of the response that replaces it."""
+        """Ignore the scheduled response; return the number for the response that replaces it."""
         ...
 
 
 _Request: TypeAlias = tuple[Requester, int]
-"""The requester, and the number of its attempt or of a replaced response."""
+"""The requester, and its response number: the attempt's, or the one from `discard_response`."""
 
 
 class Node:
@@ -68,11 +68,11 @@ class Node:
         self.name: str = name
         self._server = server
         self._loop = loop
-        self._capacity: float = inf
+        self._max_requests: float = inf
         """The highest number of running and queued requests; further requests are rejected."""
         if server.concurrency is not None and server.queue is not None:
-            self._capacity = server.concurrency + server.queue
-        self._max_load: float = min(self._capacity, server.crash_above or inf)
+            self._max_requests = server.concurrency + server.queue
+        self._max_load: float = min(self._max_requests, server.crash_above or inf)
         """With this many requests, the next request is rejected or crashes the server."""
         self._rejection = _error_outcome(server.reject_status, server.retry_after)
         self._frozen: dict[Failure, list[_Request]] = {}
@@ -106,7 +106,7 @@ class Node:
 
     def reject_or_crash(self, now: float, load: int) -> tuple[float, Outcome]:
         """Reject a request because the node is full, or crash because the load is too high."""
-        if load >= self._capacity:
+        if load >= self._max_requests:
             return now, self._rejection
         self.crashes += 1
         self._up_at = now + self._server.restart_after
@@ -129,19 +129,19 @@ class Node:
         """Return the requests that run or are queued, in the order of their arrival."""
         raise NotImplementedError
 
-    def restart(self, until: float) -> None:
-        """Remove all requests and send no responses; accept new requests from `until` on."""
+    def forget_requests(self, until: float) -> None:
+        """Remove all requests and send no responses; `until`: when the server is up again."""
         raise NotImplementedError
 
     def drop_all(self, now: float, until: float) -> None:
-        """Reset the connections of all requests, and restart; the server is up from `until` on."""
+        """Reset the connections of all requests; `until`: when the server is up again."""
         dropped = self.pending_requests(now)
         for requests in self._frozen.values():
             dropped += requests
             requests.clear()
-        self.restart(until)
+        self.forget_requests(until)
         for requester, number in dropped:
-            requester.respond(now, number, DROPPED)
+            requester.on_response(now, number, DROPPED)
 
     def _apply_failure(
         self, now: float, failure: Failure, requester: Requester, number: int
@@ -155,10 +155,10 @@ class Node:
         return None
 
     def _start_freeze(self, now: float, failure: Failure) -> None:
-        """Freeze the requests in progress; `_apply_failure` freezes requests that arrive later."""
+        """Freeze running and queued requests; `_apply_failure` freezes those that arrive later."""
         if failure.rate >= 1:
             pending = self.pending_requests(now)
-            self.restart(failure.end)
+            self.forget_requests(failure.end)
             frozen = self._frozen.setdefault(failure, [])
             for requester, number in pending:
                 frozen.append((requester, requester.discard_response(number)))
@@ -170,7 +170,7 @@ class Node:
                 self._frozen[other] += self._frozen.pop(failure)
                 return
         for requester, number in self._frozen.pop(failure, []):
-            requester.respond(now, number, DROPPED)
+            requester.on_response(now, number, DROPPED)
 
 
 class LeafNode(Node):
@@ -179,14 +179,14 @@ class LeafNode(Node):
     def __init__(self, name: str, server: Server, loop: EventLoop) -> None:
         super().__init__(name, server, loop)
         self._end_times: list[float] = []
-        """Heap of the times at which the requests in progress end."""
+        """Heap of the times at which the running and queued requests end."""
         self._free_at = [0.0] * (server.concurrency or 0)
         """Heap of the times at which each worker becomes free."""
-        self._started_at: float = 0.0
+        self._restarted_at: float = 0.0
         """The time of the last restart, from which the caches warm up."""
         self._is_cold: bool = False
         self._may_drop_requests = server.crash_above is not None or bool(server.failures)
-        self._unanswered: list[tuple[float, Requester, int]] = []
+        self._recent_requests: list[tuple[float, Requester, int]] = []
         """End time, requester and number of each request, if the node may drop requests. Answered
         requests are removed only from time to time."""
 
@@ -208,34 +208,36 @@ class LeafNode(Node):
         duration = self._draw_latency() + server.slowdown * load
         start = max(now, free_at[0]) if free_at else now
         if self._is_cold:
-            duration *= self._update_cold_factor(start)
+            duration *= self._cold_factor_at(start)
         end = start + duration
         if free_at:
             heapreplace(free_at, end)
         heappush(end_times, end)
         if self._may_drop_requests:
-            self._unanswered.append((end, requester, number))
-            if len(self._unanswered) > 2 * load + _MAX_ANSWERED_ENTRIES:
-                self._unanswered = [entry for entry in self._unanswered if entry[0] > now]
+            self._recent_requests.append((end, requester, number))
+            if len(self._recent_requests) > 2 * load + _MAX_ANSWERED_ENTRIES:
+                self._recent_requests = [entry for entry in self._recent_requests if entry[0] > now]
         if server.failure_rate and self._random.random() < server.failure_rate:
             return end, INTERNAL_ERROR
         return end, SUCCESS
 
     def pending_requests(self, now: float) -> list[_Request]:
         """Return the requests that run or are queued, in the order of their arrival."""
-        return [(requester, number) for end, requester, number in self._unanswered if end > now]
+        return [
+            (requester, number) for end, requester, number in self._recent_requests if end > now
+        ]
 
-    def restart(self, until: float) -> None:
-        """Start with free workers and cold caches."""
-        until = max(until, self._started_at)
-        self._unanswered.clear()
+    def forget_requests(self, until: float) -> None:
+        """Remove all requests; from `until` on, all workers are free and the caches are cold."""
+        until = max(until, self._restarted_at)
+        self._recent_requests.clear()
         self._end_times.clear()
         self._free_at = [until] * len(self._free_at)
-        self._started_at, self._is_cold = until, self._server.warmup > 0
+        self._restarted_at, self._is_cold = until, self._server.warmup > 0
 
-    def _update_cold_factor(self, start: float) -> float:
-        """Return the factor by which cold caches slow down a request that starts at `start`."""
-        progress = (start - self._started_at) / self._server.warmup
+    def _cold_factor_at(self, start: float) -> float:
+        """Return the factor of cold caches at the time `start`; clear `_is_cold` once it is 1."""
+        progress = (start - self._restarted_at) / self._server.warmup
         self._is_cold = progress < 1
         return self._server.cold_factor + (1 - self._server.cold_factor) * min(1.0, progress)
 
@@ -269,8 +271,8 @@ class RelayNode(Node):
         """Return the requests that run or are queued, in the order of their arrival."""
         return [*self._running, *self._queue]
 
-    def restart(self, until: float) -> None:  # noqa: ARG002 - a relay has no cold caches
-        """Drop all requests; their calls to the next node continue, but the results are ignored."""
+    def forget_requests(self, until: float) -> None:  # noqa: ARG002 - a relay has no cold caches
+        """Remove all requests; their calls to the next node continue, but results are ignored."""
         self._running.clear()
         self._queue.clear()
 
@@ -304,7 +306,7 @@ class RelayNode(Node):
     def _finish(self, now: float, request: _Request, outcome: Outcome) -> None:
         del self._running[request]
         requester, number = request
-        requester.respond(now, number, outcome)
+        requester.on_response(now, number, outcome)
         self._start_next(now)
 
 

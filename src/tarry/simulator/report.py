@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 from tarry.errors import MissingExtra
 from tarry.simulator.charts import build_charts
-from tarry.simulator.documents import check_writable, write_atomically
+from tarry.simulator.documents import check_output_path, write_atomically
 from tarry.simulator.formatting import (
     describe_average,
     format_parameter,
     format_value,
     join_sentences,
 )
-from tarry.simulator.vega import DARK, LIGHT, PICKED, SHAPES, css_properties, vega_config
+from tarry.simulator.vega import DARK, LIGHT, SELECTED_VARIANT, SHAPES, css_properties, vega_config
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 
 _VISIBLE_TABLE_ROWS = 12
 _WIDTH_PX = 860
-_MAX_TITLE_LINE = 88
-_MAX_CAPTION_LINE = 108
+_MAX_HEADING_CHARS = 88
+_MAX_CAPTION_CHARS = 108
 """Characters after which the text is wrapped."""
 _PNG_SCALE = 2.0
 """Pixels per point; 2 is sharp on a high-resolution screen."""
-_TITLE_SIZE_PX, _QUESTION_SIZE_PX, _LABEL_SIZE_PX = 17, 21, 13
+_CHART_TITLE_SIZE_PX, _QUESTION_SIZE_PX, _LABEL_SIZE_PX = 17, 21, 13
 _SHAPE_PATHS = {
     "circle": "M6 1a5 5 0 1 0 0 10a5 5 0 1 0 0-10z",
     "square": "M1.5 1.5h9v9h-9z",
@@ -56,12 +56,12 @@ _SHAPE_PATHS = {
     "triangle-right": "M11 6L1 .5v11z",
 }
 """SVG paths of the shapes that Vega draws for variants."""
-_OWN_SCALES = {"scale": {"color": "independent", "shape": "independent"}}
+_INDEPENDENT_SCALES = {"scale": {"color": "independent", "shape": "independent"}}
 
 
 def write_html(results: StudyResults, path: Path, *, command: str = "") -> None:
     """Write the report. It shows `command`, the command line that created it."""
-    check_writable(path)
+    check_output_path(path)
     write_atomically(path, render_page(results, command=command).encode())
 
 
@@ -73,19 +73,19 @@ def render_page(results: StudyResults, *, command: str = "") -> str:
     library, script = javascript_bundle(), _read_asset("page.js")
     average = describe_average(results, *(column.metric for column in study.columns))
     rows = len(results.rows)
-    scrolls = f"{rows} rows: the table scrolls." if rows > _VISIBLE_TABLE_ROWS else ""
-    code = f'<pre class="scroll" tabindex="0"><code>{escape(command)}</code></pre>'
+    scroll_note = f"{rows} rows: the table scrolls." if rows > _VISIBLE_TABLE_ROWS else ""
+    command_html = f'<pre class="scroll" tabindex="0"><code>{escape(command)}</code></pre>'
     return Template(_read_asset("page.html")).substitute(
-        policy=_content_security_policy(style, library, script),
+        security_policy=_content_security_policy(style, library, script),
         style=style,
         name=escape(study.name),
         question=_render_prose(study.question or study.name),
         table=_render_table(results),
-        table_note=join_sentences(average or "One run for each row.", scrolls),
+        table_note=join_sentences(average or "One run for each row.", scroll_note),
         legend=_render_legend(results),
         charts="\n".join(_render_figure(number, chart) for number, chart in enumerate(charts)),
         lesson=_render_lesson(study.lesson),
-        command=code if command else "",
+        command=command_html if command else "",
         facts=_render_facts(results),
         data=_chart_data(charts),
         library=library,
@@ -123,12 +123,12 @@ def _render_table(results: StudyResults) -> str:
             format_value(metrics.get(column.metric, nan), column.unit) for column in study.columns
         ]
         cells = "".join(f"<td>{escape(text)}</td>" for text in texts)
-        variant = names.index(row.variant)
-        name = f'<th scope="row" class="variant">{_render_mark(variant)}{escape(row.variant)}</th>'
-        # A line is drawn above the first row of each point of a sweep.
+        index = names.index(row.variant)
+        name = f'<th scope="row" class="variant">{_render_symbol(index)}{escape(row.variant)}</th>'
+        # A line separates the rows of different combinations of swept values.
         css_class = ' class="point"' if len(names) > 1 and row.parameters != previous else ""
         previous = row.parameters
-        rows.append(f'<tr data-variant="{variant}"{css_class}>{name}{cells}</tr>')
+        rows.append(f'<tr data-variant="{index}"{css_class}>{name}{cells}</tr>')
     variant_head = f'<th scope="col" class="variant">{escape(study.variant_parameter)}</th>'
     head = f"<thead><tr>{variant_head}{heads}</tr></thead>"
     return "\n".join(("<table>", head, "<tbody>", *rows, "</tbody>", "</table>"))
@@ -139,22 +139,22 @@ def _render_prose(text: str) -> str:
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
-def _render_mark(variant: int) -> str:
+def _render_symbol(variant_index: int) -> str:
     """Return the coloured shape that identifies a variant, as SVG."""
-    path = _SHAPE_PATHS[SHAPES[variant % len(SHAPES)]]
-    colour = variant % len(LIGHT.marks)
+    path = _SHAPE_PATHS[SHAPES[variant_index % len(SHAPES)]]
+    colour_index = variant_index % len(LIGHT.marks)
     return (
-        f'<svg class="mark v{colour}" viewBox="0 0 12 12" aria-hidden="true">'
+        f'<svg class="mark v{colour_index}" viewBox="0 0 12 12" aria-hidden="true">'
         f'<path d="{path}"/></svg>'
     )
 
 
 def _render_legend(results: StudyResults) -> str:
     return "\n".join(
-        f'<button type="button" class="v{variant % len(LIGHT.marks)}" '
-        f'data-variant="{variant}" aria-pressed="false">'
-        f"{_render_mark(variant)}{escape(name)}</button>"
-        for variant, name in enumerate(results.variants)
+        f'<button type="button" class="v{index % len(LIGHT.marks)}" '
+        f'data-variant="{index}" aria-pressed="false">'
+        f"{_render_symbol(index)}{escape(name)}</button>"
+        for index, name in enumerate(results.variants)
     )
 
 
@@ -172,11 +172,12 @@ def _render_figure(number: int, chart: Chart) -> str:
 
 
 def _render_panel(element_id: str, panel: Panel) -> str:
-    variant = "" if panel.variant is None else f' data-variant="{panel.variant}"'
-    mark = "" if panel.variant is None else _render_mark(panel.variant)
-    label = f'<p class="label">{mark}{escape(panel.label)}</p>' if panel.label else ""
+    index = panel.variant_index
+    attribute = "" if index is None else f' data-variant="{index}"'
+    symbol = "" if index is None else _render_symbol(index)
+    label = f'<p class="label">{symbol}{escape(panel.label)}</p>' if panel.label else ""
     view = f'<div class="view" id="{element_id}"></div>'
-    return f'<div class="panel"{variant}>{label}{view}</div>'
+    return f'<div class="panel"{attribute}>{label}{view}</div>'
 
 
 def _render_lesson(text: str) -> str:
@@ -191,7 +192,7 @@ def _render_facts(results: StudyResults) -> str:
     facts = {
         "version of tarry": version("tarry"),
         "seed": str(results.seed),
-        "trials": str(results.trials),
+        "trials": str(results.trial_count),
         **{name: format_parameter(value) for name, value in results.fixed_parameters.items()},
     }
     for name in results.swept:
@@ -206,7 +207,8 @@ def _chart_data(charts: list[Chart]) -> str:
     """Return the data of the charts as JSON for page.js; panels refer to records by index."""
     autosize = {"type": "fit-x", "contains": "padding"}  # as wide as the panel's container
     padding = {"left": 0, "right": 0, "top": 6, "bottom": 4}
-    options = {"width": "container", "autosize": autosize, "padding": padding, "params": [PICKED]}
+    params = [SELECTED_VARIANT]
+    options = {"width": "container", "autosize": autosize, "padding": padding, "params": params}
     data: list[dict[str, Any]] = []
     for chart in charts:
         records_by_id = {id(panel.records): panel.records for panel in chart.panels}
@@ -224,43 +226,43 @@ def _chart_data(charts: list[Chart]) -> str:
 
 def write_png(results: StudyResults, path: Path) -> None:
     """Write the charts as a PNG file."""
-    check_writable(path)
+    check_output_path(path)
     png: bytes = import_vl_convert().vegalite_to_png(image_spec(results), scale=_PNG_SCALE)
     write_atomically(path, png)
 
 
 def write_svg(results: StudyResults, path: Path) -> None:
     """Write the charts as an SVG file."""
-    check_writable(path)
+    check_output_path(path)
     svg: str = import_vl_convert().vegalite_to_svg(image_spec(results))
     write_atomically(path, svg.encode())
 
 
 def image_spec(results: StudyResults) -> dict[str, Any]:
     """Return the Vega-Lite specification of all charts, one below the other."""
-    question = wrap(results.study.question, _MAX_TITLE_LINE)
+    question = wrap(results.study.question, _MAX_HEADING_CHARS)
     return {
         "title": {"text": question, "fontSize": _QUESTION_SIZE_PX, "offset": 24},
         "padding": 32,
         "spacing": 48,
         "config": vega_config(LIGHT, legend=True),
-        "params": [PICKED],
+        "params": [SELECTED_VARIANT],
         "vconcat": [_chart_spec(chart) for chart in build_charts(results)],
-        "resolve": _OWN_SCALES,
+        "resolve": _INDEPENDENT_SCALES,
     }
 
 
 def _chart_spec(chart: Chart) -> dict[str, Any]:
     title = {
-        "text": wrap(chart.title, _MAX_TITLE_LINE),
-        "subtitle": wrap(chart.caption, _MAX_CAPTION_LINE),
-        "fontSize": _TITLE_SIZE_PX,
+        "text": wrap(chart.title, _MAX_HEADING_CHARS),
+        "subtitle": wrap(chart.caption, _MAX_CAPTION_CHARS),
+        "fontSize": _CHART_TITLE_SIZE_PX,
         "subtitleFontSize": _LABEL_SIZE_PX,
         "subtitlePadding": 6,
         "offset": 14,
     }
     panels = [_panel_spec(panel) for panel in chart.panels]
-    return {"title": title, "spacing": 14, "vconcat": panels, "resolve": _OWN_SCALES}
+    return {"title": title, "spacing": 14, "vconcat": panels, "resolve": _INDEPENDENT_SCALES}
 
 
 def _panel_spec(panel: Panel) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The description of a simulation: clients, a network, and servers that may call each other.
 
-The constructors check all values, so that every `Scenario` object can be run.
+The constructors check all values, so that every `Scenario` object can be run. A `Defence` is a
+policy, or hedging, with an optional breaker, retry budget and limiter.
 """
 
 from __future__ import annotations
@@ -84,8 +85,8 @@ class Server:
         another server; None for no limit.
     queue: requests that may wait for a free worker; None for no limit. When the queue is full,
         a request is rejected with `reject_status` (429 counts as throttling) and `retry_after`.
-    slowdown: seconds added to a request for each other request in progress when it arrives.
-    crash_above: with more requests in progress than this, the server crashes, drops them all
+    slowdown: seconds added to a request for each request that runs or is queued when it arrives.
+    crash_above: with more running and queued requests, the server crashes, drops them all
         and restarts after `restart_after` seconds.
     cold_factor: after a restart, requests take this many times as long. The factor decreases to 1
         over `warmup` seconds.
@@ -212,12 +213,12 @@ class Scenario:
         if self.duration / check_positive("bucket", self.bucket) > _MAX_BUCKETS:
             rule = f"must be at least duration / {_MAX_BUCKETS:,}, got {self.bucket:g}"
             raise ConfigurationError("bucket", rule)
-        calls = self.clients.rate * self.duration + sum(
+        expected_calls = self.clients.rate * self.duration + sum(
             surge.rate * max(0.0, min(surge.end, self.duration) - surge.start)
             for surge in self.clients.surges
         )
-        if self.clients.arrivals == "poisson" and calls > _MAX_CALLS:
-            rule = f"must make {_MAX_CALLS:,} calls at most, got {calls:,.0f}"
+        if self.clients.arrivals == "poisson" and expected_calls > _MAX_CALLS:
+            rule = f"must make {_MAX_CALLS:,} calls at most, got {expected_calls:,.0f}"
             raise ConfigurationError(f"clients.rate and surges {rule}")
         if not self.servers:
             raise ConfigurationError("servers", "must have at least one server")
@@ -240,7 +241,7 @@ class Scenario:
         return path
 
     def disruption(self) -> tuple[float, float] | None:
-        """Return the first start and last end of a failure or surge that calls meet, or None."""
+        """Return the earliest start and latest end of all surges and failures on the path."""
         periods: list[Failure | Surge] = [*self.clients.surges]
         for name in self.path():
             periods.extend(self.servers[name].failures)

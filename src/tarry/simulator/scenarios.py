@@ -1,6 +1,7 @@
-"""The built-in scenarios: a function that runs each of them, and the study of its variants.
+"""For each built-in scenario, a function that runs it and a `Study` that compares its variants.
 
-`STUDIES` has the studies by name. The scenario `contention` has a module of its own.
+`STUDIES` has the studies by name. The scenario `contention` has a module of its own. A `Defence` is
+a policy, or hedging, with an optional breaker, retry budget and limiter.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from tarry.core.checks import check_count, check_one_of, check_positive
 from tarry.core.hedging import Hedging
 from tarry.core.policy import Policy
 from tarry.policyfile.defence import Defence
-from tarry.simulator.contention import CONTENTION, no_delay
+from tarry.simulator.contention import CONTENTION_STUDY, no_delay
 from tarry.simulator.distributions import Exponential, Fixed, HeavyTail, Lognormal
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server, Surge
 from tarry.simulator.simulate import run_trials
-from tarry.simulator.study import Column, Plot, Study, compare_defences, run_with_defence
+from tarry.simulator.study import Column, Plot, Study, run_with_defence, with_defences_as_variants
 
 if TYPE_CHECKING:
     from tarry.simulator.metrics import Summary
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 # seconds, it crashes and is down for 3 s.
 _THINK_TIME = Exponential(30.0)
 _FREEZE_START_S, _FREEZE_END_S = 20.0, 40.0
-_FROZEN = ((_FREEZE_START_S, _FREEZE_END_S, "frozen"),)
+_FREEZE_SPANS = ((_FREEZE_START_S, _FREEZE_END_S, "frozen"),)
 _STORM_LATENCY = Lognormal(0.08, 0.5)
 _STORM_HEADROOM = 2.0
 """The capacity of the server, divided by its usual load."""
@@ -103,13 +104,19 @@ _STORM = Study(
         Column("unfinished", "still waiting"),
     ),
     plots=(
-        Plot("series", "requests", "Requests at the service", y_title="per second", spans=_FROZEN),
-        Plot("series", "succeeded", "Successful calls", y_title="per second", spans=_FROZEN),
+        Plot(
+            "series",
+            "requests",
+            "Requests at the service",
+            y_title="per second",
+            spans=_FREEZE_SPANS,
+        ),
+        Plot("series", "succeeded", "Successful calls", y_title="per second", spans=_FREEZE_SPANS),
         Plot("bars", "recovered_after", "Time from the restart to recovery", y_title="s"),
         Plot("bars", "crashes", "Crashes after the restart", y_title="crashes"),
     ),
     parameters={"clients": 1000},
-    with_defences=partial(compare_defences, _build_storm),
+    with_defences=partial(with_defences_as_variants, _build_storm),
     build_scenario=_build_storm,
 )
 
@@ -133,7 +140,7 @@ def amplification(
     policy = Policy(max_attempts=attempts, initial_delay=0.01, retry_marked=rule != "one-layer")
     budget = {"kind": "ratio", "min_per_second": 0.0} if rule == "budget" else None
     defence = Defence(policy, budget=budget)
-    # No calls start in the last seconds, so that all calls end before the run does.
+    # A surge of rate 0: no calls start in the last seconds, so that all end before the run does.
     pause = Surge(start=_LAST_CALL_AT_S, end=_AMPLIFICATION_DURATION_S, rate=0.0)
     scenario = Scenario(
         servers={
@@ -165,8 +172,10 @@ _AMPLIFICATION = Study(
         Column("calls", "calls"),
     ),
     plots=(
-        Plot("bars", "amplification", "Requests at the last server per call", log=True),
-        Plot("series", "requests", "Requests at the last server", y_title="per second", log=True),
+        Plot("bars", "amplification", "Requests at the last server per call", is_log=True),
+        Plot(
+            "series", "requests", "Requests at the last server", y_title="per second", is_log=True
+        ),
     ),
     parameters={"attempts": 4},
 )
@@ -178,14 +187,16 @@ _AMPLIFICATION = Study(
 # the server also finishes requests whose client has timed out. Clients time out after 3 s and make
 # three attempts: 3 x 40 requests per second exceed the server's capacity of 100.
 _SURGE_START_S, _SURGE_END_S = 20.0, 25.0
-_SURGE = ((_SURGE_START_S, _SURGE_END_S, "surge"),)
-_RETRIES = Policy(max_attempts=3, attempt_timeout=3.0, backoff=no_delay, jitter="none")
+_SURGE_SPANS = ((_SURGE_START_S, _SURGE_END_S, "surge"),)
+_NO_BACKOFF_POLICY = Policy(max_attempts=3, attempt_timeout=3.0, backoff=no_delay, jitter="none")
 _SURGE_DEFENCES: dict[str, Defence] = {
-    "retries": Defence(_RETRIES),
-    "backoff": Defence(_RETRIES.replace(backoff="exponential", initial_delay=1.0, jitter="full")),
-    "budget": Defence(_RETRIES, budget=_RATIO_BUDGET),
-    "breaker": Defence(_RETRIES, breaker={"open_for": 5.0}),
-    "no-retries": Defence(_RETRIES.replace(max_attempts=1)),
+    "retries": Defence(_NO_BACKOFF_POLICY),
+    "backoff": Defence(
+        _NO_BACKOFF_POLICY.replace(backoff="exponential", initial_delay=1.0, jitter="full")
+    ),
+    "budget": Defence(_NO_BACKOFF_POLICY, budget=_RATIO_BUDGET),
+    "breaker": Defence(_NO_BACKOFF_POLICY, breaker={"open_for": 5.0}),
+    "no-retries": Defence(_NO_BACKOFF_POLICY.replace(max_attempts=1)),
 }
 
 
@@ -236,14 +247,14 @@ _METASTABLE = Study(
             "in_progress",
             "Requests in progress",
             y_title="requests",
-            log=True,
-            spans=_SURGE,
+            is_log=True,
+            spans=_SURGE_SPANS,
         ),
-        Plot("series", "succeeded", "Successful calls", y_title="per second", spans=_SURGE),
+        Plot("series", "succeeded", "Successful calls", y_title="per second", spans=_SURGE_SPANS),
         Plot("bars", "recovered", "Runs that recovered", y_title="share"),
     ),
     parameters={"surge": 80.0},
-    with_defences=partial(compare_defences, _build_metastable),
+    with_defences=partial(with_defences_as_variants, _build_metastable),
     build_scenario=_build_metastable,
     trials=20,
 )
@@ -256,14 +267,15 @@ _HEDGE_DELAYS = ("none", "p50", "p75", "p90", "p95", "p99")
 def hedging(
     *, after: str = "p95", shape: float = 1.5, trials: int = 1, seed: int = 0
 ) -> list[Summary]:
-    """Run calls with heavy-tailed latency, hedged after a percentile or ("none") not at all.
+    """Run calls with heavy-tailed latency.
 
+    `after` is the percentile of the latencies after which a call is hedged; "none" means never.
     `shape` is the shape of the Pareto distribution of latencies.
     """
     check_one_of("after", after, _HEDGE_DELAYS)
     check_positive("shape", shape)
-    once = Defence(Policy(max_attempts=1))
-    defence = once if after == "none" else Defence(hedging=Hedging(after=after))
+    unhedged = Defence(Policy(max_attempts=1))
+    defence = unhedged if after == "none" else Defence(hedging=Hedging(after=after))
     servers = {"server": Server(latency=HeavyTail(0.01, shape))}
     clients = Clients(rate=2000.0, defence=defence)
     return run_trials(Scenario(servers=servers, clients=clients, duration=30.0), trials, seed)
@@ -291,8 +303,8 @@ _HEDGING = Study(
         Column("amplification", "load per call", "x"),
     ),
     plots=(
-        Plot("bars", "p999", "The slowest call in a thousand", y_title="p99.9", log=True),
-        Plot("lines", "p999", "Tail against load", x="amplification", y_title="p99.9", log=True),
+        Plot("bars", "p999", "The slowest call in a thousand", y_title="p99.9", is_log=True),
+        Plot("lines", "p999", "Tail against load", x="amplification", y_title="p99.9", is_log=True),
     ),
     parameters={"shape": 1.5},
 )
@@ -310,7 +322,7 @@ def retry_after(
     trials: int = 1,
     seed: int = 0,
 ) -> list[Summary]:
-    """Run clients that receive `Retry-After: seconds`, and add jitter to that delay or not."""
+    """Run clients that receive `Retry-After: seconds`; `jitter` applies to that delay."""
     check_one_of("jitter", jitter, _HINT_JITTERS)
     policy = Policy(max_attempts=5, max_hint=max(120.0, seconds), jitter=jitter)  # type: ignore[arg-type]
     server = Server(
@@ -367,10 +379,10 @@ _RECOVERY_BREAKER = {"open_for": 5.0, "growth": 1.0, "spread": 0.0}
 def recovery(
     *, limit: str = "ramp", backlog: int = 5000, trials: int = 1, seed: int = 0
 ) -> list[Summary]:
-    """Run a backlog with one of three in-flight limits.
+    """Run a backlog of calls; `limit` selects how the number of requests in flight is limited.
 
-    "wall" permits the full number of requests at once, "ramp" increases the limit over 20 s, and
-    "aimd" adapts it to successes and failures.
+    "wall" permits the full number at once, "ramp" increases the limit over 20 s, and "aimd" adapts
+    the limit to successes and failures.
     """
     check_one_of("limit", limit, _LIMITERS)
     server = Server(
@@ -405,7 +417,7 @@ _RECOVERY = Study(
     columns=(
         Column("failures", "failed attempts"),
         Column("p50", "half finished after", "s"),
-        Column("p999", "all finished after", "s"),
+        Column("p999", "99.9 % finished after", "s"),
     ),
     plots=(
         Plot("series", "succeeded", "Successful calls", y_title="per second"),
@@ -415,5 +427,5 @@ _RECOVERY = Study(
     parameters={"backlog": 5000},
 )
 
-_STUDIES = (CONTENTION, _STORM, _AMPLIFICATION, _METASTABLE, _HEDGING, _RETRY_AFTER, _RECOVERY)
-STUDIES: dict[str, Study] = {study.name: study for study in _STUDIES}
+_STUDIES = (_STORM, _AMPLIFICATION, _METASTABLE, _HEDGING, _RETRY_AFTER, _RECOVERY)
+STUDIES: dict[str, Study] = {study.name: study for study in (CONTENTION_STUDY, *_STUDIES)}

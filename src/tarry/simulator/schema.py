@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_DURATIONS_BYTES = 50_000_000
-MAX_DURATIONS = 1_000_000
+MAX_DURATIONS_FILE_BYTES = 50_000_000
+MAX_DURATION_COUNT = 1_000_000
 _DOTTED_NAME = re.compile(r"[A-Za-z_][\w-]*(?:\.[\w-]+)*")
 _PART_KINDS: dict[str, Mapping[str, Callable[..., Any]]] = {"budget": BUDGETS, "limiter": LIMITERS}
-"""The parts of a defence whose class depends on their `kind`, with the class of each kind."""
+"""For each part of a defence that has a `kind`: the class of each kind."""
 _PART_CLASSES: dict[str, Callable[..., Any]] = {"breaker": Breaker, "hedging": Hedging}
-"""The parts of a defence that have only one class."""
+"""For each other part of a defence: its class."""
 DEFENCE_KEYS = ("preset", *signature(Policy).parameters, *_PART_CLASSES, *_PART_KINDS)
 
 
@@ -83,7 +83,7 @@ def read_durations(value: Value) -> tuple[float, ...]:
     except ConfigurationError as error:
         raise value.error(str(error), "scale") from None
     try:
-        return _read_csv_durations(value.document.path.parent / name, column, scale)
+        return _read_durations_file(value.document.path.parent / name, column, scale)
     except ConfigurationError as error:
         raise value.error(f"file: {error}", "file") from None
 
@@ -110,7 +110,7 @@ def _build(cls: type[T], value: Value) -> T:
 def _check_arguments(
     value: Value, cls: Callable[..., Any], *other_keys: str
 ) -> Mapping[str, Parameter]:
-    """Raise unless the keys of a table are arguments of a class; return the parameters."""
+    """Raise if a key is not a parameter of the class, or a required one is missing; return all."""
     parameters = signature(cls).parameters
     table = value.table()
     value.check_keys((*other_keys, *parameters))
@@ -177,7 +177,7 @@ def _get_kind(value: Value, kinds: Mapping[str, object]) -> str:
 
 
 def _with_location(value: Value, build: Callable[[], T]) -> T:
-    """Return `build()`; locate an error at its field, or at the first key that it mentions."""
+    """Call `build`; give an error the location of its field, or of the first key in its text."""
     try:
         return build()
     except ConfigurationError as error:
@@ -196,11 +196,11 @@ def _number_hint(data: object) -> str:
         float(data)
     except ValueError:
         return ""
-    return "; write it without quotes, and in YAML as 1.0e+1, not 1e1"
+    return "; write it without quotes; YAML needs 1.0e+1 instead of 1e1"
 
 
-def _read_csv_durations(path: Path, column: str | None, scale: float) -> tuple[float, ...]:
-    rows = csv.reader(StringIO(read_text(path, MAX_DURATIONS_BYTES)))
+def _read_durations_file(path: Path, column: str | None, scale: float) -> tuple[float, ...]:
+    rows = csv.reader(StringIO(read_text(path, MAX_DURATIONS_FILE_BYTES)))
     index = 0
     durations: list[float] = []
     try:
@@ -220,8 +220,8 @@ def _read_csv_durations(path: Path, column: str | None, scale: float) -> tuple[f
                 got = short_repr(text)
                 msg = f"{path}:{rows.line_num}: must be a number of at least 0, got {got}"
                 raise ConfigurationError(msg)
-            if len(durations) == MAX_DURATIONS:
-                msg = f"{path}:{rows.line_num}: at most {MAX_DURATIONS:,} values are read"
+            if len(durations) == MAX_DURATION_COUNT:
+                msg = f"{path}:{rows.line_num}: at most {MAX_DURATION_COUNT:,} values are allowed"
                 raise ConfigurationError(msg)
             durations.append(duration * scale)
     except csv.Error as error:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tarry.simulator.scenario import Clients
 
 _DEFERRABLE_REASONS = frozenset({Reason.BREAKER_OPEN, Reason.LIMIT, Reason.BUDGET_EMPTY})
+"""A call that stops for one of these reasons goes back to the backlog."""
 _WARM_UP_THINK_TIMES = 10.0
 """Closed clients are simulated from this many mean think times before the start of the run, so that
 their calls are spread out when it starts."""
@@ -108,7 +109,7 @@ class ArrivalSource:
         self._metrics = metrics
         self._start_call = start_call
         self._random = loop.random_source("arrivals")
-        self._unit_pause = Exponential(1.0).sampler(self._random)
+        self._draw_unit_pause = Exponential(1.0).sampler(self._random)
         self._backlog = 0
         self._next_client = 0
         self._is_poll_scheduled = False
@@ -148,7 +149,7 @@ class ArrivalSource:
         to the next arrival does not depend on the arrivals before.
         """
         if not self._clients.surges:
-            pause = self._unit_pause() / self._clients.rate
+            pause = self._draw_unit_pause() / self._clients.rate
             self._loop.schedule(now + pause, self._start_poisson, client)
             return
         rate, next_change = self._clients.rate, inf
@@ -157,7 +158,7 @@ class ArrivalSource:
                 rate, next_change = surge.rate, surge.end
             elif now < surge.start:
                 next_change = min(next_change, surge.start)
-        when = now + self._unit_pause() / rate if rate else inf
+        when = now + self._draw_unit_pause() / rate if rate else inf
         if when < next_change:
             self._loop.schedule(when, self._start_poisson, client)
         else:
@@ -168,7 +169,7 @@ class ArrivalSource:
         self._schedule_arrival(now, client + 1)
 
     def _first_call_time(self, think: Sampler) -> float:
-        """Return the time of a closed client's first call, as if it had called long before."""
+        """Return the time of a closed client's first call in the run; draw its earlier pauses."""
         when = -self._clients.think.mean * (_WARM_UP_THINK_TIMES + self._random.random())
         for _ in range(_MAX_WARM_UP_CALLS):
             if when >= 0:
@@ -218,8 +219,7 @@ class ArrivalSource:
     def _end_backlog_call(
         self, _started: float, now: float, stop: Stop | None, attempts: int
     ) -> None:
-        # As in the service, a call that breaker, limiter or budget refuses goes back to the backlog
-        # and does not count as failed.
+        # As in the service, a refused call goes back to the backlog and does not count as failed.
         if stop is not None and stop.reason in _DEFERRABLE_REASONS:
             self._backlog += 1
             if attempts:  # without an attempt, _start_backlog itself schedules the next poll

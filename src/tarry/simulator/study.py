@@ -58,7 +58,7 @@ class Plot(NamedTuple):
     title: str
     x: str = ""
     y_title: str = ""
-    log: bool = False
+    is_log: bool = False
     """Whether the axis of `y` is logarithmic."""
     spans: tuple[tuple[float, float, str], ...] = ()
     """Periods to shade behind a time series: start, end and label."""
@@ -83,8 +83,8 @@ class Study:
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The parameters that can be changed or swept, with their current values."""
     with_defences: Callable[[Study, Mapping[str, Defence]], Study] | None = None
-    """Takes the study and returns it with these defences as its variants; None if the study does
-    not support that."""
+    """Takes the study and returns it with these defences (each a policy, or hedging, with breaker,
+    budget and limiter) as its variants; None if the study does not support that."""
     build_scenario: Callable[..., Scenario] | None = None
     """Takes a defence and the parameters, and returns the scenario; None if the variants differ
     in more than their defence."""
@@ -114,8 +114,8 @@ class StudyRow(NamedTuple):
     @property
     def metrics(self) -> dict[str, float]:
         """The mean of each metric over the trials, or the median if a value is infinite."""
-        trials = [trial.metrics() for trial in self.trials]
-        return {name: _average([trial[name] for trial in trials]) for name in trials[0]}
+        all_metrics = [trial.metrics() for trial in self.trials]
+        return {name: _average([each[name] for each in all_metrics]) for name in all_metrics[0]}
 
 
 class StudyResults(NamedTuple):
@@ -123,7 +123,7 @@ class StudyResults(NamedTuple):
 
     study: Study
     seed: int
-    trials: int
+    trial_count: int
     rows: list[StudyRow]
 
     @property
@@ -151,7 +151,7 @@ class StudyResults(NamedTuple):
             "lesson": study.lesson,
             "tarry": version("tarry"),
             "seed": self.seed,
-            "trials": self.trials,
+            "trials": self.trial_count,
             "variant_parameter": study.variant_parameter,
             "parameters": _to_plain(self.fixed_parameters),
             "columns": [column._asdict() for column in study.columns],
@@ -180,37 +180,38 @@ def run_study(
 ) -> StudyResults:
     """Run each variant with each combination of swept values. Equal seeds give equal results.
 
-    `jobs` is the number of processes. `progress` is called with the number of finished runs and
-    the total.
+    A case is one variant with one combination. `jobs` is the number of processes. `progress` is
+    called with the number of finished cases and of all cases.
     """
-    trials = study.trials if trials is None else check_count("trials", trials)
+    trial_count = study.trials if trials is None else check_count("trials", trials)
     check_count("jobs", jobs)
-    chosen = study.variants if variants is None else tuple(variants)
-    for variant in chosen:
+    chosen_variants = study.variants if variants is None else tuple(variants)
+    for variant in chosen_variants:
         check_one_of(study.variant_parameter, variant, study.variants)
-    fixed = dict(parameters or {})
+    changes = dict(parameters or {})
     swept = dict(study.sweep if sweep is None else sweep)
-    for name in (*fixed, *swept):
+    for name in (*changes, *swept):
         check_one_of("parameter", name, study.parameters)
-    for name in fixed:
+    for name in changes:
         if swept.pop(name, None) is not None and sweep:
             raise ConfigurationError(f"{name} is both set and swept; leave one out")
     for name, values in swept.items():
         if not values:
             raise ConfigurationError(f"sweep over {name} needs at least one value")
-    points = [dict(zip(swept, point, strict=True)) for point in product(*swept.values())]
-    runs = [(variant, point) for point in points for variant in chosen]
+    combinations = [dict(zip(swept, each, strict=True)) for each in product(*swept.values())]
+    cases = [(variant, each) for each in combinations for variant in chosen_variants]
+    shared_arguments = {**changes, "trials": trial_count, "seed": seed}
     arguments = [
-        {study.variant_parameter: variant, **fixed, **point, "trials": trials, "seed": seed}
-        for variant, point in runs
+        {study.variant_parameter: variant, **combination, **shared_arguments}
+        for variant, combination in cases
     ]
     results = _run_all(study.run, arguments, jobs, progress or (lambda _done, _all: None))
-    rows = [StudyRow(*run, list(trials)) for run, trials in zip(runs, results, strict=True)]
-    return StudyResults(with_parameters(study, fixed), seed, trials, rows)
+    rows = [StudyRow(*case, list(result)) for case, result in zip(cases, results, strict=True)]
+    return StudyResults(with_parameters(study, changes), seed, trial_count, rows)
 
 
 def with_parameters(study: Study, changes: Mapping[str, Any]) -> Study:
-    """Return the study with changed parameters; a new `latency` also removes `latency.median`."""
+    """Return the study with changed parameters; a changed one replaces those nested in it."""
     removed = tuple(f"{name}." for name in changes)
     parameters = study.parameters.items()
     rest = {name: value for name, value in parameters if not name.startswith(removed)}
@@ -231,10 +232,10 @@ def run_with_defence(
     return run_trials(build_scenario(defences[defence], **parameters), trials, seed)
 
 
-def compare_defences(
+def with_defences_as_variants(
     build_scenario: Callable[..., Scenario], study: Study, defences: Mapping[str, Defence]
 ) -> Study:
-    """Return the study with the user's defences as variants; its lesson is not about them."""
+    """Return the study with other variants and no lesson: the lesson is about its own variants."""
     run = partial(run_with_defence, build_scenario, defences)
     return replace(study, run=run, variants=tuple(defences), lesson="")
 
@@ -294,7 +295,7 @@ def _run_all(
         msg = "a simulation process died, possibly out of memory; try jobs = 1"
         raise TarryError(msg) from error
     except BaseException:
-        # If the workers were not terminated, shutdown would wait until their current runs end.
+        # If the workers were not terminated, shutdown would wait until their current cases end.
         for worker in set(active_children()) - unrelated_children:
             worker.terminate()
         raise

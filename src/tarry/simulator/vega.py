@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 Spec = dict[str, Any]
+"""A part of a Vega-Lite specification."""
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 TEXT_SIZE = 12
@@ -50,7 +51,7 @@ class Theme(NamedTuple):
     accent: str  # highlights, such as the focus outline
     wash: str  # the background of the lesson and of the selected variant
     span: str  # the shading of a period behind a time series
-    marks: tuple[str, ...]  # the lines, bars and points of the variants
+    marks: tuple[str, ...]  # by variant: the lines, bars and points
     ramp: tuple[str, str]
     """The colours of the lowest and highest value of a heat map; `ink` is readable on both."""
 
@@ -100,7 +101,7 @@ def _properties(theme: Theme) -> str:
 
 
 def vega_config(theme: Theme, *, legend: bool) -> dict[str, Any]:
-    """Return the theme as a Vega-Lite configuration. On the page, only the page has a legend."""
+    """Return the theme as a Vega-Lite configuration. An HTML page has its own `legend`."""
     text: Spec = {"labelColor": theme.muted, "titleColor": theme.muted}
     text |= {"titleFontWeight": "normal", "labelFontSize": TEXT_SIZE, "titleFontSize": TEXT_SIZE}
     title = {"color": theme.ink, "subtitleColor": theme.muted, "anchor": "start", "frame": "group"}
@@ -139,7 +140,7 @@ _CELL_HEIGHT_PX = 34
 _MAX_LABELLED_COLUMNS = 6
 """The cells of a heat map with more columns are too narrow to show the values."""
 
-PICKED: Spec = {"name": "picked", "value": -1}
+SELECTED_VARIANT: Spec = {"name": "picked", "value": -1}
 """The Vega signal with the index of the variant that the reader has selected, or -1."""
 _TITLE_ABOVE_AXIS: Spec = {
     "titleAngle": 0,
@@ -164,7 +165,7 @@ class AxisRange(NamedTuple):
     low: float
     high: float
     top: float
-    log: bool
+    is_log: bool
 
     def position(self, value: float | None, *, never: bool = False) -> float | None:
         """Return the position of a value. On a log axis, zero is drawn at the low end."""
@@ -172,36 +173,36 @@ class AxisRange(NamedTuple):
             return self.top
         if value is None:
             return None
-        return max(value, self.low) if self.log else value
+        return max(value, self.low) if self.is_log else value
 
     def scale(self) -> dict[str, Any]:
         """Return the Vega-Lite scale."""
-        scale = {"type": "log"} if self.log else {"type": "linear", "nice": False}
+        scale = {"type": "log"} if self.is_log else {"type": "linear", "nice": False}
         return {**scale, "domain": [self.low, self.top]}
 
 
-def axis_range(values: Iterable[float | None], *, log: bool, headroom: float = 1.0) -> AxisRange:
+def axis_range(values: Iterable[float | None], *, is_log: bool, headroom: float = 1.0) -> AxisRange:
     """Return a range that contains all values.
 
     `headroom` is the length of the whole axis, divided by its length up to the highest value.
     """
     known = [value for value in values if value is not None]
     positive = [value for value in known if value > 0]
-    if log and positive:
+    if is_log and positive:
         low = 10.0 ** floor(log10(min(positive)))
         high = max(*positive, low * 10)
-        return AxisRange(low, high, high * (high / low) ** (headroom - 1), log=True)
+        return AxisRange(low, high, high * (high / low) ** (headroom - 1), is_log=True)
     high = max(known, default=0.0) or 1.0
     low = min(0.0, *known) if known else 0.0
-    return AxisRange(low, high, low + (high - low) * headroom, log=False)
+    return AxisRange(low, high, low + (high - low) * headroom, is_log=False)
 
 
 def log_ticks(y_range: AxisRange) -> list[float]:
     """Return ticks at the powers of ten, and also between them if the axis has few decades."""
     first, last = floor(log10(y_range.low)), ceil(log10(y_range.high))
     steps = (1, 2, 5) if last - first <= _SUBDIVIDED_DECADES else (1,)
-    every = max(1, (last - first) // 5)
-    ticks = [step * 10.0**power for power in range(first, last + 1, every) for step in steps]
+    decade_step = max(1, (last - first) // 5)
+    ticks = [step * 10.0**power for power in range(first, last + 1, decade_step) for step in steps]
     return [tick for tick in ticks if y_range.low <= tick <= y_range.high]
 
 
@@ -231,7 +232,7 @@ def x_channel(values: Sequence[Any], title: str, unit: str, *, swept: bool) -> S
 def series_view(
     names: Sequence[str],
     variant: int,
-    points: int,
+    point_count: int,
     y_range: AxisRange,
     y_title: str,
     background: Sequence[Spec] = (),
@@ -243,10 +244,10 @@ def series_view(
     own_records: Spec = {"transform": [{"filter": is_own}]}
     others: Spec = {"transform": [{"filter": {"not": is_own}}]}
     by_variant = {"detail": {"field": "v"}}
-    own_colour = {"color": _colour(names, legend=None)}
+    own_colour = {"color": _variant_channel(names, legend=None)}
     own_area = {**own_colour, "y2": {"datum": y_range.low}}
     point = {"type": "point", "filled": True, "size": 60}
-    rule = {"type": "rule", "opacity": 0, "strokeWidth": {"expr": f"width / {points}"}}
+    rule = {"type": "rule", "opacity": 0, "strokeWidth": {"expr": f"width / {point_count}"}}
     tooltip = _tooltip(("v", "variant"), ("at", "time"), ("text", y_title))
     select = {"type": "point", "encodings": ["x"], "on": "pointerover", "clear": "pointerout"}
     visible = {"condition": {"param": "hover", "empty": False, "value": 1}, "value": 0}
@@ -288,9 +289,9 @@ def span_layers(span: tuple[float, float, str], duration: float) -> list[Spec]:
 
 def bars_view(names: Sequence[str], x_range: AxisRange, unit: str, title: str) -> Spec:
     """Return a chart with one labelled bar for each variant; the bar of "never" is dashed."""
-    axis = _axis(x_range, unit, f"{title} (log scale)") if x_range.log else None
+    axis = _axis(x_range, unit, f"{title} (log scale)") if x_range.is_log else None
     x = {"field": "y", "type": "quantitative", "scale": x_range.scale(), "axis": axis}
-    colour = _colour(names, legend=None)
+    colour = _variant_channel(names, legend=None)
     tooltip = _tooltip(("v", "variant"), ("text", title))
     bar_channels = {"x": x, "x2": {"datum": x_range.low}, "color": colour, "tooltip": tooltip}
     bar = {"type": "bar", "height": 16, "yOffset": 10, "cornerRadiusEnd": 2}
@@ -323,12 +324,12 @@ def lines_view(
     x_title, y_title = titles
     y_axis = {**_axis(y_range, unit, y_title, 5), **_TITLE_ABOVE_AXIS}
     y = {"field": "y", "type": "quantitative", "scale": y_range.scale(), "axis": y_axis}
-    channels = {"x": x, "y": y, "color": _colour(names), "opacity": _opacity()}
+    channels = {"x": x, "y": y, "color": _variant_channel(names), "opacity": _opacity()}
     finite, valid = [{"filter": "!datum.never"}], [{"filter": "isValid(datum.y)"}]
     line, order = {"type": "line", "strokeWidth": 2}, {"field": "n", "type": "quantitative"}
     point = {"type": "point", "size": 70, "strokeWidth": 2, "style": "hollow"}
     tooltip = _tooltip(("v", "variant"), ("at", x_title), ("text", y_title))
-    point_channels = {**channels, "shape": _colour(names), "tooltip": tooltip}
+    point_channels = {**channels, "shape": _variant_channel(names), "tooltip": tooltip}
     top = {"datum": y_range.top, "type": "quantitative", "scale": y_range.scale(), "axis": y_axis}
     at_top = {"y": top}
     never: list[Spec] = [
@@ -385,7 +386,7 @@ def _axis(value_range: AxisRange, unit: str, title: str | None, tick_count: int 
     number = "abs(datum.value) >= 10000 ? format(datum.value, '.3~s') : format(datum.value, ',~g')"
     label = f"({number}) + '{UNIT_SUFFIXES[unit]}'"
     axis: Spec = {"title": title, "labelExpr": label, "domain": False, "ticks": False}
-    ticks = {"values": log_ticks(value_range)} if value_range.log else {"tickCount": tick_count}
+    ticks = {"values": log_ticks(value_range)} if value_range.is_log else {"tickCount": tick_count}
     return axis | ticks
 
 
@@ -397,7 +398,7 @@ def _time_channel(field: str) -> Spec:
     return {"field": field, "type": "quantitative", "scale": scale, "axis": axis}
 
 
-def _colour(names: Sequence[str], **options: object) -> Spec:
+def _variant_channel(names: Sequence[str], **options: object) -> Spec:
     scale = {"domain": list(names)}
     return {"field": "v", "type": "nominal", "scale": scale, "title": None, **options}
 

@@ -73,7 +73,7 @@ class AttemptLog:
         self.durations: array[float] = array("d")
         self.kinds: array[int] = array("B")
         """The outcome kind of each attempt, as an index into `OUTCOME_KINDS`."""
-        is_sorted, previous = True, (0.0, 0)
+        is_sorted, previous_key = True, (0.0, 0)
         for attempt in attempts:
             task = attempt.task.encode("utf-8", "replace")
             self.tasks.append(int.from_bytes(blake2b(task, digest_size=8).digest(), "big"))
@@ -82,7 +82,7 @@ class AttemptLog:
             self.durations.append(attempt.duration)
             self.kinds.append(OUTCOME_KINDS.index(attempt.kind))
             sort_key = (attempt.start, attempt.number)
-            is_sorted, previous = is_sorted and previous <= sort_key, sort_key
+            is_sorted, previous_key = is_sorted and previous_key <= sort_key, sort_key
         if not is_sorted:
             self._sort()
 
@@ -102,7 +102,7 @@ class AttemptLog:
 
 
 def read_attempt_log(path: Path | str) -> AttemptLog:
-    """Read a log. Its suffix selects CSV or JSONL; if it is unknown, the first line does."""
+    """Read a log. The file's suffix selects CSV or JSONL; if it is neither, the first line does."""
     path = Path(path)
     line_number = 0
     try:
@@ -144,7 +144,7 @@ class LineReader:
 
 
 def read_rows(lines: Iterable[str], suffix: str) -> Iterator[Row]:
-    """Parse rows; errors have no line number. An unknown suffix is guessed from the first line."""
+    """Parse rows; errors have no line number. The first line decides if the suffix does not."""
     nonblank_lines: Iterator[str] = (line for line in lines if line.strip())
     is_csv = suffix.lower() == ".csv"
     if suffix.lower() not in {".csv", ".jsonl", ".ndjson"}:

@@ -1,5 +1,6 @@
-"""Simulate the current defence against the proposed one, on a model of the logged dependency.
+"""Simulate the current and the proposed defence, on a model of the logged dependency.
 
+A defence is a policy, or hedging, with an optional breaker, retry budget and limiter.
 The simulated server has the durations, the failure rate and the outages of the log. If the log is
 long, a run covers only the period around the longest outage. An outage is cut to half of the run,
 so that the recovery from it is visible. Both runs have the same seed.
@@ -7,8 +8,9 @@ so that the recovery from it is visible. Both runs have the same seed.
 A log does not show how much load the dependency can handle. If the simulated server could handle
 any load, retries would cost nothing. So the server is assumed to run twice as many requests at a
 time as ever succeeded at the same time in the log, and to queue a hundred requests for each running
-one. In an outage, failures that took longer than nearly all successes take as long as in the log,
-and other failures are immediate. Outside outages, failures take as long as successes.
+one. If the median failure of an outage took longer than nearly all successes, its attempts hang
+until their timeout; in other outages, they fail at once. Outside outages, failures take as long as
+successes.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ if TYPE_CHECKING:
     from tarry.simulator.metrics import Summary
     from tarry.tuning.evidence import Evidence
 
-MIN_HEALTHY_ATTEMPTS = 100
-"""`compare_policies` returns None if the log has fewer healthy attempts."""
+MIN_SUCCESSES = 100
+"""`compare_policies` returns None if fewer attempts succeeded outside outages."""
 MAX_CALLS = 10_000
 CONCURRENCY_HEADROOM = 2
 QUEUE_PER_WORKER = 100
@@ -42,7 +44,7 @@ _MAX_SAMPLES = 10_000
 _MAX_OUTAGES = 20
 _LEAD_SHARE = 0.1
 """The share of a run that comes before its longest outage."""
-_SERIES_POINTS = 600
+_BUCKETS_PER_RUN = 600
 _MAX_MINOR_LOSS = 0.01
 """If the success rate drops by more than this, `describe_changes` starts with a warning."""
 _MIN_RELATIVE_CHANGE = 0.05
@@ -74,9 +76,9 @@ def compare_policies(
     evidence: Evidence, old: Defence, new: Defence, *, seed: int = 0
 ) -> Comparison | None:
     """Simulate both defences under the same conditions; None if the log is too small."""
-    if len(evidence.success_durations) < MIN_HEALTHY_ATTEMPTS or not evidence.calls:
+    if len(evidence.success_durations) < MIN_SUCCESSES or not evidence.calls:
         return None
-    # A hedged call has no attempt timeout, so that a hanging attempt would never end.
+    # A hedged call has no attempt timeout, so a hanging attempt would never end.
     may_hang = old.hedging is None and new.hedging is None
     old_scenario = build_scenario(evidence, old, may_hang=may_hang)
     new_scenario = build_scenario(evidence, new, may_hang=may_hang)
@@ -111,7 +113,7 @@ def build_scenario(evidence: Evidence, defence: Defence, *, may_hang: bool = Tru
         clients=Clients(rate=rate, defence=defence),
         network=Fixed(0.0),  # the logged durations include the network
         duration=duration,
-        bucket=duration / _SERIES_POINTS,
+        bucket=duration / _BUCKETS_PER_RUN,
     )
 
 
@@ -153,13 +155,13 @@ def _concurrency(evidence: Evidence, rate: float, mean_duration: float) -> int:
 
 
 def _limit_timeout(evidence: Evidence, defence: Defence) -> Defence:
-    """Limit the attempt timeout to the logged duration of failures; hanging attempts end then."""
+    """Limit the attempt timeout, so that attempts hang no longer than failures took in the log."""
     longest = max(outage.median_failure_duration for outage in evidence.outages)
     longest = max(longest, quantile(evidence.success_durations, TAIL_QUANTILE))
     timeout = min(defence.policy.attempt_timeout or longest, longest)
     policy = defence.policy.replace(attempt_timeout=timeout)
-    state = {name: getattr(defence, name) for name in ("breaker", "budget", "limiter")}
-    return Defence(policy, **state)
+    arguments = {name: getattr(defence, name) for name in ("breaker", "budget", "limiter")}
+    return Defence(policy, **arguments)
 
 
 def _thin_durations(evidence: Evidence) -> tuple[float, ...]:
@@ -195,7 +197,7 @@ def _format_change(old: float, new: float, unit: str) -> str:
 
 
 def _describe_cause(old: Summary, new: Summary) -> str:
-    """Return the stop reason that became more frequent by most calls, as a subordinate clause."""
+    """Return a clause with the stop reason whose number of calls has grown most."""
     growth = {reason: count - old.reasons.get(reason, 0) for reason, count in new.reasons.items()}
     reason = max(growth, key=growth.__getitem__, default=None)
     if reason is None or growth[reason] <= 0:

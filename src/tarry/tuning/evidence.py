@@ -11,9 +11,9 @@ blocks of the sequence at least half failed. The reasons:
 
 * A block is a number of attempts and not of seconds, because an open breaker or a quiet night
   leaves periods without data.
-* Two blocks must have half, because one block can have half by chance if a fifth of the attempts
-  always fails.
-* The other blocks need only a quarter, so that an unstable service has one outage and not ten.
+* Half must fail in two blocks, because in one block half can fail by chance if a fifth of all
+  attempts always fails.
+* In the other blocks a quarter is enough, so that an unstable service has one outage and not ten.
 
 An outage lasts from the start of its first failed attempt to the start of its last failed attempt.
 The end of that attempt would be wrong: if it hung, it ended long after the recovery. Permanent
@@ -49,9 +49,10 @@ BLOCK_ATTEMPTS = 20
 Z_SCORE = 1.96
 """The z-score of the confidence level 95 %, which all intervals have."""
 MIN_SAMPLES_BEYOND = 5
-"""Values that must lie above a quantile, so that the sample contains the end of its interval."""
+"""Values that must lie above a quantile, so that the sample contains the upper bound of its
+confidence interval."""
 _ROUNDING_ERROR = 1e-12
-_DIGITS = 2
+_SIGNIFICANT_DIGITS = 2
 _SUCCESS, _PERMANENT = OUTCOME_KINDS.index(Kind.SUCCESS), OUTCOME_KINDS.index(Kind.PERMANENT)
 _MIN_CORE_FAILURE_SHARE = 0.5
 """The lowest share of failures in two neighbouring blocks of an outage."""
@@ -79,7 +80,7 @@ class Outage(NamedTuple):
 
 
 class AttemptOdds(NamedTuple):
-    """How often attempt `number` succeeded, of all calls that made so many attempts."""
+    """How often the attempt with this number succeeded, over all calls that made it."""
 
     number: int
     tries: int
@@ -119,7 +120,7 @@ class Evidence:
     calls: int
     start: float
     span: float
-    """The time from the first start of an attempt to the last end of one."""
+    """The time from the earliest start to the latest end of an attempt."""
     success_durations: Sequence[float]
     """The durations of healthy attempts that succeeded."""
     failure_durations: Sequence[float]
@@ -211,7 +212,7 @@ def analyze_log(log: AttemptLog) -> Evidence:
         retries=retries,
         max_concurrency=_max_concurrency(log, in_outage),
         outages=outages,
-        hedges=tuple(estimate_hedge(success_durations, each) for each in percentiles),
+        hedges=tuple(estimate_hedge(success_durations, name) for name in percentiles),
     )
 
 
@@ -228,14 +229,14 @@ def find_outages(log: AttemptLog) -> tuple[Outage, ...]:
     """Find the outages of a log, in order, by the rule in the docstring of this module."""
     outages: list[Outage] = []
     blocks: list[_Block] = []
-    end = _Block(len(log), len(log), failure_share=0.0)  # completes an outage that is still open
-    for block in (*_divide_into_blocks(log), end):
+    end_marker = _Block(len(log), len(log), failure_share=0.0)  # ends an outage at the log's end
+    for block in (*_divide_into_blocks(log), end_marker):
         if block.failure_share >= _MIN_FAILURE_SHARE:
             blocks.append(block)
             continue
         if any(
-            min(block.failure_share, next_block.failure_share) >= _MIN_CORE_FAILURE_SHARE
-            for block, next_block in pairwise(blocks)
+            min(earlier.failure_share, later.failure_share) >= _MIN_CORE_FAILURE_SHARE
+            for earlier, later in pairwise(blocks)
         ):
             outages.append(_make_outage(log, blocks[0].first, blocks[-1].stop))
         blocks = []
@@ -271,8 +272,8 @@ def _make_outage(log: AttemptLog, first: int, stop: int) -> Outage:
 
 def _durations(log: AttemptLog, in_outage: Sequence[int], *, failed: bool) -> array[float]:
     durations: array[float] = array("d")
-    for kind, is_excluded, duration in zip(log.kinds, in_outage, log.durations, strict=True):
-        if not is_excluded and kind != _PERMANENT and (kind != _SUCCESS) is failed:
+    for kind, is_in_outage, duration in zip(log.kinds, in_outage, log.durations, strict=True):
+        if not is_in_outage and kind != _PERMANENT and (kind != _SUCCESS) is failed:
             durations.append(duration)
     return array("d", sorted(durations))
 
@@ -281,8 +282,8 @@ def _max_concurrency(log: AttemptLog, in_outage: Sequence[int]) -> int:
     starts: array[float] = array("d")
     ends: array[float] = array("d")
     columns = zip(log.kinds, in_outage, log.starts, log.durations, strict=True)
-    for kind, is_excluded, start, duration in columns:
-        if kind == _SUCCESS and not is_excluded:
+    for kind, is_in_outage, start, duration in columns:
+        if kind == _SUCCESS and not is_in_outage:
             starts.append(start)
             ends.append(start + duration)
     ends = array("d", sorted(ends))
@@ -393,7 +394,7 @@ def round_two_digits(value: float, *, up: bool = False) -> float:
     """Round a value to two significant digits: to the nearest, or upwards if `up` is set."""
     if value <= 0:
         return 0.0
-    exponent = floor(log10(value)) - _DIGITS + 1
+    exponent = floor(log10(value)) - _SIGNIFICANT_DIGITS + 1
     scaled = value / 10.0**exponent
     digits = ceil(scaled - _ROUNDING_ERROR * scaled) if up else round(scaled)
     return float(f"{digits}e{exponent}")

@@ -1,10 +1,12 @@
 """Propose a defence from evidence, with a reason for each value.
 
+A defence is a policy, or hedging, with an optional breaker, retry budget and limiter.
+
 docs/tuning.md lists the value that is proposed for each field, and the amount of data that each
 rule needs. If the log is too small, the current value is kept, and the reason says so.
 
-A policy of one attempt has no waits and retries, so nothing is proposed for them. A call is either
-retried or hedged, so for a defence with a policy, hedging is only advice.
+For a policy of one attempt, no delays and no retry budget are proposed. A call is either retried or
+hedged, so for a defence with a policy, hedging is only advice.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from tarry.tuning.evidence import Evidence
     from tarry.tuning.rules import Suggestion
 
-_RETRY_FIELDS = ("initial_delay", "max_delay")
+_DELAY_FIELDS = ("initial_delay", "max_delay")
 _POLICY_RULES = (
     suggest_attempt_timeout,
     rules.suggest_initial_delay,
@@ -43,7 +45,8 @@ _POLICY_RULES = (
 _MIN_PLAUSIBLE_MEDIAN_S = 0.001
 """A lower median suggests that the log has durations in seconds instead of milliseconds."""
 _MAX_OUTAGE_SHARE = 0.9
-"""Retries multiply attempts during an outage, so two thirds in outages are no reason to warn."""
+"""The highest share of attempts in outages without a warning. It is high, because retries multiply
+the attempts of an outage."""
 _JSON_QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p99.5": 0.995, "p99.9": 0.999}
 
 
@@ -72,19 +75,19 @@ def propose(
         latency_target = check_positive("latency_target", latency_target)
         warnings.extend(_latency_target_warnings(evidence, latency_target))
     current = current or Defence()
-    budget = rules.suggest_retry_budget(evidence, current)
-    hedge = rules.suggest_hedging(evidence, current)
-    state_tables: dict[str, Any] = {
+    budget_suggestion = rules.suggest_retry_budget(evidence, current)
+    hedge_suggestion = rules.suggest_hedging(evidence, current)
+    parts: dict[str, Any] = {
         "breaker": current.breaker,
-        "budget": budget.proposed,
+        "budget": budget_suggestion.proposed,
         "limiter": current.limiter,
     }
     if current.hedging is not None:
-        hedging = replace(current.hedging, after=hedge.proposed)
+        hedging = replace(current.hedging, after=hedge_suggestion.proposed)
         if latency_target is not None:
             warnings.append("a hedged call has no total_budget: the latency target has no effect")
-        defence = Defence(hedging=hedging, **state_tables)
-        return Proposal((hedge, budget), current, defence, tuple(warnings))
+        defence = Defence(hedging=hedging, **parts)
+        return Proposal((hedge_suggestion, budget_suggestion), current, defence, tuple(warnings))
     policy = current.policy
     suggestions: list[Suggestion] = []
     for rule in _POLICY_RULES:
@@ -93,13 +96,13 @@ def propose(
             policy = policy.replace(**{suggestion.field: suggestion.proposed})
             suggestions.append(suggestion)
     if policy.max_attempts == 1:
-        policy = policy.replace(**{name: getattr(current.policy, name) for name in _RETRY_FIELDS})
-        suggestions = [each for each in suggestions if each.field not in _RETRY_FIELDS]
-        state_tables["budget"] = current.budget
+        policy = policy.replace(**{name: getattr(current.policy, name) for name in _DELAY_FIELDS})
+        suggestions = [each for each in suggestions if each.field not in _DELAY_FIELDS]
+        parts["budget"] = current.budget
     else:
-        suggestions.append(budget)
-    defence = Defence(policy, **state_tables)
-    return Proposal((*suggestions, hedge), current, defence, tuple(warnings))
+        suggestions.append(budget_suggestion)
+    defence = Defence(policy, **parts)
+    return Proposal((*suggestions, hedge_suggestion), current, defence, tuple(warnings))
 
 
 def to_json(evidence: Evidence, proposal: Proposal, comparison: Comparison | None = None) -> str:

@@ -61,8 +61,8 @@ _DURATION_FIELDS = ("attempt_timeout", "initial_delay", "max_delay", "total_budg
 _MIN_INTEGER_PERCENT = 9.95
 """A percentage of at least this is rounded to an integer, so that it has two digits or more."""
 _MIN_SHOWN_PERCENT = 0.01
-_CUSTOM_BACKOFF = "the policy has a custom backoff"
-_TARGET_LIMITS_WAIT = "the latency target: no wait can be longer"
+_CUSTOM_BACKOFF_REASON = "the policy has a custom backoff"
+_LATENCY_TARGET_REASON = "the latency target: no wait can be longer"
 
 
 def format_percent(share: float) -> str:
@@ -128,7 +128,7 @@ def suggest_initial_delay(
     """
     field, current, durations = "initial_delay", policy.initial_delay, evidence.success_durations
     if not isinstance(policy.backoff, str):
-        return keep_value(field, current, _CUSTOM_BACKOFF)
+        return keep_value(field, current, _CUSTOM_BACKOFF_REASON)
     if len(durations) < MIN_TRIES:
         available = format_count(len(durations), "healthy attempt")
         return insufficient_data(field, current, available, f"{MIN_TRIES} needed for the median")
@@ -138,18 +138,18 @@ def suggest_initial_delay(
     if proposed == MIN_INITIAL_DELAY_S:
         reason = f"two healthy round trips, and no less than {format_duration(MIN_INITIAL_DELAY_S)}"
     if latency_target is not None and latency_target < proposed:
-        proposed, reason = latency_target, _TARGET_LIMITS_WAIT
-    found = f"median {format_duration(round_trip)} of {len(durations):,}"
-    return Suggestion(field, current, proposed, reason, found)
+        proposed, reason = latency_target, _LATENCY_TARGET_REASON
+    basis = f"median {format_duration(round_trip)} of {len(durations):,}"
+    return Suggestion(field, current, proposed, reason, basis)
 
 
 def suggest_max_delay(
     evidence: Evidence, policy: Policy, latency_target: float | None
 ) -> Suggestion:
-    """Suggest a quarter of the median outage: a retry comes at most so late after a recovery."""
+    """Suggest a quarter of the median outage, so that retries come soon after a recovery."""
     field, current = "max_delay", policy.max_delay
     if not isinstance(policy.backoff, str):
-        return keep_value(field, current, _CUSTOM_BACKOFF)
+        return keep_value(field, current, _CUSTOM_BACKOFF_REASON)
     lengths = sorted(outage.length for outage in evidence.outages)
     if len(lengths) < MIN_OUTAGES:
         available = format_count(len(lengths), "outage")
@@ -158,18 +158,18 @@ def suggest_max_delay(
     proposed = min(round_two_digits(usual / 4), MAX_MAX_DELAY_S)
     reason = "a quarter of the median outage: no retry comes later after a recovery"
     if latency_target is not None and latency_target < proposed:
-        proposed, reason = latency_target, _TARGET_LIMITS_WAIT
+        proposed, reason = latency_target, _LATENCY_TARGET_REASON
     if proposed < policy.initial_delay:
         proposed, reason = policy.initial_delay, "no less than initial_delay"
     low, high = format_duration(lengths[0]), format_duration(lengths[-1])
-    found = f"{len(lengths)} outages of {low} to {high}, median {format_duration(usual)}"
-    return Suggestion(field, current, proposed, reason, found)
+    basis = f"{len(lengths)} outages of {low} to {high}, median {format_duration(usual)}"
+    return Suggestion(field, current, proposed, reason, basis)
 
 
 def suggest_max_attempts(
     evidence: Evidence, policy: Policy, latency_target: float | None
 ) -> Suggestion:
-    """Suggest as many attempts as succeed often enough; only total_budget limits their time."""
+    """Suggest the number of attempts that succeed often enough; total_budget limits the time."""
     suggestion = _suggest_by_odds(evidence, policy.max_attempts)
     if latency_target is None or policy.attempt_timeout is None:
         return suggestion
@@ -184,15 +184,15 @@ def suggest_max_attempts(
 def suggest_total_budget(
     evidence: Evidence, policy: Policy, latency_target: float | None
 ) -> Suggestion | None:
-    """Suggest the latency target, or None without a target. Running attempts may exceed it."""
+    """Suggest the latency target, which a running attempt may exceed; None without a target."""
     if latency_target is None:
         return None
     durations = evidence.call_durations
-    found = ""
+    basis = ""
     if len(durations) >= required_samples(0.99):
-        found = f"calls that succeeded took {format_duration(quantile(durations, 0.99))} at p99"
+        basis = f"calls that succeeded took {format_duration(quantile(durations, 0.99))} at p99"
     reason = "the latency target: no retry that is expected to end later"
-    return Suggestion("total_budget", policy.total_budget, latency_target, reason, found)
+    return Suggestion("total_budget", policy.total_budget, latency_target, reason, basis)
 
 
 def suggest_retry_budget(evidence: Evidence, current: Defence) -> Suggestion:
@@ -212,15 +212,15 @@ def suggest_retry_budget(evidence: Evidence, current: Defence) -> Suggestion:
     if ratio in {MIN_RETRY_RATIO, MAX_RETRY_RATIO}:
         limit = "no less" if ratio == MIN_RETRY_RATIO else "no more"
         reason += f", and {limit} than {format_percent(ratio)}"
-    found = (
+    basis = (
         f"{format_percent(measured)} of {evidence.healthy_calls:,} calls outside outages, "
         f"{format_percent(evidence.retries / evidence.calls)} over all"
     )
-    return Suggestion("budget", current_budget, proposed, reason, found)
+    return Suggestion("budget", current_budget, proposed, reason, basis)
 
 
 def suggest_hedging(evidence: Evidence, current: Defence) -> Suggestion:
-    """Suggest the earliest percentile that adds little load; without hedging, only as advice."""
+    """Suggest the earliest percentile that adds little load; only advice for a retrying defence."""
     field = "hedging.after"
     current_after = None if current.hedging is None else current.hedging.after
     durations = evidence.success_durations
@@ -231,7 +231,7 @@ def suggest_hedging(evidence: Evidence, current: Defence) -> Suggestion:
         suggestion = insufficient_data(field, current_after, available, required)
         return suggestion._replace(is_advice=is_advice)
     best = next(hedge for hedge in evidence.hedges if hedge.load <= MAX_HEDGE_LOAD)
-    found = (
+    basis = (
         f"p99.9 of {len(durations):,}: {format_duration(quantile(durations, TAIL_QUANTILE))}, "
         f"hedged after {format_duration(best.delay)}: {format_duration(best.tail)}"
     )
@@ -239,9 +239,9 @@ def suggest_hedging(evidence: Evidence, current: Defence) -> Suggestion:
     trade_off = f"{best.percentile}: -{saving} p99.9 for +{load} load"
     if best.saving < MIN_HEDGE_SAVING:
         reason = f"a second copy would not pay ({trade_off})"
-        return keep_value(field, current_after, reason, found)._replace(is_advice=is_advice)
+        return keep_value(field, current_after, reason, basis)._replace(is_advice=is_advice)
     reason = f"advice, instead of retries: {trade_off}" if is_advice else trade_off
-    return Suggestion(field, current_after, best.percentile, reason, found, is_advice=is_advice)
+    return Suggestion(field, current_after, best.percentile, reason, basis, is_advice=is_advice)
 
 
 def _suggest_by_odds(evidence: Evidence, current: int) -> Suggestion:
@@ -372,20 +372,20 @@ def _suggest_by_latency(evidence: Evidence, current: float | None) -> Suggestion
         effective = max(current or 0.0, timeout)
     p995 = quantile(sample, TIMEOUT_QUANTILE)
     low, high = quantile_interval(sample, TIMEOUT_QUANTILE)
-    found = _describe_evidence(observed, len(sample), p995, low, high)
+    basis = _describe_evidence(observed, len(sample), p995, low, high)
     if observed is not None and low == inf:
         reason = (
             f"{format_percent(observed.cut_off_attempts / len(sample))} of healthy attempts ran "
             "into the timeout, so p99.5 lies beyond it: raise it and measure again"
         )
-        suggestion = keep_value(field, effective, reason, found, has_enough_data=False)
+        suggestion = keep_value(field, effective, reason, basis, has_enough_data=False)
         return suggestion._replace(current=current)
     if effective is not None and (p995 == inf or _round_up(low) <= effective <= _round_up(high)):
         # A change within the confidence interval would follow chance. As the timeout cuts off the
         # longest attempts, such changes would only ever shorten it.
         reason = "p99.5 of healthy attempts, as closely as the log can tell"
-        return keep_value(field, effective, reason, found)._replace(current=current)
-    return Suggestion(field, current, _round_up(p995), "p99.5 of healthy attempts", found)
+        return keep_value(field, effective, reason, basis)._replace(current=current)
+    return Suggestion(field, current, _round_up(p995), "p99.5 of healthy attempts", basis)
 
 
 def _largest_cluster(successes: Sequence[float], failures: Sequence[float]) -> Sequence[float]:
@@ -412,8 +412,8 @@ def _describe_evidence(
         f"over {timeout}" if time == inf else format_duration(time) for time in (p995, low, high)
     )
     interval = "" if shortest == longest else f" ({INTERVAL} {shortest} to {longest})"
-    found = f"{value}{interval} of {sample_size:,}"
+    basis = f"{value}{interval} of {sample_size:,}"
     if observed is None:
-        return found
+        return basis
     cause = ": they failed after nearly the same time" if observed.is_inferred else ""
-    return f"{found}, {observed.cut_off_attempts:,} cut off at {timeout}{cause}"
+    return f"{basis}, {observed.cut_off_attempts:,} cut off at {timeout}{cause}"
