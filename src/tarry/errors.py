@@ -36,14 +36,14 @@ class ConfigurationError(TarryError, ValueError):
     """A value breaks a rule, or two arguments contradict each other."""
 
     def __init__(self, field: str, rule: str | None = None, value: object = _NOT_SHOWN) -> None:
-        """Compose the message: "max_attempts must be at least 1, got 0".
+        """Compose the message from the arguments.
 
-        It results from `ConfigurationError("max_attempts", "must be at least 1", 0)`. Without a
-        value the message ends after the rule. A single argument is the complete message, for an
-        error that is not about one field.
+        `ConfigurationError("max_attempts", "must be at least 1", 0)` has the message "max_attempts
+        must be at least 1, got 0". Without a value the message ends after the rule. A single
+        argument is the complete message, for an error that is not about one field.
         """
         self.field: str | None = None if rule is None else field
-        """The name of the rejected argument or setting; None if the error is not about one."""
+        """The name of the rejected argument or setting; None when the error is not about one."""
         self.rule: str = field if rule is None else rule
         """The broken rule as a predicate ("must be at least 1"); without a field, the message."""
         self.has_value: bool = value is not _NOT_SHOWN
@@ -80,7 +80,7 @@ def short_repr(value: object, limit: int = 60) -> str:
 
 
 class Rejected(TarryError):
-    """The call was rejected before it reached the dependency; nothing was sent."""
+    """The call was rejected. Nothing was sent, unless the deadline passed during an attempt."""
 
     def __init__(
         self, message: str, *, downstream: str | None = None, retry_after: float | None = None
@@ -97,11 +97,11 @@ class BreakerOpen(Rejected):
 
 
 class LimitReached(Rejected):
-    """The rate limit, concurrency limit or in-flight limit of the dependency is reached."""
+    """The local rate limit, concurrency limit or in-flight limit for the dependency is reached."""
 
 
 class DeadlineExceeded(Rejected, TimeoutError):
-    """The deadline of the call passed before or during an attempt."""
+    """The deadline passed before an attempt, or during one that may have reached the dependency."""
 
 
 class AttemptTimeout(TarryError, TimeoutError):
@@ -117,7 +117,7 @@ class ResultNotAccepted(TarryError):
 
 
 class HandedOff(TarryError):
-    """The call was handed to the retry service as `task`; `__cause__` is the local error."""
+    """The call was handed to the retry service as `task`; `__cause__` is the last local error."""
 
     def __init__(self, message: str, task: Any = None) -> None:
         super().__init__(message)

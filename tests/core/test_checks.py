@@ -18,7 +18,7 @@ from tarry.core.checks import (
     check_number,
     check_one_of,
     check_positive,
-    check_share,
+    check_ratio,
 )
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 
@@ -32,7 +32,7 @@ Rule = Callable[[str, Any], object]
 NUMBERS: list[Rule] = [
     check_number,
     check_positive,
-    check_share,
+    check_ratio,
     lambda field, value: check_at_least(field, value, 0),
 ]
 NAMES = ["number", "positive", "share", "at_least"]
@@ -121,14 +121,14 @@ def test_not_at_least(floor: float, value: float, shown: str) -> None:
 @pytest.mark.parametrize("value", [5e-324, 0.5, 1, 1.0])
 def test_share(value: float) -> None:
     """A share is above 0 and at most 1."""
-    assert value == check_share("field", value)
+    assert value == check_ratio("field", value)
 
 
 @pytest.mark.parametrize("value", [0, -0.5, 1.0000001, 50])
 def test_not_a_share(value: float) -> None:
     """Nothing, less than nothing and more than all are no shares."""
     with pytest.raises(ConfigurationError) as caught:
-        check_share("field", value)
+        check_ratio("field", value)
     assert f"field must be greater than 0 and at most 1, got {value!r}" == str(caught.value)
 
 

@@ -87,4 +87,4 @@ def test_a_copy_that_could_not_be_sent_costs_nothing(capped: bool) -> None:
     assert Attempt(2) == call.hedge(1.0)
     assert call.record_unsent(2, 1.0)
     assert (1, None) == (cap._running, call.next_hedge_at)
-    assert downstream.take_hedge_credit(1.0)
+    assert downstream.take_hedge_credit()

@@ -39,8 +39,8 @@ def test_three_layers_of_four_attempts_cost_four(driver: Driver, clock: VirtualC
     assert 4 == len(dependency.starts)
     assert [
         "tarry: leaf gave up after 4 attempts and 350 ms of waiting: no attempts left",
-        "tarry: middle gave up after 1 attempt: a layer below has given up on it already",
-        "tarry: top gave up after 1 attempt: a layer below has given up on it already",
+        "tarry: middle gave up after 1 attempt: a layer below has already retried this error",
+        "tarry: top gave up after 1 attempt: a layer below has already retried this error",
     ] == caught.value.__notes__
     record = tarry.record_of(caught.value)
     assert record is not None

@@ -141,7 +141,8 @@ def test_unsafe_operation(clock: VirtualClock, again: bool, calls: int) -> None:
     with pytest.raises(OSError) as caught:  # noqa: PT011 - the only one there is
         tarry.call(charge, on=OSError, policy=policy, name="order")
 
-    below, above = "the operation is not safe to repeat", "a layer below has given up on it already"
+    below = "the operation is not safe to repeat"
+    above = "a layer below has already retried this error"
     ends = sorted(note.rpartition(": ")[2] for note in caught.value.__notes__)
     assert calls == len(made)
     assert sorted([below, "no attempts left" if again else above]) == ends

@@ -167,6 +167,7 @@ LOCKED: dict[str, Callable[[Downstream], object]] = {
     "hedge_delay": lambda d: d.hedge_delay(0.5, 1),
     "add_hedge_credit": lambda d: d.add_hedge_credit(0.5),
     "take_hedge_credit": lambda d: d.take_hedge_credit(),
+    "return_hedge_credit": lambda d: d.return_hedge_credit(),
     "try_record_success": _settle,
     "force": lambda d: d.force("open"),
 }

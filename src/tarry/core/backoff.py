@@ -3,9 +3,9 @@
 Backoff returns the ceiling of the delay: its upper bound. A backoff is a name from `BACKOFFS` or
 any callable that takes k and returns seconds.
 
-Jitter chooses a random delay below the ceiling. A jitter is a name from `JITTERS` or any callable
-`(ceiling, previous, u) -> seconds`. `previous` is the delay before the last retry, or the initial
-delay for the first retry. `u` is a random number from [0, 1).
+Jitter chooses a random delay, usually below the ceiling. A jitter is a name from `JITTERS` or any
+callable `(ceiling, previous, u) -> seconds`. `previous` is the delay before the last retry, or the
+initial delay for the first retry. `u` is a random number from [0, 1).
 """
 
 from __future__ import annotations

@@ -13,13 +13,17 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from tarry.core.checks import check_at_least, check_count, check_one_of, check_positive, check_share
+from tarry.core.checks import check_at_least, check_count, check_one_of, check_positive, check_ratio
 from tarry.core.sliding_window import SlidingWindow
 from tarry.errors import ConfigurationError
 
 
 class BreakerState(StrEnum):
-    """The state of a breaker."""
+    """The state of a breaker. An operator sets the last three.
+
+    FORCED_OPEN: rejects all calls. DISABLED: admits all calls and counts none. METRICS_ONLY: admits
+    and counts all calls, but never opens.
+    """
 
     CLOSED = "closed"
     OPEN = "open"
@@ -38,13 +42,13 @@ _MANUAL_STATES = {
     "metrics-only": BreakerState.METRICS_ONLY,
 }
 _CALLS, _FAILURES, _SLOW = range(3)
-"""The columns of the sliding window."""
+"""The columns of the sliding window, one for each kind of event."""
 _GENERATION_STEP = 1 << 40
 """Large enough that the probe numbers of one generation never reach the next."""
 
 
 class Breaker:
-    """A circuit breaker: stops calls to a dependency that fails and tests when it has recovered.
+    """A circuit breaker: rejects calls to a failing dependency, and tests whether it recovered.
 
     It opens when, of at least `min_calls` calls in the last `window` seconds, the fraction
     `failure_rate` failed, or the fraction `slow_rate` took longer than `slow_after` seconds. It
@@ -56,12 +60,12 @@ class Breaker:
     """
 
     __slots__ = (
-        "_consecutive",
         "_failure_rate",
         "_failures_in_a_row",
         "_growth",
         "_has_other_rules",
-        "_last_probe",
+        "_last_probe_permit",
+        "_max_failures_in_a_row",
         "_max_open",
         "_min_calls",
         "_open_for",
@@ -94,12 +98,14 @@ class Breaker:
         spread: float = 0.1,
         probes: int = 3,
     ) -> None:
-        self._failure_rate = check_share("failure_rate", failure_rate)
+        self._failure_rate = check_ratio("failure_rate", failure_rate)
         self._min_calls = check_count("min_calls", min_calls)
         self._window = SlidingWindow(check_positive("window", window), 3)
-        self._consecutive = None if consecutive is None else check_count("consecutive", consecutive)
+        self._max_failures_in_a_row = (
+            None if consecutive is None else check_count("consecutive", consecutive)
+        )
         self._slow_after = None if slow_after is None else check_positive("slow_after", slow_after)
-        self._slow_rate = check_share("slow_rate", slow_rate)
+        self._slow_rate = check_ratio("slow_rate", slow_rate)
         self._open_for = check_positive("open_for", open_for)
         self._growth = check_at_least("growth", growth, 1)
         self._max_open = check_positive("max_open", max_open)
@@ -113,9 +119,9 @@ class Breaker:
         self.state: BreakerState = _CLOSED
         self.generation: int = 0
         self.is_fault_free: bool = self._slow_after is None
-        """Whether a success changes only a counter, because no failure is in the window.
+        """Whether `try_count_success` can count a success, because only a counter changes.
 
-        Always False with `slow_after`.
+        True while no failure is in the window; always False with `slow_after`.
         """
         # Rules other than `failure_rate`
         self._has_other_rules = consecutive is not None or slow_after is not None
@@ -124,7 +130,7 @@ class Breaker:
         """Number of times the breaker has opened since it was last closed."""
         self._open_until = 0.0
         self._running_probes: dict[int, float] = {}
-        self._last_probe = 0
+        self._last_probe_permit = 0
         self._probe_successes = 0
 
     def admit(self, now: float) -> int | None:
@@ -162,11 +168,11 @@ class Breaker:
         return True
 
     def record(self, permit: int, failed: bool, duration: float, now: float, u: float) -> None:  # noqa: FBT001
-        """Record the result of an admitted call."""
-        slow = self._slow_after is not None and duration > self._slow_after
+        """Record the result of an admitted call; `u` is a random number from [0, 1)."""
+        is_slow = self._slow_after is not None and duration > self._slow_after
         if self.state is _HALF_OPEN:
             if self._running_probes.pop(permit, None) is not None:
-                self._record_probe(is_success=not failed and not slow, now=now, u=u)
+                self._record_probe(is_success=not failed and not is_slow, now=now, u=u)
             return
         if permit != self.generation or self.state is _DISABLED:
             return
@@ -175,7 +181,7 @@ class Breaker:
             window.advance(now)
         current = window.current
         current[_CALLS] += 1
-        current[_SLOW] += slow
+        current[_SLOW] += is_slow
         current[_FAILURES] += failed
         self._failures_in_a_row = self._failures_in_a_row + 1 if failed else 0
         failures = window.past[_FAILURES] + current[_FAILURES]
@@ -188,11 +194,14 @@ class Breaker:
                 self._open(now, u)
 
     def release(self, permit: int) -> None:
-        """Release the permit of a call that ended without a result; nothing is counted."""
+        """Release the permit of a call without a result; no success or failure is counted."""
         self._running_probes.pop(permit, None)
 
     def force(self, state: str) -> None:
-        """Set the state manually: open, disabled, metrics-only, or closed (then automatic)."""
+        """Set the state to open, closed, disabled or metrics-only.
+
+        Only after "closed" does the breaker change its state by itself again.
+        """
         check_one_of("state", state, _MANUAL_STATES)
         self.consecutive_opens = 0
         self._set_state(_MANUAL_STATES[state])
@@ -217,7 +226,8 @@ class Breaker:
         return total(_CALLS), total(_FAILURES), total(_SLOW)
 
     def _is_other_rule_met(self, calls: int) -> bool:
-        if self._consecutive is not None and self._failures_in_a_row >= self._consecutive:
+        limit = self._max_failures_in_a_row
+        if limit is not None and self._failures_in_a_row >= limit:
             return True
         if self._slow_after is None or calls < self._min_calls:
             return False
@@ -237,9 +247,9 @@ class Breaker:
         oldest = now - self._open_for
         running = self._running_probes.items()
         self._running_probes = {permit: started for permit, started in running if started > oldest}
-        self._last_probe += 1
-        self._running_probes[self._last_probe] = now
-        return self._last_probe
+        self._last_probe_permit += 1
+        self._running_probes[self._last_probe_permit] = now
+        return self._last_probe_permit
 
     def _record_probe(self, *, is_success: bool, now: float, u: float) -> None:
         if not is_success:
@@ -261,7 +271,7 @@ class Breaker:
 
     def _set_state(self, state: BreakerState) -> BreakerState:
         self.state = state
-        self.generation = self._last_probe = self.generation + _GENERATION_STEP
+        self.generation = self._last_probe_permit = self.generation + _GENERATION_STEP
         self._failures_in_a_row = 0
         self._running_probes.clear()
         self._probe_successes = 0

@@ -2,28 +2,28 @@
 
 A budget is any object with the five methods of `Budget`. Costs and balances are in a unit that the
 budget chooses: tokens, or retries. A budget belongs to one downstream. The downstream's lock is
-held during every method, so a method must not call the downstream.
+held during every method, so a method that calls its `Downstream` object would deadlock.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from tarry.core.checks import check_at_least, check_count, check_one_of, check_positive, check_share
+from tarry.core.checks import check_at_least, check_count, check_one_of, check_positive, check_ratio
 from tarry.core.outcome import Kind, Outcome
 from tarry.core.sliding_window import SlidingWindow
 from tarry.errors import ConfigurationError
 
 _SUCCESS, _THROTTLED = Kind.SUCCESS, Kind.THROTTLED
 _CALLS, _RETRIES = range(2)
-"""The columns of the sliding window of a `RatioBudget`."""
+"""The columns of the sliding window of a `RatioBudget`, one for each kind of event."""
 
 
 class Budget(Protocol):
     """The interface of a retry budget."""
 
     def cost(self, outcome: Outcome) -> float:
-        """Return the price of a retry after this outcome."""
+        """Return the cost of a retry after this outcome."""
         ...
 
     def balance(self, now: float) -> float:
@@ -50,14 +50,15 @@ class TokenPrices(NamedTuple):
     throttled: float
     timeout: float
     clean_success: float
-    refund: float | None
-    """Tokens earned by a success after retries; None means the price of the last retry."""
+    """Tokens earned by a success of the first attempt."""
+    late_success: float | None
+    """Tokens earned by a success after retries; None means the cost of the last retry."""
 
 
 PRICES = {
-    "classic": TokenPrices(retry=5, throttled=5, timeout=5, clean_success=5, refund=5),
-    "aws-2020": TokenPrices(retry=5, throttled=5, timeout=10, clean_success=1, refund=None),
-    "aws-2026": TokenPrices(retry=14, throttled=5, timeout=14, clean_success=1, refund=None),
+    "classic": TokenPrices(retry=5, throttled=5, timeout=5, clean_success=5, late_success=5),
+    "aws-2020": TokenPrices(retry=5, throttled=5, timeout=10, clean_success=1, late_success=None),
+    "aws-2026": TokenPrices(retry=14, throttled=5, timeout=14, clean_success=1, late_success=None),
 }
 
 
@@ -65,7 +66,7 @@ class TokenBudget:
     """A token bucket like that of the AWS SDKs: retries cost tokens, successes earn tokens.
 
     `classic`: a retry costs 5, a success earns 5. `aws-2020`: a retry costs 5, or 10 after a
-    timeout; a success of the first attempt earns 1; a success after retries earns the price of the
+    timeout; a success of the first attempt earns 1; a success after retries earns the cost of the
     last retry. `aws-2026`: like `aws-2020`, but a retry costs 14, or 5 after throttling.
     """
 
@@ -77,7 +78,7 @@ class TokenBudget:
         self._capacity = self._tokens = check_positive("capacity", capacity)
 
     def cost(self, outcome: Outcome) -> float:
-        """Return the price of a retry after this outcome."""
+        """Return the cost of a retry after this outcome."""
         if outcome.kind is _THROTTLED:
             return self._prices.throttled
         return self._prices.timeout if outcome.timeout else self._prices.retry
@@ -94,17 +95,19 @@ class TokenBudget:
         return True
 
     def deposit(self, amount: float, now: float) -> None:  # noqa: ARG002
-        """Add tokens, up to the capacity."""
+        """Refund tokens, up to the capacity."""
         self._tokens = min(self._capacity, self._tokens + amount)
 
-    def record(self, outcome: Outcome, paid: float, now: float) -> None:
+    def record(self, outcome: Outcome, paid: float, now: float) -> None:  # noqa: ARG002
         """Add tokens after a success."""
         if outcome.kind is not _SUCCESS or self._tokens >= self._capacity:
             return
+        prices = self._prices
         if not paid:
-            self.deposit(self._prices.clean_success, now)
+            earned = prices.clean_success
         else:
-            self.deposit(paid if self._prices.refund is None else self._prices.refund, now)
+            earned = paid if prices.late_success is None else prices.late_success
+        self._tokens = min(self._capacity, self._tokens + earned)
 
 
 class RatioBudget:
@@ -119,12 +122,12 @@ class RatioBudget:
     def __init__(
         self, ratio: float = 0.1, *, window: float = 10.0, min_per_second: float = 1.0
     ) -> None:
-        self._ratio = check_share("ratio", ratio)
+        self._ratio = check_ratio("ratio", ratio)
         self._window = SlidingWindow(check_positive("window", window), 2)
         self._min_retries = check_at_least("min_per_second", min_per_second, 0) * window
 
     def cost(self, outcome: Outcome) -> float:  # noqa: ARG002 - part of the protocol
-        """Return 1: every retry has the same price."""
+        """Return 1: every retry has the same cost."""
         return 1.0
 
     def balance(self, now: float) -> float:
@@ -166,7 +169,7 @@ class ThrottleBudget:
     thousandths, as the specification counts them.
     """
 
-    __slots__ = ("_capacity", "_millitokens", "_ratio")
+    __slots__ = ("_capacity", "_millitokens", "_success_millitokens")
 
     _MAX_TOKENS = 1000
 
@@ -176,12 +179,12 @@ class ThrottleBudget:
             rule = f"must be at most {self._MAX_TOKENS}, got {max_tokens}"
             raise ConfigurationError("max_tokens", rule)
         ratio = min(check_positive("token_ratio", token_ratio), self._MAX_TOKENS)
-        self._ratio = int(ratio * 1000 + 1e-9)  # 1.001 * 1000 is slightly below 1001
-        if not self._ratio:
+        self._success_millitokens = int(ratio * 1000 + 1e-9)  # 1.001 * 1000 is slightly below 1001
+        if not self._success_millitokens:
             raise ConfigurationError("token_ratio", "must be at least 0.001", token_ratio)
 
     def cost(self, outcome: Outcome) -> float:  # noqa: ARG002 - part of the protocol
-        """Return 0.001, the smallest amount: a retry is free, but needs a balance above 0."""
+        """Return 0.001, the smallest balance that allows a retry. `withdraw` takes nothing."""
         return 0.001
 
     def balance(self, now: float) -> float:  # noqa: ARG002
@@ -198,6 +201,7 @@ class ThrottleBudget:
     def record(self, outcome: Outcome, paid: float, now: float) -> None:  # noqa: ARG002
         """Take one token after a failure that is not permanent; add some after a success."""
         if outcome.kind is _SUCCESS:
-            self._millitokens = min(self._capacity, self._millitokens + self._ratio)
+            earned = self._success_millitokens
+            self._millitokens = min(self._capacity, self._millitokens + earned)
         elif outcome.kind is not Kind.PERMANENT:
             self._millitokens = max(0, self._millitokens - 1000)

@@ -1,14 +1,14 @@
-"""The state machine of one call: policy and downstream decide about attempts, waits and its end.
+"""The state machine of one call: when an attempt starts, how long to wait, when the call ends.
 
-A driver is the code that runs attempts and waits. It calls `start` for the first attempt and again
-after each wait, reports the result with `record_success`, `record_failure` or `cancel_attempt`, and
-carries out the commands that these methods return (`Attempt`, `Wait`, `Stop`).
+A driver is the code that makes the attempts and sleeps between them. It calls `start` for the first
+attempt and again after each wait, reports the result with `record_success`, `record_failure` or
+`cancel_attempt`, and carries out the commands that these methods return: `Attempt`, `Wait`, `Stop`.
 
 A `DurableCall` is a call of the retry service, whose state is stored so that it outlives the
 process. When the downstream rejects an attempt, a `Call` ends, because its caller is waiting. A
 `DurableCall` is *deferred*: the same attempt is tried again later, and neither an attempt nor a
-token of the retry budget is used up. Therefore a `DurableCall` checks breaker, limits and retry
-budget before each attempt and not after a failure.
+token of the retry budget is used up. Its retry may be due much later. So a `DurableCall` checks
+breaker, limits and retry budget just before each attempt, and not after a failure.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ DownstreamStatus: TypeAlias = tuple[str | None, float | None]
 """The state of the breaker and the balance of the retry budget."""
 
 NO_STATUS: DownstreamStatus = (None, None)
-_Log: TypeAlias = "tuple[_Log | None, int, Outcome, str, Wait | Stop, DownstreamStatus]"
-"""The decision record as a linked list, newest step first.
+_StepNode: TypeAlias = "tuple[_StepNode | None, int, Outcome, str, Wait | Stop, DownstreamStatus]"
+"""A step of the decision record, as a node of a linked list. It starts with the previous step.
 
-Appending a step costs one tuple. `steps` builds the `Step` objects, because most calls never read
+Adding a step costs one tuple. `Call.steps` builds the `Step` objects, because most calls never read
 their record.
 """
 
 
 class Call:
-    """The state of one call. `deadline` and every `now` are on the same time base."""
+    """The state of one call. `deadline` and `now` have one time base; `u` is random, in [0, 1)."""
 
     __slots__ = (
         "_attempt_started",
-        "_dropped_waits",
-        "_log",
+        "_dropped_delays",
+        "_newest_step",
         "_paid",
         "_permit",
         "attempts",
@@ -71,8 +71,9 @@ class Call:
         """Number of attempts started."""
         self.previous_delay: float | None = None
         self.backoff_offset: int = 0
-        self._log: _Log | None = None
-        self._dropped_waits = 0.0
+        """Number of attempts made when backoff last started over (after an exact hint), else 0."""
+        self._newest_step: _StepNode | None = None
+        self._dropped_delays = 0.0
         if downstream is not None:  # without a downstream these attributes are never read
             self._permit: int | None = None
             self._attempt_started = started
@@ -87,17 +88,17 @@ class Call:
     def steps(self) -> tuple[Step, ...]:
         """The decision record: one step for each failed attempt, at most the last 256."""
         steps: list[Step] = []
-        log = self._log
-        while log is not None:
-            log, attempt, outcome, detail, verdict, status = log
+        step = self._newest_step
+        while step is not None:
+            step, attempt, outcome, detail, verdict, status = step
             steps.append(Step(attempt, outcome.kind, outcome.detail or detail, verdict, *status))
         return tuple(reversed(steps))
 
     @property
     def waited(self) -> float:
-        """The sum of all delays so far, in seconds."""
-        waits = (step.verdict.delay for step in self.steps if isinstance(step.verdict, Wait))
-        return sum(waits, self._dropped_waits)
+        """The sum of the delays of all `Wait` verdicts so far, in seconds."""
+        delays = (step.verdict.delay for step in self.steps if isinstance(step.verdict, Wait))
+        return sum(delays, self._dropped_delays)
 
     def resume(self, progress: Progress) -> None:
         """Continue a call that was stored as `progress`, perhaps by another process."""
@@ -107,15 +108,15 @@ class Call:
         """Start the next attempt, or end the call if time is up or the downstream rejects it."""
         deadline, total_budget = self.deadline, self.policy.total_budget
         if deadline is not None and now >= deadline:
-            return self._stop(Stop(Reason.DEADLINE), now)
+            return self._refund_and_stop(Stop(Reason.DEADLINE), now)
         if total_budget is not None and now >= self.started + total_budget:
-            return self._stop(Stop(Reason.TOTAL_BUDGET), now)
+            return self._refund_and_stop(Stop(Reason.TOTAL_BUDGET), now)
         delay = 0.0
         downstream = self.downstream
         if downstream is not None:
             admitted = downstream.admit(now)
             if isinstance(admitted, Stop):
-                return self._stop(admitted, now)
+                return self._refund_and_stop(admitted, now)
             if isinstance(admitted, DelayedPermit):
                 self._permit, delay = admitted
                 if (deadline is not None and now + delay >= deadline) or (
@@ -123,7 +124,7 @@ class Call:
                 ):
                     downstream.release(admitted.permit, 0.0, now)
                     self._permit = None
-                    return self._stop(Stop(Reason.LIMIT, delay), now)
+                    return self._refund_and_stop(Stop(Reason.LIMIT, delay), now)
             else:
                 self._permit = admitted
             self._attempt_started = now + delay
@@ -149,7 +150,7 @@ class Call:
     def adopt_first_failure(self, outcome: Outcome, detail: str, verdict: Wait) -> None:
         """Take over after the driver handled the first failure itself and started attempt 2."""
         self.attempts = 1
-        self._log_step(outcome, detail, verdict, NO_STATUS)
+        self._append_step(outcome, detail, verdict, NO_STATUS)
         self.attempts = 2
 
     def record_failure(
@@ -172,7 +173,7 @@ class Call:
                     verdict = Stop(Reason.BUDGET_EMPTY)
                 else:
                     self._paid = paid
-        self._log_step(outcome, detail, verdict, status)
+        self._append_step(outcome, detail, verdict, status)
         return verdict
 
     def record_success(self, now: float, u: float) -> None:
@@ -181,7 +182,7 @@ class Call:
             self._record(self.downstream, SUCCESS, now, u)
 
     def cancel_attempt(self, now: float) -> None:
-        """Release the permit of an attempt that ended without a result; nothing is counted.
+        """Release the permit of an attempt without a result; no success or failure is counted.
 
         Has no effect when no attempt is running, so it can be called more than once.
         """
@@ -199,7 +200,7 @@ class Call:
         return permit
 
     def refund_retry(self, now: float) -> None:
-        """Refund the price of the next attempt to the retry budget, because it will not start."""
+        """Refund what the retry budget charged for an attempt that will not be made."""
         if self.downstream is not None:
             self.downstream.deposit(self._paid, now)
             self._paid = 0.0
@@ -210,20 +211,20 @@ class Call:
             self._permit, self._paid = None, 0.0
             downstream.record(permit, outcome, now - self._attempt_started, now, u, paid)
 
-    def _log_step(
+    def _append_step(
         self, outcome: Outcome, detail: str, verdict: Wait | Stop, status: DownstreamStatus
     ) -> None:
         if not self.attempts % _MAX_STEPS:
-            self._dropped_waits, self._log = self.waited, None
-        self._log = (self._log, self.attempts, outcome, detail, verdict, status)
+            self._dropped_delays, self._newest_step = self.waited, None
+        self._newest_step = (self._newest_step, self.attempts, outcome, detail, verdict, status)
         if isinstance(verdict, Wait):
             hint = outcome.hint
             if hint is None or not hint.exact:
                 self.previous_delay = verdict.delay
-            else:  # after an exact delay from the server, backoff starts over
+            else:  # after an exact hint of the server, backoff starts over
                 self.previous_delay, self.backoff_offset = None, self.attempts
 
-    def _stop(self, stop: Stop, now: float) -> Stop:
+    def _refund_and_stop(self, stop: Stop, now: float) -> Stop:
         self.refund_retry(now)
         return stop
 
@@ -248,29 +249,30 @@ class DurableCall(Call):
     ) -> Attempt | Defer | Stop:
         """Start the next attempt or defer it. End the call when no attempts or no time are left.
 
-        `last_outcome` is the outcome of the previous attempt; the price of a retry depends on it.
+        `last_outcome` is the outcome of the previous attempt; the cost of a retry depends on it.
         """
         downstream, policy = self.downstream, self.policy
-        if self.attempts >= policy.max_attempts:  # the last worker died, or the policy changed
+        # Possible if the worker of the last attempt died, or if the policy has changed since.
+        if self.attempts >= policy.max_attempts:
             return Stop(Reason.ATTEMPTS)
         if policy.total_budget is not None:
             expected = 0.0 if downstream is None else downstream.expected_duration()
             if now + expected >= self.started + policy.total_budget:
                 return Stop(Reason.TOTAL_BUDGET)
         if downstream is not None:
-            permit = downstream.admit(now)
-            if isinstance(permit, Stop):
-                return Defer(permit.reason, permit.retry_after)
-            if isinstance(permit, DelayedPermit):
-                downstream.release(permit.permit, 0.0, now)
-                return Defer(Reason.LIMIT, permit.delay)
+            admitted = downstream.admit(now)
+            if isinstance(admitted, Stop):
+                return Defer(admitted.reason, admitted.retry_after)
+            if isinstance(admitted, DelayedPermit):
+                downstream.release(admitted.permit, 0.0, now)
+                return Defer(Reason.LIMIT, admitted.delay)
             if self.attempts:
                 paid = downstream.withdraw(last_outcome, now)
                 if paid is None:
-                    downstream.release(permit, 0.0, now)
+                    downstream.release(admitted, 0.0, now)
                     return Defer(Reason.BUDGET_EMPTY)
                 self._paid = paid
-            self._permit, self._attempt_started = permit, now
+            self._permit, self._attempt_started = admitted, now
         self.attempts = number = self.attempts + 1
         if number < len(policy.attempt_commands):
             return policy.attempt_commands[number]
@@ -282,18 +284,19 @@ class DurableCall(Call):
         """Record that the attempt failed, and return whether and when the next attempt is due."""
         downstream = self.downstream
         status = NO_STATUS
-        expected_end = now
+        now_plus_duration = now
         if downstream is not None:
             self._record(downstream, outcome, now, u)
             status = downstream.status(now)
             if self.policy.total_budget is not None:
-                expected_end += downstream.expected_duration()
-        # Without a downstream: `start_or_defer` asks it when the retry is due.
-        verdict = decide(self.policy, self, outcome, expected_end, u)
-        self._log_step(outcome, detail, verdict, status)
+                now_plus_duration += downstream.expected_duration()
+        # The downstream is not passed to `decide`, because `start_or_defer` asks it when the retry
+        # is due. So the expected duration of the retry is added to `now` here.
+        verdict = decide(self.policy, self, outcome, now_plus_duration, u)
+        self._append_step(outcome, detail, verdict, status)
         return verdict
 
     @property
     def last_status(self) -> DownstreamStatus:
         """The breaker's state and the retry budget's balance at the time of the last verdict."""
-        return NO_STATUS if self._log is None else self._log[-1]
+        return NO_STATUS if self._newest_step is None else self._newest_step[-1]

@@ -1,4 +1,4 @@
-"""Checks for arguments, and the base class of immutable values, which check their arguments.
+"""Checks for arguments, and the base class of immutable values.
 
 Each check raises ConfigurationError with the field, the rule and the value.
 """
@@ -44,8 +44,8 @@ def check_at_least(field: str, value: object, minimum: float) -> float:
     return result
 
 
-def check_share(field: str, value: object) -> float:
-    """Return a fraction: greater than 0, at most 1."""
+def check_ratio(field: str, value: object) -> float:
+    """Return a ratio that is greater than 0 and at most 1."""
     result = check_number(field, value)
     if not 0 < result <= 1:
         raise ConfigurationError(field, "must be greater than 0 and at most 1", value)
@@ -68,7 +68,7 @@ def check_one_of(field: str, value: object, known: Iterable[str]) -> None:
         raise ConfigurationError(field, f"must be one of {', '.join(names)}", value)
 
 
-def duration_or_none(value: object) -> float | None:
+def valid_duration(value: object) -> float | None:
     """Return seconds that a server sent, or None when the value is not a valid duration."""
     return value if isinstance(value, (int, float)) and 0 <= value < inf else None
 
@@ -91,7 +91,7 @@ class Value:
 
     def _set_fields(self, *values: object) -> None:
         """Store the values of all fields, in the order of `_fields`."""
-        set_attribute = object.__setattr__  # looked up once, because each failure has an Outcome
+        set_attribute = object.__setattr__  # looked up once: runs for each failed attempt
         for name, value in zip(self._fields, values, strict=True):
             set_attribute(self, name, value)
 

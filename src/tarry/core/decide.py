@@ -1,15 +1,15 @@
 """`decide`: the only place that decides whether a failed attempt is retried, and when.
 
 The checks run in a fixed order: retryable, safe to repeat, already retried by a layer below,
-attempts left, breaker and retry budget, delay, time left. Each failed check is a `Stop` with its
-own reason. `decide` does not charge the retry budget; a caller that gets a `Wait` does.
+attempts left, breaker and retry budget, length of the hint, time left. A check that fails gives a
+`Stop` with its own reason. The caller, not `decide`, charges the retry budget, after a `Wait`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from tarry.core.checks import duration_or_none
+from tarry.core.checks import valid_duration
 from tarry.core.outcome import Kind, Outcome
 from tarry.core.verdict import Reason, Stop, Wait
 
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from tarry.core.policy import Policy
 
 HINT_SPREAD = 0.1
-"""A random wait of up to this fraction of a hint is added to it, or the backoff delay if longer.
+"""The largest random wait that is added to a hint, as a fraction of the hint.
 
-Otherwise clients that got the same hint would retry together.
+If the backoff delay is longer, it is added instead. Without such an addition, clients that got the
+same hint would retry together.
 """
 
 _TRANSIENT, _THROTTLED = Kind.TRANSIENT, Kind.THROTTLED
@@ -46,24 +47,24 @@ class CallProgress(Protocol):
 
     @property
     def previous_delay(self) -> float | None:
-        """Seconds of the last wait; None before the first wait."""
+        """Seconds of the last wait; None before the first wait and after an exact hint."""
         ...
 
     @property
     def backoff_offset(self) -> int:
-        """Number of attempts that backoff does not count, because it has started over."""
+        """Number of attempts made when backoff last started over (after an exact hint), else 0."""
         ...
 
 
 class RetryGate(Protocol):
-    """The part of a `Downstream` that `decide` uses."""
+    """The methods of a `Downstream` that `decide` uses."""
 
     def check_retry(self, outcome: Outcome, now: float) -> Stop | None:
         """Return why a retry after `outcome` is rejected, or None. Changes no state."""
         ...
 
     def expected_duration(self) -> float:
-        """Return the usual duration of an attempt in seconds."""
+        """Return the median duration of recent calls in seconds, or 0 when there are none."""
         ...
 
 
@@ -85,7 +86,7 @@ def decide(
         if kind is not Kind.OVERLOADED:
             return Stop(Reason.PERMANENT)
         hint = outcome.hint
-        return Stop(Reason.OVERLOADED, None if hint is None else duration_or_none(hint.delay), hint)
+        return Stop(Reason.OVERLOADED, None if hint is None else valid_duration(hint.delay), hint)
     if not outcome.safe:
         return Stop(Reason.UNSAFE)
     if outcome.retried and not policy.retry_marked:
@@ -99,7 +100,7 @@ def decide(
             return rejection
 
     throttled = kind is _THROTTLED
-    k = attempts - progress.backoff_offset  # the number of the next retry, as backoff counts
+    k = attempts - progress.backoff_offset  # the next retry, counted since backoff started over
     table = policy.delay_table
     if 0 < k < len(table) and not throttled:
         ceiling, shortest, width = table[k]
@@ -109,22 +110,22 @@ def decide(
         delay = policy.delay(ceiling, progress.previous_delay, u, throttled)
     hint = outcome.hint
     hint_delay = None
-    if hint is not None and (hint_delay := duration_or_none(hint.delay)) is not None:
+    if hint is not None and (hint_delay := valid_duration(hint.delay)) is not None:
         if hint_delay > policy.max_hint:
             return Stop(Reason.HINT_TOO_LONG, hint_delay, hint)
         delay = _apply_hint(hint_delay, delay, policy, hint, u)
 
     if policy.total_budget is not None or deadline is not None:
-        end = now + delay + (0.0 if downstream is None else downstream.expected_duration())
-        if policy.total_budget is not None and end - progress.started >= policy.total_budget:
+        ends_at = now + delay + (0.0 if downstream is None else downstream.expected_duration())
+        if policy.total_budget is not None and ends_at - progress.started >= policy.total_budget:
             return Stop(Reason.TOTAL_BUDGET, hint_delay, hint)
-        if deadline is not None and end >= deadline:
+        if deadline is not None and ends_at >= deadline:
             return Stop(Reason.DEADLINE, hint_delay, hint)
     return _new_wait(Wait, (delay, ceiling, hint))
 
 
 def _apply_hint(hint_delay: float, delay: float, policy: Policy, hint: Hint, u: float) -> float:
-    """Return the delay with the server's hint as its minimum."""
+    """Return the wait: an exact hint itself, otherwise at least the hint, with jitter on top."""
     if hint.exact:
         return hint_delay
     if policy.jitter == "none":

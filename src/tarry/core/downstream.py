@@ -24,7 +24,7 @@ _MAX_TRANSITIONS = 100
 _MAX_HEDGE_CREDIT = 10.0
 MAX_SAMPLES = 512
 _MAX_UNSORTED = 32
-"""Once there are `MAX_SAMPLES` durations, they are sorted again after this many new ones."""
+"""Once there are `MAX_SAMPLES` durations, they are sorted again only after this many more."""
 
 
 class BreakerTransition(NamedTuple):
@@ -35,28 +35,28 @@ class BreakerTransition(NamedTuple):
 
 
 class Latency:
-    """The durations of the last 512 calls.
+    """The durations of the last 512 successful attempts.
 
     Durations are sorted when a quantile is read, not when a duration is added, because every call
     adds a duration and few calls read a quantile.
     """
 
-    __slots__ = ("_durations", "_new", "_sorted", "add")
+    __slots__ = ("_durations", "_sorted", "_unsorted", "add")
 
     def __init__(self) -> None:
         self._durations: deque[float] = deque(maxlen=MAX_SAMPLES)
-        self._new: deque[float] = deque(maxlen=MAX_SAMPLES)
+        self._unsorted: deque[float] = deque(maxlen=MAX_SAMPLES)
         self._sorted: list[float] = []
-        self.add: Callable[[float], None] = self._new.append
-        """Add one duration. This is the `append` of a deque itself, because every call uses it."""
+        self.add: Callable[[float], None] = self._unsorted.append
+        """Add one duration: the `append` of the deque itself, which saves a call per attempt."""
 
     def __len__(self) -> int:
         """Return the number of durations."""
-        return min(MAX_SAMPLES, len(self._durations) + len(self._new))
+        return min(MAX_SAMPLES, len(self._durations) + len(self._unsorted))
 
     def quantile(self, q: float) -> float | None:
         """Return the quantile `q` (0 to 1) of the durations, or None when there are none."""
-        new = self._new
+        new = self._unsorted
         if new and (len(new) >= _MAX_UNSORTED or len(self._sorted) < MAX_SAMPLES):
             self._durations.extend(new)
             new.clear()
@@ -100,7 +100,7 @@ class Downstream:
             in_flight = InFlight(check_count("max_in_flight", max_in_flight))
             self._limiters = (in_flight, *self._limiters)
         self.has_limiters: bool = bool(self._limiters)
-        """Whether an attempt can be rejected or delayed by a limiter."""
+        """Whether a limiter can reject or delay an attempt."""
         self._hedge_credit = 0.0
 
     def admit(self, now: float) -> int | DelayedPermit | Stop:
@@ -144,7 +144,7 @@ class Downstream:
     ) -> None:
         """Record the outcome of an attempt; `paid` is what the retry budget charged for it."""
         if outcome.local:  # the attempt failed before the dependency was called
-            Downstream.release(self, permit, duration, now)
+            Downstream.release(self, permit, duration, now)  # a subclass would lock again
             return
         for limiter in self._limiters:  # first, so that an error below leaves no slot taken
             limiter.release(outcome, duration, now)
@@ -165,7 +165,7 @@ class Downstream:
             self.latency.add(duration)
 
     def release(self, permit: int, duration: float, now: float) -> None:
-        """Release the permit of an attempt that ended without a result; nothing is counted."""
+        """Release the permit of an attempt without a result; no success or failure is counted."""
         if self.breaker is not None:
             self.breaker.release(permit)
         for limiter in self._limiters:
@@ -181,14 +181,14 @@ class Downstream:
         return None
 
     def withdraw(self, outcome: Outcome, now: float) -> float | None:
-        """Charge the retry budget; return the price, or None when the balance is too low."""
+        """Charge the retry budget; return the cost, or None when the balance is too low."""
         if self.budget is None:
             return 0.0
         cost = self.budget.cost(outcome)
         return cost if self.budget.withdraw(cost, now) else None
 
     def deposit(self, paid: float, now: float) -> None:
-        """Refund the price of a retry that never started."""
+        """Refund the cost of a retry that never started."""
         if self.budget is not None and paid:
             self.budget.deposit(paid, now)
 
@@ -201,19 +201,20 @@ class Downstream:
         """Return the median duration of recent calls in seconds, or 0 when there are none."""
         return self.latency.quantile(0.5) or 0.0
 
-    def add_hedge_credit(self, share: float) -> None:
-        """Add what one call earns to the credit that pays for hedges: `share` of a hedge."""
-        self._hedge_credit = min(_MAX_HEDGE_CREDIT, self._hedge_credit + share)
+    def add_hedge_credit(self, amount: float) -> None:
+        """Add the credit that one call earns; a hedge costs a credit of 1."""
+        self._hedge_credit = min(_MAX_HEDGE_CREDIT, self._hedge_credit + amount)
 
-    def take_hedge_credit(self, amount: float = 1.0) -> bool:
-        """Pay for a hedge if the credit is high enough, and return whether it was.
-
-        An amount of -1 refunds a hedge.
-        """
-        if self._hedge_credit < amount:
+    def take_hedge_credit(self) -> bool:
+        """Pay for a hedge if the credit is high enough, and return whether it was."""
+        if self._hedge_credit < 1.0:
             return False
-        self._hedge_credit -= amount
+        self._hedge_credit -= 1.0
         return True
+
+    def return_hedge_credit(self) -> None:
+        """Refund a hedge that was not sent."""
+        self._hedge_credit += 1.0
 
     def hedge_delay(self, quantile: float, min_samples: int) -> float | None:
         """Return a quantile of the latency, or None while there are too few samples."""

@@ -108,13 +108,13 @@ class BreakerMoved(Event):
 
 @dataclass(frozen=True, slots=True)
 class HedgeFired(Event):
-    """Another copy of a hedged call was sent, in parallel to the first."""
+    """A hedge started: another attempt of the call, in parallel to the running ones."""
 
     attempt: int
 
 
 @dataclass(frozen=True, slots=True)
 class HedgeWon(Event):
-    """The result of a hedged call came from a copy other than the first."""
+    """The result of a hedged call came from an attempt other than the first."""
 
     attempt: int

@@ -1,6 +1,7 @@
-"""Hedging: when a call is slow, a parallel copy of it is sent, and the first result is used.
+"""Hedging: when an attempt is slow, another one starts in parallel; the first result is used.
 
-A call has a retry policy or a hedging policy, never both (gRFC A6).
+Each additional attempt is a hedge. A call has a retry policy or a hedging policy, never both
+(gRFC A6).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tarry.core.checks import check_at_least, check_count, check_share, duration_or_none
+from tarry.core.checks import check_at_least, check_count, check_ratio, valid_duration
 from tarry.core.downstream import MAX_SAMPLES, Downstream
 from tarry.core.outcome import SUCCESS, TRANSIENT, Kind, Outcome
 from tarry.core.verdict import Attempt, DelayedPermit, Reason, Stop
@@ -20,18 +21,18 @@ _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hedging:
-    """When copies of a call are sent, and how many.
+    """When a hedge of a call starts, and how many attempts there are.
 
     `after` is a number of seconds or a percentile of the measured latency such as "p95".
-    `max_extra_load=0.05` sets the percentile (p95) and also a limit: copies add at most 5 % to the
-    number of calls.
+    `max_extra_load=0.05` limits hedges to 5 % of the number of calls. Without `after`, it also sets
+    the percentile (p95).
     """
 
     after: float | str | None = None
     max_extra_load: float | None = None
     max_attempts: int = 2
     min_samples: int = 100
-    """Number of measured calls that a percentile needs; until then no copies are sent."""
+    """Number of measured calls that a percentile needs; until then a slow call is not hedged."""
     max_hint: float = 120.0
     """Longest wait that a server may ask for. If it asks for a longer wait, the call ends."""
 
@@ -47,7 +48,7 @@ class Hedging:
         elif self.after is not None:
             object.__setattr__(self, "after", check_at_least("after", self.after, 0))
         if self.max_extra_load is not None:
-            check_share("max_extra_load", self.max_extra_load)
+            check_ratio("max_extra_load", self.max_extra_load)
         check_count("max_attempts", self.max_attempts, 2)
         check_at_least("max_hint", self.max_hint, 0)
         check_count("min_samples", self.min_samples)
@@ -57,7 +58,7 @@ class Hedging:
 
     @property
     def quantile(self) -> float | None:
-        """The quantile of the latency after which a copy is sent, or None for a fixed delay."""
+        """The quantile of the latency after which a hedge starts, or None for a fixed delay."""
         if isinstance(self.after, str):
             return float(self.after[1:]) / 100
         if self.after is None and self.max_extra_load is not None:
@@ -65,13 +66,13 @@ class Hedging:
         return None
 
     def delay(self, downstream: Downstream) -> float | None:
-        """Return the seconds before a copy is sent, or None while there are too few samples."""
+        """Return the seconds before a hedge starts, or None while there are too few samples."""
         if isinstance(self.after, float):
             return self.after
         return downstream.hedge_delay(self.quantile or 0.0, self.min_samples)
 
 
-class _Copy(NamedTuple):
+class _RunningAttempt(NamedTuple):
     """A running attempt of a hedged call; `paid` is what the retry budget charged for it."""
 
     permit: int
@@ -80,7 +81,10 @@ class _Copy(NamedTuple):
 
 
 class HedgedCall:
-    """The state of one hedged call: its running copies, by attempt number."""
+    """The state of one hedged call: its running attempts, by number.
+
+    A driver is the code that runs the attempts. `u` is a random number from [0, 1).
+    """
 
     __slots__ = ("_delay", "_downstream", "_hedging", "_running", "attempts", "next_hedge_at")
 
@@ -88,14 +92,14 @@ class HedgedCall:
         self._hedging = hedging
         self._downstream = downstream
         self._delay: float | None = None
-        self._running: dict[int, _Copy] = {}
+        self._running: dict[int, _RunningAttempt] = {}
         self.attempts: int = 0
         self.next_hedge_at: float | None = None
-        """The time at which the driver calls `hedge`, or None when no further copy is due."""
+        """The time at which the driver calls `hedge`, or None when no hedge is due."""
 
     def start(self, now: float) -> Attempt | Stop:
-        """Start the first copy, or return why the call is rejected."""
-        attempt = self._start_copy(now, paid=0.0)
+        """Start the first attempt, or return why the call is rejected."""
+        attempt = self._start_attempt(now, paid=0.0)
         if isinstance(attempt, Attempt):
             if self._hedging.max_extra_load is not None:
                 self._downstream.add_hedge_credit(self._hedging.max_extra_load)
@@ -104,9 +108,10 @@ class HedgedCall:
         return attempt
 
     def hedge(self, now: float) -> Attempt | Stop | None:
-        """Start another copy, unless the downstream or the hedge credit does not allow it.
+        """Start another attempt, if the downstream and the hedge credit allow it.
 
-        Return None when no copy starts but others are running, and `Stop` when none is running.
+        `max_extra_load` limits hedges by means of the hedge credit: each call adds to it, each
+        hedge costs 1. Return None when no attempt starts but others run, and `Stop` when none runs.
         """
         self.next_hedge_at = None
         rejection = Stop(Reason.ATTEMPTS)
@@ -126,38 +131,38 @@ class HedgedCall:
         if needs_credit and not downstream.take_hedge_credit():
             return Stop(Reason.BUDGET_EMPTY)
         paid = downstream.withdraw(TRANSIENT, now)
-        hedge = Stop(Reason.BUDGET_EMPTY) if paid is None else self._start_copy(now, paid)
+        hedge = Stop(Reason.BUDGET_EMPTY) if paid is None else self._start_attempt(now, paid)
         if isinstance(hedge, Stop):
             downstream.deposit(paid or 0.0, now)
             if needs_credit:
-                downstream.take_hedge_credit(-1.0)
+                downstream.return_hedge_credit()
         return hedge
 
     def record_success(self, number: int, now: float, u: float) -> None:
-        """Record that a copy succeeded, and release the other copies, which the driver cancels.
+        """Record that an attempt succeeded, and release the others, which the driver cancels.
 
-        The time that a cancelled copy has run so far is a lower bound of its latency. This time is
-        added to the measured latencies if the copy started before the successful one. Otherwise
-        slow calls would never be measured, and the percentile would fall with every hedge.
+        The time that a cancelled attempt has run so far is a lower bound of its latency. This time
+        is added to the measured latencies if the attempt started before the successful one.
+        Otherwise slow calls would never be measured, and the percentile would fall with each hedge.
         """
         winner_started = self._running[number].started
         self._record(number, SUCCESS, now, u)
-        for copy in self._running.values():
-            if copy.started < winner_started:
-                self._downstream.latency.add(now - copy.started)
+        for attempt in self._running.values():
+            if attempt.started < winner_started:
+                self._downstream.latency.add(now - attempt.started)
         self.cancel(now)
 
     def record_failure(
         self, number: int, outcome: Outcome, now: float, u: float
     ) -> Attempt | Stop | None:
-        """Record that a copy failed. Start the next copy, wait for the others (None), or stop.
+        """Record that an attempt failed. Start the next, wait for the others (None), or stop.
 
-        An outcome that must not be retried ends the call. After any other failure the next copy
+        An outcome that must not be retried ends the call. After any other failure the next attempt
         starts at once, unless the server asked for a wait (gRFC A6).
         """
         self._record(number, outcome, now, u)
         hint = outcome.hint
-        wait = None if hint is None else duration_or_none(hint.delay)
+        wait = None if hint is None else valid_duration(hint.delay)
         if outcome.kind not in (Kind.TRANSIENT, Kind.THROTTLED):
             overloaded = outcome.kind is Kind.OVERLOADED
             stop = Stop(Reason.OVERLOADED if overloaded else Reason.PERMANENT, wait, hint)
@@ -176,42 +181,42 @@ class HedgedCall:
         return stop
 
     def record_unsent(self, number: int, now: float) -> bool:
-        """Record that a copy could not be sent; return whether other copies still run."""
-        copy = self._running.pop(number)
-        self._downstream.release(copy.permit, 0.0, now)
-        self._downstream.deposit(copy.paid, now)
+        """Record that an attempt could not be sent; return whether other attempts still run."""
+        attempt = self._running.pop(number)
+        self._downstream.release(attempt.permit, 0.0, now)
+        self._downstream.deposit(attempt.paid, now)
         if self._hedging.max_extra_load is not None:
-            self._downstream.take_hedge_credit(-1.0)
+            self._downstream.return_hedge_credit()
         self.next_hedge_at = None
         return bool(self._running)
 
     def cancel(self, now: float) -> None:
-        """Release the permits of all running copies; nothing is counted."""
+        """Release the permits of all running attempts; no success or failure is counted."""
         first_error: BaseException | None = None
         while self._running:
-            _, copy = self._running.popitem()
+            _, attempt = self._running.popitem()
             try:
-                self._downstream.release(copy.permit, now - copy.started, now)
-                if now < copy.started:  # the copy was still waiting for the rate limiter
-                    self._downstream.deposit(copy.paid, now)
-            except BaseException as error:  # noqa: BLE001 - from a limiter: release the rest too
+                self._downstream.release(attempt.permit, now - attempt.started, now)
+                if now < attempt.started:  # the attempt was still waiting for the rate limiter
+                    self._downstream.deposit(attempt.paid, now)
+            except BaseException as error:  # noqa: BLE001 - a limiter may raise: release all first
                 first_error = first_error or error
         if first_error is not None:
             raise first_error
 
-    def _start_copy(self, now: float, paid: float) -> Attempt | Stop:
+    def _start_attempt(self, now: float, paid: float) -> Attempt | Stop:
         admitted = self._downstream.admit(now)
         if isinstance(admitted, Stop):
             return admitted
         permit, delay = admitted if isinstance(admitted, DelayedPermit) else (admitted, 0.0)
         self.attempts += 1
-        self._running[self.attempts] = _Copy(permit, now + delay, paid)
+        self._running[self.attempts] = _RunningAttempt(permit, now + delay, paid)
         return Attempt(self.attempts, delay=delay)
 
-    def _schedule_hedge(self, started: float) -> None:
+    def _schedule_hedge(self, attempt_started: float) -> None:
         if self._delay is not None and self.attempts < self._hedging.max_attempts:
-            self.next_hedge_at = started + self._delay
+            self.next_hedge_at = attempt_started + self._delay
 
     def _record(self, number: int, outcome: Outcome, now: float, u: float) -> None:
-        copy = self._running.pop(number)
-        self._downstream.record(copy.permit, outcome, now - copy.started, now, u, copy.paid)
+        permit, started, paid = self._running.pop(number)
+        self._downstream.record(permit, outcome, now - started, now, u, paid)

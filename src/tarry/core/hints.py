@@ -108,7 +108,7 @@ def hint_from_headers(
 def select_fields(
     pairs: Iterable[tuple[object, object]], fields: frozenset[str]
 ) -> list[tuple[str, str | bytes]]:
-    """Return the pairs of strings or bytes whose lower-case name is in `fields`."""
+    """Return the pairs of text or bytes whose name, in lower case, is in `fields`."""
     return [
         (field, value)
         for name, value in pairs
@@ -180,7 +180,7 @@ def parse_rate_limit(text: str) -> list[float]:
         # The last of two equal parameters wins (RFC 9651 section 4.2.3.2).
         parameters = {match[1]: match[2] for match in re.finditer(_PARAMETER, member[1])}
         remaining, reset = parameters.get("r"), parameters.get("t", "0")
-        # Only an Integer consists of digits: other types have a point, a quote or a letter.
+        # Only an Integer consists of digits alone; each other type has some other character.
         if not (remaining and remaining.isdigit() and reset and reset.isdigit()):
             return []
         if "t" in parameters and int(remaining) == 0:
@@ -227,43 +227,44 @@ def parse_http_date(text: str, now: float) -> int | None:
                 year_digits, day_digits = 4, 2
             case _:
                 return None
-        date_and_time = _MONTHS[month], _parse_digits(day, day_digits), _parse_clock(clock)
-        number = _parse_digits(year, year_digits)
+        date_and_time = _MONTHS[month], _parse_digits(day, day_digits), _parse_time_of_day(clock)
+        year_number = _parse_digits(year, year_digits)
         if year_digits == 2:  # noqa: PLR2004 - as in RFC 850
-            number = _full_year(number, *date_and_time, now)
-        return _epoch_seconds(number, *date_and_time)
+            year_number = _full_year(year_number, *date_and_time, now)
+        return _epoch_seconds(year_number, *date_and_time)
     except (KeyError, ValueError):
         return None
 
 
-def _full_year(two_digits: int, month: int, day: int, clock: int, now: float) -> int:
+def _full_year(two_digits: int, month: int, day: int, second_of_day: int, now: float) -> int:
     """Return the latest year with these digits in which the date is at most 50 years ahead."""
     # The mean year can be off by one around New Year, so one year is added here.
     latest = 1970 + int(now // _MEAN_YEAR_S) + _MAX_YEARS_AHEAD + 1
     year = latest - (latest - two_digits) % 100
-    is_too_late = _days_since_1970(year - _MAX_YEARS_AHEAD, month, day) * _DAY_S + clock > now
+    day_50_years_before = _days_since_1970(year - _MAX_YEARS_AHEAD, month, day)
+    is_too_late = day_50_years_before * _DAY_S + second_of_day > now
     return year - 100 if is_too_late else year
 
 
-def _epoch_seconds(year: int, month: int, day: int, clock: int) -> int:
-    this_first = _days_since_1970(year, month, 1)
-    next_first = _days_since_1970(year + month // 12, month % 12 + 1, 1)
-    if day not in range(1, next_first - this_first + 1):
+def _epoch_seconds(year: int, month: int, day: int, second_of_day: int) -> int:
+    month_start = _days_since_1970(year, month, 1)
+    next_month_start = _days_since_1970(year + month // 12, month % 12 + 1, 1)
+    if day not in range(1, next_month_start - month_start + 1):
         raise ValueError(day)
-    return (this_first + day - 1) * _DAY_S + clock
+    return (month_start + day - 1) * _DAY_S + second_of_day
 
 
 def _days_since_1970(year: int, month: int, day: int) -> int:
-    """Return the days since 1 January 1970, counted in years that end with the leap day."""
+    """Return the days since 1 January 1970. Years start in March here: they end with a leap day."""
     if month in {1, 2}:
         year -= 1
     leap_days = year // 4 - year // 100 + year // 400
     # Five months from March on have 153 days: 31, 30, 31, 30, 31.
     day_of_year = (153 * ((month + 9) % 12) + 2) // 5 + day - 1
-    return 365 * year + leap_days + day_of_year - 719_468
+    return 365 * year + leap_days + day_of_year - 719_468  # days from 1 March 0000 to 1970
 
 
-def _parse_clock(text: str) -> int:
+def _parse_time_of_day(text: str) -> int:
     """Return the seconds since midnight for "08:49:37".
 
     Second 60 is a leap second. Unix time has none, so it counts as the following second.
@@ -346,11 +347,11 @@ def _longest_retry_delay(field: str, data: bytes) -> float | None:
         details = [_decode(detail)[1] for detail in _decode(data)[1].get(3, ())]
     except (LookupError, ValueError):
         return None
-    # The host before the slash can be anything (any.proto). The last value of a field wins.
+    # The host in a type URL can be anything (any.proto). The last value of a field wins.
     return max_or_none(
-        _decode_retry_info(packed.get(2, [b""])[-1])
-        for packed in details
-        if packed.get(1, [b""])[-1].endswith(_RETRY_INFO_TYPE)
+        _decode_retry_info(detail.get(2, [b""])[-1])
+        for detail in details
+        if detail.get(1, [b""])[-1].endswith(_RETRY_INFO_TYPE)
     )
 
 

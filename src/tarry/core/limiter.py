@@ -2,8 +2,8 @@
 
 A limiter is any object with the three methods of `Limiter`. After an outage its limit rises slowly,
 so that a recovering dependency does not get the full load at once. A limiter belongs to one
-downstream. The downstream's lock is held during every method, so a method must not call the
-downstream.
+downstream. The downstream's lock is held during every method, so a method that calls its
+`Downstream` object would deadlock.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ class InFlight:
 class AIMD:
     """A concurrency limit that adapts: additive increase, multiplicative decrease.
 
-    The limit grows by 1 after as many successes as the limit, and is multiplied by `backoff` after
-    a failure. A failure is ignored if its attempt started before the last decrease, because it is
-    no evidence about the current limit.
+    A success adds 1 / limit to the limit, and a failure multiplies the limit by `backoff`. A
+    failure is ignored if its attempt started before the last decrease, because it is no evidence
+    about the current limit.
     """
 
-    __slots__ = ("_backoff", "_last_decrease", "_limit", "_max", "_min", "_running")
+    __slots__ = ("_decrease_factor", "_last_decrease", "_limit", "_max", "_min", "_running")
 
     def __init__(
         self, *, initial: int = 10, min_limit: int = 1, max_limit: int = 200, backoff: float = 0.7
@@ -95,7 +95,7 @@ class AIMD:
             raise ConfigurationError("initial", rule, initial)
         if not 0 < check_positive("backoff", backoff) < 1:
             raise ConfigurationError("backoff", "must be less than 1", backoff)
-        self._backoff = backoff
+        self._decrease_factor = backoff
         self._running = 0
         self._last_decrease = float("-inf")
 
@@ -120,7 +120,7 @@ class AIMD:
             return
         if outcome.counts_as_failure:
             if now - duration >= self._last_decrease:
-                self._limit = max(self._min, self._limit * self._backoff)
+                self._limit = max(self._min, self._limit * self._decrease_factor)
                 self._last_decrease = now
         elif is_half_used and outcome.kind is Kind.SUCCESS:
             self._limit = min(self._max, self._limit + 1 / self._limit)
@@ -132,11 +132,12 @@ class AIMD:
 
 
 class AdaptiveRate:
-    """The adaptive mode of the AWS SDKs: off until the first throttled attempt, then a cubic rate.
+    """The adaptive mode of the AWS SDKs: no limit until an attempt is throttled.
 
-    A token bucket is filled at `rate`. Each attempt takes a token. When the bucket is empty, the
-    attempt waits until its token is filled, after the tokens of the attempts that are waiting
-    already. An attempt that would wait longer than `max_wait` seconds is rejected.
+    Then attempts are limited to `rate`, which recovers along a cubic curve, as in TCP CUBIC. Tokens
+    are added to a bucket at this rate, and each attempt takes one. When the bucket is empty, an
+    attempt waits for a token behind the attempts that wait already. It is rejected if it would wait
+    longer than `max_wait` seconds.
     """
 
     __slots__ = (
@@ -171,7 +172,7 @@ class AdaptiveRate:
         self._inflection = 0.0  # seconds after throttling until the curve reaches the peak again
 
     def acquire(self, now: float) -> float | None:
-        """Take a token; return the seconds until it is filled, or None if the wait is too long."""
+        """Take a token; return the seconds until it is there, or None if the wait is too long."""
         if self.rate is None:
             return 0.0
         self._fill(now)
@@ -184,7 +185,8 @@ class AdaptiveRate:
     def release(self, outcome: Outcome | None, duration: float, now: float) -> None:
         """Measure the rate and set the next limit; refund the token of an unsent attempt."""
         if outcome is None:
-            self._tokens += self.rate is not None and duration <= 0  # adds 1 if never sent
+            if self.rate is not None and duration <= 0:  # the attempt was not sent
+                self._tokens += 1
             return
         self._measure(now)
         if outcome.kind is Kind.THROTTLED:
@@ -196,8 +198,8 @@ class AdaptiveRate:
         elif self.rate is None:
             return
         else:
-            since = now - self._throttled_at - self._inflection
-            target = self._SCALE * since**3 + self._peak
+            since_inflection = now - self._throttled_at - self._inflection
+            target = self._SCALE * since_inflection**3 + self._peak
         self._fill(now)
         self.rate = max(self._MIN_RATE, min(target, 2 * self.measured))
         self._tokens = min(self._tokens, max(1.0, self.rate))

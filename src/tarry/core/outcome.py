@@ -22,7 +22,7 @@ class Kind(StrEnum):
     """The class of an outcome.
 
     TRANSIENT: can be retried. THROTTLED: can be retried after a longer delay. OVERLOADED: could be
-    retried, but the server said not to. PERMANENT: a retry would fail again.
+    retried, but the server said not to, usually due to overload. PERMANENT: would fail again.
     """
 
     SUCCESS = "success"
@@ -35,9 +35,9 @@ class Kind(StrEnum):
 class Outcome(Value):
     """The classified result of one attempt.
 
-    safe: the operation can be repeated, because it is idempotent or certainly was not received.
+    safe: safe to repeat, because the operation is idempotent or was certainly not received.
     retried: an inner retry loop has already retried the operation and gave up.
-    timeout: the attempt or the server timed out, which some retry budgets charge more for.
+    timeout: the attempt or the server timed out, for which some retry budgets charge more.
     local: the attempt failed in this process, before the dependency was called.
     detail: the status or the code, for logs.
     """
@@ -123,16 +123,16 @@ def outcome_of_status(
 ) -> Outcome:
     """Classify an HTTP response; `now` is the epoch time, for dates in `headers`.
 
-    `safe` is whether the request can be repeated although the server has received it.
+    `safe` is whether the request is idempotent: it can be repeated although it was received.
     """
     check_count("status", status)
     if status < _FIRST_ERROR_STATUS and status not in retryable:
         return SUCCESS
-    from tarry.core.hints import hint_from_headers  # only failures need it
+    from tarry.core.hints import hint_from_headers  # imported only after a failure
 
     hint = hint_from_headers(headers, now)
     kind = Kind.THROTTLED if status == _TOO_MANY_REQUESTS else Kind.TRANSIENT
-    kind = _apply_should_retry(kind, hint, retryable=status in retryable)
+    kind = _apply_should_retry(kind, hint, is_retryable=status in retryable)
     timeout = status in _TIMEOUT_STATUSES
     return Outcome(kind, hint, safe=safe, timeout=timeout, detail=str(status))
 
@@ -154,8 +154,8 @@ def outcome_of_code(
 
     hint = hint_from_grpc(metadata)
     kind = Kind.THROTTLED if name == "RESOURCE_EXHAUSTED" else Kind.TRANSIENT
-    kind = _apply_should_retry(kind, hint, retryable=name in retryable)
-    if hint is not None and hint.should_retry is False:
+    kind = _apply_should_retry(kind, hint, is_retryable=name in retryable)
+    if hint is not None and hint.should_retry is False:  # a pushback says so for any code
         kind = Kind.OVERLOADED
     return Outcome(kind, hint, safe=safe, timeout=name == "DEADLINE_EXCEEDED", detail=name)
 
@@ -182,12 +182,12 @@ def _is_connect_error(error: BaseException) -> bool:
     return isinstance(error, OSError) and (unknown_host or error.errno in _CONNECT_ERRNOS)
 
 
-def _apply_should_retry(kind: Kind, hint: Hint | None, *, retryable: bool) -> Kind:
+def _apply_should_retry(kind: Kind, hint: Hint | None, *, is_retryable: bool) -> Kind:
     """Return `kind` for a failure that can be retried, otherwise OVERLOADED or PERMANENT.
 
-    The should-retry header of the server overrides `retryable`.
+    The should-retry header of the server overrides `is_retryable`.
     """
     should_retry = None if hint is None else hint.should_retry
-    if should_retry or (retryable and should_retry is None):
+    if should_retry or (is_retryable and should_retry is None):
         return kind
-    return Kind.OVERLOADED if retryable else Kind.PERMANENT
+    return Kind.OVERLOADED if is_retryable else Kind.PERMANENT

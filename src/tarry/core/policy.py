@@ -60,15 +60,15 @@ class PolicyField(NamedTuple):
     """Whether a value may be equal to `minimum`. Numbers have no maximum."""
     is_optional: bool = False
     """Whether None is allowed. None means that there is no limit."""
-    is_required_by_service: bool = False
-    """Whether the service rejects null, although `Policy` allows None."""
+    service_rejects_null: bool = False
+    """Whether null is invalid in the service's JSON, although `Policy` allows None."""
     choices: tuple[str, ...] = ()
     """The allowed names. In Python, the value of a "choice" field can also be a callable."""
 
     def check(self, value: object, name: str | None = None) -> Any:
         """Return the value as `Policy` stores it, or raise ConfigurationError.
 
-        `name` is the field's name in the error, if not its name in Python. A duration can be
+        `name` replaces the Python name in an error, for example by the JSON name. A duration can be
         checked in any unit, because its only bound is 0.
         """
         name = name or self.name
@@ -123,7 +123,7 @@ POLICY_FIELDS: tuple[PolicyField, ...] = (
     PolicyField(
         "attempt_timeout", "attemptTimeoutMs", "seconds", None,
         "Time for one attempt.",
-        is_optional=True, is_required_by_service=True,
+        is_optional=True, service_rejects_null=True,
     ),
     PolicyField(
         "backoff", "backoffType", "choice", "exponential",
@@ -224,7 +224,7 @@ class Policy(Value):
     """
 
     _fields = tuple(field.name for field in POLICY_FIELDS)
-    __slots__ = (*_fields, "_jitter", "_throttled", "attempt_commands", "delay_table")
+    __slots__ = (*_fields, "_jitter", "_throttled_initial_delay", "attempt_commands", "delay_table")
 
     max_attempts: int
     initial_delay: float
@@ -242,14 +242,14 @@ class Policy(Value):
     delay_table: tuple[tuple[float, float, float], ...]
     """At index k: ceiling, shortest delay and width of the jitter window of retry k.
 
-    The table is computed once, so that `decide` needs no power and no function call for a delay.
-    It is empty when delays cannot be known in advance, because backoff or jitter is a callable or
-    the jitter uses the previous delay.
+    The table is computed once, so that `tarry.core.decide` computes a delay without `**` and
+    without a function call. It is empty when delays cannot be known in advance, because backoff or
+    jitter is a callable or the jitter uses the previous delay.
     """
     attempt_commands: tuple[Attempt, ...]
-    """At index n: the `Attempt` for attempt n without a deadline. Saves an allocation per call."""
+    """At index n: the command to start attempt n without a deadline, which saves an allocation."""
     _jitter: Callable[[float, float, float, float, float], float]
-    _throttled: float
+    _throttled_initial_delay: float
     """`throttled_delay`, limited to the range from `initial_delay` to `max_delay`."""
 
     def __init__(
@@ -274,7 +274,9 @@ class Policy(Value):
         check_max_delay(self.max_delay, self.initial_delay)
         self._set(
             _jitter=JITTERS[jitter] if isinstance(jitter, str) else partial(custom, jitter),
-            _throttled=max(self.initial_delay, min(self.throttled_delay, self.max_delay)),
+            _throttled_initial_delay=max(
+                self.initial_delay, min(self.throttled_delay, self.max_delay)
+            ),
             delay_table=(),
         )
         numbers = range(min(self.max_attempts + 1, _MAX_PREPARED_ATTEMPTS))
@@ -286,7 +288,7 @@ class Policy(Value):
     def ceiling(self, k: int, throttled: bool = False) -> float:  # noqa: FBT001, FBT002
         """Return the ceiling of the delay before retry k: its upper bound, before jitter."""
         check_count("k", k)
-        initial = self._throttled if throttled else self.initial_delay
+        initial = self._throttled_initial_delay if throttled else self.initial_delay
         backoff = self.backoff
         if isinstance(backoff, str):
             return BACKOFFS[backoff](k, initial, self.multiplier, self.max_delay)
@@ -301,7 +303,7 @@ class Policy(Value):
         throttled: bool = False,  # noqa: FBT001, FBT002
     ) -> float:
         """Return the delay for a ceiling, the previous delay and the random number u."""
-        initial = self._throttled if throttled else self.initial_delay
+        initial = self._throttled_initial_delay if throttled else self.initial_delay
         if previous is None:
             previous = initial
         jitter = self._jitter
@@ -340,6 +342,7 @@ class Policy(Value):
         else:
             longest = longest_wait + self.attempt_timeout * (retries + 1)
             if self.total_budget is not None:
+                # The last attempt may start just before the total budget ends.
                 longest = min(longest, self.total_budget + self.attempt_timeout)
             lines.append(f"worst case time: {format_duration(longest)}, attempts included")
         if self.total_budget is not None:
@@ -409,9 +412,9 @@ class Policy(Value):
 
 
 def _worst_case(policy: Policy) -> tuple[list[tuple[float, float, float]], int, float]:
-    """Return ceiling, shortest and longest delay of each retry, and two worst cases.
+    """Return the rows of the retries, the largest number of retries, and their longest total wait.
 
-    These are the number of possible retries and their longest total wait.
+    A row is the ceiling, the shortest and the longest delay of one retry.
     """
     rows: list[tuple[float, float, float]] = []
     longest_wait = shortest_wait = 0.0

@@ -8,13 +8,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _MIN_SECONDS_UNIT = 0.9995
-"""Times from here on are in seconds, because 999.5 ms would be printed as 1e+03 ms."""
+"""From this duration on, the unit is seconds: 999.5 ms would be printed as 1000 ms."""
 _MIN_INTEGER, _MAX_INTEGER = 100, 1_000_000
 """Numbers in this range are printed without decimals, because `.3g` would drop digits."""
 
 
 def format_duration(seconds: float) -> str:
-    """Return seconds with three digits in the best unit: 100 ms, 2.5 s, 3 min, 75 h."""
+    """Return a duration with about three digits: 100 ms, 90 s, 3 min (from 2 min on), 75 h."""
     for size, unit in ((3600, "h"), (60, "min")):
         if seconds >= 2 * size:
             return f"{_format_number(seconds / size)} {unit}"

@@ -1,7 +1,8 @@
-"""The values that the core returns to its drivers, the code that runs attempts and waits.
+"""The commands that the core returns to its drivers: `Attempt`, `Wait` and `Stop`.
 
-`decide` returns a verdict after a failed attempt: `Wait` or `Stop`. `Call` also returns `Attempt`
-when an attempt may start. `CallRecord` describes a call that ended without a result.
+A driver is the code that makes the attempts and sleeps between them. `decide` returns a verdict
+after a failed attempt: `Wait` or `Stop`. `Call` also returns `Attempt` when an attempt may start.
+`CallRecord` describes a call that ended without a result.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ _DESCRIPTIONS = {
     Reason.PERMANENT: "the error is not retryable",
     Reason.OVERLOADED: "the server said not to retry",
     Reason.UNSAFE: "the operation is not safe to repeat",
-    Reason.RETRIED_BELOW: "a layer below has given up on it already",
+    Reason.RETRIED_BELOW: "a layer below has already retried this error",
     Reason.ATTEMPTS: "no attempts left",
     Reason.BREAKER_OPEN: "the circuit breaker is open",
     Reason.BUDGET_EMPTY: "the retry budget is empty",
-    Reason.LIMIT: "the limit of the dependency is reached",
+    Reason.LIMIT: "the local limit for this dependency is reached",
     Reason.HINT_TOO_LONG: "the server asked for a longer wait than max_hint allows",
     Reason.TOTAL_BUDGET: "the total budget leaves no time for another attempt",
     Reason.DEADLINE: "the deadline leaves no time for another attempt",
@@ -54,7 +55,7 @@ _DESCRIPTIONS = {
 
 
 class Wait(NamedTuple):
-    """Wait `delay` seconds, then start the next attempt."""
+    """Command to wait `delay` seconds, then start the next attempt."""
 
     delay: float
     ceiling: float = 0.0
@@ -63,7 +64,7 @@ class Wait(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """Make no further attempt."""
+    """Command to make no further attempt."""
 
     reason: Reason
     retry_after: float | None = None
@@ -74,16 +75,16 @@ class Stop(NamedTuple):
 def is_final(stop: Stop, attempts: int, max_attempts: int) -> bool:
     """Return whether an outer retry loop must pass on the error of this call without a retry.
 
-    `attempts` is the number of attempts that the call made. The result is True when the call was
-    rejected (no attempts), when it was retried, and when a retry was not allowed (unsafe operation,
-    the server said not to retry, no time or budget left). The result is False when the call's
-    policy has one attempt or the error is permanent. Then the outer loop applies its own policy.
+    `attempts` is the number of attempts that the call made. A rejected call (no attempts) is final.
+    Otherwise the result is False when the call's policy has one attempt, or when the last error is
+    permanent, even after retries: the outer loop applies its own policy. It is True in all
+    other cases: the call was retried, or must not be (unsafe, forbidden by the server, no time).
     """
     return not attempts or (max_attempts > 1 and stop.reason is not Reason.PERMANENT)
 
 
 class Attempt(Value):
-    """Run the operation now, or after `delay` seconds when a rate limiter delays it.
+    """Command to run the operation now, or after `delay` seconds when a rate limiter delays it.
 
     `timeout` is the time for this attempt in seconds; None means no timeout.
     """
@@ -99,7 +100,7 @@ class Attempt(Value):
 
 
 class DelayedPermit(NamedTuple):
-    """A permit of the breaker for an attempt that must not start before `delay` seconds."""
+    """A permit (a number from the breaker) for an attempt that must first wait `delay` seconds."""
 
     permit: int
     delay: float
@@ -111,9 +112,9 @@ class Progress(NamedTuple):
     attempts: int = 0
     started: float = 0.0
     previous_delay: float | None = None
-    """Seconds of the last wait; None before the first wait and after an exact delay."""
+    """Seconds of the last wait; None before the first wait and after an exact hint."""
     backoff_offset: int = 0
-    """Number of attempts before the last exact delay, after which backoff starts over."""
+    """Number of attempts made when backoff last started over (after an exact hint), else 0."""
 
 
 class Step(NamedTuple):
@@ -136,7 +137,7 @@ class CallRecord(NamedTuple):
     downstream: str | None
     attempts: int
     waited: float
-    """The sum of all delays in seconds."""
+    """The sum of the delays between attempts, in seconds."""
     reason: Reason
     retry_after: float | None
     """Seconds after which a new call can succeed, when that is known."""

@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 from tarry.core import downstream as core
 from tarry.core.breaker import BreakerState
-from tarry.core.checks import check_share
+from tarry.core.checks import check_ratio
 from tarry.core.outcome import SUCCESS
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.runtime.clocks import after_fork, system
@@ -158,15 +158,20 @@ class LockedDownstream(core.Downstream):
             self._count_successes_locked()
             return super().hedge_delay(quantile, min_samples)
 
-    def add_hedge_credit(self, share: float) -> None:
-        """Add `share` to the credit from which hedges are paid; called once for each call."""
+    def add_hedge_credit(self, amount: float) -> None:
+        """Add the credit that one call earns; a hedge costs a credit of 1."""
         with self._lock:
-            super().add_hedge_credit(share)
+            super().add_hedge_credit(amount)
 
-    def take_hedge_credit(self, amount: float = 1.0) -> bool:
-        """Take the cost of one hedge if the credit suffices; `amount=-1` returns the cost."""
+    def take_hedge_credit(self) -> bool:
+        """Pay for a hedge if the credit is high enough, and return whether it was."""
         with self._lock:
-            return super().take_hedge_credit(amount)
+            return super().take_hedge_credit()
+
+    def return_hedge_credit(self) -> None:
+        """Refund a hedge that was not sent."""
+        with self._lock:
+            super().return_hedge_credit()
 
     def _emit_transitions(self) -> None:
         """Emit the breaker's transitions; called without the lock, as listeners are user code."""
@@ -226,7 +231,7 @@ class Downstream(LockedDownstream):
 
     def quantile(self, q: float) -> float | None:
         """Return the `q` quantile of the durations of the latest successes, or None without any."""
-        check_share("q", q)
+        check_ratio("q", q)
         with self._lock:
             self._count_successes_locked()
             return self.latency.quantile(q)

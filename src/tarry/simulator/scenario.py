@@ -15,7 +15,7 @@ from tarry.core.checks import (
     check_number,
     check_one_of,
     check_positive,
-    check_share,
+    check_ratio,
 )
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.policyfile.defence import Defence
@@ -71,7 +71,7 @@ class Failure:
         _check_period(self.start, self.end)
         _check_error_status("status", self.status)
         check_one_of("kind", self.kind, FAILURE_KINDS)
-        check_share("rate", self.rate)
+        check_ratio("rate", self.rate)
         if self.retry_after is not None:
             check_at_least("retry_after", self.retry_after, 0)
 

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from tarry.core import events
-from tarry.core.checks import duration_or_none
+from tarry.core.checks import valid_duration
 from tarry.core.hints import Hint
 from tarry.core.text import format_duration
 from tarry.core.verdict import Reason
@@ -91,7 +91,7 @@ def _hint_text(hint: Hint | None) -> str:
     """Describe the delay that the server requested. The actual delay may be longer."""
     if hint is None:
         return ""
-    delay = duration_or_none(hint.delay)
+    delay = valid_duration(hint.delay)
     requested = "a retry" if delay is None else format_duration(delay)
     return f", the server asked for {requested} ({hint.source})"
 

@@ -1,1 +1,1 @@
-"""Forms that cross a process border: plain values in, plain values out. Pure, like the core."""
+"""Formats of data that leaves the process: JSON bodies and HTTP headers. No I/O, as in the core."""

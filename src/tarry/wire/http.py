@@ -1,4 +1,4 @@
-"""HTTP: methods, headers about retries, problem details (RFC 9457) and the types of ASGI 3."""
+"""HTTP: methods, headers for retries, problem details (RFC 9457) and the types of ASGI 3."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from tarry.core.checks import check_count, duration_or_none
+from tarry.core.checks import check_count, valid_duration
 from tarry.errors import ConfigurationError
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY"})
@@ -79,7 +79,7 @@ def parse_deadline_ms(text: str) -> float | None:
     text = text.strip()
     if not text.isascii() or not text.isdigit() or len(text) > _MAX_DEADLINE_DIGITS:
         return None
-    return duration_or_none(int(text) / 1000)
+    return valid_duration(int(text) / 1000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,5 +110,5 @@ class Problem:
         return present | dict(self.extensions)
 
     def to_json(self) -> bytes:
-        """Return JSON in ASCII, so that text from a client cannot break the response."""
+        """Return JSON in ASCII, which can also hold text from a client that UTF-8 cannot encode."""
         return json.dumps(self.to_dict()).encode()

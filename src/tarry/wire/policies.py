@@ -1,4 +1,4 @@
-"""Policies in the JSON of the service's API: camelCase, milliseconds, names in capitals.
+"""Policies in the JSON of the service's API: camelCase, milliseconds, choices in capitals.
 
     {"maxAttempts": 5, "initialDelayMs": 100, "jitterType": "FULL", "totalBudgetMs": 60000}
 
@@ -89,7 +89,7 @@ def _from_json_value(field: PolicyField, name: str, value: object) -> Any:
         return cast("str", value).lower()
     if field.type in {"statuses", "codes"}:
         value = _check_list(name, value)
-    if value is None and field.is_required_by_service:
+    if value is None and field.service_rejects_null:
         raise ConfigurationTypeError(name, "must be a number", value)
     checked = field.check(value, name)
     return checked / 1000 if field.type == "seconds" and checked is not None else checked
@@ -108,7 +108,7 @@ def _check_list(name: str, value: object) -> list[object]:
 
 
 def _check_size(name: str, value: object, maximum: int) -> None:
-    """Reject lists with too many entries, and numbers above `maximum`, also those in lists."""
+    """Reject a list with too many entries, and a number above `maximum`, alone or in a list."""
     if isinstance(value, list):
         entries = cast("list[object]", value)
         if len(entries) > MAX_ENTRIES:
@@ -185,4 +185,4 @@ def _to_ms(seconds: float | None) -> float | None:
     if seconds is None:
         return None
     ms = check_number("a duration", seconds) * 1000
-    return round(ms) if abs(ms - round(ms)) < 1e-6 else ms  # noqa: PLR2004 - so that 0.1 s is 100 ms
+    return round(ms) if abs(ms - round(ms)) < 1e-6 else ms  # noqa: PLR2004 - 0.1 s is 100 ms

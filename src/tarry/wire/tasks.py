@@ -26,7 +26,7 @@ MAX_PAGE_SIZE = 1_000
 
 StatusName: TypeAlias = Literal["PENDING", "IN_FLIGHT", "SUCCEEDED", "EXHAUSTED", "CANCELLED"]
 STATUS_NAMES: tuple[StatusName, ...] = get_args(StatusName)
-"""The store has the index of a name as the number of the status."""
+"""The index of a name is the number of the status in the store."""
 LaneStateName: TypeAlias = Literal["OPEN", "PAUSED", "PARKED", "PROBING"]
 Backoff: TypeAlias = Literal["EXPONENTIAL", "FIXED", "LINEAR", "SCHEDULE"]
 Jitter: TypeAlias = Literal["DECORRELATED", "EQUAL", "FULL", "NONE"]
@@ -118,8 +118,10 @@ class RetryTask(_Body, kw_only=False):
     body_ref: str | None
     callback_url: str | None
     cancelling: bool
+    """Whether the task was cancelled while an attempt was running."""
     replays: int
     version: int
+    """Incremented by every change of the task, except a request to cancel it."""
     response: TargetResponse | None = None
     """Set only when the API request waited for the result (`Prefer: wait`)."""
 
@@ -131,7 +133,7 @@ class BatchRequest(_RequestBody):
 
 
 class BatchResult(_Body, omit_defaults=True):
-    """The result for one task of a batch; `status` is the HTTP status of a single request."""
+    """The result for one task of a batch; `status` is what a request for it alone would get."""
 
     status: int
     task: RetryTask | None = None
@@ -242,7 +244,7 @@ class ExplainedStep(_Body):
 
 
 class NextStep(_Body):
-    """A sentence about what happens next; `at` is the time of it, if that is known."""
+    """What happens next, as a sentence; `at` is the time of the next step, null if not known."""
 
     text: str
     at: int | None

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 from zlib import crc32
 
-from tarry.core.checks import duration_or_none
+from tarry.core.checks import valid_duration
 from tarry.core.decide import HINT_SPREAD
 from tarry.core.verdict import Reason
 from tarry.errors import ConfigurationTypeError, HandedOff, ResultNotAccepted
@@ -190,7 +190,7 @@ class HandOff:
         classify = self._http_functions.classify_response
         repeatable = True  # has no effect on the hint
         hint = classify(self._policy, repeatable, error.result).hint
-        requested = None if hint is None else duration_or_none(hint.delay)
+        requested = None if hint is None else valid_duration(hint.delay)
         if not requested:
             return None
         return requested * (1.0 + HINT_SPREAD * crc32(key.encode()) / 2**32)

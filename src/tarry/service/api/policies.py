@@ -57,7 +57,7 @@ def _json_type(field: PolicyField) -> Any:
         json_type = list[Annotated[float, Meta(**bounds)]]
         bounds = {"min_length": 1, "max_length": wire.MAX_ENTRIES}
     json_type = Annotated[json_type, Meta(description=field.help, **bounds)] | msgspec.UnsetType
-    return json_type | None if field.is_optional and not field.is_required_by_service else json_type
+    return json_type | None if field.is_optional and not field.service_rejects_null else json_type
 
 
 PolicyFields: type[msgspec.Struct] = msgspec.defstruct(
