@@ -3,7 +3,7 @@
 By default only public internet addresses are allowed; the operator can allow other addresses. The
 guard checks twice. When a task is posted, `check_url` rejects a URL whose host is known not to be
 allowed. When a connection is opened, `refusal` checks each address right before it is used, so that
-neither a name that changes its address (DNS rebinding) nor a redirect gets around the check.
+a name that changes its address (DNS rebinding) does not get around the check.
 
 IPv6 addresses that contain an IPv4 address (mapped, NAT64, 6to4, Teredo, ISATAP) are refused. If
 the operator allows such a network, the contained IPv4 address must be allowed as well.
