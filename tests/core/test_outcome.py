@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from enum import Enum
 
 import pytest
 from hypothesis import given
@@ -212,6 +213,15 @@ def test_the_numbers_of_the_codes() -> None:
 def test_unknown_codes_are_permanent(code: str | int) -> None:
     """A code that gRPC does not have is permanent, and the log names it."""
     assert Outcome(Kind.PERMANENT, detail=str(code)) == outcome_of_code(code)
+
+
+def test_a_code_of_a_string_enumeration() -> None:
+    """The value of the member is the name of the code."""
+
+    class Code(str, Enum):  # noqa: UP042 - str() of a StrEnum is its value, of this the name
+        LOST = "unavailable"
+
+    assert outcome_of_code("UNAVAILABLE") == outcome_of_code(Code.LOST)
 
 
 def test_the_table_of_codes_is_the_policys() -> None:

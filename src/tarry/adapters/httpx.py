@@ -73,8 +73,11 @@ def _checked_transport(transport: Any, class_name: str, method: str) -> Any:
     """Return the user's transport, or a new one of this class; raise if it cannot be used."""
     if transport is None:
         for package in ("httpx", "httpx2"):
-            with suppress(ImportError):
-                return getattr(import_module(package), class_name)()
+            try:
+                module = import_module(package)
+            except ImportError:
+                continue
+            return getattr(module, class_name)()
         raise errors.MissingExtra("this needs httpx: pip install 'tarry[httpx]'")
     retries: Any = getattr(getattr(transport, "_pool", None), "_retries", 0)
     if retries or hasattr(transport, "tarry_retries"):

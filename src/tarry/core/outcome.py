@@ -145,9 +145,10 @@ def outcome_of_code(
     safe: bool = True,
 ) -> Outcome:
     """Classify a gRPC status by its name or number, with its trailing metadata."""
-    name = str(code).upper()
-    if isinstance(code, int) and 0 <= code < len(GRPC_CODES):
-        name = GRPC_CODES[code]
+    if isinstance(code, int):
+        name = GRPC_CODES[code] if 0 <= code < len(GRPC_CODES) else str(code)
+    else:
+        name = code.upper()
     if name == "OK":
         return SUCCESS
     from tarry.core.hints import hint_from_grpc

@@ -3,7 +3,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from tarry.core.breaker import Breaker
+from tarry.errors import StoreUnavailable
 from tarry.service.delivery import DeliveryRequest, DeliveryResult
 from tarry.service.model import Status
 from tarry.service.store import CancelStatus, RetryNowStatus
@@ -30,6 +33,31 @@ def test_cancelled_task_that_waits_here_is_cancelled_at_once() -> None:
         assert [] == target.requests
         assert CancelStatus.TERMINAL is await harness.engine.cancel("default", task.id)
         assert await harness.engine.cancel("other", task.id) is None
+
+    run(main)
+
+
+def test_waiting_callers_are_notified_although_the_cancelled_task_cannot_be_read() -> None:
+    """The cancellation is stored, so that its callers need not wait for the store to recover."""
+
+    async def main() -> None:
+        harness = EngineHarness(FakeTarget())
+        (task,) = await harness.add(harness.new_task(delay=500))
+        waiting = asyncio.ensure_future(harness.engine.wait_for_completion(task.id, 60))
+        await asyncio.sleep(0)
+
+        async def fail(tenant: str, task_id: str) -> None:
+            raise StoreUnavailable("the store is down")
+
+        with pytest.MonkeyPatch.context() as monkeypatch, pytest.raises(StoreUnavailable):
+            monkeypatch.setattr(harness.store, "get_task", fail)
+            await harness.engine.cancel("default", task.id)
+        await asyncio.sleep(0)
+
+        assert waiting.done()
+        completion = await waiting
+        assert completion is not None
+        assert Status.CANCELLED is completion.status
 
     run(main)
 

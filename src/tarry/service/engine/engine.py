@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from tarry.errors import StoreUnavailable
 from tarry.service.engine.maintenance import Maintenance
+from tarry.service.engine.reporting import TaskCompletion
 from tarry.service.engine.scheduler import Scheduler
 from tarry.service.engine.worker import Worker
 from tarry.service.group_commit import AsyncGroupCommit
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from tarry.service.engine.context import EngineContext, Health, StoreClock
     from tarry.service.engine.policies import PolicyCache
-    from tarry.service.engine.reporting import EventPublisher, TaskCompletion
+    from tarry.service.engine.reporting import EventPublisher
     from tarry.service.model import Task, TaskContent
     from tarry.service.store import NewTask
 
@@ -169,6 +170,7 @@ class Engine:
                 raise
             self.worker.leased_tasks.drop(leased)
         if status is CancelStatus.CANCELLED:
+            self._reporter.notify(task_id, TaskCompletion(Status.CANCELLED, None, None))
             task = await self._context.store.get_task(tenant, task_id)
             if task is not None:
                 self._reporter.task_cancelled(task)
