@@ -276,7 +276,7 @@ def test_help_lists_the_fields_of_a_policy(command: str) -> None:
         "before jitter. (seconds > 0; 0.1)",
         "Time for one attempt. (seconds > 0; none)",
         "with each retry. (fixed, linear, exponential; exponential)",
-        "that are retried. (list of 100 to 599; 408, 425, 429, 500, 502, 503, 504)",
+        "that are retried. (list of statuses from 100 to 599; 408, 425, 429, 500, 502, 503, 504)",
         "that are retried. (list of code names; RESOURCE_EXHAUSTED, UNAVAILABLE)",
         "multiplies attempts. (true, false; false)",
     ):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tarry.cli.simulate import parse_settings, parse_sweeps, parse_value, parse_values
+from tarry.cli.simulate import parse_parameters, parse_sweeps, parse_value, parse_values
 from tarry.errors import ConfigurationError
 
 KNOWN = {"clients.rate": 10.0, "jitter": "full"}
@@ -66,7 +66,7 @@ def test_sweep_is_bounded(text: str) -> None:
 
 def test_pairs_are_read_by_name() -> None:
     """Spaces around `=` are ignored."""
-    assert {"clients.rate": 3, "jitter": "none"} == parse_settings(
+    assert {"clients.rate": 3, "jitter": "none"} == parse_parameters(
         ["clients.rate=3", "jitter = none"], KNOWN
     )
     assert {"clients.rate": [1, 2]} == parse_sweeps(["clients.rate=1,2"], KNOWN)
@@ -97,7 +97,7 @@ def test_pairs_are_read_by_name() -> None:
 def test_invalid_pairs_are_rejected(texts: list[str], words: str) -> None:
     """Each error names the option."""
     with pytest.raises(ConfigurationError) as caught:
-        parse_settings(texts, KNOWN)
+        parse_parameters(texts, KNOWN)
 
     assert words == str(caught.value)
 

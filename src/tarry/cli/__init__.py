@@ -1,4 +1,4 @@
-"""The command line. Each command is a module that imports its dependencies only when it runs."""
+"""The command line. The dependencies of a command are imported only when the command runs."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def main() -> None:
     from tarry.cli.app import app
     from tarry.cli.exit_codes import EXIT_INTERRUPTED, error_message, exit_code_of
 
-    # SystemExit, so that the worker processes of a simulation are stopped.
+    # sys.exit raises SystemExit, which also stops the worker processes of a simulation.
     signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(128 + signal.SIGTERM))
     try:
         app(prog_name="tarry")
         sys.stdout.flush()  # inside the try block: a closed pipe raises here, not at exit
     except TarryError as error:
-        from tarry.cli.output import printable
+        from tarry.cli.output import escape_controls
 
-        sys.stderr.write(f"error: {printable(error_message(error))}\n")
+        sys.stderr.write(f"error: {escape_controls(error_message(error))}\n")
         sys.exit(exit_code_of(error))
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")

@@ -20,7 +20,8 @@ from tarry.cli.tasks import dead_app, tasks_app
 from tarry.cli.tune import tune
 
 HELP = (
-    "To tarry: to wait before going on. Retries with one policy engine.\n\n"
+    "To tarry: to wait before going on. A library, a service and a simulator that share one "
+    "retry policy engine.\n\n"
     "The library retries calls in production. The service stores calls durably and retries them "
     "until they succeed. The simulator runs the same code to show, before production, how a "
     "policy affects a failing dependency."
@@ -28,7 +29,7 @@ HELP = (
 EXAMPLES = """\
 [bold]Examples[/bold]
 
-See the service retry calls, in ten seconds:
+Watch the service retry calls; this takes ten seconds:
 
 [bold cyan]  tarry demo[/bold cyan]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tarry.cli.output import attempt_result, console, print_text, table, time_until
 from tarry.cli.remote import connect
 from tarry.cli.tasks import print_explanation
-from tarry.client.errors import NotFinished, ServiceUnreachable
+from tarry.client.errors import NotFinished, ServiceError, ServiceUnreachable
 from tarry.runtime.clocks import system
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ DEAD_LETTER_PATH = "/mail/12"
 
 
 def demo() -> None:
-    """Show calls being retried until they succeed: a service, failing targets and twelve calls.
+    """Run a service, failing targets and twelve calls, and show how the calls are retried.
 
     One call becomes a dead letter, is explained and replayed. The demo takes about ten seconds,
     needs no network and leaves no files.
@@ -71,7 +71,7 @@ def demo() -> None:
         TemporaryDirectory(prefix="tarry-demo-") as folder,
         FlakyTargets(RESPONSES_BY_PATH).run() as targets,
         _run_service(Path(folder)) as address,
-        connect(address, None) as client,
+        connect(address, api_key=None) as client,
     ):
         print_text(f"the service is at {address}; adding {len(RESPONSES_BY_PATH)} calls:")
         _enqueue_calls(client, targets)
@@ -90,12 +90,12 @@ def demo() -> None:
 
 
 class TaskBoard:
-    """Shows the state of the calls: as a live table, or with `as_lines` as one line per attempt."""
+    """Shows the calls, which are tasks: as a live table, or with `as_lines` a line per attempt."""
 
     def __init__(self, client: Client, *, as_lines: bool) -> None:
         self._client = client
         self._as_lines = as_lines
-        self._shown_attempts: dict[str, int] = {}
+        self._last_shown_number: dict[str, int] = {}
         self._last_attempts: dict[str, AttemptLog] = {}
         self.tasks: dict[str, RetryTask] = {}
         """Each task by the path of its target URL."""
@@ -128,12 +128,12 @@ class TaskBoard:
         for task in self._client.tasks():
             path = "/" + task.target_url.split("/", 3)[3]
             self.tasks[path] = task
-            shown = self._shown_attempts.get(path, 0)
-            if task.attempt_number <= shown:
+            last_shown = self._last_shown_number.get(path, 0)
+            if task.attempt_number <= last_shown:
                 continue
             for step in self._client.explain(task).steps:
-                if step.attempt_number > shown:
-                    self._shown_attempts[path] = step.attempt_number
+                if step.attempt_number > last_shown:
+                    self._last_shown_number[path] = step.attempt_number
                     self._last_attempts[path] = step.attempt
                     if self._as_lines:
                         print_text(f"{call_name(path)}: {step.text}")
@@ -142,8 +142,8 @@ class TaskBoard:
         now = system.unix_time()
         rows: list[tuple[object, ...]] = []
         for path, task in watched.items():
-            last = self._last_attempts.get(path)
-            result = "" if last is None else attempt_result(last)
+            attempt = self._last_attempts.get(path)
+            result = "" if attempt is None else attempt_result(attempt)
             next_attempt = time_until(task.next_attempt_at, now)
             rows.append((call_name(path), task.status, task.attempt_number, next_attempt, result))
         return table(("call", "status", "attempts", "next attempt", "last result"), rows)
@@ -165,11 +165,11 @@ def _enqueue_calls(client: Client, targets: FlakyTargets) -> None:
     )
     problems = [result.problem for result in results if result.task is None]
     if problems:
-        raise ServiceUnreachable(f"the service rejected a call: {problems[0]}")
+        raise ServiceError(f"the service rejected a call: {problems[0]}")
 
 
 def _print_summary(targets: FlakyTargets, board: TaskBoard) -> None:
-    """Print the number of attempts; raise `NotFinished` if a call was not delivered."""
+    """Print the number of attempts; raise `NotFinished` unless each call arrived with one key."""
     undelivered = [
         call_name(path) for path in RESPONSES_BY_PATH if board.tasks[path].status != "SUCCEEDED"
     ]
@@ -205,11 +205,11 @@ def _run_service(folder: Path) -> Generator[str]:
     ):
         try:
             assert process.stdout is not None  # noqa: S101 - for the type checker
-            greeting = process.stdout.readline()
-            if not greeting.startswith(_READY_PREFIX):
+            ready_line = process.stdout.readline()
+            if not ready_line.startswith(_READY_PREFIX):
                 log.seek(0)
-                raise ServiceUnreachable(f"the service did not start: {greeting}{log.read()}")
-            yield greeting.removeprefix(_READY_PREFIX).split()[0]
+                raise ServiceUnreachable(f"the service did not start: {ready_line}{log.read()}")
+            yield ready_line.removeprefix(_READY_PREFIX).split()[0]
         finally:
             process.terminate()
 

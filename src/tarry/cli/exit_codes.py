@@ -16,7 +16,7 @@ EXIT_CODES = {
     0: "success",
     EXIT_FAILED: "the task or the assertion failed, or the task's state does not allow the command",
     EXIT_INVALID: "an argument, option, file or API key is invalid",
-    EXIT_NOT_FOUND: "the task, policy, key or downstream does not exist",
+    EXIT_NOT_FOUND: "the task, policy, API key or downstream does not exist",
     EXIT_UNREACHABLE: "the service is unreachable or overloaded, or it failed",
     EXIT_INTERRUPTED: "interrupted with Ctrl-C",
 }
@@ -36,7 +36,7 @@ def exit_code_of(error: TarryError) -> int:
     for error_types, code in _CODE_BY_ERROR:
         if isinstance(error, error_types):
             return code
-    return EXIT_INVALID  # the user's input causes the errors of all other types
+    return EXIT_INVALID  # most errors of other types are caused by the user's input
 
 
 def error_message(error: TarryError) -> str:

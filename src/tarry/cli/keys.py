@@ -31,7 +31,7 @@ StoreOption = Annotated[
         "--store",
         metavar="URL",
         help="Store of the service.",
-        show_default="as for `tarry serve`: TARRY_STORE, the file, sqlite:tarry-data/tarry.db",
+        show_default="as for `tarry serve`: TARRY_STORE, --config, or sqlite:tarry-data/tarry.db",
     ),
 ]
 ConfigOption = Annotated[
@@ -119,7 +119,7 @@ def _run_with_store(
     *,
     can_create: bool = False,
 ) -> T:
-    """Return the result of `work(store)`; a missing store file is an error or is created."""
+    """Return the result of `work(store)`; if not `can_create`, a missing store file is an error."""
     import asyncio
 
     from tarry.service.app import make_store

@@ -1,6 +1,6 @@
 """Watch a service: `tarry downstreams` (the hosts of targets), `tarry tail` and `tarry top`.
 
-`tarry downstreams` also pauses, resumes and resets a downstream.
+`tarry downstreams` also pauses, resumes and resets a downstream, named by its lane (its queue).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def downstreams(
         typer.Argument(
             metavar="|".join(ACTIONS),
             help=(
-                "pause: send nothing to it. resume: send again, slowly at first. "
-                "reset: discard its statistics."
+                "pause: send nothing to the downstream. resume: send again, slowly at first. "
+                "reset: discard the statistics of the downstream, and resume."
             ),
         ),
     ] = None,
@@ -65,8 +65,8 @@ def downstreams(
             rule = f"is required: the downstream to {action}. `tarry downstreams` lists all"
             raise ConfigurationError("LANE", rule)
         with connect(server, api_key) as client:
-            run = {"pause": client.pause, "resume": client.resume, "reset": client.reset}[action]
-            downstream = run(lane)
+            methods = {"pause": client.pause, "resume": client.resume, "reset": client.reset}
+            downstream = methods[action](lane)
         output.print_result(downstream, f"{downstream.lane} {downstream.state}", as_json=as_json)
         return
     with connect(server, api_key) as client:
@@ -114,14 +114,14 @@ def _print_event(event: ServiceEvent) -> None:
     time = "" if event.at is None else output.time_of_day(event.at)
     line = Text(f"{time:12}  ", style="dim")
     style = _EVENT_STYLES.get(event.kind, "not dim")
-    line.append(f"{output.printable(event.kind):10}  ", style=style)
+    line.append(f"{output.escape_controls(event.kind):10}  ", style=style)
     parts = [event.task_id or "", event.lane or "", event_details(event)]
-    line.append("  ".join(output.printable(part) for part in parts if part), style="not dim")
+    line.append("  ".join(output.escape_controls(part) for part in parts if part), style="not dim")
     output.console().print(line, soft_wrap=True)
 
 
 def event_details(event: ServiceEvent) -> str:
-    """Return the details of an event other than its kind, task and lane."""
+    """Return what an event reports besides its kind, task and lane."""
     if event.missed is not None:
         return f"{event.missed} events were dropped: this reader is too slow"
     if event.attempt is None:
@@ -136,7 +136,7 @@ def event_details(event: ServiceEvent) -> str:
 
 REFRESH_INTERVAL_S = 1.0
 _MAX_DOWNSTREAMS = 1_000
-"""Number of downstreams to fetch; the busiest of them are shown."""
+"""Maximum number of downstreams to fetch; the busiest of them are shown."""
 _LINES_AROUND_ROWS = 5
 """Lines of the terminal that the rows of downstreams cannot use."""
 _SAMPLE = re.compile(r"(retry_\w+)\{([^}]*)\} (\S+)")
@@ -147,7 +147,7 @@ _LABEL_OF_METRIC = {
     "retry_attempts_total": "outcome",
     "retry_task_outcomes_total": "outcome",
 }
-"""Metrics to show, and the label by which each is summed up."""
+"""Metrics to show, and for each the label whose values are shown separately."""
 
 
 class Snapshot(NamedTuple):
@@ -236,7 +236,7 @@ def _fetch_metrics(server: str, api_key: str | None) -> str:
 
 
 def _rates(name: str, previous: Snapshot, current: Snapshot) -> dict[str, float] | None:
-    """Return the increase per second of a counter, by label; None without counters."""
+    """Return the increase per second of a counter, by label; None if it cannot be read."""
     if not current.has_rates:
         return None
     elapsed_s = max(current.at - previous.at, 1e-9)
@@ -253,7 +253,7 @@ def _render(previous: Snapshot, current: Snapshot, max_rows: int) -> RenderableT
 
     summary = summarize(previous, current)
     tasks = "  ".join(
-        f"{output.printable(name)} {count:,}" for name, count in summary["tasks"].items()
+        f"{output.escape_controls(name)} {count:,}" for name, count in summary["tasks"].items()
     )
     rates = "visible only with an operator's key"
     if current.has_rates:
@@ -270,5 +270,6 @@ def _render(previous: Snapshot, current: Snapshot, max_rows: int) -> RenderableT
 
 def _format_rates(noun: str, rates: dict[str, float]) -> str:
     return "  ".join(
-        f"{rate:,.1f} {noun} {output.printable(label)}" for label, rate in sorted(rates.items())
+        f"{rate:,.1f} {noun} {output.escape_controls(label)}"
+        for label, rate in sorted(rates.items())
     )

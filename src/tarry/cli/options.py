@@ -34,11 +34,11 @@ def example_epilog(command: str) -> str:
     return f"[bold]Example[/bold]\n\n[bold cyan]  {command}[/bold cyan]"
 
 
-def parse_duration(field: str, text: str | None) -> float | None:
+def parse_duration(option: str, text: str | None) -> float | None:
     """Return the seconds of a duration such as 2s, 500ms or 1.5 min; a bare number is seconds."""
     if text is None:
         return None
     match = _DURATION.fullmatch(text)
     if match is None:
-        raise ConfigurationError(field, "must be a time such as 500ms, 2s, 10m or 24h", text)
-    return check_positive(field, float(match[1]) * _SECONDS_BY_UNIT[match[2]])
+        raise ConfigurationError(option, "must be a time such as 500ms, 2s, 10m or 24h", text)
+    return check_positive(option, float(match[1]) * _SECONDS_BY_UNIT[match[2]])

@@ -48,7 +48,7 @@ _UNPRINTABLE = re.compile(
 """Control characters (C0, DEL, C1), bidirectional marks, line separators and surrogates."""
 
 
-def printable(text: str) -> str:
+def escape_controls(text: str) -> str:
     """Return text as one line, with control characters escaped as in Python source."""
     one_line = " ".join(text.split())
     return _UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], one_line)
@@ -66,11 +66,11 @@ def console() -> Console:
 
 def print_text(text: str) -> None:
     """Print one line of text."""
-    console().print(printable(text))
+    console().print(escape_controls(text))
 
 
 def print_result(value: object, text: str, *, as_json: bool) -> None:
-    """Print a value as JSON, or else one line of text about it."""
+    """Print a value as JSON, or without `as_json` the line of text that describes it."""
     if as_json:
         print_json(value)
     else:
@@ -84,26 +84,26 @@ def print_list(
     *,
     as_json: bool,
     if_empty: str = "none",
-    truncate: str | None = None,
+    cut_column: str | None = None,
 ) -> None:
-    """Print values as JSON, or else as a table with the cells that `row` returns for a value."""
+    """Print values as JSON, or as a table; `row` returns the cells of a value."""
     if as_json:
         print_json(values)
     elif not values:
         print_text(if_empty)
     else:
-        console().print(table(headings, map(row, values), truncate=truncate))
+        console().print(table(headings, map(row, values), cut_column=cut_column))
 
 
 def table(
-    headings: Sequence[str], rows: Iterable[Sequence[object]], *, truncate: str | None = None
+    headings: Sequence[str], rows: Iterable[Sequence[object]], *, cut_column: str | None = None
 ) -> Table:
-    """Return a table; the column with the heading `truncate` is cut at the terminal's edge."""
+    """Return a table; the column headed `cut_column` is cut at the terminal's edge."""
     from rich.table import Table
 
     result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for index, heading in enumerate(headings):
-        if heading == truncate:
+        if heading == cut_column:
             result.add_column(heading, overflow="ellipsis", no_wrap=True)
         else:
             # The first column is not wrapped, so that ids can be copied.
@@ -122,15 +122,15 @@ def report_table() -> Table:
 
 
 def format_cell(value: object) -> Text:
-    """Return a value as printable text; states are coloured."""
+    """Return a value as text without control characters; states are coloured."""
     from rich.text import Text
 
-    text = "" if value is None else printable(str(value))
+    text = "" if value is None else escape_controls(str(value))
     return Text(text, style=STATE_STYLES.get(text, ""))
 
 
 def to_builtins(value: object) -> Any:
-    """Return a wire type as dicts, lists and scalars, with the field names of the API."""
+    """Return a value of the API as dicts, lists and scalars, with the field names of the API."""
     import msgspec
 
     return msgspec.to_builtins(value)
@@ -139,7 +139,7 @@ def to_builtins(value: object) -> Any:
 def print_json(value: object, *, indent: int | None = 2) -> None:
     """Print a JSON document; non-ASCII is escaped, because it may contain control characters."""
     sys.stdout.write(json.dumps(to_builtins(value), indent=indent) + "\n")
-    sys.stdout.flush()  # the reader of a command that prints one line per event gets it at once
+    sys.stdout.flush()  # so that the reader of `tarry tail` gets each event at once
 
 
 def attempt_result(attempt: AttemptLog) -> str:

@@ -58,7 +58,7 @@ OutOption = Annotated[
     Path | None, typer.Option(help="Write to this file instead of standard output.")
 ]
 ServiceOption = Annotated[
-    str | None, typer.Option(help="grpc: service name, such as shop.Payments.", show_default="all")
+    str | None, typer.Option(help="grpc: gRPC service, such as shop.Payments.", show_default="all")
 ]
 MethodOption = Annotated[str | None, typer.Option(help="grpc: method name.", show_default="all")]
 
@@ -83,7 +83,7 @@ def _describe_field(field: PolicyField) -> str:
     allowed = {
         "count": f"whole number {bound}",
         "choice": ", ".join(field.choices),
-        "statuses": f"list of {field.minimum:g} to {HIGHEST_STATUS}",
+        "statuses": f"list of statuses from {field.minimum:g} to {HIGHEST_STATUS}",
         "codes": "list of code names",
         "flag": "true, false",
     }.get(field.type, f"{field.type} {bound}")
@@ -153,7 +153,7 @@ def apply(
 ) -> None:
     """Create a policy of a service, or a new version of it.
 
-    Tasks that are not pinned to a version use the new one from their next attempt on.
+    Tasks that are not pinned to a version use the new version from their next attempt on.
     """
     from tarry.simulator.documents import read_document
     from tarry.simulator.files import read_defence
@@ -199,13 +199,16 @@ def export(
         str | None, typer.Option(help="Host of the called service; not for grpc.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option(help="Name of the resources.", show_default="from the host")
+        str | None,
+        typer.Option(help="Name of the exported resources.", show_default="from the host"),
     ] = None,
     service: ServiceOption = None,
     method: MethodOption = None,
     port: Annotated[
         int | None,
-        typer.Option(help="gateway-api: port of the service.", show_default=str(DEFAULT_PORT)),
+        typer.Option(
+            help="gateway-api: port of the called service.", show_default=str(DEFAULT_PORT)
+        ),
     ] = None,
     out: OutOption = None,
 ) -> None:
@@ -225,9 +228,9 @@ def export(
     if to == "grpc":
         reason = "use --service and --method to name the called service"
         _reject_options(f"--to {to}", reason, host=host, name=name, port=port)
-        exported = to_grpc(read_policy(file), service=service, method=method)
+        exported = to_grpc(read_defence_or_preset(file), service=service, method=method)
         text = json.dumps(exported.documents[0], indent=2) + "\n"
-        _write_document(text, exported.losses, out, differing_system=to)
+        _write_document(text, exported.losses, out, target_system=to)
         return
     reason = "use --host to name the called service"
     _reject_options(f"--to {to}", reason, service=service, method=method)
@@ -236,7 +239,7 @@ def export(
     if host is None:
         rule = f"is required for --to {to}: the host of the called service"
         raise ConfigurationError("--host", rule)
-    defence = read_policy(file)
+    defence = read_defence_or_preset(file)
     if to == "gateway-api":
         port = DEFAULT_PORT if port is None else port
         exported = to_gateway_api(defence, host=host, port=port, name=name)
@@ -245,7 +248,7 @@ def export(
     text = import_yaml().safe_dump_all(
         exported.documents, sort_keys=False, allow_unicode=True, width=1000
     )
-    _write_document(text, exported.losses, out, differing_system=to, written_by=f"export --to {to}")
+    _write_document(text, exported.losses, out, target_system=to, written_by=f"export --to {to}")
 
 
 @app.command("import", epilog=example_epilog("tarry policy import config.json --from grpc"))
@@ -288,7 +291,7 @@ def import_(
     is_json = out is not None and out.suffix.lower() == ".json"
     text = policy_text(imported.to_dict(), as_json=is_json)
     written_by = None if is_json else f"import --from {source}"
-    _write_document(text, imported.losses, out, differing_system="tarry", written_by=written_by)
+    _write_document(text, imported.losses, out, target_system="tarry", written_by=written_by)
 
 
 @app.command(epilog=example_epilog("tarry policy explain webhook"))
@@ -296,7 +299,7 @@ def explain(file: FileArgument) -> None:
     """Describe what a policy does: its delays, and the worst-case time and load."""
     from tarry.policyfile.explain import explain as explain_policy
 
-    typer.echo(explain_policy(read_policy(file)))
+    typer.echo(explain_policy(read_defence_or_preset(file)))
 
 
 @app.command(cls=_CommandWithFields, epilog=example_epilog("tarry policy check policy.toml"))
@@ -308,21 +311,21 @@ def check(file: FileArgument) -> None:
     from tarry.policyfile.defence import Defence
     from tarry.policyfile.explain import find_warnings
 
-    defence = read_policy(file)
+    defence = read_defence_or_preset(file)
     for warning in find_warnings(defence):
         typer.echo(f"{file}: warning: {warning}", err=True)
     attempts = (defence.hedging or defence.policy).max_attempts
     features = ["1 attempt" if attempts == 1 else f"up to {attempts} attempts"]
     if defence.hedging is not None:
         features.append("hedged")
-    guards = ("breaker", "budget", "limiter")
-    features += [name for name in guards if getattr(defence, name) is not None]
+    parts = ("breaker", "budget", "limiter")
+    features += [name for name in parts if getattr(defence, name) is not None]
     defaults = " (all fields have their defaults)" if defence == Defence() else ""
     typer.echo(f"{file}: ok: {', '.join(features)}{defaults}")
 
 
 def _reject_options(used_with: str, reason: str, **options: object) -> None:
-    """Raise `ConfigurationError` for each given option, because it would be ignored."""
+    """Raise `ConfigurationError` if one of the options is given, as it would be ignored."""
     for name, value in options.items():
         if value is not None:
             raise ConfigurationError(f"--{name}", f"cannot be used with {used_with}: {reason}")
@@ -333,26 +336,26 @@ def _write_document(
     losses: Sequence[Loss],
     out: Path | None,
     *,
-    differing_system: str,
+    target_system: str,
     written_by: str | None = None,
 ) -> None:
-    """Write a document; print its losses, the settings that the differing system lacks.
+    """Write a document; print its losses: what the target system lacks or treats differently.
 
     With `written_by`, the document begins with this command and the losses as comments. The losses
     are then not printed if the document itself is printed on a terminal.
     """
-    losses_text = [output.printable(str(loss)) for loss in losses]
+    loss_texts = [output.escape_controls(str(loss)) for loss in losses]
     if written_by is not None:
         lines = [f"Written by `tarry policy {written_by}`."]
-        lines += [f"Differs: {loss}" for loss in losses_text]
+        lines += [f"Differs: {loss}" for loss in loss_texts]
         text = "".join(f"# {line}\n" for line in lines) + text
     if out is None:
         typer.echo(text, nl=False)
     else:
         output.write_text(out, text)
     if written_by is None or out is not None or not sys.stdout.isatty():
-        for loss in losses_text:
-            typer.echo(f"{differing_system} differs: {loss}", err=True)
+        for loss in loss_texts:
+            typer.echo(f"{target_system} differs: {loss}", err=True)
 
 
 def policy_text(fields: dict[str, Any], *, as_json: bool) -> str:
@@ -372,8 +375,8 @@ def _read_documents(path: Path) -> list[Any]:
     return documents
 
 
-def read_policy(path_or_preset: str) -> Defence:
-    """Return the policy in a file with its breaker, budget, limiter and hedging, or a preset."""
+def read_defence_or_preset(path_or_preset: str) -> Defence:
+    """Return a preset, or the policy in a file with its breaker, budget, limiter and hedging."""
     from tarry.core.policy import PRESETS
     from tarry.policyfile.defence import Defence
     from tarry.simulator.files import read_defence

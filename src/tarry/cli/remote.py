@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tarry.cli.output import printable
+from tarry.cli.output import escape_controls
 from tarry.client.errors import ServiceUnreachable
 from tarry.core.text import format_duration
 from tarry.errors import ConfigurationError
@@ -24,14 +24,15 @@ _MIN_REPORTED_WAIT_S = 1.0
 class _WaitReporter(logging.Handler):
     """Prints the client's log records that explain a long wait.
 
-    Reported are a lost event stream, and a wait that the service requested with Retry-After. Other
-    retries are not reported, because the command prints the last error if all attempts fail.
+    It prints all records of `tarry.client`, which logs only lost event streams, and each wait that
+    the service requested with Retry-After. It does not print other retries, because the command
+    prints the last error if all attempts fail.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
         fields = getattr(record, "tarry", {})
         if record.name == "tarry.client":
-            typer.echo(printable(record.getMessage()), err=True)
+            typer.echo(escape_controls(record.getMessage()), err=True)
         elif (
             "max_retries" in fields  # only in records of a wait before a retry
             and fields["hint"] is not None
@@ -66,7 +67,7 @@ def _open_client(server: str, api_key: str | None) -> Client:
     require_packages()
     from tarry.service.settings import check_environment
 
-    check_environment()
+    check_environment()  # rejects a misspelt TARRY_SERVER or TARRY_KEY
     try:
         return Client(server, key=api_key)
     except ConfigurationError as error:

@@ -79,11 +79,11 @@ def send(
             key=idempotency_key,
             delay=delay_s,
         )
-        # The service waits only a limited time before it responds. The client waits for the rest.
-        remaining = 0.0 if wait_s is None else started + wait_s - system.now()
-        if task.status not in FINAL_STATUSES and remaining > 0:
+        # The service waits only a limited time before it responds; then the client waits.
+        remaining_s = 0.0 if wait_s is None else started + wait_s - system.now()
+        if task.status not in FINAL_STATUSES and remaining_s > 0:
             try:
-                task = client.wait(task, remaining)
+                task = client.wait(task, remaining_s)
             except NotFinished:
                 task = client.get(task)
     if as_json:

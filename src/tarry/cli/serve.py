@@ -63,7 +63,7 @@ def serve(
     Settings come from flags, then TARRY_* variables, then the file. SIGTERM and Ctrl-C shut down
     gracefully: running attempts finish, and other leased tasks are released.
     """
-    allow_target, is_dev = allow or None, dev or None
+    allow_target, is_dev = allow or None, dev or None  # None: not set by a flag
     loaded = _load_settings(
         config, changes, store=store, host=host, port=port, allow_target=allow_target, dev=is_dev
     )
@@ -72,7 +72,7 @@ def serve(
 
     _configure_logging(loaded.settings.log, loaded.settings.log_level)
     service = Service(loaded.settings, writer_process=True)
-    signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(0))  # the normal way to stop
+    signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(0))  # 0: not a failure
     is_ready = False
     reason = "the service did not start; see the log above"
 
@@ -84,7 +84,7 @@ def serve(
     shutdown_timeout_s = loaded.settings.drain_ms / 1000 + _SHUTDOWN_GRACE_S
     try:
         Server(service, on_ready, shutdown_timeout_s=shutdown_timeout_s).run()
-    except SystemExit as exit_:  # uvicorn exits when it cannot bind the port
+    except SystemExit as exit_:  # raised by uvicorn when it cannot bind the port
         if not exit_.code:
             raise
         if isinstance(exit_.__context__, OSError):
@@ -106,7 +106,7 @@ def config(
     as_json: JsonOption = False,
 ) -> None:
     """Print the effective settings, and the source of each."""
-    allow_target, is_dev = allow or None, dev or None
+    allow_target, is_dev = allow or None, dev or None  # None: not set by a flag
     loaded = _load_settings(
         config, changes, store=store, host=host, port=port, allow_target=allow_target, dev=is_dev
     )
@@ -122,7 +122,7 @@ def config(
         return
     rows: list[tuple[str, ...]] = []
     for field in msgspec.structs.fields(Settings):
-        description = field.type.__metadata__[-1].description  # of the last item, a msgspec.Meta
+        description = field.type.__metadata__[-1].description  # the last item is a msgspec.Meta
         name = field.name
         rows.append((name, loaded.format(name), loaded.sources[name], description))
     console().print(table(("setting", "value", "from", "description"), rows))

@@ -1,6 +1,7 @@
 """`tarry simulate`: simulate the effect of a retry policy on a failing dependency.
 
-A study is a scenario with its variants (usually policies), parameters and reported metrics.
+A study is a scenario with its variants (usually policies), parameters and reported metrics. Users
+select it as a scenario. A defence is a policy with its breaker, budget, limiter and hedging.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tarry.cli.exit_codes import EXIT_FAILED
-from tarry.cli.output import check_output_path, printable
-from tarry.cli.policy import read_policy
+from tarry.cli.output import check_output_path, escape_controls
+from tarry.cli.policy import read_defence_or_preset
 from tarry.core.text import did_you_mean, suggest
 from tarry.errors import ConfigurationError
 
@@ -89,7 +90,7 @@ def simulate(
         bool, typer.Option("--quiet", "-q", help="Print only failed assertions.")
     ] = False,
 ) -> None:
-    """Simulate clients, a network and failing servers, with the library's own retry decisions.
+    """Simulate clients, a network and failing servers. The library's own code decides on retries.
 
     Time is virtual: a simulated hour takes seconds.
     """
@@ -102,8 +103,8 @@ def simulate(
         simulate_output.print_studies(as_json=as_json)
         return
     study = select_study(scenarios, compare=compare)
-    changes = parse_settings(set_ or [], study.parameters)
-    study = with_parameters(study, changes)
+    parameters = parse_parameters(set_ or [], study.parameters)
+    study = with_parameters(study, parameters)
     if show:
         simulate_output.print_study(study, as_json=as_json)
         return
@@ -125,7 +126,7 @@ def simulate(
             seed=seed,
             trials=trials,
             variants=variant_names,
-            parameters=changes,
+            parameters=parameters,
             sweep=parse_sweeps(sweep, study.parameters) if sweep else None,
             jobs=_count_cores() if jobs is None else jobs,
             progress=update_progress,
@@ -142,8 +143,9 @@ def simulate(
         simulate_output.print_results(results, assertion_results, as_json=as_json)
     for path in (html, png, svg):
         if path is not None and not quiet:  # to standard error, as standard output may be parsed
-            typer.echo(f"written to {printable(str(path))}", err=True)
-    if not simulate_output.report_failures(assertion_results, quiet=quiet or as_json):
+            typer.echo(f"written to {escape_controls(str(path))}", err=True)
+    all_hold = simulate_output.print_failures(assertion_results, quiet=quiet or as_json)
+    if not all_hold:
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -193,7 +195,7 @@ def select_study(arguments: Sequence[str], *, compare: bool) -> Study:
         msg = f"--compare cannot be used with {first}: its variants are not policies"
         raise ConfigurationError(msg)
     paths = [Path(name) for name in others]
-    defences = dict(zip(short_names(paths), map(read_policy, others), strict=True))
+    defences = dict(zip(short_names(paths), map(read_defence_or_preset, others), strict=True))
     return study.with_defences(study, defences)
 
 
@@ -217,7 +219,7 @@ def _find_study(name: str) -> Study:
     raise ConfigurationError(f"{name!r} is neither a scenario nor a file; {hint}")
 
 
-def parse_settings(options: Iterable[str], parameters: Mapping[str, Any]) -> dict[str, Any]:
+def parse_parameters(options: Iterable[str], parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the value of each parameter that a `--set` option names."""
     return {name: parse_value(text) for name, text in _parse_pairs("--set", options, parameters)}
 
@@ -241,7 +243,7 @@ def parse_value(text: str) -> Any:
 
 
 def parse_values(text: str) -> list[Any]:
-    """Parse a list of values, or an inclusive range with a step."""
+    """Return the values of a list such as `1,10,100`, or of a range that includes its end."""
     match = _RANGE.fullmatch(text.strip())
     if match:
         values = _expand_range(text, match)
@@ -265,7 +267,7 @@ def _expand_range(text: str, match: re.Match[str]) -> list[Any]:
     if count < 1 or step <= 0:
         msg = f"a range has the format first..last:step, such as 10..200:10, got {text!r}"
         raise ConfigurationError(msg)
-    # One value too many is enough for the caller to reject the range.
+    # At most one value more than allowed is built; the caller then rejects the range.
     values = (first + step * index for index in range(min(count, MAX_SWEEP_VALUES + 1)))
     is_integer = first == first.to_integral_value() and step == step.to_integral_value()
     return [int(value) if is_integer else float(value) for value in values]
@@ -274,7 +276,7 @@ def _expand_range(text: str, match: re.Match[str]) -> list[Any]:
 def _parse_pairs(
     option: str, texts: Iterable[str], parameters: Mapping[str, Any]
 ) -> Iterable[tuple[str, str]]:
-    """Yield the name and the value of each text `name=value` given with the option."""
+    """Yield the name and the value of each text, which has the format `name=value`."""
     seen: set[str] = set()
     for text in texts:
         name, equals, value = (part.strip() for part in text.partition("="))

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from tarry.cli.output import printable, report_table
+from tarry.cli.output import escape_controls, report_table
 from tarry.core.text import format_count
 from tarry.policyfile.defence import Defence
 from tarry.simulator.files import ARRIVALS_BY_KEY, list_parameters
@@ -43,7 +43,7 @@ _MIN_KEY_WIDTH = 4
 
 @contextmanager
 def progress_bar(*, hidden: bool) -> Generator[Callable[[int, int], None]]:
-    """Show progress on standard error, if a terminal; yield a function that updates it."""
+    """Show progress if standard error is a terminal; yield a function that updates it."""
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -58,7 +58,7 @@ def progress_bar(*, hidden: bool) -> Generator[Callable[[int, int], None]]:
 
 
 def print_studies(*, as_json: bool) -> None:
-    """Print the built-in scenarios."""
+    """Print the name and the question of each built-in study."""
     if as_json:
         print_json([_study_to_json(study) for study in STUDIES.values()])
         return
@@ -79,7 +79,7 @@ def print_study(study: Study, *, as_json: bool) -> None:
         return
     console = Console()
     _print_question(console, study)
-    variants = ", ".join(printable(name) for name in study.variants)
+    variants = ", ".join(escape_controls(name) for name in study.variants)
     console.print(Text(f"--variants ({study.variant_parameter}): {variants}"))
     console.print(Text("--set and --sweep, with the current values:"))
     parameters: list[tuple[str, object, str]] = []
@@ -104,7 +104,7 @@ def print_study(study: Study, *, as_json: bool) -> None:
 def print_results(
     results: StudyResults, assertion_results: Sequence[AssertionResult], *, as_json: bool
 ) -> None:
-    """Print the metrics of each row; JSON includes the results of the assertions."""
+    """Print the metrics of each row; as JSON, also the results of the assertions."""
     if not as_json:
         _print_result_tables(Console(), results)
         return
@@ -126,12 +126,12 @@ def print_json(value: object) -> None:
     sys.stdout.write(f"{text}\n")
 
 
-def report_failures(results: Sequence[AssertionResult], *, quiet: bool) -> bool:
+def print_failures(results: Sequence[AssertionResult], *, quiet: bool) -> bool:
     """Print each row that fails an assertion; return True if all assertions hold."""
     failed = [result for result in results if not result.holds]
     for result in failed:
         message = f"{result.assertion.text}, but {result.describe_value()}"
-        sys.stderr.write(f"failed: {row_name(result.row)}: {printable(message)}\n")
+        sys.stderr.write(f"failed: {row_name(result.row)}: {escape_controls(message)}\n")
     if results and not failed and not quiet:
         sys.stdout.write("all assertions hold\n")
     return not failed
@@ -155,7 +155,7 @@ class _Column(NamedTuple):
 
     @property
     def min_width(self) -> int:
-        """Width of the longest word of the title or longest cell, as cells are not wrapped."""
+        """Smallest width at which only the title is wrapped, and only between words."""
         return max(len(word) for word in [*self.title.split(), *self.cells, ""])
 
 
@@ -168,9 +168,11 @@ def _print_result_tables(console: Console, results: StudyResults) -> None:
     study = results.study
     _print_question(console, study)
     rows = results.rows
-    key_columns = [_Column(study.variant_parameter, [printable(row.variant) for row in rows])]
+    key_columns = [_Column(study.variant_parameter, [escape_controls(row.variant) for row in rows])]
     key_columns += [
-        _Column(name.rpartition(".")[2], [printable(str(row.parameters[name])) for row in rows])
+        _Column(
+            name.rpartition(".")[2], [escape_controls(str(row.parameters[name])) for row in rows]
+        )
         for name in (rows[0].parameters if rows else ())
     ]
     metric_columns = [
@@ -193,12 +195,12 @@ def _print_result_tables(console: Console, results: StudyResults) -> None:
     console.print(Text(f"seed {results.seed}, {trials} for each row", style="dim"))
     if study.lesson:
         console.print()
-        console.print(Text(printable(study.lesson)))
+        console.print(Text(escape_controls(study.lesson)))
 
 
 def _print_question(console: Console, study: Study) -> None:
     if study.question:
-        console.print(Text(printable(study.question), style="bold"))
+        console.print(Text(escape_controls(study.question), style="bold"))
         console.print()
 
 
@@ -213,20 +215,20 @@ def _print_rows(console: Console, rows: Iterable[tuple[str, object, str]]) -> No
     """Print a row for each name, value and note."""
     table = _grid()
     for name, value, note in rows:
-        text = "-" if value is None else printable(str(value))
-        table.add_row(Text(printable(name)), Text(text), Text(note, style="dim"))
+        text = "-" if value is None else escape_controls(str(value))
+        table.add_row(Text(escape_controls(name)), Text(text), Text(note, style="dim"))
     console.print(Padding(table, (0, 0, 0, 2)))
 
 
 def _scenario_settings(scenario: Scenario) -> Iterable[tuple[str, object, str]]:
     """Yield name, value and an empty note of each setting except the variants' policies."""
     arrivals = scenario.clients.arrivals
-    hidden = ["clients.defence."]
+    hidden_prefixes = ["clients.defence."]
     for key, arrivals_with_effect in ARRIVALS_BY_KEY.items():
         if arrivals not in arrivals_with_effect:
-            hidden.append(f"clients.{key}")
+            hidden_prefixes.append(f"clients.{key}")
     for name, value in list_parameters(scenario).items():
-        if value is not None and not name.startswith(tuple(hidden)):
+        if value is not None and not name.startswith(tuple(hidden_prefixes)):
             yield name, value, ""
     for name, server in scenario.servers.items():
         if server.capacity is not None:
@@ -236,7 +238,7 @@ def _scenario_settings(scenario: Scenario) -> Iterable[tuple[str, object, str]]:
 def row_name(row: StudyRow) -> str:
     """Return the variant and the swept values of a row, such as "full, clients=100"."""
     swept = [f"{name.rpartition('.')[2]}={value}" for name, value in row.parameters.items()]
-    return printable(", ".join([row.variant, *swept]))
+    return escape_controls(", ".join([row.variant, *swept]))
 
 
 def _key_widths(key_columns: list[_Column], available: int) -> list[int]:

@@ -170,7 +170,7 @@ def explanation_lines(text: str, next_step: str) -> list[str]:
 
 
 def _print_tasks(
-    tasks: Iterator[RetryTask], limit: int, *, as_json: bool, dead: bool = False
+    tasks: Iterator[RetryTask], limit: int, *, as_json: bool, are_dead: bool = False
 ) -> None:
     """Print up to `limit` tasks or dead letters, and a hint to standard error if there are more."""
     listed = list(islice(tasks, limit))
@@ -180,26 +180,26 @@ def _print_tasks(
 
     def row(task: RetryTask) -> tuple[object, ...]:
         target = f"{task.method} {task.target_url}"
-        if dead:
+        if are_dead:
             died = output.time_since(task.finished_at, now)
             return task.task_id, task.reason, task.attempt_number, died, target
         next_attempt = output.time_until(task.next_attempt_at, now)
         return task.task_id, task.status, task.attempt_number, next_attempt, target
 
-    columns = ("reason", "attempts", "died") if dead else ("status", "attempts", "next")
+    columns = ("reason", "attempts", "died") if are_dead else ("status", "attempts", "next")
     headings = ("task", *columns, "target")
-    output.print_list(listed, headings, row, as_json=as_json, truncate="target")
+    output.print_list(listed, headings, row, as_json=as_json, cut_column="target")
 
 
 def _properties(task: RetryTask) -> Iterable[tuple[str, object]]:
     now = system.unix_time()
-    pinned = "" if task.policy_version is None else f", version {task.policy_version}"
+    version = "" if task.policy_version is None else f", version {task.policy_version}"
     properties: dict[str, object] = {
         "status": task.status,
         "reason": task.reason,
         "target": f"{task.method} {task.target_url}",
         "lane": task.lane,
-        "policy": f"{task.policy_id}{pinned}",
+        "policy": f"{task.policy_id}{version}",
         "overrides": json.dumps(task.policy) if task.policy else None,
         "idempotency key": task.idempotency_key,
         "body": f"{task.body_size:,} bytes",
@@ -235,7 +235,7 @@ def list_dead_letters(
     """List dead letters, newest first."""
     with connect(server, api_key) as client:
         dead_letters = client.dead_letters(policy=policy, lane=lane, reason=reason)
-        _print_tasks(dead_letters, limit, as_json=as_json, dead=True)
+        _print_tasks(dead_letters, limit, as_json=as_json, are_dead=True)
 
 
 @dead_app.command(epilog=example_epilog("tarry dead replay --lane https:example.com:443 --rate 10"))
@@ -313,12 +313,12 @@ def purge(
 
 
 def _count_matches(client: Client, filters: DeadLetterFilter) -> int:
-    """Return the number of matches; if there are none, raise `NotFound` for a misspelt filter."""
+    """Return the number of matches; if 0, raise `NotFound` for an unknown lane or policy."""
     count = client.replay(**filters, dry_run=True).matched
     lane, policy = filters.get("lane"), filters.get("policy")
     if count:
         return count
-    if lane is not None and all(known.lane != lane for known in client.downstreams()):
+    if lane is not None and all(info.lane != lane for info in client.downstreams()):
         raise NotFound(
             f"--lane: there is no downstream {lane!r}. The format is http:host:port or "
             "https:host:port; `tarry downstreams` lists all"

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tarry.cli.options import parse_duration
-from tarry.cli.output import POLICY_SUFFIXES, check_output_path, printable, report_table, write_text
+from tarry.cli.output import (
+    POLICY_SUFFIXES,
+    check_output_path,
+    escape_controls,
+    report_table,
+    write_text,
+)
 from tarry.cli.policy import policy_text
 from tarry.core.text import format_count, format_duration
 
@@ -73,6 +79,7 @@ def tune(
 
     check_output_path(out, POLICY_SUFFIXES)
     latency_target_s = parse_duration("--latency-target", latency_target)
+    # A defence is a policy with its breaker, budget, limiter and hedging.
     current = None if policy is None else read_defence(policy)
     evidence = analyze_log(read_attempt_log(log))
     proposal = propose(evidence, current, latency_target_s)
@@ -99,7 +106,7 @@ def _print_line(console: Console, text: str, style: str = "") -> None:
     """Print a line of text, with control characters escaped."""
     from rich.text import Text
 
-    console.print(Text(printable(text), style=style), soft_wrap=True)
+    console.print(Text(escape_controls(text), style=style), soft_wrap=True)
 
 
 def show_proposal(console: Console, evidence: Evidence, proposal: Proposal) -> None:
@@ -117,16 +124,17 @@ def show_proposal(console: Console, evidence: Evidence, proposal: Proposal) -> N
         _print_line(console, f"warning: {warning}", "yellow")
     table = _table("field", "now", "proposed", "why")
     for suggestion in proposal.suggestions:
-        why = Text(printable(suggestion.reason))
+        why = Text(escape_controls(suggestion.reason))
         if suggestion.evidence:
-            why.append(f"\n{printable(suggestion.evidence)}", style="dim")
+            why.append(f"\n{escape_controls(suggestion.evidence)}", style="dim")
+        # Advice is not part of the proposed policy.
         is_changed = suggestion.proposed != suggestion.current and not suggestion.is_advice
         style = "green" if is_changed else ""
         if not suggestion.has_enough_data:
             style = "yellow"
         field = suggestion.field
-        current = Text(printable(format_setting(field, suggestion.current)))
-        proposed = Text(printable(format_setting(field, suggestion.proposed)), style=style)
+        current = Text(escape_controls(format_setting(field, suggestion.current)))
+        proposed = Text(escape_controls(format_setting(field, suggestion.proposed)), style=style)
         table.add_row(Text(field), current, proposed, why)
     console.print(table)
     console.print()

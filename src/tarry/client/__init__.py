@@ -1,7 +1,7 @@
 """The Python clients of the retry service, blocking and asynchronous, and the errors they raise.
 
 The client classes are imported on first use, so that a program which needs only the errors, such as
-the command line, does not import the retry runtime.
+the command line, does not import the modules that retry calls.
 """
 
 from __future__ import annotations

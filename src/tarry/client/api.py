@@ -1,4 +1,4 @@
-"""The service's HTTP API: builds the request of each API call and parses its response.
+"""The service's HTTP API: builds the request of each API call and parses the response.
 
 This module sends nothing: `Client` and `AsyncClient` send the requests that `ServiceApi` builds.
 A call that takes several requests is an `Operation`, which a client runs.
@@ -64,7 +64,7 @@ _POLL_BACKOFF = Policy(initial_delay=0.05, multiplier=1.5, max_delay=2.0, jitter
 _MAX_LONG_POLL_S = 20
 """Short enough for proxies, many of which close a connection that is silent for longer."""
 _LONG_POLL_MARGIN_S = 0.5
-"""How long before the caller's timeout a long poll ends, so that its response still arrives."""
+"""A long poll ends this long before the caller's timeout, so that its response still arrives."""
 _MIN_LONG_POLL_S = 1.0
 """A long poll that returns sooner than this is followed by a pause, because the service did not
 wait before it responded."""
@@ -161,7 +161,7 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class ServiceApi:
-    """Builds the request, or the operation of several requests, that has the described effect."""
+    """Builds requests, and operations of several requests; each docstring describes the effect."""
 
     def enqueue(
         self, url: str, body: Any, wait: float | None, arguments: options.EnqueueOptions
@@ -201,7 +201,7 @@ class ServiceApi:
         return results
 
     def get(self, task: str | RetryTask, wait_s: int = 0) -> ClientRequest[RetryTask]:
-        """Get a task. The service responds once it has finished, or after `wait_s` seconds."""
+        """Get a task. The service responds when the task has finished or after `wait_s` seconds."""
         path = _task_path(task)
         if not wait_s:
             return ClientRequest("GET", path, _decode(RetryTask))
@@ -276,7 +276,7 @@ class ServiceApi:
         return total
 
     def replay(self, arguments: options.ReplayOptions) -> ClientRequest[ReplayJob]:
-        """Start a replay of dead letters. Like `retry`, the request has no idempotency key."""
+        """Start a replay of dead letters. The request has no idempotency key, as in `retry`."""
         options.check_names("replay", arguments)
         before, rate = arguments.get("before"), arguments.get("rate")
         replay = wire.ReplayRequest(
@@ -296,7 +296,7 @@ class ServiceApi:
         """List the latest replays."""
         return ClientRequest("GET", "/dead-letters/replays", _decode(Page[ReplayJob]))
 
-    def update_replay(
+    def fetch_or_cancel_replay(
         self, job: ReplayJob, method: Literal["GET", "DELETE"]
     ) -> Operation[ReplayJob]:
         """Fetch a replay (GET) or cancel it (DELETE); return its current state."""
@@ -346,7 +346,7 @@ class ServiceApi:
     def change_lane(
         self, lane: str, action: Literal["pause", "resume", "reset"]
     ) -> ClientRequest[wire.DownstreamInfo]:
-        """Change the state of a lane. The client retries this request, as it is idempotent."""
+        """Change the state of a lane. The request has an idempotency key, so that it is retried."""
         path = f"/downstreams/{_path_segment('lane', lane)}/{action}"
         return ClientRequest("POST", path, _decode(wire.DownstreamInfo), _idempotency_header())
 
@@ -426,8 +426,8 @@ def _path_segment(field: str, name: str) -> str:
 def _path_segment_of_id(field: str, id_: str) -> str:
     """Return an id as one segment of a path, percent-encoded.
 
-    Raises `NotFound` for an id with a slash, because no id of the service has one. It is not sent,
-    because some servers unescape `%2F` and would route the request to another path.
+    Raises `NotFound` for an id with a slash, because no id of the service has a slash. No request
+    is sent, because some servers unescape `%2F` and would route it to another path.
     """
     segment = _path_segment(field, id_)
     if "/" in id_:
@@ -443,7 +443,7 @@ def _with_query(path: str, query: Mapping[str, str | None]) -> str:
 
 
 def _to_query(method: str, filters: TaskFilter | DeadLetterFilter) -> Mapping[str, str | None]:
-    """Return the filter of a client's method as query parameters, with the API's names."""
+    """Return the filters of a client's method as query parameters, with the API's names."""
     options.check_names(method, filters)
     values = cast("Mapping[str, str | None]", filters)
     return {"policyId" if name == "policy" else name: value for name, value in values.items()}
@@ -469,5 +469,5 @@ def _replay_request(replay_id: str, method: str) -> ClientRequest[ReplayJob]:
 
 
 def _idempotency_header(key: str | None = None) -> dict[str, str]:
-    """Return the header that lets the client retry a request; by default with a new key."""
+    """Return the header with which the client may retry a request; by default with a new key."""
     return {http.IDEMPOTENCY_KEY_HEADER.lower(): http.format_idempotency_key(key or str(uuid4()))}

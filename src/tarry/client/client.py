@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
-"""What running an operation of a replay returns: a `ReplayJob`, or an awaitable of one."""
+"""What a client's `_run` returns for a replay: a `ReplayJob`, or an awaitable of a `ReplayJob`."""
 
 
 class Client:
@@ -125,12 +125,12 @@ class Client:
         When this method returns, the task is stored durably. `body` is text, bytes or any JSON
         value. With `wait`, the service responds once the task has finished, or after `wait`
         seconds. The options are described in `EnqueueOptions`: method, headers, body_ref, policy,
-        policy_version, key, delay, at, overrides, callback.
+        policy_version, key (the idempotency key), delay, at, overrides, callback.
         """
         return self._send(self._api.enqueue(url, body, wait, options))
 
     def enqueue_many(self, tasks: Iterable[EnqueueArguments]) -> list[BatchResult]:
-        """Add tasks, each a dict of the arguments of `enqueue`; return their results in order."""
+        """Add tasks, each a dict of `enqueue` arguments; return the result for each, in order."""
         return self._run(self._api.enqueue_many(tasks))
 
     def get(self, task: str | RetryTask) -> RetryTask:
@@ -202,9 +202,9 @@ class Client:
         self._send(self._api.delete_policy(policy_id))
 
     def downstreams(self) -> Iterator[DownstreamInfo]:
-        """Iterate over all lanes, with breaker state, backlog and latency of each downstream.
+        """Iterate over all downstreams, with lane, breaker state, backlog and latency of each.
 
-        A lane is the queue of one downstream's tasks in the service.
+        The lane of a downstream is the service's queue of the tasks for it.
         """
         return self._iterate_pages(self._api.downstreams)
 
@@ -238,7 +238,7 @@ class Client:
                     for chunk in response.iter_bytes():
                         yield from parser.feed(chunk)
             logger.warning("event stream lost, reconnecting, url=%s", self._endpoint.url)
-            # From now on reconnecting is retried forever, because the service was reachable once.
+            # From now on, connecting is retried forever, because the service was reachable once.
             request = self._api.events("retry_forever")
             system.sleep(MAX_RECONNECT_DELAY_S * system.draw(), None)
 
@@ -263,17 +263,18 @@ class Client:
             return request.parse_response(response)
 
     def _run(self, operation: Operation[T]) -> T:
-        result: Any = None
+        """Send the requests of an operation, and return the result of the operation."""
+        response: Any = None
         try:
             while True:
-                step = operation.send(result)
+                step = operation.send(response)
                 if isinstance(step, (float, int)):
                     system.sleep(step, None)
                 else:
-                    result = self._send(step)
+                    response = self._send(step)
         except StopIteration as stop:
-            returned: T = stop.value
-            return returned
+            result: T = stop.value
+            return result
         except TarryError as error:
             operation.throw(error)  # the operation may add a note to the error
             raise
@@ -350,7 +351,7 @@ class AsyncClient:
         return await self._send(self._api.enqueue(url, body, wait, options))
 
     async def enqueue_many(self, tasks: Iterable[EnqueueArguments]) -> list[BatchResult]:
-        """Add tasks, each a dict of the arguments of `enqueue`; return their results in order."""
+        """Add tasks, each a dict of `enqueue` arguments; return the result for each, in order."""
         return await self._run(self._api.enqueue_many(tasks))
 
     async def get(self, task: str | RetryTask) -> RetryTask:
@@ -415,7 +416,7 @@ class AsyncClient:
         await self._send(self._api.delete_policy(policy_id))
 
     def downstreams(self) -> AsyncIterator[DownstreamInfo]:
-        """Iterate over all lanes, with breaker state, backlog and latency of each downstream."""
+        """Iterate over all downstreams, with lane, breaker state, backlog and latency of each."""
         return self._iterate_pages(self._api.downstreams)
 
     async def pause(self, lane: str) -> DownstreamInfo:
@@ -455,17 +456,17 @@ class AsyncClient:
             return request.parse_response(response)
 
     async def _run(self, operation: Operation[T]) -> T:
-        result: Any = None
+        response: Any = None
         try:
             while True:
-                step = operation.send(result)
+                step = operation.send(response)
                 if isinstance(step, (float, int)):
                     await system.async_sleep(step)
                 else:
-                    result = await self._send(step)
+                    response = await self._send(step)
         except StopIteration as stop:
-            returned: T = stop.value
-            return returned
+            result: T = stop.value
+            return result
         except TarryError as error:
             operation.throw(error)  # the operation may add a note to the error
             raise
@@ -497,13 +498,13 @@ class AsyncClient:
                         for event in parser.feed(chunk):
                             yield event
             logger.warning("event stream lost, reconnecting, url=%s", self._endpoint.url)
-            # From now on reconnecting is retried forever, because the service was reachable once.
+            # From now on, connecting is retried forever, because the service was reachable once.
             request = self._api.events("retry_forever")
             await system.async_sleep(MAX_RECONNECT_DELAY_S * system.draw())
 
 
 class ReplayHandle(Generic[R]):
-    """A replay of dead letters, as last fetched from the service."""
+    """A replay of dead letters, as last fetched: the base class of `Replay` and `AsyncReplay`."""
 
     def __init__(
         self, job: ReplayJob, api: ServiceApi, run: Callable[[Operation[ReplayJob]], R]
@@ -511,7 +512,7 @@ class ReplayHandle(Generic[R]):
         self._api = api
         self._run = run
         self.job: ReplayJob = job
-        """The replay job as the service returned it."""
+        """The replay as the service last returned it."""
 
     @property
     def replay_id(self) -> str | None:
@@ -545,8 +546,8 @@ class Replay(ReplayHandle["ReplayJob"]):
     """A replay of dead letters, as last fetched from the service."""
 
     def refresh(self) -> Self:
-        """Fetch the current state."""
-        return self._update(self._run(self._api.update_replay(self.job, "GET")))
+        """Fetch the current state of the replay."""
+        return self._update(self._run(self._api.fetch_or_cancel_replay(self.job, "GET")))
 
     def wait(self, timeout: Duration | None = None) -> Self:
         """Wait until the replay has finished; raise `NotFinished` after the timeout."""
@@ -554,15 +555,15 @@ class Replay(ReplayHandle["ReplayJob"]):
 
     def cancel(self) -> Self:
         """Cancel the rest of the replay; raise `Conflict` if the replay has finished."""
-        return self._update(self._run(self._api.update_replay(self.job, "DELETE")))
+        return self._update(self._run(self._api.fetch_or_cancel_replay(self.job, "DELETE")))
 
 
 class AsyncReplay(ReplayHandle[Awaitable["ReplayJob"]]):
     """The asynchronous version of `Replay`."""
 
     async def refresh(self) -> Self:
-        """Fetch the current state."""
-        return self._update(await self._run(self._api.update_replay(self.job, "GET")))
+        """Fetch the current state of the replay."""
+        return self._update(await self._run(self._api.fetch_or_cancel_replay(self.job, "GET")))
 
     async def wait(self, timeout: Duration | None = None) -> Self:
         """Wait until the replay has finished; raise `NotFinished` after the timeout."""
@@ -570,4 +571,4 @@ class AsyncReplay(ReplayHandle[Awaitable["ReplayJob"]]):
 
     async def cancel(self) -> Self:
         """Cancel the rest of the replay; raise `Conflict` if the replay has finished."""
-        return self._update(await self._run(self._api.update_replay(self.job, "DELETE")))
+        return self._update(await self._run(self._api.fetch_or_cancel_replay(self.job, "DELETE")))

@@ -1,4 +1,4 @@
-"""Errors that the clients raise, importable from `tarry.client`; docs/errors.md has their tree."""
+"""Errors of the clients, importable from `tarry.client`; docs/errors.md shows their hierarchy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class ServiceError(TarryError):
-    """The retry service rejected a request, failed, or sent an invalid response."""
+    """The retry service rejected a request, failed, sent an invalid response or did not respond."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class TooManyRequests(ServiceError):
 class NotFinished(TarryError, TimeoutError):
     """A task or replay did not finish within the timeout of a wait.
 
-    `last` is the task or replay job as last fetched.
+    `last` is the task or replay as last fetched, if it was fetched.
     """
 
     def __init__(self, message: str, last: object = None) -> None:

@@ -35,7 +35,7 @@ class EnqueueOptions(TypedDict, total=False):
     `policy` is the name of a stored policy. `key` is the idempotency key of the task and of all its
     attempts; by default the client generates a key. `delay` or `at` sets the time of the first
     attempt. `overrides` changes fields of the policy for this task, under their API names:
-    `{"maxAttempts": 3, "totalBudgetMs": 60_000}`. `callback` is the URL that gets the result.
+    `{"maxAttempts": 3, "totalBudgetMs": 60_000}`. `callback` is the URL that receives the result.
     """
 
     method: str
@@ -210,7 +210,7 @@ def _encode_batch_item(index: int, task: EnqueueArguments) -> bytes:
 
 
 def encode_mapping(field: str, value: Mapping[str, Any]) -> bytes:
-    """Return a mapping that the user passed as JSON; `field` names it in errors."""
+    """Return the JSON of a mapping that the user passed; `field` names the mapping in errors."""
     return _encode_json(field, _to_dict(field, value))
 
 

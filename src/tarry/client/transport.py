@@ -1,4 +1,4 @@
-"""What both clients use to send requests: the service's address, transports, the event stream.
+"""Code that both clients share: the service's address, transports and the event stream.
 
 Imports httpx and msgspec only when needed, so that the client classes can be imported without them.
 """
@@ -70,25 +70,25 @@ class ServiceEndpoint:
 
     def open_http_clients(
         self,
-        http_client: Callable[..., HttpClient],
-        retry_transport: Callable[..., Any],
-        buffering: BufferingTransport | AsyncBufferingTransport,
+        client_class: Callable[..., HttpClient],
+        retry_class: Callable[..., Any],
+        transport: BufferingTransport | AsyncBufferingTransport,
     ) -> dict[SendMode, HttpClient]:
-        """Return an HTTP client for each send mode; all of them share the buffering transport.
+        """Return an HTTP client for each send mode; all of them share the given transport.
 
-        Requests that are slow on purpose have downstreams of their own, without breaker and budget,
-        so that their latency does not count as the latency of the service's other requests.
+        The modes for requests that are slow on purpose have downstreams of their own, without
+        breaker and budget, so that their latency does not count for the service's other requests.
         """
-        wait, events = Downstream(f"{self.url}/wait"), Downstream(f"{self.url}/events")
+        long_polls, streams = Downstream(f"{self.url}/wait"), Downstream(f"{self.url}/events")
         transports: dict[SendMode, Any] = {
-            "retry": retry_transport(buffering, policy=self.policy),
-            "long_poll": retry_transport(buffering, policy=self.policy, downstream=wait),
-            "once": buffering,
-            "retry_forever": retry_transport(buffering, policy=RETRY_FOREVER, downstream=events),
+            "retry": retry_class(transport, policy=self.policy),
+            "long_poll": retry_class(transport, policy=self.policy, downstream=long_polls),
+            "once": transport,
+            "retry_forever": retry_class(transport, policy=RETRY_FOREVER, downstream=streams),
         }
         return {
-            mode: http_client(transport=transport, base_url=self.url, headers=self.headers)
-            for mode, transport in transports.items()
+            mode: client_class(transport=mode_transport, base_url=self.url, headers=self.headers)
+            for mode, mode_transport in transports.items()
         }
 
     def unreachable_error(self, request: object, error: Exception) -> ServiceUnreachable:
@@ -224,11 +224,11 @@ class EventStreamParser:
 
     def feed(self, chunk: bytes) -> Iterator[ServiceEvent]:
         """Yield the events that this chunk completes."""
-        text = self._incomplete_line + chunk
-        # A CR at the end may be the first half of a CRLF, so it waits for the next chunk.
-        trailing_cr = b"\r" if text.endswith(b"\r") else b""
-        text = text.removesuffix(trailing_cr)
-        lines = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        received = self._incomplete_line + chunk
+        # A CR at the end may be the first half of a CRLF, so it is kept for the next chunk.
+        trailing_cr = b"\r" if received.endswith(b"\r") else b""
+        received = received.removesuffix(trailing_cr)
+        lines = received.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
         self._incomplete_line = lines.pop() + trailing_cr
         for line in lines:
             field, _, value = line.partition(b":")

@@ -1,7 +1,8 @@
 """The lease of a claimed key while its request runs.
 
-A lease is claimed, renewed while the request runs, and then settled: the key is either finished,
-which stores the response, or released, which frees the key.
+A lease begins when the key is claimed, is renewed (`extend` of the store) while the request runs,
+and is then settled: the key is either finished, which stores the response, or released, which
+frees the key.
 
 Each store call may fail, hang, or be interrupted by the cancellation of its request. None of this
 may lose a response or delay the client for long. So each store call has a timeout, and a response
@@ -46,16 +47,16 @@ STORE_TIMEOUT_S = 5.0
 _SETTLE_POLICY = Policy(max_attempts=20, initial_delay=0.2, max_delay=10.0, total_budget=120.0)
 """How the call that settles a lease is retried in the background."""
 _MAX_PENDING_SETTLEMENTS = 100
-"""Limits the memory of pending background retries, each of which keeps a response."""
+"""Limits the memory of the settlements in the background, each of which keeps a response."""
 
-_process_names = [os.urandom(16).hex()]
-"""Holds one random string, which differs between processes, also after a fork."""
+_process_name_cell = [os.urandom(16).hex()]
+"""A list with one random string, which differs between processes, also after a fork."""
 _lease_numbers = count()
 
 
 @after_fork
 def _rename_after_fork() -> None:
-    _process_names[0] = os.urandom(16).hex()
+    _process_name_cell[0] = os.urandom(16).hex()
 
 
 @dataclass
@@ -67,8 +68,9 @@ class LeaseContext:
     retention_s: float
     max_response_bytes: int
     store_errors: bool
+    """Whether responses with a status of 500 and above are stored too."""
     pending_settlements: int = 0
-    """Leases that are being settled in the background."""
+    """Number of leases that are being settled in the background."""
 
     def __post_init__(self) -> None:
         store = self.store
@@ -81,8 +83,8 @@ class LeaseContext:
 class KeyLease:
     """The right of one request to run with a key.
 
-    `record_name` is what stores call `key`. After the claim, errors of the store are logged and
-    never raised, so that the client still gets the response of the application.
+    `record_name` is the argument `key` of the store's methods. After the claim, errors of the store
+    are logged and never raised, so that the client still gets the response of the application.
     """
 
     __slots__ = (
@@ -101,7 +103,7 @@ class KeyLease:
         self.context: LeaseContext = context
         self._record_name = record_name
         self._fingerprint = fingerprint
-        self._owner = f"{_process_names[0]} {next(_lease_numbers)}"
+        self._owner = f"{_process_name_cell[0]} {next(_lease_numbers)}"
         self._scope = scope
         self._renewal_done: AsyncEvent | None = None
         """Set when the running renewal ends; None while no renewal runs."""
@@ -143,7 +145,7 @@ class KeyLease:
         context = self.context
         if self.is_settled:
             return False
-        done = self._renewal_done = new_event()
+        renewal_done = self._renewal_done = new_event()
         extend = partial(
             context.store.extend, self._record_name, self._fingerprint, self._owner, context.lease_s
         )
@@ -154,7 +156,7 @@ class KeyLease:
             logger.exception(message, self._request_name)
             return None
         finally:
-            done.set()
+            renewal_done.set()
             self._renewal_done = None
         if not renewed and not self.is_settled:
             message = "lease expired and another request claimed the key, request=%s"
@@ -322,7 +324,7 @@ class _LoopLeases:
 
 
 _running_tasks: set[asyncio.Task[Any]] = set()
-"""Strong references: asyncio itself holds tasks only weakly."""
+"""Keeps tasks alive, because asyncio itself has only weak references to them."""
 
 
 def new_event() -> AsyncEvent:

@@ -1,4 +1,4 @@
-"""ASGI middleware by which a request with an `Idempotency-Key` takes effect only once.
+"""ASGI middleware: a request with an `Idempotency-Key` takes effect only once.
 
 Implements draft-ietf-httpapi-idempotency-key-header-07. Where the draft leaves a choice:
 
@@ -20,7 +20,7 @@ from tarry.errors import ConfigurationError, ConfigurationTypeError, Rejected, s
 from tarry.idempotency import request
 from tarry.idempotency.lease import KeyLease, LeaseContext, LeaseRenewer, run_with_timeout
 from tarry.idempotency.request import KEY_HEADER
-from tarry.idempotency.responses import ProblemDocs, Rejection, ResponseRecorder
+from tarry.idempotency.responses import ProblemSender, Rejection, ResponseRecorder
 from tarry.idempotency.store import MemoryStore
 from tarry.runtime.clocks import system
 from tarry.runtime.config import check_not_async
@@ -39,12 +39,12 @@ logger: logging.Logger = logging.getLogger("tarry.idempotency")
 _MEBIBYTE = 1 << 20
 _DAY_S = 86_400.0
 _SCOPE_MARK = "tarry.idempotency"
-"""Set in the scope of a request that runs with a key, so that a second middleware of this type
-further inside passes the request through."""
+"""Set in the scope of a request that runs with a key, so that a nested `IdempotencyMiddleware`
+passes the request through."""
 _SWEEP_PROBABILITY = 0.01
 _SWEEP_LIMIT = 200
-"""Records that one sweep deletes: twice as many as are added between two sweeps (100 on average),
-so that expired records do not accumulate."""
+"""Maximum number of records that one sweep deletes: twice as many as are added between two sweeps
+(100 on average), so that expired records do not accumulate."""
 
 
 class IdempotencyMiddleware:
@@ -53,7 +53,7 @@ class IdempotencyMiddleware:
     Args:
         app: the ASGI application.
         store: where records are stored; by default in the memory of this process.
-        methods: the HTTP methods for which keys are processed; others are passed through.
+        methods: the HTTP methods for which keys are processed; other requests are passed through.
         require_key: where a request without a key is rejected. Either a list, with paths within
             the application ("/payments") and with patterns for all paths below a path
             ("/payments/*", which does not match "/payments" itself), or a function that gets the
@@ -100,7 +100,7 @@ class IdempotencyMiddleware:
         self._app = app
         self._store = MemoryStore() if store is None else _check_store(store)
         self._methods = frozenset(method.upper() for method in methods)
-        self._requires_key = _key_requirement_check(require_key)
+        self._requires_key = _build_key_requirement(require_key)
         self._lease_context = LeaseContext(
             self._store,
             lease_s=check_positive("lease", lease),
@@ -111,7 +111,7 @@ class IdempotencyMiddleware:
         self._renewer = LeaseRenewer(lease)
         self._identity = identity
         self._max_request_bytes = check_count("max_request_bytes", max_request_bytes, 0)
-        self._docs = ProblemDocs(docs_url)
+        self._problems = ProblemSender(docs_url)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -127,7 +127,7 @@ class IdempotencyMiddleware:
         except ClientDisconnected:
             return
         except Rejection as rejection:
-            await self._docs.send_rejection(send, rejection)
+            await self._problems.send_rejection(send, rejection)
 
     async def _serve_with_key(
         self, headers: RequestHeaders, scope: Scope, receive: Receive, send: Send
@@ -146,8 +146,8 @@ class IdempotencyMiddleware:
             caller = request.caller_credentials(headers)
         else:
             caller = request.check_identity(self._identity(scope))
-        names = request.record_name_and_fingerprint(scope, headers, caller, key, body)
-        lease = KeyLease(self._lease_context, *names, scope)
+        name, fingerprint = request.record_name_and_fingerprint(scope, headers, caller, key, body)
+        lease = KeyLease(self._lease_context, name, fingerprint, scope)
         try:
             existing = await lease.claim()
         except Exception as error:
@@ -161,7 +161,7 @@ class IdempotencyMiddleware:
                 retry_after=retry_after or 0,
             ) from None
         if existing is not None:
-            await self._answer_from_record(existing, names[1], send)
+            await self._answer_from_record(existing, fingerprint, send)
             return
         needs_renewal = self._lease_context.memory_store is None
         renewed_leases = self._renewer.add(lease) if needs_renewal else None
@@ -193,15 +193,15 @@ class IdempotencyMiddleware:
             )
         response = record.response
         if response is None:
-            free_in = ceil(max(0.0, record.free_at - now))
+            free_in_s = ceil(max(0.0, record.free_at - now))
             # A live server renews its lease when a third of it has passed. If less than a third
             # remains, the server has died, and the key becomes free when the lease expires.
-            is_dead = record.free_at - now < self._lease_context.lease_s / 3
-            retry_after = free_in if is_dead else 0
+            has_server_died = record.free_at - now < self._lease_context.lease_s / 3
+            retry_after = free_in_s if has_server_died else 0
             raise Rejection(
                 "outstanding",
                 "The first request with this key is still running. Send the same request again "
-                f"later. If its server has died, the key is free in {free_in} s.",
+                f"later. If its server has died, the key is free in {free_in_s} s.",
                 retry_after=retry_after,
             )
         if response.body is None:
@@ -227,7 +227,7 @@ def _check_store(store: object) -> IdempotencyStore:
     return store  # type: ignore[return-value]
 
 
-def _key_requirement_check(require_key: RequireKey) -> Callable[[Scope], bool]:
+def _build_key_requirement(require_key: RequireKey) -> Callable[[Scope], bool]:
     """Return a function that returns whether a request must have a key."""
     if callable(require_key):
         check_not_async("require_key", require_key)
@@ -268,7 +268,7 @@ class ClientDisconnected(Exception):
     """The client disconnected before its request was complete."""
 
 
-def _body_too_large(max_bytes: int) -> Rejection:
+def _too_large_rejection(max_bytes: int) -> Rejection:
     return Rejection(
         "too-large",
         f"A request with an Idempotency-Key may have a body of up to {max_bytes} bytes here "
@@ -281,7 +281,7 @@ async def _read_body(headers: RequestHeaders, receive: Receive, max_bytes: int) 
     for length in headers.get(b"content-length", ()):
         # float, because int() rejects more than 4,300 digits.
         if length.isdigit() and float(length) > max_bytes:
-            raise _body_too_large(max_bytes)
+            raise _too_large_rejection(max_bytes)
     chunks: list[bytes] = []
     size = 0
     while True:
@@ -291,7 +291,7 @@ async def _read_body(headers: RequestHeaders, receive: Receive, max_bytes: int) 
         chunk: bytes = message.get("body", b"")
         size += len(chunk)
         if size > max_bytes:
-            raise _body_too_large(max_bytes)
+            raise _too_large_rejection(max_bytes)
         if not message.get("more_body"):
             return b"".join([*chunks, chunk]) if chunks else chunk
         chunks.append(chunk)

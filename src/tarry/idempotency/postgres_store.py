@@ -1,7 +1,7 @@
 """Records in a PostgreSQL table, which the processes of a service share.
 
-Each call is one conditional statement, on the clock of the database. The isolation level is
-PostgreSQL's default, READ COMMITTED.
+Each change of a record is one conditional statement, which uses the clock of the database. The
+isolation level is PostgreSQL's default, READ COMMITTED.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ the name of the table with a suffix."""
 _TIMEOUT_S = 5.0
 """Applies separately to connecting, to acquiring a connection, and to running a statement."""
 _SWEEP_BATCH_ROWS = 500
-"""Rows that one statement of a sweep deletes. Bounded, because it locks them until it ends."""
-_MAX_CLAIM_ROUNDS = 10
-"""Attempts to claim a key. Another attempt is needed when the record of a key that could not be
-claimed expires before it is read."""
+"""Rows that one statement of a sweep deletes. Bounded, because rows stay locked until it ends."""
+_MAX_CLAIM_ATTEMPTS = 10
+"""Another attempt to claim a key is needed when its record expires after the claim failed, but
+before the record is read."""
 
 _CREATE = """
     SELECT pg_advisory_xact_lock(hashtextextended('{table}', 0));
@@ -143,7 +143,7 @@ class PostgresStore:
         self, key: str, fingerprint: str, owner: str, lease: float
     ) -> ExistingRecord | None:
         """Claim a free key for `lease` seconds. Return the record if the key is not free."""
-        for _ in range(_MAX_CLAIM_ROUNDS):
+        for _ in range(_MAX_CLAIM_ATTEMPTS):
             if await self._fetch_row(_CLAIM, key, fingerprint, owner, lease):
                 return None
             if (row := await self._fetch_row(_READ, key)) is not None:

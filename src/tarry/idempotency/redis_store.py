@@ -3,9 +3,8 @@
 Each record is one hash. Each call is one script, which accesses only that hash and uses the clock
 of the server. Redis deletes expired records itself, so `sweep` has nothing to do.
 
-The guarantees hold only as long as Redis does not lose acknowledged writes. A replica that is
-promoted may lack the last claims, and a `maxmemory-policy` other than `noeviction` may delete
-records.
+A request may take effect twice if Redis loses acknowledged writes. A replica that is promoted may
+lack the last claims, and a `maxmemory-policy` other than `noeviction` may delete records.
 """
 
 from __future__ import annotations
@@ -170,8 +169,8 @@ class RedisStore:
             return await self._client.eval(_PROLOGUE + script, 1, redis_key, *args)
 
     def _connect(self, url: str) -> Any:
-        # One immediate retry, because a pool may return a connection that died while it was idle;
-        # each script may run twice. A blocking pool, so that under load requests wait for a
+        # One immediate retry, because a pool may return a connection that died while it was idle.
+        # Each script may run twice. A blocking pool, so that under load requests wait for a
         # connection instead of failing.
         backoff = import_module("redis.backoff").NoBackoff()
         retry = import_module("redis.asyncio.retry").Retry(backoff, 1)

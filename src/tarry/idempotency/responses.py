@@ -12,7 +12,7 @@ stored or has started to stream.
 To settle the key means to finish it, which stores the response, or to release it.
 
 The responses of the middleware itself are problem details (RFC 9457), with the titles of
-draft-ietf-httpapi-idempotency-key-header, section 2.7. The middleware raises a `Rejection`.
+draft-ietf-httpapi-idempotency-key-header, section 2.7. The middleware raises them as `Rejection`.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class ResponseRecorder:
     async def _settle(self, body: bytes | None) -> None:
         """Store the response, or release the key if the response must not be stored.
 
-        Called before the last part of the response is sent. `body` is None if it was not buffered.
+        Called before the last part of the response is sent. `body` is None if it is not buffered.
         """
         lease = self._lease
         if lease.is_settled:
@@ -217,8 +217,8 @@ class ResponseRecorder:
 class Rejection(Exception):
     """A request that gets a problem as its response and does not reach the application.
 
-    `anchor` is the name of the problem in `_PROBLEMS` and in its `type` (see `ProblemDocs`). If the
-    same request may succeed later, `retry_after` is the time to wait in seconds.
+    `anchor` is the name of the problem in `_PROBLEMS` and in its `type` (see `ProblemSender`). If
+    the same request may succeed later, `retry_after` is the time to wait in seconds.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class Rejection(Exception):
         self.extensions: dict[str, int] | None = extensions
 
 
-class ProblemDocs:
+class ProblemSender:
     """Sends problems with links to their documentation: the API's own page, or the draft.
 
     The type of a problem is the URL of the page, with an anchor unless the URL has its own. Without

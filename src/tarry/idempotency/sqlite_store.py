@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _APPLICATION_ID = 0x74616964
-"""The ASCII codes of "taid", which mark the header of a file of this store."""
+"""The ASCII codes of "taid". SQLite writes them into the header of a file of this store."""
 _SCHEMA_VERSION = 1
 _SCHEMA = """
 CREATE TABLE tarry_record (
@@ -139,7 +139,7 @@ class SqliteStore:
 
     async def _run_in_thread(self, function: Callable[[], T]) -> T:
         if self._executor is None:
-            # One thread, because SQLite allows one writer at a time, and calls keep their order.
+            # One thread, because SQLite allows one writer at a time. It also keeps calls in order.
             self._executor = ThreadPoolExecutor(1, thread_name_prefix="tarry-idempotency")
         return await _run_in_executor(self._executor, function)
 

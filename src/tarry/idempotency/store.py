@@ -8,7 +8,7 @@ its lease. Once that request has finished, it is the end of the response's reten
 
 Rules for stores:
 
-- `key` is the digest that `record_name_and_fingerprint` returns, not the text of the header.
+- `key` is the record name that `record_name_and_fingerprint` returns, not the text of the header.
 - Each call is one atomic step.
 - A store has its own clock. If processes share a database, it is the clock of the database.
 - `owner` is a random string that only the request which claimed the key knows. A request whose
@@ -153,10 +153,10 @@ class MemoryStore:
         self._lock = Lock()  # an application may run event loops in several threads
         self._entries: dict[str, _MemoryEntry] = {}
         self._expiry_heap: list[tuple[float, str]] = []
-        """Items `(heap_time, key)`. An entry whose expiry moves to a later time keeps its item, and
-        is pushed with the new time when that item reaches the top. This keeps renewals cheap."""
+        """Items `(heap_time, key)`. When `free_at` of an entry moves to a later time, the item
+        stays. A new item is pushed when that item reaches the top, so `extend` is cheap."""
         self._pending_expiries: deque[tuple[str, str, float]] = deque()
-        """Key, owner and expiry from calls of `expire_later` that have not been applied yet."""
+        """Key, owner and `free_at` from calls of `expire_later` that have not been applied yet."""
 
     async def claim(
         self, key: str, fingerprint: str, owner: str, lease: float
@@ -168,7 +168,7 @@ class MemoryStore:
         """Free a key in `lease` seconds, unless it is finished, released or extended by then.
 
         A finalizer may call this in a thread that holds the lock, so this must not wait for the
-        lock. The next call that acquires the lock applies the expiry.
+        lock. The next call that acquires the lock applies the new `free_at`.
         """
         self._pending_expiries.append((key, owner, (self._clock or system.now)() + lease))
 
@@ -178,7 +178,7 @@ class MemoryStore:
         """Do the same as `claim`, without the cost of a coroutine.
 
         Without `expires`, the claim lasts until `finish_now`, `release` or `expire_later` is
-        called. No lease has to expire when the process dies, because its records are lost with it.
+        called. No lease is needed to free the key after a crash, which loses all records anyway.
         Other requests with the key get a record that expires `lease` seconds from now.
         """
         with self._lock:
@@ -294,6 +294,7 @@ class MemoryStore:
         return limit
 
     def _push(self, key: str, entry: _MemoryEntry) -> None:
+        """Store an entry, and push an item for it to the heap."""
         self._entries[key] = entry
         entry.heap_time = entry.free_at
         heapq.heappush(self._expiry_heap, (entry.heap_time, key))
