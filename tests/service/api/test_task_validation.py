@@ -69,7 +69,7 @@ BAD_TASKS: list[tuple[dict[str, Any], str, str]] = [
     ({"bodyRef": ""}, "bodyRef", "length >= 1"),
     ({"policyId": "nobody"}, "policyId", "lists them), got 'nobody'"),
     ({"policyId": "../x"}, "policyId", "matching regex"),
-    ({"policyId": "a\n"}, "policyId", "letters, digits"),
+    ({"policyId": "a\n"}, "policyId", "1 to 100 characters"),
     ({"policyId": ""}, "policyId", "length >= 1"),
     ({"policyId": "default", "policyVersion": 3}, "policyVersion", "built in and has no versions"),
     ({"policyVersion": 0}, "policyVersion", ">= 1"),
