@@ -104,7 +104,7 @@ def test_target_that_closes_at_once(hostile: HostileTargets) -> None:
 def test_invalid_certificate(hostile: HostileTargets, kind: str) -> None:
     """No request is sent to a target with an invalid certificate."""
     before = len(hostile.seen)
-    result = send(hostile.tls[kind] + "ok", ca=hostile.ca)
+    result = send(hostile.tls[kind] + "ok", ca_file=hostile.ca)
     assert Fault.TLS is result.fault
     assert result.error
     assert before == len(hostile.seen)
@@ -112,7 +112,7 @@ def test_invalid_certificate(hostile: HostileTargets, kind: str) -> None:
 
 def test_tls_and_plain_http_mixed_up(hostile: HostileTargets) -> None:
     """TLS with a plain target and plain HTTP with a TLS target are faults."""
-    assert Fault.TLS is send(hostile.closing.replace("http:", "https:"), ca=hostile.ca).fault
+    assert Fault.TLS is send(hostile.closing.replace("http:", "https:"), ca_file=hostile.ca).fault
     assert Fault.RESET is send(hostile.tls["good"].replace("https:", "http:")).fault
 
 
@@ -141,7 +141,7 @@ def test_endless_body_is_cut(hostile: HostileTargets) -> None:
 
     async def main() -> list[DeliveryResult]:
         return await send_all(
-            HttpDelivery(LOOPBACK_GUARD, max_body=100_000),
+            HttpDelivery(LOOPBACK_GUARD, max_response_bytes=100_000),
             request(hostile.url + "endless", max_excerpt=MAX_RESPONSE_BYTES),
             request(hostile.url + "ok"),
         )

@@ -19,7 +19,7 @@ def test_the_engine_has_the_defaults_of_the_settings() -> None:
 def test_the_http_client_has_the_default_of_the_settings() -> None:
     """Response bytes that are read."""
     delivery = HttpDelivery(Guard())
-    assert Settings().max_response_bytes == delivery._max_body == 1 << 20
+    assert Settings().max_response_bytes == delivery._max_response_bytes == 1 << 20
 
 
 def test_the_default_lease_outlasts_the_longest_attempt_by_twice_the_grace() -> None:

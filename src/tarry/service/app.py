@@ -57,10 +57,12 @@ class Service:
     ) -> None:
         self.settings: Settings = settings
         guard = Guard(settings.allow_target, dev=settings.dev)
-        proxy, ca = settings.egress_proxy or None, settings.ca_file or None
+        proxy, ca_file = settings.egress_proxy or None, settings.ca_file or None
         self._delivery: Delivery = delivery or DeliveryDispatcher(
-            HttpDelivery(guard, proxy=proxy, ca=ca, max_body=settings.max_response_bytes),
-            partial(GrpcDelivery, guard, proxy=proxy, ca=ca),
+            HttpDelivery(
+                guard, proxy=proxy, ca_file=ca_file, max_response_bytes=settings.max_response_bytes
+            ),
+            partial(GrpcDelivery, guard, proxy=proxy, ca_file=ca_file),
         )
         self.store: Store = make_store(settings.store, writer_process=writer_process)
         codec = Codec(settings.encryption_keys)

@@ -52,12 +52,12 @@ async def send_all(delivery: Delivery, *requests: DeliveryRequest) -> list[Deliv
 
 
 def send(
-    url: str, guard: Guard = LOOPBACK_GUARD, ca: str | None = None, **fields: Any
+    url: str, guard: Guard = LOOPBACK_GUARD, ca_file: str | None = None, **fields: Any
 ) -> DeliveryResult:
     """Send one request over HTTP with a new delivery."""
 
     async def main() -> list[DeliveryResult]:
-        return await send_all(HttpDelivery(guard, ca=ca), request(url, **fields))
+        return await send_all(HttpDelivery(guard, ca_file=ca_file), request(url, **fields))
 
     return run(main())[0]
 

@@ -150,7 +150,7 @@ def test_certificate_is_checked_against_the_name(hostile: HostileTargets) -> Non
     async def test(server: FakeServer) -> list[DeliveryResult]:
         good = f"grpcs://localhost:{server.secure}/S/M"
         elsewhere = f"grpcs://elsewhere.example:{server.secure}/S/M"
-        trusting = GrpcDelivery(LOOPBACK_GUARD, ca=hostile.ca)
+        trusting = GrpcDelivery(LOOPBACK_GUARD, ca_file=hostile.ca)
         real = trusting._resolve_address
 
         async def address_of(target: Any) -> str:
@@ -192,7 +192,7 @@ def test_cancelling_and_closing_end_a_call(hostile: HostileTargets) -> None:
         cancelled.cancel()
         with pytest.raises(asyncio.CancelledError):
             await cancelled
-        assert [0] == [channel.users for channel in delivery._channels.values()]
+        assert [0] == [channel.attempts for channel in delivery._channels.values()]
         server.started.clear()
         closed = asyncio.create_task(delivery.send(never))
         await server.started.wait()

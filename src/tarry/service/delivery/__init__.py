@@ -23,12 +23,12 @@ class Fault(StrEnum):
     DNS = "dns"
     REFUSED = "refused"  # no connection: refused or unreachable
     TLS = "tls"
-    BLOCKED = "blocked"  # the guard does not allow connections to this address
+    BLOCKED = "blocked"  # `Guard` does not allow connections to this address
     TIMEOUT = "timeout"
     RESET = "reset"  # the connection was closed before the response was complete
     PROTOCOL = "protocol"  # the response is malformed, or its headers exceed a limit
-    INVALID = "invalid"  # the request can never be sent, or its response never be read: no retry
-    INTERNAL = "internal"  # the service itself failed (proxy, file descriptors): no attempt counts
+    INVALID = "invalid"  # the request cannot be sent, or its response not be read: no retry
+    INTERNAL = "internal"  # the service failed (proxy, file descriptors): no attempt is counted
 
 
 class DeliveryRequest(msgspec.Struct, kw_only=True, gc=False):
@@ -50,7 +50,7 @@ class DeliveryResult(msgspec.Struct, kw_only=True, gc=False):
     excerpt: bytes = b""
     truncated: bool = False  # whether the response body is longer than the excerpt
     fault: Fault | None = None
-    error: str | None = None  # a description of the fault that contains no secret of the request
+    error: str | None = None  # describes the fault, or the gRPC status; contains no secret
     remote: str | None = None  # the IP address that the attempt was connected to
     duration_ms: float = 0.0
     dns_ms: float | None = None
@@ -83,7 +83,7 @@ class Delivery(Protocol):
 
 
 class DeliveryDispatcher:
-    """Sends requests over HTTP or gRPC; `build_grpc` is called for the first gRPC target."""
+    """Sends requests over HTTP or gRPC; `build_grpc` is called for the first gRPC request."""
 
     def __init__(self, http: Delivery, build_grpc: Callable[[], Delivery]) -> None:
         self._http = http
@@ -105,7 +105,7 @@ class DeliveryDispatcher:
         return await self._grpc.send(request)
 
     async def close(self) -> None:
-        """Close both deliveries. gRPC is closed even if closing HTTP fails."""
+        """Close all connections. Those of gRPC are closed even if closing those of HTTP fails."""
         try:
             await self._http.close()
         finally:

@@ -48,8 +48,8 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
 )
 _is_metadata_name = re.compile(r"(?!grpc-)[-_.]*[a-z0-9][a-z0-9_.-]*").fullmatch
-_SET_BY_GRPC = frozenset({"accept-encoding", "content-type", "te", "user-agent"})
-# gRPC reports an oversized message as RESOURCE_EXHAUSTED, like throttling. Only its text differs.
+_HEADERS_SET_BY_GRPC = frozenset({"accept-encoding", "content-type", "te", "user-agent"})
+# gRPC reports an oversized message as RESOURCE_EXHAUSTED, like throttling. Only the text differs.
 _is_oversized = re.compile(
     rf"Received message larger than max \(\d+ vs\. {MAX_RESPONSE_BYTES}\)"
     "|Decompressed message larger than"
@@ -65,22 +65,24 @@ def is_installed() -> bool:
 class Channel(msgspec.Struct, eq=False):
     """A gRPC channel, its resolved address and the number of attempts that use it."""
 
-    raw: Any
-    address: str
+    raw: Any  # a `grpc.aio.Channel`
+    address: str  # in gRPC's format, such as `ipv4:192.0.2.1:443,192.0.2.2:443`
     checked_at: float
-    users: int = 0
+    attempts: int = 0
 
     @property
     def remote(self) -> str | None:
-        """The IP address, or None when the channel has several or a proxy resolves the name."""
+        """The IP address, or None if there are several or a proxy resolves the name."""
         scheme, _, rest = self.address.rpartition(":")[0].partition(":")
         return rest.strip("[]") if scheme in {"ipv4", "ipv6"} and "," not in rest else None
 
 
 class GrpcDelivery:
-    """Makes attempts over gRPC. `proxy` (http only) and `ca` are those of `HttpDelivery`."""
+    """Makes attempts over gRPC, with the options of `HttpDelivery`; `proxy` must be an http URL."""
 
-    def __init__(self, guard: Guard, *, proxy: str | None = None, ca: str | None = None) -> None:
+    def __init__(
+        self, guard: Guard, *, proxy: str | None = None, ca_file: str | None = None
+    ) -> None:
         try:
             self._grpc: Any = import_module("grpc")
             import_module("grpc.aio")
@@ -91,7 +93,7 @@ class GrpcDelivery:
         self._guard = guard
         self._dns = DnsCache()
         self._proxy = proxy
-        self._roots = None if ca is None else Path(ca).read_bytes()
+        self._root_certificates = None if ca_file is None else Path(ca_file).read_bytes()
         self._channels: OrderedDict[str, Channel] = OrderedDict()
         """Open channels by origin. Above `MAX_CHANNELS`, the least recently used one is drained."""
         self._draining: list[Channel] = []
@@ -152,7 +154,7 @@ class GrpcDelivery:
             response = await call
             headers = _decode_metadata(await call.trailing_metadata())
         except self._grpc.aio.AioRpcError as error:
-            code, details = error.code().name, _printable(error.details() or "")
+            code, details = error.code().name, _replace_control_chars(error.details() or "")
             if code == "UNAVAILABLE":
                 self._discard(target)
             if code == "DEADLINE_EXCEEDED" and now() >= deadline:
@@ -167,7 +169,7 @@ class GrpcDelivery:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            message = "the delivery was closed during the call"
+            message = "the service shut down during the call"
             return DeliveryResult(fault=Fault.INTERNAL, error=message)
         limit = request.max_excerpt
         return DeliveryResult(
@@ -175,7 +177,7 @@ class GrpcDelivery:
         )
 
     async def _acquire(self, target: Target) -> Channel:
-        """Return a channel to a target's server, for a later `_release`, or raise DeliveryError."""
+        """Return a channel to a target's server, or raise DeliveryError; `_release` must follow."""
         now = asyncio.get_running_loop().time()
         channel = self._channels.get(target.origin)
         if channel is None or now - channel.checked_at >= _ADDRESS_TTL_S:
@@ -184,20 +186,20 @@ class GrpcDelivery:
             channel = self._channels.get(target.origin)
             if channel is None or channel.address != address:
                 self._discard(target)
-                raw = self._open(target, address)
+                raw = self._open_channel(target, address)
                 channel = self._channels[target.origin] = Channel(raw, address, now)
             channel.checked_at = now
         self._channels.move_to_end(target.origin)
         if len(self._channels) > MAX_CHANNELS:
             self._draining.append(self._channels.popitem(last=False)[1])
-        channel.users += 1
+        channel.attempts += 1
         return channel
 
     async def _release(self, channel: Channel) -> None:
-        """Note that an attempt on the channel has ended; close draining channels without users."""
-        channel.users -= 1
-        unused = [each for each in self._draining if not each.users]
-        self._draining = [each for each in self._draining if each.users]
+        """Note that an attempt on the channel has ended; close unused draining channels."""
+        channel.attempts -= 1
+        unused = [each for each in self._draining if not each.attempts]
+        self._draining = [each for each in self._draining if each.attempts]
         for each in unused:
             await each.raw.close()
 
@@ -219,17 +221,17 @@ class GrpcDelivery:
         endpoints = ",".join(template.format(each, target.port) for each in selected)
         return f"{'ipv6' if is_ipv6 else 'ipv4'}:{endpoints}"
 
-    def _open(self, target: Target, address: str) -> Any:
+    def _open_channel(self, target: Target, address: str) -> Any:
         authority = "grpc.default_authority", target.authority
         options: list[tuple[str, object]] = [*_CHANNEL_OPTIONS, authority]
         if self._proxy is not None:
             options.append(("grpc.http_proxy", self._proxy))
         else:
-            options.append(("grpc.enable_http_proxy", 0))  # ignore proxies of the environment
+            options.append(("grpc.enable_http_proxy", 0))  # not the one of the environment
         if target.scheme == "grpc":
             return self._grpc.aio.insecure_channel(address, options=options)
         options.append(("grpc.ssl_target_name_override", target.host))
-        credentials = self._grpc.ssl_channel_credentials(self._roots)
+        credentials = self._grpc.ssl_channel_credentials(self._root_certificates)
         return self._grpc.aio.secure_channel(address, credentials, options=options)
 
 
@@ -238,7 +240,7 @@ def _encode_metadata(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str 
     metadata: list[tuple[str, str | bytes]] = []
     for original_name, value in headers:
         name = original_name.lower()
-        if name in _SET_BY_GRPC:
+        if name in _HEADERS_SET_BY_GRPC:
             continue
         if not _is_metadata_name(name):
             rule = "must have names that consist of letters, digits, '-', '_' and '.'"
@@ -256,7 +258,7 @@ def _encode_metadata(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str 
     return metadata
 
 
-def _printable(text: str) -> str:
+def _replace_control_chars(text: str) -> str:
     """Return the beginning of a target's error text, with spaces for control characters."""
     return "".join(char if char.isprintable() else " " for char in text[:_MAX_ERROR_CHARS])
 

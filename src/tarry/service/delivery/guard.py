@@ -184,9 +184,10 @@ def _describe_special(ip: _Address) -> str | None:
 def _contained_ipv4(ip: IPv6Address) -> Iterator[IPv4Address]:
     """Yield the IPv4 addresses that an IPv6 address contains."""
     bits = int(ip)
+    # IPv4-compatible (but not :: and ::1), IPv4-mapped, IPv4-translated, NAT64
     if bits >> 32 in (0, 0xFFFF, 0xFFFF_0000, 0x64_FF9B << 64) and bits > 1:
         yield IPv4Address(bits & _LAST_32_BITS)
-    elif bits >> 80 == 0x64_FF9B_0001:  # noqa: PLR2004 - RFC 6052, 2.2: after a prefix of 48 or 96
+    elif bits >> 80 == 0x64_FF9B_0001:  # noqa: PLR2004 - RFC 6052, 2.2: prefix of 48 or 96 bits
         yield IPv4Address(((bits >> 64 & 0xFFFF) << 16) | (bits >> 40 & 0xFFFF))
         yield IPv4Address(bits & _LAST_32_BITS)
     elif bits >> 112 == 0x2002:  # noqa: PLR2004 - 6to4

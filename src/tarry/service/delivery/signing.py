@@ -2,7 +2,7 @@
 
 The signed text is `id.timestamp.body`, with the body exactly as it is sent. All attempts of a task
 have the same id; each attempt has its own timestamp. An attempt has one signature per secret. To
-replace a secret, configure the old and the new one until every target knows the new one.
+replace a secret, configure the old and the new secret until every target knows the new one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _MIN_SECRET_BYTES, _MAX_SECRET_BYTES = 24, 64
-_ED25519_BYTES = 32
+_ED25519_KEY_BYTES = 32
 """Size of a private key. Some libraries append the public key, which has the same size."""
 
 
@@ -33,8 +33,9 @@ class Signer:
             raise ConfigurationTypeError("secrets", "must be a list of strings, got a string")
         if not secrets:
             raise ConfigurationError("secrets", "must contain at least one secret")
-        self._signers = [
-            _create_signer(f"secrets[{index}]", secret) for index, secret in enumerate(secrets)
+        self._sign_functions = [
+            _create_sign_function(f"secrets[{index}]", secret)
+            for index, secret in enumerate(secrets)
         ]
 
     def headers(self, id: str, timestamp: int, body: bytes) -> list[tuple[str, str]]:  # noqa: A002 - the standard's word
@@ -46,11 +47,11 @@ class Signer:
         return [
             ("webhook-id", id),
             ("webhook-timestamp", str(timestamp)),
-            ("webhook-signature", " ".join([sign(signed_text) for sign in self._signers])),
+            ("webhook-signature", " ".join([sign(signed_text) for sign in self._sign_functions])),
         ]
 
 
-def _create_signer(field: str, secret: str) -> Callable[[bytes], str]:
+def _create_sign_function(field: str, secret: str) -> Callable[[bytes], str]:
     """Return a function that signs a text with `secret`. Error messages never show the secret."""
     if not isinstance(secret, str):
         raise ConfigurationTypeError(field, f"must be a string, got {type(secret).__name__}")
@@ -65,25 +66,25 @@ def _create_signer(field: str, secret: str) -> Callable[[bytes], str]:
     except (binascii.Error, ValueError):
         raise ConfigurationError(field, f"must have valid base64 after {prefix}_") from None
     if prefix == "whsk":
-        return _create_ed25519_signer(field, key)
+        return _create_ed25519_sign_function(field, key)
     if not _MIN_SECRET_BYTES <= len(key) <= _MAX_SECRET_BYTES:
-        allowed = f"{_MIN_SECRET_BYTES} to {_MAX_SECRET_BYTES} bytes"
-        raise ConfigurationError(field, f"must be {allowed} in base64, got {len(key)} bytes")
+        rule = f"must encode {_MIN_SECRET_BYTES} to {_MAX_SECRET_BYTES} bytes in base64"
+        raise ConfigurationError(field, f"{rule}, got {len(key)} bytes")
     return lambda text: f"v1,{b64encode(hmac.digest(key, text, 'sha256')).decode()}"
 
 
-def _create_ed25519_signer(field: str, key: bytes) -> Callable[[bytes], str]:
+def _create_ed25519_sign_function(field: str, key: bytes) -> Callable[[bytes], str]:
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     except ImportError:
         msg = "ed25519 signatures need cryptography: pip install 'tarry[service]'"
         raise MissingExtra(msg) from None
 
-    if len(key) not in {_ED25519_BYTES, 2 * _ED25519_BYTES}:
-        rule = f"must be an ed25519 private key of {_ED25519_BYTES} bytes in base64"
+    if len(key) not in {_ED25519_KEY_BYTES, 2 * _ED25519_KEY_BYTES}:
+        rule = f"must encode an ed25519 private key of {_ED25519_KEY_BYTES} bytes in base64"
         raise ConfigurationError(field, f"{rule}, got {len(key)} bytes")
-    private_key = Ed25519PrivateKey.from_private_bytes(key[:_ED25519_BYTES])
-    if key[_ED25519_BYTES:] not in {b"", private_key.public_key().public_bytes_raw()}:
-        rule = "must contain the public key that belongs to its private key, or none"
+    private_key = Ed25519PrivateKey.from_private_bytes(key[:_ED25519_KEY_BYTES])
+    if key[_ED25519_KEY_BYTES:] not in {b"", private_key.public_key().public_bytes_raw()}:
+        rule = "must not contain a public key that does not belong to its private key"
         raise ConfigurationError(field, rule)
     return lambda text: f"v1a,{b64encode(private_key.sign(text)).decode()}"

@@ -37,7 +37,7 @@ _LABEL = r"(?!-)[a-z0-9_-]{1,63}(?<!-)"
 _NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
 _ENDS_IN_NUMBER = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)", re.DOTALL)
 """Matches a host whose last label is a number: it must be an IPv4 address (WHATWG URL)."""
-_SAFE_CHARS = "/?:@!$&'()*+,;=._~%[]-"
+_SAFE_CHARS = "/?:@!$&'()*+,;=._~%[]-"  # characters that are not percent-encoded
 _ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
 _GRPC_METHOD = re.compile(r"/[A-Za-z_][\w.]*/[A-Za-z_]\w*", re.ASCII)
 
@@ -64,8 +64,8 @@ def parse_target(text: str) -> Target:
         raise ConfigurationTypeError("targetUrl", f"must be a string, got {short_repr(text)}")
     if len(text) > MAX_URL_BYTES:
         _reject(f"must have at most {MAX_URL_BYTES} bytes: send long data in the body")
-    plain = _NEEDS_NO_ENCODING.fullmatch(text)
-    server, path = _encode_path(text) if plain is None else plain.groups()
+    match = _NEEDS_NO_ENCODING.fullmatch(text)
+    server, path = _encode_path(text) if match is None else match.groups()
     scheme, host, port, canonical_server, origin = _parse_server(server)
     if scheme not in _DEFAULT_PORTS and _GRPC_METHOD.fullmatch(path) is None:
         _reject(f"must name a gRPC method: {scheme}://host:port/package.Service/Method")
@@ -118,12 +118,12 @@ def _parse_server(server: str) -> tuple[str, str, int, str, str]:
 
 
 def _split_authority(authority: str) -> tuple[str, str | None]:
-    """Return the host of an authority and its port as text, None if it has no port."""
+    """Return the host of an authority, and its port as text or None if it has no port."""
     if not authority.startswith("["):
-        name, colon, port = authority.partition(":")
+        host, colon, port = authority.partition(":")
         if ":" in port:
             _reject("must have square brackets around an IPv6 address")
-        return parse_host(name), port if colon else None
+        return parse_host(host), port if colon else None
     text, bracket, rest = authority[1:].partition("]")
     if not bracket or (rest and rest[0] != ":"):
         _reject("must have square brackets around an IPv6 address, followed by :PORT or nothing")

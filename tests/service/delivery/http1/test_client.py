@@ -314,7 +314,7 @@ def test_many_concurrent_requests(hostile: HostileTargets) -> None:
 def test_certificate_is_trusted_through_ca(hostile: HostileTargets) -> None:
     """A certificate is valid with its `ca` file and not without it."""
     url = hostile.tls["good"] + "ok"
-    result = send(url, ca=hostile.ca)
+    result = send(url, ca_file=hostile.ca)
     assert 200 == result.status
     assert result.tls_ms is not None
     assert Fault.TLS is send(url).fault
@@ -323,12 +323,12 @@ def test_certificate_is_trusted_through_ca(hostile: HostileTargets) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"ca": "/nowhere/ca.pem"}, "ca must be a file"),
+        ({"ca_file": "/nowhere/ca.pem"}, "ca_file must be a file"),
         ({"proxy": "example.com:80"}, "proxy must be a URL"),
         ({"proxy": "http://[::1"}, "proxy must be a URL"),
         ({"proxy": "http://proxy:99999"}, "proxy must be a URL"),
         ({"proxy": "ftp://user:hunter2@example.com"}, "proxy must be a URL"),
-        ({"max_body": 0}, "max_body must be at least 1"),
+        ({"max_response_bytes": 0}, "max_response_bytes must be at least 1"),
         ({"max_connections": 0}, "max_connections must be at least 1"),
     ],
 )

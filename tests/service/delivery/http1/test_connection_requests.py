@@ -73,7 +73,7 @@ async def at(
     ):
         is_reached: Callable[[], int]
         url, is_reached, guard = server.url, lambda: server.connections, LOOPBACK_GUARD
-        options: dict[str, Any] = {"ca": hostile.ca, "max_connections": 3}
+        options: dict[str, Any] = {"ca_file": hostile.ca, "max_connections": 3}
         body = b"{}"
         if phase == "waiting":
             options["max_host_connections"] = 1
@@ -198,7 +198,7 @@ def test_close_fails_a_running_request(
             return await stage.pending, left
 
     result, left = run(main())
-    assert (Fault.INTERNAL, "the delivery is closed", 3) == (result.fault, result.error, left)
+    assert (Fault.INTERNAL, "the service is shutting down", 3) == (result.fault, result.error, left)
 
 
 def test_deadline_fires_and_is_cancelled(hostile: HostileTargets) -> None:

@@ -132,9 +132,9 @@ def test_fault_of_a_failed_connection(
 def test_certificate_for_a_name_or_an_address(hostile: HostileTargets) -> None:
     """The certificate must match the host of the URL, be it a name or an address."""
     url = hostile.tls["good"] + "ok"
-    assert 200 == send(url, ca=hostile.ca).status
-    assert 200 == send(url.replace("127.0.0.1", "localhost"), ca=hostile.ca).status
-    result = send(url.replace("127.0.0.1", "[::ffff:127.0.0.1]"), ca=hostile.ca)
+    assert 200 == send(url, ca_file=hostile.ca).status
+    assert 200 == send(url.replace("127.0.0.1", "localhost"), ca_file=hostile.ca).status
+    result = send(url.replace("127.0.0.1", "[::ffff:127.0.0.1]"), ca_file=hostile.ca)
     assert Fault.BLOCKED is result.fault
 
 
@@ -142,7 +142,7 @@ def test_certificate_for_another_name(hostile: HostileTargets, dns: dict[str, li
     """The error says that the certificate is not valid for the host."""
     dns["other.example"] = ["127.0.0.1"]
     url = hostile.tls["good"].replace("127.0.0.1", "other.example") + "ok"
-    result = send(url, ca=hostile.ca)
+    result = send(url, ca_file=hostile.ca)
     assert Fault.TLS is result.fault
     assert "The certificate is not valid: Hostname mismatch" in (result.error or "")
 
@@ -157,7 +157,7 @@ def test_failed_handshake_frees_the_connection(hostile: HostileTargets, said: by
 
     async def main() -> tuple[DeliveryResult, int]:
         async with run_server(handler) as server:
-            delivery = HttpDelivery(LOOPBACK_GUARD, ca=hostile.ca, max_connections=3)
+            delivery = HttpDelivery(LOOPBACK_GUARD, ca_file=hostile.ca, max_connections=3)
             result = await delivery.send(request(server.url.replace("http:", "https:")))
             return result, await close_and_wait(delivery)
 
@@ -176,7 +176,9 @@ def test_data_before_tls_is_rejected(hostile: HostileTargets) -> None:
     async def main() -> DeliveryResult:
         async with run_server(greet) as server:
             url = server.url.replace("http:", "https:")
-            return (await send_all(HttpDelivery(LOOPBACK_GUARD, ca=hostile.ca), request(url)))[0]
+            return (await send_all(HttpDelivery(LOOPBACK_GUARD, ca_file=hostile.ca), request(url)))[
+                0
+            ]
 
     assert Fault.TLS is run(main()).fault
 

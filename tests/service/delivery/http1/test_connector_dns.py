@@ -153,7 +153,7 @@ def test_concurrent_lookups_are_bounded(
         resolver.may_answer.set()
         await tasks[5]
         await wait_for(lambda: not known._lookups)
-        return at_once, resolver.asked[2:], known._free_lookups._value
+        return at_once, resolver.asked[2:], known._lookup_slots._value
 
     assert (["0.example", "1.example"], ["5.example"], 2) == run(main())
 

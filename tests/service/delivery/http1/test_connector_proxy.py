@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("either_loop")
 def send_through_proxy(
     url: str,
     says: bytes | None = None,
-    ca: str | None = None,
+    ca_file: str | None = None,
     *,
     tls: ssl.SSLContext | None = None,
     guard: Guard | None = None,
@@ -32,7 +32,7 @@ def send_through_proxy(
     async def main() -> tuple[DeliveryResult, list[str]]:
         async with run_proxy(says, tls) as (proxy, asked):
             delivery = HttpDelivery(
-                guard or Guard(), proxy=proxy.url.replace("://", f"://{user}"), ca=ca
+                guard or Guard(), proxy=proxy.url.replace("://", f"://{user}"), ca_file=ca_file
             )
             return (await send_all(delivery, request(url)))[0], asked
 
@@ -50,7 +50,7 @@ def test_plain_http_goes_to_the_proxy() -> None:
 def test_https_goes_through_a_tunnel(hostile: HostileTargets) -> None:
     """TLS is with the target, and headers of the proxy are not part of the response."""
     url = hostile.tls["good"] + "ok"
-    result, (head,) = send_through_proxy(url, ca=hostile.ca, guard=LOOPBACK_GUARD)
+    result, (head,) = send_through_proxy(url, ca_file=hostile.ca, guard=LOOPBACK_GUARD)
     authority = url.split("/")[2]
     assert f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n" == head
     assert (200, [("content-length", "2")]) == (result.status, result.headers)
@@ -62,7 +62,7 @@ def test_certificate_is_checked_in_a_tunnel(hostile: HostileTargets) -> None:
     before = len(hostile.seen)
     for kind in ("wronghost", "expired", "selfsigned"):
         result, asked = send_through_proxy(
-            hostile.tls[kind] + "ok", ca=hostile.ca, guard=LOOPBACK_GUARD
+            hostile.tls[kind] + "ok", ca_file=hostile.ca, guard=LOOPBACK_GUARD
         )
         assert (Fault.TLS, 1) == (result.fault, len(asked))
         assert "certificate" in (result.error or "")
@@ -77,7 +77,7 @@ def test_proxy_with_tls(hostile: HostileTargets, scheme: str) -> None:
         result, asked = send_through_proxy("http://only-there.invalid/", OK, hostile.ca, tls=good)
     else:
         url = hostile.tls["good"] + "ok"
-        result, asked = send_through_proxy(url, ca=hostile.ca, tls=good, guard=LOOPBACK_GUARD)
+        result, asked = send_through_proxy(url, ca_file=hostile.ca, tls=good, guard=LOOPBACK_GUARD)
     assert (200, b"ok", 1) == (result.status, result.excerpt, len(asked))
 
 
@@ -87,7 +87,7 @@ def test_tunnels_are_reused(hostile: HostileTargets) -> None:
     async def main(tls: ssl.SSLContext | None) -> tuple[list[DeliveryResult], int, int]:
         async with run_proxy(tls=tls) as (proxy, asked):
             delivery = HttpDelivery(
-                LOOPBACK_GUARD, proxy=proxy.url, ca=hostile.ca, max_connections=3
+                LOOPBACK_GUARD, proxy=proxy.url, ca_file=hostile.ca, max_connections=3
             )
             url = hostile.tls["good"] + "ok"
             result = [await delivery.send(request(url, body=bytes(300_000))) for _ in range(3)]
@@ -112,7 +112,7 @@ def test_failed_handshake_in_a_tunnel(hostile: HostileTargets) -> None:
     """The target is charged, and the connection is freed."""
     url = hostile.tls["expired"] + "ok"
     result, _ = send_through_proxy(
-        url, ca=hostile.ca, tls=hostile.contexts["good"], guard=LOOPBACK_GUARD
+        url, ca_file=hostile.ca, tls=hostile.contexts["good"], guard=LOOPBACK_GUARD
     )
     assert Fault.TLS is result.fault
 
@@ -122,7 +122,7 @@ def test_credentials_are_sent_to_the_proxy_only(hostile: HostileTargets) -> None
     line = f"Proxy-Authorization: Basic {b64encode(b'us@er:pa:ss').decode()}\r\n"
     url = hostile.tls["good"] + "ok"
     result, (head,) = send_through_proxy(
-        url, ca=hostile.ca, guard=LOOPBACK_GUARD, user="us%40er:pa:ss@"
+        url, ca_file=hostile.ca, guard=LOOPBACK_GUARD, user="us%40er:pa:ss@"
     )
     assert 200 == result.status
     assert line in head
@@ -198,7 +198,7 @@ def test_data_before_tls_in_a_tunnel_is_rejected(hostile: HostileTargets) -> Non
     async def main() -> DeliveryResult:
         async with run_server(forge) as server:
             proxy = server.url.replace("http:", "https:")
-            delivery = HttpDelivery(Guard(), proxy=proxy, ca=hostile.ca)
+            delivery = HttpDelivery(Guard(), proxy=proxy, ca_file=hostile.ca)
             return (await send_all(delivery, request("https://target.invalid/")))[0]
 
     result = run(main())

@@ -2,12 +2,13 @@
 
 It keeps connections to each server alive and applies one deadline to all phases of an attempt. It
 does not follow redirects, decompress bodies, store cookies or read proxy settings from the
-environment. The guard checks every address right before a connection to it is opened. An egress
-proxy resolves names itself, so with a proxy the guard checks only the URL, before each attempt.
+environment. The guard, which blocks internal networks, checks every address right before a
+connection to it is opened. An egress proxy resolves names itself, so with a proxy the guard checks
+only the URL, before each attempt.
 
-The client is written by hand for two reasons: the guard sees the exact address, and an attempt
+The client is written by hand for two reasons: the guard can check the exact address, and an attempt
 takes half the CPU time that it takes with libcurl (17 us instead of 35). Libraries do the difficult
-parts: llhttp parses responses, and the ssl module does TLS. `_encode_headers` is the last check
+parts: llhttp parses responses, and the ssl module does TLS. `_format_headers` is the last check
 against a header value that injects a line into the request.
 """
 
@@ -40,8 +41,8 @@ MAX_CONNECTIONS, MAX_HOST_CONNECTIONS = 1024, 256
 _SWEEP_INTERVAL_S = 15.0
 _COMMON_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
 _FORBIDDEN_METHODS = frozenset({"CONNECT", "TRACE"})
-_METHODS_WITHOUT_BODY = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
-"""Methods whose requests have no Content-Length header when they have no body."""
+_METHODS_WITHOUT_ZERO_LENGTH = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
+"""Methods whose requests have no `Content-Length: 0` header when their body is empty."""
 _is_token = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+").fullmatch
 """Matches a method or a header name (RFC 9110, 5.6.2)."""
 _CONNECTION_HEADERS = HOP_BY_HOP_HEADERS | {"content-length", "expect", "host"}
@@ -57,9 +58,9 @@ _NOT_CANONICAL = "targetUrl must be in its canonical form"  # as `parse_target` 
 class HttpDelivery:
     """Makes attempts over HTTP/1.1.
 
-    `proxy` is the URL of an egress proxy (`http://host:port` or `https://host:port`). `ca` is a PEM
-    file of certificates to trust instead of the system's. All attempts must be made on one event
-    loop.
+    `proxy` is the URL of an egress proxy (`http://host:port` or `https://host:port`). `ca_file` is
+    a PEM file of certificates to trust instead of the system's. All attempts must be made on one
+    event loop.
     """
 
     def __init__(
@@ -67,16 +68,16 @@ class HttpDelivery:
         guard: Guard,
         *,
         proxy: str | None = None,
-        ca: str | None = None,
-        max_body: int = MAX_RESPONSE_BYTES,
+        ca_file: str | None = None,
+        max_response_bytes: int = MAX_RESPONSE_BYTES,
         max_connections: int = MAX_CONNECTIONS,
         max_host_connections: int = MAX_HOST_CONNECTIONS,
     ) -> None:
         self._guard = guard
-        self._clock = system.now  # the loop's own clock may be too coarse
+        self._clock = system.now  # monotonic; the loop's own clock may be too coarse
         self._proxy = None if proxy is None else parse_proxy(proxy)
-        self._max_body = check_count("max_body", max_body)
-        self._tls = _create_tls_context(ca)
+        self._max_response_bytes = check_count("max_response_bytes", max_response_bytes)
+        self._tls = _create_tls_context(ca_file)
         self._dns = DnsCache()
         self._deadlines = DeadlineTimer(self._clock)
         self._max_host_connections = check_count("max_host_connections", max_host_connections)
@@ -114,9 +115,9 @@ class HttpDelivery:
             self._sweep_timer.cancel()
         pools, self._pools = self._pools, {}
         self._deadlines.close()
-        closing = [task for pool in pools.values() for task in pool.close(self._clock())]
-        if closing:
-            await asyncio.wait(closing)
+        cancelled = [task for pool in pools.values() for task in pool.close(self._clock())]
+        if cancelled:
+            await asyncio.wait(cancelled)
         await self._dns.close()
 
     def _prepare(self, request: DeliveryRequest) -> tuple[ConnectionPool, bytes]:
@@ -132,10 +133,10 @@ class HttpDelivery:
             raise DeliveryError(Fault.INVALID, _NOT_CANONICAL)
         if method not in _COMMON_METHODS:
             _check_method(method, body)
-        lines = _encode_headers(request.headers)
-        if body or method not in _METHODS_WITHOUT_BODY:
+        lines = _format_headers(request.headers)
+        if body or method not in _METHODS_WITHOUT_ZERO_LENGTH:
             lines = f"{lines}Content-Length: {len(body)}\r\n"
-        head = f"{method} {pool.target_prefix}{path} HTTP/1.1\r\n{pool.header_lines}{lines}\r\n"
+        head = f"{method} {pool.url_prefix}{path} HTTP/1.1\r\n{pool.header_lines}{lines}\r\n"
         try:
             return pool, head.encode()
         except UnicodeEncodeError:
@@ -156,7 +157,7 @@ class HttpDelivery:
             except ConfigurationError as error:
                 raise DeliveryError(Fault.BLOCKED, str(error)) from None
         if self._is_closed:
-            raise DeliveryError(Fault.INTERNAL, "the delivery is closed")
+            raise DeliveryError(Fault.INTERNAL, "the service is shutting down")
         use_tls = target.scheme == "https"
         if self._tls is None and (use_tls or (proxy is not None and proxy.scheme == "https")):
             raise DeliveryError(Fault.INTERNAL, "no trusted certificates found: set `ca_file`")
@@ -168,11 +169,11 @@ class HttpDelivery:
                 self._limit,
                 self._clock,
                 max_connections=self._max_host_connections,
-                max_body=self._max_body,
+                max_response_bytes=self._max_response_bytes,
             )
             pool.header_lines = f"Host: {server.partition('://')[2]}\r\n"
             if proxy is not None and not use_tls:  # with TLS, the proxy sees only a tunnel
-                pool.target_prefix = server
+                pool.url_prefix = server
                 pool.header_lines += proxy.header_lines
             self._pools[server] = pool
             self._schedule_sweep()
@@ -205,37 +206,40 @@ def _check_method(method: str, body: bytes) -> None:
         raise DeliveryError(Fault.INVALID, "body must be empty, because a HEAD request has no body")
 
 
-def _create_tls_context(ca: str | None) -> ssl.SSLContext | None:
+def _create_tls_context(ca_file: str | None) -> ssl.SSLContext | None:
     """Return the TLS context; None if this machine has no trusted certificates."""
-    if ca is not None and not Path(ca).is_file():
-        raise ConfigurationError("ca", "must be a file of PEM certificates", ca)
+    if ca_file is not None and not Path(ca_file).is_file():
+        raise ConfigurationError("ca_file", "must be a file of PEM certificates", ca_file)
     try:
-        context = ssl.create_default_context(cafile=ca)
+        context = ssl.create_default_context(cafile=ca_file)
     except ssl.SSLError:
-        rule = f"must be a file of PEM certificates, but {short_repr(ca)} has none"
-        raise ConfigurationError("ca", rule) from None
+        rule = f"must be a file of PEM certificates, but {short_repr(ca_file)} has none"
+        raise ConfigurationError("ca_file", rule) from None
     context.set_alpn_protocols(["http/1.1"])
     paths = ssl.get_default_verify_paths()
     has_certificates = context.cert_store_stats()["x509_ca"] or paths.cafile or paths.capath
-    return context if ca is not None or has_certificates else None
+    return context if ca_file is not None or has_certificates else None
 
 
-def _encode_headers(headers: list[tuple[str, str]]) -> str:
+def _format_headers(headers: list[tuple[str, str]]) -> str:
     """Return the header lines, default headers first, or raise DeliveryError."""
-    defaults = _default_lines(tuple([name for name, _ in headers]))
+    defaults = _default_header_lines(tuple([name for name, _ in headers]))
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
     # Counting the line breaks of all lines at once is faster than a check of each value.
     count = len(headers)
     is_injected = lines.count("\n") != count or lines.count("\r") != count or "\0" in lines
     if defaults is None or is_injected:
-        message = "headers must have tokens (RFC 9110) as names, and no line breaks in their values"
+        message = (
+            "headers must have tokens (RFC 9110) as names, no line breaks in their values, and no "
+            "header of the connection, such as Host or Content-Length"
+        )
         raise DeliveryError(Fault.INVALID, message)
     return defaults + lines
 
 
 @lru_cache(1024)  # the requests of one caller mostly have the same header names
-def _default_lines(names: tuple[str, ...]) -> str | None:
-    """Return the lines of default headers that are not in `names`; None if a name is invalid."""
+def _default_header_lines(names: tuple[str, ...]) -> str | None:
+    """Return the lines of default headers not in `names`; None if a task must not set a name."""
     present = {name.lower() for name in names}
     if present & _CONNECTION_HEADERS or not all(map(_is_token, names)):
         return None

@@ -2,7 +2,7 @@
 
 llhttp parses the response in strict mode. The body is read up to a limit, and its beginning is kept
 as the excerpt. A body above the limit is not an error: the connection is closed, and the attempt
-has the response, because its status is known.
+has a response with this status and the excerpt.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _STATUSES_WITHOUT_BODY = frozenset({204, 304})
 
 
 class _Pool(Protocol):
-    """The part of `ConnectionPool` that is called here; the module of the pool imports this one."""
+    """The part of `ConnectionPool` that connections use; its module imports this one."""
 
-    max_body: int
+    max_response_bytes: int
 
     def release(self, connection: Connection, now: float) -> None: ...
     def remove(self, connection: Connection) -> None: ...
@@ -137,7 +137,7 @@ class PendingRequest(asyncio.Future[DeliveryResult]):
             result.duration_ms = (now - self._started) * 1000
             self.set_result(result)
 
-    def fail(self, error: BaseException) -> None:
+    def set_error(self, error: BaseException) -> None:
         """Set an unexpected error, which is raised in the caller that awaits the request."""
         self.deadline[CALLBACK] = None
         if not self.done():
@@ -163,7 +163,7 @@ class Connection(asyncio.Protocol):
         self._pool = pool
         self._clock = clock
         self._transport: asyncio.Transport | None = None
-        self._socket: asyncio.Transport | None = None
+        self._raw_transport: asyncio.Transport | None = None  # the one below TLS
         self._parser: httptools.HttpResponseParser | None = None
         self._connect_result: ConnectResult | None = None
         """Has the durations of the connect phases. None once a result has reported them."""
@@ -180,14 +180,14 @@ class Connection(asyncio.Protocol):
         """Use the transport of an established connection."""
         self._connect_result, self._remote = connected, connected.remote
         self._is_secure = connected.tls_ms is not None
-        self._transport, self._socket = connected.transport, connected.socket
+        self._transport, self._raw_transport = connected.transport, connected.raw_transport
         self.opened_at = self._clock()
         if self.is_open:
             self._parser = httptools.HttpResponseParser(self)
 
     @property
     def is_open(self) -> bool:
-        """Whether the connection is open, as far as this side knows."""
+        """Whether the connection is open; the server may have closed it unnoticed."""
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, pending: PendingRequest, now: float) -> None:
@@ -209,6 +209,7 @@ class Connection(asyncio.Protocol):
         self._headers: list[tuple[str, str]] = []
         self._excerpt = b""
         self._received_bytes = self._body_bytes = self._status = 0
+        # framed: the headers determine where the body ends, not the close of the connection
         self._has_headers = self._is_framed = self._is_complete = self._can_keep_alive = False
 
     def abort(self) -> None:
@@ -219,10 +220,10 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """Close the connection; send a TLS close_notify (RFC 9112, 9.8) if all data was sent."""
-        transport, socket = self._transport, self._socket
+        transport, raw_transport = self._transport, self._raw_transport
         assert transport is not None  # noqa: S101 - the connection is established
-        assert socket is not None  # noqa: S101 - likewise
-        is_flushed = not (transport.is_closing() or socket.get_write_buffer_size())
+        assert raw_transport is not None  # noqa: S101 - likewise
+        is_flushed = not (transport.is_closing() or raw_transport.get_write_buffer_size())
         if self._is_secure and is_flushed:
             transport.close()
             loop = asyncio.get_running_loop()
@@ -249,7 +250,7 @@ class Connection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._can_keep_alive = False
             if not self._is_complete:
-                self._fail(Fault.PROTOCOL, self._describe_parser_error(error))
+                self._set_fault(Fault.PROTOCOL, self._describe_parser_error(error))
                 return
         if self._is_complete:
             self._respond()
@@ -258,8 +259,8 @@ class Connection(asyncio.Protocol):
                 self._received_bytes > MAX_RESPONSE_HEADER_BYTES
                 or len(self._headers) > MAX_RESPONSE_HEADERS
             ):
-                self._fail(Fault.PROTOCOL, "The response has too many headers")
-        elif self._received_bytes > self._pool.max_body + MAX_RESPONSE_HEADER_BYTES:
+                self._set_fault(Fault.PROTOCOL, "The response has too many or too long headers")
+        elif self._received_bytes > self._pool.max_response_bytes + MAX_RESPONSE_HEADER_BYTES:
             self._respond()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -282,14 +283,15 @@ class Connection(asyncio.Protocol):
         else:
             part = "body" if self._has_headers else "headers"
             message = f"The connection was closed within the {part}"
-            self._fail(Fault.RESET, message if self._received_bytes else CLOSED_WITHOUT_RESPONSE)
+            message = message if self._received_bytes else CLOSED_WITHOUT_RESPONSE
+            self._set_fault(Fault.RESET, message)
 
     # --- callbacks of the parser ------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         """Start a response, which may follow an interim one (1xx)."""
         if self._is_complete:
-            raise ValueError("a second response")
+            raise ValueError("it is followed by a second response")
         if self._headers:
             self._headers = []  # of the interim response
 
@@ -301,7 +303,7 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """Determine whether the headers or the close of the connection mark the end of the body."""
-        assert self._parser is not None  # noqa: S101 - the parser calls
+        assert self._parser is not None  # noqa: S101 - the parser calls this method
         assert self.pending is not None  # noqa: S101 - data without a request is not parsed
         self._status = status = self._parser.get_status_code()
         if status < _FIRST_FINAL_STATUS:
@@ -312,7 +314,7 @@ class Connection(asyncio.Protocol):
             if name in _FRAMING_HEADERS:
                 self._is_framed = True
                 if name == "transfer-encoding" and value.lower() != "chunked":
-                    raise ValueError("a Transfer-Encoding other than chunked")
+                    raise ValueError("its Transfer-Encoding is not chunked")
         if self.pending.request.method == "HEAD":
             # A response to HEAD has no body, but the parser would wait for one.
             self._is_complete = True
@@ -322,14 +324,14 @@ class Connection(asyncio.Protocol):
         assert self.pending is not None  # noqa: S101 - data without a request is not parsed
         kept_bytes = len(self._excerpt)
         self._body_bytes += len(body)
-        max_kept_bytes = min(self.pending.request.max_excerpt, self._pool.max_body)
+        max_kept_bytes = min(self.pending.request.max_excerpt, self._pool.max_response_bytes)
         if kept_bytes < max_kept_bytes:
             addition = body[: max_kept_bytes - kept_bytes]
             self._excerpt = self._excerpt + addition if kept_bytes else addition
 
     def on_message_complete(self) -> None:
         """Note the end of a final response."""
-        assert self._parser is not None  # noqa: S101 - the parser calls
+        assert self._parser is not None  # noqa: S101 - the parser calls this method
         if self._has_headers and not self._is_complete:
             self._is_complete = True
             self._can_keep_alive = self._parser.should_keep_alive()
@@ -343,11 +345,11 @@ class Connection(asyncio.Protocol):
             and sum(len(name) + len(value) + 4 for name, value in self._headers)
             > MAX_RESPONSE_HEADER_BYTES
         ):
-            self._fail(Fault.PROTOCOL, "The response has too many headers")
+            self._set_fault(Fault.PROTOCOL, "The response has too many or too long headers")
             return
-        pending, socket, now = self.pending, self._socket, self._clock()
-        assert pending is not None  # noqa: S101 - this is its response
-        assert socket is not None  # noqa: S101 - the response came from it
+        pending, raw_transport, now = self.pending, self._raw_transport, self._clock()
+        assert pending is not None  # noqa: S101 - the response belongs to it
+        assert raw_transport is not None  # noqa: S101 - the response came from it
         result = DeliveryResult(
             status=self._status,
             headers=self._headers,
@@ -362,20 +364,21 @@ class Connection(asyncio.Protocol):
         self._is_unused = False
         pending.complete(result, now)
         # While the request is still being written, the next one cannot be sent.
-        if self._is_complete and self._can_keep_alive and not socket.get_write_buffer_size():
+        is_sent = not raw_transport.get_write_buffer_size()
+        if self._is_complete and self._can_keep_alive and is_sent:
             self._pool.release(self, now)
         else:
             self.close()
 
-    def _fail(self, fault: Fault, message: str) -> None:
+    def _set_fault(self, fault: Fault, message: str) -> None:
         pending = self.pending
         assert pending is not None  # noqa: S101 - only a request can fail
-        result = self.failure(fault, message)
+        result = self.fault_result(fault, message)
         self.abort()
         pending.connection = None
         pending.complete(result, self._clock())
 
-    def failure(self, fault: Fault, message: str) -> DeliveryResult:
+    def fault_result(self, fault: Fault, message: str) -> DeliveryResult:
         """Return the result of a request that got no response on this connection."""
         result = DeliveryResult(fault=fault, error=message, remote=self._remote)
         if (connected := self._connect_result) is not None:

@@ -1,11 +1,11 @@
 """Connecting to a server: DNS, the guard's check of each address, TCP, TLS, egress proxy.
 
-The addresses in the DNS cache are not checked. The guard checks an address each time it is used.
+The guard checks an address each time a connection to it is opened, not when it is cached.
 
-With an egress proxy the connection goes to the proxy, through a tunnel if the target uses TLS. The
-proxy resolves the target's name and applies its own address rules. The address of the proxy itself
-is not checked, because the operator sets it. If the proxy fails or cannot be reached, the fault is
-`Fault.INTERNAL`.
+With an egress proxy the connection goes to the proxy. If the target uses TLS, the proxy opens a
+tunnel to it (CONNECT). The proxy resolves the target's name and applies its own address rules. The
+address of the proxy itself is not checked, because the operator sets it. If the proxy fails or
+cannot be reached, the fault is `Fault.INTERNAL`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tarry.service.delivery.targets import Target
 
 Addresses: TypeAlias = "tuple[str, ...]"
-_Answer: TypeAlias = "Addresses | str"  # the addresses of a host name, or an error message
+_LookupResult: TypeAlias = "Addresses | str"  # the addresses of a host, or an error message
 
 _DNS_TTL_S = 60.0
 _MAX_CACHED_NAMES = 1024
@@ -66,8 +66,9 @@ class ConnectResult(msgspec.Struct):
     """An established connection, its address, and the durations of its phases."""
 
     transport: asyncio.Transport
-    socket: asyncio.Transport
-    """The transport below TLS, which knows how many bytes were not sent yet."""
+    raw_transport: asyncio.Transport
+    """The transport below TLS, which knows how many bytes were not sent yet. Without TLS, it is the
+    same as `transport`."""
     remote: str
     dns_ms: float | None
     connect_ms: float
@@ -130,9 +131,9 @@ class Connector(msgspec.Struct, frozen=True):
         self, result: ConnectResult, protocol: asyncio.Protocol, host: str
     ) -> None:
         """Perform the TLS handshake; the certificate must be valid for `host`."""
-        assert self.tls is not None  # noqa: S101 - checked when the pool was created
+        assert self.tls is not None  # noqa: S101 - `HttpDelivery` checks it before
         loop, started = asyncio.get_running_loop(), system.now()
-        protocol.connection_made(result.socket)
+        protocol.connection_made(result.raw_transport)
         if result.transport.is_closing():
             raise DeliveryError(Fault.TLS, _CLOSED_IN_HANDSHAKE)
         try:
@@ -141,10 +142,10 @@ class Connector(msgspec.Struct, frozen=True):
             )
         except (OSError, TypeError) as error:
             # asyncio before 3.12 raises TypeError when TLS within TLS fails.
-            result.socket.abort()
+            result.raw_transport.abort()
             raise DeliveryError(Fault.TLS, _describe_tls_error(error)) from None
         except BaseException:
-            result.socket.abort()
+            result.raw_transport.abort()
             raise
         assert transport is not None  # noqa: S101 - None is returned in server mode only
         result.transport = transport
@@ -277,7 +278,7 @@ async def connect_first(addresses: Sequence[str], port: int) -> tuple[socket.soc
 
 
 def _close_unused(task: asyncio.Task[tuple[socket.socket, str]]) -> None:
-    """Close a socket that was connected after the socket that is used."""
+    """Close a socket that was connected after another socket was chosen."""
     if not task.cancelled() and task.exception() is None:
         task.result()[0].close()
 
@@ -302,39 +303,39 @@ class DnsCache:
     def __init__(self) -> None:
         self._cached: dict[str, tuple[float, Addresses]] = {}
         """By name: the time at which the entry expires, and the addresses."""
-        self._lookups: dict[str, asyncio.Future[_Answer]] = {}
-        self._free_lookups = asyncio.Semaphore(_MAX_LOOKUPS)
+        self._lookups: dict[str, asyncio.Future[_LookupResult]] = {}
+        self._lookup_slots = asyncio.Semaphore(_MAX_LOOKUPS)
         self._is_closed = False
 
     async def resolve(self, host: str) -> Addresses:
-        """Return the addresses of a host (in canonical form), or raise DeliveryError."""
+        """Return the addresses of `host`, which is in canonical form, or raise DeliveryError."""
         if ":" in host or host.replace(".", "").isdigit():
             return (host,)
         if host.endswith(".localhost"):
             host = "localhost"  # RFC 6761, 6.3: the same host, which some resolvers do not know
         addresses = self._get_cached(host)
         if addresses is None and host not in self._lookups:
-            await self._free_lookups.acquire()
+            await self._lookup_slots.acquire()
             addresses = self._get_cached(host)
             if addresses is None and host not in self._lookups:
                 self._start_lookup(host)
             else:  # another caller has started or finished the lookup meanwhile
-                self._free_lookups.release()
+                self._lookup_slots.release()
         if addresses is not None:
             return addresses
         # Shielded: cancelling this caller must not cancel the lookup, for which other callers may
         # be waiting.
-        answer = await asyncio.shield(self._lookups[host])
-        if isinstance(answer, str):
-            raise DeliveryError(Fault.INTERNAL if self._is_closed else Fault.DNS, answer)
-        return answer
+        result = await asyncio.shield(self._lookups[host])
+        if isinstance(result, str):
+            raise DeliveryError(Fault.INTERNAL if self._is_closed else Fault.DNS, result)
+        return result
 
     async def close(self) -> None:
         """Fail the callers that wait for a lookup."""
         self._is_closed = True
         for lookup in self._lookups.values():
             if not lookup.done():
-                lookup.set_result("the delivery is closed")
+                lookup.set_result("the service is shutting down")
 
     def _get_cached(self, host: str) -> Addresses | None:
         expires_at, addresses = self._cached.get(host, (0.0, ()))
@@ -348,31 +349,31 @@ class DnsCache:
         try:
             thread.start()
         except RuntimeError as error:
-            self._free_lookups.release()
+            self._lookup_slots.release()
             message = f"cannot start a thread for a DNS lookup: {error}"
             raise DeliveryError(Fault.INTERNAL, message) from None
         self._lookups[host] = loop.create_future()
 
-    def _on_resolved(self, host: str, answer: _Answer) -> None:
-        self._free_lookups.release()
-        if not isinstance(answer, str):
+    def _on_resolved(self, host: str, result: _LookupResult) -> None:
+        self._lookup_slots.release()
+        if not isinstance(result, str):
             if len(self._cached) >= _MAX_CACHED_NAMES:
                 self._cached.clear()
-            self._cached[host] = asyncio.get_running_loop().time() + _DNS_TTL_S, answer
+            self._cached[host] = asyncio.get_running_loop().time() + _DNS_TTL_S, result
         lookup = self._lookups.pop(host)
         if not lookup.done():
-            lookup.set_result(answer)
+            lookup.set_result(result)
 
 
 def _resolve(
-    host: str, loop: asyncio.AbstractEventLoop, on_resolved: Callable[[str, _Answer], None]
+    host: str, loop: asyncio.AbstractEventLoop, on_resolved: Callable[[str, _LookupResult], None]
 ) -> None:
-    """Resolve a name in a thread of its own, and pass the answer to the event loop."""
-    answer: _Answer
+    """Resolve a name in a thread of its own, and pass the result to the event loop."""
+    result: _LookupResult
     try:
         entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        answer = tuple(dict.fromkeys(str(entry[4][0]) for entry in entries))[:_MAX_ADDRESSES]
+        result = tuple(dict.fromkeys(str(entry[4][0]) for entry in entries))[:_MAX_ADDRESSES]
     except (OSError, UnicodeError) as error:
-        answer = f"Could not resolve {host}: {getattr(error, 'strerror', None) or error}"
+        result = f"Could not resolve {host}: {getattr(error, 'strerror', None) or error}"
     with suppress(RuntimeError):  # raised if the loop is closed; then no caller waits
-        loop.call_soon_threadsafe(on_resolved, host, answer)
+        loop.call_soon_threadsafe(on_resolved, host, result)

@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 _MAX_IDLE_S = 60.0
 _MAX_AGE_S = 300.0  # age at which a connection is closed, so that its host name is resolved again
 _MAX_AGE_WHEN_SCARCE_S = 5.0
-"""The same, while the pool of another server waits for a free connection."""
+"""The same, while the pool of another server waits to open a connection."""
 
 
 class ConnectionLimit:
     """Limits the number of connections to all servers together."""
 
     def __init__(self, limit: int, on_limit_reached: Callable[[], None]) -> None:
-        self._free = limit
+        self._free_slots = limit
         self._on_limit_reached = on_limit_reached
         self.waiting: OrderedDict[ConnectionPool, None] = OrderedDict()
-        """Pools that wait for a free connection, first come first served."""
+        """Pools that wait to open a connection, first come first served."""
 
     def acquire(self, pool: ConnectionPool) -> bool:
         """Reserve a connection and return True, or queue the pool and return False."""
-        if self._free:
-            self._free -= 1
+        if self._free_slots:
+            self._free_slots -= 1
             return True
         if pool not in self.waiting:
             self.waiting[pool] = None
@@ -42,8 +42,8 @@ class ConnectionLimit:
 
     def release(self) -> None:
         """Release the reservation of a closed connection, and let the next pool open one."""
-        self._free += 1
-        while self._free and self.waiting:  # a pool may not need a connection any longer
+        self._free_slots += 1
+        while self._free_slots and self.waiting:  # the next pool may not need it any longer
             self.waiting.popitem(last=False)[0].open_connections()
 
 
@@ -57,15 +57,15 @@ class ConnectionPool:
         clock: Callable[[], float],
         *,
         max_connections: int,
-        max_body: int,
+        max_response_bytes: int,
     ) -> None:
         self._connector = connector
         self._clock = clock
         self._limit = limit
         self._max_connections = max_connections
-        self.max_body: int = max_body  # maximum number of bytes that are read of a response body
-        self.target_prefix: str = ""
-        """Scheme and authority, which precede the path when the request goes to a proxy."""
+        self.max_response_bytes: int = max_response_bytes  # the rest of a body is not read
+        self.url_prefix: str = ""
+        """Scheme and authority: a request to a proxy without a tunnel has the URL, not the path."""
         self.header_lines: str = ""  # the header lines of every request to this server
         self._idle: list[Connection] = []
         self._connections: set[Connection] = set()
@@ -114,7 +114,7 @@ class ConnectionPool:
         connection.start(connected)
         pending.connecting = None
         if not connection.is_open:
-            result = connection.failure(Fault.RESET, CLOSED_WITHOUT_RESPONSE)
+            result = connection.fault_result(Fault.RESET, CLOSED_WITHOUT_RESPONSE)
             pending.complete(result, self._clock())
             return False
         self._connections.add(connection)
@@ -127,7 +127,7 @@ class ConnectionPool:
         if task.cancelled() or error is not None or not task.result():
             pending.connecting = None
             if error is not None:
-                pending.fail(error)
+                pending.set_error(error)
             self._limit.release()
         self.open_connections()
 
@@ -165,12 +165,12 @@ class ConnectionPool:
         """Fail a request whose deadline has passed."""
         within = f"within {pending.request.timeout:g} s"
         if pending.connection is not None:
-            result = pending.connection.failure(Fault.TIMEOUT, f"No response {within}")
+            result = pending.connection.fault_result(Fault.TIMEOUT, f"No response {within}")
         elif pending.connecting is not None:
             _, connection = self._connecting[pending.connecting]
             # If the proxy does not answer, the service has failed, not the target.
-            is_target_reached = connection.is_open or self._connector.proxy is None
-            fault = Fault.TIMEOUT if is_target_reached else Fault.INTERNAL
+            is_proxy_slow = self._connector.proxy is not None and not connection.is_open
+            fault = Fault.INTERNAL if is_proxy_slow else Fault.TIMEOUT
             result = DeliveryResult(fault=fault, error=f"No connection {within}")
         else:
             message = f"No connection became free {within}: raise the connection limits"
@@ -200,16 +200,16 @@ class ConnectionPool:
             self._idle.pop(0).close()
 
     def close(self, now: float) -> list[asyncio.Task[bool]]:
-        """Fail all requests and close all connections; return the tasks still to be awaited."""
-        connecting = list(self._connecting)
-        running = [each.pending for each in self._connections if each.pending is not None]
-        opening = [pending for pending, _ in self._connecting.values()]
-        for pending in [*self._queue, *opening, *running]:
-            result = DeliveryResult(fault=Fault.INTERNAL, error="the delivery is closed")
+        """Fail all requests and close all connections; return the tasks to wait for."""
+        connect_tasks = list(self._connecting)
+        sent = [each.pending for each in self._connections if each.pending is not None]
+        connecting = [pending for pending, _ in self._connecting.values()]
+        for pending in [*self._queue, *connecting, *sent]:
+            result = DeliveryResult(fault=Fault.INTERNAL, error="the service is shutting down")
             pending.complete(result, now)
         self._queue.clear()
         for connection in tuple(self._connections):
             connection.abort()
-        for task in connecting:
+        for task in connect_tasks:
             task.cancel()
-        return connecting
+        return connect_tasks
