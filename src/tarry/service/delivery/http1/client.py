@@ -229,11 +229,10 @@ def _format_headers(headers: list[tuple[str, str]]) -> str:
     count = len(headers)
     is_injected = lines.count("\n") != count or lines.count("\r") != count or "\0" in lines
     if defaults is None or is_injected:
-        message = (
-            "headers must have tokens (RFC 9110) as names, no line breaks in their values, and no "
-            "header of the connection, such as Host or Content-Length"
+        rule = (
+            "must not have line breaks, names that are no tokens (RFC 9110), Host, Content-Length"
         )
-        raise DeliveryError(Fault.INVALID, message)
+        raise DeliveryError(Fault.INVALID, f"headers {rule} or a hop-by-hop header")
     return defaults + lines
 
 

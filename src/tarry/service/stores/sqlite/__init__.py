@@ -1,9 +1,9 @@
 """The store in a SQLite file: for one machine, without a server to start.
 
-The code of a transaction is synchronous. `SqliteStore` runs it in two threads, or writes in another
-process; operations that arrive while a commit runs are committed together in the next transaction.
+Transactions are synchronous. `SqliteStore` reads in one thread, and writes in another thread or
+process. Operations that arrive while a commit runs are committed together in the next transaction.
 
-    store                       the methods of the port
+    store                       the methods of `tarry.service.store.Store`
     executor, writer_process    run operations off the event loop, in groups
     add, claim, finish, transitions, terminal_tasks, policies, queries
                                 the operations and queries themselves

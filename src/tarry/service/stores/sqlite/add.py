@@ -11,11 +11,11 @@ from tarry.service.store import AddResult, AddStatus
 from tarry.service.stores.sqlite.queries import SELECT_TASK, decode_task, pack_ids, unpack_id
 from tarry.service.stores.sqlite.transaction import (
     IN_FLIGHT,
-    NULL_NUMBER,
-    NULL_TEXT,
-    NULLABLE_NUMBER,
-    NULLABLE_TEXT,
+    NULL_FOR_NUMBER,
+    NULL_FOR_TEXT,
+    NUMBER_OR_NULL,
     PENDING,
+    TEXT_OR_NULL,
     MultiRowStatement,
 )
 
@@ -28,14 +28,15 @@ if TYPE_CHECKING:
     from tarry.service.stores.sqlite.transaction import LaneRow, Transaction
 
 _FIND_BY_KEY = SELECT_TASK + "WHERE s.seq = (SELECT seq FROM task WHERE tenant = ? AND key = ?)"
+# A MultiRowStatement repeats the part in brackets for each row.
 _INSERT_TASKS = MultiRowStatement(f"""
 INSERT INTO task (id, tenant, key, created_at, policy_version, fingerprint, body_ref, content)
-VALUES [?, ?, ?, ?, {NULLABLE_NUMBER}, ?, {NULLABLE_TEXT}, ?]
+VALUES [?, ?, ?, ?, {NUMBER_OR_NULL}, ?, {TEXT_OR_NULL}, ?]
 ON CONFLICT DO NOTHING
 """)
 _INSERT_STATES = MultiRowStatement(f"""
 INSERT INTO state (seq, tenant, lane, policy, status, wake_at, next_attempt_at, started_at, worker)
-VALUES [?, ?, ?, ?, ?, ?, ?, ?, {NULLABLE_NUMBER}]
+VALUES [?, ?, ?, ?, ?, ?, ?, ?, {NUMBER_OR_NULL}]
 """)
 
 
@@ -43,16 +44,16 @@ InitialState: TypeAlias = tuple[int, int, int, bool]
 """`created_at`, `next_attempt_at`, `wake_at` of an added task, and whether it is leased.
 
 The caller knows all other fields of the task, so the writer process returns only these: 7 KB
-instead of 400 KB for 270 calls."""
+instead of 400 KB for 270 tasks."""
 
 
-class _Target(Struct, gc=False):
+class _LaneAndPolicy(Struct, gc=False):
     """The lane and policy that some tasks of a batch share, and how many of them were added."""
 
     tenant: int
     lane: LaneRow
     policy: int
-    is_open: bool  # neither parked nor paused
+    is_claimable: bool  # neither parked nor paused
     pending: int = 0
     leased: int = 0
 
@@ -60,7 +61,7 @@ class _Target(Struct, gc=False):
 def to_add_results(
     tasks: Sequence[NewTask], lease: Lease | None, results: Sequence[InitialState | AddResult]
 ) -> list[AddResult]:
-    """Return the results of `add` with complete tasks, as the port defines them."""
+    """Return the results of `add` with complete tasks, as `Store.add` defines them."""
     worker = None if lease is None else lease.worker
     complete: list[AddResult] = []
     for new, result in zip(tasks, results, strict=True):
@@ -77,10 +78,10 @@ def to_add_results(
 def add(
     tx: Transaction, tasks: Sequence[NewTask], lease: Lease | None, quota: int | None
 ) -> list[InitialState | AddResult]:
-    """Add tasks: all at once, or one by one if the quota may not suffice for all."""
+    """Add tasks, and lease tasks with `lease_on_add`, so that the worker starts them at once."""
     if quota is None:
         return add_without_quota(tx, tasks, lease)
-    # The quota of each tenant suffices if it would do so even if all the tasks were its own.
+    # Quick check: no tenant would exceed the quota even if all the tasks were its own.
     max_live = quota - len(tasks)
     tenants = dict.fromkeys(new.task.tenant for new in tasks)
     if all(tx.live_tasks(tx.names.tenant_id(tenant)) <= max_live for tenant in tenants):
@@ -104,7 +105,7 @@ def add_without_quota(
     seqs = _insert_tasks(tx, tasks, tenants)
     states = _insert_states(tx, tasks, tenants, seqs, lease)
     return [
-        state or _find_existing(tx, tenant, new.task) or _refuse_id(new.task)
+        state or _find_existing(tx, tenant, new.task) or _reject_id(new.task)
         for state, tenant, new in zip(states, tenants, tasks, strict=True)
     ]
 
@@ -112,7 +113,7 @@ def add_without_quota(
 def _insert_tasks(
     tx: Transaction, tasks: Sequence[NewTask], tenants: Sequence[int]
 ) -> list[int | None]:
-    """Insert rows into `task`; return the row id of each, None if its key or id exists already."""
+    """Insert rows into `task`; return the `seq` of each, None if its key or id exists already."""
     now = tx.now
     ids = pack_ids([new.task.id for new in tasks])
     if None in ids:
@@ -127,9 +128,9 @@ def _insert_tasks(
             tenant,
             task.key,
             now,
-            NULL_NUMBER if version is None else version,
+            NULL_FOR_NUMBER if version is None else version,
             bytearray(task.fingerprint),
-            NULL_TEXT if ref is None else ref,
+            NULL_FOR_TEXT if ref is None else ref,
             bytearray(task.content),
         )
     seqs: list[int | None] = []
@@ -141,10 +142,10 @@ def _insert_tasks(
 def _inserted_seqs(
     tx: Transaction, chunk: Sequence[NewTask], cursor: sqlite3.Cursor
 ) -> Sequence[int | None]:
-    """Return the row ids of a chunk of tasks, None for tasks that were not inserted.
+    """Return the `seq` of each task of a chunk, None for tasks that were not inserted.
 
-    SQLite assigns consecutive row ids. So if all rows were inserted, the last row id and the number
-    of rows determine all row ids. RETURNING would fetch a row for each task, which is slower.
+    `seq` is the row id. SQLite assigns consecutive row ids: if all rows were inserted, the last one
+    and the number of rows determine them all. RETURNING, with a row for each task, is slower.
     """
     if not cursor.rowcount:
         return [None] * len(chunk)
@@ -167,7 +168,7 @@ def _insert_states(
 ) -> list[InitialState | None]:
     """Insert the rows of `state` for tasks that were inserted; return None for the others."""
     now = tx.now
-    targets: dict[tuple[str, str, str], _Target] = {}
+    pairs: dict[tuple[str, str, str], _LaneAndPolicy] = {}
     lanes = dict.fromkeys([new.task.lane for new, seq in zip(tasks, seqs, strict=True) if seq])
     tx.load_lanes([tx.names.lane_id(lane) for lane in lanes])
     parameters: list[Any] = []
@@ -177,33 +178,35 @@ def _insert_states(
             states.append(None)
             continue
         task = new.task
-        target_key = (task.tenant, task.lane, task.policy_id)
-        target = targets.get(target_key)
-        if target is None:
+        pair_key = (task.tenant, task.lane, task.policy_id)
+        pair = pairs.get(pair_key)
+        if pair is None:
             lane = tx.lane(tx.names.lane_id(task.lane))
             policy = tx.names.policy_id(task.tenant, task.policy_id)
-            is_open = lane.parked_until is None and not lane.paused
-            target = targets[target_key] = _Target(tenant, lane, policy, is_open)
-        lane = target.lane
+            is_claimable = lane.parked_until is None and not lane.paused
+            pair = pairs[pair_key] = _LaneAndPolicy(tenant, lane, policy, is_claimable)
+        lane = pair.lane
         due = max(now, task.next_attempt_at if new.delay_ms is None else now + new.delay_ms)
-        immediate_lease = lease if new.lease_on_add and target.is_open else None
+        lease_on_add = lease if new.lease_on_add and pair.is_claimable else None
         worker: int | str
-        if immediate_lease is not None and due <= now + immediate_lease.horizon_ms:
-            status, wake_at = IN_FLIGHT, due + immediate_lease.length_ms
-            worker = tx.names.worker_id(immediate_lease.worker)
+        # `wake_at` is the end of the lease of a leased task, and the due time of a pending task.
+        if lease_on_add is not None and due <= now + lease_on_add.horizon_ms:
+            status, wake_at = IN_FLIGHT, due + lease_on_add.length_ms
+            worker = tx.names.worker_id(lease_on_add.worker)
             lane.note_lease(wake_at)
-            target.leased += 1
+            pair.leased += 1
         else:
-            status, wake_at, worker = PENDING, due, NULL_NUMBER
+            status, wake_at, worker = PENDING, due, NULL_FOR_NUMBER
             lane.note_due(wake_at)
-            target.pending += 1
-        parameters += (seq, tenant, lane.id, target.policy, status, wake_at, due, due, worker)
+            pair.pending += 1
+        # `started_at` is the time at which the first attempt is due.
+        parameters += (seq, tenant, lane.id, pair.policy, status, wake_at, due, due, worker)
         states.append((now, due, wake_at, status == IN_FLIGHT))
     _INSERT_STATES.execute(tx.execute, parameters)
-    for target in targets.values():
-        lane, policy = target.lane, target.policy
-        tx.count_transition(target.tenant, lane, policy, None, PENDING, target.pending)
-        tx.count_transition(target.tenant, lane, policy, None, IN_FLIGHT, target.leased)
+    for pair in pairs.values():
+        lane, policy = pair.lane, pair.policy
+        tx.count_transition(pair.tenant, lane, policy, None, PENDING, pair.pending)
+        tx.count_transition(pair.tenant, lane, policy, None, IN_FLIGHT, pair.leased)
     return states
 
 
@@ -216,6 +219,6 @@ def _find_existing(tx: Transaction, tenant: int, task: Task) -> AddResult | None
     return AddResult(AddStatus.EXISTING if is_same else AddStatus.CONFLICT, stored)
 
 
-def _refuse_id(task: Task) -> NoReturn:
+def _reject_id(task: Task) -> NoReturn:
     rule = f"must be new: {task.id} is the id of a task with another idempotency key"
     raise ConfigurationError("id", rule)

@@ -2,7 +2,7 @@
 
 The order is: tenants in turn, and of each tenant the least recently served lane. Lanes and tenants
 are either *ready*, that is in the rotation that a claim walks through, or asleep until one of their
-check times (see `transaction`). A claim first makes the lanes and tenants ready whose check time
+check times (see `transaction`). A claim first makes ready the lanes and tenants whose check time
 has come. A lane from which tasks were leased moves to the end of the rotation; a lane that has no
 more tasks for now goes to sleep. So the cost of a claim grows with the number of tasks it returns,
 not with the number of lanes that sleep, are parked, or have tasks for later.
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     Row = tuple[Any, ...]
 
+# `wake_at` is the due time of a PENDING task, and the end of the lease of an IN_FLIGHT task.
 _DUE_TASKS, _EXPIRED_LEASES = (
     f"{SELECT_TASK} WHERE s.lane = ? AND s.status = {status} AND s.wake_at <= ? "
     "ORDER BY s.wake_at LIMIT ?"
@@ -51,6 +52,7 @@ ON CONFLICT (seq) DO UPDATE SET status = 1, wake_at = excluded.wake_at,
 """)
 _MAX_TENANTS_WOKEN = 1000
 _PAGE_SIZE = 16
+_MAX_TENANTS_CORRECTED = 16
 _CHECK_COLUMNS = ("due_check_at", "expiry_check_at")
 _WAKE_TENANTS = tuple(
     "UPDATE tenant SET ready = 1 WHERE id IN (SELECT id FROM tenant "
@@ -62,16 +64,16 @@ _WAKE_LANES = tuple(
     f"WHERE tenant = ? AND ready = 0 AND {column} <= ? ORDER BY {column} LIMIT ?)"
     for column in _CHECK_COLUMNS
 )
-_EARLIEST_TENANT = tuple(
+_NEXT_SLEEPING_TENANT = tuple(
     f"SELECT {column}, id FROM tenant WHERE ready = 0 AND {column} IS NOT NULL "
     f"ORDER BY {column} LIMIT 1"
     for column in _CHECK_COLUMNS
 )
-_EARLIEST_OF_TENANT = "SELECT " + ", ".join(
+_EARLIEST_LANE_CHECKS = "SELECT " + ", ".join(
     f"(SELECT min({column}) FROM lane WHERE tenant = ?1 AND ready = 0 AND {column} IS NOT NULL)"
     for column in _CHECK_COLUMNS
 )
-_EARLIEST_OF_LANE = "SELECT " + ", ".join(
+_TASK_TIMES = "SELECT " + ", ".join(
     f"(SELECT min(wake_at) FROM state WHERE lane = ?1 AND status = {status})"
     for status in (PENDING, IN_FLIGHT)
 )
@@ -89,22 +91,22 @@ SELECT count(*), min(wake_at) FROM (
     SELECT wake_at FROM state WHERE lane = ? AND status = {IN_FLIGHT} AND wake_at > ?
     ORDER BY wake_at LIMIT ?)
 """
-_SCHEDULE_TENANT = "UPDATE tenant SET due_check_at = ?, expiry_check_at = ?, ready = 0 WHERE id = ?"
+_SUSPEND_TENANT = "UPDATE tenant SET due_check_at = ?, expiry_check_at = ?, ready = 0 WHERE id = ?"
 
 
 def claim(
-    tx: Transaction, lease: Lease, limit: int, per_lane: int, skip: Collection[str]
+    tx: Transaction, lease: Lease, limit: int, max_per_lane: int, skipped_lanes: Collection[str]
 ) -> ClaimResult:
     """Lease up to `limit` tasks; see `Store.claim`."""
-    tx.flush()  # the order of lanes is read with SQL
+    tx.flush()  # the statements below read lanes from the file
     lost_before = tx.lost_attempts
-    order = FairOrder(tx, lease.horizon_ms, limit, skip)
+    order = FairOrder(tx, lease.horizon_ms, limit, skipped_lanes)
     served_lanes: set[int] = set()
-    leased: list[tuple[int, int, Task]] = []  # due time and row id, to sort by; task
+    leased: list[tuple[int, int, Task]] = []  # (due time, row id, task)
     probing: dict[str, int] = {}
     lanes, slots_left = order.lanes(), limit
     while slots_left > 0 and (lane := next(lanes, None)):
-        rows = _find_claimable(tx, order, lane, lease, min(slots_left, per_lane))
+        rows = _find_claimable(tx, order, lane, lease, min(slots_left, max_per_lane))
         if not rows:
             continue
         slots_left -= len(rows)
@@ -184,15 +186,18 @@ def _log_lost_attempt(tx: Transaction, task: Task, row: Row) -> bool:
 class FairOrder:
     """Iterates through the rotation for one claim, and updates the rotation afterwards.
 
-    Iterate over `lanes`, then call `record_served`, which updates it, then `next_claim_at`.
+    Usage: iterate over `lanes`, call `record_served`, then call `next_claim_at`.
     """
 
-    def __init__(self, tx: Transaction, horizon_ms: int, limit: int, skip: Collection[str]) -> None:
+    def __init__(
+        self, tx: Transaction, horizon_ms: int, limit: int, skipped_lanes: Collection[str]
+    ) -> None:
         self._tx = tx
         self._horizon_ms = horizon_ms
         self._check_until = (tx.now + horizon_ms, tx.now)
+        """For each of `_CHECK_COLUMNS`: lanes with a check time up to this time are made ready."""
         self._max_lanes_woken = 2 * limit + 64  # of each tenant
-        self._skipped_names = frozenset(skip)
+        self._skipped_names = frozenset(skipped_lanes)
         self._tenants: list[int] = []
         self._finished_tenants: set[int] = set()
         """Tenants whose ready lanes have all been visited."""
@@ -203,23 +208,23 @@ class FairOrder:
         for statement, until in zip(_WAKE_TENANTS, self._check_until, strict=True):
             self._tx.execute(statement, (until, _MAX_TENANTS_WOKEN))
         new_tenants = self._ready_tenants()
-        walks: deque[tuple[int, Iterator[LaneRow]]] = deque()
+        visited_tenants: deque[tuple[int, Iterator[LaneRow]]] = deque()
         while True:
             tenant = next(new_tenants, None)
             if tenant is not None:
                 self._tenants.append(tenant)
-                walk = self._ready_lanes(tenant)
-            elif walks:
-                tenant, walk = walks.popleft()
+                lanes = self._ready_lanes(tenant)
+            elif visited_tenants:
+                tenant, lanes = visited_tenants.popleft()
             else:
                 return
-            lane = next(walk, None)
+            lane = next(lanes, None)
             if lane is None:
                 self._finished_tenants.add(tenant)
             else:
                 self._visited.append(lane)
                 yield lane
-                walks.append((tenant, walk))
+                visited_tenants.append((tenant, lanes))
 
     def _ready_tenants(self) -> Iterator[int]:
         last_turn, tenant = -1, -1
@@ -240,7 +245,8 @@ class FairOrder:
 
     def running_leases(self, lane: LaneRow) -> tuple[int, int | None]:
         """Return how many leases of a half-open lane run, and when the first of them ends."""
-        # The count stops at the number of probes, because callers only compare it with that.
+        # Half-open: the parking has ended, and up to `probes` tasks may be leased. The count stops
+        # at `probes`, because callers only compare it with that number.
         parameters = (lane.id, self._tx.now, lane.probes)
         [(count, first_end)] = self._tx.execute(_RUNNING_LEASES, parameters)
         return count, first_end
@@ -248,6 +254,7 @@ class FairOrder:
     def record_served(self, served_lanes: Collection[int]) -> None:
         """Move served lanes to the end of the rotation; remove lanes that have no more tasks."""
         tx = self._tx
+        # Each served lane gets the next turn, so `last_turn` orders lanes by when they were served.
         turn = old_turn = tx.execute("SELECT value FROM meta WHERE name = 'turn'").fetchone()[0]
         turn_of_tenant: dict[int, int] = {}
         for lane in self._visited:
@@ -266,7 +273,7 @@ class FairOrder:
     def _update_schedule(self, lane: LaneRow) -> None:
         """Remove a lane from the rotation, unless a claim could lease more of its tasks now."""
         horizon_end, now = self._check_until
-        lane.due_at, lane.lease_end_at = self._tx.execute(_EARLIEST_OF_LANE, (lane.id,)).fetchone()
+        lane.due_at, lane.lease_end_at = self._tx.execute(_TASK_TIMES, (lane.id,)).fetchone()
         if lane.parked_until is not None:
             if lane.parked_until > now:
                 lane.schedule(None, lane.parked_until)
@@ -289,11 +296,11 @@ class FairOrder:
         tx, now = self._tx, self._tx.now
         times: list[int] = []
         for tenant in self._tenants:
-            due_check, expiry_check = tx.execute(_EARLIEST_OF_TENANT, (tenant,)).fetchone()
+            due_check, expiry_check = tx.execute(_EARLIEST_LANE_CHECKS, (tenant,)).fetchone()
             if not tx.execute(_HAS_READY_LANE, (tenant,)).fetchall():
-                tx.execute(_SCHEDULE_TENANT, (due_check, expiry_check, tenant))
+                tx.execute(_SUSPEND_TENANT, (due_check, expiry_check, tenant))
             elif tenant in self._finished_tenants:
-                # All ready lanes of the tenant are in `skip`. The tenant stays ready, therefore
+                # All ready lanes of the tenant are skipped. The tenant stays ready, therefore
                 # `_earliest_check` below does not see its sleeping lanes.
                 times += self._claim_times(due_check, expiry_check)
         if any(lane.ready for lane in self._visited):
@@ -307,20 +314,20 @@ class FairOrder:
     def _earliest_check(self, index: int) -> int | None:
         """Return the earliest time in a column of `_CHECK_COLUMNS`, among sleeping tenants.
 
-        The check time of a tenant is a lower bound: it is not raised when the check times of its
-        lanes are. A time that is too early is corrected here, for a bounded number of tenants.
+        The check time of a tenant is a lower bound: it stays the same when those of its lanes
+        become later. A time that is too early is corrected here, for a few tenants.
         """
         execute = self._tx.execute
         earliest: int | None = None
-        for _ in range(_PAGE_SIZE):
-            row = execute(_EARLIEST_TENANT[index]).fetchone()
+        for _ in range(_MAX_TENANTS_CORRECTED):
+            row = execute(_NEXT_SLEEPING_TENANT[index]).fetchone()
             if row is None:
                 return None
             earliest, tenant = row
-            exact = execute(_EARLIEST_OF_TENANT, (tenant,)).fetchone()
-            if exact[index] == earliest:
+            exact_checks = execute(_EARLIEST_LANE_CHECKS, (tenant,)).fetchone()
+            if exact_checks[index] == earliest:
                 break
-            execute(_SCHEDULE_TENANT, (*exact, tenant))
+            execute(_SUSPEND_TENANT, (*exact_checks, tenant))
         return earliest
 
     def _claim_times(self, due_check: int | None, expiry_check: int | None) -> list[int]:

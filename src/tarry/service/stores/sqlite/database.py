@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     """The value of an operation or query, or the error that it raised."""
 
 IN_MEMORY = ":memory:"
-"""Path of a database in memory: it belongs to one connection, and is lost when that is closed."""
+"""Path of a database in memory, which is lost when its only connection is closed."""
 _MIN_SQLITE_VERSION = (3, 38, 0)  # the first in which the JSON functions are always built in
 _BUSY_TIMEOUT_MS = 5_000
 _READS_PER_TRANSACTION = 8
@@ -91,8 +91,8 @@ def _database_error_code(error: BaseException) -> int | None:
 class Database:
     """One connection to the file at `path`; `clock` returns epoch milliseconds.
 
-    The connection is opened on first use, and again after an error that it may have caused, so that
-    the store works again as soon as the cause is gone.
+    The connection is opened on first use. It is closed after an error that it may have caused, and
+    opened again for the next operation.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Database:
         self._is_on_disk = path != IN_MEMORY
         self._wal_path = f"{os.path.realpath(path)}-wal"
         self._truncate_wal_above = MAX_WAL_BYTES
-        self._opened: tuple[sqlite3.Connection, InternedNames] | None = None
+        self._connection_and_names: tuple[sqlite3.Connection, InternedNames] | None = None
         """The open connection and its cache of names; None while the file is closed."""
         self._file_id: tuple[int, int] | None = None
         """Device and inode of the file when it was opened."""
@@ -136,36 +136,36 @@ class Database:
 
     def open(self) -> tuple[sqlite3.Connection, InternedNames]:
         """Return the connection and its cache of names; open the file if it is not open."""
-        if self._file_id is not None and self._file_id != _file_id(self.path):
-            # SQLite would not notice, and would write to a file that no other process can see.
+        if self._file_id is not None and self._file_id != _read_file_id(self.path):
+            # SQLite would continue to write to the old file, which no other process can see.
             raise StoreUnavailable(
                 f"the store {self.path} is unavailable: its file was moved or deleted while it was "
                 "open; put it back, or restart to use the file that is there now"
             )
-        if self._opened is None:
+        if self._connection_and_names is None:
             connection = connect(self.path)
-            self._file_id = _file_id(self.path) if self._is_on_disk else None
+            self._file_id = _read_file_id(self.path) if self._is_on_disk else None
             token = None
             if self.worker_lock is not None:
                 self.worker_lock.acquire()
                 token = self.worker_lock.token
-            self._opened = connection, InternedNames(connection, token)
-        return self._opened
+            self._connection_and_names = connection, InternedNames(connection, token)
+        return self._connection_and_names
 
     def prepare(self) -> None:
         """Create the file and acquire the worker lock, before the writer process opens the file."""
         try:
             self.open()
-        except Exception as error:  # noqa: BLE001 - raised as an error of the port
+        except Exception as error:  # noqa: BLE001 - raised again below
             raise self._translate(error) from None
         finally:
             self.close()
 
     def close(self) -> None:
         """Close the file; the next operation opens it again."""
-        if self._opened is not None:
-            connection, _ = self._opened
-            self._opened = None
+        if self._connection_and_names is not None:
+            connection, _ = self._connection_and_names
+            self._connection_and_names = None
             connection.close()
 
     def _run_transaction(self, operations: Sequence[Operation]) -> list[Any]:
@@ -191,7 +191,7 @@ class Database:
             self._truncate_wal_above = MAX_WAL_BYTES
         if size <= self._truncate_wal_above:
             return
-        # If a long read, such as a backup, prevents this, the next try is made after more growth.
+        # If a long read, such as a backup, prevents this, the WAL must grow before the next try.
         self._truncate_wal_above = size + MAX_WAL_BYTES
         [(timeout,)] = connection.execute("PRAGMA busy_timeout").fetchall()
         connection.execute(f"PRAGMA busy_timeout = {_CHECKPOINT_TIMEOUT_MS}")
@@ -224,9 +224,9 @@ class Database:
 
     def _roll_back(self, error: Exception) -> None:
         """Roll back the transaction that failed; close the connection if it is no longer usable."""
-        if self._opened is None:
+        if self._connection_and_names is None:
             return
-        connection, names = self._opened
+        connection, names = self._connection_and_names
         names.clear()
         is_usable = _database_error_code(error) in _CONNECTION_USABLE_CODES
         try:
@@ -234,7 +234,7 @@ class Database:
                 connection.execute("ROLLBACK")
         except sqlite3.Error:
             is_usable = False
-        # A database in memory keeps its connection whatever happens: closing it deletes the data.
+        # The connection to a database in memory stays open: closing it would delete the data.
         if self._is_on_disk and not is_usable:
             self.close()
 
@@ -249,7 +249,7 @@ class Database:
         return unavailable
 
 
-def _file_id(path: StorePath) -> tuple[int, int] | None:
+def _read_file_id(path: StorePath) -> tuple[int, int] | None:
     """Return the device and inode of a file, or None if it does not exist."""
     try:
         status = os.stat(path)  # noqa: PTH116 - called often, and faster than Path.stat
@@ -275,11 +275,11 @@ def _connect(path: StorePath) -> sqlite3.Connection:
         path,
         timeout=_BUSY_TIMEOUT_MS / 1000,
         isolation_level=None,  # `Database` begins and ends transactions itself
-        check_same_thread=False,  # opened and closed by one thread, used by another
+        check_same_thread=False,  # one thread opens and closes it, another uses it
         cached_statements=1024,  # all sizes of all multi-row statements
     )
     try:
-        _prepare(connection, path)
+        _configure(connection, path)
     except BaseException as error:
         connection.close()
         if _database_error_code(error) == sqlite3.SQLITE_NOTADB:
@@ -289,7 +289,7 @@ def _connect(path: StorePath) -> sqlite3.Connection:
     return connection
 
 
-def _prepare(connection: sqlite3.Connection, path: StorePath) -> None:
+def _configure(connection: sqlite3.Connection, path: StorePath) -> None:
     for pragma in (
         "synchronous = FULL",  # COMMIT returns when the changes are on the disk
         "fullfsync = ON",  # macOS would otherwise leave them in the cache of the drive

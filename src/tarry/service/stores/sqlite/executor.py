@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
     Group = list[Entry[Any]]
 
-_MAX_GROUP_WEIGHT = 2_000
+_MAX_GROUP_WEIGHT = 2_000  # changed tasks
 MAX_PENDING = 50_000
 """Backpressure limit: the approximate number of changed tasks that may wait for the disk."""
 
 
 class Executor(GroupCommit[Any]):
-    """Takes operations on the event loop, and sets the results of their futures there."""
+    """Takes operations, and sets the results of their futures, on the event loop."""
 
     def __init__(self, max_group_weight: int) -> None:
         super().__init__(max_weight=max_group_weight, max_pending=MAX_PENDING, may_exceed=True)
@@ -44,16 +44,16 @@ class Executor(GroupCommit[Any]):
         return future
 
     def _overload_error(self) -> Exception:
-        # The port's error, so that callers treat a slow disk as they treat a missing one.
+        # The error for a missing disk, so that callers treat a slow disk in the same way.
         msg = f"the store is slow: {self.pending:,} changes wait for the disk already"
         return StoreUnavailable(msg)
 
     def _start_soon(self) -> None:
         # In the next iteration, not now: the answers of a group wake callers, which submit their
         # next operations in that iteration. One transaction for all of them saves an fsync.
-        self._loop.call_soon(self._start)
+        self._loop.call_soon(self._start_group)
 
-    def _start(self) -> None:
+    def _start_group(self) -> None:
         self._is_start_scheduled = False
         if self._can_start():
             self._run_group(self._take_group())
@@ -61,17 +61,17 @@ class Executor(GroupCommit[Any]):
 
     @abstractmethod
     def _run_group(self, group: Group) -> None:
-        """Start a group elsewhere; `_answer` is called on the event loop when it is done."""
+        """Start a group elsewhere; `_set_answers` is called on the event loop when it is done."""
 
     async def close(self) -> None:
         """Return when all operations are done; the executor cannot be used again."""
-        # Not `while self.pending`: operations that change no task have a weight of 0. And not
-        # `await` on their futures: the future of a cancelled caller is done before its group is.
+        # `self.pending` would not do: operations that change no task have a weight of 0. Nor would
+        # the futures: the future of a cancelled caller is done before its group is.
         while self._in_flight or self._waiting:
             self._group_done.clear()
             await self._group_done.wait()
 
-    def _answer(self, group: Group, answers: Sequence[Answer]) -> None:
+    def _set_answers(self, group: Group, answers: Sequence[Answer]) -> None:
         """Set the results of a group, then start the next one."""
         self._end_group(group)
         self._group_done.set()
@@ -87,7 +87,7 @@ class Executor(GroupCommit[Any]):
 
 
 class ThreadExecutor(Executor):
-    """Runs groups in a thread, with `run`."""
+    """Runs groups in a thread, by calling `run` with the operations of a group."""
 
     def __init__(self, name: str, run: Callable[[Sequence[Any]], list[Answer]]) -> None:
         super().__init__(_MAX_GROUP_WEIGHT)
@@ -105,11 +105,11 @@ class ThreadExecutor(Executor):
         self._groups.put(None)
         await self._loop.run_in_executor(None, self._thread.join)
 
-    def _run_groups(self) -> None:  # in the thread
+    def _run_groups(self) -> None:  # runs in the thread
         while (group := self._groups.get()) is not None:
             try:
                 answers = self._run([entry.work for entry in group])
             except Exception as error:  # noqa: BLE001 - else its callers would wait for ever
                 answers = [(None, error) for _ in group]
             with suppress(RuntimeError):  # the loop is closed: no caller waits any more
-                self._loop.call_soon_threadsafe(self._answer, group, answers)
+                self._loop.call_soon_threadsafe(self._set_answers, group, answers)

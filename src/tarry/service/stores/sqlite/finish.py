@@ -15,11 +15,11 @@ from tarry.service.stores.sqlite.queries import encode, pack_ids
 from tarry.service.stores.sqlite.transaction import (
     CANCELLED,
     IN_FLIGHT,
-    NULL_NUMBER,
-    NULL_TEXT,
-    NULLABLE_NUMBER,
-    NULLABLE_TEXT,
+    NULL_FOR_NUMBER,
+    NULL_FOR_TEXT,
+    NUMBER_OR_NULL,
     SUCCEEDED,
+    TEXT_OR_NULL,
     MultiRowStatement,
 )
 from tarry.service.stores.sqlite.transitions import log_attempts
@@ -47,7 +47,7 @@ _LANE_COLUMN = 3
 _CONTINUE_TASKS = MultiRowStatement(f"""
 INSERT INTO state (seq, tenant, lane, policy, started_at, status, wake_at, next_attempt_at, worker,
     attempts, previous_delay, restarted, last_kind)
-VALUES [?, 0, 0, 0, 0, ?, ?, ?, {NULLABLE_NUMBER}, ?, {NULLABLE_NUMBER}, ?, ?]
+VALUES [?, 0, 0, 0, 0, ?, ?, ?, {NUMBER_OR_NULL}, ?, {NUMBER_OR_NULL}, ?, ?]
 ON CONFLICT (seq) DO UPDATE SET status = excluded.status, wake_at = excluded.wake_at,
     next_attempt_at = excluded.next_attempt_at, worker = excluded.worker,
     attempts = excluded.attempts, previous_delay = excluded.previous_delay,
@@ -56,7 +56,7 @@ ON CONFLICT (seq) DO UPDATE SET status = excluded.status, wake_at = excluded.wak
 _END_TASKS = MultiRowStatement(f"""
 INSERT INTO state (seq, tenant, lane, policy, started_at, wake_at, next_attempt_at, status,
     finished_at, reason, attempts, previous_delay, restarted, last_kind)
-VALUES [?, 0, 0, 0, 0, 0, 0, ?, ?, {NULLABLE_TEXT}, ?, {NULLABLE_NUMBER}, ?, ?]
+VALUES [?, 0, 0, 0, 0, 0, 0, ?, ?, {TEXT_OR_NULL}, ?, {NUMBER_OR_NULL}, ?, ?]
 ON CONFLICT (seq) DO UPDATE SET status = excluded.status, finished_at = excluded.finished_at,
     reason = excluded.reason, worker = NULL, wake_at = 0, attempts = excluded.attempts,
     previous_delay = excluded.previous_delay, restarted = excluded.restarted,
@@ -68,7 +68,7 @@ class PackedResult(Struct, array_like=True, gc=False):
     """A `TaskResult` as it is sent to the writer process.
 
     It has only the id and the version of the task, and the attempt encoded as the log stores it:
-    270 calls take 75 KB instead of 480 KB.
+    270 results take 75 KB instead of 480 KB.
     """
 
     id: str
@@ -77,7 +77,7 @@ class PackedResult(Struct, array_like=True, gc=False):
     outcome: str | None
     """Outcome of the attempt; None if no attempt is logged."""
     attempt: bytearray
-    """Encoded `AttemptRecord`. The fields after it are those of `TaskResult`."""
+    """Encoded `AttemptRecord`. The fields below are explained in `TaskResult` and `Task`."""
     status: Status
     reason: str | None
     next_attempt_at: int
@@ -88,7 +88,7 @@ class PackedResult(Struct, array_like=True, gc=False):
     callback: Task | None
 
 
-_next_state = attrgetter(*PackedResult.__struct_fields__[5:])
+_get_next_state = attrgetter(*PackedResult.__struct_fields__[5:])
 
 
 def pack_result(result: TaskResult) -> PackedResult:
@@ -96,14 +96,16 @@ def pack_result(result: TaskResult) -> PackedResult:
     task, attempt = result.task, result.attempt
     outcome = None if attempt is None else attempt.outcome
     packed = bytearray() if attempt is None else bytearray(encode(attempt))
-    return PackedResult(task.id, task.tenant, task.version, outcome, packed, *_next_state(result))
+    return PackedResult(
+        task.id, task.tenant, task.version, outcome, packed, *_get_next_state(result)
+    )
 
 
 _decode_states = Decoder(list[tuple[Any, ...]]).decode
 
 
 def finish(tx: Transaction, results: Sequence[PackedResult]) -> list[FinishStatus]:
-    """Log attempts and write next states, for tasks whose version still matches."""
+    """Log the attempts and write the next states of tasks whose version still matches."""
     if len({result.id for result in results}) == len(results):
         return _finish_batch(tx, results)
     # A task has several results. Each must see the version that the previous result has set.
@@ -111,17 +113,17 @@ def finish(tx: Transaction, results: Sequence[PackedResult]) -> list[FinishStatu
 
 
 def _finish_batch(tx: Transaction, results: Sequence[PackedResult]) -> list[FinishStatus]:
-    """Collect the rows that the results change, so that a few statements can write them."""
+    """Write the results of different tasks with a few statements for all."""
     now = tx.now
     statuses: list[FinishStatus] = []
     attempt_rows: list[AttemptRow] = []
-    ended: list[Any] = []
-    continued: list[Any] = []
+    ended_rows: list[Any] = []  # parameters of `_END_TASKS`
+    continued_rows: list[Any] = []  # parameters of `_CONTINUE_TASKS`
     task_counts: dict[tuple[int, int, int, int], int] = {}  # by tenant, lane, policy, new status
     callbacks: list[NewTask] = []
     for result, row in zip(results, _read_states(tx, results), strict=True):
         _, seq, tenant, lane_id, policy, version, cancelling, attempts = row
-        if version != result.version:  # None if the task is not IN_FLIGHT
+        if version != result.version:  # `version` is None if the task is not IN_FLIGHT
             tx.count_superseded(tx.names.tenant_id(result.tenant))
             statuses.append(FinishStatus.SUPERSEDED)
             continue
@@ -130,22 +132,22 @@ def _finish_batch(tx: Transaction, results: Sequence[PackedResult]) -> list[Fini
             attempt_rows.append((tenant, seq, attempts, result.outcome, result.attempt))
         status, delay, due = int(result.status), result.previous_delay, result.next_attempt_at
         is_cancelled = cancelling and status != SUCCEEDED
-        stored_delay = NULL_NUMBER if delay is None else delay
+        stored_delay = NULL_FOR_NUMBER if delay is None else delay
         progress = (attempts, stored_delay, result.backoff_offset, result.last_kind)
         if is_cancelled:
             status = CANCELLED
-            ended += (seq, status, now, NULL_TEXT, *progress)
-        elif status >= SUCCEEDED:
-            reason = NULL_TEXT if result.reason is None else result.reason
-            ended += (seq, status, now, reason, *progress)
+            ended_rows += (seq, status, now, NULL_FOR_TEXT, *progress)
+        elif status >= SUCCEEDED:  # any terminal status
+            reason = NULL_FOR_TEXT if result.reason is None else result.reason
+            ended_rows += (seq, status, now, reason, *progress)
         elif result.kept_lease is None:
-            continued += (seq, status, due, due, NULL_NUMBER, *progress)
+            continued_rows += (seq, status, due, due, NULL_FOR_NUMBER, *progress)
             tx.lane(lane_id).note_due(due)
         else:
             status = IN_FLIGHT  # the worker keeps its lease
             wake_at = max(now, due) + result.kept_lease.length_ms
             worker = tx.names.worker_id(result.kept_lease.worker)
-            continued += (seq, status, wake_at, due, worker, *progress)
+            continued_rows += (seq, status, wake_at, due, worker, *progress)
             tx.lane(lane_id).note_lease(wake_at)
         if status != IN_FLIGHT:
             transition = (tenant, lane_id, policy, status)
@@ -154,8 +156,8 @@ def _finish_batch(tx: Transaction, results: Sequence[PackedResult]) -> list[Fini
             callbacks.append(NewTask(result.callback))
         statuses.append(FinishStatus.CANCELLED if is_cancelled else FinishStatus.DONE)
     log_attempts(tx, attempt_rows)
-    _END_TASKS.execute(tx.execute, ended)
-    _CONTINUE_TASKS.execute(tx.execute, continued)
+    _END_TASKS.execute(tx.execute, ended_rows)
+    _CONTINUE_TASKS.execute(tx.execute, continued_rows)
     for (tenant, lane_id, policy, status), tasks in task_counts.items():
         tx.count_transition(tenant, tx.lane(lane_id), policy, IN_FLIGHT, status, tasks)
     if callbacks:

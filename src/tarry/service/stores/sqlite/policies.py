@@ -13,7 +13,7 @@ from tarry.service.stores.sqlite.queries import decode_row
 if TYPE_CHECKING:
     from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
 
-# Columns as the fields of `PolicyVersion` and `ApiKeyRecord`.
+# The columns are in the order of the fields of `PolicyVersion` and `ApiKeyRecord`.
 _SELECT_POLICY = """
 SELECT n.name, p.id, p.version, p.document, p.created_at
 FROM policy AS p CROSS JOIN tenant AS n ON n.id = p.tenant
@@ -29,9 +29,9 @@ _MAX_LISTED_KEYS = 1000
 def put_policy(
     tx: Transaction,
     policy: PolicyVersion,
-    replace: bool,  # noqa: FBT001 - operations are sent with positional arguments
+    replace: bool,  # noqa: FBT001 - the writer process gets arguments by position
 ) -> tuple[PolicyWriteStatus, PolicyVersion]:
-    """Write a policy, or a new version of it if `replace` is set."""
+    """Add a policy; with `replace`, add a new version of a policy that exists."""
     newest = get_policy(tx, policy.tenant, policy.id)
     if newest is not None:
         if newest.document == policy.document:
@@ -41,9 +41,9 @@ def put_policy(
         last_version = newest.version
     else:
         # Version numbers are never reused: a task may have pinned a version of a deleted policy.
-        number = tx.names.policy_id(policy.tenant, policy.id)
+        policy_row_id = tx.names.policy_id(policy.tenant, policy.id)
         statement = "SELECT deleted_version FROM policy_use WHERE id = ?"
-        [(last_version,)] = tx.execute(statement, (number,))
+        [(last_version,)] = tx.execute(statement, (policy_row_id,))
     new = copy_with(policy, version=last_version + 1, created_at=tx.now)
     tx.execute(
         "INSERT INTO policy (tenant, id, version, document, created_at) VALUES (?, ?, ?, ?, ?)",
@@ -57,15 +57,15 @@ def get_policy(
 ) -> PolicyVersion | None:
     """Return a version of a policy, by default the newest."""
     statement = _NEWEST_VERSION if version is None else _ONE_VERSION
-    versions = () if version is None else (version,)
-    row = tx.execute(statement, (tenant, policy_id, *versions)).fetchone()
+    version_parameter = () if version is None else (version,)
+    row = tx.execute(statement, (tenant, policy_id, *version_parameter)).fetchone()
     return None if row is None else decode_row(row, PolicyVersion)
 
 
 def list_policies(
     tx: ReadTransaction, tenant: str, cursor: str | None = None, limit: int = 100
 ) -> Page[PolicyVersion]:
-    """List the newest version of each policy, by id; the cursor is the last id of a page."""
+    """List the newest version of each policy; the cursor is the last id of the previous page."""
     policies: list[PolicyVersion] = []
     after = cursor or ""
     while row := tx.execute(_NEXT_POLICY, (tenant, after)).fetchone():
@@ -77,14 +77,14 @@ def list_policies(
 
 
 def delete_policy(tx: Transaction, tenant: str, policy_id: str) -> PolicyWriteStatus:
-    """Delete all versions of a policy, unless live tasks use it."""
+    """Delete all versions of a policy, unless tasks that are not terminal use it."""
     newest = get_policy(tx, tenant, policy_id)
     if newest is None:
         return PolicyWriteStatus.MISSING
-    tx.flush()  # the number of live tasks is read with SQL
-    number = tx.names.policy_id(tenant, policy_id)
+    tx.flush()  # the statement below reads `live_tasks` from the file
+    policy_row_id = tx.names.policy_id(tenant, policy_id)
     delete_if_unused = "UPDATE policy_use SET deleted_version = ? WHERE id = ? AND live_tasks <= 0"
-    if not tx.execute(delete_if_unused, (newest.version, number)).rowcount:
+    if not tx.execute(delete_if_unused, (newest.version, policy_row_id)).rowcount:
         return PolicyWriteStatus.CONFLICT
     tenant_id = tx.names.tenant_id(tenant)
     tx.execute("DELETE FROM policy WHERE tenant = ? AND id = ?", (tenant_id, policy_id))
@@ -105,8 +105,8 @@ def find_key(tx: ReadTransaction, digest: bytes) -> ApiKeyRecord | None:
 
 def list_keys(tx: ReadTransaction, tenant: str | None = None) -> list[ApiKeyRecord]:
     """List the API keys of a tenant, or of all tenants (None)."""
-    where, names = ("", ()) if tenant is None else ("WHERE tenant = ?", (tenant,))
-    rows = tx.execute(f"{_SELECT_KEY} {where} ORDER BY id LIMIT {_MAX_LISTED_KEYS}", names)
+    where, parameters = ("", ()) if tenant is None else ("WHERE tenant = ?", (tenant,))
+    rows = tx.execute(f"{_SELECT_KEY} {where} ORDER BY id LIMIT {_MAX_LISTED_KEYS}", parameters)
     return [decode_row(row, ApiKeyRecord) for row in rows]
 
 

@@ -39,7 +39,7 @@ STATUS, WAKE_AT, _CANCELLING, SEQ = 12, 22, 23, 26
 """Positions of columns of `SELECT_TASK`."""
 
 MAX_SCANNED_ROWS = 2000
-"""Maximum number of rows that are read for one page of a filtered list, which may then be short."""
+"""Maximum number of rows that are read for one page of a filtered list. The page may be short."""
 DAY_MS = 86_400_000
 _AFTER_ALL_ROWS = 1 << 62  # greater than every row id
 _CURSOR_PATTERN = re.compile(r"[0-9]{1,18}", re.ASCII)
@@ -68,9 +68,9 @@ ORDER BY seq DESC LIMIT ?3
 }
 # Live tasks, and the tasks of each terminal status, can be read newest first from a range of an
 # index. A list of all tasks merges these ranges by `seq`, which is column 1.
-_TASK_RANGES = [f"SELECT * FROM ({text})" for text in (_LIVE_TASKS, *_TERMINAL_TASKS.values())]
+_TASK_RANGES = [f"SELECT * FROM ({query})" for query in (_LIVE_TASKS, *_TERMINAL_TASKS.values())]
 _ALL_TASKS = " UNION ALL ".join(_TASK_RANGES) + " ORDER BY 1 DESC LIMIT ?3"
-# Columns as the fields of `LaneRecord`.
+# The columns are in the order of the fields of `LaneRecord`.
 _SELECT_LANE = """
 SELECT l.name, n.name, l.parked_until, l.probes, l.opened, l.paused, l.pending, l.in_flight, l.dead,
        l.served_at
@@ -162,8 +162,8 @@ def list_tasks(
         statement = _ALL_TASKS
     else:
         statement = _TERMINAL_TASKS.get(query.status, _LIVE_TASKS)
-    # The statement selects by tenant, and by status if that is terminal. With any other filter, not
-    # every row that it returns belongs to the page.
+    # The statement selects by tenant, and by status if the status is terminal. With any other
+    # filter, not every row that the statement returns belongs to the page.
     is_live_status = query.status is not None and not query.status.is_terminal
     is_filtered = is_live_status or (lane, policy, query.reason) != (None, None, None)
     max_rows = max(MAX_SCANNED_ROWS, limit + 1) if is_filtered else limit + 1
@@ -208,13 +208,13 @@ def resolve_names(
 
 def counters(tx: ReadTransaction, tenant: str | None = None) -> Counters:
     """Return the number of tasks for each status, of one tenant or of all (None)."""
-    where, names = ("", ()) if tenant is None else ("WHERE name = ?", (tenant,))
-    row = tx.execute(f"SELECT {_COUNTERS} FROM tenant {where}", names).fetchone()
+    where, parameters = ("", ()) if tenant is None else ("WHERE name = ?", (tenant,))
+    row = tx.execute(f"SELECT {_COUNTERS} FROM tenant {where}", parameters).fetchone()
     return Counters({status: row[status] for status in Status}, row[len(Status)])
 
 
 def series(tx: ReadTransaction, tenant: str | None, since: int) -> list[SeriesPoint]:
-    """Return the outcomes of attempts by minute, from the minute of `since` or a day ago on."""
+    """Return the outcomes of attempts by minute, from the minute of `since`, for up to a day."""
     since = max(since - since % MINUTE_MS, tx.now - DAY_MS)
     points: list[SeriesPoint] = []
     for minute, outcome, count in tx.execute(_SERIES, (tenant, since)):
@@ -238,7 +238,7 @@ def list_lanes(
     if tenant is not None:
         where += " AND l.tenant = (SELECT id FROM tenant WHERE name = ?3)"
     statement = f"{_SELECT_LANE} {where} ORDER BY l.name LIMIT ?2"
-    names = () if tenant is None else (tenant,)
-    rows = tx.execute(statement, (cursor or "", limit + 1, *names)).fetchall()
+    tenant_parameter = () if tenant is None else (tenant,)
+    rows = tx.execute(statement, (cursor or "", limit + 1, *tenant_parameter)).fetchall()
     lanes = [decode_row(row, LaneRecord) for row in rows[:limit]]
     return Page(lanes, lanes[-1].name if len(rows) > limit and lanes else None)

@@ -13,7 +13,7 @@ integer (see `InternedNames` in `transaction`).
 Every index serves one query, because each index of `state` makes every transition more expensive:
 
     state_due, state_leased      claim: due tasks and expired leases of a lane
-    state_live, state_ended      list of a tenant's tasks; claims and retries do not change them
+    state_live, state_ended      list of a tenant's tasks; claims and retries do not write them
     state_swept                  retention: terminal tasks by the time they finished
     lane_due_check, lane_expiry_check, tenant_due_check, tenant_expiry_check
                                  claim: lanes and tenants that may have tasks by now

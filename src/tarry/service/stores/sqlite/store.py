@@ -1,9 +1,9 @@
-"""`SqliteStore`: the store port on a SQLite database.
+"""`SqliteStore`: implements `tarry.service.store.Store` with a SQLite database.
 
 Reads run on a second connection, so that they do not wait for commits.
 """
 
-# ruff: noqa: D102 - the methods are documented in the port, `tarry.service.store.Store`
+# ruff: noqa: D102 - the methods are documented in `tarry.service.store.Store`
 
 from __future__ import annotations
 
@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from types import CoroutineType
 
-    from tarry.service import model
-    from tarry.service import store as port
+    from tarry.service import model, store
     from tarry.service.stores.sqlite.database import Clock
     from tarry.service.stores.sqlite.executor import Executor
     from tarry.service.stores.sqlite.schema import StorePath
@@ -53,7 +52,7 @@ _LEASES_PER_RECOVERY = 1000
 
 
 def _write_method(run: Callable[Concatenate[Transaction, P], T]) -> _Method[P, T]:
-    """Return a method of the port that runs one operation in a write transaction."""
+    """Return a method of `SqliteStore` that runs one operation in a write transaction."""
 
     async def method(self: SqliteStore, /, *arguments: P.args, **named: P.kwargs) -> T:
         return await self.write(OperationCall(run, *arguments, **named))
@@ -62,7 +61,7 @@ def _write_method(run: Callable[Concatenate[Transaction, P], T]) -> _Method[P, T
 
 
 def _read_method(run: Callable[Concatenate[ReadTransaction, P], T]) -> _Method[P, T]:
-    """Return a method of the port that runs one query in a read transaction."""
+    """Return a method of `SqliteStore` that runs one query in a read transaction."""
 
     async def method(self: SqliteStore, /, *arguments: P.args, **named: P.kwargs) -> T:
         return await self.read(lambda tx: run(tx, *arguments, **named))
@@ -74,7 +73,7 @@ class SqliteStore:
     """A store in the SQLite file at `path`, which is created if it is missing.
 
     `clock` returns epoch milliseconds. Several processes of one machine may use one file. With
-    `writer_process`, another process does the writing, on the clock of the machine. The path
+    `writer_process`, another process does the writing, with the machine's clock. The path
     `IN_MEMORY` keeps everything in the memory of this process until the store is closed.
     """
 
@@ -120,7 +119,7 @@ class SqliteStore:
     async def write(self, operation: Callable[[Transaction], T], weight: int = 1) -> T:
         """Run an operation in a transaction that is durable before this returns.
 
-        `weight` is the approximate number of tasks that it changes. It limits groups and queue.
+        `weight` is the approximate number of changed tasks. It counts for the limits of the queue.
         """
         return await _submit(self._writer, operation, weight)
 
@@ -130,24 +129,24 @@ class SqliteStore:
 
     async def add(
         self,
-        tasks: Sequence[port.NewTask],
-        lease: port.Lease | None = None,
+        tasks: Sequence[store.NewTask],
+        lease: store.Lease | None = None,
         *,
         quota: int | None = None,
-    ) -> list[port.AddResult]:
+    ) -> list[store.AddResult]:
         results = await self.write(OperationCall(add.add, tasks, lease, quota), len(tasks))
         return add.to_add_results(tasks, lease, results)
 
     async def claim(
-        self, lease: port.Lease, *, limit: int, per_lane: int, skip: Collection[str] = ()
-    ) -> port.ClaimResult:
+        self, lease: store.Lease, *, limit: int, per_lane: int, skip: Collection[str] = ()
+    ) -> store.ClaimResult:
         return await self.write(OperationCall(claim.claim, lease, limit, per_lane, skip), limit)
 
-    async def finish(self, results: Sequence[port.TaskResult]) -> list[port.FinishStatus]:
+    async def finish(self, results: Sequence[store.TaskResult]) -> list[store.FinishStatus]:
         packed = [finish.pack_result(result) for result in results]
         return await self.write(OperationCall(finish.finish, packed), len(packed))
 
-    async def release(self, leases: Sequence[port.Release]) -> list[port.FinishStatus]:
+    async def release(self, leases: Sequence[store.Release]) -> list[store.FinishStatus]:
         return await self.write(OperationCall(transitions.release, leases), len(leases))
 
     get_task = _read_method(queries.get_task)
@@ -205,7 +204,7 @@ class SqliteStore:
     async def replay_step(self, replay_id: str, limit: int) -> model.ReplayRecord | None:
         return await self.write(OperationCall(terminal_tasks.replay_step, replay_id, limit), limit)
 
-    async def purge(self, tenant: str, query: port.TaskFilter, limit: int) -> int:
+    async def purge(self, tenant: str, query: store.TaskFilter, limit: int) -> int:
         """Delete in steps, so that other operations can run in between."""
         total, after = 0, 0
         while total < limit:
@@ -217,15 +216,15 @@ class SqliteStore:
             after = cursor
         return total
 
-    async def sweep(self, retention: port.Retention, limit: int) -> port.SweepResult:
+    async def sweep(self, retention: store.Retention, limit: int) -> store.SweepResult:
         return await self.write(OperationCall(terminal_tasks.sweep, retention, limit), limit)
 
     async def forget_orphans(self, refs: Sequence[str]) -> None:
         await self.write(OperationCall(terminal_tasks.forget_orphans, refs), len(refs))
 
 
-async def _submit(executor: Executor | None, work: Callable[[Any], T], weight: int) -> T:
+async def _submit(executor: Executor | None, operation: Callable[[Any], T], weight: int) -> T:
     if executor is None:
         raise StoreUnavailable("the store is not open: call open() first")
-    result: T = await executor.submit(work, weight)
+    result: T = await executor.submit(operation, weight)
     return result

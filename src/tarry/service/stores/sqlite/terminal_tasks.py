@@ -93,16 +93,16 @@ def find_dead_letters(
 def purge(
     tx: Transaction, tenant: str, query: TaskFilter, after: int, limit: int
 ) -> tuple[int, int | None]:
-    """Delete matching dead letters among the next rows; return their number and the cursor."""
+    """Delete matching dead letters after a row id; return their number and the next row id."""
     if query.status not in {None, Status.EXHAUSTED}:
         return 0, None
     replay = ReplayRecord(
         id="", tenant=tenant, lane=query.lane, policy_id=query.policy_id, reason=query.reason
     )
-    rows, cursor = find_dead_letters(tx, replay, after, limit)
-    for ids in rows:
+    dead_letters, cursor = find_dead_letters(tx, replay, after, limit)
+    for ids in dead_letters:
         _delete_task(tx, ids, EXHAUSTED)
-    return len(rows), cursor
+    return len(dead_letters), cursor
 
 
 def start_replay(tx: Transaction, replay: ReplayRecord) -> ReplayRecord:
@@ -130,12 +130,12 @@ def list_replays(
     tx: ReadTransaction, *, running: bool, tenant: str | None = None
 ) -> list[ReplayRecord]:
     """List all replays, newest first, or only running replays by their due time."""
-    of_tenant = "" if tenant is None else "AND tenant = ?"
+    tenant_condition = "" if tenant is None else "AND tenant = ?"
     if running:
-        source = f"replay INDEXED BY replay_running WHERE running = 1 {of_tenant}"
+        source = f"replay INDEXED BY replay_running WHERE running = 1 {tenant_condition}"
         order = "next_at, id"
     else:
-        source, order = f"replay WHERE true {of_tenant}", "created_at DESC, id DESC"
+        source, order = f"replay WHERE true {tenant_condition}", "created_at DESC, id DESC"
     statement = f"SELECT job FROM {source} ORDER BY {order} LIMIT {_MAX_LISTED_REPLAYS}"
     rows = tx.execute(statement, () if tenant is None else (tenant,))
     return [_decode_replay(job) for (job,) in rows]
@@ -147,17 +147,17 @@ def replay_step(tx: Transaction, replay_id: str, limit: int) -> ReplayRecord | N
     if replay is None or replay.status != "running" or replay.next_at > tx.now:
         return replay
     after = 0 if replay.cursor is None else parse_cursor(replay.cursor)
-    rows, cursor = find_dead_letters(tx, replay, after, limit)
-    for ids in rows:
+    dead_letters, cursor = find_dead_letters(tx, replay, after, limit)
+    for ids in dead_letters:
         revive_dead_letter(tx, ids)
-    replay.replayed += len(rows)
-    replay.next_at = next_replay_step_at(replay, len(rows), tx.now)
+    replay.replayed += len(dead_letters)
+    replay.next_at = next_replay_step_at(replay, len(dead_letters), tx.now)
     if cursor is not None:
         replay.cursor = str(cursor)
-    elif len(rows) < limit:
+    elif len(dead_letters) < limit:
         replay.status, replay.finished_at = "done", tx.now
     else:
-        replay.cursor = str(rows[-1][0])
+        replay.cursor = str(dead_letters[-1][0])
     _update_replay(tx, replay)
     return replay
 
@@ -178,9 +178,9 @@ def _update_replay(tx: Transaction, replay: ReplayRecord) -> None:
 
 
 def sweep(tx: Transaction, retention: Retention, limit: int) -> SweepResult:
-    """Delete expired tasks, replays and points of the time series, up to `limit` of each."""
+    """End leases of dead processes; delete expired tasks, replays and series; `limit` of each."""
     has_more_leases = recover_leases(tx, limit)
-    # Dead letters of a tenant with a running replay stay: the replay has counted them already.
+    # Dead letters of a tenant with a running replay are kept: the replay has counted them.
     tenants = {name for (name,) in tx.execute(_TENANTS_WITH_REPLAYS, (_MAX_TENANTS_WITH_REPLAYS,))}
     tenants_with_replays = json.dumps([tx.names.tenant_id(name) for name in tenants])
     expired: list[Sequence[int]] = []
@@ -213,10 +213,10 @@ def _delete_task(tx: Transaction, ids: TaskIds, status: int) -> None:
 
 
 def orphans(tx: ReadTransaction, limit: int) -> list[str]:
-    """Return references to bodies whose task was deleted."""
+    """Return references to bodies in object storage whose task was deleted."""
     return [ref for (ref,) in tx.execute("SELECT ref FROM orphan LIMIT ?", (limit,))]
 
 
 def forget_orphans(tx: Transaction, refs: Sequence[str]) -> None:
-    """Forget references to bodies that have been deleted."""
+    """Delete references to bodies that were deleted from object storage."""
     tx.executemany("DELETE FROM orphan WHERE ref = ?", [(ref,) for ref in refs])

@@ -19,7 +19,7 @@ with the store:
 * `sqlite3` looks for an adapter for every parameter that is not an int, float, str or bytearray,
   which costs about ten times as much as binding it. So bytes are passed as bytearray, and
   parameters that are mostly None are passed as a sentinel that SQL turns into NULL
-  (`NULLABLE_NUMBER`, `NULLABLE_TEXT`).
+  (`NULL_FOR_NUMBER`, `NULL_FOR_TEXT`).
 """
 
 from __future__ import annotations
@@ -51,13 +51,12 @@ _MAX_CACHED_NAMES = 100_000
 
 _CHUNK_SIZES = (64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
 """Numbers of rows for which a statement exists. Preparing a statement takes longer than running it
-twice, so there are only twelve, which stay in the statement cache; most batches need two of them.
-"""
+twice, so there are few sizes, and all statements stay cached. Most batches need two of them."""
 
-NULLABLE_NUMBER, NULL_NUMBER = "nullif(?, '')", ""
-"""Placeholder for a number that may be NULL, and the parameter that stands for NULL."""
-NULLABLE_TEXT, NULL_TEXT = "nullif(?, 0)", 0
-"""Placeholder for a text that may be NULL, and the parameter that stands for NULL: a number, which
+NUMBER_OR_NULL, NULL_FOR_NUMBER = "nullif(?, '')", ""
+"""The SQL for a number that may be NULL, and the parameter that stands for NULL."""
+TEXT_OR_NULL, NULL_FOR_TEXT = "nullif(?, 0)", 0
+"""The SQL for a text that may be NULL, and the parameter that stands for NULL: a number, which
 differs from every text, even from '0'."""
 
 
@@ -113,15 +112,15 @@ FROM wanted CROSS JOIN lane AS l ON l.id = wanted.id
 """)
 _WRITE_LANE_COUNTS = MultiRowStatement(f"""
 INSERT INTO lane (id, tenant, name, pending, in_flight, dead, due_at, lease_end_at)
-VALUES [?, 0, '', ?, ?, ?, {NULLABLE_NUMBER}, {NULLABLE_NUMBER}]
+VALUES [?, 0, '', ?, ?, ?, {NUMBER_OR_NULL}, {NUMBER_OR_NULL}]
 ON CONFLICT (id) DO UPDATE SET pending = excluded.pending, in_flight = excluded.in_flight,
     dead = excluded.dead, due_at = excluded.due_at, lease_end_at = excluded.lease_end_at
 """)
 _WRITE_LANE_SCHEDULES = MultiRowStatement(f"""
 INSERT INTO lane (id, tenant, name, parked_until, probes, opened, paused, served_at, last_turn,
     due_check_at, expiry_check_at, ready)
-VALUES [?, 0, '', {NULLABLE_NUMBER}, ?, ?, ?, {NULLABLE_NUMBER}, ?, {NULLABLE_NUMBER},
-    {NULLABLE_NUMBER}, ?]
+VALUES [?, 0, '', {NUMBER_OR_NULL}, ?, ?, ?, {NUMBER_OR_NULL}, ?, {NUMBER_OR_NULL},
+    {NUMBER_OR_NULL}, ?]
 ON CONFLICT (id) DO UPDATE SET parked_until = excluded.parked_until, probes = excluded.probes,
     opened = excluded.opened, paused = excluded.paused, served_at = excluded.served_at,
     last_turn = excluded.last_turn, due_check_at = excluded.due_check_at,
@@ -166,7 +165,7 @@ class LaneRow(msgspec.Struct, gc=False, array_like=True):
             self.reschedule()
 
     def reschedule(self) -> None:
-        """Update the check times of the lane; a ready lane stays in the rotation, without any."""
+        """Update the check times of a lane that is asleep; a ready lane needs none."""
         if self.ready:
             return
         due_check, expiry_check = self.due_at, self.lease_end_at
@@ -197,10 +196,10 @@ _decode_lanes = msgspec.json.Decoder(list[LaneRow]).decode
 
 
 class InternedNames:
-    """Maps tenants, lanes, policies and workers to the small integers by which rows refer to them.
+    """Maps tenants, lanes, policies and workers to the ids (integers) by which rows refer to them.
 
-    A name keeps its number for ever. So cached numbers stay valid although other processes write to
-    the file, except numbers that a failed transaction has assigned. `lock_token` is the token of
+    A name keeps its id for ever. So cached ids stay valid although other processes write to the
+    file, except ids that a failed transaction has assigned. `lock_token` is the token of
     this process's `WorkerLock`; None if it has no lock.
     """
 
@@ -214,7 +213,7 @@ class InternedNames:
         self._cache.clear()
 
     def tenant_id(self, name: str) -> int:
-        """Return the number of a tenant."""
+        """Return the id of a tenant."""
         return self._cache.get(name) or self._find_or_insert(
             name,
             "SELECT id FROM tenant WHERE name = ?",
@@ -223,7 +222,7 @@ class InternedNames:
         )
 
     def lane_id(self, name: str) -> int:
-        """Return the number of a lane; the tenant is the part of the name before the slash."""
+        """Return the id of a lane; the tenant is the part of the name before the slash."""
         return self._cache.get(("lane", name)) or self._find_or_insert(
             ("lane", name),
             "SELECT id FROM lane WHERE name = ?2",
@@ -232,7 +231,7 @@ class InternedNames:
         )
 
     def policy_id(self, tenant: str, policy: str) -> int:
-        """Return the number of a tenant's policy; the policy itself need not be stored."""
+        """Return the id of a tenant's policy; the policy itself need not be stored."""
         return self._cache.get(("policy", tenant, policy)) or self._find_or_insert(
             ("policy", tenant, policy),
             "SELECT id FROM policy_use WHERE tenant = ? AND policy = ?",
@@ -241,7 +240,7 @@ class InternedNames:
         )
 
     def worker_id(self, name: str) -> int:
-        """Return the number of a worker of this process, stored with the token of its lock."""
+        """Return the id of a worker of this process, stored with the token of its lock."""
         return self._cache.get(("worker", name, "")) or self._find_or_insert(
             ("worker", name, ""),
             "SELECT id FROM worker WHERE name = ? AND lock IS ?",
@@ -252,12 +251,12 @@ class InternedNames:
     def _find_or_insert(
         self, key: str | tuple[str, ...], select: str, insert: str, values: tuple[object, ...]
     ) -> int:
-        """Return the number of a name that is not cached, and cache it."""
+        """Return the id of a name that is not cached, and cache the id."""
         row = self._execute(select, values).fetchone() or self._execute(insert, values).fetchone()
         if len(self._cache) >= _MAX_CACHED_NAMES:
             self._cache.clear()
-        self._cache[key] = number = int(row[0])
-        return number
+        self._cache[key] = name_id = int(row[0])
+        return name_id
 
 
 class ReadTransaction:
@@ -288,10 +287,10 @@ class Transaction(ReadTransaction):
         self._policy_use: dict[int, int] = {}
         """Changes of the number of live tasks that use each policy."""
         self._outcomes: dict[tuple[int, str], int] = {}
-        """Attempts by tenant and outcome."""
+        """Number of attempts by tenant and outcome."""
 
     def lane(self, lane_id: int) -> LaneRow:
-        """Return a lane, which may be changed."""
+        """Return a lane; `flush` writes changes that the caller makes to it."""
         lane = self._lanes.get(lane_id)
         if lane is None:
             self.load_lanes([lane_id])
@@ -318,18 +317,18 @@ class Transaction(ReadTransaction):
         counters = self._tenant_counters.get(tenant)
         if counters is None:
             counters = self._tenant_counters[tenant] = [0] * len(TENANT_COUNTERS)
-        live = 0
+        live_change = 0
         if old is not None:
             counters[old] -= tasks
             if old == PENDING:
                 lane.pending -= tasks
-                live = -tasks
+                live_change = -tasks
                 if not lane.pending:
                     lane.due_at = None
                     lane.reschedule()
             elif old == IN_FLIGHT:
                 lane.in_flight -= tasks
-                live = -tasks
+                live_change = -tasks
                 if not lane.in_flight:
                     lane.lease_end_at = None
                 if not lane.in_flight or lane.parked_until is not None:
@@ -340,14 +339,14 @@ class Transaction(ReadTransaction):
             counters[new] += tasks
             if new == PENDING:
                 lane.pending += tasks
-                live += tasks
+                live_change += tasks
             elif new == IN_FLIGHT:
                 lane.in_flight += tasks
-                live += tasks
+                live_change += tasks
             elif new == EXHAUSTED:
                 lane.dead += tasks
-        if live:
-            self._policy_use[policy] = self._policy_use.get(policy, 0) + live
+        if live_change:
+            self._policy_use[policy] = self._policy_use.get(policy, 0) + live_change
 
     def count_superseded(self, tenant: int) -> None:
         """Count a result that arrived after its lease was lost."""
@@ -366,22 +365,22 @@ class Transaction(ReadTransaction):
         return self._stored_live_tasks[tenant] + changes[PENDING] + changes[IN_FLIGHT]
 
     def flush(self) -> None:
-        """Write the changed lanes and counters, and forget them."""
+        """Write the changed lanes and counters to the file, and empty the caches."""
         counts: list[Any] = []
         schedules: list[Any] = []
         due_checks: dict[int, int] = {}
         expiry_checks: dict[int, int] = {}
         for lane in self._lanes.values():
             counts += (lane.id, lane.pending, lane.in_flight, lane.dead)
-            counts += (_nullable(lane.due_at), _nullable(lane.lease_end_at))
+            counts += (_number_or_null(lane.due_at), _number_or_null(lane.lease_end_at))
             if lane.schedule_changed:
-                schedules += (lane.id, _nullable(lane.parked_until))
+                schedules += (lane.id, _number_or_null(lane.parked_until))
                 schedules += (lane.probes, lane.consecutive_opens, lane.paused)
-                schedules += (_nullable(lane.last_claim_at), lane.last_turn)
+                schedules += (_number_or_null(lane.last_claim_at), lane.last_turn)
                 due_check, expiry_check = lane.due_check_at, lane.expiry_check_at
-                schedules += (_nullable(due_check), _nullable(expiry_check), lane.ready)
-                _lower(due_checks, lane.tenant, due_check)
-                _lower(expiry_checks, lane.tenant, expiry_check)
+                schedules += (_number_or_null(due_check), _number_or_null(expiry_check), lane.ready)
+                _keep_earliest(due_checks, lane.tenant, due_check)
+                _keep_earliest(expiry_checks, lane.tenant, expiry_check)
         _WRITE_LANE_COUNTS.execute(self.execute, counts)
         _WRITE_LANE_SCHEDULES.execute(self.execute, schedules)
         tenant_counters = [(*changes, tenant) for tenant, changes in self._tenant_counters.items()]
@@ -414,10 +413,10 @@ class Transaction(ReadTransaction):
         _ADD_TO_SERIES.execute(self.execute, points)
 
 
-def _nullable(number: int | None) -> int | str:
-    return NULL_NUMBER if number is None else number
+def _number_or_null(number: int | None) -> int | str:
+    return NULL_FOR_NUMBER if number is None else number
 
 
-def _lower(times: dict[int, int], tenant: int, at: int | None) -> None:
+def _keep_earliest(times: dict[int, int], tenant: int, at: int | None) -> None:
     if at is not None:
         times[tenant] = min(times.get(tenant, at), at)

@@ -56,7 +56,7 @@ _INSERT_ATTEMPTS = MultiRowStatement("INSERT INTO attempt (id, log) VALUES [?, ?
 
 
 def release(tx: Transaction, leases: Sequence[Release]) -> list[FinishStatus]:
-    """Put tasks back into the queue that were leased but whose attempt has not started."""
+    """Put leased tasks whose attempt has not started back into the queue."""
     return [_release(tx, lease) for lease in leases]
 
 
@@ -133,7 +133,7 @@ def retry_now(tx: Transaction, tenant: str, task_id: str) -> RetryNowStatus | No
 
 
 def revive_dead_letter(tx: Transaction, ids: TaskIds) -> None:
-    """Make a dead letter due now; the policy no longer counts its attempts."""
+    """Make a dead letter due now; the policy does not count its attempts so far."""
     _make_pending(tx, ids, EXHAUSTED, tx.now, _REVIVE)
 
 
@@ -171,24 +171,24 @@ def recover_leases(tx: Transaction, limit: int) -> bool:
 
 def park(tx: Transaction, lane: str, until: int, probes: int, consecutive_opens: int) -> None:
     """Lease no task of a lane until this time, and afterwards `probes` tasks at a time."""
-    row = tx.lane(tx.names.lane_id(lane))
-    row.parked_until, row.probes, row.consecutive_opens = until, probes, consecutive_opens
-    row.leave_rotation()
+    lane_row = tx.lane(tx.names.lane_id(lane))
+    lane_row.parked_until, lane_row.probes, lane_row.consecutive_opens = until, probes, consecutive_opens
+    lane_row.leave_rotation()
 
 
 def pause(tx: Transaction, lane: str) -> None:
     """Lease no task of a lane until it is resumed."""
-    row = tx.lane(tx.names.lane_id(lane))
-    row.paused = 1
-    row.leave_rotation()
+    lane_row = tx.lane(tx.names.lane_id(lane))
+    lane_row.paused = 1
+    lane_row.leave_rotation()
 
 
 def unpark(tx: Transaction, lane: str) -> None:
     """End the parking of a lane whose downstream has recovered; a paused lane stays paused."""
     for (lane_id,) in tx.execute("SELECT id FROM lane WHERE name = ?", (lane,)):
-        row = tx.lane(lane_id)
-        row.parked_until, row.probes, row.consecutive_opens = None, 0, 0
-        row.leave_rotation()
+        lane_row = tx.lane(lane_id)
+        lane_row.parked_until, lane_row.probes, lane_row.consecutive_opens = None, 0, 0
+        lane_row.leave_rotation()
 
 
 def resume(tx: Transaction, lane: str) -> None:

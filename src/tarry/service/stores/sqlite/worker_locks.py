@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 class WorkerLock:
     """The lock of one open store; also finds the locks of processes that have ended.
 
-    The service holds the lock also for its writer process, to which it passes the `token`.
+    With a writer process, the service holds the lock, and passes the `token` to that process.
     """
 
     def __init__(self, database: str | os.PathLike[str], token: str | None = None) -> None:
         # The real path, so that processes which open the file by another path see the same locks.
         self._path_prefix = Path(f"{os.path.realpath(database)}.worker-")
-        self._file: int | None = None
+        self._descriptor: int | None = None
         self.token: str | None = token
         """The suffix of the lock file; None while no lock is held, or if files cannot be locked."""
 
@@ -39,14 +39,14 @@ class WorkerLock:
         while self.token is None:
             token = uuid4().hex
             try:
-                file = os.open(self._path(token), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+                descriptor = os.open(self._path(token), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
             except OSError:
                 return
-            is_locked = _try_lock(file)
-            if is_locked and os.fstat(file).st_nlink > 0:
-                self._file, self.token = file, token
+            is_locked = _try_lock(descriptor)
+            if is_locked and os.fstat(descriptor).st_nlink > 0:
+                self._descriptor, self.token = descriptor, token
                 return
-            os.close(file)
+            os.close(descriptor)
             if is_locked is None:
                 self._path(token).unlink(missing_ok=True)
                 return
@@ -54,11 +54,11 @@ class WorkerLock:
             # file of a dead process: try again with a new file.
 
     def release(self) -> None:
-        """Release the lock and delete its file; remaining leases count as abandoned."""
-        if self._file is not None:
+        """Release the lock and delete its file; other processes then end remaining leases."""
+        if self._descriptor is not None:
             self._path(str(self.token)).unlink(missing_ok=True)
-            os.close(self._file)
-            self._file = self.token = None
+            os.close(self._descriptor)
+            self._descriptor = self.token = None
 
     def remove_dead(self, tokens: Iterable[str]) -> list[str]:
         """Return the tokens whose process has ended, and delete their lock files."""
@@ -75,26 +75,26 @@ class WorkerLock:
 
     def _remove_if_dead(self, token: str) -> bool:
         try:
-            file = os.open(self._path(token), os.O_RDWR)
+            descriptor = os.open(self._path(token), os.O_RDWR)
         except FileNotFoundError:
             return True
         except OSError:
             return False
         try:
-            if not _try_lock(file):
+            if not _try_lock(descriptor):
                 return False
             self._path(token).unlink(missing_ok=True)
             return True
         finally:
-            os.close(file)
+            os.close(descriptor)
 
 
-def _try_lock(file: int) -> bool | None:
+def _try_lock(descriptor: int) -> bool | None:
     """Lock a file. Return False if another process holds the lock, None if locks do not work."""
     if fcntl is None:
         return None
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
