@@ -72,7 +72,7 @@ async def wait_until_empty(delivery: HttpDelivery) -> int:
     """Wait until all pools are empty; return the number of free connections."""
     pools = list(delivery._pools.values())
     await wait_for(lambda: all(pool.is_empty for pool in pools))
-    return delivery._limit._free
+    return delivery._limit._free_slots
 
 
 async def close_and_wait(delivery: HttpDelivery) -> int:
@@ -80,4 +80,4 @@ async def close_and_wait(delivery: HttpDelivery) -> int:
     pools = list(delivery._pools.values())
     await delivery.close()
     await wait_for(lambda: all(pool.is_empty for pool in pools))
-    return delivery._limit._free
+    return delivery._limit._free_slots

@@ -165,7 +165,7 @@ def test_header_values_are_stripped_of_ascii_spaces() -> None:
         (b"HTTP/1.1 100 Continue\r\n\r\nnonsense\r\n\r\n", "not valid HTTP"),
         (
             KEPT + b"Transfer-Encoding: gzip, chunked\r\n\r\n",
-            "Transfer-Encoding other than chunked",
+            "Transfer-Encoding is not chunked",
         ),
         (CHUNKED.replace(b"\r\n\r\n", b"\r\nContent-Length: 2\r\n\r\n"), "not valid HTTP"),
         (

@@ -172,7 +172,11 @@ def recover_leases(tx: Transaction, limit: int) -> bool:
 def park(tx: Transaction, lane: str, until: int, probes: int, consecutive_opens: int) -> None:
     """Lease no task of a lane until this time, and afterwards `probes` tasks at a time."""
     lane_row = tx.lane(tx.names.lane_id(lane))
-    lane_row.parked_until, lane_row.probes, lane_row.consecutive_opens = until, probes, consecutive_opens
+    lane_row.parked_until, lane_row.probes, lane_row.consecutive_opens = (
+        until,
+        probes,
+        consecutive_opens,
+    )
     lane_row.leave_rotation()
 
 

@@ -293,8 +293,9 @@ def decode_answers(calls: Sequence[OperationCall[Any]], frame: bytes) -> list[An
 def _decode_error(class_name: str, message: str) -> Exception:
     """Return an error of the same class if it is one of tarry's own, else a `RuntimeError`."""
     error_class = getattr(errors, class_name, None)
-    is_known = isinstance(error_class, type)
-    return error_class(message) if is_known else RuntimeError(f"{class_name}: {message}")
+    if isinstance(error_class, type):
+        return cast("Exception", error_class(message))
+    return RuntimeError(f"{class_name}: {message}")
 
 
 def main(path: str, lock_token: str, service_version: str) -> None:
