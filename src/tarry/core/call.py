@@ -273,7 +273,8 @@ class DurableCall(Call):
                     return Defer(Reason.BUDGET_EMPTY)
                 self._paid = paid
             self._permit, self._attempt_started = admitted, now
-        self.attempts = number = self.attempts + 1
+        number = self.attempts + 1
+        self.attempts: int = number
         if number < len(policy.attempt_commands):
             return policy.attempt_commands[number]
         return Attempt(number, policy.attempt_timeout)

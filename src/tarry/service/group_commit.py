@@ -89,6 +89,14 @@ class GroupCommit(ABC, Generic[T]):
         if limit is not None and self.pending and self.pending + weight > limit:
             raise self._overload_error()
 
+    def _grow(self, entry: Entry[T]) -> None:
+        """Count one more item in an entry that waits."""
+        entry.weight += 1
+        self._waiting_weight += 1
+        self.submitted += 1
+        self.pending += 1
+        self._schedule_start()
+
     def _enqueue(self, entry: Entry[T]) -> None:
         self._waiting.append(entry)
         self._waiting_weight += entry.weight
@@ -175,11 +183,7 @@ class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
             self._enqueue(Entry([item], None, 1))
             return
         last.work.append(item)
-        last.weight += 1
-        self._waiting_weight += 1
-        self.submitted += 1
-        self.pending += 1
-        self._schedule_start()
+        self._grow(last)
 
     def _start_soon(self) -> None:
         committer = asyncio.get_running_loop().create_task(self._commit_groups())

@@ -8,7 +8,7 @@ Reads run on a second connection, so that they do not wait for commits.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace as copy_with
 
@@ -32,12 +32,10 @@ from tarry.service.stores.sqlite.writer_process import (
     system_clock,
 )
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
-    from types import CoroutineType
 
     from tarry.service import model, store
     from tarry.service.stores.sqlite.database import Clock
@@ -45,28 +43,8 @@ if TYPE_CHECKING:
     from tarry.service.stores.sqlite.schema import StorePath
     from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
 
-    _Method = Callable[Concatenate["SqliteStore", P], CoroutineType[Any, Any, T]]
-
 
 _LEASES_PER_RECOVERY = 1000
-
-
-def _write_method(run: Callable[Concatenate[Transaction, P], T]) -> _Method[P, T]:
-    """Return a method of `SqliteStore` that runs one operation in a write transaction."""
-
-    async def method(self: SqliteStore, /, *arguments: P.args, **named: P.kwargs) -> T:
-        return await self.write(OperationCall(run, *arguments, **named))
-
-    return method  # type: ignore[return-value] # mypy infers Coroutine instead of CoroutineType
-
-
-def _read_method(run: Callable[Concatenate[ReadTransaction, P], T]) -> _Method[P, T]:
-    """Return a method of `SqliteStore` that runs one query in a read transaction."""
-
-    async def method(self: SqliteStore, /, *arguments: P.args, **named: P.kwargs) -> T:
-        return await self.read(lambda tx: run(tx, *arguments, **named))
-
-    return method  # type: ignore[return-value] # mypy infers Coroutine instead of CoroutineType
 
 
 class SqliteStore:
@@ -149,36 +127,98 @@ class SqliteStore:
     async def release(self, leases: Sequence[store.Release]) -> list[store.FinishStatus]:
         return await self.write(OperationCall(transitions.release, leases), len(leases))
 
-    get_task = _read_method(queries.get_task)
-    list_tasks = _read_method(queries.list_tasks)
-    list_attempts = _read_method(queries.list_attempts)
-    cancel = _write_method(transitions.cancel)
-    retry_now = _write_method(transitions.retry_now)
+    async def get_task(self, tenant: str, task_id: str) -> model.Task | None:
+        return await self.read(lambda tx: queries.get_task(tx, tenant, task_id))
 
-    park = _write_method(transitions.park)
-    unpark = _write_method(transitions.unpark)
-    resume = _write_method(transitions.resume)
-    pause = _write_method(transitions.pause)
-    list_lanes = _read_method(queries.list_lanes)
-    get_lane = _read_method(queries.get_lane)
+    async def list_tasks(
+        self, tenant: str, query: store.TaskFilter, *, cursor: str | None = None, limit: int = 100
+    ) -> store.Page[model.Task]:
+        return await self.read(lambda tx: queries.list_tasks(tx, tenant, query, cursor, limit))
 
-    put_policy = _write_method(policies.put_policy)
-    get_policy = _read_method(policies.get_policy)
-    list_policies = _read_method(policies.list_policies)
-    delete_policy = _write_method(policies.delete_policy)
-    put_key = _write_method(policies.put_key)
-    find_key = _read_method(policies.find_key)
-    list_keys = _read_method(policies.list_keys)
-    revoke_key = _write_method(policies.revoke_key)
+    async def list_attempts(
+        self, tenant: str, task_id: str, *, after: int = 0, limit: int = 100
+    ) -> list[model.AttemptRecord]:
+        return await self.read(lambda tx: queries.list_attempts(tx, tenant, task_id, after, limit))
 
-    ping = _write_method(ping)
-    counters = _read_method(queries.counters)
-    series = _read_method(queries.series)
+    async def cancel(self, tenant: str, task_id: str) -> store.CancelStatus | None:
+        return await self.write(OperationCall(transitions.cancel, tenant, task_id))
 
-    get_replay = _read_method(terminal_tasks.get_replay)
-    list_replays = _read_method(terminal_tasks.list_replays)
-    cancel_replay = _write_method(terminal_tasks.cancel_replay)
-    orphans = _read_method(terminal_tasks.orphans)
+    async def retry_now(self, tenant: str, task_id: str) -> store.RetryNowStatus | None:
+        return await self.write(OperationCall(transitions.retry_now, tenant, task_id))
+
+    async def park(self, lane: str, until: int, *, probes: int, consecutive_opens: int) -> None:
+        await self.write(OperationCall(transitions.park, lane, until, probes, consecutive_opens))
+
+    async def unpark(self, lane: str) -> None:
+        await self.write(OperationCall(transitions.unpark, lane))
+
+    async def resume(self, lane: str) -> None:
+        await self.write(OperationCall(transitions.resume, lane))
+
+    async def pause(self, lane: str) -> None:
+        await self.write(OperationCall(transitions.pause, lane))
+
+    async def list_lanes(
+        self, tenant: str | None, *, cursor: str | None = None, limit: int = 100
+    ) -> store.Page[model.LaneRecord]:
+        return await self.read(lambda tx: queries.list_lanes(tx, tenant, cursor, limit))
+
+    async def get_lane(self, name: str) -> model.LaneRecord | None:
+        return await self.read(lambda tx: queries.get_lane(tx, name))
+
+    async def put_policy(
+        self, policy: model.PolicyVersion, *, replace: bool
+    ) -> tuple[store.PolicyWriteStatus, model.PolicyVersion]:
+        return await self.write(OperationCall(policies.put_policy, policy, replace))
+
+    async def get_policy(
+        self, tenant: str, policy_id: str, version: int | None = None
+    ) -> model.PolicyVersion | None:
+        return await self.read(lambda tx: policies.get_policy(tx, tenant, policy_id, version))
+
+    async def list_policies(
+        self, tenant: str, *, cursor: str | None = None, limit: int = 100
+    ) -> store.Page[model.PolicyVersion]:
+        return await self.read(lambda tx: policies.list_policies(tx, tenant, cursor, limit))
+
+    async def delete_policy(self, tenant: str, policy_id: str) -> store.PolicyWriteStatus:
+        return await self.write(OperationCall(policies.delete_policy, tenant, policy_id))
+
+    async def put_key(self, key: model.ApiKeyRecord) -> None:
+        await self.write(OperationCall(policies.put_key, key))
+
+    async def find_key(self, digest: bytes) -> model.ApiKeyRecord | None:
+        return await self.read(lambda tx: policies.find_key(tx, digest))
+
+    async def list_keys(self, tenant: str | None = None) -> list[model.ApiKeyRecord]:
+        return await self.read(lambda tx: policies.list_keys(tx, tenant))
+
+    async def revoke_key(self, key_id: str) -> bool:
+        return await self.write(OperationCall(policies.revoke_key, key_id))
+
+    async def ping(self) -> int:
+        return await self.write(OperationCall(ping))
+
+    async def counters(self, tenant: str | None = None) -> store.Counters:
+        return await self.read(lambda tx: queries.counters(tx, tenant))
+
+    async def series(self, tenant: str | None, *, since: int) -> list[store.SeriesPoint]:
+        return await self.read(lambda tx: queries.series(tx, tenant, since))
+
+    async def get_replay(self, tenant: str, replay_id: str) -> model.ReplayRecord | None:
+        return await self.read(lambda tx: terminal_tasks.get_replay(tx, tenant, replay_id))
+
+    async def list_replays(
+        self, *, running: bool, tenant: str | None = None
+    ) -> list[model.ReplayRecord]:
+        find = partial(terminal_tasks.list_replays, running=running, tenant=tenant)
+        return await self.read(find)
+
+    async def cancel_replay(self, tenant: str, replay_id: str) -> model.ReplayRecord | None:
+        return await self.write(OperationCall(terminal_tasks.cancel_replay, tenant, replay_id))
+
+    async def orphans(self, limit: int) -> list[str]:
+        return await self.read(lambda tx: terminal_tasks.orphans(tx, limit))
 
     async def count_dead(self, replay: model.ReplayRecord) -> int:
         """Count in steps, so that other queries can run in between."""
