@@ -433,7 +433,7 @@ def test_in_flight_cap(driver: Driver, clock: VirtualClock) -> None:
     dependency = Dependency(clock, OK)
 
     for attempt in tarry.attempts(on=ConnectionError, downstream=payments):
-        with attempt, pytest.raises(tarry.LimitReached, match="payments: the limit"):
+        with attempt, pytest.raises(tarry.LimitReached, match="payments: the local limit"):
             driver.run(clock, dependency, downstream=payments)
 
     assert [] == dependency.starts
