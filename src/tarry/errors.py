@@ -109,7 +109,7 @@ class AttemptTimeout(TarryError, TimeoutError):
 
 
 class ResultNotAccepted(TarryError):
-    """No attempt returned a result that `until` accepts; `result` is the last one."""
+    """All results were rejected by `until`, or classified as failures; `result` is the last."""
 
     def __init__(self, message: str, result: object = None) -> None:
         super().__init__(message)

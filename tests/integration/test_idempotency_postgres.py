@@ -33,7 +33,7 @@ def test_conformance(case: Case, postgres_dsn: str, table: str) -> None:
             store, twin = (PostgresStore(postgres_dsn, table=table) for _ in range(2))
 
             async def advance(seconds: float) -> None:
-                # Nobody sets a database's clock: the records move into the past instead.
+                # The clock of a database cannot be set: the records move into the past instead.
                 past = f"UPDATE {table} SET free_at = free_at - make_interval(secs => $1)"  # noqa: S608
                 await connection.execute(past, seconds)
 

@@ -106,7 +106,7 @@ class PageRunner:
 
     def _run(self, command: str) -> str:
         done = subprocess.run(
-            ["bash", "-c", self.localize(command)],  # noqa: S607 - that of whoever runs this
+            ["bash", "-c", self.localize(command)],  # noqa: S607 - the one on PATH
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -105,7 +105,7 @@ def test_dead_lane_is_parked_and_drained_slowly(tmp_path: Path) -> None:
             assert tried <= 2 * MOST
             assert DEAD == _lane(running, dead)["pending"]
 
-            # While it is parked nobody writes, and nobody else waits.
+            # While the lane is parked, nothing is written, and no other lane waits.
             with sqlite3.connect(database) as looking:
                 version = "PRAGMA data_version"
                 before = looking.execute(version).fetchone()

@@ -87,18 +87,18 @@ class TokenBudget:
         """Return the tokens in the bucket."""
         return self._tokens
 
-    def withdraw(self, cost: float, now: float) -> bool:  # noqa: ARG002
+    def withdraw(self, cost: float, now: float) -> bool:  # noqa: ARG002 - see `Budget`
         """Take `cost` tokens if the bucket has them."""
         if self._tokens < cost:
             return False
         self._tokens -= cost
         return True
 
-    def deposit(self, amount: float, now: float) -> None:  # noqa: ARG002
+    def deposit(self, amount: float, now: float) -> None:  # noqa: ARG002 - see `Budget`
         """Refund tokens, up to the capacity."""
         self._tokens = min(self._capacity, self._tokens + amount)
 
-    def record(self, outcome: Outcome, paid: float, now: float) -> None:  # noqa: ARG002
+    def record(self, outcome: Outcome, paid: float, now: float) -> None:  # noqa: ARG002 - see `Budget`
         """Add tokens after a success."""
         if outcome.kind is not _SUCCESS or self._tokens >= self._capacity:
             return
@@ -143,11 +143,11 @@ class RatioBudget:
         self._window.current[_RETRIES] += 1
         return True
 
-    def deposit(self, amount: float, now: float) -> None:  # noqa: ARG002
+    def deposit(self, amount: float, now: float) -> None:  # noqa: ARG002 - see `Budget`
         """Remove one retry from the counts, unless it has left the window."""
         self._window_at(now).undo(_RETRIES)
 
-    def record(self, outcome: Outcome, paid: float, now: float) -> None:  # noqa: ARG002
+    def record(self, outcome: Outcome, paid: float, now: float) -> None:  # noqa: ARG002 - see `Budget`
         """Count a call when its first attempt ends."""
         if not paid:
             window = self._window
@@ -187,7 +187,7 @@ class ThrottleBudget:
         """Return 0.001, the smallest balance that allows a retry. `withdraw` takes nothing."""
         return 0.001
 
-    def balance(self, now: float) -> float:  # noqa: ARG002
+    def balance(self, now: float) -> float:  # noqa: ARG002 - see `Budget`
         """Return the tokens above half of the capacity."""
         return max(0, self._millitokens - self._capacity // 2) / 1000
 
@@ -198,7 +198,7 @@ class ThrottleBudget:
     def deposit(self, amount: float, now: float) -> None:
         """Do nothing, because a withdrawal takes nothing."""
 
-    def record(self, outcome: Outcome, paid: float, now: float) -> None:  # noqa: ARG002
+    def record(self, outcome: Outcome, paid: float, now: float) -> None:  # noqa: ARG002 - see `Budget`
         """Take one token after a failure that is not permanent; add some after a success."""
         if outcome.kind is _SUCCESS:
             earned = self._success_millitokens

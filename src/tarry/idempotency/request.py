@@ -180,8 +180,9 @@ def record_name_and_fingerprint(
     """
     path = external_and_internal_path(scope)[0] if scope.get("root_path") else scope["path"]
     host = _host_with_length(headers[b"host"][0]) if b"host" in headers else ""
-    # Two different requests never give the same text, because the length of the path is part of
-    # it, a path begins with a slash, a method has no spaces and a key has no line breaks.
+    # Two requests with another host, path, method, caller or key never give the same text:
+    # the length of the path is part of it, a path begins with a slash, a method has no spaces and
+    # a key has no line breaks.
     text = f"{len(path)} {host}{path}{scope['method']} {caller}\n{key}"
     digest = sha256(text.encode("utf-8", "surrogatepass"))
     name = digest.hexdigest()

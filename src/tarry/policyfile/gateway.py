@@ -124,7 +124,7 @@ def _export_budget(budget: translation.BudgetSummary, losses: Losses) -> dict[st
     if interval != window:
         effect = f"changed to {interval:g} s, because the allowed range is 1 s to 1 h"
         losses.add("budget.window", window, effect, Severity.DETAIL)
-    if budget.kind == "ratio" and abs(minimum - budget.burst * interval / window) > 1e-9:  # noqa: PLR2004
+    if budget.kind == "ratio" and abs(minimum - budget.burst * interval / window) > 1e-9:  # noqa: PLR2004 - as above
         effect = f"rounded to {minimum} retries in {interval:g} s"
         minimum_rate = budget.arguments["min_per_second"]
         losses.add("budget.min_per_second", minimum_rate, effect, Severity.DETAIL)

@@ -39,7 +39,7 @@ _MAX_REPLAY_PAUSE_MS = 1e12
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """The right of one worker to run an attempt of a task, until a time.
+    """The terms on which one worker leases tasks: who, how early and for how long.
 
     A task is leased at most `horizon_ms` before its `next_attempt_at`. The lease ends `length_ms`
     after `next_attempt_at`, or after now if the task is overdue.
@@ -77,7 +77,7 @@ class AddStatus(StrEnum):
 
 
 class AddResult(msgspec.Struct, gc=False):
-    """The result for one new task; `task` is the stored task, also if it existed before."""
+    """The result for one new task; `task` is the stored task, or the refused one if FULL."""
 
     status: AddStatus
     task: Task

@@ -1,8 +1,8 @@
 """The JSON bodies of the service's API, shared by the service and its client.
 
 Names are camelCase, times are epoch milliseconds, durations are milliseconds. An optional field can
-be left out or null, with the same meaning. This is the only module of the package that needs
-msgspec, which the service and the client extras install.
+be left out or null, with the same meaning. This is the only module of `tarry.wire` that
+needs msgspec, which the service and the client extras install.
 """
 
 from __future__ import annotations

@@ -182,8 +182,8 @@ class HandOff:
     def _first_delay(self, error: Exception, key: str) -> float | None:
         """Return the delay that the server's last response requested, plus some spread.
 
-        The spread is derived from the key, so that a request that is handed off twice yields the
-        same task.
+        The spread is derived from the key, so that a request that is handed off twice has the same
+        delay.
         """
         if not isinstance(error, ResultNotAccepted):
             return None

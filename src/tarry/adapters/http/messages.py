@@ -133,7 +133,7 @@ def response_classifier(
     of a repeated header must not be joined, because the result could not be parsed.
     """
 
-    def classify(policy: Policy, repeatable: bool, response: Any) -> Outcome:  # noqa: FBT001
+    def classify(policy: Policy, repeatable: bool, response: Any) -> Outcome:  # noqa: FBT001 - by position
         status: int = response.status_code
         # Hot path: most responses can be classified without reading their headers.
         if status < _MIN_ERROR_STATUS and status not in policy.retryable_statuses:

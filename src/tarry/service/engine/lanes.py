@@ -105,7 +105,7 @@ class LaneState:
         return self.running_when_refused is not None and self.running >= self.running_when_refused
 
     def on_limit_reached(self, now: int) -> None:
-        """Remember that the in-flight limit refused an attempt, to start no other one in vain."""
+        """Remember that the in-flight limit refused an attempt, so that no other one is tried."""
         self.running_when_refused, self._refused_at = max(1, self.running), now
 
     def on_attempt_ended(self, now: int) -> None:

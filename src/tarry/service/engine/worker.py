@@ -1,12 +1,14 @@
 """The worker: runs due attempts, applies the core's decision and records the result.
 
-    Scheduler, Engine ──add──▶ LeasedTasks ──on_due──▶ Worker ──send──▶ Delivery
-                                    ▲                    │
-                                    │                    │ post(result), release
-                             requeue, drop               ▼
-                                    └────────────── ResultWriter ──▶ Store, then Reporter
+    Scheduler, Engine ──add──▶ Worker ──send──▶ Delivery
+                               │ ▲  │
+                           add │ │  │ post(result), release
+                               ▼ │  ▼
+      LeasedTasks ──on_due───────┘  ResultWriter ──▶ Store, then Reporter
+           ▲                             │
+           └─────── requeue, drop ───────┘
 
-The arrows show who calls whom: the worker calls the result writer, which calls `LeasedTasks`.
+An arrow points to the object whose method is called.
 `LeasedTasks` calls back with `on_due` when tasks are due, and the worker starts their attempts.
 The result writer calls `on_capacity`, which the scheduler sets, when more tasks can be claimed.
 
