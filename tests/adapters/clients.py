@@ -19,7 +19,7 @@ import requests
 from tarry.adapters.aiohttp import RetryMiddleware
 from tarry.adapters.httpx import AsyncRetryTransport, RetryTransport
 from tarry.adapters.requests import RetryAdapter
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 
 Headers = dict[str, str]
 Send = Callable[[str, str, Any, Headers], Any]
@@ -62,7 +62,7 @@ class SyncSession:
         def sleep(*_: object) -> None:
             responses.append(self.send(method, url))
 
-        patch.setattr(system, "sleep", sleep)
+        patch.setattr(environment, "blocking_sleep", sleep)
         return responses
 
 
@@ -103,7 +103,7 @@ class AsyncSession:
         async def asleep(_: float) -> None:
             responses.append(await self._send(method, url, None, {}))
 
-        patch.setattr(system, "async_sleep", asleep)
+        patch.setattr(environment, "async_sleep", asleep)
         return responses
 
 

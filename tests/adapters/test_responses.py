@@ -18,7 +18,7 @@ from tarry.adapters.aiohttp import RetryMiddleware
 from tarry.adapters.http import messages
 from tarry.adapters.httpx import AsyncRetryTransport, RetryTransport
 from tarry.adapters.requests import RetryAdapter
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 from tarry.testing import captured_events, scripted_random
 from tests.adapters.clients import ClientLibrary, ClientResponse
 from tests.adapters.conftest import FlakyServerView
@@ -68,16 +68,16 @@ def test_deadline_during_the_wait(
     server: FlakyServerView, client: ClientLibrary, monkeypatch: pytest.MonkeyPatch, plan: str
 ) -> None:
     """A short last response is complete; a long one is gone, and the error explains that."""
-    now = system.now
+    now = environment.now
 
     def jump(*_: object) -> None:
-        monkeypatch.setattr(system, "now", lambda: now() + 100)
+        monkeypatch.setattr(environment, "now", lambda: now() + 100)
 
     async def ajump(_: float) -> None:
         jump()
 
-    monkeypatch.setattr(system, "sleep", jump)
-    monkeypatch.setattr(system, "async_sleep", ajump)
+    monkeypatch.setattr(environment, "blocking_sleep", jump)
+    monkeypatch.setattr(environment, "async_sleep", ajump)
     with client.open() as session, tarry.deadline(60):
         if plan == "long":
             with pytest.raises(tarry.DeadlineExceeded, match="the last response was 503"):
@@ -146,10 +146,10 @@ def test_released_response_can_be_read(
     server: FlakyServerView, get: Get, plan: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A response that was released, and is returned after all, can be streamed."""
-    now = system.now
+    now = environment.now
 
     def late(*_: object) -> float:
-        monkeypatch.setattr(system, "now", lambda: now() + 100)
+        monkeypatch.setattr(environment, "now", lambda: now() + 100)
         return 0.0
 
     response, body = get(server.url(plan), Policy(total_budget=60, jitter=late))
@@ -201,7 +201,7 @@ def test_hint_is_obeyed(
     server: FlakyServerView, client: ClientLibrary, hint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wait is as long as the server requests, in each format."""
-    monkeypatch.setattr(system, "unix_time", lambda: 1_700_000_000.0)
+    monkeypatch.setattr(environment, "unix_time", lambda: 1_700_000_000.0)
     with client.open() as session, captured_events() as events, scripted_random([0.0]):
         session.send("GET", server.url(quote(f"503:{hint},200")))
 

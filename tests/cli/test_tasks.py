@@ -10,7 +10,7 @@ import pytest
 
 from tarry.cli.tasks import explanation_lines
 from tarry.client import Client
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 from tests.cli.harness import CommandResult
 from tests.integration.flaky import FlakyServer
 
@@ -143,7 +143,7 @@ def test_cancel_message_depends_on_status(
     ended = msgspec.structs.replace(client.cancel(waiting), cancelling=True)
     running = client.enqueue(f"{target.url}/?plan=late&run=slow")
     while client.get(running).status != "IN_FLIGHT":
-        system.sleep(0.01, None)
+        environment.blocking_sleep(0.01, None)
 
     slow = ask("tasks", "cancel", running.task_id)
     target.go_on.set()
@@ -189,7 +189,7 @@ def test_retry_of_a_running_task(ask: Ask, client: Client, target: FlakyServer) 
     """`retry` during an attempt does not promise another attempt."""
     running = client.enqueue(f"{target.url}/?plan=late&run=slow")
     while client.get(running).status != "IN_FLIGHT":
-        system.sleep(0.01, None)
+        environment.blocking_sleep(0.01, None)
 
     done = ask("tasks", "retry", running.task_id)
     target.go_on.set()

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 from tarry.testing import VirtualClock
 
 Run: TypeAlias = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
@@ -19,7 +19,7 @@ def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Run:
 
     One request in a hundred sweeps the store; with this random number, no request does.
     """
-    monkeypatch.setattr(system, "draw", lambda: 0.5)
+    monkeypatch.setattr(environment, "draw_random", lambda: 0.5)
 
     def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
         with VirtualClock() as clock:

@@ -31,11 +31,11 @@ class FaultyStore(MemoryStore):
 
     async def _with_faults(self, call: str, work: Callable[[], Awaitable[T]]) -> T:
         self.calls.append(call)
-        await clocks.sleep(self.before.get(call, 0))
+        await clocks.async_sleep(self.before.get(call, 0))
         if call in self.fails:
             raise ConnectionError("the store is away")
         result = await work()
-        await clocks.sleep(self.after.get(call, 0))
+        await clocks.async_sleep(self.after.get(call, 0))
         return result
 
     async def claim(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tarry.idempotency import IdempotencyMiddleware, MemoryStore
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 from tarry.testing import VirtualClock
 from tarry.wire.http import Receive, Scope, Send
 from tests.idempotency.asgi_client import (
@@ -170,7 +170,7 @@ def test_problems_link_to_the_documentation() -> None:
 def test_some_requests_sweep_expired_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """One request in a hundred deletes expired records, so that no sweeper is needed."""
     draws = iter([0.99, 0.01, 0.0099])
-    monkeypatch.setattr(system, "draw", lambda: next(draws))
+    monkeypatch.setattr(environment, "draw_random", lambda: next(draws))
 
     async def main() -> list[int]:
         store = MemoryStore()

@@ -16,7 +16,7 @@ from tarry.idempotency import (
     lease,
 )
 from tarry.runtime import clocks
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 from tarry.testing import VirtualClock
 from tests.idempotency.asgi_client import PaymentsApp, Response, send_request
 from tests.idempotency.conftest import Run
@@ -76,9 +76,9 @@ def test_hanging_claim_rejects_the_request(run: Run) -> None:
 
     async def main() -> None:
         app = IdempotencyMiddleware(payments, FaultyStore(before={"claim": FOREVER_S}))
-        started = system.now()
+        started = environment.now()
         assert 503 == (await send_request(app)).status
-        assert lease.STORE_TIMEOUT_S == pytest.approx(system.now() - started)
+        assert lease.STORE_TIMEOUT_S == pytest.approx(environment.now() - started)
 
     run(main)
     assert 0 == payments.runs
@@ -93,14 +93,14 @@ def test_late_claim_is_released(run: Run, wait: dict[str, Any], patience: float)
     async def main() -> None:
         store = FaultyStore(**wait)
         app = IdempotencyMiddleware(payments, store)
-        started = system.now()
+        started = environment.now()
         responded = False
         with clocks.timeout(patience):
             assert 503 == (await send_request(app)).status
             responded = True
         assert responded == (patience != 1)
-        assert min(patience, lease.STORE_TIMEOUT_S) == pytest.approx(system.now() - started)
-        await clocks.sleep(10)
+        assert min(patience, lease.STORE_TIMEOUT_S) == pytest.approx(environment.now() - started)
+        await clocks.async_sleep(10)
         store.before, store.after = {}, {}
         assert 201 == (await send_request(app)).status
 
@@ -119,7 +119,7 @@ def test_claim_with_lost_answer_is_released(run: Run) -> None:
     async def main() -> None:
         store = Lossy()
         assert 503 == (await send_request(IdempotencyMiddleware(PaymentsApp(), store))).status
-        await clocks.sleep(1)
+        await clocks.async_sleep(1)
         assert ["claim", "release"] == store.calls
         assert {} == store._entries
 

@@ -48,7 +48,7 @@ class StopsOnDisconnect:
             self.received.append((await receive())["type"])
 
         async def work() -> None:
-            await clocks.sleep(1)
+            await clocks.async_sleep(1)
             await self.payments(scope, receive_again, send)
 
         if clocks.in_trio():

@@ -142,7 +142,7 @@ def test_cancelled_request_lets_its_lease_expire(
     async def sleepy(scope: Scope, receive: Receive, send: Send) -> None:
         if not payments.runs:
             payments.bodies.append(b"cancelled")
-            await clocks.sleep(1000)
+            await clocks.async_sleep(1000)
         await payments(scope, receive, send)
 
     async def main() -> None:
@@ -151,7 +151,7 @@ def test_cancelled_request_lets_its_lease_expire(
             await send_request(app)
             pytest.fail("not cancelled")
         assert 409 == (await send_request(app)).status
-        await clocks.sleep(30)
+        await clocks.async_sleep(30)
         assert b"run 2" == (await send_request(app)).body
 
     with VirtualClock() as clock:

@@ -9,7 +9,7 @@ import pytest
 
 from tarry.idempotency import IdempotencyMiddleware, lease
 from tarry.runtime import clocks
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 from tarry.wire.http import Receive, Scope, Send
 from tests.idempotency.asgi_client import PaymentsApp, send_request
 from tests.idempotency.conftest import Run
@@ -22,9 +22,9 @@ def test_response_does_not_wait_for_a_hanging_store(run: Run, status: int, call:
 
     async def main() -> None:
         app = IdempotencyMiddleware(PaymentsApp(status), FaultyStore(before={call: FOREVER_S}))
-        started = system.now()
+        started = environment.now()
         assert status == (await send_request(app)).status
-        assert lease.STORE_TIMEOUT_S == pytest.approx(system.now() - started)
+        assert lease.STORE_TIMEOUT_S == pytest.approx(environment.now() - started)
 
     run(main)
 
@@ -42,7 +42,7 @@ def test_response_is_stored_later(
         assert b"run 1" == (await send_request(app)).body
         assert 409 == (await send_request(app)).status
         store.fails, store.before = (), {}
-        await clocks.sleep(20)
+        await clocks.async_sleep(20)
         assert (await send_request(app)).replayed
 
     run(main)
@@ -56,7 +56,7 @@ def test_storing_is_given_up_eventually(run: Run, caplog: pytest.LogCaptureFixtu
     async def main() -> None:
         store = FaultyStore("finish")
         await send_request(IdempotencyMiddleware(PaymentsApp(), store))
-        await clocks.sleep(1000)
+        await clocks.async_sleep(1000)
         assert 5 < len(store.calls) < 30
 
     run(main)
@@ -74,15 +74,15 @@ def test_pending_responses_are_limited(
         app = IdempotencyMiddleware(PaymentsApp(), store)
         for key in (b"a", b"b"):
             assert 201 == (await send_request(app, key=key)).status
-            await clocks.sleep(0)
+            await clocks.async_sleep(0)
         store.fails = ()
-        await clocks.sleep(20)
+        await clocks.async_sleep(20)
         assert (await send_request(app, key=b"a")).replayed
         assert 409 == (await send_request(app, key=b"b")).status
         store.fails = ("finish",)
         await send_request(app, key=b"c")
         store.fails = ()
-        await clocks.sleep(20)
+        await clocks.async_sleep(20)
         assert (await send_request(app, key=b"c")).replayed
 
     run(main)
@@ -100,7 +100,7 @@ def test_cancellation_does_not_lose_the_response(run: Run) -> None:
         with clocks.timeout(1):
             await send_request(app)
             pytest.fail("not cancelled")
-        await clocks.sleep(60)
+        await clocks.async_sleep(60)
         assert (await send_request(app)).replayed
 
     run(main)
@@ -116,9 +116,9 @@ def test_cancellation_and_store_failure_do_not_lose_the_response(run: Run) -> No
         app = IdempotencyMiddleware(payments, store, lease=30.0)
         with clocks.timeout(1):
             await send_request(app)
-        await clocks.sleep(3)
+        await clocks.async_sleep(3)
         store.fails = ()
-        await clocks.sleep(60)
+        await clocks.async_sleep(60)
         assert (await send_request(app)).replayed
 
     run(main)
@@ -133,7 +133,7 @@ def test_cancellation_does_not_stop_the_release(run: Run) -> None:
         app = IdempotencyMiddleware(payments, FaultyStore(before={"release": 2}))
         with clocks.timeout(1):
             await send_request(app)
-        await clocks.sleep(2)
+        await clocks.async_sleep(2)
         assert 500 == (await send_request(app)).status
 
     run(main)
@@ -144,13 +144,13 @@ def test_release_waits_for_a_running_renewal(run: Run) -> None:
     """A running renewal would claim the released key again, so the release waits for it."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await clocks.sleep(12)
+        await clocks.async_sleep(12)
         await PaymentsApp(500)(scope, receive, send)
 
     async def main() -> None:
         store = FaultyStore(before={"extend": 4})
         await send_request(IdempotencyMiddleware(app, store, lease=30.0))
-        await clocks.sleep(10)
+        await clocks.async_sleep(10)
         assert ["claim", "extend", "release"] == store.calls
         assert {} == store._entries
 
@@ -169,7 +169,7 @@ def test_store_failures_after_the_response_are_logged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They do not reach the client."""
-    monkeypatch.setattr(system, "draw", lambda: 0.0)
+    monkeypatch.setattr(environment, "draw_random", lambda: 0.0)
     status = 500 if call == "release" else 201
 
     async def main() -> None:

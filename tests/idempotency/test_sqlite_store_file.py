@@ -14,7 +14,7 @@ import pytest
 
 from tarry.errors import ConfigurationError
 from tarry.idempotency import SqliteStore
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 from tests.idempotency.conformance_harness import run_concurrently
 
 
@@ -147,7 +147,7 @@ def test_locked_new_file_is_opened_later(tmp_path: Path, monkeypatch: pytest.Mon
         waits.append(seconds)
         other.close()
 
-    monkeypatch.setattr(system, "sleep", wait)
+    monkeypatch.setattr(environment, "blocking_sleep", wait)
 
     async def main() -> None:
         store = SqliteStore(tmp_path / "keys.db", busy_timeout=0.01)

@@ -63,9 +63,9 @@ def is_free(downstream: Downstream) -> bool:
     ("event", "where"),
     [
         ("return", "RunningCall.begin_attempt"),
-        ("call", "RunningCall.accepts"),
+        ("call", "RunningCall.try_finish"),
         ("call", "Call.record_success"),
-        ("call", "RunningCall.should_retry"),
+        ("call", "RunningCall.try_continue"),
         ("call", "Call.record_failure"),
     ],
 )
@@ -407,7 +407,7 @@ def test_limiter_that_raises_under_a_hedged_call(
     async def read() -> None:
         sent.append(1)
         if len(sent) < 3:
-            await tarry.runtime.clocks.sleep(60)
+            await tarry.runtime.clocks.async_sleep(60)
 
     async def main() -> None:
         await tarry.hedge(read, after=1, max_attempts=3, downstream=downstream)

@@ -20,7 +20,7 @@ from tarry.core.outcome import PERMANENT, Kind, Outcome
 from tarry.errors import MissingExtra, ResultNotAccepted
 from tarry.runtime import clocks, drivers
 from tarry.runtime.call import RunningCall
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 from tarry.wire import http
 
 try:
@@ -122,7 +122,7 @@ class RetryMiddleware:
             if type(error) is TimeoutError:
                 # The session's total timeout has expired. It covers all attempts and waits, so no
                 # further attempt may start.
-                call.deadline = system.now()
+                call.deadline = environment.now()
             raise
 
 

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 
 from tarry.errors import ConfigurationTypeError
 from tarry.runtime import deadlines
-from tarry.runtime.clocks import system
-from tarry.runtime.error_record import GiveUpLog, give_up_log
+from tarry.runtime.clocks import environment
+from tarry.runtime.error_record import GivenUpCalls, current_given_up_calls
 from tarry.wire import http
 from tarry.wire.http import PROBLEM_MEDIA_TYPE, Problem
 
@@ -57,10 +57,12 @@ class OneRetryLayerMiddleware:
         # None if the header is missing, repeated or invalid.
         text = values[0].decode("latin-1") if len(values) == 1 else ""
         remaining = http.parse_deadline_ms(text)
-        deadline_handle = None if remaining is None else deadlines.enter(system.now() + remaining)
-        given_up_calls = GiveUpLog()
-        token = give_up_log.set(given_up_calls)
-        response = _MarkedResponse(send, given_up_calls, deadline_handle)
+        deadline_handle = (
+            None if remaining is None else deadlines.enter(environment.now() + remaining)
+        )
+        given_up_calls = GivenUpCalls()
+        token = current_given_up_calls.set(given_up_calls)
+        response = _ResponseSender(send, given_up_calls, deadline_handle)
         try:
             await self._app(scope, receive, response.send)
         except Exception as error:
@@ -70,18 +72,18 @@ class OneRetryLayerMiddleware:
             raise  # the server still logs the error
         finally:
             given_up_calls.close()
-            give_up_log.reset(token)
+            current_given_up_calls.reset(token)
             if deadline_handle is not None:
                 deadlines.leave(deadline_handle)
 
 
-class _MarkedResponse:
+class _ResponseSender:
     """The ASGI `send` of one request. It adds `X-Should-Retry: false` to failed responses."""
 
     def __init__(
         self,
         send: Send,
-        given_up_calls: GiveUpLog,
+        given_up_calls: GivenUpCalls,
         deadline_handle: deadlines.DeadlineHandle | None,
     ) -> None:
         self._send = send

@@ -241,7 +241,9 @@ def _send_first_async(transport: Any, request: Any) -> Any:
 _FUNCTIONS = HttpClientFunctions(
     is_async=False,
     classify_error=_classify_error,
-    classify_response=messages.response_classifier(lambda response: response.headers.multi_items()),
+    classify_response=messages.make_response_classifier(
+        lambda response: response.headers.multi_items()
+    ),
     release=_release,
     snapshot=_snapshot,
 )
@@ -343,7 +345,7 @@ class RetryTransport(_RetryTransportBase["SyncTaskClient"], _BaseTransport):
             self._sender.hand_off.try_hand_off(request, error)
             return messages.final_response(error)
         except errors.BlockingWait as error:
-            return messages.on_blocking_wait(error)
+            return messages.result_without_wait(error)
         except Exception as error:
             self._explain_error(request, error)
             self._sender.hand_off.try_hand_off(request, error)

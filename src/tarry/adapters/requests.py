@@ -128,7 +128,7 @@ class RetryAdapter(HTTPAdapter):
             self._sender.hand_off.try_hand_off(request, error)
             response = messages.final_response(error)
         except BlockingWait as error:
-            response = messages.on_blocking_wait(error)
+            response = messages.result_without_wait(error)
         except Exception as error:
             messages.add_not_repeatable_note(error, can_resend_body=can_resend_body)
             self._sender.hand_off.try_hand_off(request, error)
@@ -244,7 +244,7 @@ def _release(response: Response) -> bool:
 _FUNCTIONS = HttpClientFunctions(
     is_async=False,
     classify_error=_classify_error,
-    classify_response=messages.response_classifier(
+    classify_response=messages.make_response_classifier(
         lambda response: response.raw.headers.iteritems()
     ),
     release=_release,

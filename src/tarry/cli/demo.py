@@ -13,7 +13,7 @@ from tarry.cli.output import attempt_result, console, print_text, table, time_un
 from tarry.cli.remote import connect
 from tarry.cli.tasks import print_explanation
 from tarry.client.errors import NotFinished, ServiceError, ServiceUnreachable
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -106,7 +106,7 @@ class TaskBoard:
 
         from tarry.client.api import FINAL_STATUSES
 
-        deadline = system.now() + _TIMEOUT_S
+        deadline = environment.now() + _TIMEOUT_S
         live = Live(console=console(), auto_refresh=False)
         with nullcontext() if self._as_lines else live:
             while True:
@@ -119,9 +119,9 @@ class TaskBoard:
                     for task in watched.values()
                 ):
                     return
-                if system.now() > deadline:
+                if environment.now() > deadline:
                     raise NotFinished(f"the calls have not finished within {_TIMEOUT_S:g} s")
-                system.sleep(_POLL_INTERVAL_S, None)
+                environment.blocking_sleep(_POLL_INTERVAL_S, None)
 
     def _update(self) -> None:
         """Fetch all tasks, and the attempts made since the last update."""
@@ -139,7 +139,7 @@ class TaskBoard:
                         print_text(f"{call_name(path)}: {step.text}")
 
     def _table(self, watched: Mapping[str, RetryTask]) -> Table:
-        now = system.unix_time()
+        now = environment.unix_time()
         rows: list[tuple[object, ...]] = []
         for path, task in watched.items():
             attempt = self._last_attempts.get(path)

@@ -16,7 +16,7 @@ from tarry.cli.output import print_json, print_list, print_result, time_since
 from tarry.cli.serve import require_service_packages
 from tarry.client.errors import NotFound
 from tarry.errors import ConfigurationError
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -78,7 +78,7 @@ def list_(
     as_json: JsonOption = False,
 ) -> None:
     """List keys with their ids, revoked keys included. The secrets cannot be shown."""
-    now = system.unix_time()
+    now = environment.unix_time()
 
     def row(api_key: dict[str, Any]) -> tuple[object, ...]:
         *texts, created_at, revoked_at = api_key.values()

@@ -24,7 +24,7 @@ from tarry.cli.remote import connect
 from tarry.client.errors import ServiceUnavailable, ServiceUnreachable
 from tarry.core.checks import check_one_of
 from tarry.errors import ConfigurationError
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -217,8 +217,8 @@ def _snapshots(client: Client, server: str, api_key: str | None) -> Iterator[Sna
         )
         text = _fetch_metrics(server, api_key)
         has_rates = "retry_attempts_total" in text
-        yield Snapshot(system.now(), parse_metrics(text), downstreams, has_rates)
-        system.sleep(REFRESH_INTERVAL_S, None)
+        yield Snapshot(environment.now(), parse_metrics(text), downstreams, has_rates)
+        environment.blocking_sleep(REFRESH_INTERVAL_S, None)
 
 
 def _fetch_metrics(server: str, api_key: str | None) -> str:

@@ -15,7 +15,7 @@ from tarry.cli.remote import connect
 from tarry.client.errors import NotFinished
 from tarry.core.text import format_count
 from tarry.errors import ConfigurationError
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 
 if TYPE_CHECKING:
     from tarry.wire.tasks import RetryTask
@@ -68,7 +68,7 @@ def send(
     with connect(server, api_key) as client:
         from tarry.client.api import FINAL_STATUSES
 
-        started = system.now()
+        started = environment.now()
         task = client.enqueue(
             url,
             body,
@@ -80,7 +80,7 @@ def send(
             delay=delay_s,
         )
         # The service waits only a limited time before it responds; then the client waits.
-        remaining_s = 0.0 if wait_s is None else started + wait_s - system.now()
+        remaining_s = 0.0 if wait_s is None else started + wait_s - environment.now()
         if task.status not in FINAL_STATUSES and remaining_s > 0:
             try:
                 task = client.wait(task, remaining_s)

@@ -24,7 +24,7 @@ from tarry.client.errors import NotFound
 from tarry.core.checks import check_one_of, check_positive
 from tarry.core.text import format_count
 from tarry.errors import ConfigurationError
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -176,7 +176,7 @@ def _print_tasks(
     listed = list(islice(tasks, limit))
     if next(tasks, None) is not None:
         typer.echo(f"only the first {limit} are listed; use --limit to list more", err=True)
-    now = system.unix_time()
+    now = environment.unix_time()
 
     def row(task: RetryTask) -> tuple[object, ...]:
         target = f"{task.method} {task.target_url}"
@@ -192,7 +192,7 @@ def _print_tasks(
 
 
 def _properties(task: RetryTask) -> Iterable[tuple[str, object]]:
-    now = system.unix_time()
+    now = environment.unix_time()
     version = "" if task.policy_version is None else f", version {task.policy_version}"
     properties: dict[str, object] = {
         "status": task.status,

@@ -20,7 +20,7 @@ from tarry.core.checks import check_positive
 from tarry.core.hints import parse_retry_after
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError, ConfigurationTypeError, TarryError, short_repr
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 from tarry.runtime.deadlines import earliest
 from tarry.wire import http
 from tarry.wire import tasks as wire
@@ -106,7 +106,7 @@ class ClientRequest(msgspec.Struct, Generic[T], frozen=True):
             problem.get("detail") or problem.get("title") or "no problem document in the response"
         )
         header = response.headers.get("retry-after")
-        retry_after = None if header is None else parse_retry_after(header, system.unix_time())
+        retry_after = None if header is None else parse_retry_after(header, environment.unix_time())
         error_type = _ERROR_BY_STATUS.get(status)
         if error_type is None:
             error_type = errors.InvalidRequest if response.is_client_error else errors.ServiceError
@@ -384,17 +384,17 @@ def _poll_until(
     `build_request` takes the seconds that the service may wait before it responds.
     """
     timeout_s = inf if timeout is None else options.to_seconds("timeout", timeout)
-    deadline = earliest(system.now() + timeout_s)
+    deadline = earliest(environment.now() + timeout_s)
     delay: float | None = None
     pause_count = 0
     while True:
-        started_at = system.now()
+        started_at = environment.now()
         wait_s = max(0.0, min(deadline - started_at - _LONG_POLL_MARGIN_S, _MAX_LONG_POLL_S))
         request = build_request(int(wait_s))
         polled: T = yield request
         if is_finished(polled):
             return polled
-        now = system.now()
+        now = environment.now()
         remaining_s = deadline - now
         if remaining_s <= 0:
             status = getattr(polled, "status", None)
@@ -403,7 +403,7 @@ def _poll_until(
             continue
         pause_count += 1
         max_delay = _POLL_BACKOFF.ceiling(pause_count)  # before jitter
-        delay = _POLL_BACKOFF.delay(max_delay, delay, system.draw())
+        delay = _POLL_BACKOFF.delay(max_delay, delay, environment.draw_random())
         yield min(delay, remaining_s)
 
 

@@ -19,7 +19,7 @@ from tarry.client.transport import (
     logger,
 )
 from tarry.errors import TarryError
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -240,7 +240,7 @@ class Client:
             logger.warning("event stream lost, reconnecting, url=%s", self._endpoint.url)
             # From now on, connecting is retried forever, because the service was reachable once.
             request = self._api.events("retry_forever")
-            system.sleep(MAX_RECONNECT_DELAY_S * system.draw(), None)
+            environment.blocking_sleep(MAX_RECONNECT_DELAY_S * environment.draw_random(), None)
 
     def health(self) -> Health:
         """Return whether the service accepts and processes tasks."""
@@ -269,7 +269,7 @@ class Client:
             while True:
                 step = operation.send(response)
                 if isinstance(step, (float, int)):
-                    system.sleep(step, None)
+                    environment.blocking_sleep(step, None)
                 else:
                     response = self._send(step)
         except StopIteration as stop:
@@ -461,7 +461,7 @@ class AsyncClient:
             while True:
                 step = operation.send(response)
                 if isinstance(step, (float, int)):
-                    await system.async_sleep(step)
+                    await environment.async_sleep(step)
                 else:
                     response = await self._send(step)
         except StopIteration as stop:
@@ -500,7 +500,7 @@ class AsyncClient:
             logger.warning("event stream lost, reconnecting, url=%s", self._endpoint.url)
             # From now on, connecting is retried forever, because the service was reachable once.
             request = self._api.events("retry_forever")
-            await system.async_sleep(MAX_RECONNECT_DELAY_S * system.draw())
+            await environment.async_sleep(MAX_RECONNECT_DELAY_S * environment.draw_random())
 
 
 class ReplayHandle(Generic[R]):

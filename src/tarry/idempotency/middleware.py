@@ -22,7 +22,7 @@ from tarry.idempotency.lease import KeyLease, LeaseContext, LeaseRenewer, run_wi
 from tarry.idempotency.request import KEY_HEADER
 from tarry.idempotency.responses import ProblemSender, Rejection, ResponseRecorder
 from tarry.idempotency.store import MemoryStore
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 from tarry.runtime.config import check_not_async
 from tarry.wire.http import Scope
 
@@ -174,7 +174,9 @@ class IdempotencyMiddleware:
             else:
                 renewed_leases.pop(lease, None)
             scope.pop(_SCOPE_MARK, None)
-        if system.draw() < _SWEEP_PROBABILITY:  # after sending, so that no client waits for it
+        if (
+            environment.draw_random() < _SWEEP_PROBABILITY
+        ):  # after sending, so that no client waits for it
             try:
                 await run_with_timeout(lambda: self._store.sweep(_SWEEP_LIMIT))
             except Exception:

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from tarry.core.checks import check_count
 from tarry.errors import LimitReached
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -170,7 +170,7 @@ class MemoryStore:
         A finalizer may call this in a thread that holds the lock, so this must not wait for the
         lock. The next call that acquires the lock applies the new `free_at`.
         """
-        self._pending_expiries.append((key, owner, (self._clock or system.now)() + lease))
+        self._pending_expiries.append((key, owner, (self._clock or environment.now)() + lease))
 
     def claim_now(
         self, key: str, fingerprint: str, owner: str, lease: float, *, expires: bool = True
@@ -213,7 +213,7 @@ class MemoryStore:
             if entry is not None and entry.owner == owner and entry.response is None:
                 entry.free_at = free_at
                 self._push(key, entry)
-        return (self._clock or system.now)()
+        return (self._clock or environment.now)()
 
     async def extend(self, key: str, fingerprint: str, owner: str, lease: float) -> bool:
         """Extend the lease to `lease` seconds from now; see `IdempotencyStore`."""

@@ -1,7 +1,7 @@
 """The state of a call that a driver runs: the core's `Call` with clock, random numbers, events.
 
 A driver is the loop that makes the attempts. It calls `begin_attempt`, makes the attempt, and
-passes the error to `should_retry` or the result to `accepts`. If the call continues, the driver
+passes the error to `try_continue` or the result to `try_finish`. If the call continues, the driver
 calls `wait` or `async_wait` and begins the next attempt. If a limiter admits an attempt only after
 a delay, `begin_attempt` returns that delay, and the driver sleeps before it makes the attempt.
 """
@@ -17,7 +17,7 @@ from tarry.core.outcome import TRANSIENT, Kind
 from tarry.core.text import format_duration
 from tarry.core.verdict import CallRecord, Reason, Stop, Wait, is_final
 from tarry.runtime import clocks, deadlines
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 from tarry.runtime.error_record import attach_record_and_note
 from tarry.runtime.events import LOG_WARNING, bus
 
@@ -46,24 +46,31 @@ class RunningCall(Call):
     It is a subclass of `Call`, so that a failure allocates one object instead of two.
     """
 
-    __slots__ = ("_error", "_is_observed", "_serial_at_start", "_uses_clock", "_wait", "config")
+    __slots__ = (
+        "_error",
+        "_is_observed",
+        "_record_count_at_start",
+        "_uses_clock",
+        "_wait",
+        "config",
+    )
 
     _is_block = False
     """Whether the attempts are `with` blocks, not calls of a function."""
     _wait: Wait
 
     def __init__(
-        self, config: RetryConfig, started: float | None, deadline: float | None, serial: int
+        self, config: RetryConfig, started: float | None, deadline: float | None, record_count: int
     ) -> None:
         """Prepare a call; `started` is None if the call has no time limit and needs no clock."""
-        policy, limit = config.policy, system.max_attempts
+        policy, limit = config.policy, environment.max_attempts
         if limit is not None and policy.max_attempts > limit:
             policy = policy.replace(max_attempts=limit)
         Call.__init__(self, policy, config.downstream, started or 0.0, deadline)
         self.config: RetryConfig = config
         self._uses_clock = started is not None
-        self._serial_at_start = serial
-        """The value of `bus.last_record_serial` when the attempt began; see `error_record`."""
+        self._record_count_at_start = record_count
+        """The value of `bus.record_count` when the attempt began; see `error_record`."""
         self._error: Exception | None = None
         """The error of the last attempt, while the call waits for the next one."""
         self._is_observed = False
@@ -72,7 +79,7 @@ class RunningCall(Call):
     @classmethod
     def new(cls, config: RetryConfig) -> Self:
         """Return a new call that starts now."""
-        now = system.now()
+        now = environment.now()
         if config.deadline is None:
             deadline = deadlines.current()
         else:
@@ -81,16 +88,16 @@ class RunningCall(Call):
 
     @classmethod
     def after_first_attempt(
-        cls, config: RetryConfig, started: float, serial: int, permit: int
+        cls, config: RetryConfig, started: float, record_count: int, permit: int
     ) -> Self:
         """Return the state of a call whose first attempt was made without a `RunningCall`."""
-        running = cls(config, started, None, serial)
+        running = cls(config, started, None, record_count)
         running.adopt_first_attempt(permit)
         return running
 
     def begin_attempt(self) -> Attempt:
         """Begin the next attempt; raise the last error, or a rejection, if none may begin."""
-        command = self.start(system.now() if self._uses_clock else 0.0)
+        command = self.start(environment.now() if self._uses_clock else 0.0)
         # The error's traceback refers to this object: break the reference cycle.
         error, self._error = self._error, None
         if isinstance(command, Stop):
@@ -102,12 +109,12 @@ class RunningCall(Call):
                 raise error
             finally:
                 del error  # its traceback refers to this frame: break the reference cycle
-        self._serial_at_start = bus.last_record_serial
+        self._record_count_at_start = bus.record_count
         if bus.listeners or self._is_observed:
             self._emit_started()
         return command
 
-    def should_retry(self, error: Exception, outcome: Outcome | None = None) -> bool:
+    def try_continue(self, error: Exception, outcome: Outcome | None = None) -> bool:
         """Record a failed attempt and return whether another attempt follows.
 
         The error is classified unless the caller passes its outcome.
@@ -115,10 +122,10 @@ class RunningCall(Call):
         config = self.config
         try:
             if outcome is None:
-                classify = config.classify_error  # a local variable is faster: see `System`
-                outcome = classify(error, self._serial_at_start)
-            now = system.now() if self._uses_clock else 0.0
-            random_number = (config.draw or system.draw)()
+                classify = config.classify_error  # a local variable is faster: see `Environment`
+                outcome = classify(error, self._record_count_at_start)
+            now = environment.now() if self._uses_clock else 0.0
+            random_number = (config.draw_random or environment.draw_random)()
             verdict = self.record_failure(outcome, now, random_number, type(error).__name__)
             log_enabled = bus.log_enabled
             if bus.listeners or log_enabled(LOG_WARNING):
@@ -136,14 +143,14 @@ class RunningCall(Call):
         self._wait, self._error = verdict, error
         return True
 
-    def accepts(self, result: object) -> bool:
+    def try_finish(self, result: object) -> bool:
         """Record the result of an attempt; return whether the call ends with this result."""
         classify_result = self.config.classify_result
         if classify_result is not None:
             outcome = classify_result(result)
             if outcome.kind is Kind.PERMANENT:  # such as a 404
-                random_number = (self.config.draw or system.draw)()
-                verdict = self.record_failure(outcome, system.now(), random_number)
+                random_number = (self.config.draw_random or environment.draw_random)()
+                verdict = self.record_failure(outcome, environment.now(), random_number)
                 if isinstance(verdict, Stop) and (bus.listeners or self._is_observed):
                     self._emit_failed(outcome, verdict, None)
                     emit_gave_up(self._call_record(verdict), verdict.hint, None, self._last_detail)
@@ -154,7 +161,9 @@ class RunningCall(Call):
         if until is not None and not until(result):
             return self._reject_result(result, TRANSIENT, "`until` did not accept the result")
         if self.downstream is not None:
-            self.record_success(system.now(), (self.config.draw or system.draw)())
+            self.record_success(
+                environment.now(), (self.config.draw_random or environment.draw_random)()
+            )
         if bus.listeners or self._is_observed:
             import tarry.core.events as types
 
@@ -164,7 +173,7 @@ class RunningCall(Call):
     def _reject_result(self, result: object, outcome: Outcome, problem: str) -> bool:
         """Record a result as a failure; return False if a retry follows, else raise."""
         error = errors.ResultNotAccepted(f"{self.config.operation}: {problem}", result)
-        if self.should_retry(error, outcome):
+        if self.try_continue(error, outcome):
             return False
         try:
             raise error
@@ -178,7 +187,7 @@ class RunningCall(Call):
     def abort(self) -> None:
         """Release the permit of a running attempt; drivers call this before they raise."""
         if self.downstream is not None:
-            self.cancel_attempt(system.now())
+            self.cancel_attempt(environment.now())
 
     def timeout_error(self, timeout: float) -> Exception:
         """Return the error for an attempt that was stopped after `timeout` seconds."""
@@ -192,7 +201,7 @@ class RunningCall(Call):
 
     def wait(self) -> None:
         """Block until the next attempt is due."""
-        wait_started = system.now() if self._is_observed else None
+        wait_started = environment.now() if self._is_observed else None
         try:
             blocking_wait(self.config, self._wait.delay, self._error)
         except BaseException:
@@ -203,10 +212,10 @@ class RunningCall(Call):
 
     async def async_wait(self) -> None:
         """Like `wait`, but sleep on the event loop instead of blocking."""
-        wait_started = system.now() if self._is_observed else None
+        wait_started = environment.now() if self._is_observed else None
         try:
             if self._wait.delay > 0:
-                await system.async_sleep(self._wait.delay)
+                await environment.async_sleep(self._wait.delay)
         except BaseException:
             self._abandon_wait()
             raise
@@ -216,14 +225,14 @@ class RunningCall(Call):
     def _abandon_wait(self) -> None:
         self._error = None
         if self.downstream is not None:
-            self.refund_retry(system.now())
+            self.refund_retry(environment.now())
 
     def _record_give_up(self, stop: Stop, error: Exception) -> None:
         record = self._call_record(stop)
         attach_record_and_note(
             error,
             record,
-            self._serial_at_start,
+            self._record_count_at_start,
             no_outer_retry=is_final(stop, self.attempts, self.policy.max_attempts),
             check_traceback=not self._is_block,
         )
@@ -274,7 +283,7 @@ class RunningCall(Call):
     def _emit_waited(self, wait_started: float) -> None:
         import tarry.core.events as types
 
-        slept = system.now() - wait_started
+        slept = environment.now() - wait_started
         first_fields = self.config.operation, self._downstream_name, self.attempts
         max_retries, error, wait = self.policy.max_attempts - 1, self._error, self._wait
         planned = wait.ceiling, wait.delay, wait.hint
@@ -305,7 +314,7 @@ class RunningBlock(RunningCall):
 
 
 def decide_after_first_failure(
-    config: RetryConfig, error: Exception, serial: int
+    config: RetryConfig, error: Exception, record_count: int
 ) -> RunningCall | FirstFailure | None:
     """Decide whether a call without a downstream continues after its first attempt has failed.
 
@@ -315,19 +324,21 @@ def decide_after_first_failure(
     """
     log_enabled = bus.log_enabled
     outcome = None
-    if not bus.listeners and system.max_attempts is None and not log_enabled(LOG_WARNING):
+    if not bus.listeners and environment.max_attempts is None and not log_enabled(LOG_WARNING):
         classify = config.classify_error
-        outcome = classify(error, serial)
-        call = config.after_one_attempt
+        outcome = classify(error, record_count)
+        call = config.state_after_one_attempt
         if call is None:
-            config.after_one_attempt = call = RunningCall(config, None, None, 0)
+            config.state_after_one_attempt = call = RunningCall(config, None, None, 0)
             call.attempts = 1
-        verdict = decide(config.policy, call, outcome, 0.0, (config.draw or system.draw)())
+        verdict = decide(
+            config.policy, call, outcome, 0.0, (config.draw_random or environment.draw_random)()
+        )
         if isinstance(verdict, Wait):
             return outcome, type(error).__name__, verdict
-    running = RunningCall(config, None, None, serial)
+    running = RunningCall(config, None, None, record_count)
     running.attempts = 1
-    return running if running.should_retry(error, outcome) else None
+    return running if running.try_continue(error, outcome) else None
 
 
 def blocking_wait(config: RetryConfig, delay: float, error: Exception | None) -> None:
@@ -338,7 +349,7 @@ def blocking_wait(config: RetryConfig, delay: float, error: Exception | None) ->
                 f"{config.operation}: a wait of {format_duration(delay)} would block the running "
                 "event loop; use an async def (for a block: async for), or run it in a thread"
             ) from error
-        sleep = system.sleep
+        sleep = environment.blocking_sleep
         sleep(delay, config.cancel)
     if config.cancel is not None and config.cancel.cancelled:
         msg = f"{config.operation}: cancelled while waiting for the next attempt"

@@ -1,8 +1,8 @@
 """The clock, the random numbers and the sleep functions of the library.
 
-Retries use only the functions of `system`, which `tarry.testing` can replace. A `CancelToken`
-interrupts a sleep. `sleep`, `timeout` and the detection of event loops work with asyncio and trio;
-neither library is imported before a coroutine needs it.
+The library uses them only through `environment`, so that `tarry.testing` can replace them. A
+`CancelToken` interrupts a blocking sleep. `async_sleep`, `timeout` and the detection of event loops
+work with asyncio and trio. Neither library is imported before a coroutine needs it.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ after_fork(_random.seed)
 
 
 class CancelToken:
-    """Interrupts the waits of plain functions, for example at shutdown.
+    """Interrupts the waits of functions that are not coroutines, for example at shutdown.
 
     Pass it to `retry(on=OSError, cancel=token)` and call `token.cancel()`. Coroutines need no
-    token: cancel their task.
+    token: cancel their asyncio task or trio scope.
     """
 
     __slots__ = ("_event",)
@@ -62,7 +62,7 @@ class CancelToken:
         return self._event.wait(seconds)
 
 
-def _sleep(seconds: float, cancel_token: CancelToken | None) -> None:
+def _blocking_sleep(seconds: float, cancel_token: CancelToken | None) -> None:
     seconds = min(seconds, threading.TIMEOUT_MAX)  # 292 years on 64-bit systems
     if cancel_token is None:
         time.sleep(seconds)
@@ -87,8 +87,8 @@ def in_event_loop() -> bool:
     return "trio" in sys.modules and in_trio()
 
 
-async def sleep(seconds: float) -> None:
-    """Sleep on the running event loop."""
+async def async_sleep(seconds: float) -> None:
+    """Suspend the coroutine for some seconds, in asyncio or trio."""
     if in_trio():
         import trio
 
@@ -101,10 +101,10 @@ async def sleep(seconds: float) -> None:
 
 @contextmanager
 def timeout(seconds: float) -> Generator[None]:
-    """Cancel the block after `seconds`, and continue after the block.
+    """Cancel the block after `seconds`; the program then continues after the block.
 
-    This is not an async context manager, although asyncio's own timeout is one. `with attempt:` can
-    therefore be written the same way in `for` and in `async for` loops.
+    asyncio's own timeout needs `async with`. This one needs only `with`, because it is entered by
+    the block `with attempt:` of `tarry.attempts`, which is the same in `for` and `async for` loops.
     """
     if in_trio():
         import trio
@@ -135,27 +135,28 @@ def _run_without_waiting(coroutine: Coroutine[Any, Any, Any]) -> None:
         return
 
 
-class System:
+class Environment:
     """The clock, random source and sleep functions of the process, and a limit that tests set.
 
-    Code on the hot path first assigns the function to a local variable (`clock = system.now`) and
-    then calls that variable. Calling `system.now()` directly looks up `now` three times slower,
-    because `now` is stored in a slot of the instance and is not a method of the class.
+    Code on the hot path first assigns the function to a local variable (`clock = environment.now`)
+    and then calls the variable. The lookup in `environment.now()` is three times slower, because
+    CPython 3.11 optimizes reading a slot of an instance, but not calling it as a method.
     """
 
-    __slots__ = ("async_sleep", "draw", "max_attempts", "now", "sleep", "unix_time")
+    __slots__ = ("async_sleep", "blocking_sleep", "draw_random", "max_attempts", "now", "unix_time")
 
     def __init__(self) -> None:
         self.now: Callable[[], float] = time.monotonic
         self.unix_time: Callable[[], float] = time.time
         """Returns the seconds since 1970, which are compared with dates that servers send."""
-        self.draw: Callable[[], float] = _random.random
+        self.draw_random: Callable[[], float] = _random.random
         """Returns a random number in [0, 1)."""
-        self.sleep: Callable[[float, CancelToken | None], None] = _sleep
+        self.blocking_sleep: Callable[[float, CancelToken | None], None] = _blocking_sleep
         """Blocks for some seconds, or until the token is cancelled."""
-        self.async_sleep: Callable[[float], Awaitable[None]] = sleep
+        self.async_sleep: Callable[[float], Awaitable[None]] = async_sleep
+
         self.max_attempts: int | None = None
         """An upper limit for the `max_attempts` of every policy, set by tests."""
 
 
-system: System = System()
+environment: Environment = Environment()

@@ -53,17 +53,17 @@ class RetryConfig:
 
     # Without slots, a call that needs the full driver would take 0.4 us more than its 6 us.
     __slots__ = (
-        "after_one_attempt",
         "cancel",
         "classify_error",
         "classify_result",
         "deadline",
         "downstream",
-        "draw",
+        "draw_random",
         "operation",
         "passes_number",
         "policy",
         "release",
+        "state_after_one_attempt",
         "until",
     )
 
@@ -128,10 +128,10 @@ class RetryConfig:
         self.downstream: Downstream | None = downstream
         self.operation: str = name or ""
         self.cancel: CancelToken | None = cancel
-        self.after_one_attempt: Call | None = None
+        self.state_after_one_attempt: Call | None = None
         """The state of a call after one attempt, equal for all calls: a cache of
         `decide_after_first_failure`."""
-        self.draw: Callable[[], float] | None = None if random is None else random.random
+        self.draw_random: Callable[[], float] | None = None if random is None else random.random
 
     @property
     def needs_full_driver(self) -> bool:
@@ -182,8 +182,8 @@ class Classifier:
         )
         """Whether `on` can match exception groups or errors that are never retried."""
 
-    def classify_error(self, error: Exception, serial: int) -> Outcome:
-        """Classify an error; `serial` is `bus.last_record_serial` when the attempt began."""
+    def classify_error(self, error: Exception, record_count: int) -> Outcome:
+        """Classify an error; `record_count` is `bus.record_count` when the attempt began."""
         if isinstance(error, self._types):
             if self._matches_broadly and isinstance(error, _NEVER_RETRIED):
                 return PERMANENT
@@ -199,7 +199,7 @@ class Classifier:
             and not (self._matches_broadly and hasattr(error, "exceptions"))
         ):
             return outcome
-        return outcome.replace(retried=True) if has_record_since(error, serial) else outcome
+        return outcome.replace(retried=True) if has_record_since(error, record_count) else outcome
 
     def _classify_other(self, error: Exception) -> Outcome:
         """Classify an error that is not an instance of a type in `on`."""

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple
 
 from tarry.core.checks import check_number
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -71,7 +71,7 @@ def deadline(seconds: float) -> Generator[None]:
 
     If a deadline outside the block is earlier, it still applies.
     """
-    handle = enter(system.now() + check_number("seconds", seconds))
+    handle = enter(environment.now() + check_number("seconds", seconds))
     try:
         yield
     finally:
@@ -81,7 +81,7 @@ def deadline(seconds: float) -> Generator[None]:
 def remaining() -> float | None:
     """Return the seconds until the current deadline, or None; usable as a client's timeout."""
     moment = current()
-    return None if moment is None else max(0.0, moment - system.now())
+    return None if moment is None else max(0.0, moment - environment.now())
 
 
 def _without_scope(handle: object, inner: DeadlineScope | None) -> DeadlineScope | None:

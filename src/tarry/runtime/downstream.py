@@ -17,7 +17,7 @@ from tarry.core.breaker import BreakerState
 from tarry.core.checks import check_ratio
 from tarry.core.outcome import SUCCESS
 from tarry.errors import ConfigurationError, ConfigurationTypeError
-from tarry.runtime.clocks import after_fork, system
+from tarry.runtime.clocks import after_fork, environment
 from tarry.runtime.events import bus
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class LockedDownstream(core.Downstream):
         while successes:
             permit, started, now = successes.popleft()
             if not self.try_record_success(permit, now - started, now):
-                super().record(permit, SUCCESS, now - started, now, system.draw())
+                super().record(permit, SUCCESS, now - started, now, environment.draw_random())
 
     def record(
         self,
@@ -227,7 +227,7 @@ class Downstream(LockedDownstream):
         """The retry budget's balance; None without a budget."""
         with self._lock:
             self._count_successes_locked()
-            return None if self.budget is None else self.budget.balance(system.now())
+            return None if self.budget is None else self.budget.balance(environment.now())
 
     def quantile(self, q: float) -> float | None:
         """Return the `q` quantile of the durations of the latest successes, or None without any."""

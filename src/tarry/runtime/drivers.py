@@ -3,7 +3,7 @@
 Each driver has a blocking and an async form, which runs on asyncio and trio. Both forms leave all
 decisions to `RunningCall`; they differ only in how they call the function and in how they wait.
 
-The drivers read `bus.last_record_serial` before each attempt. After a failure, they use this number
+The drivers read `bus.record_count` before each attempt. After a failure, they use this number
 to find out whether an inner retry loop has given up on the error during the attempt: see
 `error_record`.
 """
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from tarry.core.outcome import SUCCESS
 from tarry.runtime import clocks, deadlines
 from tarry.runtime.call import RunningCall, blocking_wait, decide_after_first_failure
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 from tarry.runtime.events import bus
 
 if TYPE_CHECKING:
@@ -74,25 +74,25 @@ def _wrap_plain(fn: Callable[..., T], config: RetryConfig) -> Callable[..., T]:
     def call(*args: Any, **kwargs: Any) -> T:
         if bus.listeners or _get_deadline_scope() is not None:
             return drive(RunningCall.new(config), fn, args, kwargs)
-        serial = bus.last_record_serial
+        record_count = bus.record_count
         try:
             if kwargs:  # passing an empty **kwargs would still build a dict
                 return fn(*args, **kwargs)
             return fn(*args)
         except Exception as error:
-            decision = decide_after_first_failure(config, error, serial)
+            decision = decide_after_first_failure(config, error, record_count)
             if decision is None:
                 raise
             if isinstance(decision, tuple):  # a `FirstFailure`; its last item is the wait
                 blocking_wait(config, decision[2].delay, error)
         if isinstance(decision, tuple):
-            serial = bus.last_record_serial
+            record_count = bus.record_count
             try:
                 return fn(*args, **kwargs)
             except Exception as error:
-                running = RunningCall(config, None, None, serial)
+                running = RunningCall(config, None, None, record_count)
                 running.adopt_first_failure(*decision)
-                if not running.should_retry(error):
+                if not running.try_continue(error):
                     raise
         else:
             running = decision
@@ -109,26 +109,26 @@ def _wrap_plain_async(fn: AsyncFunction[T], config: RetryConfig) -> CoroutineFun
     async def call(*args: Any, **kwargs: Any) -> T:
         if bus.listeners or _get_deadline_scope() is not None:
             return await drive_async(RunningCall.new(config), fn, args, kwargs)
-        serial = bus.last_record_serial
+        record_count = bus.record_count
         try:
             if kwargs:  # passing an empty **kwargs would still build a dict
                 return await fn(*args, **kwargs)
             return await fn(*args)
         except Exception as error:
-            decision = decide_after_first_failure(config, error, serial)
+            decision = decide_after_first_failure(config, error, record_count)
             if decision is None:
                 raise
             # A tuple is a `FirstFailure`; its last item is the wait.
             if isinstance(decision, tuple) and decision[2].delay > 0:
-                await system.async_sleep(decision[2].delay)
+                await environment.async_sleep(decision[2].delay)
         if isinstance(decision, tuple):
-            serial = bus.last_record_serial
+            record_count = bus.record_count
             try:
                 return await fn(*args, **kwargs)
             except Exception as error:
-                running = RunningCall(config, None, None, serial)
+                running = RunningCall(config, None, None, record_count)
                 running.adopt_first_failure(*decision)
-                if not running.should_retry(error):
+                if not running.try_continue(error):
                     raise
         else:
             running = decision
@@ -167,15 +167,15 @@ def _wrap_guarded(
         ):
             return drive(RunningCall.new(config), fn, args, kwargs)
         permit = 0 if breaker is None else breaker.generation
-        serial, clock = bus.last_record_serial, system.now
+        record_count, clock = bus.record_count, environment.now
         started = clock()
         try:
             # Passing an empty **kwargs would still build a dict.
             result = fn(*args, **kwargs) if kwargs else fn(*args)
             succeeded = classify_result is None or classify_result(result) is SUCCESS
         except Exception as error:
-            running = RunningCall.after_first_attempt(config, started, serial, permit)
-            if not running.should_retry(error):
+            running = RunningCall.after_first_attempt(config, started, record_count, permit)
+            if not running.try_continue(error):
                 raise
         else:
             if succeeded:
@@ -185,10 +185,12 @@ def _wrap_guarded(
                     if len(successes) > max_uncounted:
                         downstream.count_successes()
                 else:
-                    downstream.record(permit, SUCCESS, now - started, now, system.draw())
+                    downstream.record(
+                        permit, SUCCESS, now - started, now, environment.draw_random()
+                    )
                 return result
-            running = RunningCall.after_first_attempt(config, started, serial, permit)
-            if running.accepts(result):
+            running = RunningCall.after_first_attempt(config, started, record_count, permit)
+            if running.try_finish(result):
                 return result
             release_result(running, result)
         running.wait()
@@ -214,14 +216,14 @@ def _wrap_guarded_async(
         ):
             return await drive_async(RunningCall.new(config), fn, args, kwargs)
         permit = 0 if breaker is None else breaker.generation
-        serial, clock = bus.last_record_serial, system.now
+        record_count, clock = bus.record_count, environment.now
         started = clock()
         try:
             result = await fn(*args, **kwargs) if kwargs else await fn(*args)
             succeeded = classify_result is None or classify_result(result) is SUCCESS
         except Exception as error:
-            running = RunningCall.after_first_attempt(config, started, serial, permit)
-            if not running.should_retry(error):
+            running = RunningCall.after_first_attempt(config, started, record_count, permit)
+            if not running.try_continue(error):
                 raise
         else:
             if succeeded:
@@ -231,10 +233,12 @@ def _wrap_guarded_async(
                     if len(successes) > max_uncounted:
                         downstream.count_successes()
                 else:
-                    downstream.record(permit, SUCCESS, now - started, now, system.draw())
+                    downstream.record(
+                        permit, SUCCESS, now - started, now, environment.draw_random()
+                    )
                 return result
-            running = RunningCall.after_first_attempt(config, started, serial, permit)
-            if running.accepts(result):
+            running = RunningCall.after_first_attempt(config, started, record_count, permit)
+            if running.try_finish(result):
                 return result
             await release_result_async(running, result)
         await running.async_wait()
@@ -258,10 +262,10 @@ def drive(running: RunningCall, fn: Callable[..., T], args: Args, kwargs: Kwargs
                 else:
                     result = _call_with_timeout(running, attempt.timeout, fn, args, kwargs)
             except Exception as error:
-                if not running.should_retry(error):
+                if not running.try_continue(error):
                     raise
             else:
-                if running.accepts(result):
+                if running.try_finish(result):
                     return result
                 release_result(running, result)
             running.wait()
@@ -278,7 +282,7 @@ async def drive_async(running: RunningCall, fn: AsyncFunction[T], args: Args, kw
             if running.config.passes_number:
                 kwargs = {**kwargs, "number": attempt.number}
             if attempt.delay:
-                await system.async_sleep(attempt.delay)
+                await environment.async_sleep(attempt.delay)
             try:
                 if attempt.timeout is None:
                     result = await fn(*args, **kwargs) if kwargs else await fn(*args)
@@ -287,10 +291,10 @@ async def drive_async(running: RunningCall, fn: AsyncFunction[T], args: Args, kw
                         running, attempt.timeout, fn, args, kwargs
                     )
             except Exception as error:
-                if not running.should_retry(error):
+                if not running.try_continue(error):
                     raise
             else:
-                if running.accepts(result):
+                if running.try_finish(result):
                     return result
                 await release_result_async(running, result)
             await running.async_wait()
@@ -316,7 +320,7 @@ async def release_result_async(running: RunningCall, result: object) -> None:
 def _call_with_timeout(
     running: RunningCall, timeout: float, fn: Callable[..., T], args: Args, kwargs: Kwargs
 ) -> T:
-    deadline_handle = deadlines.enter(system.now() + timeout)
+    deadline_handle = deadlines.enter(environment.now() + timeout)
     try:
         if running.policy.attempt_timeout is None:  # only an attempt timeout interrupts `fn`
             return fn(*args, **kwargs)
@@ -335,7 +339,7 @@ def _call_with_timeout(
 async def _call_with_timeout_async(
     running: RunningCall, timeout: float, fn: AsyncFunction[T], args: Args, kwargs: Kwargs
 ) -> T:
-    deadline_handle = deadlines.enter(system.now() + timeout)
+    deadline_handle = deadlines.enter(environment.now() + timeout)
     try:
         with clocks.timeout(timeout):
             return await fn(*args, **kwargs)

@@ -1,12 +1,12 @@
 """The record and the note that tarry attaches to an error when a call is given up.
 
 The note is for people. The record also prevents an outer retry loop from retrying an error that an
-inner loop has given up on. But several calls may raise the same exception object, such as a mock, a
-module constant or the error of a shared connection. The record may then come from another call. An
-outer loop therefore considers a record only if both conditions hold:
+inner retry loop has given up on. But several calls may raise the same exception object, such as a
+mock, a module constant or the error of a shared connection. The record may then come from another
+call. An outer loop therefore considers a record only if both conditions hold:
 
-- The record was attached during the outer loop's current attempt. Records are numbered. The loop
-  reads `bus.last_record_serial` when an attempt begins; only records with a higher number count.
+- The record was attached during the outer loop's current attempt. Records are numbered from 1. The
+  loop reads `bus.record_count` when an attempt begins. Records with a higher number are newer.
 - The error was raised through the loop that attached the record, as its traceback shows.
 """
 
@@ -31,32 +31,33 @@ RECORD_ATTRIBUTE = "__tarry__"
 """The attribute of an error that holds its `ErrorRecord`."""
 
 MAX_SEARCH_DEPTH = 10
-"""How deep the causes, contexts and group members of an error are searched."""
+"""How deep the causes, contexts and group members of an error are searched for records."""
 MAX_GROUP_MEMBERS = 10
-"""How many members of each exception group are searched."""
+"""How many members of each exception group are searched for records."""
 
 _DRIVER_MODULES = ("tarry.runtime.", "tarry.adapters.http.")
 _DRIVER_FUNCTIONS = frozenset({"call", "drive", "drive_async", "hedge", "hedge_sync"})
-"""The functions in these modules that run a retry loop. If one of them is in the traceback of an
-error, the error was raised through a retry loop. Update the names when a driver is renamed."""
+"""The drivers: the functions in these modules that run a retry loop. If one of them is in the
+traceback of an error, the error was raised through a retry loop. Update the names when a driver is
+renamed."""
 
-MAX_GIVE_UPS = 100
-"""Limit of the calls in one `GiveUpLog`."""
+MAX_GIVEN_UP_CALLS = 100
+"""How many calls one `GivenUpCalls` keeps; the oldest are dropped."""
 
-_serials = count(1)
+_record_numbers = count(1)
 
 
-class GiveUpLog:
-    """The calls that were given up while a server handles one request."""
+class GivenUpCalls:
+    """The calls that a server has made and given up while it handles one request."""
 
     def __init__(self) -> None:
-        self._entries: deque[tuple[BaseException, CallRecord]] = deque(maxlen=MAX_GIVE_UPS)
+        self._entries: deque[tuple[BaseException, CallRecord]] = deque(maxlen=MAX_GIVEN_UP_CALLS)
 
     def __bool__(self) -> bool:
         return bool(self._entries)
 
     def add(self, error: BaseException, record: CallRecord) -> None:
-        """Add a call and the error that it ended with."""
+        """Add the record of a call and the error that the call ended with."""
         self._entries.append((error, record))
 
     def find(self, error: BaseException) -> CallRecord | None:
@@ -80,50 +81,56 @@ class GiveUpLog:
         self._entries = deque(maxlen=0)
 
 
-give_up_log: ContextVar[GiveUpLog | None] = ContextVar("tarry_give_up_log", default=None)
-"""Set by the server middleware (ASGI, gRPC), which tells clients not to retry if a call of the
-handler was given up."""
+current_given_up_calls: ContextVar[GivenUpCalls | None] = ContextVar(
+    "tarry_given_up_calls", default=None
+)
+"""Set for each request by the server middleware (ASGI) or interceptor (gRPC). It tells the client
+not to retry if a call of the handler was given up. None outside such a server."""
 
 
 class ErrorRecord(NamedTuple):
     """The value of `RECORD_ATTRIBUTE`."""
 
-    serial: int
-    """The number of this record, counted from 1; 0 if outer loops may retry the error."""
+    number: int
+    """The number of this record, from 1; 0 if outer retry loops may retry the error."""
     call_record: CallRecord
     check_traceback: bool
-    """False for attempts that leave no driver function in the traceback, such as `with` blocks."""
+    """Whether the traceback must show that the error was raised through a driver. False if the
+    attempt leaves no driver in the traceback, as a `with` block."""
 
 
 def attach_record(
     error: BaseException, record: CallRecord, *, no_outer_retry: bool, check_traceback: bool = True
 ) -> None:
     """Attach the record of a call to its error."""
-    serial = 0
+    number = 0
     if no_outer_retry:
-        bus.last_record_serial = serial = next(_serials)
-        log = give_up_log.get()
-        # Skip a call that was made only once because it is not repeatable. The client of this
+        bus.record_count = number = next(_record_numbers)
+        given_up_calls = current_given_up_calls.get()
+        # Skip a call that was attempted only once because it is not repeatable. The client of this
         # server may then retry, if its own request is repeatable.
-        if log is not None and (record.reason is not Reason.UNSAFE or record.attempts > 1):
-            log.add(error, record)
-    # Bypasses a __setattr__ of the user's class, which may be frozen.
-    object.__setattr__(error, RECORD_ATTRIBUTE, ErrorRecord(serial, record, check_traceback))
+        if given_up_calls is not None and (
+            record.reason is not Reason.UNSAFE or record.attempts > 1
+        ):
+            given_up_calls.add(error, record)
+    # Not `setattr`: the user's class may be frozen by its own __setattr__.
+    object.__setattr__(error, RECORD_ATTRIBUTE, ErrorRecord(number, record, check_traceback))
 
 
 def attach_record_and_note(
     error: BaseException,
     record: CallRecord,
-    serial: int,
+    record_count: int,
     *,
     no_outer_retry: bool,
     check_traceback: bool = True,
 ) -> None:
     """Attach the record of a call that is given up, and a note that describes it, to its error.
 
-    If an inner loop has attached a record with a number above `serial`, that record is kept.
+    If an inner retry loop has attached a record during the last attempt, that record is kept.
+    `record_count` is the value of `bus.record_count` when that attempt began.
     """
-    if not has_record_since(error, serial):
+    if not has_record_since(error, record_count):
         attach_record(error, record, no_outer_retry=no_outer_retry, check_traceback=check_traceback)
     note_prefix = f"tarry: {record.operation} "
     previous: list[str] = getattr(error, "__notes__", [])
@@ -133,14 +140,14 @@ def attach_record_and_note(
     object.__setattr__(error, "__notes__", [*notes, note_prefix + record.summary()])
 
 
-def has_record_since(error: BaseException, serial: int) -> bool:
-    """Return whether an inner loop has attached a record with a number above `serial`.
+def has_record_since(error: BaseException, record_count: int) -> bool:
+    """Return whether an inner retry loop has attached a record with a number above `record_count`.
 
     Records on the causes, contexts and group members of the error count too.
     """
     for related in _related_errors(error, MAX_SEARCH_DEPTH):
         error_record: ErrorRecord | None = getattr(related, RECORD_ATTRIBUTE, None)
-        if error_record is None or error_record.serial <= serial:
+        if error_record is None or error_record.number <= record_count:
             continue
         if not error_record.check_traceback or _passed_driver(
             related, caught_here=related is error
@@ -167,11 +174,13 @@ def _passed_driver(error: BaseException, *, caught_here: bool) -> bool:
     """Return whether the error passed a driver function on its way to the `except` clause.
 
     A traceback lists the frames from the `except` clause down to the place where the error was
-    raised. If `raise error` raises an object that was raised earlier, the entries below this
-    statement come from the earlier raise and are ignored. They count only if the frame of the next
-    entry is also above the statement: then this frame has caught the error and raised it again.
+    raised. If user code raises an object with `raise error` that was raised earlier, the entries
+    below this statement come from the earlier raise and are ignored. There is one exception: if the
+    next entry's frame was seen before, that frame has caught the error and raised it again.
+
+    `caught_here` is whether the caller has caught this error itself, not its cause or context.
     """
-    from opcode import opmap  # needed only here, after a nested failure
+    from opcode import opmap  # imported here, because it is needed only after a nested failure
 
     raise_opcode = opmap["RAISE_VARARGS"]
     seen: list[FrameType] = []

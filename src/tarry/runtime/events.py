@@ -31,7 +31,7 @@ imports only an adapter gets log lines too."""
 class EventBus:
     """The listeners of this process."""
 
-    __slots__ = ("last_record_serial", "listeners", "lock", "log_enabled", "log_listener")
+    __slots__ = ("listeners", "lock", "log_enabled", "log_listener", "record_count")
 
     def __init__(self) -> None:
         self.lock: threading.Lock = threading.Lock()
@@ -41,7 +41,7 @@ class EventBus:
         """The built-in log listener. It logs nothing for calls whose first attempt succeeds."""
         self.log_enabled: Callable[[int], bool] = self._load_log_and_check
         """Returns whether the log listener logs at a level. The first call loads the listener."""
-        self.last_record_serial: int = 0
+        self.record_count: int = 0
         """The number of the record that was last attached to an error; see `error_record`."""
 
     def listen(self, listener: Listener) -> Callable[[], None]:

@@ -18,7 +18,7 @@ from tarry.core.outcome import SUCCESS, Kind
 from tarry.core.verdict import CallRecord, Reason, Stop
 from tarry.runtime import config, deadlines
 from tarry.runtime.call import emit_gave_up, rejection_error
-from tarry.runtime.clocks import after_fork, system
+from tarry.runtime.clocks import after_fork, environment
 from tarry.runtime.downstream import Downstream
 from tarry.runtime.error_record import attach_record_and_note
 from tarry.runtime.events import bus
@@ -226,7 +226,7 @@ class RunningHedgedCall:
         self._classify = classify
         self._classify_result = classify_result
         self._deadline = deadlines.current()
-        self._serial_at_start = bus.last_record_serial
+        self._record_count_at_start = bus.record_count
         """Shows whether an inner retry loop gave up on an error since then; see `error_record`."""
         self._error: Exception | None = None
         """The error of the copy that failed last, while the call continues."""
@@ -245,7 +245,7 @@ class RunningHedgedCall:
     def seconds_to_wait(self) -> float | None:
         """Return the seconds until the next copy is due or the deadline passes, or None."""
         moments = [m for m in (self._call.next_hedge_at, self._deadline) if m is not None]
-        return max(0.0, min(moments) - system.now()) if moments else None
+        return max(0.0, min(moments) - environment.now()) if moments else None
 
     def on_timeout(self) -> Attempt | None:
         """Return the next copy to start if one is due and allowed; raise if the call must end."""
@@ -275,9 +275,9 @@ class RunningHedgedCall:
                     raise errors.ResultNotAccepted(f"{self._operation}: {outcome.detail}", result)
         except Exception as error:
             if outcome is None:
-                outcome = self._classify(error, self._serial_at_start)
+                outcome = self._classify(error, self._record_count_at_start)
             self._detail = outcome.detail
-            now, random_number = system.now(), system.draw()
+            now, random_number = environment.now(), environment.draw_random()
             command = self._call.record_failure(finished.number, outcome, now, random_number)
             if isinstance(command, Stop):
                 self._record_give_up(command, error)
@@ -294,9 +294,9 @@ class RunningHedgedCall:
         self._error = None  # its traceback refers to self: break the reference cycle
         is_success = outcome.kind is Kind.SUCCESS
         if is_success:
-            self._call.record_success(number, system.now(), system.draw())
+            self._call.record_success(number, environment.now(), environment.draw_random())
         else:
-            self._call.cancel(system.now())  # a permanent failure is no evidence of bad health
+            self._call.cancel(environment.now())  # a permanent failure is no evidence of bad health
         # The log alone needs no event if the first copy succeeded. `is_observed` is slower.
         if bus.listeners or (number > 1 and bus.is_observed()):
             if number > 1:
@@ -309,7 +309,7 @@ class RunningHedgedCall:
 
     def record_not_started(self, number: int) -> None:
         """Record that a copy was not started for lack of a thread; raise if no other copy runs."""
-        if not self._call.record_unsent(number, system.now()):
+        if not self._call.record_unsent(number, environment.now()):
             self._raise_final_error(Stop(Reason.LIMIT))
 
     def discard_error(self) -> None:
@@ -318,7 +318,7 @@ class RunningHedgedCall:
 
     def abort(self) -> None:
         """Release the permits of the copies that still run."""
-        self._call.cancel(system.now())
+        self._call.cancel(environment.now())
 
     def _raise_final_error(self, stop: Stop) -> Never:
         """Raise the error of the copy that failed last, or a rejection; no copy runs any more."""
@@ -337,7 +337,7 @@ class RunningHedgedCall:
 
     def _now_before_deadline(self) -> float:
         """Return the current time; raise if the deadline has passed."""
-        now = system.now()
+        now = environment.now()
         if self._deadline is not None and now >= self._deadline:
             error = errors.DeadlineExceeded(f"{self._operation}: the deadline has passed")
             self._record_give_up(Stop(Reason.DEADLINE), error)
@@ -348,7 +348,9 @@ class RunningHedgedCall:
         record = self._call_record(stop)
         # An error of the only copy was neither retried nor hedged: an outer loop may retry it.
         no_outer_retry = record.attempts != 1
-        attach_record_and_note(error, record, self._serial_at_start, no_outer_retry=no_outer_retry)
+        attach_record_and_note(
+            error, record, self._record_count_at_start, no_outer_retry=no_outer_retry
+        )
         if bus.is_observed():
             detail = "" if isinstance(error, errors.Rejected) else self._detail
             emit_gave_up(record, stop.hint, error, detail or type(error).__name__)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from tarry.errors import LimitReached
 from tarry.runtime import clocks
-from tarry.runtime.clocks import after_fork, system
+from tarry.runtime.clocks import after_fork, environment
 
 if TYPE_CHECKING:
     import asyncio
@@ -109,7 +109,7 @@ class ThreadCopies(Generic[T]):
     def _run(self, slots: threading.Semaphore, number: int, delay: float) -> None:
         try:
             if delay:
-                system.sleep(delay, None)
+                environment.blocking_sleep(delay, None)
                 if self._is_closed:
                     return
             finished = FinishedCopy(number, self._fn(number), None)
@@ -221,7 +221,7 @@ class TaskCopies(Generic[T]):
     async def _run(self, number: int, delay: float) -> None:
         try:
             if delay:
-                await system.async_sleep(delay)
+                await environment.async_sleep(delay)
             finished = FinishedCopy(number, await self._fn(number), None)
         except self._cancelled_error:  # the nursery handles the cancellation
             raise

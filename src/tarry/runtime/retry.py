@@ -12,7 +12,7 @@ from tarry.core.outcome import outcome_of_exception
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.runtime import clocks, deadlines, drivers
 from tarry.runtime.call import RunningBlock, RunningCall, blocking_wait
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 from tarry.runtime.config import (
     ASYNC_GENERATOR,
     CANCEL_IN_COROUTINE_MESSAGE,
@@ -216,7 +216,7 @@ class AttemptBlock:
         self._call = running
         self._attempt = attempt
         self._deadline_handle: object = None
-        self._ends_at = None if attempt.timeout is None else system.now() + attempt.timeout
+        self._ends_at = None if attempt.timeout is None else environment.now() + attempt.timeout
         self._timeout_scope: AbstractContextManager[None] | None = None
         if in_event_loop and attempt.timeout is not None:
             self._timeout_scope = clocks.timeout(attempt.timeout)
@@ -261,14 +261,14 @@ class AttemptBlock:
                     deadlines.leave(self._deadline_handle)
             if timed_out:
                 timeout_error = running.timeout_error(self._attempt.timeout or 0.0)
-                self.is_last = not running.should_retry(timeout_error)
+                self.is_last = not running.try_continue(timeout_error)
                 if self.is_last:
                     raise timeout_error
                 return True
             if error is None:
-                self.is_last = running.accepts(None)
+                self.is_last = running.try_finish(None)
             elif isinstance(error, Exception):
-                self.is_last = not running.should_retry(error)
+                self.is_last = not running.try_continue(error)
                 return not self.is_last
             else:
                 running.abort()
@@ -354,7 +354,7 @@ class AttemptIterator:
         try:
             attempt = running.begin_attempt()
             if attempt.delay:
-                await system.async_sleep(attempt.delay)
+                await environment.async_sleep(attempt.delay)
             self._block = block = AttemptBlock(running, attempt, in_event_loop=True)
         except BaseException:
             running.abort()

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from tarry.errors import ConfigurationError, MissingExtra
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 
 try:
     from uuid_utils import uuid7
@@ -85,7 +85,7 @@ class Service:
         )
         new_downstream = partial(build_downstream, max_in_flight=limits.lane_in_flight)
         lanes = Lanes(new_downstream, max_leased=limits.lane_leased)
-        clock = StoreClock(system.now)
+        clock = StoreClock(environment.now)
         worker = f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}"
         self.metrics: Metrics = Metrics(lanes)
         self.engine: Engine = Engine(
@@ -100,7 +100,7 @@ class Service:
                 lease=Lease(worker, settings.lease_duration_ms, settings.horizon_ms),
                 limits=limits,
                 retention=Retention(settings.keep_succeeded_ms, settings.keep_dead_ms),
-                draw=system.draw,
+                draw=environment.draw_random,
                 unpack=codec.unpack,
                 read_body=body_store.read,
                 delete_bodies=body_store.delete,
@@ -119,7 +119,7 @@ class Service:
                 codec=codec,
                 target_guard=guard,
                 new_id=_new_id,
-                monotonic=system.now,
+                monotonic=environment.now,
                 render_metrics=self._render_metrics,
                 require_api_keys=require_api_keys,
                 operator_tenant=settings.operator,
@@ -175,7 +175,7 @@ class Service:
     def _sign(self, task: Task, body: bytes) -> list[tuple[str, str]]:
         if self._signer is None:
             return []
-        return self._signer.headers(task.id, int(system.unix_time()), body)
+        return self._signer.headers(task.id, int(environment.unix_time()), body)
 
 
 def make_store(url: str, *, writer_process: bool = False) -> Store:
@@ -212,7 +212,7 @@ async def _delete_orphaned_bodies(body_store: BodyStore, store: Store) -> int:
     async def task_exists(tenant: str, task_id: str) -> bool:
         return await store.get_task(tenant, task_id) is not None
 
-    return await body_store.sweep(task_exists, system.unix_time(), limit=100)
+    return await body_store.sweep(task_exists, environment.unix_time(), limit=100)
 
 
 def _new_id() -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tarry.core.checks import check_count, check_number
 from tarry.errors import ConfigurationError, MissingExtra
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 from tarry.runtime.events import bus
 
 if TYPE_CHECKING:
@@ -32,23 +32,23 @@ T = TypeVar("T")
 @contextmanager
 def no_wait() -> Generator[None]:
     """Make every wait return at once. Decisions, delays and events are unchanged."""
-    previous = system.sleep, system.async_sleep
-    system.sleep, system.async_sleep = _sleep, _async_sleep
+    previous = environment.blocking_sleep, environment.async_sleep
+    environment.blocking_sleep, environment.async_sleep = _sleep, _async_sleep
     try:
         yield
     finally:
-        system.sleep, system.async_sleep = previous
+        environment.blocking_sleep, environment.async_sleep = previous
 
 
 @contextmanager
 def capped_attempts(max_attempts: int) -> Generator[None]:
     """Limit every call to `max_attempts` attempts."""
-    previous = system.max_attempts
-    system.max_attempts = check_count("max_attempts", max_attempts)
+    previous = environment.max_attempts
+    environment.max_attempts = check_count("max_attempts", max_attempts)
     try:
         yield
     finally:
-        system.max_attempts = previous
+        environment.max_attempts = previous
 
 
 @contextmanager
@@ -62,12 +62,12 @@ def scripted_random(numbers: Iterable[float]) -> Generator[None]:
     def draw() -> float:
         return script.pop() if len(script) > 1 else script[0]
 
-    previous = system.draw
-    system.draw = draw
+    previous = environment.draw_random
+    environment.draw_random = draw
     try:
         yield
     finally:
-        system.draw = previous
+        environment.draw_random = previous
 
 
 @contextmanager
@@ -99,7 +99,7 @@ class VirtualClock:
     """
 
     def __init__(self, start: float | None = None) -> None:
-        self._now = system.now() if start is None else check_number("start", start)
+        self._now = environment.now() if start is None else check_number("start", start)
         self._started = self._now
         self._previous: tuple[Any, ...] = ()
         self._trio: MockClock | None = None
@@ -124,8 +124,8 @@ class VirtualClock:
             self._trio.jump(seconds)
 
     def __enter__(self) -> Self:
-        self._previous = system.now, system.sleep
-        system.now, system.sleep = self.now, self._sleep
+        self._previous = environment.now, environment.blocking_sleep
+        environment.now, environment.blocking_sleep = self.now, self._sleep
         return self
 
     def __exit__(
@@ -134,7 +134,7 @@ class VirtualClock:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        system.now, system.sleep = self._previous
+        environment.now, environment.blocking_sleep = self._previous
 
     def run(self, main: Callable[[], Awaitable[T]]) -> T:
         """Run a coroutine function on asyncio in virtual time."""

@@ -13,7 +13,7 @@ import pytest
 import tarry
 from tarry import Policy, Reason
 from tarry.adapters.grpc import RetryInterceptor
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 from tarry.testing import captured_events
 from tests.adapters.grpc.fake_service import (
     CHARGE,
@@ -174,7 +174,7 @@ def test_cancel_does_not_wait(service: FakeService, monkeypatch: pytest.MonkeyPa
         waiting.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(system, "async_sleep", asleep)
+    monkeypatch.setattr(environment, "async_sleep", asleep)
     with open_channel(service.target) as opened:
         future = opened.unary_unary(CHARGE).future(b"")
         waiting.wait()

@@ -7,7 +7,7 @@ import pytest
 import tarry
 from tarry import Policy, Reason
 from tarry.adapters.grpc import RetryInterceptor
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 from tests.adapters.grpc.fake_service import (
     CHARGE,
     OWN_CONNECTION,
@@ -26,14 +26,16 @@ def test_timeout_covers_all_attempts(
     service: FakeService, call_style: CallStyle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After waits of 60 s, an attempt has the rest of the caller's 100 s."""
-    real, slept = system.now, [0.0]
+    real, slept = environment.now, [0.0]
 
     async def asleep(seconds: float) -> None:
         slept[0] += seconds
 
-    monkeypatch.setattr(system, "now", lambda: real() + slept[0])
-    monkeypatch.setattr(system, "async_sleep", asleep)
-    monkeypatch.setattr(system, "sleep", lambda seconds, _: slept.append(slept.pop() + seconds))
+    monkeypatch.setattr(environment, "now", lambda: real() + slept[0])
+    monkeypatch.setattr(environment, "async_sleep", asleep)
+    monkeypatch.setattr(
+        environment, "blocking_sleep", lambda seconds, _: slept.append(slept.pop() + seconds)
+    )
     service.steps = [("UNAVAILABLE", PUSHBACK, "60000")]
 
     assert PAID == call_style(service, {"timeout": 100}, {})

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tarry
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 from tarry.testing import captured_events
 from tests.adapters.grpc.fake_service import CHARGE, WATCH, FakeService, grpc, open_async_channel
 
@@ -117,7 +117,7 @@ def test_running_call_is_cancelled() -> None:
 
 def test_waiting_call_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wait ends, and no further attempt is made."""
-    monkeypatch.setattr(system, "async_sleep", asyncio.sleep)
+    monkeypatch.setattr(environment, "async_sleep", asyncio.sleep)
 
     async def use(_: AsyncService, charge: Any) -> None:
         call = charge(b"")

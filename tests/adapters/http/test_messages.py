@@ -15,7 +15,7 @@ from tarry.adapters.http.messages import (
     check_idempotency_key,
     classify_response,
     is_worth_draining,
-    response_classifier,
+    make_response_classifier,
     set_attempt_headers,
     try_make_repeatable,
 )
@@ -133,7 +133,7 @@ def test_responses_are_classified_by_the_policy(status: int, kind: Kind) -> None
     policy = Policy(retryable_statuses={202, 503})
     answer = SimpleNamespace(status_code=status, headers={})
 
-    judge = response_classifier(lambda response: response.headers)
+    judge = make_response_classifier(lambda response: response.headers)
     assert kind is judge(policy, True, answer).kind
     assert kind is classify_response(status, {}, policy, repeatable=True).kind
 

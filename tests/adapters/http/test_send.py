@@ -10,9 +10,13 @@ import pytest
 
 import tarry
 from tarry import Breaker, Downstream, Hedging, Kind, Outcome, Policy
-from tarry.adapters.http.messages import HttpClientFunctions, RequestSnapshot, response_classifier
+from tarry.adapters.http.messages import (
+    HttpClientFunctions,
+    RequestSnapshot,
+    make_response_classifier,
+)
 from tarry.adapters.http.send import RequestSender
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 from tarry.testing import VirtualClock, captured_events, no_wait
 
 GET = ("GET", "http", "a", None, True)
@@ -24,7 +28,7 @@ def make_sender(send: Any, first: Any = None, **options: Any) -> RequestSender:
     functions = HttpClientFunctions(
         is_async=False,
         classify_error=lambda _, repeatable: Outcome(Kind.TRANSIENT, safe=repeatable),
-        classify_response=response_classifier(lambda response: response.headers),
+        classify_response=make_response_classifier(lambda response: response.headers),
         release=lambda _: True,
         snapshot=lambda _: RequestSnapshot("GET", "http://a/", (), b""),
     )
@@ -231,7 +235,7 @@ def test_permanent_result_ends_the_call(is_async: bool) -> None:
 def test_fast_path_needs_a_fault_free_breaker_and_no_deadline_or_listener(is_async: bool) -> None:
     """Otherwise the driver makes the call, and counts its result."""
     failing = Downstream("failing", breaker=Breaker(consecutive=2))
-    failing.record(0, Outcome(Kind.TRANSIENT), 0.0, system.now(), 0.5)
+    failing.record(0, Outcome(Kind.TRANSIENT), 0.0, environment.now(), 0.5)
     disabled = Downstream("disabled", breaker=Breaker())
     disabled.force("disabled")
     client = FakeClient(*[200] * 5)
@@ -239,7 +243,7 @@ def test_fast_path_needs_a_fault_free_breaker_and_no_deadline_or_listener(is_asy
     client.send("r", is_async=is_async, downstream=failing)
     client.send("r", is_async=is_async, downstream=Downstream("bare"))
     assert failing.breaker is not None
-    assert (2, 1, 0) == failing.breaker.counts(system.now())
+    assert (2, 1, 0) == failing.breaker.counts(environment.now())
 
     client.send("r", is_async=is_async, downstream=disabled)
     with tarry.deadline(5):
@@ -287,5 +291,5 @@ def test_failure_counts_after_pending_successes(is_async: bool) -> None:
         client.send("r", is_async=is_async, downstream=payments, policy=Policy(max_attempts=1))
 
     assert payments.breaker is not None
-    assert (4, 1, 0) == payments.breaker.counts(system.now())
+    assert (4, 1, 0) == payments.breaker.counts(environment.now())
     assert "closed" == payments.state

@@ -22,7 +22,7 @@ from tarry.core.verdict import Attempt
 from tarry.errors import Cancelled, ConfigurationTypeError, MissingExtra
 from tarry.runtime import drivers
 from tarry.runtime.call import RunningBlock, blocking_wait
-from tarry.runtime.clocks import CancelToken, after_fork, system
+from tarry.runtime.clocks import CancelToken, after_fork, environment
 from tarry.runtime.config import check_not_async
 
 if TYPE_CHECKING:
@@ -63,9 +63,9 @@ class GrpcCall(RunningBlock):
     __slots__ = ("_attempt_ends_at", "_pending_first_attempt")
 
     def __init__(
-        self, config: RetryConfig, started: float | None, deadline: float | None, serial: int
+        self, config: RetryConfig, started: float | None, deadline: float | None, record_count: int
     ) -> None:
-        super().__init__(config, started, deadline, serial)
+        super().__init__(config, started, deadline, record_count)
         self._pending_first_attempt: Attempt | None = None
         """The first attempt, from `begin_first_attempt` until the driver calls `begin_attempt`."""
         self._attempt_ends_at: float | None = None
@@ -88,21 +88,21 @@ class GrpcCall(RunningBlock):
 
     def time_limit(self, attempt_timeout: float | None) -> float | None:
         """Return the time limit in seconds of an attempt that starts now, and remember its end."""
-        now = system.now()
+        now = environment.now()
         remaining = None if self.deadline is None else self.deadline - now
         limits = [limit for limit in (remaining, attempt_timeout) if limit is not None]
         self._attempt_ends_at = now + min(limits) if limits else None
         return min(limits, default=None)
 
-    def should_retry(self, error: Exception, outcome: Outcome | None = None) -> bool:
+    def try_continue(self, error: Exception, outcome: Outcome | None = None) -> bool:
         """Record a failed attempt and return whether another attempt follows."""
-        classified = outcome or self.config.classify_error(error, self._serial_at_start)
+        classified = outcome or self.config.classify_error(error, self._record_count_at_start)
         ends_at = self._attempt_ends_at
-        has_timed_out = ends_at is not None and system.now() >= ends_at - _CLOCK_TOLERANCE_S
+        has_timed_out = ends_at is not None and environment.now() >= ends_at - _CLOCK_TOLERANCE_S
         if classified.timeout and classified.kind is Kind.PERMANENT and has_timed_out:
             # DEADLINE_EXCEEDED was caused by the attempt's time limit, not by the server: retry.
             classified = classified.replace(kind=Kind.TRANSIENT)
-        return super().should_retry(error, classified)
+        return super().try_continue(error, classified)
 
 
 class CallFactory:
@@ -148,7 +148,7 @@ class CallFactory:
         config = self._origins.retry_config(operation, downstream_name, repeatable=repeatable)
         call = GrpcCall.new(config)
         if details.timeout is not None:
-            deadline = system.now() + details.timeout
+            deadline = environment.now() + details.timeout
             call.deadline = deadline if call.deadline is None else min(deadline, call.deadline)
         return call
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tarry.adapters.grpc.call import CallFactory, RetriedFuture, RetriedStream, grpc
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 from tarry.runtime import deadlines, drivers, error_record
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -326,7 +326,7 @@ class _HandlerContext:
 
     def __init__(self, context: Any) -> None:
         self._context = context
-        self._given_up_calls = error_record.GiveUpLog()
+        self._given_up_calls = error_record.GivenUpCalls()
         self._deadline_handle: deadlines.DeadlineHandle | None = None
         self._code: Any = None
         self._trailers: tuple[Any, ...] = ()
@@ -334,10 +334,10 @@ class _HandlerContext:
 
     def activate(self) -> None:
         """Set the deadline and the log of given-up calls as context variables."""
-        error_record.give_up_log.set(self._given_up_calls)
+        error_record.current_given_up_calls.set(self._given_up_calls)
         remaining = self._context.time_remaining()
         if remaining is not None and remaining < _NO_DEADLINE_S:
-            self._deadline_handle = deadlines.enter(system.now() + remaining)
+            self._deadline_handle = deadlines.enter(environment.now() + remaining)
 
     def __enter__(self) -> Self:
         return self

@@ -19,7 +19,7 @@ from tarry.core.decide import HINT_SPREAD
 from tarry.core.verdict import Reason
 from tarry.errors import ConfigurationTypeError, HandedOff, ResultNotAccepted
 from tarry.runtime import deadlines
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 from tarry.runtime.config import COROUTINE, flags_of
 from tarry.runtime.error_record import attach_record, record_of
 from tarry.wire import http
@@ -114,7 +114,7 @@ class HandOff:
             arguments = self._enqueue_arguments(request, error)
             token = deadlines.scope.set(None)
             try:
-                deadlines.enter(system.now() + HAND_OFF_TIMEOUT_S)
+                deadlines.enter(environment.now() + HAND_OFF_TIMEOUT_S)
                 task = self._task_client.enqueue(**arguments)
                 if self._http_functions.is_async:
                     task = await task

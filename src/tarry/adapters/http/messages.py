@@ -11,7 +11,7 @@ from tarry.core.outcome import SUCCESS, outcome_of_status
 from tarry.core.verdict import Reason
 from tarry.errors import ConfigurationError, ConfigurationTypeError, ResultNotAccepted
 from tarry.runtime import deadlines
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 from tarry.runtime.config import check_not_async
 from tarry.runtime.error_record import RECORD_ATTRIBUTE, record_of
 from tarry.wire import http
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 IdempotencyKey: TypeAlias = "str | Callable[[Any], str | None] | None"
 """An adapter's `idempotency_key`: None, "auto" for random keys, or a function of the request."""
-HeaderPairs: TypeAlias = "Mapping[str, str] | Iterable[tuple[str, str]]"
+ResponseHeaders: TypeAlias = "Mapping[str, str] | Iterable[tuple[str, str]]"
 """The headers of a response."""
 
 _get_deadline_scope = deadlines.scope.get
@@ -124,8 +124,8 @@ def set_attempt_headers(
         headers[http.DEADLINE_HEADER] = http.format_deadline_ms(limit_s)
 
 
-def response_classifier(
-    header_pairs: Callable[[Any], HeaderPairs],
+def make_response_classifier(
+    header_pairs: Callable[[Any], ResponseHeaders],
 ) -> Callable[[Policy, bool, Any], Outcome]:
     """Return a function that classifies responses with an attribute `status_code`.
 
@@ -144,16 +144,16 @@ def response_classifier(
 
 
 def classify_response(
-    status: int, headers: HeaderPairs, policy: Policy, *, repeatable: bool
+    status: int, headers: ResponseHeaders, policy: Policy, *, repeatable: bool
 ) -> Outcome:
     """Classify a response by its status and headers."""
-    now, retryable = system.unix_time(), policy.retryable_statuses
+    now, retryable = environment.unix_time(), policy.retryable_statuses
     return outcome_of_status(status, headers, now=now, retryable=retryable, safe=repeatable)
 
 
 def classify_proxy_refusal(status: int) -> Outcome:
     """Classify a proxy's refusal to open a tunnel. The server has not seen the request."""
-    return outcome_of_status(status, now=system.unix_time())
+    return outcome_of_status(status, now=environment.unix_time())
 
 
 def is_permanent_tls_error(error: object) -> bool:
@@ -174,7 +174,7 @@ class DrainedBody:
     def __init__(self) -> None:
         self.timeout: float = attempt_time_limit(DRAIN_TIMEOUT_S) or 0.0
         """Seconds that are available for reading."""
-        self._ends_at = system.now() + self.timeout
+        self._ends_at = environment.now() + self.timeout
         self._chunks: list[bytes] = []
         self._bytes_left = _MAX_DRAINED_BYTES
 
@@ -182,7 +182,7 @@ class DrainedBody:
         """Add a chunk; return whether the limits allow another one."""
         self._chunks.append(chunk)
         self._bytes_left -= len(chunk)
-        return self._bytes_left >= 0 and system.now() <= self._ends_at
+        return self._bytes_left >= 0 and environment.now() <= self._ends_at
 
     def content(self) -> bytes:
         """Return the chunks that were added, joined."""
@@ -195,7 +195,7 @@ def final_response(error: ResultNotAccepted) -> Any:
     return error.result
 
 
-def on_blocking_wait(error: BlockingWait) -> Any:
+def result_without_wait(error: BlockingWait) -> Any:
     """Return the last response or raise the last error, because the call cannot wait."""
     cause = error.__cause__
     if isinstance(cause, ResultNotAccepted):

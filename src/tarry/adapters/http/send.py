@@ -20,7 +20,7 @@ from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.runtime import deadlines, drivers
 from tarry.runtime.call import RunningCall
-from tarry.runtime.clocks import after_fork, system
+from tarry.runtime.clocks import after_fork, environment
 from tarry.runtime.config import RetryConfig, check_instance
 from tarry.runtime.downstream import Downstream
 from tarry.runtime.events import bus
@@ -257,13 +257,13 @@ def _wrap_first(
             or _get_deadline_scope() is not None
         ):
             return send_with_retries(request)
-        serial, permit, clock = bus.last_record_serial, breaker.generation, system.now
+        record_count, permit, clock = bus.record_count, breaker.generation, environment.now
         started = clock()
         try:
             response = send_first(request)
         except Exception as error:
-            running = RunningCall.after_first_attempt(config, started, serial, permit)
-            if not running.should_retry(error):
+            running = RunningCall.after_first_attempt(config, started, record_count, permit)
+            if not running.try_continue(error):
                 raise
         else:
             if response.status_code in success_statuses:
@@ -271,8 +271,8 @@ def _wrap_first(
                 if len(successes) > max_uncounted:
                     downstream.count_successes()
                 return response
-            running = RunningCall.after_first_attempt(config, started, serial, permit)
-            if running.accepts(response):
+            running = RunningCall.after_first_attempt(config, started, record_count, permit)
+            if running.try_finish(response):
                 return response
             drivers.release_result(running, response)
         running.wait()
@@ -302,13 +302,13 @@ def _wrap_first_async(
             or _get_deadline_scope() is not None
         ):
             return await send_with_retries(request)
-        serial, permit, clock = bus.last_record_serial, breaker.generation, system.now
+        record_count, permit, clock = bus.record_count, breaker.generation, environment.now
         started = clock()
         try:
             response = await send_first(request)
         except Exception as error:
-            running = RunningCall.after_first_attempt(config, started, serial, permit)
-            if not running.should_retry(error):
+            running = RunningCall.after_first_attempt(config, started, record_count, permit)
+            if not running.try_continue(error):
                 raise
         else:
             if response.status_code in success_statuses:
@@ -316,8 +316,8 @@ def _wrap_first_async(
                 if len(successes) > max_uncounted:
                     downstream.count_successes()
                 return response
-            running = RunningCall.after_first_attempt(config, started, serial, permit)
-            if running.accepts(response):
+            running = RunningCall.after_first_attempt(config, started, record_count, permit)
+            if running.try_finish(response):
                 return response
             await drivers.release_result_async(running, response)
         await running.async_wait()

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 from tarry.service.delivery import DeliveryResult, Fault
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http1.client import HttpDelivery
@@ -234,7 +234,7 @@ def test_callbacks_run_in_the_order_of_their_times() -> None:
 
     async def main() -> list[str]:
         fired: list[str] = []
-        deadlines, now = DeadlineTimer(system.now), system.now()
+        deadlines, now = DeadlineTimer(environment.now), environment.now()
         for name, after in (
             ("third", 0.03),
             ("cancelled", 0.001),
@@ -246,7 +246,7 @@ def test_callbacks_run_in_the_order_of_their_times() -> None:
                 deadline[CALLBACK] = None
         await wait_for(lambda: len(fired) == 3)
         assert 0 == len(deadlines._heap)
-        deadlines.add(system.now() - 1, Recorder("overdue", fired).on_deadline)
+        deadlines.add(environment.now() - 1, Recorder("overdue", fired).on_deadline)
         await wait_for(lambda: len(fired) == 4)
         return fired
 
@@ -259,7 +259,7 @@ def test_error_in_one_callback_does_not_affect_others() -> None:
     async def main() -> list[str]:
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
         fired: list[str] = []
-        deadlines, now = DeadlineTimer(system.now), system.now()
+        deadlines, now = DeadlineTimer(environment.now), environment.now()
         for name, after in (("odd", 0.0), ("even", 0.0), ("later", 0.01)):
             deadlines.add(now + after, Recorder(name, fired).on_deadline)
         await wait_for(lambda: len(fired) == 3)

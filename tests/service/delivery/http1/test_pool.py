@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 from tarry.service.delivery import DeliveryResult, Fault
 from tarry.service.delivery.http1 import client
 from tarry.service.delivery.http1.client import HttpDelivery
@@ -43,7 +43,7 @@ async def run_servers(number: int) -> AsyncIterator[list[ScriptedServer]]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return the time, which the test advances."""
     now = [1000.0]
-    monkeypatch.setattr(system, "now", lambda: now[0])
+    monkeypatch.setattr(environment, "now", lambda: now[0])
     return now
 
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from tarry.errors import ConfigurationError
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 from tarry.service.model import (
     ApiKeyRecord,
     AttemptRecord,
@@ -575,7 +575,7 @@ class ModelStore:
 
 
 def _system_clock() -> int:
-    return int(system.unix_time() * 1000)
+    return int(environment.unix_time() * 1000)
 
 
 def copy(value: S) -> S:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from tarry.core.checks import check_count
 from tarry.errors import ConfigurationError, short_repr
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 from tarry.service.defaults import MAX_RESPONSE_BYTES
 from tarry.service.delivery import DeliveryError, DeliveryResult, Fault
 from tarry.service.delivery.http1.connection import DeadlineTimer, PendingRequest
@@ -74,7 +74,7 @@ class HttpDelivery:
         max_host_connections: int = MAX_HOST_CONNECTIONS,
     ) -> None:
         self._guard = guard
-        self._clock = system.now  # monotonic; the loop's own clock may be too coarse
+        self._clock = environment.now  # monotonic; the loop's own clock may be too coarse
         self._proxy = None if proxy is None else parse_proxy(proxy)
         self._max_response_bytes = check_count("max_response_bytes", max_response_bytes)
         self._tls = _create_tls_context(ca_file)

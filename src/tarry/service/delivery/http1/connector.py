@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from tarry.errors import ConfigurationError
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 from tarry.service.delivery import DeliveryError, Fault
 
 if TYPE_CHECKING:
@@ -95,9 +95,9 @@ class Connector(msgspec.Struct, frozen=True):
     async def _connect_to(
         self, host: str, port: int, protocol: asyncio.Protocol, *, use_tls: bool
     ) -> ConnectResult:
-        started = system.now()
+        started = environment.now()
         addresses: Sequence[str] = await self.dns.resolve(host)
-        resolved = system.now()
+        resolved = environment.now()
         if self.proxy is None:
             addresses = select_allowed(addresses, host, self.guard)
         try:
@@ -108,7 +108,7 @@ class Connector(msgspec.Struct, frozen=True):
                 raise DeliveryError(Fault.INTERNAL, message) from None
             message = f"Could not connect to {host} port {port}: {error.strerror or error}"
             raise DeliveryError(Fault.REFUSED, message) from None
-        connected = system.now()
+        connected = environment.now()
         first_protocol = _BeforeTls() if use_tls else protocol
         loop = asyncio.get_running_loop()
         try:
@@ -132,7 +132,7 @@ class Connector(msgspec.Struct, frozen=True):
     ) -> None:
         """Perform the TLS handshake; the certificate must be valid for `host`."""
         assert self.tls is not None  # noqa: S101 - `HttpDelivery` checks it before
-        loop, started = asyncio.get_running_loop(), system.now()
+        loop, started = asyncio.get_running_loop(), environment.now()
         protocol.connection_made(result.raw_transport)
         if result.transport.is_closing():
             raise DeliveryError(Fault.TLS, _CLOSED_IN_HANDSHAKE)
@@ -149,7 +149,7 @@ class Connector(msgspec.Struct, frozen=True):
             raise
         assert transport is not None  # noqa: S101 - None is returned in server mode only
         result.transport = transport
-        result.tls_ms = (system.now() - started) * 1000
+        result.tls_ms = (environment.now() - started) * 1000
 
     async def _connect_through(self, proxy: Proxy, protocol: asyncio.Protocol) -> ConnectResult:
         reader = asyncio.StreamReader(limit=_MAX_CONNECT_RESPONSE_BYTES)

@@ -28,7 +28,7 @@ from msgspec.msgpack import Decoder, Encoder
 
 from tarry import errors
 from tarry.errors import StoreUnavailable
-from tarry.runtime.clocks import system
+from tarry.runtime.clocks import environment
 from tarry.service import store
 from tarry.service.model import ApiKeyRecord, PolicyVersion, ReplayRecord
 from tarry.service.stores.sqlite import add, claim, finish, policies, terminal_tasks, transitions
@@ -324,4 +324,4 @@ def main(path: str, lock_token: str, service_version: str) -> None:
 
 def system_clock() -> int:
     """Return the machine's time in epoch milliseconds."""
-    return int(system.unix_time() * 1000)
+    return int(environment.unix_time() * 1000)
