@@ -9,11 +9,11 @@ import pytest
 
 from tarry.cli.output import (
     check_output_path,
-    escape_controls,
     format_cell,
     time_of_day,
     time_since,
     time_until,
+    to_printable_line,
     write_text,
 )
 from tarry.errors import ConfigurationError
@@ -85,4 +85,4 @@ def test_times_are_relative() -> None:
 )
 def test_printable_escapes_control_characters(text: str, expected: str) -> None:
     """Control characters are escaped, and line ends become spaces."""
-    assert expected == escape_controls(text)
+    assert expected == to_printable_line(text)

@@ -28,9 +28,9 @@ def main() -> None:
         app(prog_name="tarry")
         sys.stdout.flush()  # inside the try block: a closed pipe raises here, not at exit
     except TarryError as error:
-        from tarry.cli.output import escape_controls
+        from tarry.cli.output import to_printable_line
 
-        sys.stderr.write(f"error: {escape_controls(error_message(error))}\n")
+        sys.stderr.write(f"error: {to_printable_line(error_message(error))}\n")
         sys.exit(exit_code_of(error))
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")

@@ -104,7 +104,7 @@ class TaskBoard:
         """Show calls until each has finished and has been replayed at least `replays` times."""
         from rich.live import Live
 
-        from tarry.client.api import FINAL_STATUSES
+        from tarry.client.api import FINISHED_STATUSES
 
         deadline = environment.now() + _TIMEOUT_S
         live = Live(console=console(), auto_refresh=False)
@@ -115,7 +115,7 @@ class TaskBoard:
                 if not self._as_lines:
                     live.update(self._table(watched), refresh=True)
                 if all(
-                    task.status in FINAL_STATUSES and task.replays >= replays
+                    task.status in FINISHED_STATUSES and task.replays >= replays
                     for task in watched.values()
                 ):
                     return

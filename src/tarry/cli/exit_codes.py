@@ -9,7 +9,7 @@ from tarry.errors import Overloaded, StoreUnavailable, TarryError
 EXIT_FAILED = 1
 EXIT_INVALID = 2
 EXIT_NOT_FOUND = 3
-EXIT_UNREACHABLE = 4
+EXIT_SERVICE_ERROR = 4
 EXIT_INTERRUPTED = 130
 
 EXIT_CODES = {
@@ -17,7 +17,7 @@ EXIT_CODES = {
     EXIT_FAILED: "the task or the assertion failed, or the task's state does not allow the command",
     EXIT_INVALID: "an argument, option, file or API key is invalid",
     EXIT_NOT_FOUND: "the task, policy, API key or downstream does not exist",
-    EXIT_UNREACHABLE: "the service is unreachable or overloaded, or it failed",
+    EXIT_SERVICE_ERROR: "the service is unreachable or overloaded, or it failed",
     EXIT_INTERRUPTED: "interrupted with Ctrl-C",
 }
 """The meaning of each exit code, for `--help` and docs/cli.md."""
@@ -26,7 +26,7 @@ _CODE_BY_ERROR: tuple[tuple[tuple[type[TarryError], ...], int], ...] = (
     ((errors.NotFound,), EXIT_NOT_FOUND),
     ((errors.Conflict, errors.NotFinished), EXIT_FAILED),
     ((errors.InvalidRequest, errors.NotAuthorized), EXIT_INVALID),
-    ((errors.ServiceError, StoreUnavailable, Overloaded), EXIT_UNREACHABLE),
+    ((errors.ServiceError, StoreUnavailable, Overloaded), EXIT_SERVICE_ERROR),
 )
 """Exit code of error types. The first match counts: subclasses precede `ServiceError`."""
 

@@ -114,9 +114,11 @@ def _print_event(event: ServiceEvent) -> None:
     time = "" if event.at is None else output.time_of_day(event.at)
     line = Text(f"{time:12}  ", style="dim")
     style = _EVENT_STYLES.get(event.kind, "not dim")
-    line.append(f"{output.escape_controls(event.kind):10}  ", style=style)
+    line.append(f"{output.to_printable_line(event.kind):10}  ", style=style)
     parts = [event.task_id or "", event.lane or "", event_details(event)]
-    line.append("  ".join(output.escape_controls(part) for part in parts if part), style="not dim")
+    line.append(
+        "  ".join(output.to_printable_line(part) for part in parts if part), style="not dim"
+    )
     output.console().print(line, soft_wrap=True)
 
 
@@ -253,7 +255,7 @@ def _render(previous: Snapshot, current: Snapshot, max_rows: int) -> RenderableT
 
     summary = summarize(previous, current)
     tasks = "  ".join(
-        f"{output.escape_controls(name)} {count:,}" for name, count in summary["tasks"].items()
+        f"{output.to_printable_line(name)} {count:,}" for name, count in summary["tasks"].items()
     )
     rates = "visible only with an operator's key"
     if current.has_rates:
@@ -270,6 +272,6 @@ def _render(previous: Snapshot, current: Snapshot, max_rows: int) -> RenderableT
 
 def _format_rates(noun: str, rates: dict[str, float]) -> str:
     return "  ".join(
-        f"{rate:,.1f} {noun} {output.escape_controls(label)}"
+        f"{rate:,.1f} {noun} {output.to_printable_line(label)}"
         for label, rate in sorted(rates.items())
     )

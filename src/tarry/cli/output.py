@@ -48,7 +48,7 @@ _UNPRINTABLE = re.compile(
 """Control characters (C0, DEL, C1), bidirectional marks, line separators and surrogates."""
 
 
-def escape_controls(text: str) -> str:
+def to_printable_line(text: str) -> str:
     """Return text as one line, with control characters escaped as in Python source."""
     one_line = " ".join(text.split())
     return _UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], one_line)
@@ -66,7 +66,7 @@ def console() -> Console:
 
 def print_text(text: str) -> None:
     """Print one line of text."""
-    console().print(escape_controls(text))
+    console().print(to_printable_line(text))
 
 
 def print_result(value: object, text: str, *, as_json: bool) -> None:
@@ -125,7 +125,7 @@ def format_cell(value: object) -> Text:
     """Return a value as text without control characters; states are coloured."""
     from rich.text import Text
 
-    text = "" if value is None else escape_controls(str(value))
+    text = "" if value is None else to_printable_line(str(value))
     return Text(text, style=STATE_STYLES.get(text, ""))
 
 
@@ -193,13 +193,13 @@ def check_output_path(
     """
     if path is None:
         return
-    from tarry.simulator.documents import check_output_path
+    from tarry.simulator.documents import check_output_path as check_writable
 
     if suffixes and path.suffix.lower() not in suffixes:
         rule = f"must be a file name that ends in {' or '.join(suffixes)}"
         raise ConfigurationError(option, rule, str(path))
     with _prefix_errors(option):
-        check_output_path(path)
+        check_writable(path)
 
 
 def write_text(path: Path, text: str, option: str = "--out") -> None:

@@ -344,7 +344,7 @@ def _write_document(
     With `written_by`, the document begins with this command and the losses as comments. The losses
     are then not printed if the document itself is printed on a terminal.
     """
-    loss_texts = [output.escape_controls(str(loss)) for loss in losses]
+    loss_texts = [output.to_printable_line(str(loss)) for loss in losses]
     if written_by is not None:
         lines = [f"Written by `tarry policy {written_by}`."]
         lines += [f"Differs: {loss}" for loss in loss_texts]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tarry.cli.output import escape_controls
+from tarry.cli.output import to_printable_line
 from tarry.client.errors import ServiceUnreachable
 from tarry.core.text import format_duration
 from tarry.errors import ConfigurationError
@@ -32,7 +32,7 @@ class _WaitReporter(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         fields = getattr(record, "tarry", {})
         if record.name == "tarry.client":
-            typer.echo(escape_controls(record.getMessage()), err=True)
+            typer.echo(to_printable_line(record.getMessage()), err=True)
         elif (
             "max_retries" in fields  # only in records of a wait before a retry
             and fields["hint"] is not None

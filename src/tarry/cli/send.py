@@ -66,7 +66,7 @@ def send(
     if isinstance(body, str) and _is_json(body) and "content-type" not in map(str.lower, headers):
         headers["content-type"] = "application/json"
     with connect(server, api_key) as client:
-        from tarry.client.api import FINAL_STATUSES
+        from tarry.client.api import FINISHED_STATUSES
 
         started = environment.now()
         task = client.enqueue(
@@ -81,7 +81,7 @@ def send(
         )
         # The service waits only a limited time before it responds; then the client waits.
         remaining_s = 0.0 if wait_s is None else started + wait_s - environment.now()
-        if task.status not in FINAL_STATUSES and remaining_s > 0:
+        if task.status not in FINISHED_STATUSES and remaining_s > 0:
             try:
                 task = client.wait(task, remaining_s)
             except NotFinished:

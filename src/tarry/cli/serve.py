@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tarry.cli.exit_codes import EXIT_UNREACHABLE
+from tarry.cli.exit_codes import EXIT_SERVICE_ERROR
 from tarry.cli.options import JsonOption  # noqa: TC001 - typer reads annotations
 from tarry.cli.output import console, print_json, table
 from tarry.errors import ConfigurationError, MissingExtra
@@ -92,7 +92,7 @@ def serve(
             reason = _bind_error_hint(exit_.__context__, settings.host, settings.port) or reason
     if not is_ready:
         typer.echo(f"error: {reason}", err=True)
-        raise typer.Exit(EXIT_UNREACHABLE)
+        raise typer.Exit(EXIT_SERVICE_ERROR)
 
 
 def config(

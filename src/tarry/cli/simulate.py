@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tarry.cli.exit_codes import EXIT_FAILED
-from tarry.cli.output import check_output_path, escape_controls
+from tarry.cli.output import check_output_path, to_printable_line
 from tarry.cli.policy import read_defence_or_preset
 from tarry.core.text import did_you_mean, suggest
 from tarry.errors import ConfigurationError
@@ -143,8 +143,8 @@ def simulate(
         simulate_output.print_results(results, assertion_results, as_json=as_json)
     for path in (html, png, svg):
         if path is not None and not quiet:  # to standard error, as standard output may be parsed
-            typer.echo(f"written to {escape_controls(str(path))}", err=True)
-    all_hold = simulate_output.print_failures(assertion_results, quiet=quiet or as_json)
+            typer.echo(f"written to {to_printable_line(str(path))}", err=True)
+    all_hold = simulate_output.report_assertions(assertion_results, quiet=quiet or as_json)
     if not all_hold:
         raise typer.Exit(EXIT_FAILED)
 

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from tarry.cli.output import escape_controls, report_table
+from tarry.cli.output import report_table, to_printable_line
 from tarry.core.text import format_count
 from tarry.policyfile.defence import Defence
 from tarry.simulator.files import ARRIVALS_BY_KEY, list_parameters
@@ -60,7 +60,7 @@ def progress_bar(*, hidden: bool) -> Generator[Callable[[int, int], None]]:
 def print_studies(*, as_json: bool) -> None:
     """Print the name and the question of each built-in study."""
     if as_json:
-        print_json([_study_to_json(study) for study in STUDIES.values()])
+        print_sorted_json([_study_to_json(study) for study in STUDIES.values()])
         return
     table = _grid()
     table.add_column()
@@ -75,11 +75,11 @@ def print_studies(*, as_json: bool) -> None:
 def print_study(study: Study, *, as_json: bool) -> None:
     """Print the variants, parameters and metrics of a study, and the settings of its scenario."""
     if as_json:
-        print_json(_study_to_json(study))
+        print_sorted_json(_study_to_json(study))
         return
     console = Console()
     _print_question(console, study)
-    variants = ", ".join(escape_controls(name) for name in study.variants)
+    variants = ", ".join(to_printable_line(name) for name in study.variants)
     console.print(Text(f"--variants ({study.variant_parameter}): {variants}"))
     console.print(Text("--set and --sweep, with the current values:"))
     parameters: list[tuple[str, object, str]] = []
@@ -117,21 +117,21 @@ def print_results(
         }
         for result in assertion_results
     ]
-    print_json({**results.to_dict(), "assertions": assertions})
+    print_sorted_json({**results.to_dict(), "assertions": assertions})
 
 
-def print_json(value: object) -> None:
+def print_sorted_json(value: object) -> None:
     """Print JSON with sorted keys, so that equal values give equal bytes."""
     text = json.dumps(value, sort_keys=True, indent=2, allow_nan=False, default=str)
     sys.stdout.write(f"{text}\n")
 
 
-def print_failures(results: Sequence[AssertionResult], *, quiet: bool) -> bool:
+def report_assertions(results: Sequence[AssertionResult], *, quiet: bool) -> bool:
     """Print each row that fails an assertion; return True if all assertions hold."""
     failed = [result for result in results if not result.holds]
     for result in failed:
         message = f"{result.assertion.text}, but {result.describe_value()}"
-        sys.stderr.write(f"failed: {row_name(result.row)}: {escape_controls(message)}\n")
+        sys.stderr.write(f"failed: {row_name(result.row)}: {to_printable_line(message)}\n")
     if results and not failed and not quiet:
         sys.stdout.write("all assertions hold\n")
     return not failed
@@ -168,10 +168,12 @@ def _print_result_tables(console: Console, results: StudyResults) -> None:
     study = results.study
     _print_question(console, study)
     rows = results.rows
-    key_columns = [_Column(study.variant_parameter, [escape_controls(row.variant) for row in rows])]
+    key_columns = [
+        _Column(study.variant_parameter, [to_printable_line(row.variant) for row in rows])
+    ]
     key_columns += [
         _Column(
-            name.rpartition(".")[2], [escape_controls(str(row.parameters[name])) for row in rows]
+            name.rpartition(".")[2], [to_printable_line(str(row.parameters[name])) for row in rows]
         )
         for name in (rows[0].parameters if rows else ())
     ]
@@ -195,12 +197,12 @@ def _print_result_tables(console: Console, results: StudyResults) -> None:
     console.print(Text(f"seed {results.seed}, {trials} for each row", style="dim"))
     if study.lesson:
         console.print()
-        console.print(Text(escape_controls(study.lesson)))
+        console.print(Text(to_printable_line(study.lesson)))
 
 
 def _print_question(console: Console, study: Study) -> None:
     if study.question:
-        console.print(Text(escape_controls(study.question), style="bold"))
+        console.print(Text(to_printable_line(study.question), style="bold"))
         console.print()
 
 
@@ -215,8 +217,8 @@ def _print_rows(console: Console, rows: Iterable[tuple[str, object, str]]) -> No
     """Print a row for each name, value and note."""
     table = _grid()
     for name, value, note in rows:
-        text = "-" if value is None else escape_controls(str(value))
-        table.add_row(Text(escape_controls(name)), Text(text), Text(note, style="dim"))
+        text = "-" if value is None else to_printable_line(str(value))
+        table.add_row(Text(to_printable_line(name)), Text(text), Text(note, style="dim"))
     console.print(Padding(table, (0, 0, 0, 2)))
 
 
@@ -238,7 +240,7 @@ def _scenario_settings(scenario: Scenario) -> Iterable[tuple[str, object, str]]:
 def row_name(row: StudyRow) -> str:
     """Return the variant and the swept values of a row, such as "full, clients=100"."""
     swept = [f"{name.rpartition('.')[2]}={value}" for name, value in row.parameters.items()]
-    return escape_controls(", ".join([row.variant, *swept]))
+    return to_printable_line(", ".join([row.variant, *swept]))
 
 
 def _key_widths(key_columns: list[_Column], available: int) -> list[int]:

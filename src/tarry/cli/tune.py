@@ -12,8 +12,8 @@ from tarry.cli.options import parse_duration
 from tarry.cli.output import (
     POLICY_SUFFIXES,
     check_output_path,
-    escape_controls,
     report_table,
+    to_printable_line,
     write_text,
 )
 from tarry.cli.policy import policy_text
@@ -106,7 +106,7 @@ def _print_line(console: Console, text: str, style: str = "") -> None:
     """Print a line of text, with control characters escaped."""
     from rich.text import Text
 
-    console.print(Text(escape_controls(text), style=style), soft_wrap=True)
+    console.print(Text(to_printable_line(text), style=style), soft_wrap=True)
 
 
 def show_proposal(console: Console, evidence: Evidence, proposal: Proposal) -> None:
@@ -124,17 +124,17 @@ def show_proposal(console: Console, evidence: Evidence, proposal: Proposal) -> N
         _print_line(console, f"warning: {warning}", "yellow")
     table = _table("field", "now", "proposed", "why")
     for suggestion in proposal.suggestions:
-        why = Text(escape_controls(suggestion.reason))
+        why = Text(to_printable_line(suggestion.reason))
         if suggestion.evidence:
-            why.append(f"\n{escape_controls(suggestion.evidence)}", style="dim")
+            why.append(f"\n{to_printable_line(suggestion.evidence)}", style="dim")
         # Advice is not part of the proposed policy.
         is_changed = suggestion.proposed != suggestion.current and not suggestion.is_advice
         style = "green" if is_changed else ""
         if not suggestion.has_enough_data:
             style = "yellow"
         field = suggestion.field
-        current = Text(escape_controls(format_setting(field, suggestion.current)))
-        proposed = Text(escape_controls(format_setting(field, suggestion.proposed)), style=style)
+        current = Text(to_printable_line(format_setting(field, suggestion.current)))
+        proposed = Text(to_printable_line(format_setting(field, suggestion.proposed)), style=style)
         table.add_row(Text(field), current, proposed, why)
     console.print(table)
     console.print()

@@ -44,7 +44,7 @@ For a request, the value of the `yield` expression is the parsed response. The g
 value is the result of the operation.
 """
 
-FINAL_STATUSES = frozenset({"SUCCEEDED", "EXHAUSTED", "CANCELLED"})
+FINISHED_STATUSES = frozenset({"SUCCEEDED", "EXHAUSTED", "CANCELLED"})
 
 _ERROR_BY_STATUS: dict[int, type[errors.ServiceError]] = {
     401: errors.NotAuthorized,
@@ -214,7 +214,7 @@ class ServiceApi:
         """Wait until a task has finished."""
         return _poll_until(
             lambda wait_s: self.get(task, wait_s),
-            lambda polled: polled.status in FINAL_STATUSES,
+            lambda polled: polled.status in FINISHED_STATUSES,
             timeout,
         )
 
