@@ -103,7 +103,7 @@ class InvariantChecker:
         """Record what a call has changed in the store."""
         if call == "finish":
             for result, status in zip(args[0], answer, strict=True):
-                if status is FinishStatus.DONE and result.status.is_terminal:
+                if status is FinishStatus.APPLIED and result.status.is_finished:
                     self.ended[result.task.id] = result.status.name
                 elif status is FinishStatus.CANCELLED:
                     self.ended[result.task.id] = "CANCELLED"
@@ -142,7 +142,7 @@ class InvariantChecker:
 
     def all_tasks_ended(self) -> bool:
         """Return whether every task has a terminal status."""
-        return all(task.status.is_terminal for task in self._tasks())
+        return all(task.status.is_finished for task in self._tasks())
 
     async def check_end(self) -> None:
         """Check the final state of all tasks, after the faults have stopped."""
@@ -152,7 +152,7 @@ class InvariantChecker:
             if task is None:
                 self._fail(1, f"{name} was accepted and is missing")
                 continue
-            if not task.status.is_terminal:
+            if not task.status.is_finished:
                 self._fail(1, f"{name} is {task.status.name} after all this time: {task}")
             if task.status is Status.SUCCEEDED and name not in self.confirmed:
                 self._fail(2, f"{name} is SUCCEEDED without a 2xx response")
@@ -168,7 +168,7 @@ class InvariantChecker:
         for task in tasks.values():
             counted[task.status] += 1
         counters = await self._store.counters()
-        stored = {status: count for status, count in counters.tasks.items() if count}
+        stored = {status: count for status, count in counters.task_counts.items() if count}
         if stored != dict(counted):
             self._fail(0, f"the counters say {stored}, and there are {dict(counted)}")
 

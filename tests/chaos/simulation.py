@@ -22,7 +22,7 @@ from tarry.core.breaker import Breaker
 from tarry.errors import StoreUnavailable
 from tarry.service.api.application import Api
 from tarry.service.engine.context import EngineLimits
-from tarry.service.store import Lease
+from tarry.service.store import LeaseTerms
 from tarry.testing import VirtualClock
 from tests.chaos.api_client import build_api, send_request
 from tests.chaos.environment import Environment, FaultyNetwork, FaultyStore, SimulatedProcess
@@ -119,7 +119,7 @@ class Simulation:
                 ingest=10,
             ),
             seed=int(process.name[1:]),
-            lease=Lease(process.name, LEASE_MS, HORIZON_MS),
+            lease=LeaseTerms(process.name, LEASE_MS, HORIZON_MS),
             breaker=lambda: Breaker(min_calls=rng.choice([3, 50]), open_for=3.0, max_open=15.0),
             monotonic=process.monotonic,
         )

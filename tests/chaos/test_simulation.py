@@ -71,7 +71,7 @@ def _ignore_lost_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     async def write_and_requeue(self: Any, items: Any) -> Any:
         answers = await write(self, items)
         for (result, _, _), answer in zip(items, answers, strict=True):
-            if answer is FinishStatus.DONE:
+            if answer is FinishStatus.APPLIED:
                 self._leased_tasks.add([result.task])
         return answers
 

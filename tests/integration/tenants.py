@@ -63,7 +63,7 @@ async def _make_keys(database: Path, *tenants: str) -> dict[str, str]:
     secrets = {}
     for tenant in tenants:
         secrets[tenant], key = make_key(tenant, f"key-{tenant}")
-        await store.put_key(key)
+        await store.put_api_key(key)
     await store.close()
     return secrets
 

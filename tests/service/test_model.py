@@ -13,4 +13,4 @@ def test_no_attempt_follows_a_terminal_status(status: Status) -> None:
     read = msgspec.convert(int(status), Status)
 
     assert read is status
-    assert follows is not read.is_terminal
+    assert follows is not read.is_finished

@@ -62,7 +62,7 @@ def create(
     from tarry.service.api.auth import make_key
 
     secret, api_key = make_key(tenant, str(uuid7()), name)
-    _run_with_store(store_url, config, lambda store: store.put_key(api_key), can_create=True)
+    _run_with_store(store_url, config, lambda store: store.put_api_key(api_key), can_create=True)
     if as_json:
         print_json({"id": api_key.id, "tenant": tenant, "name": name, "key": secret})
         return
@@ -92,7 +92,7 @@ def list_(
             "createdAt": api_key.created_at,
             "revokedAt": api_key.revoked_at,
         }
-        for api_key in _run_with_store(store_url, config, lambda store: store.list_keys(tenant))
+        for api_key in _run_with_store(store_url, config, lambda store: store.list_api_keys(tenant))
     ]
     print_list(api_keys, ("key", "tenant", "name", "created", "revoked"), row, as_json=as_json)
 
@@ -107,7 +107,7 @@ def revoke(
     as_json: JsonOption = False,
 ) -> None:
     """Revoke a key. A running service may accept it for a few more seconds."""
-    if not _run_with_store(store_url, config, lambda store: store.revoke_key(key_id)):
+    if not _run_with_store(store_url, config, lambda store: store.revoke_api_key(key_id)):
         raise NotFound(f"there is no key {key_id!r}; `tarry keys list` lists all ids")
     print_result({"id": key_id, "revoked": True}, f"{key_id} revoked", as_json=as_json)
 

@@ -33,7 +33,7 @@ try:
     from tarry.service.engine.result_writer import build_callback_task
     from tarry.service.payloads import BodyStore
     from tarry.service.settings import MEMORY, SQLITE, check_setting, sqlite_path
-    from tarry.service.store import Lease, Retention
+    from tarry.service.store import LeaseTerms, Retention
 except ImportError as _missing:
     _message = f"the service needs {_missing.name}: pip install 'tarry[service]'"
     raise MissingExtra(_message) from _missing
@@ -97,7 +97,7 @@ class Service:
                 clock=clock,
                 reporter=Reporter(self.metrics, clock.now),
                 health=Health(),
-                lease=Lease(worker, settings.lease_duration_ms, settings.horizon_ms),
+                lease=LeaseTerms(worker, settings.lease_duration_ms, settings.horizon_ms),
                 limits=limits,
                 retention=Retention(settings.keep_succeeded_ms, settings.keep_dead_ms),
                 draw=environment.draw_random,

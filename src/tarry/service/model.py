@@ -26,11 +26,11 @@ class Status(IntEnum):
     EXHAUSTED = 3
     CANCELLED = 4
 
-    is_terminal: bool
+    is_finished: bool
     """Whether no attempt follows, unless an operator replays the task."""
 
     def __init__(self, number: int) -> None:
-        self.is_terminal = number > 1  # neither PENDING nor IN_FLIGHT
+        self.is_finished = number > 1  # neither PENDING nor IN_FLIGHT
 
 
 TRANSITIONS: dict[Status, frozenset[Status]] = {
@@ -112,11 +112,11 @@ class Task(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     policy does not count them, but their number is limited."""
     previous_delay: float | None = None
     """The delay, in seconds, that the last decision set. It is an input of the next decision, like
-    `backoff_offset` and `last_kind`."""
+    `backoff_offset` and `last_outcome_kind`."""
     backoff_offset: int = 0
     """Counted attempts when an exact hint of the server last restarted the backoff, which grows
     with the attempts since then; 0 if there was no such hint."""
-    last_kind: str | None = None
+    last_outcome_kind: str | None = None
     """The kind of the last outcome; None before the first attempt."""
     version: int = 0
     """Incremented by every change of the task, except a request to cancel it."""
@@ -235,7 +235,7 @@ class LaneRecord(msgspec.Struct, kw_only=True, gc=False):
     """Whether an operator paused the lane, until it is resumed."""
     pending: int = 0
     in_flight: int = 0
-    dead: int = 0
+    exhausted: int = 0
     last_claim_at: int | None = None
     """When tasks of the lane were last claimed."""
 

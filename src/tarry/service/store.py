@@ -38,7 +38,7 @@ _MAX_REPLAY_PAUSE_MS = 1e12
 """Thirty years: a very small rate must not lead to a time that overflows an integer column."""
 
 
-class Lease(msgspec.Struct, frozen=True):
+class LeaseTerms(msgspec.Struct, frozen=True):
     """The terms on which one worker leases tasks: who, how early and for how long.
 
     A task is leased at most `horizon_ms` before its `next_attempt_at`. The lease ends `length_ms`
@@ -89,7 +89,7 @@ class ClaimResult(msgspec.Struct):
 
     now: int
     tasks: list[Task]
-    probing: dict[str, int]
+    opens_by_half_open_lane: dict[str, int]
     """For each half-open lane of these tasks: how often in a row its breaker has opened."""
     next_at: int | None
     """The earliest time at which the next claim may find a task; None: no task is waiting.
@@ -104,9 +104,9 @@ class ClaimResult(msgspec.Struct):
 class TaskResult(msgspec.Struct, kw_only=True, gc=False):
     """The result of an attempt, and the next state. `task` is the task as it was leased.
 
-    A status of PENDING requires `next_attempt_at`. With `kept_lease`, the worker keeps this lease
-    for the next attempt, which must be due within the horizon; the version is then incremented by
-    one. If `attempt` is None, no attempt is counted.
+    A status of PENDING requires `next_attempt_at`. With `renewed_lease`, the worker keeps its
+    lease for the next attempt, which must be due within the horizon; the version is incremented
+    only once, for the result and the lease together. If `attempt` is None, no attempt is counted.
     """
 
     task: Task
@@ -114,25 +114,25 @@ class TaskResult(msgspec.Struct, kw_only=True, gc=False):
     status: Status
     reason: str | None = None
     next_attempt_at: int = 0
-    kept_lease: Lease | None = None
+    renewed_lease: LeaseTerms | None = None
     previous_delay: float | None = None
     backoff_offset: int = 0
-    last_kind: str | None = None
+    last_outcome_kind: str | None = None
     callback: Task | None = None
-    """A task to add in the same change, if the result is DONE. Its key is unique, and no quota
+    """A task to add in the same change, if the result is APPLIED. Its key is unique, and no quota
     applies to it."""
 
 
 class FinishStatus(StrEnum):
     """The result of `finish` or `release` for one task."""
 
-    DONE = "done"
+    APPLIED = "applied"
     SUPERSEDED = "superseded"
     """The lease was lost, or the task was deleted: nothing was changed. An expired lease is lost
     only when a claim leases the task again."""
     CANCELLED = "cancelled"
     """The task was cancelled during the attempt: the attempt is logged, and no other attempt
-    follows. If the attempt succeeded, the task is SUCCEEDED and this result is DONE."""
+    follows. If the attempt succeeded, the task is SUCCEEDED and this result is APPLIED."""
 
 
 class Release(msgspec.Struct, gc=False):
@@ -171,7 +171,7 @@ class CancelStatus(StrEnum):
     CANCELLED = "cancelled"
     REQUESTED = "requested"
     """The task is IN_FLIGHT, so an attempt may be running; no further attempt follows."""
-    TERMINAL = "terminal"
+    FINISHED = "finished"
     """The task was terminal before, perhaps because it was cancelled earlier."""
 
 
@@ -180,9 +180,9 @@ class RetryNowStatus(StrEnum):
 
     DUE = "due"
     """The task was PENDING or EXHAUSTED and is due now; its lane may still be parked or paused."""
-    RUNNING = "running"
+    IN_FLIGHT = "in_flight"
     """The task is IN_FLIGHT."""
-    FINISHED = "finished"
+    SUCCEEDED_OR_CANCELLED = "succeeded_or_cancelled"
     """The task succeeded or was cancelled."""
 
 
@@ -191,8 +191,10 @@ class PolicyWriteStatus(StrEnum):
 
     CREATED = "created"
     """The policy did not exist, or was deleted before."""
-    DONE = "done"
-    SAME = "same"
+    REPLACED = "replaced"
+    """A new version was added."""
+    DELETED = "deleted"
+    UNCHANGED = "unchanged"
     """The newest version has this content already."""
     CONFLICT = "conflict"
     """Writing: the id exists with other content. Deleting: live tasks use the policy."""
@@ -202,21 +204,21 @@ class PolicyWriteStatus(StrEnum):
 class Counters(msgspec.Struct):
     """The number of stored tasks for every status, and the number of superseded results."""
 
-    tasks: dict[Status, int]
-    superseded: int = 0
+    task_counts: dict[Status, int]
+    superseded_count: int = 0
 
 
-class SeriesPoint(msgspec.Struct):
+class AttemptsOfMinute(msgspec.Struct):
     """Attempts of one minute, by outcome. `minute` is its start."""
 
     minute: int
-    outcomes: dict[str, int]
+    counts_by_outcome: dict[str, int]
 
 
 class SweepResult(msgspec.Struct):
     """The number of removed tasks, and whether further expired tasks remain."""
 
-    tasks: int
+    removed_task_count: int
     has_more: bool
 
 
@@ -224,7 +226,7 @@ class Retention(msgspec.Struct, frozen=True):
     """How long terminal tasks are stored after they finished."""
 
     succeeded_ms: int  # also for cancelled tasks
-    dead_ms: int
+    exhausted_ms: int
 
 
 def next_replay_step_at(replay: ReplayRecord, replayed: int, now: int) -> int:
@@ -251,7 +253,7 @@ class Store(Protocol):
         ...
 
     async def add(
-        self, tasks: Sequence[NewTask], lease: Lease | None = None, *, quota: int | None = None
+        self, tasks: Sequence[NewTask], terms: LeaseTerms | None = None, *, quota: int | None = None
     ) -> list[AddResult]:
         """Add tasks independently of each other; `quota` limits the live tasks of each tenant.
 
@@ -261,7 +263,7 @@ class Store(Protocol):
         ...
 
     async def claim(
-        self, lease: Lease, *, limit: int, per_lane: int, skip: Collection[str] = ()
+        self, terms: LeaseTerms, *, limit: int, per_lane: int, skip: Collection[str] = ()
     ) -> ClaimResult:
         """Lease tasks that are due within the horizon, and tasks whose lease has expired.
 
@@ -282,7 +284,7 @@ class Store(Protocol):
         """Store each attempt and next state atomically, if the version still matches."""
         ...
 
-    async def release(self, leases: Sequence[Release]) -> list[FinishStatus]:
+    async def release(self, releases: Sequence[Release]) -> list[FinishStatus]:
         """Release leases that still exist, without counting an attempt.
 
         A task that is being cancelled becomes CANCELLED. For a lost lease the result is SUPERSEDED,
@@ -325,7 +327,7 @@ class Store(Protocol):
         ...
 
     async def list_tasks(
-        self, tenant: str, query: TaskFilter, *, cursor: str | None = None, limit: int = 100
+        self, tenant: str, task_filter: TaskFilter, *, cursor: str | None = None, limit: int = 100
     ) -> Page[Task]:
         """List tasks, newest first. Raises `ConfigurationError` for a malformed cursor.
 
@@ -352,7 +354,7 @@ class Store(Protocol):
         """
         ...
 
-    async def count_dead(self, replay: ReplayRecord) -> int:
+    async def count_dead_letters(self, replay: ReplayRecord) -> int:
         """Return how many dead letters a replay would replay; nothing is changed.
 
         A dead letter matches if it has the tenant, lane, policy and reason of the replay and became
@@ -388,7 +390,7 @@ class Store(Protocol):
         """End a running job; tasks that it has replayed are not changed."""
         ...
 
-    async def purge(self, tenant: str, query: TaskFilter, limit: int) -> int:
+    async def purge(self, tenant: str, task_filter: TaskFilter, limit: int) -> int:
         """Remove up to `limit` dead letters with their logs, oldest first; return how many.
 
         Their bodies become orphans. A filter for a status other than EXHAUSTED removes nothing.
@@ -422,19 +424,19 @@ class Store(Protocol):
         """Delete all versions of a policy, unless live tasks use it."""
         ...
 
-    async def put_key(self, key: ApiKeyRecord) -> None:
+    async def put_api_key(self, key: ApiKeyRecord) -> None:
         """Store an API key; a stored key with the same id is not changed."""
         ...
 
-    async def find_key(self, digest: bytes) -> ApiKeyRecord | None:
+    async def find_api_key(self, digest: bytes) -> ApiKeyRecord | None:
         """Return the API key with this digest, revoked or not; None if there is no such key."""
         ...
 
-    async def list_keys(self, tenant: str | None = None) -> list[ApiKeyRecord]:
+    async def list_api_keys(self, tenant: str | None = None) -> list[ApiKeyRecord]:
         """Return at most 1,000 API keys."""
         ...
 
-    async def revoke_key(self, key_id: str) -> bool:
+    async def revoke_api_key(self, key_id: str) -> bool:
         """Revoke an API key, unless it is revoked already; return whether there is such a key."""
         ...
 
@@ -442,7 +444,9 @@ class Store(Protocol):
         """Return the counters of one tenant, or of all (None)."""
         ...
 
-    async def series(self, tenant: str | None, *, since: int) -> list[SeriesPoint]:
+    async def attempts_per_minute(
+        self, tenant: str | None, *, since: int
+    ) -> list[AttemptsOfMinute]:
         """Return the attempts of each minute since `since`, earliest first; one day is stored.
 
         Minutes without attempts are omitted.
@@ -452,17 +456,18 @@ class Store(Protocol):
     async def sweep(self, retention: Retention, limit: int) -> SweepResult:
         """Remove up to `limit` terminal tasks after their retention time, with their logs.
 
-        `orphans` returns their bodies until `forget_orphans` is called. While a replay of a
-        tenant runs, the tenant's dead letters stay, because the replay has counted them. Finished
-        replays are removed after the retention time of dead letters. Empty lanes that are
-        neither parked nor paused may be removed too.
+        `list_orphaned_bodies` returns the references of their bodies until
+        `forget_orphaned_bodies` is called. While a replay of a tenant runs, the tenant's dead
+        letters stay, because the replay has counted them. Finished replays are removed after the
+        retention time of dead letters. Empty lanes that are neither parked nor paused may be
+        removed too.
         """
         ...
 
-    async def orphans(self, limit: int) -> list[str]:
+    async def list_orphaned_bodies(self, limit: int) -> list[str]:
         """Return references to bodies of removed tasks, to be deleted from the `BodyStore`."""
         ...
 
-    async def forget_orphans(self, refs: Sequence[str]) -> None:
+    async def forget_orphaned_bodies(self, refs: Sequence[str]) -> None:
         """Forget orphans, after their bodies were deleted."""
         ...

@@ -30,7 +30,7 @@ from tarry.service.payloads import BodyStore
 from tarry.service.store import (
     AddResult,
     CancelStatus,
-    Lease,
+    LeaseTerms,
     NewTask,
     RetryNowStatus,
     TaskFilter,
@@ -298,11 +298,11 @@ class ApiHarness:
 
     async def count_tasks(self, tenant: str | None = None) -> int:
         """Return the number of stored tasks."""
-        return sum((await self.store.counters(tenant)).tasks.values())
+        return sum((await self.store.counters(tenant)).task_counts.values())
 
     async def lease_due_tasks(self) -> list[Task]:
         """Lease all due tasks."""
-        lease = Lease("w", 60_000, 1_000)
+        lease = LeaseTerms("w", 60_000, 1_000)
         return (await self.store.claim(lease, limit=1000, per_lane=1000)).tasks
 
     async def exhaust_due_tasks(

@@ -73,7 +73,7 @@ def test_other_hosts_are_rejected(host: str) -> None:
 async def create_key(api: ApiHarness, tenant: str) -> tuple[str, ApiKeyRecord]:
     """Store a new key and return it."""
     secret, key = make_key(tenant, f"id-{tenant}")
-    await api.store.put_key(key)
+    await api.store.put_api_key(key)
     return secret, key
 
 
@@ -223,20 +223,20 @@ def test_lookups_are_cached_for_a_few_seconds() -> None:
 
     async def test(api: ApiHarness) -> None:
         looked: list[bytes] = []
-        key_of = api.store.find_key
+        key_of = api.store.find_api_key
 
         async def counted(digest: bytes) -> ApiKeyRecord | None:
             looked.append(digest)
             return await key_of(digest)
 
-        api.store.find_key = counted  # type: ignore[method-assign]
+        api.store.find_api_key = counted  # type: ignore[method-assign]
         keys = ApiKeyCache(api.store, api.time.seconds)
         secret, key = make_key("acme", "1")
         assert [None, None] == [await keys.find_tenant(secret) for _ in range(2)]
-        await api.store.put_key(key)
+        await api.store.put_api_key(key)
         api.time.ms += 5_000
         assert ["acme", "acme"] == [await keys.find_tenant(secret) for _ in range(2)]
-        await api.store.revoke_key("1")
+        await api.store.revoke_api_key("1")
         api.time.ms += 5_000
         assert [None, None] == [await keys.find_tenant(secret) for _ in range(2)]
         assert 3 == len(looked)

@@ -198,7 +198,7 @@ def test_a_stream_ends_when_its_key_is_revoked(
         busy = asyncio.ensure_future(publish(api)) if is_busy else None
         await asyncio.sleep(59.9)
         assert not reader.task.done()
-        assert await api.store.revoke_key(key.id)
+        assert await api.store.revoke_api_key(key.id)
         async with asyncio.timeout(6.1):
             await reader.task
         sent = [await reader.sent.get() for _ in range(reader.sent.qsize())]
@@ -226,7 +226,7 @@ def test_a_stream_ends_when_its_key_cannot_be_checked(
         secret, _ = await create_key(api, "acme")
         reader = EventReader(api.api, key=secret)
         await reader.wait_for_start()
-        monkeypatch.setattr(api.store, "find_key", fail)
+        monkeypatch.setattr(api.store, "find_api_key", fail)
         async with asyncio.timeout(6.1):
             if isinstance(error, StoreUnavailable):
                 await reader.task

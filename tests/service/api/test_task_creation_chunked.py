@@ -105,7 +105,7 @@ def test_keys_are_checked() -> None:
             return await api.request("POST", "/retry-tasks", body=chunks, headers=headers)
 
         unknown = [await request(), await request(authorization=f"Bearer {secret}")]
-        await api.store.put_key(key)
+        await api.store.put_api_key(key)
         api.time.ms += 60_000
         known = [await request(authorization=f"Bearer {secret}") for _ in range(3)]
         assert [401, 401, 201, 200, 200] == [response.status for response in (*unknown, *known)]

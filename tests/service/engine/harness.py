@@ -21,12 +21,12 @@ from tarry.service.engine.policies import PolicyCache
 from tarry.service.engine.reporting import Event, Reporter
 from tarry.service.engine.result_writer import build_callback_task
 from tarry.service.model import AttemptRecord, Task, TaskContent
-from tarry.service.store import AddResult, Lease, NewTask, Retention, Store
+from tarry.service.store import AddResult, LeaseTerms, NewTask, Retention, Store
 from tarry.testing import VirtualClock
 from tests.service.stores.model_store import ModelStore
 
 EPOCH = 1_800_000_000.0
-LEASE = Lease("worker", 70_000, 1_000)
+LEASE = LeaseTerms("worker", 70_000, 1_000)
 DAY = 86_400_000
 OK = DeliveryResult(status=200, duration_ms=1.0)
 BUSY = DeliveryResult(status=503, duration_ms=1.0)
@@ -63,7 +63,7 @@ class EngineHarness:
         store: Store | None = None,
         limits: EngineLimits | None = None,
         seed: int = 1,
-        lease: Lease = LEASE,
+        lease: LeaseTerms = LEASE,
         breaker: Callable[[], Breaker] = Breaker,
         monotonic: Callable[[], float] | None = None,
         sign: Callable[[Task, bytes], list[tuple[str, str]]] | None = None,

@@ -17,7 +17,7 @@ from tarry.service.model import AttemptRecord, Status, Task, TaskContent
 from tarry.service.store import (
     ClaimResult,
     FinishStatus,
-    Lease,
+    LeaseTerms,
     Release,
     TaskResult,
 )
@@ -140,7 +140,7 @@ def test_result_after_a_lost_lease_is_discarded() -> None:
         first = EngineHarness(FakeTarget(respond_slowly))
         (task,) = await first.add(first.new_task())
         second = EngineHarness(
-            FakeTarget(OK), store=first.store, seed=2, lease=Lease("second", 70_000, 1_000)
+            FakeTarget(OK), store=first.store, seed=2, lease=LeaseTerms("second", 70_000, 1_000)
         )
         await second.engine.start()
         await asyncio.sleep(150)
@@ -193,21 +193,21 @@ class OutageStore(ModelStore):
     is_away = False
 
     async def claim(
-        self, lease: Lease, *, limit: int, per_lane: int, skip: Collection[str] = ()
+        self, terms: LeaseTerms, *, limit: int, per_lane: int, skip: Collection[str] = ()
     ) -> ClaimResult:
         """Claim, unless there is an outage."""
         self._check()
-        return await super().claim(lease, limit=limit, per_lane=per_lane, skip=skip)
+        return await super().claim(terms, limit=limit, per_lane=per_lane, skip=skip)
 
     async def finish(self, results: Sequence[TaskResult]) -> list[FinishStatus]:
         """Write, unless there is an outage."""
         self._check()
         return await super().finish(results)
 
-    async def release(self, leases: Sequence[Release]) -> list[FinishStatus]:
+    async def release(self, releases: Sequence[Release]) -> list[FinishStatus]:
         """Release, unless there is an outage."""
         self._check()
-        return await super().release(leases)
+        return await super().release(releases)
 
     def _check(self) -> None:
         if self.is_away:
@@ -226,7 +226,7 @@ def test_attempts_made_during_a_store_outage_are_not_repeated(outage: float, cou
 
         target, loop = FakeTarget(slow), asyncio.get_running_loop()
         store = OutageStore(lambda: int((EPOCH + loop.time()) * 1000))
-        harness = EngineHarness(target, store=store, lease=Lease("worker", 70_000, 1_000))
+        harness = EngineHarness(target, store=store, lease=LeaseTerms("worker", 70_000, 1_000))
         await harness.engine.start()
         targets = [f"http://{number % 40}.example:80/" for number in range(count)]
         tasks = await harness.add(*[harness.new_task(target) for target in targets])
@@ -363,7 +363,7 @@ def test_breaker_state_is_shared_through_the_store() -> None:
             store=first.store,
             seed=2,
             breaker=breaker,
-            lease=Lease("second", 70_000, 1_000),
+            lease=LeaseTerms("second", 70_000, 1_000),
         )
         await second.engine.start()
         await asyncio.sleep(35)

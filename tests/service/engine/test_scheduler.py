@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 from tarry.service.delivery import DeliveryResult
 from tarry.service.model import Status
-from tarry.service.store import ClaimResult, Lease
+from tarry.service.store import ClaimResult, LeaseTerms
 from tests.service.engine.harness import (
     EPOCH,
     OK,
@@ -44,10 +44,10 @@ class SlowClaimStore(ModelStore):
     """A store that replies to a claim one second after it has leased the tasks."""
 
     async def claim(
-        self, lease: Lease, *, limit: int, per_lane: int, skip: Collection[str] = ()
+        self, terms: LeaseTerms, *, limit: int, per_lane: int, skip: Collection[str] = ()
     ) -> ClaimResult:
         """Claim, and reply after a second."""
-        claimed = await super().claim(lease, limit=limit, per_lane=per_lane, skip=skip)
+        claimed = await super().claim(terms, limit=limit, per_lane=per_lane, skip=skip)
         await asyncio.sleep(1)
         return claimed
 

@@ -12,7 +12,7 @@ from tarry.service.model import Status, TaskContent
 from tarry.service.store import (
     CancelStatus,
     FinishStatus,
-    Lease,
+    LeaseTerms,
     Release,
     TaskResult,
 )
@@ -145,7 +145,7 @@ def test_task_whose_lease_has_expired_is_not_started() -> None:
         loop = asyncio.get_running_loop()
         harness = EngineHarness(
             target,
-            lease=Lease("worker", 40_000, 1_000),
+            lease=LeaseTerms("worker", 40_000, 1_000),
             monotonic=lambda: loop.time() + ahead,
         )
         (task,) = await harness.add(harness.new_task(delay=900))
@@ -167,10 +167,10 @@ def test_lost_attempt_does_not_exhaust_a_task(lost: int, sent: int) -> None:
         harness = EngineHarness(target, limits=EngineLimits(in_flight=1))
         new_task = harness.new_task(overrides={"maxAttempts": 1})
         new_task.lease_on_add = True
-        await harness.store.add([new_task], Lease("dead", 10_000, 1_000))
+        await harness.store.add([new_task], LeaseTerms("dead", 10_000, 1_000))
         for worker in range(lost - 1):
             await asyncio.sleep(11)
-            lease = Lease(f"dead {worker}", 10_000, 1_000)
+            lease = LeaseTerms(f"dead {worker}", 10_000, 1_000)
             assert (await harness.store.claim(lease, limit=1, per_lane=1)).tasks
         await asyncio.sleep(11)
 
@@ -276,10 +276,10 @@ class SlowResultStore(ModelStore):
         await asyncio.sleep(0.3)
         return await super().finish(results)
 
-    async def release(self, leases: Sequence[Release]) -> list[FinishStatus]:
+    async def release(self, releases: Sequence[Release]) -> list[FinishStatus]:
         """Wait, then release."""
         await asyncio.sleep(0.3)
-        return await super().release(leases)
+        return await super().release(releases)
 
 
 def slow_harness(target: FakeTarget) -> EngineHarness:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from tarry.service.model import AttemptRecord, LaneRecord, ReplayRecord, Status, Task
-from tarry.service.store import ClaimResult, Lease, Store, TaskFilter
+from tarry.service.store import ClaimResult, LeaseTerms, Store, TaskFilter
 from tarry.service.stores.sqlite import SqliteStore
 from tests.service.stores.harness import ManualClock
 from tests.service.stores.model_store import ModelState, ModelStore
@@ -118,7 +118,7 @@ class StoreComparison:
 
 def without_engine_details(task: Task) -> Task:
     """Return a task without the details that differ between engines."""
-    if task.status.is_terminal:
+    if task.status.is_finished:
         task = replace(task, wake_at=0, cancelling=False)
     return replace(task, version=0)
 
@@ -133,23 +133,23 @@ async def snapshot(store: Store) -> StoreSnapshot:
     for tenant in (None, *TENANTS):
         counters = await store.counters(tenant)
         exact = Counter(task.status for task in found if tenant in {None, task.tenant})
-        assert {status: exact[status] for status in Status} == counters.tasks
+        assert {status: exact[status] for status in Status} == counters.task_counts
         counts[tenant] = counters
     lanes = [lane for lane in await list_all_lanes(store) if is_used(lane)]
     for lane in lanes:
         exact = Counter(task.status for task in found if task.lane == lane.name)
-        counted = (lane.pending, lane.in_flight, lane.dead)
+        counted = (lane.pending, lane.in_flight, lane.exhausted)
         assert tuple(exact[status] for status in LANE_COUNTED_STATUSES) == counted
     return StoreSnapshot(
         {tenant: [without_engine_details(task) for task in tasks[tenant]] for tenant in TENANTS},
         attempts,
         lanes,
         counts,
-        {tenant: await store.series(tenant, since=0) for tenant in (None, *TENANTS)},
+        {tenant: await store.attempts_per_minute(tenant, since=0) for tenant in (None, *TENANTS)},
         [replace(replay, cursor=None) for replay in await store.list_replays(running=False)],
         [await store.list_policies(tenant) for tenant in TENANTS],
-        sorted(await store.list_keys(), key=lambda key: key.id),
-        sorted(await store.orphans(1000)),
+        sorted(await store.list_api_keys(), key=lambda key: key.id),
+        sorted(await store.list_orphaned_bodies(1000)),
     )
 
 
@@ -176,14 +176,14 @@ async def list_all_lanes(store: Store) -> list[LaneRecord]:
 def is_used(lane: LaneRecord) -> bool:
     """Return whether a lane must be listed: it is not empty, or not open."""
     is_shut = lane.paused or lane.parked_until is not None
-    return is_shut or lane.pending + lane.in_flight + lane.dead > 0
+    return is_shut or lane.pending + lane.in_flight + lane.exhausted > 0
 
 
 def check_claim(
     claimed: ClaimResult,
     before: StoreSnapshot,
     after: StoreSnapshot,
-    lease: Lease,
+    terms: LeaseTerms,
     skip: Collection[str],
 ) -> None:
     """Check the order, lanes, times and `next_at` of a claim."""
@@ -195,9 +195,9 @@ def check_claim(
         assert task.lane not in skip
         assert not lane.paused
         assert (lane.parked_until or 0) <= claimed.now
-        assert task.next_attempt_at <= claimed.now + lease.horizon_ms
-        assert task.wake_at == max(claimed.now, task.next_attempt_at) + lease.length_ms
-    exact = earliest_claim(after, lease, claimed.now, skip)
+        assert task.next_attempt_at <= claimed.now + terms.horizon_ms
+        assert task.wake_at == max(claimed.now, task.next_attempt_at) + terms.length_ms
+    exact = earliest_claim(after, terms, claimed.now, skip)
     if exact is not None:
         assert claimed.next_at is not None
         assert claimed.next_at <= max(exact, claimed.now)
@@ -206,7 +206,7 @@ def check_claim(
 
 
 def earliest_claim(
-    contents: StoreSnapshot, lease: Lease, now: int, skip: Collection[str]
+    contents: StoreSnapshot, terms: LeaseTerms, now: int, skip: Collection[str]
 ) -> int | None:
     """Return when the next claim may find a task, computed from all tasks."""
     times = []
@@ -215,7 +215,7 @@ def earliest_claim(
             continue
         live = [task for task in contents.tasks[lane.tenant] if task.lane == lane.name]
         ends = [task.wake_at for task in live if task.status is Status.IN_FLIGHT]
-        due = [task.wake_at - lease.horizon_ms for task in live if task.status is Status.PENDING]
+        due = [task.wake_at - terms.horizon_ms for task in live if task.status is Status.PENDING]
         until = lane.parked_until
         if until is not None and until <= now and sum(end > now for end in ends) >= lane.probes:
             due, ends = [], [min((end for end in ends if end > now), default=now)]

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tarry.service.model import AttemptRecord, LaneRecord, Status, Task
-from tarry.service.store import AddResult, ClaimResult, Lease, NewTask, Store, TaskResult
+from tarry.service.store import AddResult, ClaimResult, LeaseTerms, NewTask, Store, TaskResult
 
 START_MS = 1_800_000_000_000
 """Time at which every test starts; the first millisecond of a minute."""
 SECOND_MS, MINUTE_MS, HOUR_MS, DAY_MS = 1000, 60_000, 3_600_000, 86_400_000
 HORIZON_MS = 1000
-LEASE = Lease("worker", 30 * SECOND_MS, HORIZON_MS)
-OTHER_LEASE = Lease("other", 30 * SECOND_MS, HORIZON_MS)
+LEASE = LeaseTerms("worker", 30 * SECOND_MS, HORIZON_MS)
+OTHER_LEASE = LeaseTerms("other", 30 * SECOND_MS, HORIZON_MS)
 LANE = "acme/https:a.example:443"
 
 
@@ -70,18 +70,18 @@ class StoreHarness:
         return await self.store.add([NewTask(task) for task in tasks], **options)
 
     async def claim(
-        self, lease: Lease = LEASE, *, limit: int = 1000, per_lane: int = 1000, skip: Any = ()
+        self, terms: LeaseTerms = LEASE, *, limit: int = 1000, per_lane: int = 1000, skip: Any = ()
     ) -> ClaimResult:
         """Claim all claimable tasks, unless a limit is given."""
-        return await self.store.claim(lease, limit=limit, per_lane=per_lane, skip=skip)
+        return await self.store.claim(terms, limit=limit, per_lane=per_lane, skip=skip)
 
-    async def leased(self, number: int = 1, lease: Lease = LEASE, **fields: Any) -> Task:
+    async def leased(self, number: int = 1, terms: LeaseTerms = LEASE, **fields: Any) -> Task:
         """Add and claim a task; no other task may be claimable."""
         await self.add(task(number, **fields))
-        [leased] = (await self.claim(lease)).tasks
+        [leased] = (await self.claim(terms)).tasks
         return leased
 
-    async def dead(self, number: int, reason: str = "attempts", **fields: Any) -> Task:
+    async def add_dead_letter(self, number: int, reason: str = "attempts", **fields: Any) -> Task:
         """Return a new dead letter with one attempt."""
         leased = await self.leased(number, **fields)
         await self.store.finish([dead_result(leased, reason)])
@@ -101,7 +101,7 @@ class StoreHarness:
 
     async def counts(self, tenant: str | None = None) -> dict[Status, int]:
         """Return the counts that are not 0; every status must be counted."""
-        counts = (await self.store.counters(tenant)).tasks
+        counts = (await self.store.counters(tenant)).task_counts
         assert set(Status) == set(counts)
         return {status: count for status, count in counts.items() if count}
 
@@ -158,7 +158,7 @@ def retry_result(leased: Task, until: int, **fields: Any) -> TaskResult:
         attempt=next_attempt(leased),
         status=Status.PENDING,
         next_attempt_at=until,
-        last_kind="transient",
+        last_outcome_kind="transient",
         **fields,
     )
 
@@ -169,7 +169,7 @@ def success_result(leased: Task, **fields: Any) -> TaskResult:
         task=leased,
         attempt=next_attempt(leased, "success"),
         status=Status.SUCCEEDED,
-        last_kind="success",
+        last_outcome_kind="success",
         **fields,
     )
 
@@ -181,7 +181,7 @@ def dead_result(leased: Task, reason: str = "attempts", **fields: Any) -> TaskRe
         attempt=next_attempt(leased),
         status=Status.EXHAUSTED,
         reason=reason,
-        last_kind="transient",
+        last_outcome_kind="transient",
         **fields,
     )
 

@@ -18,7 +18,7 @@ from tarry.service.model import (
 )
 from tarry.service.store import (
     AddResult,
-    Lease,
+    LeaseTerms,
     NewTask,
     Release,
     Retention,
@@ -109,7 +109,7 @@ class StoreMachine(RuleBasedStateMachine):
         lease=st.one_of(st.none(), leases),
         quota=st.sampled_from([None, None, 3, 8]),
     )
-    def add(self, drafts: list[TaskDraft], lease: Lease | None, quota: int | None) -> None:
+    def add(self, drafts: list[TaskDraft], lease: LeaseTerms | None, quota: int | None) -> None:
         """Add tasks with new and existing keys, some of them directly leased."""
         batch = [self._new_task(draft) for draft in drafts]
         results = self.comparison.call_each(lambda _, store: store.add(batch, lease, quota=quota))
@@ -138,7 +138,7 @@ class StoreMachine(RuleBasedStateMachine):
         skip=st.frozensets(lanes, max_size=1),
         late=st.sampled_from([0, 0, 1000, 30_000]),
     )
-    def claim(self, lease: Lease, per_lane: int, skip: frozenset[str], late: int = 0) -> None:
+    def claim(self, lease: LeaseTerms, per_lane: int, skip: frozenset[str], late: int = 0) -> None:
         """Claim from all lanes; the limit is high, because engines may choose different lanes."""
         self.comparison.clock.advance(late)
         before = self.comparison.snapshot()
@@ -153,7 +153,7 @@ class StoreMachine(RuleBasedStateMachine):
             (
                 result.now,
                 [without_engine_details(leased) for leased in result.tasks],
-                result.probing,
+                result.opens_by_half_open_lane,
             )
             for result in results
         ]
@@ -167,7 +167,7 @@ class StoreMachine(RuleBasedStateMachine):
         batch=st.lists(result_drafts, min_size=1, max_size=6),
     )
     def work(
-        self, lease: Lease, per_lane: int, skip: frozenset[str], batch: list[ResultDraft]
+        self, lease: LeaseTerms, per_lane: int, skip: frozenset[str], batch: list[ResultDraft]
     ) -> None:
         """Claim, and finish some leased tasks."""
         self.claim(lease, per_lane, skip)
@@ -176,7 +176,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.leased)
     @rule(batch=st.lists(result_drafts, min_size=1, max_size=4), lease=leases)
-    def finish(self, batch: list[ResultDraft], lease: Lease) -> None:
+    def finish(self, batch: list[ResultDraft], lease: LeaseTerms) -> None:
         """Finish attempts of leases that are valid, lost, or finished before."""
         callbacks = [self.new_number() for _ in batch]
 
@@ -193,7 +193,7 @@ class StoreMachine(RuleBasedStateMachine):
     def _pick(self, pick: int) -> list[Task]:
         return self.leased[pick % len(self.leased)]
 
-    def _result(self, draft: ResultDraft, index: int, lease: Lease, number: int) -> TaskResult:
+    def _result(self, draft: ResultDraft, index: int, lease: LeaseTerms, number: int) -> TaskResult:
         leased = self._pick(draft.lease_index)[index]
         attempt = AttemptRecord(
             number=leased.attempts + 1,
@@ -208,10 +208,10 @@ class StoreMachine(RuleBasedStateMachine):
             status=draft.status,
             reason=draft.reason if draft.status is Status.EXHAUSTED else None,
             next_attempt_at=self.now + draft.delay,
-            kept_lease=lease if draft.keep else None,
+            renewed_lease=lease if draft.keep else None,
             previous_delay=draft.delay / 7,
             backoff_offset=draft.lease_index,
-            last_kind="transient",
+            last_outcome_kind="transient",
             callback=task(number, "b", leased.tenant) if draft.has_callback else None,
         )
 
@@ -318,7 +318,7 @@ class StoreMachine(RuleBasedStateMachine):
         record = ReplayRecord(
             id=self.replay_id(0), tenant=tenant, rate=rate, before=before, **chosen
         )
-        matched = self.comparison.call_and_compare(lambda store: store.count_dead(record))
+        matched = self.comparison.call_and_compare(lambda store: store.count_dead_letters(record))
         assert (
             matched
             == self.comparison.call_and_compare(lambda store: store.start_replay(record)).matched
@@ -367,18 +367,18 @@ class StoreMachine(RuleBasedStateMachine):
             removed = 0
             while True:
                 step = await store.sweep(Retention(age, 2 * age), limit)
-                assert step.tasks <= limit
-                removed += step.tasks
+                assert step.removed_task_count <= limit
+                removed += step.removed_task_count
                 if not step.has_more:
                     return removed
 
         self.comparison.call_and_compare(swept)
 
     @rule(picks=st.lists(st.integers(0, 30), max_size=5))
-    def forget_orphans(self, picks: list[int]) -> None:
+    def forget_orphaned_bodies(self, picks: list[int]) -> None:
         """Forget bodies of deleted tasks."""
         self.comparison.call_and_compare(
-            lambda store: store.forget_orphans([f"body {pick}" for pick in picks])
+            lambda store: store.forget_orphaned_bodies([f"body {pick}" for pick in picks])
         )
 
     @rule(
@@ -402,10 +402,10 @@ class StoreMachine(RuleBasedStateMachine):
         """Store or revoke a key."""
         key = ApiKeyRecord(id=f"key {pick}", tenant=tenant, digest=b"digest %d" % pick)
         if revoke:
-            self.comparison.call_and_compare(lambda store: store.revoke_key(key.id))
+            self.comparison.call_and_compare(lambda store: store.revoke_api_key(key.id))
         else:
-            self.comparison.call_and_compare(lambda store: store.put_key(key))
-        self.comparison.call_and_compare(lambda store: store.find_key(key.digest))
+            self.comparison.call_and_compare(lambda store: store.put_api_key(key))
+        self.comparison.call_and_compare(lambda store: store.find_api_key(key.digest))
 
 
 def _comparable(added: AddResult) -> tuple[Any, ...]:

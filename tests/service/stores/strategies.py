@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 
 from tarry.service.model import Status
-from tarry.service.store import Lease
+from tarry.service.store import LeaseTerms
 from tests.service.stores.comparison import TENANTS
 from tests.service.stores.harness import HOUR_MS
 
@@ -31,7 +31,10 @@ filters: st.SearchStrategy[dict[str, Any]] = st.one_of(
     st.fixed_dictionaries({"lane": lanes}),
 )
 leases = st.builds(
-    Lease, st.sampled_from(WORKERS), st.sampled_from([2000, 30_000]), st.sampled_from([0, 1000])
+    LeaseTerms,
+    st.sampled_from(WORKERS),
+    st.sampled_from([2000, 30_000]),
+    st.sampled_from([0, 1000]),
 )
 
 

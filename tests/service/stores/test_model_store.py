@@ -67,7 +67,9 @@ def test_heaps_do_not_grow() -> None:
     async def main(harness: StoreHarness) -> None:
         leased = await harness.leased(1)
         for _ in range(2000):
-            await harness.store.finish([retry_result(leased, harness.clock.now, kept_lease=LEASE)])
+            await harness.store.finish(
+                [retry_result(leased, harness.clock.now, renewed_lease=LEASE)]
+            )
             leased = await harness.get(1)
             await harness.store.finish([retry_result(leased, harness.clock.now + DAY_MS)])
             await harness.store.retry_now("acme", leased.id)
@@ -89,7 +91,9 @@ def test_deleted_tasks_leave_nothing_behind() -> None:
     async def main(harness: StoreHarness) -> None:
         for number in range(500):
             leased = await harness.leased(number)
-            await harness.store.finish([retry_result(leased, harness.clock.now, kept_lease=LEASE)])
+            await harness.store.finish(
+                [retry_result(leased, harness.clock.now, renewed_lease=LEASE)]
+            )
             await harness.store.cancel("acme", leased.id)
             await harness.store.release([])
             await harness.store.finish([success_result(await harness.get(number))])

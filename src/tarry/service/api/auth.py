@@ -128,7 +128,7 @@ class ApiKeyCache:
         digest, now = key_digest(key), self._now()
         if now < self._invalid.get(digest, now):
             return None
-        record = await self._store.find_key(digest)
+        record = await self._store.find_api_key(digest)
         if (
             record is None
             or record.revoked_at is not None

@@ -78,7 +78,7 @@ class DeadLetterResource:
             rate=replay.rate or 0.0,
         )
         if replay.dry_run:
-            job.matched = await self._context.store.count_dead(job)
+            job.matched = await self._context.store.count_dead_letters(job)
             return json_response(200, replay_view(job, dry_run=True))
         job = await self._context.store.start_replay(job)
         location = (b"location", f"/dead-letters/replays/{job.id}".encode())

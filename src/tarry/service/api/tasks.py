@@ -86,7 +86,7 @@ class ResultWaiter:
         if wait_match is None or self._waiting_requests >= limits.max_waiting_requests:
             return view, []
         seconds = min(int(wait_match[1]), limits.max_wait_s)
-        if not task.status.is_terminal:
+        if not task.status.is_finished:
             self._waiting_requests += 1
             try:
                 view = await self._poll(task, view, seconds)
@@ -106,7 +106,7 @@ class ResultWaiter:
                 stored = await context.store.get_task(task.tenant, task.id)
             except StoreUnavailable:
                 stored = None
-            is_finished = stored is not None and stored.status.is_terminal
+            is_finished = stored is not None and stored.status.is_finished
             if completion is not None or is_finished or self._is_closed:
                 break
         if stored is not None:
@@ -167,7 +167,7 @@ class TaskResource:
         cancel_status = await self._context.engine.cancel(request.tenant, _task_id(request))
         task = await self._find(request)
         status = task.status.name
-        if cancel_status is CancelStatus.TERMINAL:
+        if cancel_status is CancelStatus.FINISHED:
             detail = f"The task is {status}."
             raise problems.ALREADY_FINISHED.error(detail, taskStatus=status)
         http_status = 202 if cancel_status is CancelStatus.REQUESTED else 200
@@ -221,8 +221,10 @@ class TaskResource:
         request.parse_query(NoQuery)
         retry_status = await self._context.engine.retry_now(request.tenant, _task_id(request))
         task = await self._find(request)
-        status, is_running = task.status.name, retry_status is RetryNowStatus.RUNNING
-        if retry_status is RetryNowStatus.FINISHED or (is_running and task.cancelling):
+        status, is_running = task.status.name, retry_status is RetryNowStatus.IN_FLIGHT
+        if retry_status is RetryNowStatus.SUCCEEDED_OR_CANCELLED or (
+            is_running and task.cancelling
+        ):
             state = "being cancelled" if is_running else status
             detail = f"The task is {state}. Create a new one."
             raise problems.ALREADY_FINISHED.error(detail, taskStatus=status)

@@ -67,13 +67,13 @@ def task_view(task: Task, content: TaskContent, status: Status) -> RetryTask:
         content.overrides,
         public_lane_name(task.lane),
         task.attempts,
-        next_attempt_at=None if status.is_terminal else task.next_attempt_at,
+        next_attempt_at=None if status.is_finished else task.next_attempt_at,
         created_at=task.created_at,
         finished_at=task.finished_at,
         body_size=content.body_size,
         body_ref=None if content.owns_body_object else content.body_ref,
         callback_url=None if content.callback_url is None else redact_url(content.callback_url),
-        cancelling=task.cancelling and not status.is_terminal,
+        cancelling=task.cancelling and not status.is_finished,
         replays=task.replays,
         version=task.version,
     )
@@ -178,7 +178,7 @@ def downstream_view(
         consecutive_opens=lane.consecutive_opens,
         pending=lane.pending,
         in_flight=lane.in_flight,
-        dead=lane.dead,
+        dead=lane.exhausted,
         last_claim_at=lane.last_claim_at,
         local=local,
     )
@@ -218,7 +218,7 @@ def explain_task(
     wait_ends: list[int | None] = [
         max(attempt.started_at, attempt.scheduled_at) for attempt in attempts[1:]
     ]
-    if status.is_terminal:
+    if status.is_finished:
         wait_ends.append(task.finished_at)
     else:
         is_waiting = status is Status.PENDING and task.next_attempt_at > now
@@ -227,7 +227,7 @@ def explain_task(
     for attempt, wait_end in zip(attempts, wait_ends, strict=False):
         view = attempt_view(task.id, attempt, secrets)
         text = _describe_attempt(attempt, view.error_message, wait_end)
-        if _led_to_stop(attempt) and (attempt is not attempts[-1] or not status.is_terminal):
+        if _led_to_stop(attempt) and (attempt is not attempts[-1] or not status.is_finished):
             text += "; was replayed"
         steps.append(wire.ExplainedStep(attempt_number=attempt.number, text=text, attempt=view))
     next_step = _next_step(task, status, policy, lane, now)
@@ -240,7 +240,7 @@ def explain_task(
     if task.reason is not None and not (attempts and _led_to_stop(attempts[-1])):
         sentences.append(f"stopped: {_REASON_TEXTS.get(task.reason, task.reason)}")
     if not sentences:
-        sentences = ["no attempt was made yet" if not status.is_terminal else "no attempt was made"]
+        sentences = ["no attempt was made yet" if not status.is_finished else "no attempt was made"]
     return wire.Explanation(
         task_id=task.id,
         status=STATUS_NAMES[status],

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tarry.core.verdict import Stop
     from tarry.service.engine.policies import EffectivePolicy
     from tarry.service.model import TaskContent
-    from tarry.service.store import Lease
+    from tarry.service.store import LeaseTerms
 
 _MIN_SUCCESS_STATUS, _MIN_REDIRECT_STATUS, _MIN_ERROR_STATUS = 200, 300, 400
 _PERMANENT_FAULTS = frozenset({Fault.BLOCKED, Fault.INVALID})
@@ -135,12 +135,19 @@ def final_result(
     task: Task, attempt: AttemptRecord | None, status: Status, reason: str | None = None
 ) -> TaskResult:
     """Return the result that ends a task; `attempt` is None if no attempt was made."""
-    kind = task.last_kind if attempt is None else attempt.outcome
-    return TaskResult(task=task, attempt=attempt, status=status, reason=reason, last_kind=kind)
+    kind = task.last_outcome_kind if attempt is None else attempt.outcome
+    return TaskResult(
+        task=task, attempt=attempt, status=status, reason=reason, last_outcome_kind=kind
+    )
 
 
 def retry_result(
-    task: Task, attempt: AttemptRecord, wait: Wait, outcome: Outcome, now: int, lease: Lease | None
+    task: Task,
+    attempt: AttemptRecord,
+    wait: Wait,
+    outcome: Outcome,
+    now: int,
+    lease: LeaseTerms | None,
 ) -> TaskResult:
     """Return the result of a retry; `lease` is kept if the next attempt is within its horizon."""
     hint = outcome.hint
@@ -154,8 +161,8 @@ def retry_result(
         attempt=attempt,
         status=Status.PENDING,
         next_attempt_at=next_attempt_at,
-        kept_lease=lease if is_within_horizon else None,
+        renewed_lease=lease if is_within_horizon else None,
         previous_delay=None if is_exact else wait.delay,
         backoff_offset=counted_attempts if is_exact else task.backoff_offset,
-        last_kind=attempt.outcome,
+        last_outcome_kind=attempt.outcome,
     )

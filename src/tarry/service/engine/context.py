@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tarry.service.engine.policies import PolicyCache
     from tarry.service.engine.reporting import Reporter
     from tarry.service.model import Task, TaskContent
-    from tarry.service.store import Lease, Retention, Store, TaskResult
+    from tarry.service.store import LeaseTerms, Retention, Store, TaskResult
 
 T = TypeVar("T")
 
@@ -112,7 +112,7 @@ class EngineContext(msgspec.Struct, frozen=True, kw_only=True):
     clock: StoreClock
     reporter: Reporter
     health: Health
-    lease: Lease
+    lease: LeaseTerms
     limits: EngineLimits
     retention: Retention
     draw: Callable[[], float]  # return a random number in [0, 1)

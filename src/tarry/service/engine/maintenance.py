@@ -41,10 +41,10 @@ class Maintenance:
         removal = await store.sweep(context.retention, _MAX_TASKS_PER_STEP)
         next_replay_at = await self._step_replays()
         # Orphans are bodies of removed tasks. Bodies whose task was never added are searched below.
-        orphans = await store.orphans(_MAX_BODIES_PER_STEP)
+        orphans = await store.list_orphaned_bodies(_MAX_BODIES_PER_STEP)
         if orphans:
             await context.delete_bodies(orphans)
-            await store.forget_orphans(orphans)
+            await store.forget_orphaned_bodies(orphans)
         now = context.clock.now()
         if now >= self._next_body_search_at:
             self._next_body_search_at = now + _BODY_SEARCH_INTERVAL_MS

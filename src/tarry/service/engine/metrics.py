@@ -191,7 +191,7 @@ class Metrics:
 
     def _gauges(self, counters: Counters, now: float, tenant: str | None) -> Iterator[Metric]:
         tasks = GaugeMetricFamily("retry_tasks", "Tasks, by status.", labels=["status"])
-        for status, count in counters.tasks.items():
+        for status, count in counters.task_counts.items():
             tasks.add_metric([status.name], count)
         help_text = "1 for the current state of the breaker of a lane."
         states = GaugeMetricFamily("retry_breaker_state", help_text, labels=["lane", "state"])

@@ -82,7 +82,7 @@ class ResultWriter:
     ) -> None:
         """Write the result of a leased task with the next group; do not wait for the write."""
         content = leased.content
-        if content is not None and content.callback_url is not None and result.status.is_terminal:
+        if content is not None and content.callback_url is not None and result.status.is_finished:
             result.callback = self._context.callback(result.task, content, result)
         self.result_commits.post((result, leased, delivery_result))
 
@@ -136,8 +136,8 @@ class ResultWriter:
         now: int,
     ) -> None:
         """Report a result that was written, then requeue the task or drop it."""
-        task, renewed_lease = result.task, result.kept_lease
-        if status is FinishStatus.DONE and renewed_lease is not None:
+        task, renewed_lease = result.task, result.renewed_lease
+        if status is FinishStatus.APPLIED and renewed_lease is not None:
             leased.task = msgspec.structs.replace(  # the same as in the store
                 task,
                 version=task.version + 1,
@@ -146,7 +146,7 @@ class ResultWriter:
                 wake_at=result.next_attempt_at + renewed_lease.length_ms,
                 previous_delay=result.previous_delay,
                 backoff_offset=result.backoff_offset,
-                last_kind=result.last_kind,
+                last_outcome_kind=result.last_outcome_kind,
             )
             self._reporter.attempt_made(result, now)
             self.requeue(leased)
@@ -158,7 +158,7 @@ class ResultWriter:
             return
         self._reporter.attempt_made(result, now)
         task_status = Status.CANCELLED if status is FinishStatus.CANCELLED else result.status
-        if task_status.is_terminal:
+        if task_status.is_finished:
             attempts_made = task.attempts + (result.attempt is not None)
             self._reporter.task_completed(
                 task_status, task, attempts_made, result.reason, now, delivery_result

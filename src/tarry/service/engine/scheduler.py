@@ -1,6 +1,6 @@
 """The scheduler: claims as many tasks from the store as the worker has capacity for.
 
-Tasks are claimed up to one *horizon* (`Lease.horizon_ms`) before they are due.
+Tasks are claimed up to one *horizon* (`LeaseTerms.horizon_ms`) before they are due.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ class Scheduler:
             context.reporter.attempts_lost(claimed.lost_attempts, claimed.now)
         for name in dict.fromkeys(task.lane for task in claimed.tasks):
             was_parked = name in parked_before
-            self._adopt_lane_state(name, claimed.probing.get(name), was_parked=was_parked)
+            self._adopt_lane_state(
+                name, claimed.opens_by_half_open_lane.get(name), was_parked=was_parked
+            )
         self._worker.add(claimed.tasks)
         return claimed
 

@@ -139,7 +139,7 @@ class Worker:
             return True
         call = attempts.build_call(task, effective_policy.policy, lane.downstream)
         # The retry budget distinguishes throttling from any other failure.
-        was_throttled = task.attempts and task.last_kind == Kind.THROTTLED
+        was_throttled = task.attempts and task.last_outcome_kind == Kind.THROTTLED
         last_outcome = _THROTTLED if was_throttled else TRANSIENT
         command = call.start_or_defer(exact_ms / 1000, last_outcome)
         if isinstance(command, StartAttempt):

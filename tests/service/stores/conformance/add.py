@@ -80,7 +80,7 @@ async def state_of_an_added_task_is_ignored(harness: StoreHarness) -> None:
         attempts_before_replay=2,
         previous_delay=1.5,
         backoff_offset=1,
-        last_kind="transient",
+        last_outcome_kind="transient",
         worker="ghost",
         wake_at=START_MS + 99,
         cancelling=True,
@@ -174,7 +174,7 @@ async def adding_is_idempotent(harness: StoreHarness) -> None:
 @conformance_case
 async def a_key_is_reserved_until_its_task_is_deleted(harness: StoreHarness) -> None:
     """A terminal task keeps its key; once the task is deleted, the key is free."""
-    await harness.dead(1, key="k")
+    await harness.add_dead_letter(1, key="k")
     [existing] = await harness.add(task(2, key="k", fingerprint=b"print 1"))
     assert (AddStatus.EXISTING, Status.EXHAUSTED) == (existing.status, existing.task.status)
 
@@ -210,7 +210,7 @@ async def a_quota_counts_live_tasks_only(harness: StoreHarness) -> None:
     conflict = task(1, fingerprint=b"other")
     assert AddStatus.CONFLICT is (await harness.add(conflict, quota=1))[0].status
 
-    assert [FinishStatus.DONE] == await harness.store.finish([dead_result(leased)])
+    assert [FinishStatus.APPLIED] == await harness.store.finish([dead_result(leased)])
 
     assert AddStatus.ADDED is (await harness.add(task(2), quota=1))[0].status
     assert AddStatus.FULL is (await harness.add(task(3), quota=0))[0].status
@@ -236,7 +236,7 @@ async def lease_on_add_leases_to_the_adding_worker(harness: StoreHarness) -> Non
     assert now.task == await harness.get(1)
     assert [] == (await harness.claim(OTHER_LEASE)).tasks
     assert {Status.IN_FLIGHT: 2} == await harness.counts()
-    assert [FinishStatus.DONE] == await harness.store.finish([dead_result(now.task)])
+    assert [FinishStatus.APPLIED] == await harness.store.finish([dead_result(now.task)])
 
 
 @conformance_case

@@ -31,7 +31,11 @@ async def a_claim_leases_tasks_due_within_the_horizon(harness: StoreHarness) -> 
 
     claimed = await harness.claim()
 
-    assert (START_MS, [0, 1, 2], {}) == (claimed.now, task_numbers(claimed.tasks), claimed.probing)
+    assert (START_MS, [0, 1, 2], {}) == (
+        claimed.now,
+        task_numbers(claimed.tasks),
+        claimed.opens_by_half_open_lane,
+    )
     for number, leased in enumerate(claimed.tasks):
         assert (Status.IN_FLIGHT, "worker") == (leased.status, leased.worker)
         assert times[number] + LEASE.length_ms == leased.wake_at
@@ -186,7 +190,7 @@ async def a_claim_of_an_empty_store_is_empty(harness: StoreHarness) -> None:
     assert (START_MS, [], {}, None) == (
         claimed.now,
         claimed.tasks,
-        claimed.probing,
+        claimed.opens_by_half_open_lane,
         claimed.next_at,
     )
 
@@ -209,7 +213,7 @@ async def returned_values_are_copies(harness: StoreHarness) -> None:
     result = retry_result(lease, START_MS + SECOND_MS)
     assert result.attempt is not None
     result.attempt.decision = Decision(action="retry_result")
-    assert [FinishStatus.DONE] == await harness.store.finish([result])
+    assert [FinishStatus.APPLIED] == await harness.store.finish([result])
     for _ in range(2):
         [logged] = await harness.store.list_attempts("acme", lease.id)
         assert logged.decision is not None

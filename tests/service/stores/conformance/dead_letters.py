@@ -46,7 +46,7 @@ async def pending_numbers(harness: StoreHarness) -> list[int]:
 async def add_dead_letters(harness: StoreHarness, count: int) -> None:
     """Add so many dead letters."""
     for number in range(count):
-        await harness.dead(number)
+        await harness.add_dead_letter(number)
 
 
 @conformance_case
@@ -65,12 +65,12 @@ async def a_tiny_replay_rate_does_not_overflow(harness: StoreHarness) -> None:
 @conformance_case
 async def dead_letters_are_counted_by_filter(harness: StoreHarness) -> None:
     """Tenant, lane, policy, reason and time select; counting changes nothing."""
-    await harness.dead(1, "attempts", host="a")
-    await harness.dead(2, "budget", host="b", policy_id="webhook")
-    await harness.dead(3, "attempts", host="b", tenant="beta")
+    await harness.add_dead_letter(1, "attempts", host="a")
+    await harness.add_dead_letter(2, "budget", host="b", policy_id="webhook")
+    await harness.add_dead_letter(3, "attempts", host="b", tenant="beta")
     await harness.add(task(4, next_attempt_at=START_MS + HOUR_MS))
     harness.clock.advance(10)
-    await harness.dead(5, "attempts", host="b", policy_id="webhook")
+    await harness.add_dead_letter(5, "attempts", host="b", policy_id="webhook")
     counts = {
         3: replay_of_all(),
         1: replay_of_all(tenant="beta"),
@@ -79,13 +79,13 @@ async def dead_letters_are_counted_by_filter(harness: StoreHarness) -> None:
     }
 
     for expected, replay in counts.items():
-        assert expected == await harness.store.count_dead(replay)
-    assert 2 == await harness.store.count_dead(replay_of_all(before=START_MS + 9))
-    assert 3 == await harness.store.count_dead(replay_of_all(before=START_MS + 10))
-    assert 1 == await harness.store.count_dead(
+        assert expected == await harness.store.count_dead_letters(replay)
+    assert 2 == await harness.store.count_dead_letters(replay_of_all(before=START_MS + 9))
+    assert 3 == await harness.store.count_dead_letters(replay_of_all(before=START_MS + 10))
+    assert 1 == await harness.store.count_dead_letters(
         replay_of_all(policy_id="webhook", reason="attempts")
     )
-    assert 1 == await harness.store.count_dead(replay_of_all(lane=LANE))
+    assert 1 == await harness.store.count_dead_letters(replay_of_all(lane=LANE))
     assert {Status.EXHAUSTED: 4, Status.PENDING: 1} == await harness.counts()
 
 
@@ -130,7 +130,9 @@ async def starting_a_replay_is_idempotent(harness: StoreHarness) -> None:
 async def a_replay_revives_its_dead_letters(harness: StoreHarness) -> None:
     """Step by step, oldest first; ids and keys stay, earlier attempts do not count."""
     for number in range(5):
-        await harness.dead(number, "budget" if number == 3 else "attempts", body_ref=f"b{number}")
+        await harness.add_dead_letter(
+            number, "budget" if number == 3 else "attempts", body_ref=f"b{number}"
+        )
     before = [await harness.get(number) for number in range(5)]
     harness.clock.advance(HOUR_MS)
     await harness.store.start_replay(replay_of_all(reason="attempts"))
@@ -154,7 +156,7 @@ async def a_replay_revives_its_dead_letters(harness: StoreHarness) -> None:
         assert (None, 0, None) == (
             revived.previous_delay,
             revived.backoff_offset,
-            revived.last_kind,
+            revived.last_outcome_kind,
         )
         assert (START_MS + HOUR_MS,) * 3 == (
             revived.next_attempt_at,
@@ -164,7 +166,7 @@ async def a_replay_revives_its_dead_letters(harness: StoreHarness) -> None:
         assert old.version + 1 == revived.version
     assert before[3] == await harness.get(3)
     lane = await harness.lane()
-    assert (4, 1) == (lane.pending, lane.dead)
+    assert (4, 1) == (lane.pending, lane.exhausted)
     assert {Status.PENDING: 4, Status.EXHAUSTED: 1} == await harness.counts()
 
 
@@ -213,10 +215,10 @@ async def a_task_that_dies_at_once_is_not_revived_twice(harness: StoreHarness) -
 @conformance_case
 async def a_replay_ignores_later_dead_letters(harness: StoreHarness) -> None:
     """A replay with a future `before` matches only letters that are dead when it starts."""
-    await harness.dead(1)
+    await harness.add_dead_letter(1)
     created = await harness.store.start_replay(replay_of_all(before=START_MS + HOUR_MS))
     harness.clock.advance(1)
-    await harness.dead(2)
+    await harness.add_dead_letter(2)
 
     done = await replay_step(harness)
 
@@ -327,8 +329,8 @@ async def a_cancelled_replay_stops(harness: StoreHarness) -> None:
 @conformance_case
 async def replays_belong_to_a_tenant(harness: StoreHarness) -> None:
     """A replay of another tenant, or an unknown one, is None."""
-    await harness.dead(1)
-    await harness.dead(2, tenant="beta")
+    await harness.add_dead_letter(1)
+    await harness.add_dead_letter(2, tenant="beta")
     created = await harness.store.start_replay(replay_of_all())
 
     for tenant, replay_id in (("beta", REPLAY_ID), ("acme", "nope"), ("acme", "")):
@@ -383,7 +385,7 @@ async def running_replays_are_listed_by_due_time(harness: StoreHarness) -> None:
 async def a_purge_deletes_dead_letters(harness: StoreHarness) -> None:
     """Up to a limit, oldest first, with logs, bodies and keys; nothing else is deleted."""
     for number in range(4):
-        await harness.dead(number, body_ref=f"b{number}")
+        await harness.add_dead_letter(number, body_ref=f"b{number}")
     await harness.add(task(10, next_attempt_at=START_MS + HOUR_MS, body_ref="b10"))
     leased = await harness.leased(11)
     await harness.store.finish([success_result(leased)])
@@ -392,9 +394,9 @@ async def a_purge_deletes_dead_letters(harness: StoreHarness) -> None:
 
     assert [11, 10, 3] == task_numbers((await harness.store.list_tasks("acme", TaskFilter())).items)
     assert [] == await harness.store.list_attempts("acme", task_id(0))
-    assert ["b0", "b1", "b2"] == sorted(await harness.store.orphans(10))
+    assert ["b0", "b1", "b2"] == sorted(await harness.store.list_orphaned_bodies(10))
     assert {Status.PENDING: 1, Status.SUCCEEDED: 1, Status.EXHAUSTED: 1} == await harness.counts()
-    assert 1 == (await harness.lane()).dead
+    assert 1 == (await harness.lane()).exhausted
     assert AddStatus.ADDED is (await harness.add(task(0)))[0].status
     assert 1 == await harness.store.purge("acme", TaskFilter(), 3)
     assert 0 == await harness.store.purge("acme", TaskFilter(), 3)
@@ -403,9 +405,9 @@ async def a_purge_deletes_dead_letters(harness: StoreHarness) -> None:
 @conformance_case
 async def a_purge_applies_its_filter(harness: StoreHarness) -> None:
     """Lane, policy and reason select; a filter for another status deletes nothing."""
-    await harness.dead(1, "budget")
-    await harness.dead(2, "attempts", policy_id="webhook")
-    await harness.dead(3, "attempts", host="b")
+    await harness.add_dead_letter(1, "budget")
+    await harness.add_dead_letter(2, "attempts", policy_id="webhook")
+    await harness.add_dead_letter(3, "attempts", host="b")
     await harness.add(task(4))
     purge = harness.store.purge
 

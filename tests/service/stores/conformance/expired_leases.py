@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from tarry.service.model import LOST, AttemptRecord, Status
-from tarry.service.store import CancelStatus, FinishStatus, Release, SeriesPoint
+from tarry.service.store import AttemptsOfMinute, CancelStatus, FinishStatus, Release
 from tests.service.stores.harness import (
     HOUR_MS,
     LEASE,
@@ -72,8 +72,8 @@ async def the_result_of_a_lost_lease_is_superseded(harness: StoreHarness) -> Non
 
     assert new == await harness.get(1)
     assert 1 == len(await harness.store.list_attempts("acme", old.id))
-    assert 1 == (await harness.store.counters()).superseded
-    assert [FinishStatus.DONE] == await harness.store.finish([success_result(new)])
+    assert 1 == (await harness.store.counters()).superseded_count
+    assert [FinishStatus.APPLIED] == await harness.store.finish([success_result(new)])
     assert [1, 2] == [row.number for row in await harness.store.list_attempts("acme", old.id)]
 
 
@@ -89,13 +89,13 @@ async def every_abandoned_attempt_is_logged(harness: StoreHarness) -> None:
     assert 3 == leased.attempts
     rows = await harness.store.list_attempts("acme", leased.id)
     assert [(1, LOST), (2, LOST), (3, LOST)] == [(row.number, row.outcome) for row in rows]
-    assert {"lost": 3} == _outcomes(await harness.store.series(None, since=0))
+    assert {"lost": 3} == _outcomes(await harness.store.attempts_per_minute(None, since=0))
 
 
-def _outcomes(points: list[SeriesPoint]) -> dict[str, int]:
+def _outcomes(points: list[AttemptsOfMinute]) -> dict[str, int]:
     total: dict[str, int] = {}
     for point in points:
-        for outcome, count in point.outcomes.items():
+        for outcome, count in point.counts_by_outcome.items():
             total[outcome] = total.get(outcome, 0) + count
     return total
 
@@ -129,7 +129,7 @@ async def a_lost_attempt_keeps_the_backoff_state(harness: StoreHarness) -> None:
     [new] = (await harness.claim(OTHER_LEASE)).tasks
 
     assert (2, 0.1 + 0.2, 2) == (new.attempts, new.previous_delay, new.backoff_offset)
-    assert ("transient", 1) == (new.last_kind, new.lost_attempts)
+    assert ("transient", 1) == (new.last_outcome_kind, new.lost_attempts)
 
 
 @conformance_case

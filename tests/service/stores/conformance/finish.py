@@ -30,7 +30,7 @@ async def a_failed_attempt_schedules_the_next(harness: StoreHarness) -> None:
     leased = await harness.leased(1)
     result = retry_result(leased, START_MS + HOUR_MS, previous_delay=0.1 + 0.2, backoff_offset=1)
 
-    assert [FinishStatus.DONE] == await harness.store.finish([result])
+    assert [FinishStatus.APPLIED] == await harness.store.finish([result])
 
     expected = replace(
         leased,
@@ -42,7 +42,7 @@ async def a_failed_attempt_schedules_the_next(harness: StoreHarness) -> None:
         wake_at=START_MS + HOUR_MS,
         previous_delay=0.1 + 0.2,
         backoff_offset=1,
-        last_kind="transient",
+        last_outcome_kind="transient",
     )
     assert expected == await harness.get(1)
     await harness.reopen()
@@ -58,7 +58,7 @@ async def a_success_ends_a_task(harness: StoreHarness) -> None:
     leased = await harness.leased(1)
     harness.clock.advance(70)
 
-    assert [FinishStatus.DONE] == await harness.store.finish([success_result(leased)])
+    assert [FinishStatus.APPLIED] == await harness.store.finish([success_result(leased)])
 
     ended = await harness.get(1)
     assert (Status.SUCCEEDED, START_MS + 70, None, 1) == (
@@ -69,7 +69,7 @@ async def a_success_ends_a_task(harness: StoreHarness) -> None:
     )
     assert {Status.SUCCEEDED: 1} == await harness.counts()
     lane = await harness.lane()
-    assert (0, 0, 0) == (lane.pending, lane.in_flight, lane.dead)
+    assert (0, 0, 0) == (lane.pending, lane.in_flight, lane.exhausted)
     harness.clock.advance(HOUR_MS)
     assert [] == (await harness.claim()).tasks
 
@@ -77,12 +77,12 @@ async def a_success_ends_a_task(harness: StoreHarness) -> None:
 @conformance_case
 async def an_exhausted_task_is_a_dead_letter(harness: StoreHarness) -> None:
     """The task is EXHAUSTED with its reason, and counted as dead in its lane."""
-    ended = await harness.dead(1, "budget")
+    ended = await harness.add_dead_letter(1, "budget")
 
     assert (Status.EXHAUSTED, "budget", START_MS) == (ended.status, ended.reason, ended.finished_at)
     assert {Status.EXHAUSTED: 1} == await harness.counts()
     lane = await harness.lane()
-    assert (0, 0, 1) == (lane.pending, lane.in_flight, lane.dead)
+    assert (0, 0, 1) == (lane.pending, lane.in_flight, lane.exhausted)
     harness.clock.advance(HOUR_MS)
     assert [] == (await harness.claim()).tasks
 
@@ -98,7 +98,7 @@ async def a_result_without_an_attempt_logs_nothing(harness: StoreHarness) -> Non
         next_attempt_at=START_MS + 50,
         previous_delay=1.5,
     )
-    assert [FinishStatus.DONE] == await harness.store.finish([deferral])
+    assert [FinishStatus.APPLIED] == await harness.store.finish([deferral])
     [leased] = (await harness.claim()).tasks
     assert (0, 1.5, START_MS + 50) == (
         leased.attempts,
@@ -107,12 +107,12 @@ async def a_result_without_an_attempt_logs_nothing(harness: StoreHarness) -> Non
     )
 
     end = TaskResult(task=leased, attempt=None, status=Status.EXHAUSTED, reason="budget")
-    assert [FinishStatus.DONE] == await harness.store.finish([end])
+    assert [FinishStatus.APPLIED] == await harness.store.finish([end])
 
     ended = await harness.get(1)
     assert (Status.EXHAUSTED, "budget", 0) == (ended.status, ended.reason, ended.attempts)
     assert [] == await harness.store.list_attempts("acme", leased.id)
-    assert [] == await harness.store.series(None, since=0)
+    assert [] == await harness.store.attempts_per_minute(None, since=0)
 
 
 @conformance_case
@@ -173,8 +173,8 @@ async def a_lease_can_be_kept_for_the_next_attempt(harness: StoreHarness) -> Non
     harness.clock.advance(10)
     due = harness.clock.now + 500
 
-    assert [FinishStatus.DONE] == await harness.store.finish(
-        [retry_result(leased, due, kept_lease=LEASE)]
+    assert [FinishStatus.APPLIED] == await harness.store.finish(
+        [retry_result(leased, due, renewed_lease=LEASE)]
     )
 
     kept = replace(
@@ -183,14 +183,14 @@ async def a_lease_can_be_kept_for_the_next_attempt(harness: StoreHarness) -> Non
         version=leased.version + 1,
         next_attempt_at=due,
         wake_at=due + LEASE.length_ms,
-        last_kind="transient",
+        last_outcome_kind="transient",
     )
     assert kept == await harness.get(1)
     assert {Status.IN_FLIGHT: 1} == await harness.counts()
     assert 1 == (await harness.lane()).in_flight
     harness.clock.now = due
     assert [] == (await harness.claim(OTHER_LEASE)).tasks
-    assert [FinishStatus.DONE] == await harness.store.finish([success_result(kept)])
+    assert [FinishStatus.APPLIED] == await harness.store.finish([success_result(kept)])
     assert [1, 2] == [row.number for row in await harness.store.list_attempts("acme", leased.id)]
 
 
@@ -198,7 +198,7 @@ async def a_lease_can_be_kept_for_the_next_attempt(harness: StoreHarness) -> Non
 async def a_kept_lease_expires(harness: StoreHarness) -> None:
     """A worker that dies with a kept lease loses it like any other."""
     leased = await harness.leased(1)
-    await harness.store.finish([retry_result(leased, START_MS + 500, kept_lease=LEASE)])
+    await harness.store.finish([retry_result(leased, START_MS + 500, renewed_lease=LEASE)])
     harness.clock.now = START_MS + 500 + LEASE.length_ms
 
     [new] = (await harness.claim(OTHER_LEASE)).tasks
@@ -214,7 +214,7 @@ async def a_terminal_task_keeps_no_lease(harness: StoreHarness) -> None:
     """`keep` is ignored for a terminal status."""
     leased = await harness.leased(1)
 
-    await harness.store.finish([success_result(leased, kept_lease=LEASE)])
+    await harness.store.finish([success_result(leased, renewed_lease=LEASE)])
 
     ended = await harness.get(1)
     assert (Status.SUCCEEDED, None) == (ended.status, ended.worker)
@@ -226,7 +226,7 @@ async def an_expired_lease_is_valid_until_it_is_claimed(harness: StoreHarness) -
     leased = await harness.leased(1)
     harness.clock.advance(HOUR_MS)
 
-    assert [FinishStatus.DONE] == await harness.store.finish([success_result(leased)])
+    assert [FinishStatus.APPLIED] == await harness.store.finish([success_result(leased)])
     assert Status.SUCCEEDED is (await harness.get(1)).status
 
 
@@ -238,10 +238,10 @@ async def finishing_again_is_superseded(harness: StoreHarness) -> None:
     batch = [
         success_result(leased[0]),
         dead_result(leased[1]),
-        retry_result(leased[2], START_MS + SECOND_MS, kept_lease=LEASE),
+        retry_result(leased[2], START_MS + SECOND_MS, renewed_lease=LEASE),
         retry_result(leased[3], START_MS + HOUR_MS, callback=task(9)),
     ]
-    assert [FinishStatus.DONE] * 4 == await harness.store.finish(batch)
+    assert [FinishStatus.APPLIED] * 4 == await harness.store.finish(batch)
     before = [await harness.get(number) for number in (1, 2, 3, 4, 9)]
     harness.clock.advance(5)
     await harness.reopen()
@@ -256,8 +256,8 @@ async def finishing_again_is_superseded(harness: StoreHarness) -> None:
         Status.SUCCEEDED: 1,
         Status.EXHAUSTED: 1,
     } == await harness.counts()
-    [point] = await harness.store.series(None, since=START_MS)
-    assert {"success": 1, "transient": 3} == point.outcomes
+    [point] = await harness.store.attempts_per_minute(None, since=START_MS)
+    assert {"success": 1, "transient": 3} == point.counts_by_outcome
 
 
 @conformance_case
@@ -278,15 +278,15 @@ async def each_result_has_its_own_status(harness: StoreHarness) -> None:
 
     assert [
         FinishStatus.SUPERSEDED,
-        FinishStatus.DONE,
+        FinishStatus.APPLIED,
         FinishStatus.SUPERSEDED,
-        FinishStatus.DONE,
+        FinishStatus.APPLIED,
     ] == statuses
     assert Status.SUCCEEDED is (await harness.get(1)).status
-    assert 2 == (await harness.store.counters("acme")).superseded
+    assert 2 == (await harness.store.counters("acme")).superseded_count
     assert (2, 0) == (
-        (await harness.store.counters()).superseded,
-        (await harness.store.counters("beta")).superseded,
+        (await harness.store.counters()).superseded_count,
+        (await harness.store.counters("beta")).superseded_count,
     )
     assert [] == await harness.store.finish([])
 
@@ -314,7 +314,7 @@ async def a_task_being_cancelled_gets_no_further_attempt(harness: StoreHarness) 
 
     statuses = await harness.store.finish(
         [
-            retry_result(leased[0], START_MS + SECOND_MS, kept_lease=LEASE, callback=task(8)),
+            retry_result(leased[0], START_MS + SECOND_MS, renewed_lease=LEASE, callback=task(8)),
             dead_result(leased[1], callback=task(9)),
             deferral,
         ]
@@ -342,7 +342,7 @@ async def a_success_wins_over_a_cancel_request(harness: StoreHarness) -> None:
     leased = await harness.leased(1)
     await harness.store.cancel("acme", leased.id)
 
-    assert [FinishStatus.DONE] == await harness.store.finish(
+    assert [FinishStatus.APPLIED] == await harness.store.finish(
         [success_result(leased, callback=task(9))]
     )
 
@@ -375,7 +375,7 @@ async def a_callback_with_an_existing_key_is_not_added(harness: StoreHarness) ->
     leased = await harness.leased(1)
 
     callback = task(10, key="key 9")
-    assert [FinishStatus.DONE] == await harness.store.finish(
+    assert [FinishStatus.APPLIED] == await harness.store.finish(
         [success_result(leased, callback=callback)]
     )
 

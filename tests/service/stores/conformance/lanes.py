@@ -50,14 +50,14 @@ async def a_half_open_lane_gives_as_many_tasks_as_probes(harness: StoreHarness) 
     harness.clock.advance(SECOND_MS)
 
     claimed = await harness.claim()
-    assert ([0, 1], {LANE: 3}) == (task_numbers(claimed.tasks), claimed.probing)
+    assert ([0, 1], {LANE: 3}) == (task_numbers(claimed.tasks), claimed.opens_by_half_open_lane)
     full = await harness.claim()
-    assert ([], {}) == (full.tasks, full.probing)
+    assert ([], {}) == (full.tasks, full.opens_by_half_open_lane)
     assert full.next_at is None or full.next_at > harness.clock.now
     await harness.store.finish([success_result(claimed.tasks[0])])
     again = await harness.claim()
 
-    assert ([2], {LANE: 3}) == (task_numbers(again.tasks), again.probing)
+    assert ([2], {LANE: 3}) == (task_numbers(again.tasks), again.opens_by_half_open_lane)
 
 
 @conformance_case
@@ -84,7 +84,7 @@ async def expired_probes_do_not_block_the_lane(harness: StoreHarness) -> None:
 
     claimed = await harness.claim(OTHER_LEASE)
 
-    assert (1, {LANE: 1}) == (len(claimed.tasks), claimed.probing)
+    assert (1, {LANE: 1}) == (len(claimed.tasks), claimed.opens_by_half_open_lane)
     assert [] == (await harness.claim(OTHER_LEASE)).tasks
     harness.clock.advance(OTHER_LEASE.length_ms)
     assert 1 == len((await harness.claim()).tasks)
@@ -99,7 +99,7 @@ async def a_late_result_frees_no_second_probe(harness: StoreHarness) -> None:
     harness.clock.now = late.wake_at
     assert [1] == task_numbers((await harness.claim(OTHER_LEASE)).tasks)
 
-    assert [FinishStatus.DONE] == await harness.store.finish([success_result(late)])
+    assert [FinishStatus.APPLIED] == await harness.store.finish([success_result(late)])
 
     assert [] == (await harness.claim(OTHER_LEASE)).tasks
 
@@ -112,7 +112,7 @@ async def probing_names_only_lanes_with_leased_tasks(harness: StoreHarness) -> N
 
     claimed = await harness.claim()
 
-    assert ([2], {}) == (task_numbers(claimed.tasks), claimed.probing)
+    assert ([2], {}) == (task_numbers(claimed.tasks), claimed.opens_by_half_open_lane)
 
 
 @conformance_case
@@ -131,7 +131,7 @@ async def parking_again_replaces_the_first_parking(harness: StoreHarness) -> Non
     harness.clock.now = START_MS + HOUR_MS
     claimed = await harness.claim()
 
-    assert (3, {LANE: 2}) == (len(claimed.tasks), claimed.probing)
+    assert (3, {LANE: 2}) == (len(claimed.tasks), claimed.opens_by_half_open_lane)
 
 
 @conformance_case
@@ -172,7 +172,7 @@ async def a_resumed_lane_is_open(harness: StoreHarness) -> None:
         lane.paused,
     )
     claimed = await harness.claim()
-    assert (5, {}) == (len(claimed.tasks), claimed.probing)
+    assert (5, {}) == (len(claimed.tasks), claimed.opens_by_half_open_lane)
 
 
 @conformance_case
@@ -199,11 +199,11 @@ async def results_are_stored_in_parked_and_paused_lanes(harness: StoreHarness) -
     await harness.add(task(1), task(2))
     one, two = (await harness.claim()).tasks
     await harness.store.park(LANE, START_MS + HOUR_MS, probes=1, consecutive_opens=1)
-    assert [FinishStatus.DONE] == await harness.store.finish(
+    assert [FinishStatus.APPLIED] == await harness.store.finish(
         [retry_result(one, START_MS + SECOND_MS)]
     )
     await harness.store.pause(LANE)
-    assert [FinishStatus.DONE] == await harness.store.finish([success_result(two)])
+    assert [FinishStatus.APPLIED] == await harness.store.finish([success_result(two)])
 
 
 @conformance_case
@@ -231,7 +231,7 @@ async def a_lane_counts_its_tasks(harness: StoreHarness) -> None:
         lane.tenant,
         lane.pending,
         lane.in_flight,
-        lane.dead,
+        lane.exhausted,
     )
     assert lane.last_claim_at is None
     harness.clock.advance(5)
@@ -246,7 +246,12 @@ async def a_lane_counts_its_tasks(harness: StoreHarness) -> None:
 
     lane = await harness.lane()
 
-    assert (2, 1, 1, START_MS + 5) == (lane.pending, lane.in_flight, lane.dead, lane.last_claim_at)
+    assert (2, 1, 1, START_MS + 5) == (
+        lane.pending,
+        lane.in_flight,
+        lane.exhausted,
+        lane.last_claim_at,
+    )
     await harness.reopen()
     assert lane == await harness.lane()
 

@@ -16,7 +16,7 @@ from tests.service.stores.harness import (
     task,
 )
 
-RETENTION = Retention(succeeded_ms=HOUR_MS, dead_ms=DAY_MS)
+RETENTION = Retention(succeeded_ms=HOUR_MS, exhausted_ms=DAY_MS)
 
 
 def new_policy(policy_id: str = "p", document: bytes = b'{"a":1}', **fields: Any) -> PolicyVersion:
@@ -36,7 +36,7 @@ async def writing_a_policy_is_idempotent(harness: StoreHarness) -> None:
 
     for replace in (False, True):
         same = await harness.store.put_policy(new_policy(), replace=replace)
-        assert (PolicyWriteStatus.SAME, first) == same
+        assert (PolicyWriteStatus.UNCHANGED, first) == same
     other = await harness.store.put_policy(new_policy(document=b"{}"), replace=False)
     assert (PolicyWriteStatus.CONFLICT, first) == other
     assert first == await harness.store.get_policy("acme", "p")
@@ -50,7 +50,7 @@ async def a_replaced_policy_is_a_new_version(harness: StoreHarness) -> None:
 
     change, second = await harness.store.put_policy(new_policy(document=b"{}"), replace=True)
 
-    assert PolicyWriteStatus.DONE is change
+    assert PolicyWriteStatus.REPLACED is change
     assert new_policy(document=b"{}", version=2, created_at=START_MS + 5) == second
     await harness.reopen()
     assert second == await harness.store.get_policy("acme", "p")
@@ -58,7 +58,7 @@ async def a_replaced_policy_is_a_new_version(harness: StoreHarness) -> None:
         await harness.store.get_policy("acme", "p", version) for version in (1, 2, 3)
     ]
     change, third = await harness.store.put_policy(new_policy(), replace=True)
-    assert (PolicyWriteStatus.DONE, 3) == (change, third.version)
+    assert (PolicyWriteStatus.REPLACED, 3) == (change, third.version)
 
 
 @conformance_case
@@ -72,7 +72,7 @@ async def policies_belong_to_a_tenant(harness: StoreHarness) -> None:
         new_policy(tenant="beta", document=b"{}"), replace=False
     )
     assert PolicyWriteStatus.CREATED is change
-    assert PolicyWriteStatus.DONE is await harness.store.delete_policy("beta", "p")
+    assert PolicyWriteStatus.DELETED is await harness.store.delete_policy("beta", "p")
     assert await harness.store.get_policy("acme", "p") is not None
 
 
@@ -110,7 +110,7 @@ async def a_policy_in_use_is_not_deleted(harness: StoreHarness) -> None:
     assert PolicyWriteStatus.CONFLICT is await harness.store.delete_policy("acme", "p")
     await harness.store.finish([dead_result(leased)])
 
-    assert PolicyWriteStatus.DONE is await harness.store.delete_policy("acme", "p")
+    assert PolicyWriteStatus.DELETED is await harness.store.delete_policy("acme", "p")
 
     assert await harness.store.get_policy("acme", "p") is None
     assert await harness.store.get_policy("acme", "p", 1) is None
@@ -141,12 +141,12 @@ async def a_deleted_version_number_is_not_used_again(harness: StoreHarness) -> N
 async def a_revived_dead_letter_uses_its_policy_again(harness: StoreHarness) -> None:
     """A dead letter does not prevent the deletion of its policy; a revived one does."""
     await harness.store.put_policy(new_policy(), replace=False)
-    dead = await harness.dead(1, policy_id="p")
+    dead = await harness.add_dead_letter(1, policy_id="p")
     await harness.store.retry_now("acme", dead.id)
 
     assert PolicyWriteStatus.CONFLICT is await harness.store.delete_policy("acme", "p")
     await harness.store.cancel("acme", dead.id)
-    assert PolicyWriteStatus.DONE is await harness.store.delete_policy("acme", "p")
+    assert PolicyWriteStatus.DELETED is await harness.store.delete_policy("acme", "p")
 
 
 # --- keys -----------------------------------------------------------------------------------------
@@ -160,43 +160,43 @@ def new_key(number: int, tenant: str = "acme", **fields: Any) -> ApiKeyRecord:
 @conformance_case
 async def a_key_is_found_by_its_digest(harness: StoreHarness) -> None:
     """The name and the creation time are stored; an unknown digest finds nothing."""
-    await harness.store.put_key(new_key(1, name="ci"))
+    await harness.store.put_api_key(new_key(1, name="ci"))
 
-    found = await harness.store.find_key(b"digest 1")
+    found = await harness.store.find_api_key(b"digest 1")
 
     assert new_key(1, name="ci", created_at=START_MS) == found
-    assert await harness.store.find_key(b"digest 2") is None
+    assert await harness.store.find_api_key(b"digest 2") is None
     await harness.reopen()
-    assert found == await harness.store.find_key(b"digest 1")
+    assert found == await harness.store.find_api_key(b"digest 1")
 
 
 @conformance_case
 async def a_revoked_key_has_its_time_of_revocation(harness: StoreHarness) -> None:
     """It is still found, and revoking or storing it again does not change the time."""
-    await harness.store.put_key(new_key(1))
+    await harness.store.put_api_key(new_key(1))
     harness.clock.advance(5)
 
-    assert await harness.store.revoke_key("key1")
+    assert await harness.store.revoke_api_key("key1")
     harness.clock.advance(5)
-    assert await harness.store.revoke_key("key1")
-    await harness.store.put_key(new_key(1, name="again"))
+    assert await harness.store.revoke_api_key("key1")
+    await harness.store.put_api_key(new_key(1, name="again"))
 
-    assert new_key(1, created_at=START_MS, revoked_at=START_MS + 5) == await harness.store.find_key(
-        b"digest 1"
-    )
-    assert not await harness.store.revoke_key("unknown")
+    assert new_key(
+        1, created_at=START_MS, revoked_at=START_MS + 5
+    ) == await harness.store.find_api_key(b"digest 1")
+    assert not await harness.store.revoke_api_key("unknown")
 
 
 @conformance_case
 async def keys_are_listed_by_tenant(harness: StoreHarness) -> None:
     """Keys of one tenant or of all are listed, including revoked ones."""
     for number in range(3):
-        await harness.store.put_key(new_key(number))
-    await harness.store.put_key(new_key(3, "beta"))
-    await harness.store.revoke_key("key1")
+        await harness.store.put_api_key(new_key(number))
+    await harness.store.put_api_key(new_key(3, "beta"))
+    await harness.store.revoke_api_key("key1")
 
     async def ids(tenant: str | None = None) -> list[str]:
-        return sorted(found.id for found in await harness.store.list_keys(tenant))
+        return sorted(found.id for found in await harness.store.list_api_keys(tenant))
 
     assert ["key0", "key1", "key2"] == await ids("acme")
     assert ["key3"] == await ids("beta")

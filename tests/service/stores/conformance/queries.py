@@ -49,7 +49,7 @@ async def an_unknown_id_is_none(harness: StoreHarness) -> None:
 @conformance_case
 async def tasks_of_another_tenant_are_invisible(harness: StoreHarness) -> None:
     """No call for a tenant reads or changes tasks of another."""
-    dead = await harness.dead(1)
+    dead = await harness.add_dead_letter(1)
     [pending] = await harness.add(task(2, next_attempt_at=START_MS + HOUR_MS))
     store = harness.store
 
@@ -62,7 +62,7 @@ async def tasks_of_another_tenant_are_invisible(harness: StoreHarness) -> None:
     assert [] == (await store.list_tasks("beta", TaskFilter(lane=LANE))).items
     assert 0 == await store.purge("beta", TaskFilter(), 10)
     assert {} == await harness.counts("beta")
-    assert [] == await store.series("beta", since=0)
+    assert [] == await store.attempts_per_minute("beta", since=0)
 
     assert (dead, pending.task) == (await harness.get(1), await harness.get(2))
 
@@ -116,7 +116,7 @@ async def cancelling_an_early_lease_is_requested(harness: StoreHarness) -> None:
 @conformance_case
 async def a_terminal_task_cannot_be_cancelled(harness: StoreHarness) -> None:
     """A terminal task is unchanged, also if it was cancelled before."""
-    await harness.dead(1)
+    await harness.add_dead_letter(1)
     leased = await harness.leased(2)
     await harness.store.finish([success_result(leased)])
     await harness.add(task(3))
@@ -125,7 +125,7 @@ async def a_terminal_task_cannot_be_cancelled(harness: StoreHarness) -> None:
     harness.clock.advance(5)
 
     for number in (1, 2, 3):
-        assert CancelStatus.TERMINAL is await harness.store.cancel("acme", task_id(number))
+        assert CancelStatus.FINISHED is await harness.store.cancel("acme", task_id(number))
 
     assert before == [await harness.get(number) for number in (1, 2, 3)]
 
@@ -183,7 +183,11 @@ async def retry_now_revives_a_dead_letter(harness: StoreHarness) -> None:
     revived = await harness.get(1)
     assert (Status.PENDING, None, None) == (revived.status, revived.reason, revived.finished_at)
     assert (1, 1, 1) == (revived.attempts, revived.attempts_before_replay, revived.replays)
-    assert (None, 0, None) == (revived.previous_delay, revived.backoff_offset, revived.last_kind)
+    assert (None, 0, None) == (
+        revived.previous_delay,
+        revived.backoff_offset,
+        revived.last_outcome_kind,
+    )
     assert (now, now, now) == (revived.next_attempt_at, revived.started_at, revived.wake_at)
     assert (leased.key, leased.content, START_MS) == (
         revived.key,
@@ -191,7 +195,7 @@ async def retry_now_revives_a_dead_letter(harness: StoreHarness) -> None:
         revived.created_at,
     )
     lane = await harness.lane()
-    assert (1, 0, 0) == (lane.pending, lane.in_flight, lane.dead)
+    assert (1, 0, 0) == (lane.pending, lane.in_flight, lane.exhausted)
     [leased] = (await harness.claim()).tasks
     await harness.store.finish([success_result(leased)])
     assert [1, 2] == [row.number for row in await harness.store.list_attempts("acme", leased.id)]
@@ -210,10 +214,10 @@ async def retry_now_ignores_running_and_finished_tasks(harness: StoreHarness) ->
     results = [await harness.store.retry_now("acme", task_id(number)) for number in (1, 2, 3, 4)]
 
     assert [
-        RetryNowStatus.FINISHED,
-        RetryNowStatus.RUNNING,
-        RetryNowStatus.RUNNING,
-        RetryNowStatus.FINISHED,
+        RetryNowStatus.SUCCEEDED_OR_CANCELLED,
+        RetryNowStatus.IN_FLIGHT,
+        RetryNowStatus.IN_FLIGHT,
+        RetryNowStatus.SUCCEEDED_OR_CANCELLED,
     ] == results
     assert before == [await harness.get(number) for number in (1, 2, 3, 4)]
 
@@ -284,7 +288,7 @@ async def filters_can_be_combined(harness: StoreHarness) -> None:
     for number in range(24):
         fields = {"host": "ab"[number % 2], "policy_id": ("default", "webhook")[number // 2 % 2]}
         if number % 3 == 0:
-            await harness.dead(number, "attempts" if number % 4 else "budget", **fields)
+            await harness.add_dead_letter(number, "attempts" if number % 4 else "budget", **fields)
         else:
             await harness.add(task(number, **fields, next_attempt_at=START_MS + HOUR_MS))
     everything = await list_all(harness, TaskFilter(), 100)
@@ -323,7 +327,7 @@ async def the_attempt_log_has_pages(harness: StoreHarness) -> None:
     """Attempts after a number are returned in order, up to a limit."""
     leased = await harness.leased(1)
     for _ in range(6):
-        await harness.store.finish([retry_result(leased, harness.clock.now, kept_lease=LEASE)])
+        await harness.store.finish([retry_result(leased, harness.clock.now, renewed_lease=LEASE)])
         leased = await harness.get(1)
 
     async def page(after: int, limit: int) -> list[int]:

@@ -27,7 +27,7 @@ async def a_released_task_keeps_its_due_time(harness: StoreHarness) -> None:
     """No attempt is counted, another worker may claim it, and the old lease is lost."""
     leased = await harness.leased(1, next_attempt_at=START_MS + 500)
 
-    assert [FinishStatus.DONE] == await harness.store.release([Release(leased)])
+    assert [FinishStatus.APPLIED] == await harness.store.release([Release(leased)])
 
     released = await harness.get(1)
     assert (Status.PENDING, None, 0, START_MS + 500, START_MS + 500) == (
@@ -68,7 +68,7 @@ async def only_a_valid_lease_is_released(harness: StoreHarness) -> None:
     await harness.add(task(1), task(2), task(3))
     one, two, three = (await harness.claim()).tasks
     await harness.store.finish(
-        [success_result(one), retry_result(two, START_MS + 500, kept_lease=LEASE)]
+        [success_result(one), retry_result(two, START_MS + 500, renewed_lease=LEASE)]
     )
     await harness.store.release([Release(three, START_MS + HOUR_MS)])
     before = [await harness.get(number) for number in (1, 2, 3)]
@@ -79,7 +79,7 @@ async def only_a_valid_lease_is_released(harness: StoreHarness) -> None:
     assert [] == await harness.store.release([])
 
     assert before == [await harness.get(number) for number in (1, 2, 3)]
-    assert 0 == (await harness.store.counters()).superseded
+    assert 0 == (await harness.store.counters()).superseded_count
 
 
 @conformance_case
@@ -102,7 +102,7 @@ async def a_lease_on_add_is_a_normal_lease(harness: StoreHarness) -> None:
     one, two, three, four = [result.task for result in await harness.store.add(batch, LEASE)]
     await harness.store.release([Release(one)])
     await harness.store.finish(
-        [retry_result(two, START_MS + 100, kept_lease=LEASE), success_result(three)]
+        [retry_result(two, START_MS + 100, renewed_lease=LEASE), success_result(three)]
     )
     harness.clock.now = four.wake_at
 

@@ -19,7 +19,7 @@ from tests.service.stores.harness import (
     task_numbers,
 )
 
-RETENTION = Retention(succeeded_ms=HOUR_MS, dead_ms=DAY_MS)
+RETENTION = Retention(succeeded_ms=HOUR_MS, exhausted_ms=DAY_MS)
 
 
 # --- numbers --------------------------------------------------------------------------------------
@@ -66,19 +66,23 @@ async def the_series_counts_attempts_by_minute(harness: StoreHarness) -> None:
     harness.clock.now = START_MS + 3 * MINUTE_MS
     await harness.store.finish([success_result(two)])
 
-    async def series(tenant: str | None, since: int) -> list[tuple[int, dict[str, int]]]:
-        points = await harness.store.series(tenant, since=since)
-        return [(point.minute, point.outcomes) for point in points]
+    async def attempts_per_minute(
+        tenant: str | None, since: int
+    ) -> list[tuple[int, dict[str, int]]]:
+        points = await harness.store.attempts_per_minute(tenant, since=since)
+        return [(point.minute, point.counts_by_outcome) for point in points]
 
     late = (START_MS + 3 * MINUTE_MS, {"success": 1})
-    assert [(START_MS, {"success": 1}), late] == await series("acme", 0)
-    assert [(START_MS, {"transient": 1})] == await series("beta", 0)
-    assert [(START_MS, {"success": 1, "transient": 1}), late] == await series(None, START_MS + 5)
-    assert [late] == await series(None, START_MS + MINUTE_MS)
-    assert [late] == await series(None, START_MS + 3 * MINUTE_MS + 59_999)
-    assert [] == await series(None, START_MS + 4 * MINUTE_MS)
+    assert [(START_MS, {"success": 1}), late] == await attempts_per_minute("acme", 0)
+    assert [(START_MS, {"transient": 1})] == await attempts_per_minute("beta", 0)
+    assert [(START_MS, {"success": 1, "transient": 1}), late] == await attempts_per_minute(
+        None, START_MS + 5
+    )
+    assert [late] == await attempts_per_minute(None, START_MS + MINUTE_MS)
+    assert [late] == await attempts_per_minute(None, START_MS + 3 * MINUTE_MS + 59_999)
+    assert [] == await attempts_per_minute(None, START_MS + 4 * MINUTE_MS)
     await harness.reopen()
-    assert [(START_MS, {"success": 1}), late] == await series("acme", 0)
+    assert [(START_MS, {"success": 1}), late] == await attempts_per_minute("acme", 0)
 
 
 @conformance_case
@@ -87,13 +91,13 @@ async def the_series_covers_one_day(harness: StoreHarness) -> None:
     leased = await harness.leased(1)
     await harness.store.finish([success_result(leased)])
     harness.clock.advance(DAY_MS - MINUTE_MS)
-    assert 1 == len(await harness.store.series(None, since=0))
+    assert 1 == len(await harness.store.attempts_per_minute(None, since=0))
     harness.clock.advance(2 * MINUTE_MS)
 
-    assert [] == await harness.store.series(None, since=0)
+    assert [] == await harness.store.attempts_per_minute(None, since=0)
     leased = await harness.leased(2)
     await harness.store.finish([success_result(leased)])
-    assert 1 == len(await harness.store.series("acme", since=0))
+    assert 1 == len(await harness.store.attempts_per_minute("acme", since=0))
 
 
 # --- sweep ----------------------------------------------------------------------------------------
@@ -104,8 +108,8 @@ async def sweep_all(harness: StoreHarness, limit: int) -> int:
     total = 0
     for _ in range(100):
         result = await harness.store.sweep(RETENTION, limit)
-        assert result.tasks <= limit
-        total += result.tasks
+        assert result.removed_task_count <= limit
+        total += result.removed_task_count
         if not result.has_more:
             return total
     raise AssertionError("the sweep does not end")
@@ -116,7 +120,7 @@ async def a_sweep_deletes_expired_tasks(harness: StoreHarness) -> None:
     """Terminal tasks expire by status; live tasks never do."""
     leased = await harness.leased(1)
     await harness.store.finish([success_result(leased)])
-    await harness.dead(2)
+    await harness.add_dead_letter(2)
     await harness.add(task(3))
     await harness.store.cancel("acme", task_id(3))
     await harness.add(task(4, next_attempt_at=START_MS + 9 * DAY_MS))
@@ -133,7 +137,7 @@ async def a_sweep_deletes_expired_tasks(harness: StoreHarness) -> None:
     assert 1 == await sweep_all(harness, 10)
 
     assert {Status.PENDING: 1, Status.IN_FLIGHT: 1} == await harness.counts()
-    assert 0 == (await harness.lane()).dead
+    assert 0 == (await harness.lane()).exhausted
     assert AddStatus.ADDED is (await harness.add(task(1)))[0].status
 
 
@@ -146,12 +150,12 @@ async def a_sweep_respects_its_limit(harness: StoreHarness) -> None:
 
     first = await harness.store.sweep(RETENTION, 4)
 
-    assert (4, True) == (first.tasks, first.has_more)
+    assert (4, True) == (first.removed_task_count, first.has_more)
     assert {Status.SUCCEEDED: 6} == await harness.counts()
     await harness.reopen()
     assert 6 == await sweep_all(harness, 4)
     last = await harness.store.sweep(RETENTION, 4)
-    assert (0, False) == (last.tasks, last.has_more)
+    assert (0, False) == (last.removed_task_count, last.has_more)
 
 
 @conformance_case
@@ -164,25 +168,25 @@ async def bodies_are_orphans_until_they_are_forgotten(harness: StoreHarness) -> 
     )
     await harness.add(task(9))
     await harness.store.cancel("acme", task_id(9))
-    assert [] == await harness.store.orphans(10)
+    assert [] == await harness.store.list_orphaned_bodies(10)
     harness.clock.advance(HOUR_MS)
     assert 4 == await sweep_all(harness, 2)
 
-    assert 2 == len(await harness.store.orphans(2))
+    assert 2 == len(await harness.store.list_orphaned_bodies(2))
     await harness.reopen()
-    orphans = await harness.store.orphans(10)
+    orphans = await harness.store.list_orphaned_bodies(10)
     assert {f"b{int(one.id[-12:], 16)}" for one in leased[:3]} == set(orphans)
-    await harness.store.forget_orphans(orphans[:2])
-    await harness.store.forget_orphans([])
-    await harness.store.forget_orphans(["unknown", orphans[0]])
+    await harness.store.forget_orphaned_bodies(orphans[:2])
+    await harness.store.forget_orphaned_bodies([])
+    await harness.store.forget_orphaned_bodies(["unknown", orphans[0]])
 
-    assert orphans[2:] == await harness.store.orphans(10)
+    assert orphans[2:] == await harness.store.list_orphaned_bodies(10)
 
 
 @conformance_case
 async def a_revived_dead_letter_is_not_swept(harness: StoreHarness) -> None:
     """A revived task does not expire until it is terminal again."""
-    await harness.dead(1)
+    await harness.add_dead_letter(1)
     harness.clock.advance(DAY_MS - 1)
     await harness.store.retry_now("acme", task_id(1))
     harness.clock.advance(DAY_MS)
@@ -219,9 +223,9 @@ async def ended_replays_are_swept(harness: StoreHarness) -> None:
 @conformance_case
 async def dead_letters_of_a_running_replay_are_not_swept(harness: StoreHarness) -> None:
     """Dead letters of its tenant stay until it ends; those of other tenants do not."""
-    await harness.dead(1)
-    await harness.dead(2)
-    await harness.dead(3, tenant="beta")
+    await harness.add_dead_letter(1)
+    await harness.add_dead_letter(2)
+    await harness.add_dead_letter(3, tenant="beta")
     job = ReplayRecord(id=task_id(7), tenant="acme", rate=0.001)
     await harness.store.start_replay(job)
     await harness.store.replay_step(job.id, 1)

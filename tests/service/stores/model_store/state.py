@@ -19,7 +19,7 @@ from tarry.service.model import (
     Status,
     Task,
 )
-from tarry.service.store import Lease
+from tarry.service.store import LeaseTerms
 
 MINUTE_MS = 60_000
 DAY_MS = 86_400_000
@@ -164,7 +164,7 @@ class Tenant:
 
     __slots__ = (
         "counts",
-        "dead",
+        "dead_letters",
         "keys",
         "last_turn",
         "name",
@@ -183,7 +183,7 @@ class Tenant:
         """Numbers of its tasks by idempotency key."""
         self.numbers: list[int] = []
         """Numbers of its tasks in the order of adding, and of some that are deleted."""
-        self.dead: set[int] = set()
+        self.dead_letters: set[int] = set()
         self.counts: Counter[Status] = Counter()
         self.superseded: int = 0
         self.series: dict[int, Counter[str]] = defaultdict(Counter)
@@ -250,15 +250,15 @@ class ModelState:
 
     # --- changes ----------------------------------------------------------------------------------
 
-    def add(self, task: Task, now: int, lease: Lease | None) -> Row:
+    def add(self, task: Task, now: int, terms: LeaseTerms | None) -> Row:
         """Add a task whose key is new; the state that the caller has set in it is ignored."""
         self._last_number += 1
         tenant, queue = self.tenant(task.tenant), self.queue(task.lane)
         is_open = not queue.lane.paused and queue.lane.parked_until is None
         fresh = task.as_stored(now, task.next_attempt_at)
-        if is_open and lease is not None and fresh.next_attempt_at <= now + lease.horizon_ms:
+        if is_open and terms is not None and fresh.next_attempt_at <= now + terms.horizon_ms:
             fresh = msgspec.structs.replace(
-                fresh, **_lease_fields(lease, fresh.next_attempt_at, now)
+                fresh, **_lease_fields(terms, fresh.next_attempt_at, now)
             )
         row = Row(self._last_number, fresh)
         self.rows[row.number] = row
@@ -277,9 +277,11 @@ class ModelState:
         self._count(row, 1)
         self._add_to_heap(row, now)
 
-    def lease(self, row: Row, lease: Lease, next_attempt_at: int, now: int, **fields: Any) -> None:
+    def lease(
+        self, row: Row, terms: LeaseTerms, next_attempt_at: int, now: int, **fields: Any
+    ) -> None:
         """Lease a task to a worker."""
-        self.change(row, now, **fields, **_lease_fields(lease, next_attempt_at, now))
+        self.change(row, now, **fields, **_lease_fields(terms, next_attempt_at, now))
 
     def set_pending(self, row: Row, next_attempt_at: int, now: int, **fields: Any) -> None:
         """Make a task PENDING until a time."""
@@ -304,7 +306,7 @@ class ModelState:
             lost_attempts=0,
             previous_delay=None,
             backoff_offset=0,
-            last_kind=None,
+            last_outcome_kind=None,
             replays=row.task.replays + 1,
         )
 
@@ -389,15 +391,15 @@ class ModelState:
         task, tenant = row.task, self.tenants[row.task.tenant]
         lane = self.queues[task.lane].lane
         tenant.counts[task.status] += by
-        if not task.status.is_terminal:
+        if not task.status.is_finished:
             tenant.policy_use[task.policy_id] += by
         if task.status is Status.PENDING:
             lane.pending += by
         elif task.status is Status.IN_FLIGHT:
             lane.in_flight += by
         elif task.status is Status.EXHAUSTED:
-            lane.dead += by
-            (tenant.dead.add if by > 0 else tenant.dead.discard)(row.number)
+            lane.exhausted += by
+            (tenant.dead_letters.add if by > 0 else tenant.dead_letters.discard)(row.number)
 
     def _add_to_heap(self, row: Row, now: int) -> None:
         task, queue = row.task, self.queues[row.task.lane]
@@ -411,11 +413,11 @@ class ModelState:
         self.schedule(queue, now)
 
 
-def _lease_fields(lease: Lease, next_attempt_at: int, now: int) -> dict[str, Any]:
+def _lease_fields(terms: LeaseTerms, next_attempt_at: int, now: int) -> dict[str, Any]:
     """Return the fields of a leased task."""
     return {
         "status": Status.IN_FLIGHT,
-        "worker": lease.worker,
+        "worker": terms.worker,
         "next_attempt_at": next_attempt_at,
-        "wake_at": max(now, next_attempt_at) + lease.length_ms,
+        "wake_at": max(now, next_attempt_at) + terms.length_ms,
     }

@@ -24,18 +24,18 @@ from tarry.service.model import (
 from tarry.service.store import (
     AddResult,
     AddStatus,
+    AttemptsOfMinute,
     CancelStatus,
     ClaimResult,
     Counters,
     FinishStatus,
-    Lease,
+    LeaseTerms,
     NewTask,
     Page,
     PolicyWriteStatus,
     Release,
     Retention,
     RetryNowStatus,
-    SeriesPoint,
     SweepResult,
     TaskFilter,
     TaskResult,
@@ -83,13 +83,15 @@ class ModelStore:
     # --- add --------------------------------------------------------------------------------------
 
     async def add(
-        self, tasks: Sequence[NewTask], lease: Lease | None = None, *, quota: int | None = None
+        self, tasks: Sequence[NewTask], terms: LeaseTerms | None = None, *, quota: int | None = None
     ) -> list[AddResult]:
         """Add tasks one by one."""
         now = self._clock()
-        return [self._add(new, lease, quota, now) for new in tasks]
+        return [self._add(new, terms, quota, now) for new in tasks]
 
-    def _add(self, new: NewTask, lease: Lease | None, quota: int | None, now: int) -> AddResult:
+    def _add(
+        self, new: NewTask, terms: LeaseTerms | None, quota: int | None, now: int
+    ) -> AddResult:
         task, tenant = new.task, self.state.tenant(new.task.tenant)
         if task.key in tenant.keys:
             found = self.state.rows[tenant.keys[task.key]].task
@@ -100,19 +102,19 @@ class ModelStore:
             return AddResult(AddStatus.FULL, copy(task))
         due = task.next_attempt_at if new.delay_ms is None else now + new.delay_ms
         timed = msgspec.structs.replace(task, next_attempt_at=max(now, due))
-        row = self.state.add(timed, now, lease if new.lease_on_add else None)
+        row = self.state.add(timed, now, terms if new.lease_on_add else None)
         is_leased = row.task.status is Status.IN_FLIGHT
         return AddResult(AddStatus.ADDED, copy(row.task), is_leased)
 
     # --- claim ------------------------------------------------------------------------------------
 
     async def claim(
-        self, lease: Lease, *, limit: int, per_lane: int, skip: Collection[str] = ()
+        self, terms: LeaseTerms, *, limit: int, per_lane: int, skip: Collection[str] = ()
     ) -> ClaimResult:
         """Lease tasks that are due within the horizon or have an expired lease, in fair order."""
         state, now = self.state, self._clock()
         for alarms, until in (
-            (state.due_alarms, now + lease.horizon_ms),
+            (state.due_alarms, now + terms.horizon_ms),
             (state.expiry_alarms, now),
         ):
             for name in alarms.due(until):
@@ -122,63 +124,65 @@ class ModelStore:
         while limit > 0 and (queue := state.pop_lane()):
             visited.append(queue)
             if queue.lane.name not in skip:
-                limit -= self._claim_from_lane(queue, lease, min(limit, per_lane), claimed)
+                limit -= self._claim_from_lane(queue, terms, min(limit, per_lane), claimed)
             state.return_tenant(queue)
         for queue in visited:
-            self._update_rotation(queue, lease, now)
+            self._update_rotation(queue, terms, now)
         claimed.tasks.sort(key=lambda task: (task.next_attempt_at, state.ids[task.id]))
-        claimed.next_at = self._next_at(lease, now, skip)
+        claimed.next_at = self._next_at(terms, now, skip)
         return claimed
 
-    def _claim_from_lane(self, queue: Queue, lease: Lease, limit: int, claimed: ClaimResult) -> int:
+    def _claim_from_lane(
+        self, queue: Queue, terms: LeaseTerms, limit: int, claimed: ClaimResult
+    ) -> int:
         """Lease tasks of one lane; return how many, including those that were cancelled instead."""
         state, now = self.state, claimed.now
         queue.expire_leases(now)
         free_slots = 0 if queue.is_shut(now) else queue.free_slots(limit)
         taken, tasks_before = 0, len(claimed.tasks)
-        while taken < free_slots and (row := queue.claimable.pop(now + lease.horizon_ms)):
+        while taken < free_slots and (row := queue.claimable.pop(now + terms.horizon_ms)):
             taken += 1
             claimed.lost_attempts += row.task.status is Status.IN_FLIGHT
-            if self._lease(row, lease, now):
+            if self._lease(row, terms, now):
                 claimed.tasks.append(copy(row.task))
         if taken:
             state.record_served(queue, now)
         if len(claimed.tasks) > tasks_before and queue.lane.parked_until is not None:
-            claimed.probing[queue.lane.name] = queue.lane.consecutive_opens
+            claimed.opens_by_half_open_lane[queue.lane.name] = queue.lane.consecutive_opens
         return taken
 
-    def _lease(self, row: Row, lease: Lease, now: int) -> bool:
+    def _lease(self, row: Row, terms: LeaseTerms, now: int) -> bool:
         """Lease a task; return False if it was being cancelled, and is CANCELLED instead."""
         state, task = self.state, row.task
         if task.status is Status.PENDING:
-            state.lease(row, lease, task.next_attempt_at, now)
+            state.lease(row, terms, task.next_attempt_at, now)
             return True
         state.log_lost_attempt(row, now)
         if task.cancelling:
             state.finish(row, Status.CANCELLED, now, attempts=task.attempts + 1)
             return False
         counts = {"attempts": task.attempts + 1, "lost_attempts": task.lost_attempts + 1}
-        state.lease(row, lease, task.wake_at, now, **counts)
+        state.lease(row, terms, task.wake_at, now, **counts)
         return True
 
-    def _update_rotation(self, queue: Queue, lease: Lease, now: int) -> None:
+    def _update_rotation(self, queue: Queue, terms: LeaseTerms, now: int) -> None:
         """Return a lane to the rotation if it has more tasks for now, else set its alarms."""
         first = queue.claimable.first()
-        has_more = first is not None and first <= now + lease.horizon_ms
+        has_more = first is not None and first <= now + terms.horizon_ms
         queue.is_ready = False
         if has_more and not queue.is_shut(now) and queue.free_slots(1) > 0:
             self.state.add_to_rotation(queue)
         else:
             self.state.schedule(queue, now)
 
-    def _next_at(self, lease: Lease, now: int, skip: Collection[str]) -> int | None:
+    def _next_at(self, terms: LeaseTerms, now: int, skip: Collection[str]) -> int | None:
         ready_lanes = (
             self.state.tenants[tenant].ready_lanes for _, tenant in self.state.ready_tenants
         )
         if any(name not in skip for lanes in ready_lanes for _, name in lanes):
             return now
         due, expiry = self.state.due_alarms.first(skip), self.state.expiry_alarms.first(skip)
-        times = (None if due is None else due - lease.horizon_ms, expiry)
+        times = (None if due is None else due - terms.horizon_ms, expiry)
         return min((at for at in times if at is not None), default=None)
 
     # --- finish and release -----------------------------------------------------------------------
@@ -201,35 +205,37 @@ class ModelStore:
             "attempts": attempts,
             "previous_delay": result.previous_delay,
             "backoff_offset": result.backoff_offset,
-            "last_kind": result.last_kind,
+            "last_outcome_kind": result.last_outcome_kind,
         }
         if row.task.cancelling and result.status is not Status.SUCCEEDED:
             state.finish(row, Status.CANCELLED, now, **fields)
             return FinishStatus.CANCELLED
         if result.status is not Status.PENDING:
             state.finish(row, result.status, now, **fields, reason=result.reason)
-        elif result.kept_lease is not None:
-            state.lease(row, result.kept_lease, result.next_attempt_at, now, **fields)
+        elif result.renewed_lease is not None:
+            state.lease(row, result.renewed_lease, result.next_attempt_at, now, **fields)
         else:
             state.set_pending(row, result.next_attempt_at, now, **fields)
         if result.callback is not None:
             self._add(NewTask(result.callback), None, None, now)
-        return FinishStatus.DONE
+        return FinishStatus.APPLIED
 
-    async def release(self, leases: Sequence[Release]) -> list[FinishStatus]:
+    async def release(self, releases: Sequence[Release]) -> list[FinishStatus]:
         """Return leased tasks whose attempt has not started to the queue."""
         now = self._clock()
-        return [self._release(lease, now) for lease in leases]
+        return [self._release(release, now) for release in releases]
 
-    def _release(self, lease: Release, now: int) -> FinishStatus:
-        row = self.state.leased_row(lease.task)
+    def _release(self, release: Release, now: int) -> FinishStatus:
+        row = self.state.leased_row(release.task)
         if row is None:
             return FinishStatus.SUPERSEDED
         if row.task.cancelling:
             self.state.finish(row, Status.CANCELLED, now)
             return FinishStatus.CANCELLED
-        self.state.set_pending(row, max(row.task.next_attempt_at, lease.next_attempt_at or 0), now)
-        return FinishStatus.DONE
+        self.state.set_pending(
+            row, max(row.task.next_attempt_at, release.next_attempt_at or 0), now
+        )
+        return FinishStatus.APPLIED
 
     # --- lanes ------------------------------------------------------------------------------------
 
@@ -288,7 +294,7 @@ class ModelStore:
         return None if row is None else copy(row.task)
 
     async def list_tasks(
-        self, tenant: str, query: TaskFilter, *, cursor: str | None = None, limit: int = 100
+        self, tenant: str, task_filter: TaskFilter, *, cursor: str | None = None, limit: int = 100
     ) -> Page[Task]:
         """List tasks, newest first."""
         numbers = self.state.tenant(tenant).numbers
@@ -296,7 +302,7 @@ class ModelStore:
         items: list[Task] = []
         for number in reversed(numbers[:end]):
             row = self.state.rows.get(number)
-            if row is None or not _matches(row.task, query):
+            if row is None or not _matches(row.task, task_filter):
                 continue
             if len(items) == limit:
                 return Page(items, str(self.state.ids[items[-1].id]))
@@ -318,8 +324,8 @@ class ModelStore:
         row = self.state.row(task_id, tenant)
         if row is None:
             return None
-        if row.task.status.is_terminal:
-            return CancelStatus.TERMINAL
+        if row.task.status.is_finished:
+            return CancelStatus.FINISHED
         if row.task.status is Status.PENDING:
             self.state.finish(row, Status.CANCELLED, self._clock())
             return CancelStatus.CANCELLED
@@ -337,9 +343,9 @@ class ModelStore:
             case Status.EXHAUSTED:
                 self.state.revive(row, now)
             case Status.IN_FLIGHT:
-                return RetryNowStatus.RUNNING
+                return RetryNowStatus.IN_FLIGHT
             case Status.SUCCEEDED | Status.CANCELLED:
-                return RetryNowStatus.FINISHED
+                return RetryNowStatus.SUCCEEDED_OR_CANCELLED
         return RetryNowStatus.DUE
 
     # --- dead letters -----------------------------------------------------------------------------
@@ -347,16 +353,16 @@ class ModelStore:
     def _find_dead_letters(self, replay: ReplayRecord, now: int) -> list[Row]:
         """Return the dead letters of a replay after its cursor, oldest task first."""
         tenant = self.state.tenant(replay.tenant)
-        query = TaskFilter(policy_id=replay.policy_id, lane=replay.lane, reason=replay.reason)
+        task_filter = TaskFilter(policy_id=replay.policy_id, lane=replay.lane, reason=replay.reason)
         before, after = replay.before or now, int(replay.cursor or 0)
-        rows = [self.state.rows[number] for number in sorted(tenant.dead) if number > after]
+        rows = [self.state.rows[number] for number in sorted(tenant.dead_letters) if number > after]
         return [
             row
             for row in rows
-            if (row.task.finished_at or 0) <= before and _matches(row.task, query)
+            if (row.task.finished_at or 0) <= before and _matches(row.task, task_filter)
         ]
 
-    async def count_dead(self, replay: ReplayRecord) -> int:
+    async def count_dead_letters(self, replay: ReplayRecord) -> int:
         """Return how many dead letters a replay would revive."""
         return len(self._find_dead_letters(replay, self._clock()))
 
@@ -421,12 +427,14 @@ class ModelStore:
             replay.status, replay.finished_at = "cancelled", self._clock()
         return copy(replay)
 
-    async def purge(self, tenant: str, query: TaskFilter, limit: int) -> int:
+    async def purge(self, tenant: str, task_filter: TaskFilter, limit: int) -> int:
         """Delete up to `limit` dead letters, oldest first."""
-        if query.status not in {None, Status.EXHAUSTED}:
+        if task_filter.status not in {None, Status.EXHAUSTED}:
             return 0
-        rows = [self.state.rows[number] for number in sorted(self.state.tenant(tenant).dead)]
-        rows = [row for row in rows if _matches(row.task, query)][:limit]
+        rows = [
+            self.state.rows[number] for number in sorted(self.state.tenant(tenant).dead_letters)
+        ]
+        rows = [row for row in rows if _matches(row.task, task_filter)][:limit]
         for row in rows:
             self.state.delete(row)
         return len(rows)
@@ -440,10 +448,10 @@ class ModelStore:
         owner = self.state.tenant(policy.tenant)
         versions = owner.policies.setdefault(policy.id, [])
         if versions and versions[-1].document == policy.document:
-            return PolicyWriteStatus.SAME, copy(versions[-1])
+            return PolicyWriteStatus.UNCHANGED, copy(versions[-1])
         if versions and not replace:
             return PolicyWriteStatus.CONFLICT, copy(versions[-1])
-        change = PolicyWriteStatus.DONE if versions else PolicyWriteStatus.CREATED
+        change = PolicyWriteStatus.REPLACED if versions else PolicyWriteStatus.CREATED
         version = owner.policy_versions[policy.id] + 1
         new = msgspec.structs.replace(policy, version=version, created_at=self._clock())
         owner.policy_versions[policy.id] = version
@@ -476,28 +484,28 @@ class ModelStore:
         if owner.policy_use[policy_id]:
             return PolicyWriteStatus.CONFLICT
         del owner.policies[policy_id]
-        return PolicyWriteStatus.DONE
+        return PolicyWriteStatus.DELETED
 
     # --- keys -------------------------------------------------------------------------------------
 
-    async def put_key(self, key: ApiKeyRecord) -> None:
+    async def put_api_key(self, key: ApiKeyRecord) -> None:
         """Store an API key, unless its id exists."""
         if key.id not in self.state.keys:
             new = msgspec.structs.replace(key, created_at=self._clock(), revoked_at=None)
             self.state.keys[key.id] = new
             self.state.digests[key.digest] = key.id
 
-    async def find_key(self, digest: bytes) -> ApiKeyRecord | None:
+    async def find_api_key(self, digest: bytes) -> ApiKeyRecord | None:
         """Return the key with a digest, revoked or not."""
         key_id = self.state.digests.get(digest)
         return None if key_id is None else copy(self.state.keys[key_id])
 
-    async def list_keys(self, tenant: str | None = None) -> list[ApiKeyRecord]:
+    async def list_api_keys(self, tenant: str | None = None) -> list[ApiKeyRecord]:
         """List the keys of a tenant, or of all tenants."""
         keys = [copy(key) for key in self.state.keys.values() if tenant in {None, key.tenant}]
         return keys[:MAX_LISTED_KEYS]
 
-    async def revoke_key(self, key_id: str) -> bool:
+    async def revoke_api_key(self, key_id: str) -> bool:
         """Revoke a key; return False if there is none."""
         key = self.state.keys.get(key_id)
         if key is not None and key.revoked_at is None:
@@ -512,7 +520,9 @@ class ModelStore:
         tasks = {status: sum(one.counts[status] for one in tenants) for status in Status}
         return Counters(tasks, sum(one.superseded for one in tenants))
 
-    async def series(self, tenant: str | None, *, since: int) -> list[SeriesPoint]:
+    async def attempts_per_minute(
+        self, tenant: str | None, *, since: int
+    ) -> list[AttemptsOfMinute]:
         """Return the outcomes of attempts by minute, from the minute of `since` on."""
         first = max(since, self._clock() - DAY_MS)
         total: dict[int, Counter[str]] = {}
@@ -520,7 +530,7 @@ class ModelStore:
             for minute, outcomes in one.series.items():
                 if minute > first - MINUTE_MS:
                     total.setdefault(minute, Counter()).update(outcomes)
-        return [SeriesPoint(minute, dict(total[minute])) for minute in sorted(total)]
+        return [AttemptsOfMinute(minute, dict(total[minute])) for minute in sorted(total)]
 
     def _tenants(self, tenant: str | None) -> list[Tenant]:
         return [one for one in self.state.tenants.values() if tenant in {None, one.name}]
@@ -530,7 +540,7 @@ class ModelStore:
     async def sweep(self, retention: Retention, limit: int) -> SweepResult:
         """Delete up to `limit` expired tasks, and expired replays."""
         now, deleted = self._clock(), 0
-        limits = ((False, now - retention.succeeded_ms), (True, now - retention.dead_ms))
+        limits = ((False, now - retention.succeeded_ms), (True, now - retention.exhausted_ms))
         replays = self.state.replays.values()
         replaying = {replay.tenant for replay in replays if replay.status == "running"}
         spared: list[tuple[int, int, int]] = []
@@ -545,7 +555,7 @@ class ModelStore:
         has_more = any(self._first_finished(until, is_dead=is_dead) for is_dead, until in limits)
         for entry in spared:
             heappush(self.state.finished[True], entry)
-        self._delete_replays(now - retention.dead_ms)
+        self._delete_replays(now - retention.exhausted_ms)
         return SweepResult(deleted, has_more)
 
     def _delete_replays(self, until: int) -> None:
@@ -564,11 +574,11 @@ class ModelStore:
             heappop(entries)
         return None
 
-    async def orphans(self, limit: int) -> list[str]:
+    async def list_orphaned_bodies(self, limit: int) -> list[str]:
         """Return references to bodies whose task was deleted."""
         return list(self.state.orphans)[:limit]
 
-    async def forget_orphans(self, refs: Sequence[str]) -> None:
+    async def forget_orphaned_bodies(self, refs: Sequence[str]) -> None:
         """Forget bodies that have been deleted."""
         for ref in refs:
             self.state.orphans.pop(ref, None)
@@ -590,12 +600,12 @@ def _parse_cursor(cursor: str) -> int:
     return int(cursor)
 
 
-def _matches(task: Task, query: TaskFilter) -> bool:
+def _matches(task: Task, task_filter: TaskFilter) -> bool:
     """Return whether a task matches a filter."""
     pairs: Iterable[tuple[object, object]] = (
-        (query.status, task.status),
-        (query.policy_id, task.policy_id),
-        (query.lane, task.lane),
-        (query.reason, task.reason),
+        (task_filter.status, task.status),
+        (task_filter.policy_id, task.policy_id),
+        (task_filter.lane, task.lane),
+        (task_filter.reason, task.reason),
     )
     return all(wanted is None or wanted == found for wanted, found in pairs)

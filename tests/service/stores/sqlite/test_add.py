@@ -86,6 +86,6 @@ def test_an_existing_or_malformed_id_is_refused(tmp_path: Path) -> None:
         wrong.id = wrong.id.replace("-", "")
         with pytest.raises(ConfigurationError, match="id must be a UUID"):
             await store.add([NewTask(wrong)])
-        assert 1 == (await store.counters()).tasks[Status.PENDING]
+        assert 1 == (await store.counters()).task_counts[Status.PENDING]
 
     run_on_store(tmp_path / "tasks.db", main)

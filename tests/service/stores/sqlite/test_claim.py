@@ -37,7 +37,10 @@ def test_a_parked_lane_is_not_claimed_ahead_of_time(tmp_path: Path) -> None:
                 assert ([], START_MS + 500) == (early.tasks, early.next_at)
             clock.advance(500)
             claimed = await store.claim(LEASE, limit=10, per_lane=10)
-            assert ([1], {LANE: 1}) == (task_numbers(claimed.tasks), claimed.probing)
+            assert ([1], {LANE: 1}) == (
+                task_numbers(claimed.tasks),
+                claimed.opens_by_half_open_lane,
+            )
         finally:
             await store.close()
 

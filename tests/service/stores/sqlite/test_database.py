@@ -44,8 +44,8 @@ def test_a_full_disk(tmp_path: Path) -> None:
         assert isinstance(results[0], StoreUnavailable)
         assert "the disk is full" in str(results[0])
         assert isinstance(results[0].__cause__, sqlite3.OperationalError)
-        assert ["done"] == results[1]
-        assert 0 == (await store.counters()).tasks[Status.PENDING]
+        assert ["applied"] == results[1]
+        assert 0 == (await store.counters()).task_counts[Status.PENDING]
         with pytest.raises(StoreUnavailable, match="the disk is full"):
             await store.add(big)
         connection.execute("PRAGMA max_page_count = 1000000").fetchall()
@@ -128,7 +128,7 @@ def test_a_moved_file(tmp_path: Path) -> None:
         assert not path.exists()
         away.rename(path)
         await store.add([NewTask(task(2))])
-        assert 2 == (await store.counters()).tasks[Status.PENDING]
+        assert 2 == (await store.counters()).task_counts[Status.PENDING]
 
     run_on_store(path, main)
 
@@ -165,7 +165,7 @@ def test_a_missing_folder(tmp_path: Path) -> None:
                 await store.counters()
             path.parent.mkdir()
             await store.add([NewTask(task(1))])
-            assert 1 == (await store.counters()).tasks[Status.PENDING]
+            assert 1 == (await store.counters()).task_counts[Status.PENDING]
         finally:
             await store.close()
 

@@ -81,7 +81,7 @@ def test_a_long_read_delays_truncation_without_busy_waiting(
             other.execute("SELECT count(*) FROM task").fetchall()
             for number in (2, 3):
                 await store.add([NewTask(task(number, content=bytes(MAX_WAL_BYTES)))])
-                assert number == (await store.counters()).tasks[Status.PENDING]
+                assert number == (await store.counters()).task_counts[Status.PENDING]
             for _ in range(20):
                 await store.ping()
             assert 2 * 2 == _tries(statements)
@@ -127,7 +127,7 @@ def test_a_copy_of_the_file_gets_a_wal(tmp_path: Path) -> None:
             other.execute("VACUUM INTO ?", (str(copy),))
 
     async def look(store: SqliteStore) -> None:
-        assert 1 == (await store.counters()).tasks[Status.PENDING]
+        assert 1 == (await store.counters()).task_counts[Status.PENDING]
         assert "wal" == journal_mode(copy)
 
     run_on_store(path, fill)

@@ -59,7 +59,7 @@ def test_waiting_operations_share_a_transaction(tmp_path: Path) -> None:
         statements = trace_statements(store)
         done = await submit_together(store, (store.finish([success_result(one)]) for one in leased))
 
-        assert [[FinishStatus.DONE]] * 1000 == done
+        assert [[FinishStatus.APPLIED]] * 1000 == done
         assert 2 == statements.count("COMMIT")
 
     run_on_store(tmp_path / "tasks.db", main)
@@ -92,7 +92,7 @@ def test_the_queue_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         refused = [result for result in results if isinstance(result, StoreUnavailable)]
         assert 50 == len(refused)
         assert "50 changes wait" in str(refused[0])
-        assert 50 == (await store.counters()).tasks[Status.PENDING]
+        assert 50 == (await store.counters()).task_counts[Status.PENDING]
         await store.add([NewTask(task(200))])
 
     run_on_store(tmp_path / "tasks.db", main)
@@ -116,7 +116,7 @@ def test_a_failing_operation_does_not_affect_its_group(tmp_path: Path) -> None:
         failed = [isinstance(result, Exception) for result in results]
         assert [False] * 5 + [True, False, True] == failed
         assert {Status.PENDING: 7} == {
-            status: count for status, count in (await store.counters()).tasks.items() if count
+            status: count for status, count in (await store.counters()).task_counts.items() if count
         }
         assert await store.get_lane("stranger/https:new.example:443") is None
         assert 7 == len((await store.claim(LEASE, limit=100, per_lane=100)).tasks)
@@ -137,7 +137,7 @@ def test_a_cancelled_caller_does_not_affect_its_group(tmp_path: Path) -> None:
         results = await asyncio.gather(*calls, return_exceptions=True)
 
         assert [3] == [n for n, result in enumerate(results) if isinstance(result, BaseException)]
-        assert 10 == (await store.counters()).tasks[Status.PENDING]
+        assert 10 == (await store.counters()).task_counts[Status.PENDING]
 
     run_on_store(tmp_path / "tasks.db", main)
 

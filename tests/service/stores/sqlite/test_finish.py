@@ -39,7 +39,7 @@ def results_of_every_status(leased: list[Task]) -> list[TaskResult]:
         dead_result,
         lambda leased: retry_result(leased, START_MS + HOUR_MS),
         lambda leased: retry_result(
-            leased, START_MS + 5, kept_lease=LEASE, previous_delay=0.5, backoff_offset=1
+            leased, START_MS + 5, renewed_lease=LEASE, previous_delay=0.5, backoff_offset=1
         ),
         lambda leased: success_result(replace(leased, version=leased.version + 1)),
         lambda leased: success_result(leased, callback=task(int(leased.id[-12:], 16) + 5000)),
@@ -79,13 +79,13 @@ def test_two_results_of_one_task_in_a_batch(one_file: DatabaseFile) -> None:
     results = one_file.finish(
         [
             success_result(first),
-            retry_result(second, START_MS, kept_lease=LEASE),
+            retry_result(second, START_MS, renewed_lease=LEASE),
             dead_result(first),
             success_result(replace(second, version=second.version + 1)),
         ]
     )
 
-    done, late = FinishStatus.DONE, FinishStatus.SUPERSEDED
+    done, late = FinishStatus.APPLIED, FinishStatus.SUPERSEDED
     assert [done, done, late, done] == results
 
 
@@ -107,7 +107,7 @@ def test_results_match_states_in_any_row_order(
     ]
     results = one_file.finish(ends)
 
-    assert [FinishStatus.SUPERSEDED] + [FinishStatus.DONE] * 69 == results
+    assert [FinishStatus.SUPERSEDED] + [FinishStatus.APPLIED] * 69 == results
     statement = "SELECT t.key, s.status FROM task AS t JOIN state AS s USING (seq)"
     found = dict(one_file.database.open()[0].execute(statement).fetchall())
     ended = {True: int(Status.EXHAUSTED), False: int(Status.SUCCEEDED)}

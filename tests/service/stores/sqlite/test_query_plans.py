@@ -51,7 +51,7 @@ def test_no_statement_scans_a_table(tmp_path: Path) -> None:
         results = [
             success_result(leased[0]),
             dead_result(leased[1]),
-            retry_result(leased[2], START_MS + 5, kept_lease=LEASE),
+            retry_result(leased[2], START_MS + 5, renewed_lease=LEASE),
         ]
         await store.finish([*results, retry_result(leased[3], START_MS + HOUR_MS)])
         await store.release([Release(leased[4])])
@@ -81,9 +81,9 @@ def test_no_statement_scans_a_table(tmp_path: Path) -> None:
         )
         await store.list_policies("acme")
         await store.delete_policy("acme", "p")
-        await store.series("acme", since=0)
+        await store.attempts_per_minute("acme", since=0)
         await store.counters("acme")
-        await store.find_key(b"digest")
+        await store.find_api_key(b"digest")
         await store.sweep(Retention(1, 1), 10)
         for database in (store.database, store._read_database):
             database.open()[0].set_trace_callback(None)

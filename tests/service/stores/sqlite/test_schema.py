@@ -105,7 +105,7 @@ def test_a_failed_migration_is_rolled_back(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS[:-1], good))
 
     async def look(store: SqliteStore) -> None:
-        assert 1 == (await store.counters()).tasks[Status.PENDING]
+        assert 1 == (await store.counters()).task_counts[Status.PENDING]
 
     run_on_store(path, look)
     with closing(sqlite3.connect(path)) as other:

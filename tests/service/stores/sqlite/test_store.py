@@ -62,10 +62,10 @@ def test_two_stores_share_a_file(tmp_path: Path) -> None:
 
             assert list(range(200)) == sorted(task_numbers(leased))
             assert {"worker", "other"} == {task.worker for task in leased}
-            assert [FinishStatus.DONE] * 200 == await two.finish(
+            assert [FinishStatus.APPLIED] * 200 == await two.finish(
                 [success_result(one) for one in leased]
             )
-            assert 200 == (await one.counters()).tasks[Status.SUCCEEDED]
+            assert 200 == (await one.counters()).task_counts[Status.SUCCEEDED]
             [again] = await two.add([NewTask(task(7, "h0"))])
             assert (AddStatus.EXISTING, Status.SUCCEEDED) == (again.status, again.task.status)
         finally:
@@ -109,7 +109,7 @@ def test_several_stores_create_one_file(tmp_path: Path) -> None:
         try:
             for number, store in enumerate(stores):
                 await store.add([NewTask(task(number))])
-            counts = [(await store.counters()).tasks[Status.PENDING] for store in stores]
+            counts = [(await store.counters()).task_counts[Status.PENDING] for store in stores]
             assert [5] * 5 == counts
         finally:
             for store in stores:

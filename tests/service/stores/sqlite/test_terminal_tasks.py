@@ -31,8 +31,10 @@ def test_many_dead_letters_are_read_in_steps(tmp_path: Path) -> None:
             [dead_result(one, "rare" if one is leased[4000] else "usual") for one in leased]
         )
 
-        assert 4100 == await store.count_dead(ReplayRecord(id="", tenant="acme"))
-        assert 1 == await store.count_dead(ReplayRecord(id="", tenant="acme", reason="rare"))
+        assert 4100 == await store.count_dead_letters(ReplayRecord(id="", tenant="acme"))
+        assert 1 == await store.count_dead_letters(
+            ReplayRecord(id="", tenant="acme", reason="rare")
+        )
         created = await store.start_replay(ReplayRecord(id="job", tenant="acme", reason="rare"))
         steps = 1
         while (current := await store.replay_step("job", 10)) and current.status == "running":

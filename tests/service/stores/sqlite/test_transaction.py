@@ -82,7 +82,10 @@ def test_no_parameter_needs_an_adapter(one_file: DatabaseFile) -> None:
         batch = [NewTask(task(n), lease_on_add=n > 1) for n in range(4)]
         results = add.add(tx, batch, LEASE, None)
         leased = [added.task for added in add.to_add_results(batch, LEASE, results) if added.leased]
-        ends = [success_result(leased[0]), retry_result(leased[1], START_MS + 5, kept_lease=LEASE)]
+        ends = [
+            success_result(leased[0]),
+            retry_result(leased[1], START_MS + 5, renewed_lease=LEASE),
+        ]
         finish.finish(tx, [finish.pack_result(end) for end in ends])
         tx.flush()
 

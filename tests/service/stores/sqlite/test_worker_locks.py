@@ -106,7 +106,7 @@ def test_opening_a_store_recovers_leases_of_a_killed_worker(
                 assert {task_id(0): 1, task_id(1): 0, task_id(2): 0} == attempts
                 [lost] = await store.list_attempts("acme", task_id(0))
                 assert (LOST, "worker", START_MS) == (lost.outcome, lost.worker, lost.scheduled_at)
-                assert [FinishStatus.DONE] * 3 == await store.finish(
+                assert [FinishStatus.APPLIED] * 3 == await store.finish(
                     [success_result(leased) for leased in claimed.tasks]
                 )
                 lane = await store.get_lane("acme/https:a.example:443")
@@ -166,7 +166,7 @@ def test_a_stopped_worker_is_not_dead(tmp_path: Path) -> None:
             process.send_signal(signal.SIGSTOP)
             await store.sweep(RETENTION, 100)
             assert [] == (await store.claim(OTHER_LEASE, limit=10, per_lane=10)).tasks
-            assert 3 == (await store.counters()).tasks[Status.IN_FLIGHT]
+            assert 3 == (await store.counters()).task_counts[Status.IN_FLIGHT]
         finally:
             await store.close()
 

@@ -101,8 +101,8 @@ def test_the_writer_process_writes_and_the_service_reads(tmp_path: Path) -> None
         added = await store.add([NewTask(task(n), lease_on_add=True) for n in range(3)], LEASE)
         assert [True] * 3 == [result.leased for result in added]
         done = await store.finish([success_result(result.task) for result in added])
-        assert [FinishStatus.DONE] * 3 == done
-        assert 3 == (await store.counters()).tasks[Status.SUCCEEDED]
+        assert [FinishStatus.APPLIED] * 3 == done
+        assert 3 == (await store.counters()).task_counts[Status.SUCCEEDED]
         assert is_alive(writers[0])
 
     run_on_store(tmp_path / "tasks.db", main)
@@ -127,7 +127,7 @@ def test_a_killed_writer_is_started_again(tmp_path: Path) -> None:
         await store.add([NewTask(task(2))])
         claimed = await store.claim(LEASE, limit=10, per_lane=10)
         assert [2, 3] == sorted(task_numbers(claimed.tasks))
-        assert [FinishStatus.DONE] == await store.finish([success_result(added.task)])
+        assert [FinishStatus.APPLIED] == await store.finish([success_result(added.task)])
 
     run_on_store(tmp_path / "tasks.db", main)
 
@@ -218,7 +218,7 @@ def test_groups_are_answered_in_their_order(tmp_path: Path) -> None:
         for part, added in zip(parts, results, strict=True):
             assert [new.task.id for new in part] == [result.task.id for result in added]
         counters = await store.counters()
-        assert 900 == counters.tasks[Status.PENDING]
+        assert 900 == counters.task_counts[Status.PENDING]
 
     run_on_store(tmp_path / "tasks.db", main)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tarry.service.model import Task
-    from tarry.service.store import Lease, NewTask
+    from tarry.service.store import LeaseTerms, NewTask
     from tarry.service.stores.sqlite.transaction import LaneRow, Transaction
 
 _FIND_BY_KEY = SELECT_TASK + "WHERE s.seq = (SELECT seq FROM task WHERE tenant = ? AND key = ?)"
@@ -59,10 +59,10 @@ class _LaneAndPolicy(Struct, gc=False):
 
 
 def to_add_results(
-    tasks: Sequence[NewTask], lease: Lease | None, results: Sequence[InitialState | AddResult]
+    tasks: Sequence[NewTask], terms: LeaseTerms | None, results: Sequence[InitialState | AddResult]
 ) -> list[AddResult]:
     """Return the results of `add` with complete tasks, as `Store.add` defines them."""
-    worker = None if lease is None else lease.worker
+    worker = None if terms is None else terms.worker
     complete: list[AddResult] = []
     for new, result in zip(tasks, results, strict=True):
         if isinstance(result, AddResult):
@@ -76,21 +76,21 @@ def to_add_results(
 
 
 def add(
-    tx: Transaction, tasks: Sequence[NewTask], lease: Lease | None, quota: int | None
+    tx: Transaction, tasks: Sequence[NewTask], terms: LeaseTerms | None, quota: int | None
 ) -> list[InitialState | AddResult]:
     """Add tasks, and lease tasks with `lease_on_add`, so that the worker starts them at once."""
     if quota is None:
-        return add_without_quota(tx, tasks, lease)
+        return add_without_quota(tx, tasks, terms)
     # Quick check: no tenant would exceed the quota even if all the tasks were its own.
     max_live = quota - len(tasks)
     tenants = dict.fromkeys(new.task.tenant for new in tasks)
     if all(tx.live_tasks(tx.names.tenant_id(tenant)) <= max_live for tenant in tenants):
-        return add_without_quota(tx, tasks, lease)
+        return add_without_quota(tx, tasks, terms)
     results: list[InitialState | AddResult] = []
     for new in tasks:
         tenant_id = tx.names.tenant_id(new.task.tenant)
         if tx.live_tasks(tenant_id) < quota:
-            results += add_without_quota(tx, [new], lease)
+            results += add_without_quota(tx, [new], terms)
         else:
             existing = _find_existing(tx, tenant_id, new.task)
             results.append(existing or AddResult(AddStatus.FULL, new.task))
@@ -98,12 +98,12 @@ def add(
 
 
 def add_without_quota(
-    tx: Transaction, tasks: Sequence[NewTask], lease: Lease | None
+    tx: Transaction, tasks: Sequence[NewTask], terms: LeaseTerms | None
 ) -> list[InitialState | AddResult]:
     """Add tasks, however many live tasks their tenants have."""
     tenants = [tx.names.tenant_id(new.task.tenant) for new in tasks]
     seqs = _insert_tasks(tx, tasks, tenants)
-    states = _insert_states(tx, tasks, tenants, seqs, lease)
+    states = _insert_states(tx, tasks, tenants, seqs, terms)
     return [
         state or _find_existing(tx, tenant, new.task) or _reject_id(new.task)
         for state, tenant, new in zip(states, tenants, tasks, strict=True)
@@ -164,7 +164,7 @@ def _insert_states(
     tasks: Sequence[NewTask],
     tenants: Sequence[int],
     seqs: Sequence[int | None],
-    lease: Lease | None,
+    terms: LeaseTerms | None,
 ) -> list[InitialState | None]:
     """Insert the rows of `state` for tasks that were inserted; return None for the others."""
     now = tx.now
@@ -187,7 +187,7 @@ def _insert_states(
             pair = pairs[pair_key] = _LaneAndPolicy(tenant, lane, policy, is_claimable)
         lane = pair.lane
         due = max(now, task.next_attempt_at if new.delay_ms is None else now + new.delay_ms)
-        lease_on_add = lease if new.lease_on_add and pair.is_claimable else None
+        lease_on_add = terms if new.lease_on_add and pair.is_claimable else None
         worker: int | str
         # `wake_at` is the end of the lease of a leased task, and the due time of a pending task.
         if lease_on_add is not None and due <= now + lease_on_add.horizon_ms:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from tarry.service.model import Task
-    from tarry.service.store import Lease
+    from tarry.service.store import LeaseTerms
     from tarry.service.stores.sqlite.transaction import LaneRow, Transaction
 
     Row = tuple[Any, ...]
@@ -95,35 +95,41 @@ _SUSPEND_TENANT = "UPDATE tenant SET due_check_at = ?, expiry_check_at = ?, read
 
 
 def claim(
-    tx: Transaction, lease: Lease, limit: int, max_per_lane: int, skipped_lanes: Collection[str]
+    tx: Transaction,
+    terms: LeaseTerms,
+    limit: int,
+    max_per_lane: int,
+    skipped_lanes: Collection[str],
 ) -> ClaimResult:
     """Lease up to `limit` tasks; see `Store.claim`."""
     tx.flush()  # the statements below read lanes from the file
     lost_before = tx.lost_attempts
-    order = FairOrder(tx, lease.horizon_ms, limit, skipped_lanes)
+    order = ClaimRotation(tx, terms.horizon_ms, limit, skipped_lanes)
     served_lanes: set[int] = set()
     leased: list[tuple[int, int, Task]] = []  # (due time, row id, task)
-    probing: dict[str, int] = {}
+    opens_by_half_open_lane: dict[str, int] = {}
     lanes, slots_left = order.lanes(), limit
     while slots_left > 0 and (lane := next(lanes, None)):
-        rows = _find_claimable(tx, order, lane, lease, min(slots_left, max_per_lane))
+        rows = _find_claimable(tx, order, lane, terms, min(slots_left, max_per_lane))
         if not rows:
             continue
         slots_left -= len(rows)
         served_lanes.add(lane.id)
-        leased_of_lane = _lease_rows(tx, lane, lease, rows)
+        leased_of_lane = _lease_rows(tx, lane, terms, rows)
         leased += leased_of_lane
         if leased_of_lane and lane.parked_until is not None:
-            probing[lane.name] = lane.consecutive_opens
+            opens_by_half_open_lane[lane.name] = lane.consecutive_opens
     order.record_served(served_lanes)
     leased.sort(key=lambda entry: entry[:2])
     tasks = [task for _, _, task in leased]
     next_at = order.next_claim_at(is_full=slots_left <= 0)
-    return ClaimResult(tx.now, tasks, probing, next_at, tx.lost_attempts - lost_before)
+    return ClaimResult(
+        tx.now, tasks, opens_by_half_open_lane, next_at, tx.lost_attempts - lost_before
+    )
 
 
 def _find_claimable(
-    tx: Transaction, order: FairOrder, lane: LaneRow, lease: Lease, limit: int
+    tx: Transaction, order: ClaimRotation, lane: LaneRow, terms: LeaseTerms, limit: int
 ) -> list[Row]:
     """Return the rows of up to `limit` tasks of a lane that may be leased, earliest first."""
     now = tx.now
@@ -133,7 +139,7 @@ def _find_claimable(
         limit = min(limit, lane.probes - order.running_leases(lane)[0])
     if limit <= 0:
         return []
-    rows = tx.execute(_DUE_TASKS, (lane.id, now + lease.horizon_ms, limit)).fetchall()
+    rows = tx.execute(_DUE_TASKS, (lane.id, now + terms.horizon_ms, limit)).fetchall()
     if lane.lease_end_at is not None and lane.lease_end_at <= now:
         rows += tx.execute(_EXPIRED_LEASES, (lane.id, now, limit)).fetchall()
         rows.sort(key=lambda row: (row[WAKE_AT], row[SEQ]))
@@ -141,10 +147,10 @@ def _find_claimable(
 
 
 def _lease_rows(
-    tx: Transaction, lane: LaneRow, lease: Lease, rows: list[Row]
+    tx: Transaction, lane: LaneRow, terms: LeaseTerms, rows: list[Row]
 ) -> list[tuple[int, int, Task]]:
     """Lease the tasks of rows; return due time, row id and task of each leased task."""
-    worker = tx.names.worker_id(lease.worker)
+    worker = tx.names.worker_id(terms.worker)
     leased: list[tuple[int, int, Task]] = []
     parameters: list[Any] = []
     for row in rows:
@@ -153,8 +159,8 @@ def _lease_rows(
             continue
         task.status = Status.IN_FLIGHT
         task.version += 1
-        task.worker = lease.worker
-        task.wake_at = max(tx.now, task.next_attempt_at) + lease.length_ms
+        task.worker = terms.worker
+        task.wake_at = max(tx.now, task.next_attempt_at) + terms.length_ms
         seq, tenant, _, policy = row[SEQ:]
         parameters += (seq, task.wake_at, task.next_attempt_at, task.version)
         parameters += (task.attempts, task.lost_attempts, worker)
@@ -183,7 +189,7 @@ def _log_lost_attempt(tx: Transaction, task: Task, row: Row) -> bool:
     return False
 
 
-class FairOrder:
+class ClaimRotation:
     """Iterates through the rotation for one claim, and updates the rotation afterwards.
 
     Usage: iterate over `lanes`, call `record_served`, then call `next_claim_at`.

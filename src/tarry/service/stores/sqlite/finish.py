@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.json import Decoder
 
 from tarry.service.model import Status, Task  # noqa: TC001 - msgspec needs them at runtime
-from tarry.service.store import FinishStatus, Lease, NewTask
+from tarry.service.store import FinishStatus, LeaseTerms, NewTask
 from tarry.service.stores.sqlite.add import add_without_quota
 from tarry.service.stores.sqlite.queries import encode, pack_ids
 from tarry.service.stores.sqlite.transaction import (
@@ -81,10 +81,10 @@ class PackedResult(Struct, array_like=True, gc=False):
     status: Status
     reason: str | None
     next_attempt_at: int
-    kept_lease: Lease | None
+    renewed_lease: LeaseTerms | None
     previous_delay: float | None
     backoff_offset: int
-    last_kind: str | None
+    last_outcome_kind: str | None
     callback: Task | None
 
 
@@ -133,20 +133,20 @@ def _finish_batch(tx: Transaction, results: Sequence[PackedResult]) -> list[Fini
         status, delay, due = int(result.status), result.previous_delay, result.next_attempt_at
         is_cancelled = cancelling and status != SUCCEEDED
         stored_delay = NULL_FOR_NUMBER if delay is None else delay
-        progress = (attempts, stored_delay, result.backoff_offset, result.last_kind)
+        progress = (attempts, stored_delay, result.backoff_offset, result.last_outcome_kind)
         if is_cancelled:
             status = CANCELLED
             ended_rows += (seq, status, now, NULL_FOR_TEXT, *progress)
         elif status >= SUCCEEDED:  # any terminal status
             reason = NULL_FOR_TEXT if result.reason is None else result.reason
             ended_rows += (seq, status, now, reason, *progress)
-        elif result.kept_lease is None:
+        elif result.renewed_lease is None:
             continued_rows += (seq, status, due, due, NULL_FOR_NUMBER, *progress)
             tx.lane(lane_id).note_due(due)
         else:
             status = IN_FLIGHT  # the worker keeps its lease
-            wake_at = max(now, due) + result.kept_lease.length_ms
-            worker = tx.names.worker_id(result.kept_lease.worker)
+            wake_at = max(now, due) + result.renewed_lease.length_ms
+            worker = tx.names.worker_id(result.renewed_lease.worker)
             continued_rows += (seq, status, wake_at, due, worker, *progress)
             tx.lane(lane_id).note_lease(wake_at)
         if status != IN_FLIGHT:
@@ -154,7 +154,7 @@ def _finish_batch(tx: Transaction, results: Sequence[PackedResult]) -> list[Fini
             task_counts[transition] = task_counts.get(transition, 0) + 1
         if result.callback is not None and not is_cancelled:
             callbacks.append(NewTask(result.callback))
-        statuses.append(FinishStatus.CANCELLED if is_cancelled else FinishStatus.DONE)
+        statuses.append(FinishStatus.CANCELLED if is_cancelled else FinishStatus.APPLIED)
     log_attempts(tx, attempt_rows)
     _END_TASKS.execute(tx.execute, ended_rows)
     _CONTINUE_TASKS.execute(tx.execute, continued_rows)

@@ -35,7 +35,7 @@ def put_policy(
     newest = get_policy(tx, policy.tenant, policy.id)
     if newest is not None:
         if newest.document == policy.document:
-            return PolicyWriteStatus.SAME, newest
+            return PolicyWriteStatus.UNCHANGED, newest
         if not replace:
             return PolicyWriteStatus.CONFLICT, newest
         last_version = newest.version
@@ -49,7 +49,7 @@ def put_policy(
         "INSERT INTO policy (tenant, id, version, document, created_at) VALUES (?, ?, ?, ?, ?)",
         (tx.names.tenant_id(new.tenant), new.id, new.version, new.document, tx.now),
     )
-    return PolicyWriteStatus.CREATED if newest is None else PolicyWriteStatus.DONE, new
+    return PolicyWriteStatus.CREATED if newest is None else PolicyWriteStatus.REPLACED, new
 
 
 def get_policy(
@@ -88,29 +88,29 @@ def delete_policy(tx: Transaction, tenant: str, policy_id: str) -> PolicyWriteSt
         return PolicyWriteStatus.CONFLICT
     tenant_id = tx.names.tenant_id(tenant)
     tx.execute("DELETE FROM policy WHERE tenant = ? AND id = ?", (tenant_id, policy_id))
-    return PolicyWriteStatus.DONE
+    return PolicyWriteStatus.DELETED
 
 
-def put_key(tx: Transaction, key: ApiKeyRecord) -> None:
+def put_api_key(tx: Transaction, key: ApiKeyRecord) -> None:
     """Store an API key, unless its id exists."""
     row = (key.id, key.tenant, key.digest, key.name, tx.now)
     tx.execute("INSERT INTO api_key VALUES (?, ?, ?, ?, ?, NULL) ON CONFLICT (id) DO NOTHING", row)
 
 
-def find_key(tx: ReadTransaction, digest: bytes) -> ApiKeyRecord | None:
+def find_api_key(tx: ReadTransaction, digest: bytes) -> ApiKeyRecord | None:
     """Return the API key with a digest, revoked or not."""
     row = tx.execute(f"{_SELECT_KEY} WHERE digest = ?", (digest,)).fetchone()
     return None if row is None else decode_row(row, ApiKeyRecord)
 
 
-def list_keys(tx: ReadTransaction, tenant: str | None = None) -> list[ApiKeyRecord]:
+def list_api_keys(tx: ReadTransaction, tenant: str | None = None) -> list[ApiKeyRecord]:
     """List the API keys of a tenant, or of all tenants (None)."""
     where, parameters = ("", ()) if tenant is None else ("WHERE tenant = ?", (tenant,))
     rows = tx.execute(f"{_SELECT_KEY} {where} ORDER BY id LIMIT {_MAX_LISTED_KEYS}", parameters)
     return [decode_row(row, ApiKeyRecord) for row in rows]
 
 
-def revoke_key(tx: Transaction, key_id: str) -> bool:
+def revoke_api_key(tx: Transaction, key_id: str) -> bool:
     """Revoke an API key, unless it was revoked before; return whether it exists."""
     statement = "UPDATE api_key SET revoked_at = ifnull(revoked_at, ?) WHERE id = ?"
     return tx.execute(statement, (tx.now, key_id)).rowcount > 0

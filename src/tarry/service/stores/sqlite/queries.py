@@ -9,7 +9,7 @@ import msgspec
 
 from tarry.errors import ConfigurationError
 from tarry.service.model import AttemptRecord, LaneRecord, Status, Task
-from tarry.service.store import Counters, Page, SeriesPoint
+from tarry.service.store import AttemptsOfMinute, Counters, Page
 from tarry.service.stores.sqlite.transaction import MINUTE_MS, TENANT_COUNTERS
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ CROSS JOIN policy_use AS u ON u.id = s.policy
 LEFT JOIN worker AS w ON w.id = s.worker
 """
 """Start of a query for tasks, to which a WHERE clause on `s` is appended. The columns are the
-fields of `Task` in their order, and `TaskIds`. In SQLite, CROSS JOIN fixes the join order: `s` is
-read first, and the other tables are looked up for each of its rows."""
+fields of `Task` in their order, and `TaskRowIds`. In SQLite, CROSS JOIN fixes the join order: `s`
+is read first, and the other tables are looked up for each of its rows."""
 STATUS, WAKE_AT, _CANCELLING, SEQ = 12, 22, 23, 26
 """Positions of columns of `SELECT_TASK`."""
 
@@ -64,7 +64,7 @@ WHERE tenant = ?1 AND status = {int(status)} AND finished_at IS NOT NULL AND seq
 ORDER BY seq DESC LIMIT ?3
 """
     for status in Status
-    if status.is_terminal
+    if status.is_finished
 }
 # Live tasks, and the tasks of each terminal status, can be read newest first from a range of an
 # index. A list of all tasks merges these ranges by `seq`, which is column 1.
@@ -150,22 +150,26 @@ def list_attempts(
 
 
 def list_tasks(
-    tx: ReadTransaction, tenant: str, query: TaskFilter, cursor: str | None = None, limit: int = 100
+    tx: ReadTransaction,
+    tenant: str,
+    task_filter: TaskFilter,
+    cursor: str | None = None,
+    limit: int = 100,
 ) -> Page[Task]:
     """List tasks, newest first; the cursor is the last row id that the previous page has read."""
     before = _AFTER_ALL_ROWS if cursor is None else parse_cursor(cursor)
-    name_ids = resolve_names(tx, tenant, query.lane, query.policy_id)
+    name_ids = resolve_names(tx, tenant, task_filter.lane, task_filter.policy_id)
     if name_ids is None:
         return Page(items=[], cursor=None)
     tenant_id, lane, policy = name_ids
-    if query.status is None:
+    if task_filter.status is None:
         statement = _ALL_TASKS
     else:
-        statement = _TERMINAL_TASKS.get(query.status, _LIVE_TASKS)
+        statement = _TERMINAL_TASKS.get(task_filter.status, _LIVE_TASKS)
     # The statement selects by tenant, and by status if the status is terminal. With any other
     # filter, not every row that the statement returns belongs to the page.
-    is_live_status = query.status is not None and not query.status.is_terminal
-    is_filtered = is_live_status or (lane, policy, query.reason) != (None, None, None)
+    is_live_status = task_filter.status is not None and not task_filter.status.is_finished
+    is_filtered = is_live_status or (lane, policy, task_filter.reason) != (None, None, None)
     max_rows = max(MAX_SCANNED_ROWS, limit + 1) if is_filtered else limit + 1
     items: list[Task] = []
     scanned, last_seq = 0, before
@@ -175,10 +179,10 @@ def list_tasks(
             return Page(items, str(last_seq))
         scanned, last_seq = scanned + 1, seq
         if (
-            (query.status is None or query.status == status)
+            (task_filter.status is None or task_filter.status == status)
             and (lane is None or lane == lane_id)
             and (policy is None or policy == policy_id)
-            and (query.reason is None or query.reason == reason)
+            and (task_filter.reason is None or task_filter.reason == reason)
         ):
             items.append(decode_task(tx.execute(_TASK_BY_SEQ, (seq,)).fetchone()))
     return Page(items, str(last_seq) if scanned == max_rows else None)
@@ -213,14 +217,16 @@ def counters(tx: ReadTransaction, tenant: str | None = None) -> Counters:
     return Counters({status: row[status] for status in Status}, row[len(Status)])
 
 
-def series(tx: ReadTransaction, tenant: str | None, since: int) -> list[SeriesPoint]:
+def attempts_per_minute(
+    tx: ReadTransaction, tenant: str | None, since: int
+) -> list[AttemptsOfMinute]:
     """Return the outcomes of attempts by minute, from the minute of `since`, for up to a day."""
     since = max(since - since % MINUTE_MS, tx.now - DAY_MS)
-    points: list[SeriesPoint] = []
+    points: list[AttemptsOfMinute] = []
     for minute, outcome, count in tx.execute(_SERIES, (tenant, since)):
         if not points or points[-1].minute != minute:
-            points.append(SeriesPoint(minute, {}))
-        points[-1].outcomes[outcome] = count
+            points.append(AttemptsOfMinute(minute, {}))
+        points[-1].counts_by_outcome[outcome] = count
     return points
 
 

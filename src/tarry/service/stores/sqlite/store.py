@@ -108,32 +108,39 @@ class SqliteStore:
     async def add(
         self,
         tasks: Sequence[store.NewTask],
-        lease: store.Lease | None = None,
+        terms: store.LeaseTerms | None = None,
         *,
         quota: int | None = None,
     ) -> list[store.AddResult]:
-        results = await self.write(OperationCall(add.add, tasks, lease, quota), len(tasks))
-        return add.to_add_results(tasks, lease, results)
+        results = await self.write(OperationCall(add.add, tasks, terms, quota), len(tasks))
+        return add.to_add_results(tasks, terms, results)
 
     async def claim(
-        self, lease: store.Lease, *, limit: int, per_lane: int, skip: Collection[str] = ()
+        self, terms: store.LeaseTerms, *, limit: int, per_lane: int, skip: Collection[str] = ()
     ) -> store.ClaimResult:
-        return await self.write(OperationCall(claim.claim, lease, limit, per_lane, skip), limit)
+        return await self.write(OperationCall(claim.claim, terms, limit, per_lane, skip), limit)
 
     async def finish(self, results: Sequence[store.TaskResult]) -> list[store.FinishStatus]:
         packed = [finish.pack_result(result) for result in results]
         return await self.write(OperationCall(finish.finish, packed), len(packed))
 
-    async def release(self, leases: Sequence[store.Release]) -> list[store.FinishStatus]:
-        return await self.write(OperationCall(transitions.release, leases), len(leases))
+    async def release(self, releases: Sequence[store.Release]) -> list[store.FinishStatus]:
+        return await self.write(OperationCall(transitions.release, releases), len(releases))
 
     async def get_task(self, tenant: str, task_id: str) -> model.Task | None:
         return await self.read(lambda tx: queries.get_task(tx, tenant, task_id))
 
     async def list_tasks(
-        self, tenant: str, query: store.TaskFilter, *, cursor: str | None = None, limit: int = 100
+        self,
+        tenant: str,
+        task_filter: store.TaskFilter,
+        *,
+        cursor: str | None = None,
+        limit: int = 100,
     ) -> store.Page[model.Task]:
-        return await self.read(lambda tx: queries.list_tasks(tx, tenant, query, cursor, limit))
+        return await self.read(
+            lambda tx: queries.list_tasks(tx, tenant, task_filter, cursor, limit)
+        )
 
     async def list_attempts(
         self, tenant: str, task_id: str, *, after: int = 0, limit: int = 100
@@ -184,17 +191,17 @@ class SqliteStore:
     async def delete_policy(self, tenant: str, policy_id: str) -> store.PolicyWriteStatus:
         return await self.write(OperationCall(policies.delete_policy, tenant, policy_id))
 
-    async def put_key(self, key: model.ApiKeyRecord) -> None:
-        await self.write(OperationCall(policies.put_key, key))
+    async def put_api_key(self, key: model.ApiKeyRecord) -> None:
+        await self.write(OperationCall(policies.put_api_key, key))
 
-    async def find_key(self, digest: bytes) -> model.ApiKeyRecord | None:
-        return await self.read(lambda tx: policies.find_key(tx, digest))
+    async def find_api_key(self, digest: bytes) -> model.ApiKeyRecord | None:
+        return await self.read(lambda tx: policies.find_api_key(tx, digest))
 
-    async def list_keys(self, tenant: str | None = None) -> list[model.ApiKeyRecord]:
-        return await self.read(lambda tx: policies.list_keys(tx, tenant))
+    async def list_api_keys(self, tenant: str | None = None) -> list[model.ApiKeyRecord]:
+        return await self.read(lambda tx: policies.list_api_keys(tx, tenant))
 
-    async def revoke_key(self, key_id: str) -> bool:
-        return await self.write(OperationCall(policies.revoke_key, key_id))
+    async def revoke_api_key(self, key_id: str) -> bool:
+        return await self.write(OperationCall(policies.revoke_api_key, key_id))
 
     async def ping(self) -> int:
         return await self.write(OperationCall(ping))
@@ -202,8 +209,10 @@ class SqliteStore:
     async def counters(self, tenant: str | None = None) -> store.Counters:
         return await self.read(lambda tx: queries.counters(tx, tenant))
 
-    async def series(self, tenant: str | None, *, since: int) -> list[store.SeriesPoint]:
-        return await self.read(lambda tx: queries.series(tx, tenant, since))
+    async def attempts_per_minute(
+        self, tenant: str | None, *, since: int
+    ) -> list[store.AttemptsOfMinute]:
+        return await self.read(lambda tx: queries.attempts_per_minute(tx, tenant, since))
 
     async def get_replay(self, tenant: str, replay_id: str) -> model.ReplayRecord | None:
         return await self.read(lambda tx: terminal_tasks.get_replay(tx, tenant, replay_id))
@@ -217,10 +226,10 @@ class SqliteStore:
     async def cancel_replay(self, tenant: str, replay_id: str) -> model.ReplayRecord | None:
         return await self.write(OperationCall(terminal_tasks.cancel_replay, tenant, replay_id))
 
-    async def orphans(self, limit: int) -> list[str]:
-        return await self.read(lambda tx: terminal_tasks.orphans(tx, limit))
+    async def list_orphaned_bodies(self, limit: int) -> list[str]:
+        return await self.read(lambda tx: terminal_tasks.list_orphaned_bodies(tx, limit))
 
-    async def count_dead(self, replay: model.ReplayRecord) -> int:
+    async def count_dead_letters(self, replay: model.ReplayRecord) -> int:
         """Count in steps, so that other queries can run in between."""
         total, after = 0, 0
         while True:
@@ -238,17 +247,17 @@ class SqliteStore:
         if existing is not None:
             return existing
         new = copy_with(replay, before=min(replay.before or now, now))
-        new.matched = await self.count_dead(new)
+        new.matched = await self.count_dead_letters(new)
         return await self.write(OperationCall(terminal_tasks.start_replay, new))
 
     async def replay_step(self, replay_id: str, limit: int) -> model.ReplayRecord | None:
         return await self.write(OperationCall(terminal_tasks.replay_step, replay_id, limit), limit)
 
-    async def purge(self, tenant: str, query: store.TaskFilter, limit: int) -> int:
+    async def purge(self, tenant: str, task_filter: store.TaskFilter, limit: int) -> int:
         """Delete in steps, so that other operations can run in between."""
         total, after = 0, 0
         while total < limit:
-            step = OperationCall(terminal_tasks.purge, tenant, query, after, limit - total)
+            step = OperationCall(terminal_tasks.purge, tenant, task_filter, after, limit - total)
             count, cursor = await self.write(step, limit - total)
             total += count
             if cursor is None:
@@ -259,8 +268,8 @@ class SqliteStore:
     async def sweep(self, retention: store.Retention, limit: int) -> store.SweepResult:
         return await self.write(OperationCall(terminal_tasks.sweep, retention, limit), limit)
 
-    async def forget_orphans(self, refs: Sequence[str]) -> None:
-        await self.write(OperationCall(terminal_tasks.forget_orphans, refs), len(refs))
+    async def forget_orphaned_bodies(self, refs: Sequence[str]) -> None:
+        await self.write(OperationCall(terminal_tasks.forget_orphaned_bodies, refs), len(refs))
 
 
 async def _submit(executor: Executor | None, operation: Callable[[Any], T], weight: int) -> T:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tarry.service.store import Retention, TaskFilter
-    from tarry.service.stores.sqlite.transaction import ReadTransaction, TaskIds, Transaction
+    from tarry.service.stores.sqlite.transaction import ReadTransaction, TaskRowIds, Transaction
 
 _MAX_LISTED_REPLAYS = 100
 _DEAD_LETTERS = f"""
@@ -64,7 +64,7 @@ _decode_replay = msgspec.msgpack.Decoder(ReplayRecord).decode
 
 def find_dead_letters(
     tx: ReadTransaction, replay: ReplayRecord, after: int, limit: int = MAX_SCANNED_ROWS
-) -> tuple[list[TaskIds], int | None]:
+) -> tuple[list[TaskRowIds], int | None]:
     """Find up to `limit` dead letters that a replay would revive, oldest first, after a row id.
 
     Returns them, and the row id after which the next page begins; None if this is the last page.
@@ -73,7 +73,7 @@ def find_dead_letters(
     if ids is None:
         return [], None
     tenant, lane, policy = ids
-    matched: list[TaskIds] = []
+    matched: list[TaskRowIds] = []
     scanned, last_seq = 0, after
     rows = tx.execute(_DEAD_LETTERS, (tenant, after, MAX_SCANNED_ROWS))
     for seq, lane_id, policy_id, reason, finished_at in rows:
@@ -91,13 +91,17 @@ def find_dead_letters(
 
 
 def purge(
-    tx: Transaction, tenant: str, query: TaskFilter, after: int, limit: int
+    tx: Transaction, tenant: str, task_filter: TaskFilter, after: int, limit: int
 ) -> tuple[int, int | None]:
     """Delete matching dead letters after a row id; return their number and the next row id."""
-    if query.status not in {None, Status.EXHAUSTED}:
+    if task_filter.status not in {None, Status.EXHAUSTED}:
         return 0, None
     replay = ReplayRecord(
-        id="", tenant=tenant, lane=query.lane, policy_id=query.policy_id, reason=query.reason
+        id="",
+        tenant=tenant,
+        lane=task_filter.lane,
+        policy_id=task_filter.policy_id,
+        reason=task_filter.reason,
     )
     dead_letters, cursor = find_dead_letters(tx, replay, after, limit)
     for ids in dead_letters:
@@ -187,19 +191,19 @@ def sweep(tx: Transaction, retention: Retention, limit: int) -> SweepResult:
     for status, max_age_ms, spared_tenants in (
         (SUCCEEDED, retention.succeeded_ms, "[]"),
         (CANCELLED, retention.succeeded_ms, "[]"),
-        (EXHAUSTED, retention.dead_ms, tenants_with_replays),
+        (EXHAUSTED, retention.exhausted_ms, tenants_with_replays),
     ):
         parameters = (status, tx.now - max_age_ms, spared_tenants, limit + 1 - len(expired))
         expired += tx.execute(_EXPIRED_TASKS, parameters).fetchall()
     for *ids, status in expired[:limit]:
         _delete_task(tx, ids, status)
     points = tx.execute(_DELETE_OLD_SERIES, (tx.now - DAY_MS, limit)).rowcount
-    replays = tx.execute(_DELETE_OLD_REPLAYS, (tx.now - retention.dead_ms, limit)).rowcount
+    replays = tx.execute(_DELETE_OLD_REPLAYS, (tx.now - retention.exhausted_ms, limit)).rowcount
     has_more = has_more_leases or len(expired) > limit or max(points, replays) == limit > 0
     return SweepResult(min(len(expired), limit), has_more)
 
 
-def _delete_task(tx: Transaction, ids: TaskIds, status: int) -> None:
+def _delete_task(tx: Transaction, ids: TaskRowIds, status: int) -> None:
     """Delete a terminal task and its attempt log; a body in object storage becomes an orphan."""
     seq, tenant, lane_id, policy = ids
     execute = tx.execute
@@ -212,11 +216,11 @@ def _delete_task(tx: Transaction, ids: TaskIds, status: int) -> None:
     tx.count_transition(tenant, tx.lane(lane_id), policy, status, None)
 
 
-def orphans(tx: ReadTransaction, limit: int) -> list[str]:
+def list_orphaned_bodies(tx: ReadTransaction, limit: int) -> list[str]:
     """Return references to bodies in object storage whose task was deleted."""
     return [ref for (ref,) in tx.execute("SELECT ref FROM orphan LIMIT ?", (limit,))]
 
 
-def forget_orphans(tx: Transaction, refs: Sequence[str]) -> None:
+def forget_orphaned_bodies(tx: Transaction, refs: Sequence[str]) -> None:
     """Delete references to bodies that were deleted from object storage."""
     tx.executemany("DELETE FROM orphan WHERE ref = ?", [(ref,) for ref in refs])

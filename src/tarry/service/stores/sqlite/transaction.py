@@ -6,7 +6,7 @@ thousand tasks of one lane cost only one UPDATE of that lane.
 Two columns of a lane determine when claims check the lane again, its *check times*. `due_check_at`
 is the due time of its earliest pending task: claims check the lane one lease horizon earlier.
 `expiry_check_at` is the end of its earliest lease or of its parking: claims check the lane at that
-time. See `FairOrder` in `claim`.
+time. See `ClaimRotation` in `claim`.
 
 Three costs decide how rows are read and written, because the event loop may share the interpreter
 with the store:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tarry.service.stores.sqlite.worker_locks import WorkerLock
 
     Execute = Callable[[str, list[Any]], Cursor]
-    TaskIds: TypeAlias = Sequence[int]
+    TaskRowIds: TypeAlias = Sequence[int]
     """Row id, tenant, lane and policy of a task."""
 
 MINUTE_MS = 60_000
@@ -140,7 +140,7 @@ class LaneRow(msgspec.Struct, gc=False, array_like=True):
     paused: int
     pending: int
     in_flight: int
-    dead: int
+    exhausted: int
     last_claim_at: int | None
     last_turn: int
     due_at: int | None
@@ -334,7 +334,7 @@ class Transaction(ReadTransaction):
                 if not lane.in_flight or lane.parked_until is not None:
                     lane.reschedule()  # when a probe of a half-open lane ends, another may start
             elif old == EXHAUSTED:
-                lane.dead -= tasks
+                lane.exhausted -= tasks
         if new is not None:
             counters[new] += tasks
             if new == PENDING:
@@ -344,7 +344,7 @@ class Transaction(ReadTransaction):
                 lane.in_flight += tasks
                 live_change += tasks
             elif new == EXHAUSTED:
-                lane.dead += tasks
+                lane.exhausted += tasks
         if live_change:
             self._policy_use[policy] = self._policy_use.get(policy, 0) + live_change
 
@@ -371,7 +371,7 @@ class Transaction(ReadTransaction):
         due_checks: dict[int, int] = {}
         expiry_checks: dict[int, int] = {}
         for lane in self._lanes.values():
-            counts += (lane.id, lane.pending, lane.in_flight, lane.dead)
+            counts += (lane.id, lane.pending, lane.in_flight, lane.exhausted)
             counts += (_number_or_null(lane.due_at), _number_or_null(lane.lease_end_at))
             if lane.schedule_changed:
                 schedules += (lane.id, _number_or_null(lane.parked_until))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tarry.service.store import Release
-    from tarry.service.stores.sqlite.transaction import TaskIds, Transaction
+    from tarry.service.stores.sqlite.transaction import TaskRowIds, Transaction
 
 _READ_STATE = """
 SELECT seq, tenant, lane, policy, version, status, cancelling, attempts, next_attempt_at
@@ -55,9 +55,9 @@ AttemptRow: TypeAlias = tuple[int, int, int, str, bytearray]
 _INSERT_ATTEMPTS = MultiRowStatement("INSERT INTO attempt (id, log) VALUES [?, ?]")
 
 
-def release(tx: Transaction, leases: Sequence[Release]) -> list[FinishStatus]:
+def release(tx: Transaction, releases: Sequence[Release]) -> list[FinishStatus]:
     """Put leased tasks whose attempt has not started back into the queue."""
-    return [_release(tx, lease) for lease in leases]
+    return [_release(tx, lease) for lease in releases]
 
 
 def _release(tx: Transaction, lease: Release) -> FinishStatus:
@@ -72,11 +72,11 @@ def _release(tx: Transaction, lease: Release) -> FinishStatus:
         return FinishStatus.CANCELLED
     due = due if lease.next_attempt_at is None else max(due, lease.next_attempt_at)
     _make_pending(tx, ids, IN_FLIGHT, due)
-    return FinishStatus.DONE
+    return FinishStatus.APPLIED
 
 
 def _make_pending(
-    tx: Transaction, ids: TaskIds, old_status: int, due: int, statement: str = _SET_PENDING
+    tx: Transaction, ids: TaskRowIds, old_status: int, due: int, statement: str = _SET_PENDING
 ) -> None:
     seq, tenant, lane_id, policy = ids
     lane = tx.lane(lane_id)
@@ -85,7 +85,7 @@ def _make_pending(
     lane.note_due(due)
 
 
-def mark_cancelled(tx: Transaction, ids: TaskIds, old_status: int, attempts: int) -> None:
+def mark_cancelled(tx: Transaction, ids: TaskRowIds, old_status: int, attempts: int) -> None:
     """Change a task from status `old_status` to CANCELLED."""
     seq, tenant, lane_id, policy = ids
     tx.execute(_SET_CANCELLED, (tx.now, attempts, seq))
@@ -111,7 +111,7 @@ def cancel(tx: Transaction, tenant: str, task_id: str) -> CancelStatus | None:
         mark_cancelled(tx, ids, status, attempts)
         return CancelStatus.CANCELLED
     if status != IN_FLIGHT:
-        return CancelStatus.TERMINAL
+        return CancelStatus.FINISHED
     if not cancelling:
         tx.execute("UPDATE state SET cancelling = 1 WHERE seq = ?", (ids[0],))
     return CancelStatus.REQUESTED
@@ -128,11 +128,15 @@ def retry_now(tx: Transaction, tenant: str, task_id: str) -> RetryNowStatus | No
     elif status == PENDING:
         _make_pending(tx, ids, PENDING, min(due, tx.now))
     else:
-        return RetryNowStatus.RUNNING if status == IN_FLIGHT else RetryNowStatus.FINISHED
+        return (
+            RetryNowStatus.IN_FLIGHT
+            if status == IN_FLIGHT
+            else RetryNowStatus.SUCCEEDED_OR_CANCELLED
+        )
     return RetryNowStatus.DUE
 
 
-def revive_dead_letter(tx: Transaction, ids: TaskIds) -> None:
+def revive_dead_letter(tx: Transaction, ids: TaskRowIds) -> None:
     """Make a dead letter due now; the policy does not count its attempts so far."""
     _make_pending(tx, ids, EXHAUSTED, tx.now, _REVIVE)
 

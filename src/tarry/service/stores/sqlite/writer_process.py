@@ -95,10 +95,10 @@ OPERATIONS: dict[str, Operation] = {
     for run, argument_types, result_type in (
         (
             add.add,
-            tuple[list[store.NewTask], store.Lease | None, int | None],
+            tuple[list[store.NewTask], store.LeaseTerms | None, int | None],
             list[add.InitialState | store.AddResult],
         ),
-        (claim.claim, tuple[store.Lease, int, int, list[str]], store.ClaimResult),
+        (claim.claim, tuple[store.LeaseTerms, int, int, list[str]], store.ClaimResult),
         (finish.finish, tuple[list[finish.PackedResult]], list[store.FinishStatus]),
         (transitions.release, tuple[list[store.Release]], list[store.FinishStatus]),
         (transitions.cancel, tuple[str, str], store.CancelStatus | None),
@@ -113,15 +113,15 @@ OPERATIONS: dict[str, Operation] = {
         (terminal_tasks.cancel_replay, tuple[str, str], ReplayRecord | None),
         (terminal_tasks.purge, tuple[str, store.TaskFilter, int, int], tuple[int, int | None]),
         (terminal_tasks.sweep, tuple[store.Retention, int], store.SweepResult),
-        (terminal_tasks.forget_orphans, tuple[list[str]], None),
+        (terminal_tasks.forget_orphaned_bodies, tuple[list[str]], None),
         (
             policies.put_policy,
             tuple[PolicyVersion, bool],
             tuple[store.PolicyWriteStatus, PolicyVersion],
         ),
         (policies.delete_policy, tuple[str, str], store.PolicyWriteStatus),
-        (policies.put_key, tuple[ApiKeyRecord], None),
-        (policies.revoke_key, tuple[str], bool),
+        (policies.put_api_key, tuple[ApiKeyRecord], None),
+        (policies.revoke_api_key, tuple[str], bool),
         (ping, tuple[()], int),
     )
 }
