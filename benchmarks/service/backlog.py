@@ -126,7 +126,7 @@ def _task(url: str, due_ms: int) -> Task:
 
 @cache
 def _lane(url: str) -> str:
-    return f"{TENANT}/{parse_target(url).origin}"
+    return f"{TENANT}/{parse_target(url).endpoint}"
 
 
 async def _fill(path: Path, tasks: Iterator[Task], count: int, progress: Progress) -> None:

@@ -31,7 +31,7 @@ def _task(url: str) -> NewTask:
     target = parse_target(url)
     task_id = str(uuid4())
     content = Codec().pack(TaskContent(url=target.url))
-    lane = f"default/{target.origin}"
+    lane = f"default/{target.endpoint}"
     return NewTask(
         Task(
             id=task_id, tenant="default", lane=lane, key=task_id, fingerprint=b"", content=content
@@ -78,7 +78,7 @@ class RevivedTarget:
 
 def _lane(running: Service, url: str) -> dict[str, object]:
     lanes = running.request("GET", "/downstreams")[1]["items"]
-    return next(lane for lane in lanes if lane["lane"] == parse_target(url).origin)
+    return next(lane for lane in lanes if lane["lane"] == parse_target(url).endpoint)
 
 
 def _attempts(running: Service, outcome: str) -> int:

@@ -106,7 +106,7 @@ class Service:
                 delete_bodies=body_store.delete,
                 delete_bodies_without_task=partial(_delete_orphaned_bodies, body_store, self.store),
                 sign=self._sign,
-                callback=partial(build_callback_task, new_id=_new_id, pack=codec.pack),
+                build_callback_task=partial(build_callback_task, new_id=_new_id, pack=codec.pack),
             )
         )
         require_api_keys = requires_keys(settings)

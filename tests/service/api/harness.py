@@ -24,7 +24,7 @@ from tarry.service.engine.engine import Engine
 from tarry.service.engine.lanes import Lanes
 from tarry.service.engine.metrics import Metrics
 from tarry.service.engine.policies import PolicyCache
-from tarry.service.engine.reporting import Event, Reporter, TaskCompletion
+from tarry.service.engine.reporting import Event, FinishedTask, Reporter
 from tarry.service.model import AttemptRecord, Status, Task, TaskContent
 from tarry.service.payloads import BodyStore
 from tarry.service.store import (
@@ -88,10 +88,10 @@ class FakeEngine:
             raise self.error
         return await self.store.add(news, quota=self.quota)
 
-    async def wait_for_completion(self, task_id: str, seconds: float) -> TaskCompletion | None:
+    async def wait_until_finished(self, task_id: str, seconds: float) -> FinishedTask | None:
         """Wait for a completion that a test reports to `reporter`."""
         self.waited_for.put_nowait(task_id)
-        return await self.reporter.wait_for_completion(task_id, seconds)
+        return await self.reporter.wait_until_finished(task_id, seconds)
 
     async def cancel(self, tenant: str, task_id: str) -> CancelStatus | None:
         """Cancel a task."""

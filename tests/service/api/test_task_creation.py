@@ -12,7 +12,7 @@ import pytest
 from tarry.errors import Overloaded, StoreUnavailable
 from tarry.service.api.context import ApiLimits
 from tarry.service.delivery import DeliveryResult
-from tarry.service.engine.reporting import TaskCompletion
+from tarry.service.engine.reporting import FinishedTask
 from tarry.service.model import Status
 from tests.service.api.harness import NOW, TARGET, ApiHarness, FakePayloads, run_with_api
 
@@ -295,7 +295,7 @@ def test_waiting_for_the_result() -> None:
         delivered = DeliveryResult(
             status=200, headers=[("x-a", "1"), ("x-a", "2")], excerpt=b"done"
         )
-        api.engine.reporter.notify(task_id, TaskCompletion(Status.SUCCEEDED, None, delivered))
+        api.engine.reporter.notify(task_id, FinishedTask(Status.SUCCEEDED, None, delivered))
         response = await asking
         assert (201, "wait=5") == (response.status, response.header("preference-applied"))
         assert ("SUCCEEDED", None) == (response.json["status"], response.json["nextAttemptAt"])
@@ -309,11 +309,11 @@ def test_a_binary_response_is_returned_as_base64() -> None:
     """Byte for byte."""
 
     async def test(api: ApiHarness) -> None:
-        async def settled(task_id: str, seconds: float) -> TaskCompletion:
+        async def settled(task_id: str, seconds: float) -> FinishedTask:
             delivered = DeliveryResult(status=500, excerpt=b"\xff")
-            return TaskCompletion(Status.EXHAUSTED, "attempts", delivered)
+            return FinishedTask(Status.EXHAUSTED, "attempts", delivered)
 
-        api.engine.wait_for_completion = settled  # type: ignore[method-assign]
+        api.engine.wait_until_finished = settled  # type: ignore[method-assign]
         headers = {"Prefer": 'respond-async, wait="3"'}
         response = await api.request("POST", "/retry-tasks", {"targetUrl": TARGET}, headers=headers)
         assert ("EXHAUSTED", "attempts") == (response.json["status"], response.json["reason"])
@@ -343,10 +343,10 @@ def test_a_truncated_response_is_marked(
     """A character that was cut in two does not make it binary."""
 
     async def test(api: ApiHarness) -> None:
-        async def settled(task_id: str, seconds: float) -> TaskCompletion:
-            return TaskCompletion(Status.SUCCEEDED, None, delivered)
+        async def settled(task_id: str, seconds: float) -> FinishedTask:
+            return FinishedTask(Status.SUCCEEDED, None, delivered)
 
-        api.engine.wait_for_completion = settled  # type: ignore[method-assign]
+        api.engine.wait_until_finished = settled  # type: ignore[method-assign]
         response = await api.request(
             "POST", "/retry-tasks", {"targetUrl": TARGET}, headers={"Prefer": "wait=1"}
         )
@@ -364,7 +364,7 @@ def test_a_wait_that_times_out_returns_the_pending_task() -> None:
         async def settled(task_id: str, seconds: float) -> None:
             waits.append(seconds)
 
-        api.engine.wait_for_completion = settled  # type: ignore[method-assign]
+        api.engine.wait_until_finished = settled  # type: ignore[method-assign]
         for prefer, applied in (("wait=0", "wait=0"), ("wait=99999", "wait=60")):
             response = await api.request(
                 "POST", "/retry-tasks", {"targetUrl": TARGET}, headers={"Prefer": prefer}
@@ -626,7 +626,7 @@ def test_a_store_failure_after_the_wait_does_not_change_the_status() -> None:
             msg = "away"
             raise StoreUnavailable(msg)
 
-        api.engine.wait_for_completion = settled  # type: ignore[method-assign]
+        api.engine.wait_until_finished = settled  # type: ignore[method-assign]
         api.store.get_task = get  # type: ignore[method-assign]
         response = await api.request(
             "POST", "/retry-tasks", {"targetUrl": TARGET}, headers={"Prefer": "wait=1"}

@@ -10,7 +10,7 @@ import pytest
 from tarry.errors import StoreUnavailable
 from tarry.service.api.context import ApiLimits
 from tarry.service.delivery import DeliveryResult
-from tarry.service.engine.reporting import TaskCompletion
+from tarry.service.engine.reporting import FinishedTask
 from tarry.service.model import Status, Task
 from tests.service.api.harness import ApiHarness, Response, run_with_api
 
@@ -28,7 +28,7 @@ def test_reading_a_task_can_wait_for_its_result() -> None:
         asking = asyncio.create_task(read_and_wait(api, task_id))
         assert task_id == await api.engine.waited_for.get()
         delivered = DeliveryResult(status=200, excerpt=b"done")
-        api.engine.reporter.notify(task_id, TaskCompletion(Status.SUCCEEDED, None, delivered))
+        api.engine.reporter.notify(task_id, FinishedTask(Status.SUCCEEDED, None, delivered))
         response = await asking
         assert (200, "wait=5") == (response.status, response.header("preference-applied"))
         assert ("SUCCEEDED", "done") == (response.json["status"], response.json["response"]["body"])
@@ -66,7 +66,7 @@ def test_secrets_that_a_target_echoes_are_redacted_in_its_response(
             headers=[("x-echo", "for sesame-one"), ("set-cookie", "a=b"), ("x-plain", "shown")],
             excerpt=b"you sent sesame-two" + tail,
         )
-        api.engine.reporter.notify(task_id, TaskCompletion(Status.SUCCEEDED, None, echo))
+        api.engine.reporter.notify(task_id, FinishedTask(Status.SUCCEEDED, None, echo))
         response = (await asking).json["response"]
         expected = {"x-echo": "for [redacted]", "set-cookie": "[redacted]", "x-plain": "shown"}
         assert expected == response["headers"]
@@ -88,7 +88,7 @@ def test_a_task_finished_by_another_process_is_noticed() -> None:
             if len(looks) == 3:
                 await api.exhaust_due_tasks()
 
-        api.engine.wait_for_completion = settled  # type: ignore[method-assign]
+        api.engine.wait_until_finished = settled  # type: ignore[method-assign]
         response = await read_and_wait(api, task_id, 60)
         assert ("EXHAUSTED", "attempts") == (response.json["status"], response.json["reason"])
         assert 3 == len(looks)
@@ -134,7 +134,7 @@ def test_a_store_failure_does_not_end_the_wait() -> None:
             msg = "disk full"
             raise StoreUnavailable(msg)
 
-        api.engine.wait_for_completion = settled  # type: ignore[method-assign]
+        api.engine.wait_until_finished = settled  # type: ignore[method-assign]
         response = await read_and_wait(api, task_id, 2)
         assert (200, "PENDING") == (response.status, response.json["status"])
 
@@ -153,7 +153,7 @@ def test_new_and_existing_tasks_share_the_limit_of_waiting_requests() -> None:
         new = await api.request("POST", "/retry-tasks", document, headers=headers)
         old = await read_and_wait(api, task_id)
         assert [None, None] == [one.header("preference-applied") for one in (new, old)]
-        api.engine.reporter.notify(task_id, TaskCompletion(Status.CANCELLED, None, None))
+        api.engine.reporter.notify(task_id, FinishedTask(Status.CANCELLED, None, None))
         assert "CANCELLED" == (await asking).json["status"]
         assert "wait=0" == (await read_and_wait(api, task_id, 0)).header("preference-applied")
 
@@ -171,7 +171,7 @@ def test_shutdown_ends_all_waits() -> None:
             looks.append(task_id)
             api.api.close()
 
-        api.engine.wait_for_completion = settled  # type: ignore[method-assign]
+        api.engine.wait_until_finished = settled  # type: ignore[method-assign]
         assert "PENDING" == (await read_and_wait(api, task_id, 60)).json["status"]
         assert 1 == len(looks)
 

@@ -64,7 +64,7 @@ PUBLIC = ["8.8.8.8", "1.1.1.1", "172.32.0.1", "100.128.0.1", "2606:4700::1111", 
 @pytest.mark.parametrize(("address", "kind"), REFUSED, ids=[address for address, _ in REFUSED])
 def test_special_addresses_are_refused(address: str, kind: str) -> None:
     """The reason names the host, the address and its kind."""
-    why = Guard().refusal(address, "h.example")
+    why = Guard().block_reason(address, "h.example")
     assert why is not None
     assert kind in why
     assert address in why
@@ -73,43 +73,43 @@ def test_special_addresses_are_refused(address: str, kind: str) -> None:
 @pytest.mark.parametrize("address", PUBLIC)
 def test_public_addresses_are_allowed(address: str) -> None:
     """Public addresses need no configuration."""
-    assert Guard().refusal(address, "h.example") is None
+    assert Guard().block_reason(address, "h.example") is None
 
 
 def test_dev_allows_loopback_only() -> None:
     """The unspecified address is refused, although it leads to this machine."""
     guard = Guard(dev=True)
-    assert guard.refusal("127.0.0.1", "localhost") is None
-    assert guard.refusal("::1", "localhost") is None
+    assert guard.block_reason("127.0.0.1", "localhost") is None
+    assert guard.block_reason("::1", "localhost") is None
     for address in ("0.0.0.0", "10.0.0.1", "169.254.169.254", "::ffff:127.0.0.1"):  # noqa: S104
-        assert guard.refusal(address, "h") is not None
+        assert guard.block_reason(address, "h") is not None
 
 
 def test_networks_can_be_allowed() -> None:
     """Networks are allowed by CIDR or by single address."""
     guard = Guard(["10.1.0.0/16", "192.168.0.7", "fd12::/16"])
     for address in ("10.1.2.3", "192.168.0.7", "fd12::1"):
-        assert guard.refusal(address, "h") is None
+        assert guard.block_reason(address, "h") is None
     for address in ("10.2.0.1", "192.168.0.8", "fd13::1", "127.0.0.1"):
-        assert guard.refusal(address, "h") is not None
+        assert guard.block_reason(address, "h") is not None
 
 
 def test_hosts_can_be_allowed() -> None:
     """A name matches in any spelling, a suffix matches all names below it."""
     guard = Guard(["Internal.Example", "*.svc.local"])
     for host in ("internal.example", "a.svc.local", "a.b.svc.local"):
-        assert guard.refusal("10.0.0.1", host) is None
+        assert guard.block_reason("10.0.0.1", host) is None
     for host in ("x.internal.example", "svc.local", "evilsvc.local", "svc.local.evil.example"):
-        assert guard.refusal("10.0.0.1", host) is not None
+        assert guard.block_reason("10.0.0.1", host) is not None
 
 
 def test_contained_address_of_an_allowed_form_is_checked() -> None:
     """Allowing NAT64 does not allow loopback through NAT64."""
     guard = Guard(["64:ff9b::/96", "2002::/16", "::ffff:0:0/96", "10.0.0.0/8"])
     for address in ("64:ff9b::8.8.8.8", "2002:808:808::1", "::ffff:10.0.0.1"):
-        assert guard.refusal(address, "h") is None
+        assert guard.block_reason(address, "h") is None
     for address in ("64:ff9b::127.0.0.1", "2002:a9fe:a9fe::1", "::ffff:192.168.0.1"):
-        why = guard.refusal(address, "h")
+        why = guard.block_reason(address, "h")
         assert why is not None
         assert "a route to" in why
 
@@ -117,9 +117,9 @@ def test_contained_address_of_an_allowed_form_is_checked() -> None:
 def test_both_addresses_in_teredo_are_checked() -> None:
     """The server's address and the inverted address of the client are checked."""
     guard = Guard(["2001::/32"])
-    assert guard.refusal("2001:0:808:808::f7f7:f7f7", "h") is None
-    assert guard.refusal("2001:0:7f00:1::f7f7:f7f7", "h") is not None
-    assert guard.refusal("2001:0:808:808::80ff:fffe", "h") is not None
+    assert guard.block_reason("2001:0:808:808::f7f7:f7f7", "h") is None
+    assert guard.block_reason("2001:0:7f00:1::f7f7:f7f7", "h") is not None
+    assert guard.block_reason("2001:0:808:808::80ff:fffe", "h") is not None
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_url_with_a_name_is_checked_at_connect() -> None:
 
 
 def test_allowed_address_passes_as_a_url() -> None:
-    """`check_url` and `refusal` agree."""
+    """`check_url` and `block_reason` agree."""
     Guard(dev=True).check_url(parse_target("http://localhost:8080/"))
     Guard(["localhost"]).check_url(parse_target("http://localhost:8080/"))
     Guard(["10.0.0.0/8"]).check_url(parse_target("http://10.1.1.1/"))
@@ -173,7 +173,7 @@ def test_bad_entry_is_rejected(entry: str) -> None:
 def test_no_form_bypasses_the_check(inner: IPv4Address) -> None:
     """An IPv4 address within any allowed IPv6 form is checked like the address itself."""
     guard = Guard(["::/0"])
-    allowed = guard.refusal(str(inner), "h") is None
+    allowed = guard.block_reason(str(inner), "h") is None
     bits = int(inner)
     high, low = bits >> 16, bits & 0xFFFF
     forms = [
@@ -182,4 +182,4 @@ def test_no_form_bypasses_the_check(inner: IPv4Address) -> None:
         f"2002:{high:x}:{low:x}::1",
         f"2a00::5efe:{inner}",
     ]
-    assert [allowed] * len(forms) == [guard.refusal(form, "h") is None for form in forms]
+    assert [allowed] * len(forms) == [guard.block_reason(form, "h") is None for form in forms]

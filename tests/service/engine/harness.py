@@ -102,7 +102,9 @@ class EngineHarness:
             delete_bodies=_no_bodies,
             delete_bodies_without_task=_no_strays,
             sign=sign or (lambda _task, _body: []),
-            callback=partial(build_callback_task, new_id=lambda: next(self.ids), pack=plain.pack),
+            build_callback_task=partial(
+                build_callback_task, new_id=lambda: next(self.ids), pack=plain.pack
+            ),
         )
         self.engine = Engine(self.context)
 

@@ -43,7 +43,7 @@ def test_waiting_callers_are_notified_although_the_cancelled_task_cannot_be_read
     async def main() -> None:
         harness = EngineHarness(FakeTarget())
         (task,) = await harness.add(harness.new_task(delay=500))
-        waiting = asyncio.ensure_future(harness.engine.wait_for_completion(task.id, 60))
+        waiting = asyncio.ensure_future(harness.engine.wait_until_finished(task.id, 60))
         await asyncio.sleep(0)
 
         async def fail(tenant: str, task_id: str) -> None:
@@ -55,9 +55,9 @@ def test_waiting_callers_are_notified_although_the_cancelled_task_cannot_be_read
         await asyncio.sleep(0)
 
         assert waiting.done()
-        completion = await waiting
-        assert completion is not None
-        assert Status.CANCELLED is completion.status
+        finished_task = await waiting
+        assert finished_task is not None
+        assert Status.CANCELLED is finished_task.status
 
     run(main)
 

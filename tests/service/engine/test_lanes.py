@@ -166,9 +166,9 @@ def test_deferred_retries_are_spaced() -> None:
     """They return no sooner than the budget may admit them, and within a minute."""
     poor = lane(0)
 
-    first, second = poor.defer_retry(10_000), poor.defer_retry(10_000)
-    last = max(poor.defer_retry(10_000) for _ in range(5_000))
-    later = poor.defer_retry(100_000)
+    first, second = poor.reserve_retry_time(10_000), poor.reserve_retry_time(10_000)
+    last = max(poor.reserve_retry_time(10_000) for _ in range(5_000))
+    later = poor.reserve_retry_time(100_000)
 
     assert (11_000, 11_050, 70_000, 101_000) == (first, second, last, later)
 

@@ -77,7 +77,7 @@ def test_samples_are_counted_when_metrics_are_read() -> None:
                 ),
                 "p",
             )
-            metrics.record_completion("succeeded", number % 3, 500 if number % 2 else -500)
+            metrics.record_finished_task("succeeded", number % 3, 500 if number % 2 else -500)
             notes = max(notes, len(metrics._attempt_samples), len(metrics._task_samples))
             if number not in (1, 2, 499, 500, 501, 1_234):
                 continue

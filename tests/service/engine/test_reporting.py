@@ -16,13 +16,13 @@ def test_waiting_caller_gets_the_completion_and_the_response() -> None:
     async def main() -> None:
         harness = EngineHarness(FakeTarget(BUSY, DeliveryResult(status=201, excerpt=b"created")))
         (task,) = await harness.add(harness.new_task())
-        assert await harness.engine.wait_for_completion(task.id, 0.0) is None
-        completion = await harness.engine.wait_for_completion(task.id, 60)
-        assert completion is not None
-        assert completion.delivery_result is not None
+        assert await harness.engine.wait_until_finished(task.id, 0.0) is None
+        finished_task = await harness.engine.wait_until_finished(task.id, 60)
+        assert finished_task is not None
+        assert finished_task.delivery_result is not None
         assert (Status.SUCCEEDED, b"created") == (
-            completion.status,
-            completion.delivery_result.excerpt,
+            finished_task.status,
+            finished_task.delivery_result.excerpt,
         )
 
     run(main)

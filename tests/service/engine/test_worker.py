@@ -322,13 +322,13 @@ def test_task_cancelled_during_its_release_is_reported() -> None:
         harness = slow_harness(FakeTarget(OK))
         await harness.engine.start()
         (task,) = await harness.add(harness.new_task(delay=900))
-        completion = asyncio.create_task(harness.engine.wait_for_completion(task.id, 30))
+        finished_task = asyncio.create_task(harness.engine.wait_until_finished(task.id, 30))
         await harness.engine.pause(task.lane)
         await asyncio.sleep(0.1)
 
         assert CancelStatus.REQUESTED is await harness.engine.cancel("default", task.id)
 
-        published = await completion
+        published = await finished_task
         assert published is not None
         assert Status.CANCELLED is published.status
         assert "cancelled" in harness.event_kinds()

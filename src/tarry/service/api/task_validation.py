@@ -94,7 +94,7 @@ class TaskValidator:
         task = Task(
             id=task_id,
             tenant=tenant,
-            lane=f"{tenant}/{target.origin}",
+            lane=f"{tenant}/{target.endpoint}",
             key=task_id if idempotency_key is None else idempotency_key,
             fingerprint=b"",
             content=b"",

@@ -99,22 +99,22 @@ class ResultWaiter:
         self._is_closed = True
 
     async def _poll(self, task: Task, view: RetryTask, seconds: int) -> RetryTask:
-        context, stored, completion = self._context, None, None
+        context, stored, finished_task = self._context, None, None
         for _ in range(seconds):
-            completion = await context.engine.wait_for_completion(task.id, _POLL_INTERVAL_S)
+            finished_task = await context.engine.wait_until_finished(task.id, _POLL_INTERVAL_S)
             try:
                 stored = await context.store.get_task(task.tenant, task.id)
             except StoreUnavailable:
                 stored = None
             is_finished = stored is not None and stored.status.is_finished
-            if completion is not None or is_finished or self._is_closed:
+            if finished_task is not None or is_finished or self._is_closed:
                 break
         if stored is not None:
             view = stored_task_view(context, stored)
-        if completion is not None:
-            view.status, view.reason = wire.STATUS_NAMES[completion.status], completion.reason
+        if finished_task is not None:
+            view.status, view.reason = wire.STATUS_NAMES[finished_task.status], finished_task.reason
             view.next_attempt_at = None
-            delivery = completion.delivery_result
+            delivery = finished_task.delivery_result
             if delivery is not None and delivery.status is not None:
                 secrets = views.find_secrets(views.read_content(context, task))
                 view.response = views.response_view(delivery, secrets)

@@ -148,7 +148,7 @@ class GrpcDelivery:
     ) -> DeliveryResult:
         now = asyncio.get_running_loop().time
         try:
-            call = channel.raw.unary_unary(target.path)(
+            call = channel.raw.unary_unary(target.path_and_query)(
                 request.body, timeout=max(deadline - now(), _MIN_TIMEOUT_S), metadata=metadata
             )
             response = await call
@@ -179,17 +179,17 @@ class GrpcDelivery:
     async def _acquire(self, target: Target) -> Channel:
         """Return a channel to a target's server, or raise DeliveryError; `_release` must follow."""
         now = asyncio.get_running_loop().time()
-        channel = self._channels.get(target.origin)
+        channel = self._channels.get(target.endpoint)
         if channel is None or now - channel.checked_at >= _ADDRESS_TTL_S:
             address = await self._resolve_address(target)
             # Another attempt may have opened the channel while the name was resolved.
-            channel = self._channels.get(target.origin)
+            channel = self._channels.get(target.endpoint)
             if channel is None or channel.address != address:
                 self._discard(target)
                 raw = self._open_channel(target, address)
-                channel = self._channels[target.origin] = Channel(raw, address, now)
+                channel = self._channels[target.endpoint] = Channel(raw, address, now)
             channel.checked_at = now
-        self._channels.move_to_end(target.origin)
+        self._channels.move_to_end(target.endpoint)
         if len(self._channels) > MAX_CHANNELS:
             self._draining.append(self._channels.popitem(last=False)[1])
         channel.attempts += 1
@@ -205,7 +205,7 @@ class GrpcDelivery:
 
     def _discard(self, target: Target) -> None:
         """Drain the channel of a target, so that the next attempt resolves the name again."""
-        channel = self._channels.pop(target.origin, None)
+        channel = self._channels.pop(target.endpoint, None)
         if channel is not None:
             self._draining.append(channel)
 

@@ -2,10 +2,10 @@
 
 By default only public internet addresses are allowed; the operator can allow other addresses. The
 guard checks twice. When a task is posted, `check_url` rejects a URL whose host is known not to be
-allowed. When a connection is opened, `refusal` checks each address right before it is used, so that
-a name that changes its address (DNS rebinding) does not get around the check.
+allowed. When a connection is opened, `block_reason` checks each address right before it is used, so
+that a name that changes its address (DNS rebinding) does not get around the check.
 
-IPv6 addresses that contain an IPv4 address (mapped, NAT64, 6to4, Teredo, ISATAP) are refused. If
+IPv6 addresses that contain an IPv4 address (mapped, NAT64, 6to4, Teredo, ISATAP) are blocked. If
 the operator allows such a network, the contained IPv4 address must be allowed as well.
 """
 
@@ -111,23 +111,23 @@ class Guard:
         self._suffixes: list[str] = []
         for entry in allow:
             self._allow(entry)
-        self._cached_host_refusal = lru_cache(_MAX_CACHED_HOSTS)(self._host_refusal)
+        self._cached_host_block_reason = lru_cache(_MAX_CACHED_HOSTS)(self._host_block_reason)
 
     def check_url(self, target: Target) -> None:
         """Raise ConfigurationError if the host of the URL is known not to be allowed."""
-        if reason := self._cached_host_refusal(target.host):
+        if reason := self._cached_host_block_reason(target.host):
             raise ConfigurationError("targetUrl", f"must be an address that is allowed: {reason}")
 
-    def _host_refusal(self, host: str) -> str | None:
+    def _host_block_reason(self, host: str) -> str | None:
         """Return the reason why a host is not allowed, as far as is known without DNS."""
         address = "127.0.0.1" if host.endswith(".localhost") else _WELL_KNOWN_NAMES.get(host, host)
         try:
             ip_address(address)
         except ValueError:
             return None  # a host name, whose addresses are checked when a connection is opened
-        return self.refusal(address, host)
+        return self.block_reason(address, host)
 
-    def refusal(self, address: str, host: str) -> str | None:
+    def block_reason(self, address: str, host: str) -> str | None:
         """Return the reason why `host` must not be reached at this address, or None if it may."""
         if host in self._hosts or any(host.endswith(suffix) for suffix in self._suffixes):
             return None
@@ -135,13 +135,13 @@ class Guard:
             ip = ip_address(address.partition("%")[0])
         except ValueError:
             return f"{short_repr(address)} is not an IP address"
-        reason = self._ip_refusal(ip)
+        reason = self._ip_block_reason(ip)
         if reason is None:
             return None
         subject = f"{host} is" if host == address else f"{host} is at {address},"
         return f"{subject} {reason}; the operator can allow it (--allow-target)"
 
-    def _ip_refusal(self, ip: _Address) -> str | None:
+    def _ip_block_reason(self, ip: _Address) -> str | None:
         """Return the description of an address that is not allowed, or None if it is allowed."""
         contained = list(_contained_ipv4(ip)) if isinstance(ip, IPv6Address) else []
         if not any(ip in network for network in self._networks):
@@ -149,7 +149,7 @@ class Guard:
             if description is not None:
                 return f"{description} of {contained[-1]}" if contained else description
         for address in contained:
-            if (reason := self._ip_refusal(address)) is not None:
+            if (reason := self._ip_block_reason(address)) is not None:
                 return f"a route to {address}, {reason}"
         return None
 

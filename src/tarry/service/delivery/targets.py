@@ -1,6 +1,6 @@
-"""The parser of target URLs, and their canonical form. Pure functions.
+"""Parses target URLs, and returns them in canonical form.
 
-The URL that is sent is rebuilt from the parsed parts, so no other parser can interpret it
+The canonical URL is rebuilt from the parsed parts, so no other parser can interpret it
 differently. Notations that programs interpret differently (`127.1`, `0x7f.0.0.1`, user info, zone
 ids, backslashes) are rejected. An error message shows only the invalid part of the URL, because the
 rest may be secret.
@@ -22,23 +22,25 @@ from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 MAX_URL_BYTES = 8192
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-_SCHEMES = frozenset({"http", "https", "grpc", "grpcs"})
+_GRPC_SCHEMES = frozenset({"grpc", "grpcs"})
+_SCHEMES = _GRPC_SCHEMES | _DEFAULT_PORTS.keys()
 _SCHEME_RULE = "must start with http://, https://, grpc:// or grpcs://"
 _MAX_PORT = 65_535
 _MAX_HOST_CHARS = 253
 
 _FORBIDDEN_CHARS = re.compile(r"[\x00-\x20\x7f\\\s]")
-_SERVER = r"([^:/?#]*+://[^/?#]*+)"
-_PARTS = re.compile(rf"{_SERVER}([^#]*)", re.DOTALL)
-_NEEDS_NO_ENCODING = re.compile(rf"{_SERVER}([A-Za-z0-9/?:@!$&'()*+,;=._~%\[\]-]*+)")
-"""A URL whose path and query need no encoding, as two groups: server, and path with query."""
+_CHARACTER_RULE = "must not have spaces, control characters or backslashes"
+_ORIGIN = r"([^:/?#]*+://[^/?#]*+)"  # scheme and authority
+_ORIGIN_AND_PATH = re.compile(rf"{_ORIGIN}([^#]*)")  # the path includes the query
+_NEEDS_NO_ENCODING = re.compile(rf"{_ORIGIN}([A-Za-z0-9/?:@!$&'()*+,;=._~%\[\]-]*+)")
+"""Matches a URL whose path and query need no encoding, with the groups of `_ORIGIN_AND_PATH`."""
 _PORT = re.compile(r"[0-9]{1,5}")
-_LABEL = r"(?!-)[a-z0-9_-]{1,63}(?<!-)"
-_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
+_HOST_LABEL = r"(?!-)[a-z0-9_-]{1,63}(?<!-)"
+_HOST_NAME = re.compile(rf"{_HOST_LABEL}(?:\.{_HOST_LABEL})*")
 _ENDS_IN_NUMBER = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)", re.DOTALL)
 """Matches a host whose last label is a number: it must be an IPv4 address (WHATWG URL)."""
-_SAFE_CHARS = "/?:@!$&'()*+,;=._~%[]-"  # characters that are not percent-encoded
-_ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
+_UNENCODED_CHARS = "/?:@!$&'()*+,;=._~%[]-"  # besides letters and digits
+_PERCENT_ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
 _GRPC_METHOD = re.compile(r"/[A-Za-z_][\w.]*/[A-Za-z_]\w*", re.ASCII)
 
 
@@ -49,13 +51,13 @@ class Target(msgspec.Struct, frozen=True, gc=False):
     scheme: str  # `http`, `https`, `grpc` or `grpcs`
     host: str  # the host in ASCII and lower case; an IPv6 address has no brackets
     port: int
-    origin: str  # `scheme:host:port`, the name of the lane (the queue of this target)
-    path: str  # the path, followed by the query if there is one
+    endpoint: str  # `scheme:host:port`; the lane of a task is named `tenant/endpoint`
+    path_and_query: str  # for gRPC `/package.Service/Method`
 
     @property
     def authority(self) -> str:
-        """`host:port`, with brackets around an IPv6 address."""
-        return self.origin.partition(":")[2]
+        """`host:port` (also if the port is the default), with brackets around an IPv6 address."""
+        return self.endpoint.partition(":")[2]
 
 
 def parse_target(text: str) -> Target:
@@ -65,18 +67,18 @@ def parse_target(text: str) -> Target:
     if len(text) > MAX_URL_BYTES:
         _reject(f"must have at most {MAX_URL_BYTES} bytes: send long data in the body")
     match = _NEEDS_NO_ENCODING.fullmatch(text)
-    server, path = _encode_path(text) if match is None else match.groups()
-    scheme, host, port, canonical_server, origin = _parse_server(server)
-    if scheme not in _DEFAULT_PORTS and _GRPC_METHOD.fullmatch(path) is None:
+    origin, path = _split_and_encode(text) if match is None else match.groups()
+    scheme, host, port, canonical_origin, endpoint = _parse_origin(origin)
+    if scheme in _GRPC_SCHEMES and _GRPC_METHOD.fullmatch(path) is None:
         _reject(f"must name a gRPC method: {scheme}://host:port/package.Service/Method")
     if not path.startswith("/"):
         path = f"/{path}"
     if "%" in path:
-        path = _ESCAPE.sub(lambda escape: escape[0].upper(), path)
-    url = canonical_server + path
+        path = _PERCENT_ESCAPE.sub(lambda escape: escape[0].upper(), path)
+    url = canonical_origin + path
     if len(url) > MAX_URL_BYTES:
         _reject(f"must have at most {MAX_URL_BYTES} bytes: send long data in the body")
-    return Target(url, scheme, host, port, origin, path)
+    return Target(url, scheme, host, port, endpoint, path)
 
 
 def parse_host(text: str) -> str:
@@ -92,19 +94,22 @@ def parse_host(text: str) -> str:
             return str(IPv4Address(host))
         except AddressValueError:
             _reject(f"must write an IPv4 address as four decimal numbers, got {short_repr(host)}")
-    if len(host) > _MAX_HOST_CHARS or _NAME.fullmatch(host) is None:
+    if len(host) > _MAX_HOST_CHARS:
+        _reject(f"must name a host of at most {_MAX_HOST_CHARS} characters, got {len(host)}")
+    if _HOST_NAME.fullmatch(host) is None:
         rule = "must name a host that consists of letters, digits, '-', '_' and '.'"
         _reject(f"{rule}, got {short_repr(host)}")
     if "xn--" in host:
-        _encode_idna(host)
+        _encode_idna(host)  # raises if the Punycode is invalid
     return host
 
 
-@lru_cache(1024)  # few servers get most of the tasks
-def _parse_server(server: str) -> tuple[str, str, int, str, str]:
-    """Return the scheme, host, port, canonical form and origin of `scheme://authority`."""
-    _check_characters(server)
-    scheme, _, authority = server.partition("://")
+@lru_cache(1024)  # most tasks go to few origins
+def _parse_origin(origin: str) -> tuple[str, str, int, str, str]:
+    """Return the scheme, host, port, canonical origin and endpoint of `scheme://authority`."""
+    if forbidden := _FORBIDDEN_CHARS.search(origin):
+        _reject(f"{_CHARACTER_RULE} before the path, found {forbidden[0]!r}")
+    scheme, _, authority = origin.partition("://")
     scheme = scheme.lower()
     if scheme not in _SCHEMES:
         _reject(_SCHEME_RULE)
@@ -112,9 +117,11 @@ def _parse_server(server: str) -> tuple[str, str, int, str, str]:
         _reject("must not have user info before the host: put credentials into headers")
     host, port_text = _split_authority(authority)
     port = _parse_port(port_text, scheme)
-    bracketed = f"[{host}]" if ":" in host else host
-    canonical = bracketed if port == _DEFAULT_PORTS.get(scheme) else f"{bracketed}:{port}"
-    return scheme, host, port, f"{scheme}://{canonical}", f"{scheme}:{bracketed}:{port}"
+    url_host = f"[{host}]" if ":" in host else host
+    has_default_port = port == _DEFAULT_PORTS.get(scheme)
+    canonical_authority = url_host if has_default_port else f"{url_host}:{port}"
+    canonical_origin, endpoint = f"{scheme}://{canonical_authority}", f"{scheme}:{url_host}:{port}"
+    return scheme, host, port, canonical_origin, endpoint
 
 
 def _split_authority(authority: str) -> tuple[str, str | None]:
@@ -139,7 +146,7 @@ def _split_authority(authority: str) -> tuple[str, str | None]:
 
 def _parse_port(text: str | None, scheme: str) -> int:
     if text is None:
-        if scheme not in _DEFAULT_PORTS:
+        if scheme in _GRPC_SCHEMES:
             _reject(f"must name the port of a gRPC server: {scheme}://host:port/Service/Method")
         return _DEFAULT_PORTS[scheme]
     if _PORT.fullmatch(text) is None or not 0 < int(text) <= _MAX_PORT:
@@ -147,22 +154,17 @@ def _parse_port(text: str | None, scheme: str) -> int:
     return int(text)
 
 
-def _encode_path(text: str) -> tuple[str, str]:
-    """Return the server part, and the path and query with invalid characters percent-encoded."""
-    _check_characters(text)
-    parts = _PARTS.match(text)
-    if parts is None:
+def _split_and_encode(text: str) -> tuple[str, str]:
+    """Return the origin of a URL, and its path and query, percent-encoded where needed."""
+    match = _ORIGIN_AND_PATH.match(text)
+    if match is None:
         _reject(_SCHEME_RULE)
+    if forbidden := _FORBIDDEN_CHARS.search(text, match.end(1)):
+        _reject(f"{_CHARACTER_RULE}, found {forbidden[0]!r}: write them as %XX")
     try:
-        return parts[1], quote(parts[2], safe=_SAFE_CHARS)
+        return match[1], quote(match[2], safe=_UNENCODED_CHARS)
     except UnicodeEncodeError:
         _reject("must be valid Unicode text")
-
-
-def _check_characters(text: str) -> None:
-    if forbidden := _FORBIDDEN_CHARS.search(text):
-        rule = "must not have spaces, control characters or backslashes"
-        _reject(f"{rule}, found {forbidden[0]!r}: write them as %XX")
 
 
 def _encode_idna(host: str) -> str:

@@ -121,7 +121,7 @@ class EngineContext(msgspec.Struct, frozen=True, kw_only=True):
     delete_bodies: Callable[[list[str]], Awaitable[None]]
     delete_bodies_without_task: Callable[[], Awaitable[int]]  # whose task was never added
     sign: Callable[[Task, bytes], list[tuple[str, str]]]  # return the signature headers of a body
-    callback: Callable[[Task, TaskContent, TaskResult], Task]
+    build_callback_task: Callable[[Task, TaskContent, TaskResult], Task]
     """Build the task that reports a result to the `callbackUrl` of its task."""
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from tarry.errors import StoreUnavailable
 from tarry.service.engine.maintenance import Maintenance
-from tarry.service.engine.reporting import TaskCompletion
+from tarry.service.engine.reporting import FinishedTask
 from tarry.service.engine.scheduler import Scheduler
 from tarry.service.engine.worker import Worker
 from tarry.service.group_commit import AsyncGroupCommit
@@ -145,9 +145,9 @@ class Engine:
             self.worker.add(tasks, contents)
         return results
 
-    async def wait_for_completion(self, task_id: str, seconds: float) -> TaskCompletion | None:
-        """Wait for the completion of a task in this process; return None after `seconds`."""
-        return await self._reporter.wait_for_completion(task_id, seconds)
+    async def wait_until_finished(self, task_id: str, seconds: float) -> FinishedTask | None:
+        """Wait until this process finishes a task; return None after `seconds`."""
+        return await self._reporter.wait_until_finished(task_id, seconds)
 
     async def cancel(self, tenant: str, task_id: str) -> CancelStatus | None:
         """Cancel a task; return None if there is no such task."""
@@ -166,11 +166,11 @@ class Engine:
                     if finish_status is not FinishStatus.SUPERSEDED:
                         status = CancelStatus.CANCELLED
             except BaseException:
-                self.worker.result_writer.requeue(leased)
+                self.worker.result_writer.requeue_or_release(leased)
                 raise
             self.worker.leased_tasks.drop(leased)
         if status is CancelStatus.CANCELLED:
-            self._reporter.notify(task_id, TaskCompletion(Status.CANCELLED, None, None))
+            self._reporter.notify(task_id, FinishedTask(Status.CANCELLED, None, None))
             task = await self._context.store.get_task(tenant, task_id)
             if task is not None:
                 self._reporter.task_cancelled(task)

@@ -58,11 +58,11 @@ class LaneState:
     is_in_rotation: bool = False  # whether the lane is in `LeasedTasks.rotation`
     is_paused: bool = False  # whether an operator paused the lane through this process
     was_used: bool = True  # whether the lane had a task since the last call of `Lanes.forget_idle`
-    running_when_refused: int | None = None
+    running_at_limit: int | None = None
     """`running` when the in-flight limit last refused an attempt; None: unknown or outdated."""
-    _refused_at: int = 0
+    _limit_reached_at: int = 0
     _first_attempts_in_a_row: int = 0
-    _last_deferred_to: int = 0
+    _last_reserved_time: int = 0
 
     def pop_due(self) -> LeasedTask | None:
         """Remove and return a due task: every third one is a retry while both queues have tasks."""
@@ -80,12 +80,12 @@ class LaneState:
         is_retry = task.attempts > task.attempts_before_replay + task.lost_attempts
         return self.due_retries if is_retry else self.due_first_attempts
 
-    def defer_retry(self, now: int) -> int:
+    def reserve_retry_time(self, now: int) -> int:
         """Return the time to which a retry is deferred, because the retry budget is empty."""
-        after_last = self._last_deferred_to + _DEFERRED_RETRY_SPACING_MS
+        after_last = self._last_reserved_time + _DEFERRED_RETRY_SPACING_MS
         retry_at = max(now + _MIN_RETRY_DEFERRAL_MS, after_last)
-        self._last_deferred_to = min(retry_at, now + _MAX_RETRY_DEFERRAL_MS)
-        return self._last_deferred_to
+        self._last_reserved_time = min(retry_at, now + _MAX_RETRY_DEFERRAL_MS)
+        return self._last_reserved_time
 
     @property
     def breaker(self) -> Breaker:
@@ -102,16 +102,16 @@ class LaneState:
     @property
     def is_at_in_flight_limit(self) -> bool:
         """Whether at least as many attempts run as when the in-flight limit last refused one."""
-        return self.running_when_refused is not None and self.running >= self.running_when_refused
+        return self.running_at_limit is not None and self.running >= self.running_at_limit
 
     def on_limit_reached(self, now: int) -> None:
         """Remember that the in-flight limit refused an attempt, so that no other one is tried."""
-        self.running_when_refused, self._refused_at = max(1, self.running), now
+        self.running_at_limit, self._limit_reached_at = max(1, self.running), now
 
     def on_attempt_ended(self, now: int) -> None:
         """Forget an old refusal of the in-flight limit, because the limit grows after an outage."""
-        if now >= self._refused_at + _LIMIT_REFRESH_MS:
-            self.running_when_refused = None
+        if now >= self._limit_reached_at + _LIMIT_REFRESH_MS:
+            self.running_at_limit = None
 
     @property
     def is_tripped(self) -> bool:
@@ -268,7 +268,7 @@ class LeasedTasks(dict[str, LeasedTask]):
         while rotation:
             lane = rotation.popleft()
             lane.is_in_rotation = False
-            if lane.running_when_refused is not None and lane.is_at_in_flight_limit:
+            if lane.running_at_limit is not None and lane.is_at_in_flight_limit:
                 continue  # the lane returns to the rotation when one of its attempts ends
             while (leased := lane.pop_due()) is not None:
                 leased.is_queued = False
@@ -277,7 +277,7 @@ class LeasedTasks(dict[str, LeasedTask]):
                     return leased
         return None
 
-    def put_back(self, leased: LeasedTask) -> None:
+    def return_to_front(self, leased: LeasedTask) -> None:
         """Put a task that `next_due` returned back to the front of the queue of its lane."""
         leased.is_queued = True
         leased.lane.due_queue(leased.task).appendleft(leased)

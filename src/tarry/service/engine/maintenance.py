@@ -21,7 +21,7 @@ _logger = logging.getLogger("tarry.service")
 _MAX_TASKS_PER_STEP = 200
 _REPLAY_STEPS_PER_SECOND = 10
 _MAX_BODIES_PER_STEP = 100
-_BODY_SEARCH_INTERVAL_MS = 600_000  # rare, because it lists all stored bodies
+_UNUSED_BODY_SEARCH_INTERVAL_MS = 600_000  # rare, because it lists all stored bodies
 _IDLE_LANE_CHECK_INTERVAL_MS = 300_000  # a lane is forgotten when idle from one check to the next
 _IDLE_PAUSE_S, _BUSY_PAUSE_S = 1.0, 0.02
 """Pause after a round with no work left, and after a round with work left."""
@@ -33,7 +33,7 @@ class Maintenance:
     def __init__(self, context: EngineContext, scheduler: Scheduler) -> None:
         self._context = context
         self._scheduler = scheduler
-        self._next_body_search_at = self._next_idle_lane_check_at = 0
+        self._next_unused_body_search_at = self._next_idle_lane_check_at = 0
 
     async def run_once(self) -> float:
         """Do one small step of each kind of maintenance; return the seconds until the next."""
@@ -46,8 +46,8 @@ class Maintenance:
             await context.delete_bodies(orphans)
             await store.forget_orphaned_bodies(orphans)
         now = context.clock.now()
-        if now >= self._next_body_search_at:
-            self._next_body_search_at = now + _BODY_SEARCH_INTERVAL_MS
+        if now >= self._next_unused_body_search_at:
+            self._next_unused_body_search_at = now + _UNUSED_BODY_SEARCH_INTERVAL_MS
             await context.delete_bodies_without_task()
         if now >= self._next_idle_lane_check_at:
             self._next_idle_lane_check_at = now + _IDLE_LANE_CHECK_INTERVAL_MS

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     """Outcome, policy id, lag from due to start, duration, delay before the next attempt; in ms."""
     _TaskSample: TypeAlias = tuple[str, int, int]  # terminal status, number of attempts, age in ms
 
-_MAX_LABELS = 100
+_MAX_LABEL_VALUES = 100
 _SHORT_BUCKETS_MS = (
     1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000,
 )  # fmt: skip
@@ -69,25 +69,25 @@ class _Counter(Counter[tuple[str, ...]]):
 class _Histogram:
     """A histogram of durations in milliseconds, which is rendered in seconds."""
 
-    __slots__ = ("_bounds", "_count", "_counts", "_help", "_name", "_sum")
+    __slots__ = ("_bounds", "_cumulative_counts", "_help", "_name", "_sum", "_total_count")
 
     def __init__(self, name: str, help_text: str, bounds: tuple[int, ...]) -> None:
         self._name, self._help, self._bounds = name, help_text, bounds
-        self._counts = [0] * len(bounds)  # for each bound, the number of values up to it
-        self._count = 0
+        self._cumulative_counts = [0] * len(bounds)  # for each bound, the number of values up to it
+        self._total_count = 0
         self._sum = 0.0
 
     def observe(self, values: Iterable[float]) -> None:
         """Count values. A negative value, which occurs after a clock was set back, counts as 0."""
         ordered = sorted(values)  # one binary search per bound instead of one per value
-        self._count += len(ordered)
+        self._total_count += len(ordered)
         self._sum += sum(ordered[bisect_left(ordered, 0) :])
         for index, bound in enumerate(self._bounds):
-            self._counts[index] += bisect_right(ordered, bound)
+            self._cumulative_counts[index] += bisect_right(ordered, bound)
 
     def to_metric(self) -> Metric:
         bounds = (str(bound / 1000) for bound in self._bounds)
-        buckets = [*zip(bounds, self._counts, strict=True), ("+Inf", self._count)]
+        buckets = [*zip(bounds, self._cumulative_counts, strict=True), ("+Inf", self._total_count)]
         family = HistogramMetricFamily(self._name, self._help)
         family.add_metric([], buckets, self._sum / 1000)
         return family
@@ -133,7 +133,7 @@ class Metrics:
         if len(samples) >= _MAX_SAMPLES:
             self._count_attempts()
 
-    def record_completion(self, status: str, attempts: int, age_ms: int) -> None:
+    def record_finished_task(self, status: str, attempts: int, age_ms: int) -> None:
         """Record a task that reached a terminal status `age_ms` after it was added."""
         samples = self._task_samples
         samples.append((status, attempts, age_ms))
@@ -197,7 +197,7 @@ class Metrics:
         states = GaugeMetricFamily("retry_breaker_state", help_text, labels=["lane", "state"])
         help_text = "Retries that the budget of a lane still admits."
         balances = GaugeMetricFamily("retry_budget_balance", help_text, labels=["lane"])
-        for lane in self._lanes.most_notable(_MAX_LABELS, tenant):
+        for lane in self._lanes.most_notable(_MAX_LABEL_VALUES, tenant):
             current_state, balance = lane.downstream.status(now)
             for state in _BREAKER_STATES:
                 states.add_metric([lane.name, state], state == current_state)
@@ -208,7 +208,7 @@ class Metrics:
     def _policy_label(self, policy_id: str) -> str:
         """Return the label for a policy: its id for the first hundred policies, then `other`."""
         if policy_id not in self._policies:
-            if len(self._policies) >= _MAX_LABELS:
+            if len(self._policies) >= _MAX_LABEL_VALUES:
                 return "other"
             self._policies.add(policy_id)
         return policy_id

@@ -55,14 +55,14 @@ class PolicyCache:
         return self._apply_overrides(task, overrides, effective_policy)
 
     def try_begin_refresh(self, task: Task) -> bool:
-        """Mark a stale policy as being refreshed; if True, the caller must `load_or_default`."""
+        """Mark a stale policy as being refreshed; if True, the caller must `load_for_task`."""
         key = (task.tenant, task.policy_id, task.policy_version)
         if key in self._refreshing:
             return False
         self._refreshing.add(key)
         return True
 
-    async def load_or_default(self, task: Task) -> None:
+    async def load_for_task(self, task: Task) -> None:
         """Cache the policy of a task, or the default policy if that policy was deleted."""
         tenant, policy_id, version = task.tenant, task.policy_id, task.policy_version
         try:

@@ -89,7 +89,7 @@ class Subscription:
         return await self._queue.get()
 
 
-class TaskCompletion(msgspec.Struct):
+class FinishedTask(msgspec.Struct):
     """The terminal status of a task, and its last delivery, if this process made one."""
 
     status: Status
@@ -107,7 +107,7 @@ class Reporter:
         self.events: EventPublisher = EventPublisher()
         self._metrics = metrics
         self._read_clock = read_clock
-        self._waiting: dict[str, list[asyncio.Future[TaskCompletion]]] = {}
+        self._waiting: dict[str, list[asyncio.Future[FinishedTask]]] = {}
         """Futures of callers, by the id of the task that they wait for. The callers also poll the
         store, because a task may complete in another process."""
 
@@ -126,7 +126,7 @@ class Reporter:
             next_at, attempts = result.next_attempt_at or None, task.attempts + 1
             self._publish("attempt", task, attempts, now, attempt=attempt, next_attempt_at=next_at)
 
-    def task_completed(
+    def task_finished(
         self,
         status: Status,
         task: Task,
@@ -137,21 +137,21 @@ class Reporter:
     ) -> None:
         """Report that a task reached a terminal status after `attempts` attempts."""
         kind = _EVENT_KINDS[status]
-        self._metrics.record_completion(kind, attempts, now - task.created_at)
+        self._metrics.record_finished_task(kind, attempts, now - task.created_at)
         if self.events.listeners:
             self._publish(kind, task, attempts, now, reason=reason)
         if task.id in self._waiting:
-            self.notify(task.id, TaskCompletion(status, reason, delivery_result))
+            self.notify(task.id, FinishedTask(status, reason, delivery_result))
 
-    def notify(self, task_id: str, completion: TaskCompletion) -> None:
+    def notify(self, task_id: str, finished_task: FinishedTask) -> None:
         """Wake all callers that wait for a task."""
         for future in self._waiting.pop(task_id, ()):
             if not future.done():
-                future.set_result(completion)
+                future.set_result(finished_task)
 
-    async def wait_for_completion(self, task_id: str, seconds: float) -> TaskCompletion | None:
-        """Wait for the completion of a task in this process; return None after `seconds`."""
-        future: asyncio.Future[TaskCompletion] = asyncio.get_running_loop().create_future()
+    async def wait_until_finished(self, task_id: str, seconds: float) -> FinishedTask | None:
+        """Wait until this process finishes a task; return None after `seconds`."""
+        future: asyncio.Future[FinishedTask] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(task_id, []).append(future)
         try:
             async with asyncio.timeout(seconds):
@@ -167,7 +167,7 @@ class Reporter:
 
     def task_cancelled(self, task: Task) -> None:
         """Report that a task was cancelled while no attempt of it ran."""
-        self.task_completed(Status.CANCELLED, task, task.attempts, None, self._read_clock())
+        self.task_finished(Status.CANCELLED, task, task.attempts, None, self._read_clock())
 
     def result_superseded(self, task: Task, now: int) -> None:
         """Report that a result was discarded, because the worker had lost the lease by then."""

@@ -51,10 +51,10 @@ class ResultWriter:
         self.on_capacity: Callable[[], None] = lambda: None
         """Called when more tasks can be claimed: fewer tasks are leased to this process, or a lane
         was unparked. Set by the scheduler."""
-        self.result_commits: AsyncGroupCommit[_Item, FinishStatus] = AsyncGroupCommit(
+        self.result_queue: AsyncGroupCommit[_Item, FinishStatus] = AsyncGroupCommit(
             self._write_results, max_items=_MAX_GROUP_ITEMS, max_pending=None
         )
-        self._releases: AsyncGroupCommit[Release, None] = AsyncGroupCommit(
+        self._release_queue: AsyncGroupCommit[Release, None] = AsyncGroupCommit(
             self._write_releases, max_items=_MAX_GROUP_ITEMS, max_pending=None
         )
         self._lane_writes: set[asyncio.Task[None]] = set()
@@ -62,17 +62,17 @@ class ResultWriter:
     @property
     def has_pending(self) -> bool:
         """Whether results or releases are not written yet."""
-        return bool(self.result_commits.pending or self._releases.pending)
+        return bool(self.result_queue.pending or self._release_queue.pending)
 
     async def flush(self) -> None:
         """Return when all results and releases are written."""
-        await self.result_commits.flush()
-        await self._releases.flush()
+        await self.result_queue.flush()
+        await self._release_queue.flush()
 
     async def stop(self) -> None:
         """Cancel all writes; the leases of tasks whose result was not written expire."""
-        await self.result_commits.stop()
-        await self._releases.stop()
+        await self.result_queue.stop()
+        await self._release_queue.stop()
         for write in self._lane_writes:
             write.cancel()
         await self._wait_for_lane_writes()
@@ -83,12 +83,12 @@ class ResultWriter:
         """Write the result of a leased task with the next group; do not wait for the write."""
         content = leased.content
         if content is not None and content.callback_url is not None and result.status.is_finished:
-            result.callback = self._context.callback(result.task, content, result)
-        self.result_commits.post((result, leased, delivery_result))
+            result.callback = self._context.build_callback_task(result.task, content, result)
+        self.result_queue.post((result, leased, delivery_result))
 
     async def submit(self, result: TaskResult) -> FinishStatus:
         """Write the result of a task that was cancelled while it waited; return when stored."""
-        return (await self.result_commits.submit([(result, None, None)]))[0]
+        return (await self.result_queue.submit([(result, None, None)]))[0]
 
     async def _write_results(self, items: Sequence[_Item]) -> Sequence[FinishStatus]:
         results, context = [item[0] for item in items], self._context
@@ -149,7 +149,7 @@ class ResultWriter:
                 last_outcome_kind=result.last_outcome_kind,
             )
             self._reporter.attempt_made(result, now)
-            self.requeue(leased)
+            self.requeue_or_release(leased)
             return
         self._leased_tasks.drop(leased)
         if status is FinishStatus.SUPERSEDED:
@@ -160,11 +160,11 @@ class ResultWriter:
         task_status = Status.CANCELLED if status is FinishStatus.CANCELLED else result.status
         if task_status.is_finished:
             attempts_made = task.attempts + (result.attempt is not None)
-            self._reporter.task_completed(
+            self._reporter.task_finished(
                 task_status, task, attempts_made, result.reason, now, delivery_result
             )
 
-    def requeue(self, leased: LeasedTask) -> None:
+    def requeue_or_release(self, leased: LeasedTask) -> None:
         """Queue a task for its next attempt, or release it if its lane is paused."""
         if leased.is_dropped:
             return
@@ -176,13 +176,13 @@ class ResultWriter:
     def release(self, leased: LeasedTask, next_attempt_at: int | None = None) -> None:
         """Drop a task and release its lease; `next_attempt_at`, if given, is its new due time."""
         self._leased_tasks.drop(leased)
-        self._releases.post(Release(leased.task, next_attempt_at))
+        self._release_queue.post(Release(leased.task, next_attempt_at))
         self.on_capacity()
 
     def release_unadded(self, tasks: Sequence[Task]) -> None:
         """Release the leases of tasks that were not added to `LeasedTasks`."""
         for task in tasks:
-            self._releases.post(Release(task))
+            self._release_queue.post(Release(task))
 
     async def _write_releases(self, releases: Sequence[Release]) -> Sequence[None]:
         # A task that is released before its lane is parked would be claimed again at once.
@@ -265,9 +265,8 @@ def build_callback_task(
     return Task(  # the callback is a task, so that it is as durable as any other task
         id=new_id(),
         tenant=task.tenant,
-        lane=f"{task.tenant}/{target.origin}",
-        # One callback for each completion: a task that is replayed and completes again sends
-        # another callback.
+        lane=f"{task.tenant}/{target.endpoint}",
+        # A task that is replayed and finishes again sends another callback.
         key=f"{task.id}-callback-{task.replays}",
         fingerprint=b"",
         content=pack(callback_content),

@@ -31,7 +31,7 @@ class Scheduler:
         worker.result_writer.on_capacity = self._on_capacity
         self._wakeup = asyncio.Event()
         self._was_capacity_limited = self._is_stopping = False
-        self._results_at_outage = 0
+        self._submitted_at_last_outage = 0
         """Number of results that had been submitted when an outage last delayed a write."""
         # Half the horizon, so that tasks which other processes add are claimed before they are due.
         self._poll_interval_s = context.lease.horizon_ms / 2000
@@ -60,7 +60,7 @@ class Scheduler:
         """
         context, limits = self._context, self._context.limits
         lanes = context.lanes
-        capacity = 0 if self._has_outage_backlog() else self._worker.leased_tasks.free_slots
+        capacity = 0 if self._check_outage_backlog() else self._worker.leased_tasks.free_slots
         self._was_capacity_limited = capacity < limits.claim or bool(lanes.fully_leased)
         limit, parked_before = max(0, min(limits.claim, capacity)), set(lanes.parked)
         sent_at = context.clock.local_ms()
@@ -83,13 +83,13 @@ class Scheduler:
         self._worker.add(claimed.tasks)
         return claimed
 
-    def _has_outage_backlog(self) -> bool:
+    def _check_outage_backlog(self) -> bool:
         """Return whether a result is pending that was submitted before the last outage ended."""
-        # Called before each claim, so that `_results_at_outage` is up to date.
-        results = self._worker.result_writer.result_commits
+        # Called before each claim, so that `_submitted_at_last_outage` is up to date.
+        results = self._worker.result_writer.result_queue
         if self._context.health.delayed_writes:
-            self._results_at_outage = results.submitted
-        return results.submitted - results.pending < self._results_at_outage
+            self._submitted_at_last_outage = results.submitted
+        return results.submitted - results.pending < self._submitted_at_last_outage
 
     async def run(self) -> None:
         """Claim until stopped: at once while more tasks are due, else on `wake` or a timeout."""

@@ -163,7 +163,7 @@ class Worker:
         """Postpone a task that is not admitted; return whether its lane may start others."""
         lane = leased.lane
         if command.reason is Reason.LIMIT:
-            self.leased_tasks.put_back(leased)
+            self.leased_tasks.return_to_front(leased)
             if command.delay is not None:
                 now = self._context.clock.now
                 asyncio.get_running_loop().call_later(
@@ -175,14 +175,14 @@ class Worker:
         self.result_writer.store_breaker_state(lane)
         next_attempt_at = None
         if command.reason is Reason.BUDGET_EMPTY:
-            next_attempt_at = lane.defer_retry(self._context.clock.now())
+            next_attempt_at = lane.reserve_retry_time(self._context.clock.now())
         self._context.reporter.task_deferred(leased.task, str(command.reason))
         self.result_writer.release(leased, next_attempt_at)
         return True
 
     def _continue_lane(self, lane: LaneState, now: int) -> None:
         """Start more tasks after an attempt of the lane has ended, or the delay of its limit."""
-        if lane.running_when_refused is not None:
+        if lane.running_at_limit is not None:
             lane.on_attempt_ended(now)
         self.leased_tasks.add_to_rotation(lane)
         if self.leased_tasks.rotation:
@@ -191,13 +191,13 @@ class Worker:
     async def _load_policy(self, task: Task, waiting_task: LeasedTask | None = None) -> None:
         """Load the policy of a task into the cache, then requeue `waiting_task` to be started."""
         try:
-            await self._context.policies.load_or_default(task)
+            await self._context.policies.load_for_task(task)
         except StoreUnavailable as error:
             self._context.health.mark_failing("store", error)
             if waiting_task is not None:
                 await asyncio.sleep(FIRST_STORE_RETRY_PAUSE_S)
         if waiting_task is not None:
-            self.result_writer.requeue(waiting_task)
+            self.result_writer.requeue_or_release(waiting_task)
 
     def _send(
         self,

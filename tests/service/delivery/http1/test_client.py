@@ -69,7 +69,7 @@ def test_path_is_not_normalized(hostile: HostileTargets) -> None:
     """Dots, slashes, escapes and odd percent signs of the canonical path reach the target."""
     target = parse_target(hostile.url + "x/..//%41%2e%zz/;a=b/ok?%e4=%&a[]=!'()*")
     send(target.url)
-    assert target.path == hostile.seen[-1].path
+    assert target.path_and_query == hostile.seen[-1].path
 
 
 @pytest.mark.parametrize("body", [b"", b"abc"])
@@ -251,7 +251,7 @@ def test_full_pool_is_an_internal_fault(hostile: HostileTargets) -> None:
     """A request that times out while it waits for a connection is not charged to the target."""
 
     async def main() -> list[DeliveryResult]:
-        delivery = HttpDelivery(LOOPBACK_GUARD, max_host_connections=1)
+        delivery = HttpDelivery(LOOPBACK_GUARD, max_pool_connections=1)
         try:
             first = delivery.send(request(hostile.url + "never", timeout=0.3))
             second = delivery.send(request(hostile.url + "ok", timeout=0.1))

@@ -76,7 +76,7 @@ async def at(
         options: dict[str, Any] = {"ca_file": hostile.ca, "max_connections": 3}
         body = b"{}"
         if phase == "waiting":
-            options["max_host_connections"] = 1
+            options["max_pool_connections"] = 1
         elif phase == "resolving":
             asked = threading.Event()
             monkeypatch.setattr("socket.getaddrinfo", blocking_resolver(asked, answered))

@@ -17,7 +17,7 @@ from tarry.service.delivery.http1 import connector
 from tarry.service.delivery.http1.client import HttpDelivery
 from tarry.service.delivery.http1.connector import (
     DnsCache,
-    connect_first,
+    connect_to_any,
     select_allowed,
 )
 from tests.integration.hostile import OK, HostileTargets
@@ -42,10 +42,10 @@ class RecordingGuard(Guard):
         super().__init__(dev=True)
         self.asked: list[tuple[str, str]] = []
 
-    def refusal(self, address: str, host: str) -> str | None:
+    def block_reason(self, address: str, host: str) -> str | None:
         """Record the address."""
         self.asked.append((address, host))
-        return super().refusal(address, host)
+        return super().block_reason(address, host)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "2001:db8::1", "::ffff:127.0.0.1"])
@@ -123,7 +123,7 @@ def test_fault_of_a_failed_connection(
     async def fail(*_: object) -> Any:
         raise OSError(number, "words")
 
-    monkeypatch.setattr(connector, "connect_first", fail)
+    monkeypatch.setattr(connector, "connect_to_any", fail)
     result = send("http://127.0.0.1:1/")
     assert fault is result.fault
     assert "words" in (result.error or "")
@@ -218,7 +218,7 @@ def test_first_address_that_connects_is_used(port: int, addresses: list[str]) ->
     """A refused address does not delay the next one."""
 
     async def main() -> tuple[str, str]:
-        made, address = await connect_first(addresses, port)
+        made, address = await connect_to_any(addresses, port)
         with made:
             return address, made.getpeername()[0]
 
@@ -234,7 +234,7 @@ def test_unresponsive_address_gets_a_head_start_only(
     monkeypatch.setattr(connector, "_HEAD_START_S", 0.01)
 
     async def main() -> tuple[str, int]:
-        made, address = await connect_first(addresses, port)
+        made, address = await connect_to_any(addresses, port)
         made.close()
         await asyncio.sleep(0)
         return address, len(asyncio.all_tasks())
@@ -247,7 +247,7 @@ def test_last_error_is_raised_when_all_addresses_fail(port: int) -> None:
     """The last error is raised for one, several or no addresses."""
 
     async def main(addresses: list[str]) -> None:
-        await connect_first(addresses, port)
+        await connect_to_any(addresses, port)
 
     for addresses in ([NOBODY], [NOBODY, "127.0.0.4"]):
         with pytest.raises(ConnectionRefusedError):
@@ -263,7 +263,7 @@ def test_second_connection_of_a_race_is_closed(port: int, monkeypatch: pytest.Mo
 
     async def main() -> None:
         for _ in range(20):
-            made, _ = await connect_first([SECOND] * 4, port)
+            made, _ = await connect_to_any([SECOND] * 4, port)
             made.close()
 
     run(main())
@@ -287,7 +287,7 @@ def test_cancelled_connect_leaves_no_socket(
     monkeypatch.setattr(connector, "socket", fake_module)
 
     async def main() -> int:
-        task = asyncio.create_task(connect_first(addresses, port))
+        task = asyncio.create_task(connect_to_any(addresses, port))
         await wait_for(lambda: len(made) == len(addresses))
         task.cancel()
         await asyncio.wait([task])
@@ -303,7 +303,7 @@ def test_socket_options(port: int) -> None:
     """Nagle's algorithm is off and keep-alive is on."""
 
     async def main() -> tuple[int, int]:
-        made, _ = await connect_first([SECOND], port)
+        made, _ = await connect_to_any([SECOND], port)
         with made:
             return (
                 made.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY),

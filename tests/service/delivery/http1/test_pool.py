@@ -82,7 +82,7 @@ def test_connections_per_host_are_limited() -> None:
         assert [200] * 5 == [(await each).status for each in sent]
         return seen
 
-    seen, connections, left = with_server(use, max_host_connections=2, max_connections=9)
+    seen, connections, left = with_server(use, max_pool_connections=2, max_connections=9)
     assert {"/0", "/1"} == set(seen[:2])
     assert (["/2", "/3", "/4"], 2, 9) == (seen[2:], connections, left)
 
@@ -182,7 +182,7 @@ def test_connection_is_not_counted_twice(
             received.respond()
         return [await each for each in sent]
 
-    result, connections, left = with_server(use, max_host_connections=2, max_connections=5)
+    result, connections, left = with_server(use, max_pool_connections=2, max_connections=5)
     assert ([200, 200], 2, 5) == ([each.status for each in result], connections, left)
 
 
@@ -211,7 +211,7 @@ def test_resent_request_gets_a_new_connection() -> None:
         return again.connection, [(await each).status for each in kept]
 
     (number, statuses), connections, left = with_server(
-        use, max_host_connections=2, max_connections=9
+        use, max_pool_connections=2, max_connections=9
     )
     assert ([200, 200, 200], 4, 4, 9) == (statuses, number, connections, left)
 
@@ -265,7 +265,7 @@ def test_close_leaves_nothing_in_any_state() -> None:
 
     async def main() -> tuple[list[Fault | None], int, list[int]]:
         async with run_servers(3) as (one, other, third):
-            delivery = HttpDelivery(LOOPBACK_GUARD, max_connections=2, max_host_connections=1)
+            delivery = HttpDelivery(LOOPBACK_GUARD, max_connections=2, max_pool_connections=1)
             idle = delivery.send(request(other.url))
             (await other.received.get()).respond()
             await idle

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tarry.service.delivery import DeliveryRequest
     from tarry.service.delivery.guard import Guard
 
-MAX_CONNECTIONS, MAX_HOST_CONNECTIONS = 1024, 256
+MAX_CONNECTIONS, MAX_POOL_CONNECTIONS = 1024, 256
 _SWEEP_INTERVAL_S = 15.0
 _COMMON_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
 _FORBIDDEN_METHODS = frozenset({"CONNECT", "TRACE"})
@@ -71,7 +71,7 @@ class HttpDelivery:
         ca_file: str | None = None,
         max_response_bytes: int = MAX_RESPONSE_BYTES,
         max_connections: int = MAX_CONNECTIONS,
-        max_host_connections: int = MAX_HOST_CONNECTIONS,
+        max_pool_connections: int = MAX_POOL_CONNECTIONS,
     ) -> None:
         self._guard = guard
         self._clock = environment.now  # monotonic; the loop's own clock may be too coarse
@@ -80,7 +80,7 @@ class HttpDelivery:
         self._tls = _create_tls_context(ca_file)
         self._dns = DnsCache()
         self._deadlines = DeadlineTimer(self._clock)
-        self._max_host_connections = check_count("max_host_connections", max_host_connections)
+        self._max_pool_connections = check_count("max_pool_connections", max_pool_connections)
         self._limit = ConnectionLimit(
             check_count("max_connections", max_connections), self._close_an_idle_connection
         )
@@ -161,21 +161,21 @@ class HttpDelivery:
         use_tls = target.scheme == "https"
         if self._tls is None and (use_tls or (proxy is not None and proxy.scheme == "https")):
             raise DeliveryError(Fault.INTERNAL, "no trusted certificates found: set `ca_file`")
-        server = url[: url.index("/", 8)]
-        pool = self._pools.get(server)
+        origin = url[: url.index("/", 8)]
+        pool = self._pools.get(origin)
         if pool is None:
             pool = ConnectionPool(
                 Connector(target, self._guard, self._dns, self._tls, proxy),
                 self._limit,
                 self._clock,
-                max_connections=self._max_host_connections,
+                max_connections=self._max_pool_connections,
                 max_response_bytes=self._max_response_bytes,
             )
-            pool.header_lines = f"Host: {server.partition('://')[2]}\r\n"
+            pool.header_lines = f"Host: {origin.partition('://')[2]}\r\n"
             if proxy is not None and not use_tls:  # with TLS, the proxy sees only a tunnel
-                pool.url_prefix = server
+                pool.url_prefix = origin
                 pool.header_lines += proxy.header_lines
-            self._pools[server] = pool
+            self._pools[origin] = pool
             self._schedule_sweep()
         return pool
 
@@ -193,7 +193,7 @@ class HttpDelivery:
         now = self._clock()
         for pool in self._pools.values():
             pool.close_expired(now)
-        self._pools = {server: pool for server, pool in self._pools.items() if not pool.is_empty}
+        self._pools = {origin: pool for origin, pool in self._pools.items() if not pool.is_empty}
         if self._pools:
             self._schedule_sweep()
 

@@ -101,7 +101,7 @@ class Connector(msgspec.Struct, frozen=True):
         if self.proxy is None:
             addresses = select_allowed(addresses, host, self.guard)
         try:
-            sock, remote = await connect_first(addresses, port)
+            sock, remote = await connect_to_any(addresses, port)
         except OSError as error:
             if error.errno in _LOCAL_ERRNOS:
                 message = f"cannot create a socket: {error.strerror}"
@@ -227,15 +227,15 @@ def select_allowed(addresses: Sequence[str], host: str, guard: Guard) -> list[st
     The caller connects to the returned addresses without another lookup, so that DNS cannot change
     them after the check (DNS rebinding).
     """
-    first_refusal: str | None = None
+    first_reason: str | None = None
     allowed: list[str] = []
     for address in addresses:
-        refusal = guard.refusal(address, host)
-        if refusal is None:
+        reason = guard.block_reason(address, host)
+        if reason is None:
             allowed.append(address)
-        first_refusal = first_refusal or refusal
+        first_reason = first_reason or reason
     if not allowed:
-        raise DeliveryError(Fault.BLOCKED, first_refusal or f"{host} has no address")
+        raise DeliveryError(Fault.BLOCKED, first_reason or f"{host} has no address")
     return allowed
 
 
@@ -247,7 +247,7 @@ def _describe_tls_error(error: Exception) -> str:
     return _CLOSED_IN_HANDSHAKE
 
 
-async def connect_first(addresses: Sequence[str], port: int) -> tuple[socket.socket, str]:
+async def connect_to_any(addresses: Sequence[str], port: int) -> tuple[socket.socket, str]:
     """Return a connected socket and its address; raise the last OSError if all addresses fail."""
     if len(addresses) == 1:
         return await _connect_socket(addresses[0], port)
