@@ -119,7 +119,7 @@ def _task(url: str, due_ms: int) -> Task:
         lane=_lane(url),
         key=task_id,
         fingerprint=b"",
-        content=Codec().pack(content),
+        packed_content=Codec().pack(content),
         next_attempt_at=due_ms,
     )
 

@@ -236,8 +236,13 @@ def test_limits_on_the_page_match_the_code() -> None:
 
     documented = [int(found.replace(",", "")) for row in rows for found in _NUMBER.findall(row[1])]
 
-    expected = [engine.in_flight, engine.lane_in_flight, engine.leased, engine.lane_leased]
-    expected += [engine.ingest, 503, api.max_waiting_requests, api.max_event_streams, 503]
+    expected = [
+        engine.max_in_flight,
+        engine.max_lane_in_flight,
+        engine.max_leased,
+        engine.max_lane_leased,
+    ]
+    expected += [engine.max_unwritten, 503, api.max_waiting_requests, api.max_event_streams, 503]
     assert expected == documented
 
 

@@ -34,7 +34,12 @@ def _task(url: str) -> NewTask:
     lane = f"default/{target.endpoint}"
     return NewTask(
         Task(
-            id=task_id, tenant="default", lane=lane, key=task_id, fingerprint=b"", content=content
+            id=task_id,
+            tenant="default",
+            lane=lane,
+            key=task_id,
+            fingerprint=b"",
+            packed_content=content,
         ),
         0,
     )

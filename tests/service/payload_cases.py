@@ -112,9 +112,9 @@ async def orphans_are_swept(payloads: BodyStore) -> None:
     async def is_live(_tenant: str, task_id: str) -> bool:
         return task_id == "kept"
 
-    assert 0 == await payloads.sweep(is_live, now=0.0, limit=10)
-    assert 1 == await payloads.sweep(is_live, now=4e9, limit=10)
-    assert 0 == await payloads.sweep(is_live, now=4e9, limit=10)
+    assert 0 == await payloads.delete_orphans(is_live, now=0.0, limit=10)
+    assert 1 == await payloads.delete_orphans(is_live, now=4e9, limit=10)
+    assert 0 == await payloads.delete_orphans(is_live, now=4e9, limit=10)
     content = TaskContent(url="", body_ref=kept, body_size=len(BODY), checksum=checksum)
     assert BODY == await payloads.read(content)
     content.body_ref = stray

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tarry.errors import ConfigurationError
-from tarry.service.app import data_location, make_store, requires_keys
+from tarry.service.app import are_api_keys_required, data_location, make_store
 from tarry.service.settings import Settings
 
 
@@ -26,7 +26,7 @@ def test_api_keys_are_optional_only_on_loopback(
     host: str, require_keys: bool, expected: bool
 ) -> None:
     """The operator can require them there, too."""
-    assert expected is requires_keys(Settings(host=host, require_keys=require_keys))
+    assert expected is are_api_keys_required(Settings(host=host, require_keys=require_keys))
 
 
 def test_the_store_is_a_file_of_its_owner(tmp_path: Path) -> None:

@@ -48,13 +48,13 @@ def test_flags_win_over_variables_and_variables_over_the_file(tmp_path: Path) ->
 
 def test_set_is_below_flags_and_above_variables() -> None:
     """Its source is reported as `--set NAME`."""
-    changes = {"port": "4", "drain_ms": "5"}
-    loaded = load_settings({"port": 3}, {"TARRY_DRAIN_MS": "2"}, changes=changes)
+    set_values = {"port": "4", "drain_ms": "5"}
+    loaded = load_settings({"port": 3}, {"TARRY_DRAIN_MS": "2"}, set_values=set_values)
 
     assert (3, "--port") == (loaded.settings.port, loaded.sources["port"])
     assert (5, "--set drain_ms") == (loaded.settings.drain_ms, loaded.sources["drain_ms"])
     with pytest.raises(ConfigurationError, match=r"^--set colour: there is no such setting"):
-        load_settings({}, {}, changes={"colour": "red"})
+        load_settings({}, {}, set_values={"colour": "red"})
 
 
 def test_a_flag_that_is_none_is_ignored() -> None:
@@ -135,13 +135,13 @@ def test_an_error_names_the_source_and_the_rule(
 def test_values_are_checked_when_they_are_loaded(name: str, value: str, words: str) -> None:
     """The error names the source, the setting and its rule."""
     variable = f"TARRY_{name.upper()}"
-    for origin, flags, environ, changes in (
+    for origin, flags, environ, set_values in (
         (f"--{name.replace('_', '-')}", {name: value}, {}, {}),
         (variable, {}, {variable: value}, {}),
         (f"--set {name}", {}, {}, {name: value}),
     ):
         with pytest.raises(ConfigurationError) as caught:
-            load_settings(flags, environ, changes=changes)
+            load_settings(flags, environ, set_values=set_values)
         assert str(caught.value).startswith(f"{origin}: {words}")
 
 

@@ -169,7 +169,7 @@ def _load_settings(
         if not equals:
             raise ConfigurationError("--set", "must have the format NAME=VALUE", change)
         overrides[name.strip().replace("-", "_")] = value
-    return load_settings(flags, file=config, changes=overrides)
+    return load_settings(flags, file=config, set_values=overrides)
 
 
 def _configure_logging(format_: str, level: str) -> None:
@@ -184,8 +184,8 @@ def _configure_logging(format_: str, level: str) -> None:
 
 def _print_greeting(address: str, loaded: LoadedSettings) -> None:
     """Print the address, the location of the data, and a curl command to try the service."""
-    from tarry.service.app import data_location, requires_keys
-    from tarry.service.settings import DEFAULT
+    from tarry.service.app import are_api_keys_required, data_location
+    from tarry.service.settings import DEFAULT_SOURCE
 
     settings = loaded.settings
     # Clients cannot connect to a wildcard address, so the loopback address is shown instead.
@@ -197,8 +197,10 @@ def _print_greeting(address: str, loaded: LoadedSettings) -> None:
             "--dev: this machine is allowed as a target; do not use it where others can add tasks"
         )
     auth_option = ""
-    if requires_keys(settings):
-        store_option = "" if loaded.sources["store"] == DEFAULT else f" --store {settings.store}"
+    if are_api_keys_required(settings):
+        store_option = (
+            "" if loaded.sources["store"] == DEFAULT_SOURCE else f" --store {settings.store}"
+        )
         lines.append(f"requests need an API key: tarry keys create --tenant NAME{store_option}")
         auth_option = " -H 'Authorization: Bearer KEY'"
     # With --dev the example targets the service itself, so that it succeeds.

@@ -56,13 +56,16 @@ class Service:
         self, settings: Settings, *, delivery: Delivery | None = None, writer_process: bool = False
     ) -> None:
         self.settings: Settings = settings
-        guard = Guard(settings.allow_target, dev=settings.dev)
+        target_guard = Guard(settings.allow_target, dev=settings.dev)
         proxy, ca_file = settings.egress_proxy or None, settings.ca_file or None
         self._delivery: Delivery = delivery or DeliveryDispatcher(
             HttpDelivery(
-                guard, proxy=proxy, ca_file=ca_file, max_response_bytes=settings.max_response_bytes
+                target_guard,
+                proxy=proxy,
+                ca_file=ca_file,
+                max_response_bytes=settings.max_response_bytes,
             ),
-            partial(GrpcDelivery, guard, proxy=proxy, ca_file=ca_file),
+            partial(GrpcDelivery, target_guard, proxy=proxy, ca_file=ca_file),
         )
         self.store: Store = make_store(settings.store, writer_process=writer_process)
         codec = Codec(settings.encryption_keys)
@@ -79,12 +82,12 @@ class Service:
         signing_secrets = settings.signing_secrets
         self._signer = Signer(signing_secrets) if signing_secrets else None
         limits = EngineLimits(
-            in_flight=settings.in_flight,
-            lane_in_flight=settings.lane_in_flight,
-            pending=settings.tenant_pending or None,
+            max_in_flight=settings.in_flight,
+            max_lane_in_flight=settings.lane_in_flight,
+            max_tenant_live_tasks=settings.tenant_pending or None,
         )
-        new_downstream = partial(build_downstream, max_in_flight=limits.lane_in_flight)
-        lanes = Lanes(new_downstream, max_leased=limits.lane_leased)
+        create_downstream = partial(build_downstream, max_in_flight=limits.max_lane_in_flight)
+        lanes = Lanes(create_downstream, max_leased=limits.max_lane_leased)
         clock = StoreClock(environment.now)
         worker = f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}"
         self.metrics: Metrics = Metrics(lanes)
@@ -104,12 +107,12 @@ class Service:
                 unpack=codec.unpack,
                 read_body=body_store.read,
                 delete_bodies=body_store.delete,
-                delete_bodies_without_task=partial(_delete_orphaned_bodies, body_store, self.store),
+                delete_orphaned_bodies=partial(_delete_orphaned_bodies, body_store, self.store),
                 sign=self._sign,
                 build_callback_task=partial(build_callback_task, new_id=_new_id, pack=codec.pack),
             )
         )
-        require_api_keys = requires_keys(settings)
+        require_api_keys = are_api_keys_required(settings)
         hosts = frozenset((settings.host, *settings.allow_host))
         self.api: Api = Api(
             ApiContext(
@@ -117,7 +120,7 @@ class Service:
                 store=self.store,
                 body_store=body_store,
                 codec=codec,
-                target_guard=guard,
+                target_guard=target_guard,
                 new_id=_new_id,
                 monotonic=environment.now,
                 render_metrics=self._render_metrics,
@@ -203,7 +206,7 @@ def data_location(settings: Settings) -> str:
     return "memory: it is lost when the process stops"
 
 
-def requires_keys(settings: Settings) -> bool:
+def are_api_keys_required(settings: Settings) -> bool:
     """Return whether callers need an API key, as they always do outside of loopback."""
     return settings.require_keys or not is_loopback(settings.host)
 
@@ -212,7 +215,7 @@ async def _delete_orphaned_bodies(body_store: BodyStore, store: Store) -> int:
     async def task_exists(tenant: str, task_id: str) -> bool:
         return await store.get_task(tenant, task_id) is not None
 
-    return await body_store.sweep(task_exists, environment.unix_time(), limit=100)
+    return await body_store.delete_orphans(task_exists, environment.unix_time(), limit=100)
 
 
 def _new_id() -> str:

@@ -63,7 +63,7 @@ class TaskContent(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     etag: str | None = None
     """The entity tag of the caller's object `body_ref` when the task was added. A different entity
     tag later shows that the caller has replaced the object."""
-    owns_body_object: bool = msgspec.field(default=False, name="owned")  # stored by this name
+    service_owns_body: bool = msgspec.field(default=False, name="owned")  # stored by this name
     """Whether the service wrote the object `body_ref`, and deletes it with the task."""
     overrides: dict[str, Any] | None = None
     """Policy fields that this task overrides."""
@@ -85,8 +85,8 @@ class Task(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     fingerprint: bytes
     """A digest of the request that created the task: another request with the same idempotency
     key but a different digest is a conflict. Empty when the caller gave no idempotency key."""
-    content: bytes
-    """A `TaskContent`, packed."""
+    packed_content: bytes
+    """A `TaskContent`, packed and, if keys are configured, encrypted."""
     body_ref: str | None = None
     """The object to delete with the task: `TaskContent.body_ref` if the service owns it."""
     policy_id: str = "default"
@@ -145,7 +145,7 @@ class Task(msgspec.Struct, kw_only=True, array_like=True, gc=False):
             lane=self.lane,
             key=self.key,
             fingerprint=self.fingerprint,
-            content=self.content,
+            packed_content=self.packed_content,
             body_ref=self.body_ref,
             policy_id=self.policy_id,
             policy_version=self.policy_version,

@@ -160,7 +160,7 @@ class BodyStore:
             except FileNotFoundError:
                 continue
 
-    async def sweep(
+    async def delete_orphans(
         self, task_exists: Callable[[str, str], Awaitable[bool]], now: float, limit: int
     ) -> int:
         """Delete up to about `limit` orphans and return their number; `now` is in epoch seconds."""

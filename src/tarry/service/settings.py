@@ -33,9 +33,9 @@ from tarry.service.defaults import LEASE_GRACE_MS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-DEFAULT = "default"
+DEFAULT_SOURCE = "default"
 """The name of the source of a setting that is not set anywhere."""
-SECRETS = frozenset({"encryption_keys", "signing_secrets"})
+SECRET_SETTINGS = frozenset({"encryption_keys", "signing_secrets"})
 MEMORY, SQLITE = "memory:", "sqlite:"
 """URLs of the store: `memory:`, or `sqlite:` followed by the path of a file."""
 
@@ -144,7 +144,7 @@ class LoadedSettings(msgspec.Struct, frozen=True):
     def redacted_value(self, name: str) -> Any:
         """Return the value of a setting without its secrets."""
         value = getattr(self.settings, name)
-        if name in SECRETS:
+        if name in SECRET_SETTINGS:
             return (_REDACTED,) * len(value)
         if name == "egress_proxy" and "@" in value:
             scheme, _, rest = value.rpartition("://")
@@ -154,7 +154,7 @@ class LoadedSettings(msgspec.Struct, frozen=True):
     def format(self, name: str) -> str:
         """Return the value of a setting as text, without its secrets."""
         value = self.redacted_value(name)
-        if name in SECRETS:
+        if name in SECRET_SETTINGS:
             return f"{len(value)} kept secret" if value else "none"
         if isinstance(value, tuple):
             return ", ".join(map(str, cast("tuple[object, ...]", value))) or "none"
@@ -162,7 +162,7 @@ class LoadedSettings(msgspec.Struct, frozen=True):
 
 
 _PREFIX = "TARRY_"
-_KUBERNETES_LINK = re.compile(
+_KUBERNETES_VARIABLE = re.compile(
     r"TARRY_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_\d+_(TCP|UDP|SCTP)(_.+)?)"
 )
 _TYPES = {field.name: field.type for field in msgspec.structs.fields(Settings)}
@@ -184,11 +184,11 @@ def load_settings(
     environ: Mapping[str, str] | None = None,
     file: Path | None = None,
     *,
-    changes: Mapping[str, Any] = MappingProxyType({}),
+    set_values: Mapping[str, Any] = MappingProxyType({}),
 ) -> LoadedSettings:
-    """Load the settings; `changes` has the values of `--set`. A flag that is None was not given."""
+    """Load the settings. `set_values` are the values of `--set`; a flag of None was not given."""
     values: dict[str, Any] = {}
-    sources = dict.fromkeys(Settings.__struct_fields__, DEFAULT)
+    sources = dict.fromkeys(Settings.__struct_fields__, DEFAULT_SOURCE)
     # By source and name of the setting, the weakest source first.
     raw_values: dict[tuple[str, str], Any] = {}
     if file is not None:
@@ -197,7 +197,7 @@ def load_settings(
         }
     from_file = set(raw_values)
     raw_values |= {(_variable_name(name), name): text for name, text in _read_environment(environ)}
-    raw_values |= {(f"--set {name}", name): value for name, value in changes.items()}
+    raw_values |= {(f"--set {name}", name): value for name, value in set_values.items()}
     raw_values |= {(f"--{name.replace('_', '-')}", name): value for name, value in flags.items()}
     for (source, name), value in raw_values.items():
         if value is not None:
@@ -210,7 +210,7 @@ def load_settings(
         try:
             check_setting(name, getattr(loaded.settings, name))
         except ConfigurationError as error:
-            msg = f"{name if source == DEFAULT else source}: {error}"
+            msg = f"{name if source == DEFAULT_SOURCE else source}: {error}"
             raise ConfigurationError(msg) from None
     settings = loaded.settings
     min_ms = settings.max_attempt_timeout_ms + LEASE_GRACE_MS
@@ -227,7 +227,9 @@ def check_environment(environ: Mapping[str, str] | None = None) -> None:
     """Raise ConfigurationError for an unknown `TARRY_*` variable: its name may be misspelt."""
     known = {_variable_name(name) for name in _VARIABLE_NAMES}
     for variable, text in (os.environ if environ is None else environ).items():
-        is_tarry_variable = variable.startswith(_PREFIX) and not _is_kubernetes_link(variable, text)
+        is_tarry_variable = variable.startswith(_PREFIX) and not _is_kubernetes_variable(
+            variable, text
+        )
         if is_tarry_variable and variable not in known:
             name = variable.removeprefix(_PREFIX).lower()
             raise _unknown_setting(variable, name, _VARIABLE_NAMES, _variable_name)
@@ -251,13 +253,13 @@ def _read_environment(environ: Mapping[str, str] | None) -> list[tuple[str, str]
     return [
         (name, text)
         for name, text in texts.items()
-        if text is not None and not _is_kubernetes_link(_variable_name(name), text)
+        if text is not None and not _is_kubernetes_variable(_variable_name(name), text)
     ]
 
 
-def _is_kubernetes_link(variable: str, text: str) -> bool:
+def _is_kubernetes_variable(variable: str, text: str) -> bool:
     """Return whether Kubernetes has set a variable, for a Service named tarry or tarry-*."""
-    return _KUBERNETES_LINK.fullmatch(variable) is not None or (
+    return _KUBERNETES_VARIABLE.fullmatch(variable) is not None or (
         variable.endswith("_PORT") and "://" in text  # NAME_PORT=tcp://ADDRESS:PORT
     )
 
@@ -294,7 +296,7 @@ def _convert(source: str, name: str, value: Any, *, is_typed: bool) -> Any:
             rule = _TYPE_TEXTS[base_type]
         bound = _BOUND.search(str(error))
         value_text = str(value).lower() if isinstance(value, bool) else short_repr(value)
-        got = "" if name in SECRETS else f", got {value_text}"
+        got = "" if name in SECRET_SETTINGS else f", got {value_text}"
         msg = f"{source}: must be {rule}{bound[0] if bound else ''}{got}"
         raise ConfigurationError(msg) from error
 

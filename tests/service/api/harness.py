@@ -294,7 +294,7 @@ class ApiHarness:
         """Return a stored task and its content."""
         task = await self.store.get_task(tenant, task_id)
         assert task is not None
-        return task, self.codec.unpack(task.content)
+        return task, self.codec.unpack(task.packed_content)
 
     async def count_tasks(self, tenant: str | None = None) -> int:
         """Return the number of stored tasks."""

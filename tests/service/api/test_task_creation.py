@@ -244,7 +244,7 @@ def test_a_large_body_is_stored_separately() -> None:
         assert (b"", task.body_ref, True) == (
             content.body,
             content.body_ref,
-            content.owns_body_object,
+            content.service_owns_body,
         )
         assert content.checksum is not None
         assert (len(body), None) == (answer["bodySize"], answer["bodyRef"])
@@ -277,7 +277,7 @@ def test_a_referenced_body_must_exist() -> None:
             content.body_ref,
             content.body_size,
             content.etag,
-            content.owns_body_object,
+            content.service_owns_body,
         )
         assert "default/a.json" == answer["bodyRef"]
 

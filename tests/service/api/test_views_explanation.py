@@ -33,7 +33,7 @@ def build_task(**fields: object) -> Task:
         lane=LANE.name,
         key="k",
         fingerprint=b"",
-        content=b"",
+        packed_content=b"",
         **values,  # type: ignore[arg-type]
     )
 

@@ -77,8 +77,8 @@ class EngineHarness:
         plain = Codec()
         clock = StoreClock(monotonic or loop.time)
         self.lanes = Lanes(
-            partial(build_downstream, max_in_flight=limits.lane_in_flight, breaker=breaker),
-            max_leased=limits.lane_leased,
+            partial(build_downstream, max_in_flight=limits.max_lane_in_flight, breaker=breaker),
+            max_leased=limits.max_lane_leased,
         )
         self.metrics = Metrics(self.lanes)
         reporter = Reporter(self.metrics, clock.now)
@@ -100,7 +100,7 @@ class EngineHarness:
             unpack=plain.unpack,
             read_body=read_body or _no_body,
             delete_bodies=_no_bodies,
-            delete_bodies_without_task=_no_strays,
+            delete_orphaned_bodies=_no_strays,
             sign=sign or (lambda _task, _body: []),
             build_callback_task=partial(
                 build_callback_task, new_id=lambda: next(self.ids), pack=plain.pack
@@ -125,7 +125,7 @@ class EngineHarness:
             lane=f"{tenant}/{scheme}:{rest.split('/')[0]}",
             key=changes.pop("key", task_id),
             fingerprint=b"same",
-            content=Codec().pack(TaskContent(url=url, **content)),
+            packed_content=Codec().pack(TaskContent(url=url, **content)),
             **changes,
         )
         return NewTask(task, delay)

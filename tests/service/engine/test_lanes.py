@@ -133,7 +133,7 @@ def queue_task(
 ) -> LeasedTask:
     """Queue a due task with this progress in its lane, and return it."""
     task = Task(
-        id="", tenant="", lane="", key="", fingerprint=b"", content=b"",
+        id="", tenant="", lane="", key="", fingerprint=b"", packed_content=b"",
         attempts=attempts, attempts_before_replay=attempts_before_replay, lost_attempts=lost,
     )  # fmt: skip
     leased = LeasedTask(task, of, None)
@@ -212,7 +212,7 @@ def test_slow_lane_does_not_block_another() -> None:
                 await asyncio.sleep(1000)
             return OK
 
-        limits = EngineLimits(in_flight=20, lane_in_flight=10)
+        limits = EngineLimits(max_in_flight=20, max_lane_in_flight=10)
         harness = EngineHarness(FakeTarget(never), limits=limits)
         await harness.engine.start()
         await harness.add(*[harness.new_task("http://slow.example:80/") for _ in range(100)])
@@ -235,7 +235,7 @@ def test_due_retry_is_sent_before_queued_first_attempts() -> None:
             return OK
 
         target = FakeTarget(BUSY, slow)
-        harness = EngineHarness(target, limits=EngineLimits(lane_in_flight=1))
+        harness = EngineHarness(target, limits=EngineLimits(max_lane_in_flight=1))
         await harness.engine.start()
         tasks = await harness.add(*[harness.new_task() for _ in range(50)])
         await asyncio.sleep(30)

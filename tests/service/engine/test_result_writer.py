@@ -32,7 +32,13 @@ from tests.service.engine.harness import (
 from tests.service.stores.model_store import ModelStore
 
 TASK = Task(
-    id="i", tenant="t", lane="t/https:a:443", key="k", fingerprint=b"", content=b"", attempts=2
+    id="i",
+    tenant="t",
+    lane="t/https:a:443",
+    key="k",
+    fingerprint=b"",
+    packed_content=b"",
+    attempts=2,
 )
 CONTENT = TaskContent(url="https://a/x?token=hush", callback_url="https://b/done")
 
@@ -44,7 +50,7 @@ def test_callback_has_the_result_of_the_task() -> None:
 
     callback = build_callback_task(TASK, CONTENT, finish, new_id=lambda: "j", pack=Codec().pack)
 
-    content = Codec().unpack(callback.content)
+    content = Codec().unpack(callback.packed_content)
     assert {
         "taskId": "i",
         "idempotencyKey": "k",

@@ -133,7 +133,7 @@ def task(number: int = 1, host: str = "a", tenant: str = "acme", **fields: Any) 
         "lane": f"{tenant}/https:{host}.example:443",
         "key": f"key {number}",
         "fingerprint": b"print %d" % number,
-        "content": b"content %d" % number,
+        "packed_content": b"content %d" % number,
         **fields,
     }
     return Task(id=task_id(number), tenant=tenant, **fields)

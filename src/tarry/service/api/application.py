@@ -9,7 +9,7 @@ import msgspec
 from starlette.routing import Route, Router
 
 from tarry.service.api import problems
-from tarry.service.api.auth import Authenticator
+from tarry.service.api.auth import DEFAULT_TENANT, Authenticator
 from tarry.service.api.dead_letters import DeadLetterResource
 from tarry.service.api.downstreams import DownstreamResource
 from tarry.service.api.messages import ApiResponse, problem_response
@@ -58,8 +58,9 @@ class Api:
         endpoints = {
             path: Endpoint(
                 by_method,
-                _PUBLIC_TENANT if path in public_paths else authenticator.tenant_or_authenticate,
+                None if path in public_paths else authenticator.authenticate,
                 authenticator.check_host,
+                default_tenant=_PUBLIC_TENANT if path in public_paths else DEFAULT_TENANT,
             )
             for path, by_method in handlers.items()
         }

@@ -42,11 +42,11 @@ class Authenticator:
 
     def __init__(self, context: ApiContext) -> None:
         self._keys = ApiKeyCache(context.store, context.monotonic)
-        self.tenant_or_authenticate: Callable[[ApiRequest], Awaitable[str] | str] | str = (
-            self._authenticate if context.require_api_keys else DEFAULT_TENANT
+        self.authenticate: Callable[[ApiRequest], Awaitable[str] | str] | None = (
+            self._authenticate if context.require_api_keys else None
         )
-        """A function that returns the tenant of a request, or an awaitable if the API key is not
-        cached. If no key is required, the default tenant itself, which saves a call per request."""
+        """Returns the tenant of a request: as an awaitable if the API key is not cached. None if no
+        API key is required: all requests then belong to `DEFAULT_TENANT`."""
         self.check_host: Callable[[dict[bytes, bytes]], None] | None = (
             None if context.allowed_hosts is None else AllowedHosts(context.allowed_hosts).check
         )

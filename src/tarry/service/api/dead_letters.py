@@ -11,7 +11,7 @@ from tarry.service.api.messages import NoQuery, decode_json, json_response
 from tarry.service.api.routing import Operation
 from tarry.service.api.task_validation import check_epoch_ms
 from tarry.service.api.tasks import DeadLetterQuery, PurgeQuery, build_filter, check_reason
-from tarry.service.api.views import internal_lane_name, replay_view
+from tarry.service.api.views import replay_view, stored_lane_name
 from tarry.service.model import ReplayRecord, Status
 from tarry.wire.tasks import Page, PurgeResult, ReplayFilter, ReplayJob, ReplayRequest, RetryTask
 
@@ -71,7 +71,7 @@ class DeadLetterResource:
         job = ReplayRecord(
             id=self._context.new_id(),
             tenant=request.tenant,
-            lane=None if lane is None else internal_lane_name(request.tenant, lane),
+            lane=None if lane is None else stored_lane_name(request.tenant, lane),
             policy_id=replay_filter.policy_id,
             reason=replay_filter.reason,
             before=replay_filter.before or 0,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tarry.service.api import problems
 from tarry.service.api.messages import NoQuery, PageQuery, json_response
 from tarry.service.api.routing import Operation
-from tarry.service.api.views import downstream_view, internal_lane_name
+from tarry.service.api.views import downstream_view, stored_lane_name
 from tarry.wire.tasks import DownstreamInfo, Page
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class DownstreamResource:
         return json_response(200, self._view(await self._find(request)))
 
     async def _find(self, request: ApiRequest) -> LaneRecord:
-        name = internal_lane_name(request.tenant, request.path_parameter("lane"))
+        name = stored_lane_name(request.tenant, request.path_parameter("lane"))
         lane = await self._context.store.get_lane(name)
         if lane is None:
             raise problems.no_such("downstream")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 
-MAX_PARTIAL_BODY_BYTES = 256 << 20
+MAX_PARTIAL_BODIES_BYTES = 256 << 20
 """Limit for the memory used by all request bodies that have not arrived completely."""
 
 _MAX_QUERY_BYTES = 8192
@@ -72,7 +72,7 @@ class ApiRequest(msgspec.Struct, eq=False):
         value: str = self.scope["path_params"][name]
         return value
 
-    def header_lines(self, name: bytes) -> list[bytes]:
+    def header_values(self, name: bytes) -> list[bytes]:
         """Return all values of a header that may be repeated."""
         return [value for header, value in self.scope["headers"] if header == name]
 
@@ -116,7 +116,7 @@ class ApiRequest(msgspec.Struct, eq=False):
                     return b"".join((*chunks, chunk)) if chunks else chunk
                 chunks.append(chunk)
                 _PartialBodies.size_bytes += len(chunk)
-                if _PartialBodies.size_bytes > MAX_PARTIAL_BODY_BYTES:
+                if _PartialBodies.size_bytes > MAX_PARTIAL_BODIES_BYTES:
                     raise problems.unavailable("Too many large requests arrive at the same time.")
         finally:
             _PartialBodies.size_bytes -= sum(map(len, chunks))

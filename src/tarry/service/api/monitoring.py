@@ -52,7 +52,7 @@ class EventResource:
 
     def __init__(self, context: ApiContext) -> None:
         self.context: ApiContext = context
-        self.tenant_or_authenticate: Final = Authenticator(context).tenant_or_authenticate
+        self.authenticate: Final = Authenticator(context).authenticate
         self.streams: set[EventStream] = set()
 
     @Operation("GET", "/events", "streamEvents", "text/event-stream")
@@ -113,8 +113,8 @@ class EventStream:
 
     async def _wait_until_unauthorized(self) -> None:
         """Return when the API key is no longer valid, or the store is unavailable."""
-        authenticate = self._resource.tenant_or_authenticate
-        if isinstance(authenticate, str):
+        authenticate = self._resource.authenticate
+        if authenticate is None:
             await asyncio.Event().wait()  # no key is required: wait forever
             return
         try:

@@ -104,7 +104,7 @@ WRONG_HOST = ProblemType("wrong-host", (421,), "Misdirected Request",
     "Without API keys, the `Host` header must be a loopback name or listed in `allow_host`.")
 IDEMPOTENCY_KEY_REUSED = ProblemType("key-reused", (422,), "idempotencyKey is already used",
     "The idempotencyKey was used with a different task. Use a new key for a new task.")
-QUOTA = ProblemType("quota", (429,), "Too many requests",
+TENANT_LIMIT = ProblemType("quota", (429,), "Too many requests",
     "The tenant has reached `tenant_rate` or `tenant_pending`. Wait for `Retry-After`.")
 HEADERS_TOO_LARGE = ProblemType("headers-too-large", (431,), "Request Header Fields Too Large",
     "Request line and headers, or the trailers, are too large. Send fewer or shorter ones.")

@@ -90,14 +90,20 @@ class Endpoint:
     def __init__(
         self,
         handlers: dict[str, Handler],
-        tenant_or_authenticate: Callable[[ApiRequest], Awaitable[str] | str] | str,
-        check_host: Callable[[dict[bytes, bytes]], None] | None = None,
+        authenticate: Callable[[ApiRequest], Awaitable[str] | str] | None,
+        check_host: Callable[[dict[bytes, bytes]], None] | None,
+        *,
+        default_tenant: str,
     ) -> None:
-        """`tenant_or_authenticate`: the tenant of all requests, or a function that returns it."""
+        """`authenticate` returns the tenant of a request; if None, it is always `default_tenant`.
+
+        `check_host` raises ApiError if the `Host` header is not accepted.
+        """
         self._handlers = dict(handlers)
         if "GET" in handlers:
             self._handlers["HEAD"] = handlers["GET"]
-        self._tenant_or_authenticate = tenant_or_authenticate
+        self._authenticate = authenticate
+        self._default_tenant = default_tenant
         self._check_host = check_host
         self._allowed = ", ".join(sorted({*self._handlers, "OPTIONS"}))
 
@@ -146,8 +152,8 @@ class Endpoint:
         if b"origin" in headers and method not in _SAFE_METHODS:
             _check_origin(headers)
         request = ApiRequest(scope, receive, headers, body)
-        authenticate = self._tenant_or_authenticate
-        tenant = authenticate if isinstance(authenticate, str) else authenticate(request)
+        authenticate = self._authenticate
+        tenant = self._default_tenant if authenticate is None else authenticate(request)
         if not isinstance(tenant, str):  # an awaitable, because the API key is not cached
             return _authenticate_and_handle(tenant, handler, request)
         request.tenant = tenant

@@ -17,7 +17,7 @@ from tarry.service.api import problems
 from tarry.service.api.messages import PendingResponse, decode_json, json_response
 from tarry.service.api.problems import ApiError
 from tarry.service.api.routing import Operation
-from tarry.service.api.task_validation import TaskValidator
+from tarry.service.api.task_validation import TaskBuilder
 from tarry.service.api.tasks import WAIT_HEADER, prefers_minimal
 from tarry.service.api.views import stored_task_view, task_view
 from tarry.service.model import Status
@@ -39,7 +39,7 @@ _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _YIELD_EVERY_TASKS = 50
 """Number of tasks after which the validation of a batch yields to the event loop."""
-_QUOTA_RETRY_AFTER_S = 10.0
+_UNFINISHED_RETRY_AFTER_S = 10.0
 """`Retry-After` for a tenant at its limit of unfinished tasks; some may be finished by then."""
 _MINIMAL_APPLIED = (b"preference-applied", b"return=minimal")
 _MAX_BUCKETS = 10_000
@@ -102,7 +102,7 @@ class TaskCreation:
     def __init__(self, context: ApiContext, result_waiter: ResultWaiter) -> None:
         self._context = context
         self._result_waiter = result_waiter
-        self._validator = TaskValidator(context)
+        self._task_builder = TaskBuilder(context)
         self._rate_limiter: TenantRateLimiter | None = None
         rate, burst = context.limits.tenant_tasks_per_s, context.limits.tenant_burst
         if rate is not None:
@@ -140,7 +140,7 @@ class TaskCreation:
         idempotency_key = trace = None
         if b"idempotency-key" in headers:
             try:
-                idempotency_key = parse_key(request.header_lines(b"idempotency-key"))
+                idempotency_key = parse_key(request.header_values(b"idempotency-key"))
             except MalformedKey as error:
                 detail = str(error)
                 raise problems.INVALID.error(detail, status=400, field="Idempotency-Key") from None
@@ -148,24 +148,24 @@ class TaskCreation:
         if b"traceparent" in headers and _TRACEPARENT.fullmatch(headers[b"traceparent"]):
             trace = headers[b"traceparent"].decode()
         self._charge(request.tenant, 1)
-        new_task, content = self._validator.build_task(
+        new_task, content = self._task_builder.build_task(
             request.tenant, task_request, idempotency_key, trace
         )
-        # `task.content` is empty if `complete_task` has to be awaited.
-        if not new_task.task.content or b"prefer" in headers:
+        # Empty `packed_content`: the policy or the body needs I/O, see `finish_building`.
+        if not new_task.task.packed_content or b"prefer" in headers:
             return self._create_slowly(request, new_task, content)
-        add_results = self._context.engine.submit([new_task], [content])
-        return PendingResponse(add_results, partial(self._build_response, content))
+        pending_results = self._context.engine.submit([new_task], [content])
+        return PendingResponse(pending_results, partial(self._build_response, content))
 
     async def _create_slowly(
         self, request: ApiRequest, new_task: NewTask, content: TaskContent
     ) -> ApiResponse:
         """Create a task that needs more I/O than its insert, or handle a `Prefer` header."""
-        if not new_task.task.content:
-            await self._validator.complete_task(new_task.task, content)
+        if not new_task.task.packed_content:
+            await self._task_builder.finish_building(new_task.task, content)
         (add_result,) = await self._context.engine.submit([new_task], [content])
-        if content.owns_body_object and add_result.status is not AddStatus.ADDED:
-            await self._validator.delete_body(content)
+        if content.service_owns_body and add_result.status is not AddStatus.ADDED:
+            await self._task_builder.delete_body(content)
         status, view = self._status_and_view(add_result, content)
         view, headers = await self._result_waiter.wait(request, add_result.task, view)
         return _task_response(status, view, *headers)
@@ -202,13 +202,13 @@ class TaskCreation:
                 task_request = (
                     task if isinstance(task, RetryTaskRequest) else self._decode_task(task)
                 )
-                new_task, content = self._validator.build_task(
+                new_task, content = self._task_builder.build_task(
                     request.tenant, task_request, None, None
                 )
-                if not new_task.task.content:
+                if not new_task.task.packed_content:
                     if store_failures == _MAX_STORE_FAILURES:
                         raise _not_stored()
-                    await self._validator.complete_task(new_task.task, content)
+                    await self._task_builder.finish_building(new_task.task, content)
                     store_failures = 0
             except ApiError as error:
                 results.append(_error_result(error))
@@ -228,8 +228,8 @@ class TaskCreation:
         add_results = await self._context.engine.submit(new_tasks, contents) if new_tasks else ()
         indexes = [i for i, result in enumerate(results) if result is None]
         for i, add_result, content in zip(indexes, add_results, contents, strict=True):
-            if content.owns_body_object and add_result.status is not AddStatus.ADDED:
-                await self._validator.delete_body(content)
+            if content.service_owns_body and add_result.status is not AddStatus.ADDED:
+                await self._task_builder.delete_body(content)
             try:
                 results[i] = self._batch_result(add_result, content, is_minimal=is_minimal)
             except ApiError as error:
@@ -261,12 +261,14 @@ class TaskCreation:
             raise problems.too_large(max_bytes)
         return decode_json(_task_decoder, task)
 
-    def _charge(self, tenant: str, tasks: int) -> None:
+    def _charge(self, tenant: str, task_count: int) -> None:
         """Take tokens for new tasks from the rate limit of a tenant, or raise ApiError (429)."""
-        if self._rate_limiter is not None and (wait_s := self._rate_limiter.take(tenant, tasks)):
+        if self._rate_limiter is not None and (
+            wait_s := self._rate_limiter.take(tenant, task_count)
+        ):
             rate = self._context.limits.tenant_tasks_per_s
             detail = f"A tenant may add {rate:g} tasks per second (setting tenant_rate)."
-            raise problems.QUOTA.error(detail, headers=[problems.retry_after(wait_s)])
+            raise problems.TENANT_LIMIT.error(detail, headers=[problems.retry_after(wait_s)])
 
     def _status_and_view(self, result: AddResult, content: TaskContent) -> tuple[int, RetryTask]:
         status = _http_status(result)
@@ -289,7 +291,9 @@ def _http_status(add_result: AddResult) -> int:
         )
         raise problems.IDEMPOTENCY_KEY_REUSED.error(detail, field="idempotencyKey")
     detail = "The tenant has reached its limit of unfinished tasks (setting tenant_pending)."
-    raise problems.QUOTA.error(detail, headers=[problems.retry_after(_QUOTA_RETRY_AFTER_S)])
+    raise problems.TENANT_LIMIT.error(
+        detail, headers=[problems.retry_after(_UNFINISHED_RETRY_AFTER_S)]
+    )
 
 
 def _task_response(status: int, task: RetryTask, *headers: tuple[bytes, bytes]) -> ApiResponse:

@@ -45,7 +45,7 @@ _encode_canonically = msgspec.msgpack.Encoder(order="deterministic").encode
 _decode_string = msgspec.json.Decoder(str).decode
 
 
-class TaskValidator:
+class TaskBuilder:
     """Validates new tasks and stores their large bodies."""
 
     def __init__(self, context: ApiContext) -> None:
@@ -53,13 +53,17 @@ class TaskValidator:
         self._policies = context.engine.policies
 
     def build_task(
-        self, tenant: str, request: RetryTaskRequest, header_key: str | None, trace: str | None
+        self,
+        tenant: str,
+        request: RetryTaskRequest,
+        idempotency_key_header: str | None,
+        trace: str | None,
     ) -> tuple[NewTask, TaskContent]:
         """Return the task to add and its content, or raise ApiError.
 
-        `header_key` and `trace` are the headers `Idempotency-Key` and `traceparent` of the request.
-        If I/O is needed to complete the task, `task.content` is empty, and the caller has to await
-        `complete_task`. Most tasks need no I/O and stay on the fast path.
+        `idempotency_key_header` and `trace` are the values of the headers `Idempotency-Key` and
+        `traceparent`. If building the task needs I/O, `packed_content` of the task is empty, and
+        the caller has to await `finish_building`. Most tasks need no I/O.
         """
         context = self._context
         target = self._parse_target("targetUrl", request.target_url)
@@ -78,7 +82,7 @@ class TaskValidator:
             if request.delay_ms is not None:
                 raise invalid("nextAttemptAt", "must not be given together with delayMs")
             check_epoch_ms("nextAttemptAt", first_attempt_at)
-        idempotency_key = _choose_idempotency_key(request.idempotency_key, header_key)
+        idempotency_key = _choose_idempotency_key(request.idempotency_key, idempotency_key_header)
         task_id = context.new_id()
         content = TaskContent(
             url=target.url,
@@ -97,7 +101,7 @@ class TaskValidator:
             lane=f"{tenant}/{target.endpoint}",
             key=task_id if idempotency_key is None else idempotency_key,
             fingerprint=b"",
-            content=b"",
+            packed_content=b"",
             policy_id=check_policy_id(request.policy_id) if request.policy_id else "default",
             policy_version=request.policy_version,
             next_attempt_at=first_attempt_at or 0,
@@ -109,13 +113,13 @@ class TaskValidator:
             and self._policies.get_cached(task, None) is not None
         ):
             task.fingerprint = _fingerprint(task, content, header_names)
-            task.content = context.codec.pack(content)
+            task.packed_content = context.codec.pack(content)
         delay_ms = request.delay_ms
         if delay_ms is None and first_attempt_at is None:
             delay_ms = 0
         return NewTask(task, delay_ms), content
 
-    async def complete_task(self, task: Task, content: TaskContent) -> None:
+    async def finish_building(self, task: Task, content: TaskContent) -> None:
         """Check the policy, store or look up a large body, and pack the content."""
         await self._check_policy(task, content.overrides)
         header_names = check_header_names(tuple(content.headers))
@@ -128,13 +132,13 @@ class TaskValidator:
         elif len(content.body) > self._context.limits.inline_body_bytes:
             put = self._context.body_store.put
             content.body_ref, content.checksum = await put(task.tenant, task.id, content.body)
-            content.body, content.owns_body_object = b"", True
+            content.body, content.service_owns_body = b"", True
             task.body_ref = content.body_ref
-        task.content = self._context.codec.pack(content)
+        task.packed_content = self._context.codec.pack(content)
 
     async def delete_body(self, content: TaskContent) -> None:
         """Delete the stored body of a task that was not added."""
-        if content.owns_body_object and content.body_ref is not None:
+        if content.service_owns_body and content.body_ref is not None:
             with suppress(StoreUnavailable):  # maintenance then deletes the body later
                 await self._context.body_store.delete([content.body_ref])
 
@@ -227,12 +231,12 @@ def _check_method(method: str, target: Target) -> None:
         raise invalid("method", rule, method)
 
 
-def _choose_idempotency_key(body_key: str | None, header_key: str | None) -> str | None:
+def _choose_idempotency_key(body_key: str | None, idempotency_key_header: str | None) -> str | None:
     if body_key is None:
-        return header_key
+        return idempotency_key_header
     if not (body_key.isascii() and body_key.isprintable()):
         raise invalid("idempotencyKey", "must be visible ASCII characters and spaces")
-    if header_key is not None and header_key != body_key:
+    if idempotency_key_header is not None and idempotency_key_header != body_key:
         raise invalid("idempotencyKey", "differs from the Idempotency-Key header")
     return body_key
 

@@ -82,7 +82,7 @@ class ResultWaiter:
         wait if the request has no valid `Prefer: wait`, or too many requests wait already.
         """
         limits = self._context.limits
-        wait_match = _WAIT_PREFERENCE.search(b",".join(request.header_lines(b"prefer")))
+        wait_match = _WAIT_PREFERENCE.search(b",".join(request.header_values(b"prefer")))
         if wait_match is None or self._waiting_requests >= limits.max_waiting_requests:
             return view, []
         seconds = min(int(wait_match[1]), limits.max_wait_s)
@@ -245,7 +245,7 @@ def build_filter(
     return TaskFilter(
         status=status,
         policy_id=query.policy_id,
-        lane=None if query.lane is None else views.internal_lane_name(tenant, query.lane),
+        lane=None if query.lane is None else views.stored_lane_name(tenant, query.lane),
         reason=query.reason,
     )
 
@@ -259,7 +259,7 @@ def check_reason(field: str, reason: str | None) -> None:
 def prefers_minimal(request: ApiRequest) -> bool:
     """Return whether the request has `Prefer: return=minimal`."""
     # The first preference of a name counts (RFC 7240, 2).
-    return_match = _RETURN_PREFERENCE.search(b",".join(request.header_lines(b"prefer")))
+    return_match = _RETURN_PREFERENCE.search(b",".join(request.header_values(b"prefer")))
     return return_match is not None and return_match[1].lower() == b"minimal"
 
 

@@ -71,7 +71,7 @@ def task_view(task: Task, content: TaskContent, status: Status) -> RetryTask:
         created_at=task.created_at,
         finished_at=task.finished_at,
         body_size=content.body_size,
-        body_ref=None if content.owns_body_object else content.body_ref,
+        body_ref=None if content.service_owns_body else content.body_ref,
         callback_url=None if content.callback_url is None else redact_url(content.callback_url),
         cancelling=task.cancelling and not status.is_finished,
         replays=task.replays,
@@ -88,7 +88,7 @@ def stored_task_view(context: ApiContext, task: Task) -> RetryTask:
 def read_content(context: ApiContext, task: Task) -> TaskContent | None:
     """Return the content of a task; None if its encryption key is not configured."""
     try:
-        return context.codec.unpack(task.content)
+        return context.codec.unpack(task.packed_content)
     except DecryptionFailed:
         return None  # the task can still be listed and cancelled
 
@@ -189,7 +189,7 @@ def public_lane_name(lane: str) -> str:
     return lane.partition("/")[2]
 
 
-def internal_lane_name(tenant: str, public_name: str) -> str:
+def stored_lane_name(tenant: str, public_name: str) -> str:
     """Return the name of a lane in the store, which begins with its tenant."""
     return f"{tenant}/{public_name}"
 

@@ -33,14 +33,14 @@ _UNKNOWN_OFFSET_MS = -1e15
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How much work one engine accepts at a time."""
 
-    in_flight: int = defaults.MAX_IN_FLIGHT  # attempts that run in this process at a time
-    lane_in_flight: int = defaults.MAX_LANE_IN_FLIGHT  # attempts of one lane at a time
-    leased: int = 4096  # tasks that are leased to this process
-    lane_leased: int = 1024  # tasks of one lane that are leased to this process
-    ingest: int = 10_000  # new tasks that wait to be written
-    claim: int = 500  # tasks that one claim leases
-    lane_claim: int = 100  # tasks of one lane that one claim leases
-    pending: int | None = None  # live tasks of one tenant; None: unlimited
+    max_in_flight: int = defaults.MAX_IN_FLIGHT  # attempts that run in this process at a time
+    max_lane_in_flight: int = defaults.MAX_LANE_IN_FLIGHT  # attempts of one lane at a time
+    max_leased: int = 4096  # tasks that are leased to this process
+    max_lane_leased: int = 1024  # tasks of one lane that are leased to this process
+    max_unwritten: int = 10_000  # new tasks that wait to be written
+    max_claimed: int = 500  # tasks that one claim leases
+    max_lane_claimed: int = 100  # tasks of one lane that one claim leases
+    max_tenant_live_tasks: int | None = None  # PENDING or IN_FLIGHT; None: unlimited
 
 
 class Health:
@@ -119,7 +119,7 @@ class EngineContext(msgspec.Struct, frozen=True, kw_only=True):
     unpack: Callable[[bytes], TaskContent]  # decode, and decrypt if needed, the content of a task
     read_body: Callable[[TaskContent], Awaitable[bytes]]  # fetch a body and verify it
     delete_bodies: Callable[[list[str]], Awaitable[None]]
-    delete_bodies_without_task: Callable[[], Awaitable[int]]  # whose task was never added
+    delete_orphaned_bodies: Callable[[], Awaitable[int]]  # whose task was never added
     sign: Callable[[Task, bytes], list[tuple[str, str]]]  # return the signature headers of a body
     build_callback_task: Callable[[Task, TaskContent, TaskResult], Task]
     """Build the task that reports a result to the `callbackUrl` of its task."""

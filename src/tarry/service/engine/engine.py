@@ -53,7 +53,7 @@ class Engine:
         self.scheduler: Scheduler = Scheduler(context, self.worker)
         self.maintenance: Maintenance = Maintenance(context, self.scheduler)
         self._new_tasks: AsyncGroupCommit[_IngestItem, AddResult] = AsyncGroupCommit(
-            self._add, max_items=_MAX_GROUP_ITEMS, max_pending=context.limits.ingest
+            self._add, max_items=_MAX_GROUP_ITEMS, max_pending=context.limits.max_unwritten
         )
         self._is_stopping = False
         self._loops: list[asyncio.Task[None]] = []
@@ -97,7 +97,7 @@ class Engine:
         free_slots = 0
         if not self._is_stopping:
             free_slots = self.worker.leased_tasks.free_slots - self._new_tasks.pending
-        lanes, limit = self._context.lanes, self._context.limits.lane_leased
+        lanes, limit = self._context.lanes, self._context.limits.max_lane_leased
         can_lease: dict[str, bool] = {}
         for new in new_tasks:
             if free_slots <= 0:
@@ -120,7 +120,7 @@ class Engine:
         """
         context, new_tasks = self._context, [new for new, _ in items]
         try:
-            quota = context.limits.pending
+            quota = context.limits.max_tenant_live_tasks
             results = await context.store.add(new_tasks, context.lease, quota=quota)
         except StoreUnavailable as error:
             context.health.mark_failing("store", error)

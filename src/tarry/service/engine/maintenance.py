@@ -48,7 +48,7 @@ class Maintenance:
         now = context.clock.now()
         if now >= self._next_unused_body_search_at:
             self._next_unused_body_search_at = now + _UNUSED_BODY_SEARCH_INTERVAL_MS
-            await context.delete_bodies_without_task()
+            await context.delete_orphaned_bodies()
         if now >= self._next_idle_lane_check_at:
             self._next_idle_lane_check_at = now + _IDLE_LANE_CHECK_INTERVAL_MS
             context.lanes.forget_idle()

@@ -269,5 +269,5 @@ def build_callback_task(
         # A task that is replayed and finishes again sends another callback.
         key=f"{task.id}-callback-{task.replays}",
         fingerprint=b"",
-        content=pack(callback_content),
+        packed_content=pack(callback_content),
     )

@@ -61,11 +61,14 @@ class Scheduler:
         context, limits = self._context, self._context.limits
         lanes = context.lanes
         capacity = 0 if self._check_outage_backlog() else self._worker.leased_tasks.free_slots
-        self._was_capacity_limited = capacity < limits.claim or bool(lanes.fully_leased)
-        limit, parked_before = max(0, min(limits.claim, capacity)), set(lanes.parked)
+        self._was_capacity_limited = capacity < limits.max_claimed or bool(lanes.fully_leased)
+        limit, parked_before = max(0, min(limits.max_claimed, capacity)), set(lanes.parked)
         sent_at = context.clock.local_ms()
         claimed = await context.store.claim(
-            context.lease, limit=limit, per_lane=limits.lane_claim, skip=tuple(lanes.fully_leased)
+            context.lease,
+            limit=limit,
+            per_lane=limits.max_lane_claimed,
+            skip=tuple(lanes.fully_leased),
         )
         context.clock.synchronize(sent_at, claimed.now)
         if not claimed.tasks and "store" in context.health.failing:

@@ -67,12 +67,12 @@ class Worker:
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
-        self._max_running = context.limits.in_flight
+        self._max_running = context.limits.max_in_flight
         self._max_attempt_duration_s = (context.lease.length_ms - LEASE_GRACE_MS) / 1000
         self.leased_tasks: LeasedTasks = LeasedTasks(
             context.lanes,
             context.clock.now,
-            max_leased=context.limits.leased,
+            max_leased=context.limits.max_leased,
             on_due=self._start_due_tasks,
         )
         self.result_writer: ResultWriter = ResultWriter(context, self.leased_tasks)
@@ -111,7 +111,7 @@ class Worker:
         context, task, lane, content = self._context, leased.task, leased.lane, leased.content
         if content is None:
             try:
-                content = leased.content = context.unpack(task.content)
+                content = leased.content = context.unpack(task.packed_content)
             except (TarryError, MsgspecError) as error:  # such as a missing encryption key
                 context.health.mark_failing("encryption", error)
                 self.result_writer.release(leased, context.clock.now() + _UNSTARTABLE_TASK_PAUSE_MS)

@@ -96,7 +96,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     def __init__(
         self,
         *args: Any,
-        header_timeout_s: float,
+        head_timeout_s: float,
         body_timeout_s: float,
         fast_routes: Mapping[bytes, BufferedRequestHandler],
         **kwargs: Any,
@@ -104,8 +104,8 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._fast_routes = fast_routes
         self._timeouts_s = {
-            "first": header_timeout_s,
-            "headers": header_timeout_s,
+            "first": head_timeout_s,
+            "headers": head_timeout_s,
             "body": body_timeout_s,
         }
 

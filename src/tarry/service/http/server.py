@@ -44,7 +44,7 @@ class Server(uvicorn.Server):
         settings = service.settings
         http_protocol: Any = partial(
             ServiceHttpProtocol,
-            header_timeout_s=settings.head_timeout_ms / 1000,
+            head_timeout_s=settings.head_timeout_ms / 1000,
             body_timeout_s=settings.body_timeout_ms / 1000,
             fast_routes=service.api.fast_routes,
         )

@@ -28,7 +28,7 @@ async def an_added_task_is_stored_unchanged(harness: StoreHarness) -> None:
     new_task = task(
         key="kä ' \" % \\ " + "k" * 200,
         fingerprint=bytes(range(256)),
-        content=bytes(range(256)) * 64,
+        packed_content=bytes(range(256)) * 64,
         body_ref="bodies/1",
         policy_id="webhook",
         policy_version=3,
@@ -105,7 +105,7 @@ async def an_existing_key_returns_the_stored_task(harness: StoreHarness) -> None
     await harness.add(task(1, key="k", fingerprint=b"p"))
     leased = (await harness.claim()).tasks[0]
 
-    [again] = await harness.add(task(2, key="k", fingerprint=b"p", content=b"as good"))
+    [again] = await harness.add(task(2, key="k", fingerprint=b"p", packed_content=b"as good"))
 
     assert (AddStatus.EXISTING, leased, False) == (again.status, again.task, again.leased)
     assert await harness.store.get_task("acme", task_id(2)) is None

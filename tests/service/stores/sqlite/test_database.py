@@ -36,7 +36,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count = {pages + 2}").fetchall()
 
-        big = [NewTask(task(number, content=bytes(100_000))) for number in (2, 3)]
+        big = [NewTask(task(number, packed_content=bytes(100_000))) for number in (2, 3)]
         results = await asyncio.gather(
             store.add(big), store.finish([success_result(leased[0])]), return_exceptions=True
         )

@@ -53,7 +53,9 @@ def test_the_wal_stays_short_under_steady_reading(
         try:
             for begin in range(0, 100 * group, group):
                 numbers = range(begin, begin + group)
-                await store.add([NewTask(task(number, content=bytes(1000))) for number in numbers])
+                await store.add(
+                    [NewTask(task(number, packed_content=bytes(1000))) for number in numbers]
+                )
                 assert wal_size(path) < MAX_WAL_BYTES + MAX_WAL_BYTES // 2
         finally:
             for reader in readers:
@@ -80,13 +82,13 @@ def test_a_long_read_delays_truncation_without_busy_waiting(
             other.execute("BEGIN")
             other.execute("SELECT count(*) FROM task").fetchall()
             for number in (2, 3):
-                await store.add([NewTask(task(number, content=bytes(MAX_WAL_BYTES)))])
+                await store.add([NewTask(task(number, packed_content=bytes(MAX_WAL_BYTES)))])
                 assert number == (await store.counters()).task_counts[Status.PENDING]
             for _ in range(20):
                 await store.ping()
             assert 2 * 2 == _tries(statements)
             assert wal_size(path) > 2 * MAX_WAL_BYTES
-        await store.add([NewTask(task(4, content=bytes(MAX_WAL_BYTES)))])
+        await store.add([NewTask(task(4, packed_content=bytes(MAX_WAL_BYTES)))])
         await store.ping()
 
         assert 2 * 2 + 1 == _tries(statements)

@@ -102,7 +102,7 @@ def test_a_failing_operation_does_not_affect_its_group(tmp_path: Path) -> None:
     """Only its caller gets the error, and nothing of the operation is stored."""
 
     async def main(store: SqliteStore) -> None:
-        bad = [NewTask(task(1000, "new", "stranger")), NewTask(task(1001, content=object()))]
+        bad = [NewTask(task(1000, "new", "stranger")), NewTask(task(1001, packed_content=object()))]
         results = await submit_together(
             store,
             [

@@ -131,7 +131,7 @@ def _insert_tasks(
             NULL_FOR_NUMBER if version is None else version,
             bytearray(task.fingerprint),
             NULL_FOR_TEXT if ref is None else ref,
-            bytearray(task.content),
+            bytearray(task.packed_content),
         )
     seqs: list[int | None] = []
     for size, cursor in _INSERT_TASKS.execute_chunks(tx.execute, parameters):
