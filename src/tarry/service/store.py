@@ -118,7 +118,7 @@ class TaskResult(msgspec.Struct, kw_only=True, gc=False):
     previous_delay: float | None = None
     backoff_offset: int = 0
     last_outcome_kind: str | None = None
-    callback: Task | None = None
+    callback_task: Task | None = None
     """A task to add in the same change, if the result is APPLIED. Its key is unique, and no quota
     applies to it."""
 

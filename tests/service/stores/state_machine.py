@@ -212,7 +212,7 @@ class StoreMachine(RuleBasedStateMachine):
             previous_delay=draft.delay / 7,
             backoff_offset=draft.lease_index,
             last_outcome_kind="transient",
-            callback=task(number, "b", leased.tenant) if draft.has_callback else None,
+            callback_task=task(number, "b", leased.tenant) if draft.has_callback else None,
         )
 
     def _remember_kept(self, ids: list[str]) -> None:

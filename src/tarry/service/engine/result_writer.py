@@ -83,7 +83,7 @@ class ResultWriter:
         """Write the result of a leased task with the next group; do not wait for the write."""
         content = leased.content
         if content is not None and content.callback_url is not None and result.status.is_finished:
-            result.callback = self._context.build_callback_task(result.task, content, result)
+            result.callback_task = self._context.build_callback_task(result.task, content, result)
         self.result_queue.post((result, leased, delivery_result))
 
     async def submit(self, result: TaskResult) -> FinishStatus:

@@ -283,8 +283,8 @@ class Worker:
             record.decision = attempts.build_decision(verdict, outcome, effective_policy, call)
             if isinstance(verdict, Wait):
                 # None: this process does not keep the task for its next attempt.
-                next_lease = None if self._is_stopping or lane.is_paused else context.lease
-                result = attempts.retry_result(task, record, verdict, outcome, now, next_lease)
+                renewed_lease = None if self._is_stopping or lane.is_paused else context.lease
+                result = attempts.retry_result(task, record, verdict, outcome, now, renewed_lease)
             else:
                 reason = str(verdict.reason)
                 result = attempts.final_result(task, record, Status.EXHAUSTED, reason)

@@ -239,7 +239,7 @@ async def finishing_again_is_superseded(harness: StoreHarness) -> None:
         success_result(leased[0]),
         dead_result(leased[1]),
         retry_result(leased[2], START_MS + SECOND_MS, renewed_lease=LEASE),
-        retry_result(leased[3], START_MS + HOUR_MS, callback=task(9)),
+        retry_result(leased[3], START_MS + HOUR_MS, callback_task=task(9)),
     ]
     assert [FinishStatus.APPLIED] * 4 == await harness.store.finish(batch)
     before = [await harness.get(number) for number in (1, 2, 3, 4, 9)]
@@ -314,8 +314,10 @@ async def a_task_being_cancelled_gets_no_further_attempt(harness: StoreHarness) 
 
     statuses = await harness.store.finish(
         [
-            retry_result(leased[0], START_MS + SECOND_MS, renewed_lease=LEASE, callback=task(8)),
-            dead_result(leased[1], callback=task(9)),
+            retry_result(
+                leased[0], START_MS + SECOND_MS, renewed_lease=LEASE, callback_task=task(8)
+            ),
+            dead_result(leased[1], callback_task=task(9)),
             deferral,
         ]
     )
@@ -343,7 +345,7 @@ async def a_success_wins_over_a_cancel_request(harness: StoreHarness) -> None:
     await harness.store.cancel("acme", leased.id)
 
     assert [FinishStatus.APPLIED] == await harness.store.finish(
-        [success_result(leased, callback=task(9))]
+        [success_result(leased, callback_task=task(9))]
     )
 
     assert Status.SUCCEEDED is (await harness.get(1)).status
@@ -356,7 +358,9 @@ async def a_callback_is_added_with_the_result(harness: StoreHarness) -> None:
     leased = await harness.leased(1)
     harness.clock.advance(5)
 
-    await harness.store.finish([success_result(leased, callback=task(9, "hook", body_ref="b"))])
+    await harness.store.finish(
+        [success_result(leased, callback_task=task(9, "hook", body_ref="b"))]
+    )
 
     callback = await harness.get(9)
     times = (callback.created_at, callback.next_attempt_at, callback.started_at, callback.wake_at)
@@ -376,7 +380,7 @@ async def a_callback_with_an_existing_key_is_not_added(harness: StoreHarness) ->
 
     callback = task(10, key="key 9")
     assert [FinishStatus.APPLIED] == await harness.store.finish(
-        [success_result(leased, callback=callback)]
+        [success_result(leased, callback_task=callback)]
     )
 
     assert first.task == await harness.get(9)
@@ -390,6 +394,6 @@ async def a_superseded_result_adds_no_callback(harness: StoreHarness) -> None:
     harness.clock.advance(HOUR_MS)
     await harness.claim(OTHER_LEASE)
 
-    result = success_result(leased, callback=task(9))
+    result = success_result(leased, callback_task=task(9))
     assert [FinishStatus.SUPERSEDED] == await harness.store.finish([result])
     assert await harness.store.get_task("acme", task_id(9)) is None

@@ -216,8 +216,8 @@ class ModelStore:
             state.lease(row, result.renewed_lease, result.next_attempt_at, now, **fields)
         else:
             state.set_pending(row, result.next_attempt_at, now, **fields)
-        if result.callback is not None:
-            self._add(NewTask(result.callback), None, None, now)
+        if result.callback_task is not None:
+            self._add(NewTask(result.callback_task), None, None, now)
         return FinishStatus.APPLIED
 
     async def release(self, releases: Sequence[Release]) -> list[FinishStatus]:

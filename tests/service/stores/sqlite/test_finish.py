@@ -42,7 +42,7 @@ def results_of_every_status(leased: list[Task]) -> list[TaskResult]:
             leased, START_MS + 5, renewed_lease=LEASE, previous_delay=0.5, backoff_offset=1
         ),
         lambda leased: success_result(replace(leased, version=leased.version + 1)),
-        lambda leased: success_result(leased, callback=task(int(leased.id[-12:], 16) + 5000)),
+        lambda leased: success_result(leased, callback_task=task(int(leased.id[-12:], 16) + 5000)),
         lambda leased: replace(retry_result(leased, START_MS + HOUR_MS), attempt=None),
     ]
     return [builders[n % len(builders)](task) for n, task in enumerate(leased)]

@@ -85,7 +85,7 @@ class PackedResult(Struct, array_like=True, gc=False):
     previous_delay: float | None
     backoff_offset: int
     last_outcome_kind: str | None
-    callback: Task | None
+    callback_task: Task | None
 
 
 _get_next_state = attrgetter(*PackedResult.__struct_fields__[5:])
@@ -152,8 +152,8 @@ def _finish_batch(tx: Transaction, results: Sequence[PackedResult]) -> list[Fini
         if status != IN_FLIGHT:
             transition = (tenant, lane_id, policy, status)
             task_counts[transition] = task_counts.get(transition, 0) + 1
-        if result.callback is not None and not is_cancelled:
-            callbacks.append(NewTask(result.callback))
+        if result.callback_task is not None and not is_cancelled:
+            callbacks.append(NewTask(result.callback_task))
         statuses.append(FinishStatus.CANCELLED if is_cancelled else FinishStatus.APPLIED)
     log_attempts(tx, attempt_rows)
     _END_TASKS.execute(tx.execute, ended_rows)
