@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tarry.core.events import (
         AttemptFailed,
         AttemptStarted,
-        BreakerMoved,
+        BreakerStateChanged,
         BudgetEmpty,
         Event,
         GaveUp,
@@ -71,8 +71,8 @@ _NAMES_BY_MODULE = {
     "tarry.core.breaker": "Breaker BreakerState",
     "tarry.core.budget": "Budget RatioBudget ThrottleBudget TokenBudget",
     "tarry.core.events": (
-        "AttemptFailed AttemptStarted BreakerMoved BudgetEmpty Event GaveUp HedgeFired HedgeWon "
-        "Succeeded Waited WillWait"
+        "AttemptFailed AttemptStarted BreakerStateChanged BudgetEmpty Event GaveUp HedgeFired "
+        "HedgeWon Succeeded Waited WillWait"
     ),
     "tarry.core.decide": "decide",
     "tarry.core.hedging": "Hedging",
@@ -105,9 +105,9 @@ __all__ = [
     "AttemptTimeout",
     "BlockingWait",
     "Breaker",
-    "BreakerMoved",
     "BreakerOpen",
     "BreakerState",
+    "BreakerStateChanged",
     "Budget",
     "BudgetEmpty",
     "CallRecord",

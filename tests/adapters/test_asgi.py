@@ -137,7 +137,7 @@ def failing(**options: Any) -> Any:
 
 def test_unsafe_call_sets_no_header() -> None:
     """Whether its own request is safe to send again is known to the client."""
-    sent, error = handle_request(failing(safe=False))
+    sent, error = handle_request(failing(repeatable=False))
 
     assert [] == sent
     assert isinstance(error, ConnectionError)

@@ -86,7 +86,7 @@ def test_note_about_a_missing_key(server: FlakyServerView, client: ClientLibrary
         session.send("POST", server.url("drop,200"), b"order")
 
     first, second = caught.value.__notes__
-    assert first.endswith("gave up after 1 attempt: the operation is not safe to repeat")
+    assert first.endswith("gave up after 1 attempt: the operation is not repeatable")
     assert 'its method is not idempotent; an Idempotency-Key (idempotency_key="auto")' in second
 
 

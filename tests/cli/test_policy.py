@@ -64,7 +64,7 @@ def test_yaml_has_losses_as_comments(file: Path, to: str) -> None:
         line.partition(": ")[2] for line in result.stderr.splitlines()
     ]
     assert f"{to} differs: max_hint = 120: " in result.stderr
-    assert result.stderr.startswith(f"{to} differs: safe = per call: ")
+    assert result.stderr.startswith(f"{to} differs: repeatable = per call: ")
 
 
 def test_documents_are_those_of_the_library(file: Path) -> None:

@@ -39,11 +39,13 @@ def test_apply_creates_versions(ask: Ask, client: Client, file: Path) -> None:
 
 def test_apply_reports_ignored_parts(ask: Ask, client: Client, file: Path) -> None:
     """Parts that the service ignores are reported."""
-    file.write_text("max_attempts = 3\nretry_marked = true\n")
+    file.write_text("max_attempts = 3\nignore_retried_below = true\n")
     applied = ask("policy", "apply", file, "--name", "as-file", "--json")
     put = client.put_policy("as-json", {"maxAttempts": 3})
 
-    assert f"{file}: retry_marked is ignored: it has no effect in the service\n" == applied.err
+    assert (
+        f"{file}: ignore_retried_below is ignored: it has no effect in the service\n" == applied.err
+    )
     assert (86_400_000, 3) == (applied.json["maxHintMs"], applied.json["maxAttempts"])
     assert put.max_hint_ms == applied.json["maxHintMs"]
 

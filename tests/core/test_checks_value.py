@@ -7,10 +7,10 @@ import pickle
 
 import pytest
 
-from tarry.core.checks import Value
+from tarry.core.checks import ImmutableValue
 
 
-class Point(Value):
+class Point(ImmutableValue):
     """A value with two fields, one of which has a default."""
 
     __slots__ = _fields = ("x", "y")

@@ -82,15 +82,15 @@ def downstream(balance: float = 500, state: str = "closed", took: float = 0.0) -
     [
         (Outcome(Kind.PERMANENT), Reason.PERMANENT),
         (Outcome(Kind.OVERLOADED), Reason.OVERLOADED),
-        (Outcome(Kind.TRANSIENT, safe=False), Reason.UNSAFE),
-        (Outcome(Kind.THROTTLED, safe=False), Reason.UNSAFE),
-        (Outcome(Kind.TRANSIENT, retried=True), Reason.RETRIED_BELOW),
-        (Outcome(Kind.THROTTLED, retried=True), Reason.RETRIED_BELOW),
+        (Outcome(Kind.TRANSIENT, repeatable=False), Reason.UNSAFE),
+        (Outcome(Kind.THROTTLED, repeatable=False), Reason.UNSAFE),
+        (Outcome(Kind.TRANSIENT, retried_below=True), Reason.RETRIED_BELOW),
+        (Outcome(Kind.THROTTLED, retried_below=True), Reason.RETRIED_BELOW),
         *((outcome_of_status(status, now=NOW), Reason.PERMANENT) for status in (400, 401, 403)),
         *((outcome_of_status(status, now=NOW), Reason.PERMANENT) for status in (404, 410, 422)),
         (outcome_of_status(503, {"x-should-retry": "false"}, now=NOW), Reason.OVERLOADED),
-        (outcome_of_status(503, now=NOW, safe=False), Reason.UNSAFE),
-        (outcome_of_exception(ConnectionResetError(), safe=False), Reason.UNSAFE),
+        (outcome_of_status(503, now=NOW, repeatable=False), Reason.UNSAFE),
+        (outcome_of_exception(ConnectionResetError(), repeatable=False), Reason.UNSAFE),
         (outcome_of_code("UNAVAILABLE", [("grpc-retry-pushback-ms", "-1")]), Reason.OVERLOADED),
         (outcome_of_code("UNAVAILABLE", [("grpc-retry-pushback-ms", "x")]), Reason.OVERLOADED),
         (outcome_of_code("INTERNAL"), Reason.PERMANENT),
@@ -116,7 +116,7 @@ def test_a_server_that_says_no_may_say_until_when() -> None:
         outcome_of_status(503, now=NOW),
         outcome_of_status(404, {"x-should-retry": "true"}, now=NOW),
         outcome_of_status(404, {"stripe-should-retry": "true"}, now=NOW),
-        outcome_of_exception(ConnectionRefusedError(), safe=False),
+        outcome_of_exception(ConnectionRefusedError(), repeatable=False),
         outcome_of_code("UNAVAILABLE"),
         outcome_of_code("RESOURCE_EXHAUSTED"),
     ],
@@ -127,8 +127,10 @@ def test_outcomes_that_are_retried(outcome: Outcome) -> None:
 
 
 def test_marked_errors_are_retried_on_demand() -> None:
-    """An outer loop retries what an inner one gave up on only with retry_marked."""
-    assert isinstance(ask(Outcome(Kind.TRANSIENT, retried=True), Policy(retry_marked=True)), Wait)
+    """An outer loop retries what an inner one gave up on only with ignore_retried_below."""
+    assert isinstance(
+        ask(Outcome(Kind.TRANSIENT, retried_below=True), Policy(ignore_retried_below=True)), Wait
+    )
 
 
 @pytest.mark.parametrize("most", [1, 2, 4, 10_000])
@@ -208,8 +210,8 @@ def test_the_earliest_question_answers() -> None:
             Outcome(
                 Kind.PERMANENT if Reason.PERMANENT in broken else Kind.TRANSIENT,
                 Hint(200.0 if Reason.HINT_TOO_LONG in broken else 1.0),
-                safe=Reason.UNSAFE not in broken,
-                retried=Reason.RETRIED_BELOW in broken,
+                repeatable=Reason.UNSAFE not in broken,
+                retried_below=Reason.RETRIED_BELOW in broken,
             ),
             now=NOW,
             u=0.5,

@@ -35,7 +35,7 @@ EXAMPLES: list[Any] = [
     events.Succeeded(*WHO, 2),
     events.GaveUp(*WHO, 4, Reason.ATTEMPTS, 0.7, None, None, None),
     events.BudgetEmpty(*WHO),
-    events.BreakerMoved(*WHO, BreakerState.CLOSED, BreakerState.OPEN),
+    events.BreakerStateChanged(*WHO, BreakerState.CLOSED, BreakerState.OPEN),
     events.HedgeFired(*WHO, 2),
     events.HedgeWon(*WHO, 2),
 ]

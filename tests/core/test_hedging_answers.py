@@ -19,9 +19,9 @@ LATE = Hint(121.0)
 @pytest.mark.parametrize(
     ("outcome", "expected"),
     [
-        (Outcome(Kind.TRANSIENT, safe=False), Stop(Reason.UNSAFE)),
-        (Outcome(Kind.THROTTLED, safe=False), Stop(Reason.UNSAFE)),
-        (Outcome(Kind.TRANSIENT, retried=True), Stop(Reason.RETRIED_BELOW)),
+        (Outcome(Kind.TRANSIENT, repeatable=False), Stop(Reason.UNSAFE)),
+        (Outcome(Kind.THROTTLED, repeatable=False), Stop(Reason.UNSAFE)),
+        (Outcome(Kind.TRANSIENT, retried_below=True), Stop(Reason.RETRIED_BELOW)),
         (Outcome(Kind.TRANSIENT, LATE), Stop(Reason.HINT_TOO_LONG, 121.0, LATE)),
         (Outcome(Kind.OVERLOADED, LATE), Stop(Reason.OVERLOADED, 121.0, LATE)),
         (Outcome(Kind.PERMANENT), Stop(Reason.PERMANENT)),

@@ -71,7 +71,7 @@ def test_outcomes_are_values() -> None:
     """An outcome cannot be changed, has no further attributes, and is equal to its like."""
     outcome = Outcome(Kind.TRANSIENT, Hint(1.0), detail="503")
     with pytest.raises(AttributeError):
-        outcome.safe = False
+        outcome.repeatable = False
     assert not hasattr(outcome, "__dict__")
     assert {outcome} == {Outcome(Kind.TRANSIENT, Hint(1.0), detail="503")}
 
@@ -83,7 +83,7 @@ def test_plain_outcomes() -> None:
         (Kind.TRANSIENT, TRANSIENT),
         (Kind.PERMANENT, PERMANENT),
     ):
-        plain = Outcome(kind, None, safe=True, retried=False, timeout=False, detail="")
+        plain = Outcome(kind, None, repeatable=True, retried_below=False, timeout=False, detail="")
         assert plain == outcome
 
 
@@ -179,11 +179,11 @@ def test_headers_as_pairs() -> None:
     assert Hint(7.0, source="retry-after") == outcome.hint
 
 
-@pytest.mark.parametrize("safe", [True, False])
-def test_a_response_proves_that_the_request_was_read(safe: bool) -> None:
+@pytest.mark.parametrize("repeatable", [True, False])
+def test_a_response_proves_that_the_request_was_read(repeatable: bool) -> None:
     """The caller decides whether a received request can be repeated."""
-    assert safe == outcome_of_status(503, now=NOW, safe=safe).safe
-    assert safe == outcome_of_code("UNAVAILABLE", safe=safe).safe
+    assert repeatable == outcome_of_status(503, now=NOW, repeatable=repeatable).repeatable
+    assert repeatable == outcome_of_code("UNAVAILABLE", repeatable=repeatable).repeatable
 
 
 # --- gRPC ----------------------------------------------------------------------------------------
@@ -260,11 +260,11 @@ def test_do_not_retry_counts_whatever_the_code(value: str) -> None:
 
 
 @pytest.mark.parametrize("error", [ConnectionRefusedError(), ConnectionRefusedError(111, "no")])
-@pytest.mark.parametrize("safe", [True, False])
-def test_connections_that_were_never_made(error: Exception, safe: bool) -> None:
+@pytest.mark.parametrize("repeatable", [True, False])
+def test_connections_that_were_never_made(error: Exception, repeatable: bool) -> None:
     """A refused connection is safe to retry for any operation."""
-    expected = Outcome(Kind.TRANSIENT, safe=True, detail="ConnectionRefusedError")
-    assert expected == outcome_of_exception(error, safe=safe)
+    expected = Outcome(Kind.TRANSIENT, repeatable=True, detail="ConnectionRefusedError")
+    assert expected == outcome_of_exception(error, repeatable=repeatable)
 
 
 @pytest.mark.parametrize(
@@ -278,8 +278,8 @@ def test_connections_that_were_never_made(error: Exception, safe: bool) -> None:
 )
 def test_hosts_that_were_never_reached(error: Exception) -> None:
     """Nothing was sent to a host that cannot be reached or found."""
-    outcome = outcome_of_exception(error, safe=False)
-    assert (Kind.TRANSIENT, True) == (outcome.kind, outcome.safe)
+    outcome = outcome_of_exception(error, repeatable=False)
+    assert (Kind.TRANSIENT, True) == (outcome.kind, outcome.repeatable)
 
 
 @pytest.mark.parametrize(
@@ -295,12 +295,12 @@ def test_hosts_that_were_never_reached(error: Exception) -> None:
     ],
     ids=repr,
 )
-@pytest.mark.parametrize("safe", [True, False])
-def test_connections_that_broke(error: Exception, timeout: bool, safe: bool) -> None:
+@pytest.mark.parametrize("repeatable", [True, False])
+def test_connections_that_broke(error: Exception, timeout: bool, repeatable: bool) -> None:
     """A request that may have been received is safe only if the caller says so."""
     detail = type(error).__name__
-    expected = Outcome(Kind.TRANSIENT, safe=safe, timeout=timeout, detail=detail)
-    assert expected == outcome_of_exception(error, safe=safe)
+    expected = Outcome(Kind.TRANSIENT, repeatable=repeatable, timeout=timeout, detail=detail)
+    assert expected == outcome_of_exception(error, repeatable=repeatable)
 
 
 @pytest.mark.parametrize(

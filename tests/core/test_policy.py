@@ -64,7 +64,7 @@ def policies(draw: st.DrawFn) -> Policy:
         retryable_statuses=draw(st.sampled_from([(), (503,), (429, 500, 404)])),
         retryable_codes=draw(st.sampled_from([(), ("ABORTED", "UNAVAILABLE")])),
         max_hint=draw(st.floats(0, 1e6)),
-        retry_marked=draw(st.booleans()),
+        ignore_retried_below=draw(st.booleans()),
     )
 
 
@@ -87,7 +87,7 @@ def test_defaults() -> None:
         "retryable_codes": {"UNAVAILABLE", "RESOURCE_EXHAUSTED"},
         "throttled_delay": 1.0,
         "max_hint": 120.0,
-        "retry_marked": False,
+        "ignore_retried_below": False,
     }
     assert expected == {name: getattr(policy, name) for name in PUBLIC}
 
@@ -198,7 +198,7 @@ def test_values_that_break_a_rule(field: str, value: float | str, rule: str) -> 
             for field in ("retryable_statuses", "retryable_codes")
             for value in (503, "503", b"503", None)
         ),
-        *(("retry_marked", value, "True or False") for value in (0, 1, None, "yes")),
+        *(("ignore_retried_below", value, "True or False") for value in (0, 1, None, "yes")),
     ],
     ids=repr,
 )

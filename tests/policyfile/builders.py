@@ -23,7 +23,7 @@ def loss_text(made: Exported | Imported, field: str) -> str:
 
 def plain_policy(**changes: Any) -> Policy:
     """Return a policy that a proxy can express except for the losses of all proxies."""
-    settings: dict[str, Any] = {"retry_marked": True, "throttled_delay": 0.1} | changes
+    settings: dict[str, Any] = {"ignore_retried_below": True, "throttled_delay": 0.1} | changes
     return Policy(**settings)
 
 

@@ -16,7 +16,7 @@ from tarry.policyfile.envoy import to_envoy
 from tests.policyfile.builders import defence, fields, loss_text, plain_policy
 from tests.policyfile.protos import clusters, parsed, routes
 
-ALWAYS = ["safe", "budget", "max_hint"]
+ALWAYS = ["repeatable", "budget", "max_hint"]
 """What no policy can say to Envoy."""
 
 
@@ -152,8 +152,8 @@ def test_other_backoffs_that_come_to_the_same(
         ({"total_budget": 2.0}, "total_budget = 2: Envoy stops a running attempt"),
         ({"throttled_delay": 1.0}, "throttled_delay = 1: Envoy does not wait longer after thr"),
         (
-            {"retry_marked": False},
-            "retry_marked = false: Envoy also retries calls that a layer below",
+            {"ignore_retried_below": False},
+            "ignore_retried_below = false: Envoy also retries calls that a layer below",
         ),
         ({"retryable_codes": ["ABORTED", "INTERNAL"]}, "retryable_codes = ABORTED: Envoy cannot"),
         ({"max_hint": 0}, "max_hint = 0: Envoy ignores Retry-After, where tarry would give up"),

@@ -10,7 +10,7 @@ from tarry.policyfile.envoy import to_envoy
 from tests.policyfile.builders import defence, fields, loss_text
 from tests.policyfile.protos import clusters, parsed
 
-ALWAYS = ["safe", "budget"]
+ALWAYS = ["repeatable", "budget"]
 
 
 def cluster(**parts: Any) -> Any:

@@ -18,7 +18,7 @@ from tarry.policyfile.gateway import to_gateway_api
 from tests.policyfile.builders import defence, fields, loss_text, plain_policy
 
 DURATION = re.compile(r"^([0-9]{1,5}(h|m|s|ms)){1,4}$")
-ALWAYS = {"safe", "backoff", "max_hint", "retryable_statuses"}
+ALWAYS = {"repeatable", "backoff", "max_hint", "retryable_statuses"}
 
 
 def exported(policy: Policy | None = None, **parts: Any) -> Any:

@@ -139,8 +139,8 @@ def test_backoffs_that_come_to_the_same(
         ({"total_budget": 2.0}, "total_budget = 2: gRPC stops a running attempt"),
         ({"throttled_delay": 1.0}, "throttled_delay = 1: gRPC does not wait longer after RESOURCE"),
         (
-            {"retry_marked": False},
-            "retry_marked = false: gRPC also retries calls that a layer below",
+            {"ignore_retried_below": False},
+            "ignore_retried_below = false: gRPC also retries calls that a layer below",
         ),
         ({"retryable_statuses": [503]}, "retryable_statuses = 503: gRPC has no HTTP statuses"),
         (

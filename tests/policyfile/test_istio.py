@@ -15,7 +15,7 @@ from tarry.policyfile.istio import to_istio
 from tests.policyfile.builders import defence, fields, loss_text, plain_policy
 
 HOST = "payments.prod.svc.cluster.local"
-ALWAYS = ["safe", "max_hint"]
+ALWAYS = ["repeatable", "max_hint"]
 ROUTE_FIELDS = {"route", "timeout", "retries"}
 RETRY_FIELDS = {"attempts", "perTryTimeout", "retryOn", "backoff"}
 
@@ -117,8 +117,8 @@ def test_one_attempt_is_said() -> None:
         ({"total_budget": 2.0}, "total_budget = 2: Istio stops a running attempt"),
         ({"throttled_delay": 2.0}, "throttled_delay = 2: Istio does not wait longer after thr"),
         (
-            {"retry_marked": False},
-            "retry_marked = false: Istio also retries calls that a layer below",
+            {"ignore_retried_below": False},
+            "ignore_retried_below = false: Istio also retries calls that a layer below",
         ),
         ({"retryable_codes": ["UNKNOWN"]}, "retryable_codes = UNKNOWN: Istio cannot retry on"),
     ],
@@ -157,7 +157,7 @@ def test_losses_of_a_breaker() -> None:
     )
 
     sent, detail = ["breaker.failure_rate", "breaker.probes"], "breaker.growth"
-    assert ["safe", *sent, "max_hint", detail] == fields(made)
+    assert ["repeatable", *sent, "max_hint", detail] == fields(made)
     assert "n x 400 s in Istio, 400 s at most" in loss_text(made, "breaker.growth")
 
 

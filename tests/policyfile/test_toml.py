@@ -36,13 +36,13 @@ def test_is_written_as_a_person_would() -> None:
         "max_attempts": 4,
         "backoff": {"schedule": [5.0, 300.0]},
         "jitter": "full",
-        "retry_marked": False,
+        "ignore_retried_below": False,
         "breaker": {"consecutive": 5, "odd key": "a\tb"},
     }
     expected = """\
 max_attempts = 4
 jitter = "full"
-retry_marked = false
+ignore_retried_below = false
 
 [backoff]
 schedule = [5.0, 300.0]

@@ -196,7 +196,7 @@ def test_force_emits_one_event() -> None:
         payments.force("open")
 
     [moved] = events
-    assert tarry.BreakerMoved("", "payments", CLOSED, BreakerState.FORCED_OPEN) == moved
+    assert tarry.BreakerStateChanged("", "payments", CLOSED, BreakerState.FORCED_OPEN) == moved
 
 
 def test_force_without_a_breaker() -> None:

@@ -199,7 +199,7 @@ CASES = [
     ),
     Case(
         "unsafe to repeat",
-        (answers(Kind.TRANSIENT, safe=False),),
+        (answers(Kind.TRANSIENT, repeatable=False),),
         starts=(0,),
         ends=0,
         raises=Answer,

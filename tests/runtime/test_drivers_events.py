@@ -136,7 +136,7 @@ def test_events_of_a_breaker(driver: Driver, clock: VirtualClock) -> None:
         clock.advance(30)
         driver.run(clock, dependency, downstream=payments)
 
-    moves = [event for event in events if isinstance(event, tarry.BreakerMoved)]
+    moves = [event for event in events if isinstance(event, tarry.BreakerStateChanged)]
     assert ["open", "half-open", "closed"] == [move.after.value for move in moves]
     assert ["closed", "open", "half-open"] == [move.before.value for move in moves]
     assert {"payments"} == {move.downstream for move in moves}

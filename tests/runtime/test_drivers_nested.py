@@ -119,10 +119,10 @@ def test_record_survives_a_layer_with_other_errors(driver: Driver, clock: Virtua
 def test_record_survives_a_layer_that_ran_out_of_attempts(
     driver: Driver, clock: VirtualClock
 ) -> None:
-    """A middle layer with `retry_marked` keeps the record when it gives up."""
+    """A middle layer with `ignore_retried_below` keeps the record when it gives up."""
     dependency = Dependency(clock, FAIL)
     call = driver.wrap(leaf_of(driver, dependency), attempts=2)
-    call = driver.wrap(call, policy=Policy(max_attempts=1, retry_marked=True))
+    call = driver.wrap(call, policy=Policy(max_attempts=1, ignore_retried_below=True))
     call = driver.wrap(call)
 
     with pytest.raises(ConnectionError):
@@ -132,11 +132,11 @@ def test_record_survives_a_layer_that_ran_out_of_attempts(
 
 
 @every_driver
-def test_retry_marked(driver: Driver, clock: VirtualClock) -> None:
-    """A loop with `retry_marked=True` retries errors with a record."""
+def test_ignore_retried_below(driver: Driver, clock: VirtualClock) -> None:
+    """A loop with `ignore_retried_below=True` retries errors with a record."""
     dependency = Dependency(clock, FAIL)
     inner = driver.wrap(leaf_of(driver, dependency), attempts=2)
-    outer = driver.wrap(inner, policy=Policy(max_attempts=3, retry_marked=True))
+    outer = driver.wrap(inner, policy=Policy(max_attempts=3, ignore_retried_below=True))
 
     with pytest.raises(ConnectionError):
         driver.start(clock, outer)

@@ -129,19 +129,19 @@ def test_group_without_retried_members(clock: VirtualClock) -> None:
 
 @pytest.mark.parametrize(("again", "calls"), [(False, 1), (True, ABOVE)])
 def test_unsafe_operation(clock: VirtualClock, again: bool, calls: int) -> None:
-    """An outer loop does not repeat an unsafe operation, except with `retry_marked`."""
+    """An outer loop does not repeat an unsafe operation, except with `ignore_retried_below`."""
     made: list[int] = []
 
-    @tarry.retry(on=lambda _: tarry.Outcome(tarry.Kind.TRANSIENT, safe=False))
+    @tarry.retry(on=lambda _: tarry.Outcome(tarry.Kind.TRANSIENT, repeatable=False))
     def charge() -> None:
         made.append(1)
         raise OSError
 
-    policy = tarry.Policy(max_attempts=ABOVE, retry_marked=again)
+    policy = tarry.Policy(max_attempts=ABOVE, ignore_retried_below=again)
     with pytest.raises(OSError) as caught:  # noqa: PT011 - the only one there is
         tarry.call(charge, on=OSError, policy=policy, name="order")
 
-    below = "the operation is not safe to repeat"
+    below = "the operation is not repeatable"
     above = "a layer below has already retried this error"
     ends = sorted(note.rpartition(": ")[2] for note in caught.value.__notes__)
     assert calls == len(made)

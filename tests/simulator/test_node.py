@@ -363,4 +363,7 @@ def test_failures_of_servers_are_retryable() -> None:
     """Each failure that a server returns may be retried."""
     for outcome in (REFUSED, DROPPED, INTERNAL_ERROR):
         assert isinstance(outcome, Outcome)
-        assert (True, False) == (outcome.safe and outcome.counts_as_failure, outcome.retried)
+        assert (True, False) == (
+            outcome.repeatable and outcome.counts_as_failure,
+            outcome.retried_below,
+        )

@@ -71,7 +71,7 @@ def test_relay_marks_exhausted_retries(
     starts.calls[0].on_end(0.0, 2.0, Stop(reason), attempts)
 
     assert [ReceivedResponse(2.0, 1, expected)] == requester.responses
-    assert (False, True) == (UNAVAILABLE.retried, RETRIES_EXHAUSTED.retried)
+    assert (False, True) == (UNAVAILABLE.retried_below, RETRIES_EXHAUSTED.retried_below)
 
 
 def test_concurrency_limits_running_calls() -> None:
@@ -99,7 +99,7 @@ def test_relay_with_a_full_queue_rejects() -> None:
     rejected = relay.handle(0.0, requester, 3)
     assert rejected is not None
     when, outcome = rejected
-    assert (0.0, "503", False) == (when, outcome.detail, outcome.retried)
+    assert (0.0, "503", False) == (when, outcome.detail, outcome.retried_below)
     assert outcome.hint is not None
     assert 3.0 == outcome.hint.delay
 

@@ -98,7 +98,7 @@ def test_servers_of_a_chain_draw_separate_latencies() -> None:
 
 def test_servers_of_a_chain_draw_separate_jitter() -> None:
     """The jitter of a client is independent of that of the server."""
-    policy = Policy(max_attempts=2, initial_delay=1.0, retry_marked=True)
+    policy = Policy(max_attempts=2, initial_delay=1.0, ignore_retried_below=True)
     defence = Defence(policy)
     servers = {"server": Server(calls="leaf", defence=defence), "leaf": Server(failure_rate=1.0)}
     scenario = Scenario(
@@ -167,7 +167,9 @@ def test_call_passes_all_servers_of_the_path() -> None:
 
 def test_chain_multiplies_attempts_if_every_layer_retries() -> None:
     """With three attempts in each of three layers, a dead server gets 27 requests per call."""
-    eager = Defence(Policy(max_attempts=3, initial_delay=0.01, jitter="none", retry_marked=True))
+    eager = Defence(
+        Policy(max_attempts=3, initial_delay=0.01, jitter="none", ignore_retried_below=True)
+    )
     servers = {
         "server": Server(calls="b", defence=eager),
         "b": Server(calls="c", defence=eager),

@@ -39,7 +39,7 @@ policies = st.builds(
     attempt_timeout=st.none() | st.floats(0.05, 2),
     total_budget=st.none() | st.floats(0.5, 5),
     jitter=st.sampled_from(["none", "full", "equal", "decorrelated"]),
-    retry_marked=st.booleans(),
+    ignore_retried_below=st.booleans(),
 )
 breakers = st.fixed_dictionaries(
     {"min_calls": st.integers(2, 10), "open_for": st.floats(0.1, 3), "probes": st.integers(1, 3)}

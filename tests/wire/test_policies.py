@@ -150,7 +150,9 @@ def test_a_preset_in_a_file_is_that_of_the_service(name: str) -> None:
 
 def test_what_the_service_cannot_hold_is_refused() -> None:
     """Settings that the service does not support raise an error."""
-    with pytest.raises(ConfigurationError, match="retry_marked cannot be sent to the service"):
-        policy_to_service(Policy(retry_marked=True))
+    with pytest.raises(
+        ConfigurationError, match="ignore_retried_below cannot be sent to the service"
+    ):
+        policy_to_service(Policy(ignore_retried_below=True))
     with pytest.raises(ConfigurationError, match="backoff is a callable"):
         policy_to_service(Policy(backoff=float))

@@ -173,7 +173,7 @@ def _classify_error(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT
     if isinstance(error, _NOT_SENT_ERRORS):
         return Outcome(Kind.TRANSIENT, timeout=timeout, detail=detail)
     if isinstance(error, _MAYBE_SENT_ERRORS):
-        return Outcome(Kind.TRANSIENT, safe=repeatable, timeout=timeout, detail=detail)
+        return Outcome(Kind.TRANSIENT, repeatable=repeatable, timeout=timeout, detail=detail)
     return PERMANENT
 
 

@@ -157,7 +157,7 @@ def _classify_error(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT
     if "ProxyError" in names and (status := str(error).partition(" ")[0]).isdecimal():
         return messages.classify_proxy_refusal(int(status))
     if names & _MAYBE_SENT_ERRORS:
-        return Outcome(Kind.TRANSIENT, safe=repeatable, timeout=timeout, detail=detail)
+        return Outcome(Kind.TRANSIENT, repeatable=repeatable, timeout=timeout, detail=detail)
     return PERMANENT
 
 

@@ -207,7 +207,7 @@ def _classify_error(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT
     ):
         return PERMANENT
     if isinstance(error, (RequestsConnectionError, Timeout)):
-        return Outcome(Kind.TRANSIENT, safe=repeatable, timeout=timeout, detail=detail)
+        return Outcome(Kind.TRANSIENT, repeatable=repeatable, timeout=timeout, detail=detail)
     return PERMANENT
 
 

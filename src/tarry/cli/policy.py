@@ -166,8 +166,9 @@ def apply(
     for section in ("breaker", "budget", "limiter"):
         if fields.pop(section, None) is not None:
             typer.echo(f"{file}: [{section}] is ignored: the service has its own", err=True)
-    if fields.pop("retry_marked", False):
-        typer.echo(f"{file}: retry_marked is ignored: it has no effect in the service", err=True)
+    if fields.pop("ignore_retried_below", False):
+        ignored = "ignore_retried_below is ignored: it has no effect in the service"
+        typer.echo(f"{file}: {ignored}", err=True)
     policy = policy_to_json(service_policy_from_file(fields))
     with connect(server, api_key) as client:
         try:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-from tarry.core.checks import Value, check_at_least
+from tarry.core.checks import ImmutableValue, check_at_least
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 
 BackoffName = Literal["fixed", "linear", "exponential"]
@@ -45,7 +45,7 @@ BACKOFFS: dict[str, Callable[[int, float, float, float], float]] = {
 }
 
 
-class Schedule(Value):
+class Schedule(ImmutableValue):
     """A backoff given as a list of delays: `Schedule((5, 300, 1800))`. The last delay repeats."""
 
     __slots__ = _fields = ("delays",)

@@ -73,7 +73,7 @@ def valid_duration(value: object) -> float | None:
     return value if isinstance(value, (int, float)) and 0 <= value < inf else None
 
 
-class Value:
+class ImmutableValue:
     """Base class of values that are compared, hashed and printed by their fields.
 
     A subclass lists its `_fields` and stores them in `__init__`. This class replaces frozen

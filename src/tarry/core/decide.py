@@ -1,6 +1,6 @@
 """`decide`: the only place that decides whether a failed attempt is retried, and when.
 
-The checks run in a fixed order: retryable, safe to repeat, already retried by a layer below,
+The checks run in a fixed order: retryable, repeatable, already retried by a layer below,
 attempts left, breaker and retry budget, length of the hint, time left. A check that fails gives a
 `Stop` with its own reason. The caller, not `decide`, charges the retry budget, after a `Wait`.
 """
@@ -87,9 +87,9 @@ def decide(
             return Stop(Reason.PERMANENT)
         hint = outcome.hint
         return Stop(Reason.OVERLOADED, None if hint is None else valid_duration(hint.delay), hint)
-    if not outcome.safe:
+    if not outcome.repeatable:
         return Stop(Reason.UNSAFE)
-    if outcome.retried and not policy.retry_marked:
+    if outcome.retried_below and not policy.ignore_retried_below:
         return Stop(Reason.RETRIED_BELOW)
     attempts = progress.attempts
     if attempts >= policy.max_attempts:

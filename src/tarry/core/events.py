@@ -99,7 +99,7 @@ class BudgetEmpty(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class BreakerMoved(Event):
+class BreakerStateChanged(Event):
     """The breaker of a dependency changed its state."""
 
     before: BreakerState

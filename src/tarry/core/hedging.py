@@ -166,9 +166,9 @@ class HedgedCall:
         if outcome.kind not in (Kind.TRANSIENT, Kind.THROTTLED):
             overloaded = outcome.kind is Kind.OVERLOADED
             stop = Stop(Reason.OVERLOADED if overloaded else Reason.PERMANENT, wait, hint)
-        elif not outcome.safe:
+        elif not outcome.repeatable:
             stop = Stop(Reason.UNSAFE)
-        elif outcome.retried:
+        elif outcome.retried_below:
             stop = Stop(Reason.RETRIED_BELOW)
         elif wait and wait > self._hedging.max_hint:
             stop = Stop(Reason.HINT_TOO_LONG, wait, hint)

@@ -9,7 +9,7 @@ from enum import StrEnum
 from errno import ECONNREFUSED, EHOSTDOWN, EHOSTUNREACH, ENETDOWN, ENETUNREACH
 from typing import TYPE_CHECKING, Any
 
-from tarry.core.checks import Value, check_count, check_one_of
+from tarry.core.checks import ImmutableValue, check_count, check_one_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -32,23 +32,25 @@ class Kind(StrEnum):
     PERMANENT = "permanent"
 
 
-class Outcome(Value):
+class Outcome(ImmutableValue):
     """The classified result of one attempt.
 
-    safe: safe to repeat, because the operation is idempotent or was certainly not received.
-    retried: an inner retry loop has already retried the operation and gave up.
+    repeatable: the operation is idempotent, or the dependency certainly did not receive it.
+    retried_below: an inner retry loop has already retried the operation and gave up.
     timeout: the attempt or the server timed out, for which some retry budgets charge more.
     local: the attempt failed in this process, before the dependency was called.
     detail: the status or the code, for logs.
     """
 
-    __match_args__ = _fields = ("kind", "hint", "safe", "retried", "timeout", "local", "detail")
+    __match_args__ = _fields = (
+        "kind", "hint", "repeatable", "retried_below", "timeout", "local", "detail",
+    )  # fmt: skip
     __slots__ = _fields
 
     kind: Kind
     hint: Hint | None
-    safe: bool
-    retried: bool
+    repeatable: bool
+    retried_below: bool
     timeout: bool
     local: bool
     detail: str
@@ -58,8 +60,8 @@ class Outcome(Value):
         kind: Kind,
         hint: Hint | None = None,
         *,
-        safe: bool = True,
-        retried: bool = False,
+        repeatable: bool = True,
+        retried_below: bool = False,
         timeout: bool = False,
         local: bool = False,
         detail: str = "",
@@ -67,7 +69,7 @@ class Outcome(Value):
         if not isinstance(kind, Kind):
             check_one_of("kind", kind, [known.value for known in Kind])
             kind = Kind(kind)
-        self._set_fields(kind, hint, safe, retried, timeout, local, detail)
+        self._set_fields(kind, hint, repeatable, retried_below, timeout, local, detail)
 
     def replace(self, **changes: Any) -> Outcome:
         """Return a copy with some fields changed."""
@@ -119,11 +121,11 @@ def outcome_of_status(
     *,
     now: float,
     retryable: AbstractSet[int] = RETRYABLE_STATUSES,
-    safe: bool = True,
+    repeatable: bool = True,
 ) -> Outcome:
     """Classify an HTTP response; `now` is the epoch time, for dates in `headers`.
 
-    `safe` is whether the request is idempotent: it can be repeated although it was received.
+    `repeatable`: the request is idempotent, so that it can be sent again after it was received.
     """
     check_count("status", status)
     if status < _FIRST_ERROR_STATUS and status not in retryable:
@@ -134,7 +136,7 @@ def outcome_of_status(
     kind = Kind.THROTTLED if status == _TOO_MANY_REQUESTS else Kind.TRANSIENT
     kind = _apply_should_retry(kind, hint, is_retryable=status in retryable)
     timeout = status in _TIMEOUT_STATUSES
-    return Outcome(kind, hint, safe=safe, timeout=timeout, detail=str(status))
+    return Outcome(kind, hint, repeatable=repeatable, timeout=timeout, detail=str(status))
 
 
 def outcome_of_code(
@@ -142,7 +144,7 @@ def outcome_of_code(
     metadata: Iterable[tuple[str, str | bytes]] = (),
     *,
     retryable: AbstractSet[str] = RETRYABLE_CODES,
-    safe: bool = True,
+    repeatable: bool = True,
 ) -> Outcome:
     """Classify a gRPC status by its name or number, with its trailing metadata."""
     if isinstance(code, int):
@@ -158,21 +160,22 @@ def outcome_of_code(
     kind = _apply_should_retry(kind, hint, is_retryable=name in retryable)
     if hint is not None and hint.should_retry is False:  # a pushback says so for any code
         kind = Kind.OVERLOADED
-    return Outcome(kind, hint, safe=safe, timeout=name == "DEADLINE_EXCEEDED", detail=name)
+    timeout = name == "DEADLINE_EXCEEDED"
+    return Outcome(kind, hint, repeatable=repeatable, timeout=timeout, detail=name)
 
 
-def outcome_of_exception(error: BaseException, *, safe: bool = True) -> Outcome:
+def outcome_of_exception(error: BaseException, *, repeatable: bool = True) -> Outcome:
     """Classify a network error of the standard library; any other exception is permanent.
 
-    An operation for which no connection was made is always safe to repeat.
+    An operation for which no connection was made is always repeatable.
     """
     detail = type(error).__name__
     if _is_connect_error(error):
         return Outcome(Kind.TRANSIENT, detail=detail)
     if isinstance(error, (ConnectionError, TimeoutError)):
         timeout = isinstance(error, TimeoutError)
-        return Outcome(Kind.TRANSIENT, safe=safe, timeout=timeout, detail=detail)
-    return Outcome(Kind.PERMANENT, safe=safe, detail=detail)
+        return Outcome(Kind.TRANSIENT, repeatable=repeatable, timeout=timeout, detail=detail)
+    return Outcome(Kind.PERMANENT, repeatable=repeatable, detail=detail)
 
 
 def _is_connect_error(error: BaseException) -> bool:

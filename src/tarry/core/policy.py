@@ -22,7 +22,13 @@ from tarry.core.backoff import (
     Schedule,
     custom,
 )
-from tarry.core.checks import Value, check_at_least, check_count, check_one_of, check_positive
+from tarry.core.checks import (
+    ImmutableValue,
+    check_at_least,
+    check_count,
+    check_one_of,
+    check_positive,
+)
 from tarry.core.outcome import GRPC_CODES, RETRYABLE_CODES, RETRYABLE_STATUSES
 from tarry.core.text import did_you_mean, format_duration
 from tarry.core.verdict import Attempt
@@ -155,8 +161,8 @@ POLICY_FIELDS: tuple[PolicyField, ...] = (
         is_minimum_allowed=True,
     ),
     PolicyField(
-        "retry_marked", None, "flag", False,  # noqa: FBT003 - a default, not a switch
-        "Also retry errors that an inner tarry loop has retried already; this multiplies attempts.",
+        "ignore_retried_below", None, "flag", False,  # noqa: FBT003 - a default, not a switch
+        "Retry although a layer below has already retried; this multiplies attempts.",
     ),
 )  # fmt: skip
 
@@ -212,7 +218,7 @@ class Random(Protocol):
         ...
 
 
-class Policy(Value):
+class Policy(ImmutableValue):
     """What is retried, how often, after which delays and within which time. Times are in seconds.
 
     max_attempts: number of attempts, including the first.
@@ -220,7 +226,7 @@ class Policy(Value):
     attempt_timeout: time for one attempt.
     throttled_delay: initial delay after a throttled attempt (429, RESOURCE_EXHAUSTED).
     max_hint: longest wait that a server may ask for. If it asks for a longer wait, the call ends.
-    retry_marked: also retry errors that an inner tarry loop has retried; this multiplies attempts.
+    ignore_retried_below: retry although a layer below has already retried; multiplies attempts.
     """
 
     _fields = tuple(field.name for field in POLICY_FIELDS)
@@ -238,7 +244,7 @@ class Policy(Value):
     retryable_codes: frozenset[str]
     throttled_delay: float
     max_hint: float
-    retry_marked: bool
+    ignore_retried_below: bool
     delay_table: tuple[tuple[float, float, float], ...]
     """At index k: ceiling, shortest delay and width of the jitter window of retry k.
 
@@ -267,7 +273,7 @@ class Policy(Value):
         retryable_codes: Iterable[str] = RETRYABLE_CODES,
         throttled_delay: float = 1.0,
         max_hint: float = 120.0,
-        retry_marked: bool = False,
+        ignore_retried_below: bool = False,
     ) -> None:
         arguments = locals()  # the fields by name
         self._set_fields(*(field.check(arguments[field.name]) for field in POLICY_FIELDS))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from tarry.core.checks import Value
+from tarry.core.checks import ImmutableValue
 from tarry.core.text import format_duration
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Reason(StrEnum):
 _DESCRIPTIONS = {
     Reason.PERMANENT: "the error is not retryable",
     Reason.OVERLOADED: "the server said not to retry",
-    Reason.UNSAFE: "the operation is not safe to repeat",
+    Reason.UNSAFE: "the operation is not repeatable",
     Reason.RETRIED_BELOW: "a layer below has already retried this error",
     Reason.ATTEMPTS: "no attempts left",
     Reason.BREAKER_OPEN: "the circuit breaker is open",
@@ -83,7 +83,7 @@ def is_final(stop: Stop, attempts: int, max_attempts: int) -> bool:
     return not attempts or (max_attempts > 1 and stop.reason is not Reason.PERMANENT)
 
 
-class Attempt(Value):
+class Attempt(ImmutableValue):
     """Command to run the operation now, or after `delay` seconds when a rate limiter delays it.
 
     `timeout` is the time for this attempt in seconds; None means no timeout.

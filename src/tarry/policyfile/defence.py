@@ -21,7 +21,7 @@ from typing import Any, Self, cast
 
 from tarry.core.breaker import Breaker
 from tarry.core.budget import RatioBudget, ThrottleBudget, TokenBudget
-from tarry.core.checks import Value, check_one_of
+from tarry.core.checks import ImmutableValue, check_one_of
 from tarry.core.downstream import Downstream
 from tarry.core.hedging import Hedging
 from tarry.core.limiter import AIMD, AdaptiveRate, InFlight
@@ -45,7 +45,7 @@ _PART_NAMES = ("breaker", "budget", "limiter")
 _TABLE_NAMES = (*_PART_NAMES, "hedging")
 
 
-class Defence(Value):
+class Defence(ImmutableValue):
     """A policy or hedging, with the arguments of its breaker, budget and limiter."""
 
     __slots__ = __match_args__ = _fields = ("policy", "hedging", "breaker", "budget", "limiter")

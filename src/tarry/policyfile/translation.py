@@ -160,7 +160,7 @@ class Losses(list[Loss]):
         return policy.replace(total_budget=timeout, attempt_timeout=attempt_timeout)
 
     def add_for_throttling(self, policy: Policy, throttling: str | None, failure: str) -> None:
-        """Add the losses of `throttled_delay` and `retry_marked`, which no other system has.
+        """Add the losses of `throttled_delay` and `ignore_retried_below`: only tarry has them.
 
         In the text, `throttling` stands for throttled failures, and `failure` for any failure.
         `throttling` is None when the policy does not retry throttled failures.
@@ -169,14 +169,14 @@ class Losses(list[Loss]):
         if throttling is not None and throttled_ceilings != first_ceilings(policy):
             effect = f"does not wait longer after {throttling} than after any other {failure}"
             self.add("throttled_delay", policy.throttled_delay, f"{self.system} {effect}")
-        if not policy.retry_marked:
+        if not policy.ignore_retried_below:
             effect = f"{self.system} also retries calls that a layer below has already retried"
-            self.add("retry_marked", policy.retry_marked, effect, Severity.DETAIL)
+            self.add("ignore_retried_below", policy.ignore_retried_below, effect, Severity.DETAIL)
 
     def add_for_proxy(self, policy: Policy) -> None:
         """Add the losses of every system that is a proxy."""
-        effect = f"{self.system} also retries POST: restrict the route to methods that are safe"
-        self.add("safe", "per call", effect, Severity.LOAD)
+        effect = f"{self.system} also retries POST: restrict the route to idempotent methods"
+        self.add("repeatable", "per call", effect, Severity.LOAD)
         has_own_codes = policy.retryable_codes != RETRYABLE_CODES  # not the default
         retries_throttled = _THROTTLED_STATUS in policy.retryable_statuses or (
             has_own_codes and _THROTTLED_CODE in policy.retryable_codes

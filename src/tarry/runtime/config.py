@@ -31,7 +31,7 @@ On: TypeAlias = (
 """Which errors to retry: exception types, or a function that returns a bool or an `Outcome`."""
 
 _TIMEOUT = Outcome(Kind.TRANSIENT, timeout=True)
-_TIMEOUT_NOT_REPEATABLE = Outcome(Kind.TRANSIENT, safe=False, timeout=True)
+_TIMEOUT_NOT_REPEATABLE = Outcome(Kind.TRANSIENT, repeatable=False, timeout=True)
 _OWN_TIMEOUTS = (errors.AttemptTimeout, errors.DeadlineExceeded)
 _NEVER_RETRIED = (errors.Cancelled, errors.BlockingWait)
 """Errors that are never retried or counted as failures, even if `on` matches them. They mean that
@@ -199,7 +199,8 @@ class Classifier:
             and not (self._matches_broadly and hasattr(error, "exceptions"))
         ):
             return outcome
-        return outcome.replace(retried=True) if has_record_since(error, record_count) else outcome
+        retried_below = has_record_since(error, record_count)
+        return outcome.replace(retried_below=True) if retried_below else outcome
 
     def _classify_other(self, error: Exception) -> Outcome:
         """Classify an error that is not an instance of a type in `on`."""

@@ -175,7 +175,8 @@ class LockedDownstream(core.Downstream):
 
     def _emit_transitions(self) -> None:
         """Emit the breaker's transitions; called without the lock, as listeners are user code."""
-        from tarry.core.events import BreakerMoved  # imported late: `import tarry` stays fast
+        # Imported late, so that `import tarry` stays fast.
+        from tarry.core.events import BreakerStateChanged
 
         while True:
             try:
@@ -183,7 +184,7 @@ class LockedDownstream(core.Downstream):
             except IndexError:  # all emitted, perhaps by another thread
                 return
             if bus.is_observed():
-                bus.emit(BreakerMoved("", self.name, transition.before, transition.after))
+                bus.emit(BreakerStateChanged("", self.name, transition.before, transition.after))
 
 
 class Downstream(LockedDownstream):

@@ -30,7 +30,7 @@ DROPPED = Outcome(Kind.TRANSIENT, detail="connection reset")
 TIMEOUT = Outcome(Kind.TRANSIENT, timeout=True, detail="timeout")
 INTERNAL_ERROR = outcome_of_status(500, now=0.0)
 UNAVAILABLE = outcome_of_status(503, now=0.0)
-RETRIES_EXHAUSTED = UNAVAILABLE.replace(retried=True)
+RETRIES_EXHAUSTED = UNAVAILABLE.replace(retried_below=True)
 """The response of a relay whose own call failed after retries. It is marked as retried, so that
 callers do not retry it again."""
 

@@ -136,8 +136,8 @@ def amplification(
     or "one-layer" (a layer does not retry an error that a layer below has already retried).
     """
     check_one_of("rule", rule, _RETRY_RULES)
-    # retry_marked: also retry errors that are marked as retried by a layer below.
-    policy = Policy(max_attempts=attempts, initial_delay=0.01, retry_marked=rule != "one-layer")
+    every_layer = rule != "one-layer"
+    policy = Policy(max_attempts=attempts, initial_delay=0.01, ignore_retried_below=every_layer)
     budget = {"kind": "ratio", "min_per_second": 0.0} if rule == "budget" else None
     defence = Defence(policy, budget=budget)
     # A surge of rate 0: no calls start in the last seconds, so that all end before the run does.

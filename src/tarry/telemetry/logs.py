@@ -38,7 +38,7 @@ EVENT_NAMES: dict[type[events.Event], str] = {
     events.Succeeded: "tarry.succeeded",
     events.GaveUp: "tarry.gave_up",
     events.BudgetEmpty: "tarry.budget_empty",
-    events.BreakerMoved: "tarry.breaker_moved",
+    events.BreakerStateChanged: "tarry.breaker_moved",
     events.HedgeFired: "tarry.hedge_fired",
     events.HedgeWon: "tarry.hedge_won",
 }
@@ -54,7 +54,7 @@ def log(event: events.Event) -> None:
 
 _MESSAGES: dict[type[events.Event], str] = {
     events.Succeeded: "{event.operation}: succeeded on attempt {event.attempts}",
-    events.BreakerMoved: "{event.downstream}: breaker {event.before.value} -> {event.after.value}",
+    events.BreakerStateChanged: "{event.downstream}: breaker {event.before} -> {event.after}",
     events.BudgetEmpty: "{event.downstream}: the retry budget is empty",
     events.AttemptStarted: "{event.operation}: attempt {event.attempt} starts",
     events.AttemptFailed: "{event.operation}: attempt {event.attempt} failed ({event.kind.value})",
@@ -117,7 +117,7 @@ def _failure_text(event: events.WillWait | events.GaveUp) -> str:
 def log_level(event: events.Event) -> int | None:
     """Return the log level of an event, or None if the event is not logged."""
     match event:
-        case events.WillWait() | events.BreakerMoved():
+        case events.WillWait() | events.BreakerStateChanged():
             return logging.WARNING
         case events.GaveUp():
             # The program itself logs an error that is not retried. A call that was rejected before

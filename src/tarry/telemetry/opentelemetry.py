@@ -213,7 +213,7 @@ class OpenTelemetryMetrics:
             self._calls.add(1, attributes | {"tarry.reason": event.reason.value})
         elif isinstance(event, events.WillWait):
             self._delays.record(event.delay, self._attributes(event))
-        elif isinstance(event, events.BreakerMoved):
+        elif isinstance(event, events.BreakerStateChanged):
             before, after = event.before.value, event.after.value
             states = {"tarry.breaker.before": before, "tarry.breaker.after": after}
             self._transitions.add(1, self._attributes(event) | states)

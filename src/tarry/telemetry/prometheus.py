@@ -93,7 +93,7 @@ class PrometheusListener:
             self._calls.labels(*labels, metrics.call_result(event), event.reason.value).inc()
         elif isinstance(event, events.WillWait):
             self._delays.labels(*self._labels(event)).observe(event.delay)
-        elif isinstance(event, events.BreakerMoved):
+        elif isinstance(event, events.BreakerStateChanged):
             states = event.before.value, event.after.value
             self._transitions.labels(self._downstream(event), *states).inc()
         elif isinstance(event, events.HedgeFired):

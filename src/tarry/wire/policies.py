@@ -152,11 +152,11 @@ def policy_to_service(policy: Policy) -> dict[str, Any]:
     `max_hint` that is the library's default is also left out: it is meant for waiting callers.
     """
     policy.to_dict()  # raises when the policy has a callable
-    if policy.retry_marked:
+    if policy.ignore_retried_below:
         rule = (
             "cannot be sent to the service, which does not see errors of inner loops: leave it out"
         )
-        raise ConfigurationError("retry_marked", rule)
+        raise ConfigurationError("ignore_retried_below", rule)
     fields = {name: value for name, value in policy_to_json(policy).items() if value is not None}
     if policy.max_hint == PRESETS["default"].max_hint:
         del fields["maxHintMs"]

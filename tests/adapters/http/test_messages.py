@@ -38,7 +38,7 @@ def test_invalid_idempotency_key_raises(key: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "key", "headers", "safe", "sent"),
+    ("method", "key", "headers", "repeatable", "sent"),
     [
         ("POST", None, {}, False, None),
         ("POST", lambda request: request, {}, True, '"the request"'),
@@ -53,10 +53,10 @@ def test_invalid_idempotency_key_raises(key: Any) -> None:
     ],
 )
 def test_key_is_added_if_needed(
-    method: str, key: Any, headers: dict[str, str], safe: bool, sent: str | None
+    method: str, key: Any, headers: dict[str, str], repeatable: bool, sent: str | None
 ) -> None:
     """A request that is not idempotent gets a key, unless it has one or keys are off."""
-    assert safe == try_make_repeatable(method, headers, key, "the request")
+    assert repeatable == try_make_repeatable(method, headers, key, "the request")
     assert sent == headers.get("Idempotency-Key")
 
 
@@ -162,14 +162,14 @@ def test_worth_draining(length: str | None, short: bool) -> None:
 # --- notes ----------------------------------------------------------------------------------------
 
 
-def failed_call_error(*, safe: bool) -> ConnectionError:
+def failed_call_error(*, repeatable: bool) -> ConnectionError:
     """Return the error of a call that was given up as unsafe or after its attempts."""
 
     def fail() -> None:
         raise ConnectionError
 
     def outcome(_: Exception) -> tarry.Outcome:
-        return tarry.Outcome(Kind.TRANSIENT, safe=safe)
+        return tarry.Outcome(Kind.TRANSIENT, repeatable=repeatable)
 
     with pytest.raises(ConnectionError) as caught:
         tarry.call(fail, on=outcome, attempts=1, name="op")
@@ -182,7 +182,7 @@ def failed_call_error(*, safe: bool) -> ConnectionError:
 )
 def test_safety_note(replayable: bool, says: str) -> None:
     """One note explains why, even if the object is raised several times."""
-    error = failed_call_error(safe=False)
+    error = failed_call_error(repeatable=False)
 
     for _ in range(2):
         add_not_repeatable_note(error, can_resend_body=replayable)
@@ -192,7 +192,7 @@ def test_safety_note(replayable: bool, says: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError(), failed_call_error(safe=True)], ids=["strange", "exhausted"]
+    "error", [ValueError(), failed_call_error(repeatable=True)], ids=["strange", "exhausted"]
 )
 def test_other_errors_get_no_safety_note(error: Exception) -> None:
     """An error for another reason, or not from a call, stays unchanged."""

@@ -27,7 +27,7 @@ def make_sender(send: Any, first: Any = None, **options: Any) -> RequestSender:
     """Return the sender of an adapter whose errors are all transient."""
     functions = HttpClientFunctions(
         is_async=False,
-        classify_error=lambda _, repeatable: Outcome(Kind.TRANSIENT, safe=repeatable),
+        classify_error=lambda _, repeatable: Outcome(Kind.TRANSIENT, repeatable=repeatable),
         classify_response=make_response_classifier(lambda response: response.headers),
         release=lambda _: True,
         snapshot=lambda _: RequestSnapshot("GET", "http://a/", (), b""),
@@ -257,7 +257,7 @@ def test_fast_path_needs_a_fault_free_breaker_and_no_deadline_or_listener(is_asy
 def test_outer_retry_does_not_resend_an_unsafe_request(is_async: bool) -> None:
     """An error that ends an unsafe request on its first attempt is final for an outer retry."""
     client = FakeClient(ConnectionError("lost"), ConnectionError("sent twice"))
-    unsafe = Outcome(Kind.TRANSIENT, safe=False)
+    unsafe = Outcome(Kind.TRANSIENT, repeatable=False)
 
     with no_wait(), pytest.raises(ConnectionError, match="lost"):
         tarry.call(

@@ -20,7 +20,7 @@ def make_registry(downstream: Any = None, policy: Policy | None = None) -> Origi
     return OriginRegistry(
         policy,
         downstream,
-        lambda _, repeatable: Outcome(Kind.TRANSIENT, safe=repeatable),
+        lambda _, repeatable: Outcome(Kind.TRANSIENT, repeatable=repeatable),
         lambda policy, _, __: Outcome(Kind.SUCCESS, detail=f"{policy.max_attempts}"),
         lambda _: None,
     )
@@ -142,7 +142,7 @@ def test_repeatable_applies_to_errors_and_timeouts(repeatable: bool) -> None:
     """A request that is not repeatable is unsafe after an error and after a timeout."""
     config = make_registry().retry_config("POST", "http://a", repeatable=repeatable)
 
-    safe = [config.classify_error(error, 0).safe for error in (OSError(), AttemptTimeout())]
+    safe = [config.classify_error(error, 0).repeatable for error in (OSError(), AttemptTimeout())]
 
     assert [repeatable] * 2 == safe
 

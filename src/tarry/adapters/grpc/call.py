@@ -160,7 +160,7 @@ class CallFactory:
             rpc_error.code().name,
             rpc_error.trailing_metadata() or (),
             retryable=self._origins.policy.retryable_codes,
-            safe=repeatable,
+            repeatable=repeatable,
         )
 
 

@@ -148,7 +148,7 @@ def classify_response(
 ) -> Outcome:
     """Classify a response by its status and headers."""
     now, retryable = environment.unix_time(), policy.retryable_statuses
-    return outcome_of_status(status, headers, now=now, retryable=retryable, safe=repeatable)
+    return outcome_of_status(status, headers, now=now, retryable=retryable, repeatable=repeatable)
 
 
 def classify_proxy_refusal(status: int) -> Outcome:
