@@ -58,7 +58,7 @@ class RecordingRequester:
         return number + DISCARDED
 
 
-class ScriptedNode(Node):
+class ScriptedNode(LeafNode):
     """A node that responds to each request with the next reply, and then no more.
 
     A reply is the duration of the request and its outcome, or None for no response.

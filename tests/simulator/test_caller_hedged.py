@@ -17,7 +17,7 @@ from tarry.core.verdict import Reason
 from tarry.simulator.caller import HedgingCaller, Route
 from tarry.simulator.event_loop import EventLoop
 from tarry.simulator.metrics import MetricsRecorder
-from tarry.simulator.node import DROPPED, REFUSED, RETRIES_EXHAUSTED
+from tarry.simulator.node import DROPPED, REFUSED, UNAVAILABLE_RETRIED
 from tests.simulator.harness import CallEnd, CallEndRecorder, ScriptedLimiter, ScriptedNode
 
 NETWORK_DELAY = 0.25
@@ -150,7 +150,7 @@ def test_hint_delays_the_next_copy() -> None:
 @pytest.mark.parametrize(
     ("outcome", "reason"),
     [
-        (RETRIES_EXHAUSTED, Reason.RETRIED_BELOW),
+        (UNAVAILABLE_RETRIED, Reason.RETRIED_BELOW),
         (PERMANENT, Reason.PERMANENT),
         (outcome_of_status(503, {"retry-after": "500"}, now=0.0), Reason.HINT_TOO_LONG),
     ],
@@ -316,7 +316,7 @@ def test_caller_without_metrics_is_not_counted() -> None:
 # --- whatever happens ----------------------------------------------------------------------------
 
 eighths = st.integers(0, 24).map(lambda number: number / 8)
-outcomes = st.sampled_from([SUCCESS, SUCCESS, TRANSIENT, DROPPED, RETRIES_EXHAUSTED, PERMANENT])
+outcomes = st.sampled_from([SUCCESS, SUCCESS, TRANSIENT, DROPPED, UNAVAILABLE_RETRIED, PERMANENT])
 
 
 @given(

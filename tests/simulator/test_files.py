@@ -13,7 +13,7 @@ from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
 from tarry.simulator import files
 from tarry.simulator.distributions import Empirical, Fixed, Lognormal
-from tarry.simulator.files import compare_files, is_scenario, read_defence, read_study
+from tarry.simulator.files import compare_files, is_scenario_file, read_defence, read_study
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server
 from tarry.simulator.schema import build_scenario
 from tarry.simulator.study import run_study
@@ -129,8 +129,8 @@ def test_policy_file_is_read_as_a_defence(tmp_path: Path) -> None:
 
 def test_scenario_file_is_recognised_by_its_servers(tmp_path: Path) -> None:
     """A file with servers is a scenario file."""
-    assert is_scenario(CHECKOUT)
-    assert not is_scenario(write_file(tmp_path, "p.toml", "max_attempts = 7"))
+    assert is_scenario_file(CHECKOUT)
+    assert not is_scenario_file(write_file(tmp_path, "p.toml", "max_attempts = 7"))
 
 
 def test_parameters_are_named_by_their_path() -> None:

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from tarry.core.outcome import SUCCESS, Kind, Outcome
 from tarry.simulator.distributions import Fixed
-from tarry.simulator.event_loop import EventLoop
 from tarry.simulator.metrics import MetricsRecorder
-from tarry.simulator.node import DROPPED, INTERNAL_ERROR, REFUSED, Node
+from tarry.simulator.node import DROPPED, INTERNAL_ERROR, REFUSED
 from tarry.simulator.scenario import Failure, Server
 from tests.simulator.harness import (
     DISCARDED,
@@ -35,7 +34,7 @@ def test_unlimited_server_runs_all_requests_at_once() -> None:
     _, node = make_leaf_node(Server(latency=Fixed(1.0)))
 
     assert [1.0, 1.0, 1.5] == response_times(node, [0.0, 0.0, 0.5])
-    assert [3, 1, 0] == [node.load(now) for now in (0.5, 1.0, 1.5)]
+    assert [3, 1, 0] == [node.load_at(now) for now in (0.5, 1.0, 1.5)]
 
 
 def test_one_worker_runs_one_request_at_a_time() -> None:
@@ -81,7 +80,7 @@ def test_load_counts_the_queue_too() -> None:
     _, node = make_leaf_node(Server(latency=Fixed(1.0), concurrency=1))
     response_times(node, [0.0, 0.0, 0.0])
 
-    assert [3, 2, 1, 0] == [node.load(now) for now in (0.0, 1.0, 2.5, 3.0)]
+    assert [3, 2, 1, 0] == [node.load_at(now) for now in (0.0, 1.0, 2.5, 3.0)]
 
 
 def test_a_full_queue_rejects() -> None:
@@ -174,7 +173,7 @@ def test_one_request_too_many_crashes_the_server() -> None:
         ReceivedResponse(0.5, 1, DROPPED),
         ReceivedResponse(0.5, 2, DROPPED),
     ] == requester.responses
-    assert (1, 0) == (node.crashes, node.load(0.5))
+    assert (1, 0) == (node.crash_count, node.load_at(0.5))
 
 
 def test_crashed_server_refuses_until_its_restart() -> None:
@@ -184,9 +183,9 @@ def test_crashed_server_refuses_until_its_restart() -> None:
 
     refused = ["connection refused"] * 3
     assert [*refused, 6.0, 6.0] == response_times(node, [0.0, 3.0, 4.99, 5.0, 5.0])
-    assert 1 == node.crashes
+    assert 1 == node.crash_count
     assert ["connection reset"] == response_times(node, [5.5])
-    assert 2 == node.crashes
+    assert 2 == node.crash_count
 
 
 def test_crash_drops_only_requests_in_progress() -> None:
@@ -198,7 +197,7 @@ def test_crash_drops_only_requests_in_progress() -> None:
     for number, now in enumerate([0.0, 0.0, 1.0, 2.0, 2.0], 1):
         immediate_response(node, now, requester, number)
 
-    assert 1 == node.crashes
+    assert 1 == node.crash_count
     assert [3, 4] == [answer.number for answer in requester.responses]
 
 
@@ -343,20 +342,6 @@ def test_every_request_is_answered_or_dropped_exactly_once(
             assert dropped[number].when < plan.when or 9.0 == dropped[number].when
         else:
             assert plan.outcome in (SUCCESS, REFUSED, DROPPED) or "503" == plan.outcome.detail
-
-
-def test_base_class_is_abstract() -> None:
-    """The base class `Node` processes no requests."""
-    node = Node("server", Server(), EventLoop(0))
-
-    for act in (
-        lambda: node.load(0.0),
-        lambda: node.handle(0.0, RecordingRequester(), 1),
-        lambda: node.pending_requests(0.0),
-        lambda: node.forget_requests(1.0),
-    ):
-        with pytest.raises(NotImplementedError):
-            act()
 
 
 def test_failures_of_servers_are_retryable() -> None:

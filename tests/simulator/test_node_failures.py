@@ -51,7 +51,7 @@ def test_error_and_refusal_are_immediate(kind: str, when: float) -> None:
     answer = immediate_response(node, 3.0)
 
     assert answer is not None
-    assert (when, 0) == (answer.when, node.load(3.0))
+    assert (when, 0) == (answer.when, node.load_at(3.0))
 
 
 @pytest.mark.parametrize(("retry_after", "expected"), [(None, None), (1.5, 1.5)])
@@ -78,7 +78,7 @@ def test_refusal_drops_requests_in_progress() -> None:
     loop.run(3.0)
 
     assert [ReceivedResponse(2.0, 3, DROPPED)] == requester.responses
-    assert 0 == node.crashes
+    assert 0 == node.crash_count
 
 
 @pytest.mark.parametrize("kind", ["error", "hang"])
@@ -117,14 +117,14 @@ def test_freeze_includes_requests_in_progress() -> None:
         immediate_response(node, now, requester, number)
     loop.run(3.0)
     assert [] == requester.responses
-    assert (2, 0) == (node.in_progress(3.0), node.load(3.0))
+    assert (2, 0) == (node.in_progress_at(3.0), node.load_at(3.0))
 
     loop.run(9.0)
 
     assert [
         ReceivedResponse(4.0, DISCARDED + number, DROPPED) for number in (3, 4)
     ] == requester.responses
-    assert 0 == node.in_progress(9.0)
+    assert 0 == node.in_progress_at(9.0)
 
 
 def test_after_a_freeze_every_worker_is_free_and_cold() -> None:
@@ -167,7 +167,7 @@ def test_overlapping_freeze_keeps_requests_frozen() -> None:
     loop.run(3.0)
     immediate_response(node, 3.0, requester, 2)
     loop.run(9.0)
-    assert ([], 2) == (requester.responses, node.in_progress(8.0))
+    assert ([], 2) == (requester.responses, node.in_progress_at(8.0))
 
     loop.run(20.0)
 
@@ -183,7 +183,7 @@ def test_crash_drops_frozen_requests() -> None:
     loop, node = make_leaf_node(Server(latency=Fixed(100.0), crash_above=5, failures=(frozen,)))
     requester = RecordingRequester()
     last = 0
-    while not node.crashes:
+    while not node.crash_count:
         last += 1
         immediate_response(node, 1.0, requester, last)
     loop.run(60.0)
@@ -191,7 +191,7 @@ def test_crash_drops_frozen_requests() -> None:
     assert {(1.0, number) for number in range(1, last)} == {
         (answer.when, answer.number) for answer in requester.responses
     }
-    assert (last - 1, 0) == (len(requester.responses), node.in_progress(60.0))
+    assert (last - 1, 0) == (len(requester.responses), node.in_progress_at(60.0))
     assert last > 6
 
 

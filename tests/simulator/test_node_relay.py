@@ -11,7 +11,13 @@ from tarry.core.verdict import Reason, Stop
 from tarry.policyfile.defence import Defence
 from tarry.simulator.distributions import Fixed
 from tarry.simulator.event_loop import EventLoop
-from tarry.simulator.node import DROPPED, INTERNAL_ERROR, RETRIES_EXHAUSTED, UNAVAILABLE, RelayNode
+from tarry.simulator.node import (
+    DROPPED,
+    INTERNAL_ERROR,
+    UNAVAILABLE,
+    UNAVAILABLE_RETRIED,
+    RelayNode,
+)
 from tarry.simulator.scenario import Failure, Server
 from tests.simulator.harness import (
     DISCARDED,
@@ -39,24 +45,24 @@ def test_relay_calls_after_its_latency() -> None:
 
     loop.run(2.0)
     (begun,) = starts.calls
-    assert (1.5, 0, 1) == (begun.now, begun.client, relay.load(2.0))
+    assert (1.5, 0, 1) == (begun.now, begun.client, relay.load_at(2.0))
 
     begun.on_end(1.5, 3.0, None, 1)
     assert [ReceivedResponse(3.0, 7, SUCCESS)] == requester.responses
-    assert 0 == relay.load(3.0)
+    assert 0 == relay.load_at(3.0)
 
 
 @pytest.mark.parametrize(
     ("defence", "reason", "attempts", "expected"),
     [
-        (None, Reason.ATTEMPTS, 4, RETRIES_EXHAUSTED),
-        (TWICE, Reason.ATTEMPTS, 2, RETRIES_EXHAUSTED),
-        (TWICE, Reason.BREAKER_OPEN, 1, RETRIES_EXHAUSTED),
-        (TWICE, Reason.BREAKER_OPEN, 0, RETRIES_EXHAUSTED),
+        (None, Reason.ATTEMPTS, 4, UNAVAILABLE_RETRIED),
+        (TWICE, Reason.ATTEMPTS, 2, UNAVAILABLE_RETRIED),
+        (TWICE, Reason.BREAKER_OPEN, 1, UNAVAILABLE_RETRIED),
+        (TWICE, Reason.BREAKER_OPEN, 0, UNAVAILABLE_RETRIED),
         (ONCE, Reason.ATTEMPTS, 1, UNAVAILABLE),
-        (ONCE, Reason.BREAKER_OPEN, 0, RETRIES_EXHAUSTED),
-        (ONCE, Reason.RETRIED_BELOW, 1, RETRIES_EXHAUSTED),
-        (Defence(hedging=Hedging(after=1.0)), Reason.ATTEMPTS, 2, RETRIES_EXHAUSTED),
+        (ONCE, Reason.BREAKER_OPEN, 0, UNAVAILABLE_RETRIED),
+        (ONCE, Reason.RETRIED_BELOW, 1, UNAVAILABLE_RETRIED),
+        (Defence(hedging=Hedging(after=1.0)), Reason.ATTEMPTS, 2, UNAVAILABLE_RETRIED),
     ],
 )
 def test_relay_marks_exhausted_retries(
@@ -71,7 +77,7 @@ def test_relay_marks_exhausted_retries(
     starts.calls[0].on_end(0.0, 2.0, Stop(reason), attempts)
 
     assert [ReceivedResponse(2.0, 1, expected)] == requester.responses
-    assert (False, True) == (UNAVAILABLE.retried_below, RETRIES_EXHAUSTED.retried_below)
+    assert (False, True) == (UNAVAILABLE.retried_below, UNAVAILABLE_RETRIED.retried_below)
 
 
 def test_concurrency_limits_running_calls() -> None:
@@ -81,13 +87,13 @@ def test_concurrency_limits_running_calls() -> None:
     for number in (1, 2, 3, 4):
         assert relay.handle(0.0, requester, number) is None
     loop.run(1.0)
-    assert ([0.5, 0.5], 4) == ([begun.now for begun in starts.calls], relay.load(1.0))
+    assert ([0.5, 0.5], 4) == ([begun.now for begun in starts.calls], relay.load_at(1.0))
 
     starts.calls[1].on_end(0.5, 1.0, None, 1)
     loop.run(2.0)
 
     assert [ReceivedResponse(1.0, 2, SUCCESS)] == requester.responses
-    assert ([0.5, 0.5, 1.5], 3) == ([begun.now for begun in starts.calls], relay.load(2.0))
+    assert ([0.5, 0.5, 1.5], 3) == ([begun.now for begun in starts.calls], relay.load_at(2.0))
 
 
 def test_relay_with_a_full_queue_rejects() -> None:
@@ -106,7 +112,7 @@ def test_relay_with_a_full_queue_rejects() -> None:
     loop.run(1.0)
     starts.calls[0].on_end(0.0, 1.0, None, 1)
     assert relay.handle(1.0, requester, 4) is None
-    assert 2 == relay.load(1.0)
+    assert 2 == relay.load_at(1.0)
 
 
 def test_frozen_relay_drops_requests_at_the_end() -> None:
@@ -117,14 +123,14 @@ def test_frozen_relay_drops_requests_at_the_end() -> None:
     relay.handle(1.0, requester, 1)
     relay.handle(1.0, requester, 2)
     loop.run(2.5)
-    assert (0, 2) == (relay.load(2.5), relay.in_progress(2.5))
+    assert (0, 2) == (relay.load_at(2.5), relay.in_progress_at(2.5))
     starts.calls[0].on_end(1.0, 3.0, None, 1)
     loop.run(9.0)
 
     assert [
         ReceivedResponse(4.0, DISCARDED + number, DROPPED) for number in (1, 2)
     ] == requester.responses
-    assert (1, 0) == (len(starts.calls), relay.in_progress(9.0))
+    assert (1, 0) == (len(starts.calls), relay.in_progress_at(9.0))
 
 
 def test_a_share_of_its_requests_fails_before_the_call() -> None:
@@ -140,7 +146,7 @@ def test_a_share_of_its_requests_fails_before_the_call() -> None:
     }
     assert 2_000 == len(requester.responses) + len(starts.calls)
     assert pytest.approx(500, abs=100) == len(requester.responses)
-    assert len(starts.calls) == relay.load(1.0)
+    assert len(starts.calls) == relay.load_at(1.0)
 
 
 def test_failed_request_starts_the_next_one() -> None:
@@ -170,7 +176,7 @@ def test_relay_without_a_queue_rejects_at_once() -> None:
     rejected = relay.handle(0.0, requester, 2)
 
     assert rejected is not None
-    assert ("503", 1) == (rejected[1].detail, relay.load(0.0))
+    assert ("503", 1) == (rejected[1].detail, relay.load_at(0.0))
 
 
 def test_crash_of_a_relay_drops_its_queue() -> None:
@@ -211,7 +217,7 @@ def test_outage_of_a_relay_drops_its_requests() -> None:
     assert 1 == len(starts.calls)
     starts.calls[0].on_end(1.0, 3.5, None, 1)
     assert 2 == len(requester.responses)
-    assert 0 == relay.load(3.5)
+    assert 0 == relay.load_at(3.5)
 
 
 def test_a_relay_may_crash_under_load() -> None:
@@ -225,7 +231,7 @@ def test_a_relay_may_crash_under_load() -> None:
     starts.calls[0].on_end(0.0, 1.5, Stop(Reason.ATTEMPTS), 1)
 
     assert [ReceivedResponse(1.0, 1, DROPPED)] == requester.responses
-    assert 1 == relay.crashes
+    assert 1 == relay.crash_count
     refused = relay.handle(2.0, requester, 3)
     assert refused is not None
     assert "connection refused" == refused[1].detail
@@ -242,5 +248,5 @@ def test_refused_call_gives_an_immediate_response() -> None:
     relay.handle(0.0, requester, 1)
     loop.run(1.0)
 
-    assert [ReceivedResponse(0.0, 1, RETRIES_EXHAUSTED)] == requester.responses
-    assert 0 == relay.load(1.0)
+    assert [ReceivedResponse(0.0, 1, UNAVAILABLE_RETRIED)] == requester.responses
+    assert 0 == relay.load_at(1.0)

@@ -15,7 +15,7 @@ def test_log_axis_has_few_ticks() -> None:
 def test_swept_decades_get_a_log_axis() -> None:
     """An axis of values over several decades is logarithmic."""
     kinds = [
-        x_channel(values, "x", "", swept=True)["scale"]["type"]
+        x_channel(values, "x", "", is_swept=True)["scale"]["type"]
         for values in ([1, 10, 100], [1, 2, 3])
     ]
     assert ["log", "linear"] == kinds

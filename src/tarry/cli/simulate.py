@@ -200,10 +200,10 @@ def select_study(arguments: Sequence[str], *, compare: bool) -> Study:
 
 
 def _is_scenario_file(name: str) -> bool:
-    from tarry.simulator.files import is_scenario
+    from tarry.simulator.files import is_scenario_file
 
     path = Path(name)
-    return bool(path.suffix or path.exists()) and is_scenario(path)
+    return bool(path.suffix or path.exists()) and is_scenario_file(path)
 
 
 def _find_study(name: str) -> Study:

@@ -22,7 +22,7 @@ from rich.text import Text
 from tarry.cli.output import report_table, to_printable_line
 from tarry.core.text import format_count
 from tarry.policyfile.defence import Defence
-from tarry.simulator.files import ARRIVALS_BY_KEY, list_parameters
+from tarry.simulator.files import ARRIVALS_BY_KEY, scenario_parameters
 from tarry.simulator.formatting import format_value
 from tarry.simulator.metrics import METRICS
 from tarry.simulator.scenarios import STUDIES
@@ -229,7 +229,7 @@ def _scenario_settings(scenario: Scenario) -> Iterable[tuple[str, object, str]]:
     for key, arrivals_with_effect in ARRIVALS_BY_KEY.items():
         if arrivals not in arrivals_with_effect:
             hidden_prefixes.append(f"clients.{key}")
-    for name, value in list_parameters(scenario).items():
+    for name, value in scenario_parameters(scenario).items():
         if value is not None and not name.startswith(tuple(hidden_prefixes)):
             yield name, value, ""
     for name, server in scenario.servers.items():

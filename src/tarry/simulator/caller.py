@@ -1,11 +1,12 @@
-"""Drivers of the core's `Call` and `HedgedCall` on virtual time.
+"""Callers: they drive the core's `Call` or `HedgedCall` in virtual time and send its attempts.
 
-Like the drivers in `tarry.runtime`, they only carry out the decisions of the core. Where the
-runtime sleeps, cancels or waits with a timeout, the simulator schedules events.
+Like the drivers in `tarry.runtime`, a caller only carries out the decisions of the core. Where the
+runtime sleeps, cancels or waits with a timeout, a caller schedules events.
 
-`number` identifies the response that an event belongs to. It starts as the number of the attempt.
-A node can replace a response that is already scheduled, for example when it crashes. The event loop
-cannot cancel the event of the replaced response, so the caller ignores that event when it is due.
+A node (a simulated server) can replace a response that is already scheduled, for example when it
+crashes. The event loop cannot cancel the event of the replaced response, so the caller ignores that
+event when it is due. `RetryingCaller` gives the replacement another `number`; the first response to
+an attempt has the number of the attempt. `HedgingCaller` counts the replacements instead.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ if TYPE_CHECKING:
 
 
 _REPLACEMENT_OFFSET = 1 << 32
-"""Added to `number` when a response is replaced. It is larger than any attempt number."""
+"""Added to the number of a response to get that of its replacement; above any attempt number."""
 
 
 class Route:
-    """The state that all callers of one node share: the network, the node and the metrics."""
+    """What all callers of one node share: the network, the node and the metrics."""
 
     __slots__ = ("metrics", "network_delay", "node", "permanent_statuses", "random", "schedule")
 
@@ -55,7 +56,7 @@ class Route:
 
 
 class RetryingCaller:
-    """Drives one call that is retried."""
+    """Drives one `Call`, which retries failed attempts."""
 
     __slots__ = ("_awaited_number", "_call", "_deadline", "_on_end", "_route")
 
@@ -74,9 +75,10 @@ class RetryingCaller:
         """The number of the response that the running attempt waits for; 0 if no attempt runs. An
         event with another number is outdated and ignored."""
         self._deadline = inf
+        """The time at which the running attempt times out."""
 
     def start(self, now: float, _: object = None) -> Stop | None:
-        """Start the next attempt, or return the `Stop` that ended the call."""
+        """Start the next attempt; return the `Stop` if the call ends instead, else None."""
         attempt = self._call.start(now)
         if isinstance(attempt, Stop):
             self._on_end(self._call.started, now, attempt, self._call.attempts)
@@ -85,17 +87,17 @@ class RetryingCaller:
         self._awaited_number = number = attempt.number
         if route.metrics is not None:
             route.metrics.attempts += 1
-        sent = now + attempt.delay
-        arrival = sent + route.network_delay()
+        sent_at = now + attempt.delay
+        arrives_at = sent_at + route.network_delay()
         if attempt.timeout is not None:
-            self._deadline = sent + attempt.timeout
-            if arrival > self._deadline:
+            self._deadline = sent_at + attempt.timeout
+            if arrives_at > self._deadline:
                 route.schedule(self._deadline, self._time_out, number)
-        route.schedule(arrival, self._reach_node, number)
+        route.schedule(arrives_at, self._reach_node, number)
         return None
 
     def discard_response(self, number: int) -> int:
-        """Ignore the scheduled response; return the number for the response that replaces it."""
+        """Make the response with this number invalid; return the number of its replacement."""
         if number != self._awaited_number:
             return number
         self._awaited_number = new_number = number + _REPLACEMENT_OFFSET
@@ -104,7 +106,7 @@ class RetryingCaller:
         return new_number
 
     def on_response(self, now: float, number: int, outcome: Outcome) -> None:
-        """Accept a response that the node sends now; it replaces a scheduled response."""
+        """Accept a response that the node sends now, instead of one that may be scheduled."""
         if number == self._awaited_number:
             self._awaited_number = new_number = number + _REPLACEMENT_OFFSET
             self._schedule_response(now + self._route.network_delay(), new_number, outcome)
@@ -118,21 +120,21 @@ class RetryingCaller:
             if self._deadline < inf:
                 route.schedule(self._deadline, self._time_out, number)
             return
-        when, outcome = response
-        when += route.network_delay()
+        received_at, outcome = response
+        received_at += route.network_delay()
         # _schedule_response does the same. This saves a function call for most responses.
-        if outcome is SUCCESS and when <= self._deadline:
-            route.schedule(when, self._succeed, number)
+        if outcome is SUCCESS and received_at <= self._deadline:
+            route.schedule(received_at, self._succeed, number)
         else:
-            self._schedule_response(when, number, outcome)
+            self._schedule_response(received_at, number, outcome)
 
-    def _schedule_response(self, when: float, number: int, outcome: Outcome) -> None:
-        if when > self._deadline:
+    def _schedule_response(self, received_at: float, number: int, outcome: Outcome) -> None:
+        if received_at > self._deadline:
             self._route.schedule(self._deadline, self._time_out, number)
         elif outcome is SUCCESS:
-            self._route.schedule(when, self._succeed, number)
+            self._route.schedule(received_at, self._succeed, number)
         else:
-            self._route.schedule(when, self._fail, (number, outcome))
+            self._route.schedule(received_at, self._fail, (number, outcome))
 
     def _succeed(self, now: float, number: int) -> None:
         if number == self._awaited_number:
@@ -162,47 +164,47 @@ class RetryingCaller:
 
 
 class HedgingCaller:
-    """Drives one call that is hedged."""
+    """Drives one `HedgedCall`, which sends a second attempt while the first is still running."""
 
-    __slots__ = ("_call", "_on_end", "_route", "_running", "_started")
+    __slots__ = ("_call", "_on_end", "_route", "_running", "_started_at")
 
     def __init__(self, route: Route, call: HedgedCall, now: float, on_end: OnCallEnd) -> None:
         self._route = route
         self._call = call
-        self._started = now
+        self._started_at = now
         self._on_end = on_end
         self._running: dict[int, int] = {}
-        """The number of each running copy, and how often its scheduled response was replaced. An
-        event with another count is outdated and ignored."""
+        """The number of each running attempt, and how often its response was replaced. An event
+        with another count is outdated and ignored."""
 
     def start(self, now: float, _: object = None) -> Stop | None:
-        """Send the first copy, or return the `Stop` that ended the call."""
+        """Start the first attempt; return the `Stop` if the call ends instead, else None."""
         attempt = self._call.start(now)
         self._execute(now, attempt)
         return attempt if isinstance(attempt, Stop) else None
 
     def discard_response(self, number: int) -> int:
-        """Ignore the scheduled response; the response that replaces it has the same number."""
+        """Make the response to this attempt invalid; its replacement has the same number."""
         if number in self._running:
             self._running[number] += 1
         return number
 
     def on_response(self, now: float, number: int, outcome: Outcome) -> None:
-        """Accept a response that the node sends now; it replaces a scheduled response."""
+        """Accept a response that the node sends now, instead of one that may be scheduled."""
         if number in self._running:
             self._running[number] += 1
             self._schedule_response(now, number, outcome)
 
-    def _schedule_response(self, sent: float, number: int, outcome: Outcome) -> None:
+    def _schedule_response(self, sent_at: float, number: int, outcome: Outcome) -> None:
         response = (number, self._running[number], outcome)
-        self._route.schedule(sent + self._route.network_delay(), self._receive, response)
+        self._route.schedule(sent_at + self._route.network_delay(), self._receive, response)
 
     def _execute(self, now: float, decision: Attempt | Stop | None) -> None:
         route = self._route
         if isinstance(decision, Stop):
             self._running.clear()
             self._call.next_hedge_at = None
-            self._on_end(self._started, now, decision, self._call.attempts)
+            self._on_end(self._started_at, now, decision, self._call.attempts)
             return
         if decision is not None:
             self._running[decision.number] = 0
@@ -215,7 +217,7 @@ class HedgingCaller:
 
     def _send(self, now: float, number: int) -> None:
         route = self._route
-        if number in self._running:  # otherwise the call ended while this copy was delayed
+        if number in self._running:  # otherwise the call ended while this attempt was delayed
             if route.metrics is not None:
                 route.metrics.attempts += 1
             route.schedule(now + route.network_delay(), self._reach_node, number)
@@ -226,19 +228,19 @@ class HedgingCaller:
             self._schedule_response(response[0], number, response[1])
 
     def _hedge(self, now: float, _: object) -> None:
-        if self._call.next_hedge_at == now:
+        if self._call.next_hedge_at == now:  # otherwise the call ended, or the time was changed
             self._execute(now, self._call.hedge(now))
 
     def _receive(self, now: float, response: tuple[int, int, Outcome]) -> None:
-        number, replacements, outcome = response
-        if self._running.get(number) != replacements:  # an outdated response
+        number, replacement_count, outcome = response
+        if self._running.get(number) != replacement_count:  # an outdated response
             return
         del self._running[number]
         if outcome is SUCCESS:
             self._running.clear()
             self._call.record_success(number, now, self._route.random())
             self._call.next_hedge_at = None
-            self._on_end(self._started, now, None, self._call.attempts)
+            self._on_end(self._started_at, now, None, self._call.attempts)
             return
         if self._route.metrics is not None:
             self._route.metrics.record_failed_attempt(now)

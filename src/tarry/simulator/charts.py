@@ -11,7 +11,7 @@ from tarry.simulator.formatting import (
     describe_average,
     describe_values,
     format_parameter,
-    format_swept,
+    format_swept_parameters,
     format_value,
     is_numeric,
     join_sentences,
@@ -67,9 +67,9 @@ def _build_chart(results: StudyResults, plot: Plot) -> Chart:
     if plot.kind == "series":
         return _series_chart(results, plot)
     if plot.kind == "lines":
-        if plot.x in results.rows[0].metrics or len(results.swept) == 1:
+        if plot.x in results.rows[0].metrics or len(results.swept_names) == 1:
             return _line_chart(results, plot)
-        if len(results.swept) > 1:
+        if len(results.swept_names) > 1:
             return _heat_map(results, plot)
     return _bar_chart(results, plot)
 
@@ -116,7 +116,7 @@ def _series_chart(results: StudyResults, plot: Plot) -> Chart:
             f"One row for each variant, {y_title} over time, all on the same "
             f"{'log ' if plot.is_log else ''}scale; the other variants are grey.",
             f"Shaded: {'; '.join(shaded)}." if shaded else "",
-            f"Drawn for {format_swept(last_combination)}." if last_combination else "",
+            f"Drawn for {format_swept_parameters(last_combination)}." if last_combination else "",
             f"The first of {results.trial_count} trials." if results.trial_count > 1 else "",
         ),
         describe_values(f"{plot.title}, highest value", peaks),
@@ -130,7 +130,7 @@ def _bar_chart(results: StudyResults, plot: Plot) -> Chart:
     x_range = vega.axis_range(values, is_log=plot.is_log, headroom=_LABEL_HEADROOM)
     records_by_label: dict[str, Records] = {}
     for row, record in zip(results.rows, records, strict=True):
-        label = format_swept(row.parameters)
+        label = format_swept_parameters(row.parameters)
         records_by_label.setdefault(label, []).append(_with_position(record, x_range))
     unit = results.study.unit(plot.y)
     view = vega.bars_view(results.variants, x_range, unit, _y_title(results, plot))
@@ -149,7 +149,7 @@ def _line_chart(results: StudyResults, plot: Plot) -> Chart:
     values = (record["y"] for record in records)
     y_range = vega.axis_range(values, is_log=plot.is_log, headroom=headroom)
     x_is_metric = plot.x in results.rows[0].metrics
-    x_name = plot.x if x_is_metric else results.swept[0]
+    x_name = plot.x if x_is_metric else results.swept_names[0]
     x_unit = study.unit(x_name) if x_is_metric else ""
     if x_is_metric:
         metrics = [row.metrics[x_name] for row in results.rows]
@@ -164,7 +164,7 @@ def _line_chart(results: StudyResults, plot: Plot) -> Chart:
         record |= {"n": number, "x": value if has_numbers else format_parameter(value), "at": text}
     x_title = study.title(x_name)
     mark = "line" if len(results.rows) > len(names) else "point"
-    channel = vega.x_channel(x_values, x_title, x_unit, swept=not x_is_metric)
+    channel = vega.x_channel(x_values, x_title, x_unit, is_swept=not x_is_metric)
     view = vega.lines_view(names, y_range, channel, study.unit(plot.y), (x_title, y_title))
     never = "Values on the line at the top are never." if _has_infinite_value(records) else ""
     scale = _describe_log_scale(records, y_range, "The vertical scale is logarithmic.")
@@ -175,14 +175,14 @@ def _line_chart(results: StudyResults, plot: Plot) -> Chart:
 
 def _heat_map(results: StudyResults, plot: Plot) -> Chart:
     names, study = results.variants, results.study
-    x_name, y_name, *other_names = results.swept
+    x_name, y_name, *other_names = results.swept_names
     records = [_build_record(results, row, plot.y) for row in results.rows]
     value_range = vega.axis_range((record["y"] for record in records), is_log=plot.is_log)
     groups: dict[tuple[int, str], Records] = {}
     for row, record in zip(results.rows, records, strict=True):
         record["a"] = format_parameter(row.parameters[x_name])
         record["b"] = format_parameter(row.parameters[y_name])
-        label = format_swept({name: row.parameters[name] for name in other_names})
+        label = format_swept_parameters({name: row.parameters[name] for name in other_names})
         groups.setdefault((record["i"], label), []).append(_with_position(record, value_range))
     columns = list(dict.fromkeys(record["a"] for record in records))
     rows = list(dict.fromkeys(record["b"] for record in records))
@@ -210,7 +210,10 @@ def _metric_chart(
     """Return a chart of one metric; `records` has one record for each row of the results."""
     average = describe_average(results, plot.y)
     values = [
-        (" at ".join(filter(None, (row.variant, format_swept(row.parameters)))), record["text"])
+        (
+            " at ".join(filter(None, (row.variant, format_swept_parameters(row.parameters)))),
+            record["text"],
+        )
         for row, record in zip(results.rows, records, strict=True)
     ]
     text = join_sentences(caption_sentences[0], average, *caption_sentences[1:])

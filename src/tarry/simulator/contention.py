@@ -1,9 +1,10 @@
 """Contention for one row: the 2015 AWS study "Exponential Backoff And Jitter".
 
 Each client reads the version of one row and writes the row back. The write succeeds only if the
-version has not changed. The metric `calls` counts the writes. Times and rules are those of the AWS
-study: network delays of |N(10 ms, 2 ms)|, a base of 5 ms, a cap of 2,000 ms, and ceilings (upper
-bounds of the delay before jitter) of 5 ms * 2**n for retry n. So the first ceiling is 10 ms.
+version has not changed; otherwise the client waits, reads and writes again. As in the AWS study, a
+"call" of the results (the metric `calls`) is one write. Times and rules are those of that study:
+network delays of |N(10 ms, 2 ms)|, a base of 5 ms, a cap of 2,000 ms, and ceilings (upper bounds of
+the delay before jitter) of 5 ms * 2**n for retry n. So the first ceiling is 10 ms.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ _UNLIMITED_ATTEMPTS = 1_000_000_000
 
 
 def no_delay(_retry: int) -> float:
-    """A backoff function for policies that retry at once."""
+    """Return 0, as the backoff function of a policy that retries at once."""
     return 0.0
 
 
 def _aws_decorrelated_jitter(_ceiling: float, previous: float, u: float) -> float:
-    """Return the delay by AWS's formula; `u` is a random number from [0, 1)."""
+    """Return the delay by the AWS formula; `u` is a random number from [0, 1)."""
     return min(_CAP_S, _BASE_S + u * (3 * previous - _BASE_S))
 
 
@@ -49,19 +50,23 @@ class Contention(NamedTuple):
     """The result of one trial of `contention`."""
 
     calls: int
-    """Writes until each client has succeeded once."""
+    """The number of writes until each client has succeeded once."""
     time_ms: float
     """The time at which the last client received its success."""
 
     def metrics(self) -> dict[str, float]:
-        """Return both values by name; the time in seconds, as in the metrics of all studies."""
+        """Return both values by name. The time is in seconds, as all times of metrics are."""
         return {"calls": float(self.calls), "time": self.time_ms / 1000}
 
 
 def contention(
     *, jitter: str = "full", clients: int = 100, trials: int = 1, seed: int = 0
 ) -> list[Contention]:
-    """Run the study. The jitter "none" means no backoff, "exponential" backoff without jitter."""
+    """Run the study; return one result for each trial.
+
+    `jitter` is "none" (retry at once), "exponential" (backoff without jitter), or the name of the
+    jitter that is added to the backoff.
+    """
     check_one_of("jitter", jitter, _POLICY_ARGUMENTS)
     check_count("clients", clients)
     policy = Policy(max_attempts=_UNLIMITED_ATTEMPTS, max_delay=_CAP_S, **_POLICY_ARGUMENTS[jitter])
@@ -72,7 +77,7 @@ def contention(
 
 
 def _run_trial(policy: Policy, clients: int, loop: EventLoop) -> Contention:
-    """Run all clients. Each one reads and writes the row until one of its writes succeeds."""
+    """Run all clients. A `Call` is the whole work of one client: reads and writes until success."""
     schedule, draw = loop.schedule, loop.random_source("jitter").random
     network_delay = loop.sampler(_NETWORK_DELAY, "network")
     version = writes = 0
@@ -89,15 +94,15 @@ def _run_trial(policy: Policy, clients: int, loop: EventLoop) -> Contention:
         nonlocal version, writes, last_success_at
         call, read_version = call_and_version
         writes += 1
-        received = now + network_delay()
+        received_at = now + network_delay()
         if read_version == version:
             version += 1
-            last_success_at = max(last_success_at, received)
-            call.record_success(received, 0.0)
+            last_success_at = max(last_success_at, received_at)
+            call.record_success(received_at, 0.0)
             return
-        verdict = call.record_failure(TRANSIENT, received, draw())
+        verdict = call.record_failure(TRANSIENT, received_at, draw())
         if isinstance(verdict, Wait):
-            start(received + verdict.delay, call)
+            start(received_at + verdict.delay, call)
 
     for _ in range(clients):
         start(0.0, Call(policy))

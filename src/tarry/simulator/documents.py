@@ -64,9 +64,9 @@ class Document:
     """The file and line of each value, or another source such as an option."""
 
     @property
-    def root(self) -> Value:
+    def root(self) -> DocumentValue:
         """The whole content."""
-        return Value(self, (), self.data)
+        return DocumentValue(self, (), self.data)
 
     def error_at(self, key_path: KeyPath, message: str) -> ConfigurationError:
         """Return an error located at a value, or at the nearest enclosing table with a location."""
@@ -75,7 +75,7 @@ class Document:
         return ConfigurationError(f"{self.locations.get(key_path, self.path)}: {message}")
 
 
-class Value(NamedTuple):
+class DocumentValue(NamedTuple):
     """A value of a document, and the keys that lead to it."""
 
     document: Document
@@ -88,9 +88,9 @@ class Value(NamedTuple):
         parts = (f"[{key}]" if isinstance(key, int) else f".{key}" for key in self.key_path)
         return "".join(parts).removeprefix(".") or "the file"
 
-    def item(self, key: str | int) -> Value:
+    def item(self, key: str | int) -> DocumentValue:
         """Return the value of a key of this table, or at an index of this list."""
-        return Value(self.document, (*self.key_path, key), self.data[key])
+        return DocumentValue(self.document, (*self.key_path, key), self.data[key])
 
     def table(self) -> Mapping[str, Any]:
         """Return the value if it is a table, else raise."""
@@ -121,7 +121,7 @@ class Value(NamedTuple):
         return self.document.error_at((*self.key_path, *keys), message)
 
 
-class ParserOutput(NamedTuple):
+class ParsedDocument(NamedTuple):
     """The data of one document (a YAML file can have several) and the line of each value."""
 
     data: Any
@@ -145,7 +145,7 @@ def read_document(path: Path) -> Document:
     if len(documents) > 1:
         msg = f"{path}:{documents[1].first_line}: must hold one document, but a second one begins"
         raise ConfigurationError(msg)
-    data, line_numbers, _ = documents[0] if documents else ParserOutput({}, {})
+    data, line_numbers, _ = documents[0] if documents else ParsedDocument({}, {})
     if not isinstance(data, dict):
         msg = f"{path}:1: must be a table of keys and values, got {short_repr(data)}"
         raise ConfigurationError(msg)
@@ -153,7 +153,7 @@ def read_document(path: Path) -> Document:
     return Document(path, cast("dict[str, Any]", data), {(): f"{path}:1", **locations})
 
 
-def parse_file(path: Path) -> list[ParserOutput]:
+def parse_file(path: Path) -> list[ParsedDocument]:
     """Read every document of a file; a file with an unknown suffix is read as YAML."""
     parse = PARSERS.get(path.suffix.lower(), PARSERS[".yaml"])
     text = read_text(path, MAX_DOCUMENT_BYTES)
@@ -177,9 +177,9 @@ def import_yaml() -> Any:
     return yaml
 
 
-def _parse_toml(text: str) -> list[ParserOutput]:
+def _parse_toml(text: str) -> list[ParsedDocument]:
     try:
-        return [ParserOutput(tomllib.loads(text), toml_line_numbers(text))]
+        return [ParsedDocument(tomllib.loads(text), toml_line_numbers(text))]
     except ValueError as error:
         position = _TOML_ERROR_POSITION.search(str(error))
         line = int(position[1]) if position and position[1] else text.count("\n") + 1
@@ -187,7 +187,7 @@ def _parse_toml(text: str) -> list[ParserOutput]:
         raise DocumentSyntaxError(f"not TOML: {message}", line) from None
 
 
-def _parse_json(text: str) -> list[ParserOutput]:
+def _parse_json(text: str) -> list[ParsedDocument]:
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
@@ -198,12 +198,12 @@ def _parse_json(text: str) -> list[ParserOutput]:
     if duplicate is not None:
         key, line = duplicate
         raise DocumentSyntaxError(f"the key {key!r} appears twice in one table", line)
-    return [ParserOutput(data, line_numbers)]
+    return [ParsedDocument(data, line_numbers)]
 
 
-def _parse_yaml(text: str) -> list[ParserOutput]:
+def _parse_yaml(text: str) -> list[ParsedDocument]:
     yaml = import_yaml()
-    documents: list[ParserOutput] = []
+    documents: list[ParsedDocument] = []
     try:
         loader = yaml.SafeLoader(text)
         while loader.check_node():
@@ -212,7 +212,7 @@ def _parse_yaml(text: str) -> list[ParserOutput]:
             line_numbers: dict[KeyPath, int] = {}
             _record_yaml_line_numbers(node, (), line_numbers, set())
             data = loader.construct_document(node)
-            documents.append(ParserOutput(data, line_numbers, first_line))
+            documents.append(ParsedDocument(data, line_numbers, first_line))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 0
@@ -250,7 +250,7 @@ def _record_yaml_line_numbers(
             _record_yaml_line_numbers(value, inner_path, line_numbers, visited)
 
 
-PARSERS: dict[str, Callable[[str], list[ParserOutput]]] = {
+PARSERS: dict[str, Callable[[str], list[ParsedDocument]]] = {
     ".toml": _parse_toml,
     ".yaml": _parse_yaml,
     ".yml": _parse_yaml,

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from tarry.simulator.distributions import Distribution, Sampler
 
 Callback: TypeAlias = "Callable[[float, Any], None]"
+"""Called with the current virtual time, in seconds since the start of the run, and an argument."""
 
 
 class EventLoop:
-    """Runs callbacks in the order of their times; equal times run in the order of scheduling."""
+    """Runs callbacks at their times. Callbacks of the same time run in the order of scheduling."""
 
     __slots__ = ("_callbacks", "_seed", "_times", "schedule")
 
@@ -42,21 +43,22 @@ class EventLoop:
         """`schedule(when, callback, argument=None)` calls `callback(when, argument)` at `when`."""
 
     def random_source(self, name: str) -> Random:
-        """Return the random source with this name.
+        """Return a new random source, which depends on the seed of the loop and on this name.
 
-        Separate sources let a run with another policy draw the same arrivals and latencies.
+        Arrivals and latencies have their own sources, so that a policy that draws more random
+        numbers for jitter does not change them.
         """
         return Random(f"{self._seed}/{name}")
 
     def sampler(self, distribution: Distribution, name: str) -> Sampler:
-        """Return a function that draws from the distribution, using the source with this name."""
+        """Return a function that draws from the distribution, with a new source of this name."""
         return distribution.sampler(self.random_source(name))
 
     def run(self, until: float) -> None:
-        """Run all callbacks that are due before `until`, also those that callbacks schedule."""
+        """Run all callbacks that are due before `until`, also those that other callbacks add."""
         times, pop_callbacks = self._times, self._callbacks.pop
         gc_was_enabled = gc.isenabled()
-        # Callbacks create no cycles, and the collector would double the time of a large run.
+        # Callbacks create no reference cycles, and the collector would double the time of a run.
         gc.disable()
         try:
             while times and times[0] < until:
@@ -69,5 +71,5 @@ class EventLoop:
 
 
 def trial_seed(seed: int, trial: int) -> str:
-    """Return the seed of one trial, which differs for each pair of seed and trial."""
+    """Return the seed of the trial with this index: each trial of a study has another one."""
     return f"{seed}/{trial}"

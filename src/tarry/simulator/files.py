@@ -22,7 +22,7 @@ from tarry.core.text import suggest
 from tarry.errors import ConfigurationError, short_repr
 from tarry.policyfile.defence import Defence
 from tarry.simulator.distributions import DISTRIBUTIONS, Empirical, Fixed
-from tarry.simulator.documents import Document, Value, read_document
+from tarry.simulator.documents import Document, DocumentValue, read_document
 from tarry.simulator.scenario import Scenario
 from tarry.simulator.schema import build_defence, build_scenario, part_classes, read_durations
 from tarry.simulator.simulate import run_trials
@@ -93,7 +93,7 @@ def short_names(paths: Sequence[Path]) -> list[str]:
     return [path.stem if stems.count(path.stem) == 1 else str(path) for path in paths]
 
 
-def is_scenario(path: Path) -> bool:
+def is_scenario_file(path: Path) -> bool:
     """Return whether a file is a scenario file, which has servers, and not a policy file."""
     return "servers" in read_document(path).data
 
@@ -103,7 +103,7 @@ def run_variant(
 ) -> list[Summary]:
     """Run one variant; parameters that the variant does not have are ignored."""
     document = documents[variant]
-    known = list_parameters(build_scenario(document))
+    known = scenario_parameters(build_scenario(document))
     for name, value in parameters.items():
         if name in known:
             document = with_value(document, name, value)
@@ -133,7 +133,7 @@ def _make_study(
     parameters: dict[str, Any] = {}
     scenarios = [build_scenario(document) for document in documents.values()]
     for scenario in scenarios:
-        for parameter, value in list_parameters(scenario).items():
+        for parameter, value in scenario_parameters(scenario).items():
             is_equal = parameters.setdefault(parameter, value) == value
             parameters[parameter] = value if is_equal else DIFFERS
     servers = [server for scenario in scenarios for server in scenario.servers.values()]
@@ -183,7 +183,7 @@ def _build_variants(document: Document) -> dict[str, Document]:
             for key_path, location in document.locations.items()
             if key_path[:2] == variant_path and key_path != variant_path
         }
-        data = merge_tables(base, Value(document, variant_path, changes).table())
+        data = merge_tables(base, DocumentValue(document, variant_path, changes).table())
         documents[name] = replace(document, data=data, locations=locations)
         scenarios[name] = build_scenario(documents[name])
         _check_periods(documents[name], scenarios[name])
@@ -196,7 +196,7 @@ def _inline_files(document: Document) -> Document:
     """Return the document with the content of the policy files and duration files it refers to."""
     locations = dict(document.locations)
 
-    def inline(value: Value) -> Any:
+    def inline(value: DocumentValue) -> Any:
         if isinstance(value.data, dict):
             table = value.table()
             if table.get("kind") == "empirical" and "file" in table:
@@ -209,7 +209,7 @@ def _inline_files(document: Document) -> Document:
             return read_policy(value)
         return value.data
 
-    def read_policy(value: Value) -> dict[str, Any]:
+    def read_policy(value: DocumentValue) -> dict[str, Any]:
         try:
             policy = read_document(document.path.parent / value.data)
         except ConfigurationError as error:
@@ -273,7 +273,7 @@ def _check_calls(documents: Mapping[str, Document], scenarios: Mapping[str, Scen
                 raise documents[variant].error_at(("servers", name), msg)
 
 
-def list_parameters(scenario: Scenario) -> dict[str, Any]:
+def scenario_parameters(scenario: Scenario) -> dict[str, Any]:
     """Return the names of all values that can be changed, with their current values."""
     return dict(_list_values("", scenario))
 

@@ -44,7 +44,7 @@ def format_parameter(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,g}"
 
 
-def format_swept(parameters: dict[str, Any]) -> str:
+def format_swept_parameters(parameters: dict[str, Any]) -> str:
     """Return the swept parameters of a row as text: "clients = 100, rate = 5"."""
     return ", ".join(
         f"{name.rpartition('.')[2]} = {format_parameter(value)}"

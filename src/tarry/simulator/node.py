@@ -1,4 +1,4 @@
-"""Simulated servers: a node handles a request and returns the time and outcome of its response.
+"""Nodes, the simulated servers: they handle requests and return the time and outcome of responses.
 
 A leaf node does the work itself. Its queue is first come, first served, so it can compute the
 response when the request arrives. A request thus costs only two events: arrival and response. A
@@ -7,6 +7,7 @@ relay node calls another node and responds when that call ends.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from heapq import heappop, heappush, heapreplace
 from math import inf
@@ -30,39 +31,38 @@ DROPPED = Outcome(Kind.TRANSIENT, detail="connection reset")
 TIMEOUT = Outcome(Kind.TRANSIENT, timeout=True, detail="timeout")
 INTERNAL_ERROR = outcome_of_status(500, now=0.0)
 UNAVAILABLE = outcome_of_status(503, now=0.0)
-RETRIES_EXHAUSTED = UNAVAILABLE.replace(retried_below=True)
-"""The response of a relay whose own call failed after retries. It is marked as retried, so that
-callers do not retry it again."""
+UNAVAILABLE_RETRIED = UNAVAILABLE.replace(retried_below=True)
+"""The response of a relay node whose own call was retried in vain, or rejected by its breaker,
+limiter or budget. Callers do not retry an outcome that is marked as `retried_below`."""
 
 _MAX_ANSWERED_ENTRIES = 1000
 """A leaf node removes answered requests from its list once there are about this many of them."""
 
 OnCallEnd: TypeAlias = "Callable[[float, float, Stop | None, int], None]"
-"""`on_end(started, now, stop, attempts)` is called when a call ends; `stop` is None on success."""
-
+"""`on_end(started_at, now, stop, attempt_count)` is called when a call ends; `stop` is None if the
+call succeeded."""
 StartCall: TypeAlias = "Callable[[float, int, OnCallEnd], Stop | None]"
-"""`start_call(now, client, on_end)` starts a call of the client with this index.
-
-It returns None, or the `Stop` if the call ended at once because it was refused."""
+"""`start_call(now, client, on_end)` starts a call of the client with this index. It returns None,
+or a `Stop` if the call ended at once because breaker, limiter or budget rejected its attempt."""
 
 
 class Requester(Protocol):
-    """A caller that waits for the response to an attempt."""
+    """A caller that waits for the response to an attempt; `number` tells its responses apart."""
 
     def on_response(self, now: float, number: int, outcome: Outcome) -> None:
         """Called when the node sends the response with this number."""
 
     def discard_response(self, number: int) -> int:
-        """Ignore the scheduled response; return the number for the response that replaces it."""
+        """Make the response with this number invalid; return the number of its replacement."""
         ...
 
 
 _Request: TypeAlias = tuple[Requester, int]
-"""The requester, and its response number: the attempt's, or the one from `discard_response`."""
+"""The requester, and the number of the response that it waits for."""
 
 
-class Node:
-    """Base class of servers: their failures, crashes and rejections."""
+class Node(ABC):
+    """Base class of simulated servers. It implements their failures, crashes and rejections."""
 
     def __init__(self, name: str, server: Server, loop: EventLoop) -> None:
         self.name: str = name
@@ -76,14 +76,14 @@ class Node:
         """With this many requests, the next request is rejected or crashes the server."""
         self._rejection = _error_outcome(server.reject_status, server.retry_after)
         self._frozen: dict[Failure, list[_Request]] = {}
-        """The requests that get no response before their freeze ends."""
+        """For each failure of the kind "freeze": the requests without a response until its end."""
         self._random = loop.random_source(f"failures of {name}")
         self._draw_latency = loop.sampler(server.latency, f"latency of {name}")
         self._up_at: float = 0.0
-        """The time at which the server is up again after a crash."""
-        self.crashes: int = 0
+        """The time until which the server refuses connections, because it has crashed."""
+        self.crash_count: int = 0
         self.metrics: MetricsRecorder | None = None
-        """Counts the requests that reach this node; None except for the last node of the path."""
+        """Counts the requests that reach this node; None for a relay node."""
         for failure in server.failures:
             if failure.kind == "refuse" and failure.rate >= 1:
                 loop.schedule(failure.start, self.drop_all, failure.end)
@@ -92,7 +92,10 @@ class Node:
                 loop.schedule(failure.end, self._end_freeze, failure)
 
     def handle(self, now: float, requester: Requester, number: int) -> tuple[float, Outcome] | None:
-        """Return the time and outcome of the response, or None if they are not known yet."""
+        """Return the time and outcome of the response.
+
+        Return None if the node calls `on_response` of the requester later, or never responds.
+        """
         if self.metrics is not None:
             self.metrics.record_request(now)
         if now < self._up_at:
@@ -108,38 +111,38 @@ class Node:
         """Reject a request because the node is full, or crash because the load is too high."""
         if load >= self._max_requests:
             return now, self._rejection
-        self.crashes += 1
+        self.crash_count += 1
         self._up_at = now + self._server.restart_after
         self.drop_all(now, self._up_at)
         return now, DROPPED
 
-    def in_progress(self, now: float) -> int:
-        """Return the number of requests without a response, including frozen requests."""
-        return self.load(now) + sum(map(len, self._frozen.values()))
+    def in_progress_at(self, now: float) -> int:
+        """Return the number of requests that run, are queued or are frozen."""
+        return self.load_at(now) + sum(map(len, self._frozen.values()))
 
-    def load(self, now: float) -> int:
+    @abstractmethod
+    def load_at(self, now: float) -> int:
         """Return the number of requests that run or are queued."""
-        raise NotImplementedError
 
+    @abstractmethod
     def accept(self, now: float, requester: Requester, number: int) -> tuple[float, Outcome] | None:
         """Process a request that no failure affects; the return value is that of `handle`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def pending_requests(self, now: float) -> list[_Request]:
         """Return the requests that run or are queued, in the order of their arrival."""
-        raise NotImplementedError
 
-    def forget_requests(self, until: float) -> None:
-        """Remove all requests and send no responses; `until`: when the server is up again."""
-        raise NotImplementedError
+    @abstractmethod
+    def remove_requests(self, up_at: float) -> None:
+        """Remove all requests without a response. The server is up again at `up_at`."""
 
-    def drop_all(self, now: float, until: float) -> None:
-        """Reset the connections of all requests; `until`: when the server is up again."""
+    def drop_all(self, now: float, up_at: float) -> None:
+        """Reset the connections of all requests. The server is up again at `up_at`."""
         dropped = self.pending_requests(now)
         for requests in self._frozen.values():
             dropped += requests
             requests.clear()
-        self.forget_requests(until)
+        self.remove_requests(up_at)
         for requester, number in dropped:
             requester.on_response(now, number, DROPPED)
 
@@ -158,7 +161,7 @@ class Node:
         """Freeze running and queued requests; `_apply_failure` freezes those that arrive later."""
         if failure.rate >= 1:
             pending = self.pending_requests(now)
-            self.forget_requests(failure.end)
+            self.remove_requests(failure.end)
             frozen = self._frozen.setdefault(failure, [])
             for requester, number in pending:
                 frozen.append((requester, requester.discard_response(number)))
@@ -183,14 +186,14 @@ class LeafNode(Node):
         self._free_at = [0.0] * (server.concurrency or 0)
         """Heap of the times at which each worker becomes free."""
         self._restarted_at: float = 0.0
-        """The time of the last restart, from which the caches warm up."""
+        """The time of the last restart: the caches warm up from then on."""
         self._is_cold: bool = False
         self._may_drop_requests = server.crash_above is not None or bool(server.failures)
         self._recent_requests: list[tuple[float, Requester, int]] = []
-        """End time, requester and number of each request, if the node may drop requests. Answered
-        requests are removed only from time to time."""
+        """End time, requester and response number of each request; empty if the node never drops
+        requests. Answered requests are removed only from time to time."""
 
-    def load(self, now: float) -> int:
+    def load_at(self, now: float) -> int:
         """Return the number of requests whose end time is in the future."""
         end_times = self._end_times
         while end_times and end_times[0] <= now:
@@ -200,7 +203,7 @@ class LeafNode(Node):
     def accept(self, now: float, requester: Requester, number: int) -> tuple[float, Outcome] | None:
         """Assign the request to the worker that becomes free first."""
         server, free_at, end_times = self._server, self._free_at, self._end_times
-        while end_times and end_times[0] <= now:  # `load`, inlined: this runs for each request
+        while end_times and end_times[0] <= now:  # `load_at`, inlined: this runs for each request
             heappop(end_times)
         load = len(end_times)
         if load >= self._max_load:
@@ -227,16 +230,19 @@ class LeafNode(Node):
             (requester, number) for end, requester, number in self._recent_requests if end > now
         ]
 
-    def forget_requests(self, until: float) -> None:
-        """Remove all requests; from `until` on, all workers are free and the caches are cold."""
-        until = max(until, self._restarted_at)
+    def remove_requests(self, up_at: float) -> None:
+        """Remove all requests. At `up_at`, all workers are free and the caches are cold."""
+        up_at = max(up_at, self._restarted_at)
         self._recent_requests.clear()
         self._end_times.clear()
-        self._free_at = [until] * len(self._free_at)
-        self._restarted_at, self._is_cold = until, self._server.warmup > 0
+        self._free_at = [up_at] * len(self._free_at)
+        self._restarted_at, self._is_cold = up_at, self._server.warmup > 0
 
     def _cold_factor_at(self, start: float) -> float:
-        """Return the factor of cold caches at the time `start`; clear `_is_cold` once it is 1."""
+        """Return how many times as long a request takes that starts at `start` with cold caches.
+
+        Clear `_is_cold` if the caches are warm at that time.
+        """
         progress = (start - self._restarted_at) / self._server.warmup
         self._is_cold = progress < 1
         return self._server.cold_factor + (1 - self._server.cold_factor) * min(1.0, progress)
@@ -254,7 +260,7 @@ class RelayNode(Node):
         defence = server.defence or Defence()
         self._max_attempts = (defence.hedging or defence.policy).max_attempts
 
-    def load(self, now: float) -> int:  # noqa: ARG002 - part of the interface
+    def load_at(self, now: float) -> int:  # noqa: ARG002 - a parameter of the base class
         """Return the number of requests that run or are queued."""
         return len(self._running) + len(self._queue)
 
@@ -264,53 +270,53 @@ class RelayNode(Node):
         if load >= self._max_load:
             return self.reject_or_crash(now, load)
         self._queue.append((requester, number))
-        self._start_next(now)
+        self._start_next_request(now)
         return None
 
-    def pending_requests(self, now: float) -> list[_Request]:  # noqa: ARG002
+    def pending_requests(self, now: float) -> list[_Request]:  # noqa: ARG002 - as in `load_at`
         """Return the requests that run or are queued, in the order of their arrival."""
         return [*self._running, *self._queue]
 
-    def forget_requests(self, until: float) -> None:  # noqa: ARG002 - a relay has no cold caches
-        """Remove all requests; their calls to the next node continue, but results are ignored."""
+    def remove_requests(self, up_at: float) -> None:  # noqa: ARG002 - a relay has no cold caches
+        """Remove all requests. Their calls to the next node continue, but results are ignored."""
         self._running.clear()
         self._queue.clear()
 
-    def _start_next(self, now: float) -> None:
+    def _start_next_request(self, now: float) -> None:
         if self._queue and len(self._running) < self._concurrency:
             request = self._queue.popleft()
             self._running[request] = None
             self._loop.schedule(now + self._draw_latency(), self._call_next_node, request)
 
     def _call_next_node(self, now: float, request: _Request) -> None:
-        if request not in self._running:
+        if request not in self._running:  # `remove_requests` was called meanwhile
             return
         failure_rate = self._server.failure_rate
         if failure_rate and self._random.random() < failure_rate:
-            self._finish(now, request, INTERNAL_ERROR)
+            self._respond(now, request, INTERNAL_ERROR)
             return
 
         def on_end(_started: float, now: float, stop: Stop | None, attempts: int) -> None:
             if request not in self._running:
                 return
             if stop is None:
-                self._finish(now, request, SUCCESS)
+                self._respond(now, request, SUCCESS)
             else:
-                # If a node below has retried already, its mark is passed on to the requester.
+                # Also true if this node did not retry because a node below had already retried.
                 retried_below = stop.reason is Reason.RETRIED_BELOW
                 is_retried = retried_below or is_final(stop, attempts, self._max_attempts)
-                self._finish(now, request, RETRIES_EXHAUSTED if is_retried else UNAVAILABLE)
+                self._respond(now, request, UNAVAILABLE_RETRIED if is_retried else UNAVAILABLE)
 
         self._start_call(now, 0, on_end)
 
-    def _finish(self, now: float, request: _Request, outcome: Outcome) -> None:
+    def _respond(self, now: float, request: _Request, outcome: Outcome) -> None:
         del self._running[request]
         requester, number = request
         requester.on_response(now, number, outcome)
-        self._start_next(now)
+        self._start_next_request(now)
 
 
 def _error_outcome(status: int, retry_after: float | None) -> Outcome:
     headers = {} if retry_after is None else {"retry-after-ms": f"{retry_after * 1000:.0f}"}
-    # Every status is retryable here, because the caller applies the statuses of its own policy.
+    # Every status is retryable here, because the caller checks which statuses its policy retries.
     return outcome_of_status(status, headers, now=0.0, retryable=ERROR_STATUSES)

@@ -111,7 +111,7 @@ def _content_security_policy(style: str, *scripts: str) -> str:
 
 def _render_table(results: StudyResults) -> str:
     study, names = results.study, results.variants
-    titles = [study.title(name) for name in results.swept]
+    titles = [study.title(name) for name in results.swept_names]
     titles += [column.title for column in study.columns]
     heads = "".join(f'<th scope="col">{escape(title)}</th>' for title in titles)
     rows: list[str] = []
@@ -195,7 +195,7 @@ def _render_facts(results: StudyResults) -> str:
         "trials": str(results.trial_count),
         **{name: format_parameter(value) for name, value in results.fixed_parameters.items()},
     }
-    for name in results.swept:
+    for name in results.swept_names:
         values = dict.fromkeys(format_parameter(row.parameters[name]) for row in results.rows)
         facts[f"{name} (swept)"] = ", ".join(values)
     return "\n".join(

@@ -22,7 +22,7 @@ from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError, short_repr
 from tarry.policyfile.defence import BUDGETS, LIMITERS, Defence
 from tarry.simulator.distributions import DISTRIBUTIONS, Fixed
-from tarry.simulator.documents import Value, read_text
+from tarry.simulator.documents import DocumentValue, read_text
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server, Surge
 
 if TYPE_CHECKING:
@@ -36,11 +36,14 @@ T = TypeVar("T")
 MAX_DURATIONS_FILE_BYTES = 50_000_000
 MAX_DURATION_COUNT = 1_000_000
 _DOTTED_NAME = re.compile(r"[A-Za-z_][\w-]*(?:\.[\w-]+)*")
-_PART_KINDS: dict[str, Mapping[str, Callable[..., Any]]] = {"budget": BUDGETS, "limiter": LIMITERS}
+_CLASSES_BY_KIND: dict[str, Mapping[str, Callable[..., Any]]] = {
+    "budget": BUDGETS,
+    "limiter": LIMITERS,
+}
 """For each part of a defence that has a `kind`: the class of each kind."""
-_PART_CLASSES: dict[str, Callable[..., Any]] = {"breaker": Breaker, "hedging": Hedging}
+_CLASSES_WITHOUT_KIND: dict[str, Callable[..., Any]] = {"breaker": Breaker, "hedging": Hedging}
 """For each other part of a defence: its class."""
-DEFENCE_KEYS = ("preset", *signature(Policy).parameters, *_PART_CLASSES, *_PART_KINDS)
+DEFENCE_KEYS = ("preset", *signature(Policy).parameters, *_CLASSES_WITHOUT_KIND, *_CLASSES_BY_KIND)
 
 
 def build_scenario(document: Document) -> Scenario:
@@ -48,11 +51,11 @@ def build_scenario(document: Document) -> Scenario:
     return _build(Scenario, document.root)
 
 
-def build_defence(value: Value) -> Defence:
+def build_defence(value: DocumentValue) -> Defence:
     """Build a defence from its table."""
     table = value.table()
     value.check_keys(DEFENCE_KEYS)
-    for name in (*_PART_CLASSES, *_PART_KINDS):
+    for name in (*_CLASSES_WITHOUT_KIND, *_CLASSES_BY_KIND):
         if name in table:  # check each part on its own, so that an error names its key
             _check_part(name, value.item(name))
     return _with_location(value, lambda: Defence.from_dict(table))
@@ -61,12 +64,14 @@ def build_defence(value: Value) -> Defence:
 def part_classes(defence: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
     """Return the class of each part (breaker, budget, ...) that the data of a defence contains."""
     by_kind = {
-        name: kinds[defence[name]["kind"]] for name, kinds in _PART_KINDS.items() if name in defence
+        name: kinds[defence[name]["kind"]]
+        for name, kinds in _CLASSES_BY_KIND.items()
+        if name in defence
     }
-    return {name: cls for name, cls in _PART_CLASSES.items() if name in defence} | by_kind
+    return {name: cls for name, cls in _CLASSES_WITHOUT_KIND.items() if name in defence} | by_kind
 
 
-def read_durations(value: Value) -> tuple[float, ...]:
+def read_durations(value: DocumentValue) -> tuple[float, ...]:
     """Read the file of `{ kind = "empirical", file = ..., column = ..., scale = ... }`.
 
     The file has one number on each line, or it is a CSV file if the table has a `column`. Each
@@ -88,16 +93,16 @@ def read_durations(value: Value) -> tuple[float, ...]:
         raise value.error(f"file: {error}", "file") from None
 
 
-def _check_part(name: str, value: Value) -> None:
-    if name in _PART_KINDS:
-        kinds = _PART_KINDS[name]
+def _check_part(name: str, value: DocumentValue) -> None:
+    if name in _CLASSES_BY_KIND:
+        kinds = _CLASSES_BY_KIND[name]
         _check_arguments(value, kinds[_get_kind(value, kinds)], "kind")
     else:
-        _check_arguments(value, _PART_CLASSES[name])
+        _check_arguments(value, _CLASSES_WITHOUT_KIND[name])
     _with_location(value, lambda: Defence.from_dict({name: value.table()}))
 
 
-def _build(cls: type[T], value: Value) -> T:
+def _build(cls: type[T], value: DocumentValue) -> T:
     """Build an instance of a dataclass from a table."""
     parameters = _check_arguments(value, cls)
     arguments = {
@@ -108,7 +113,7 @@ def _build(cls: type[T], value: Value) -> T:
 
 
 def _check_arguments(
-    value: Value, cls: Callable[..., Any], *other_keys: str
+    value: DocumentValue, cls: Callable[..., Any], *other_keys: str
 ) -> Mapping[str, Parameter]:
     """Raise if a key is not a parameter of the class, or a required one is missing; return all."""
     parameters = signature(cls).parameters
@@ -120,7 +125,7 @@ def _check_arguments(
     return parameters
 
 
-def _build_value(annotation: str, value: Value) -> Any:
+def _build_value(annotation: str, value: DocumentValue) -> Any:
     """Build the value of a field with this annotation."""
     data = value.data
     annotation, _, optional = annotation.partition(" | ")
@@ -153,7 +158,7 @@ def _build_value(annotation: str, value: Value) -> Any:
             return data
 
 
-def _build_distribution(value: Value) -> Distribution:
+def _build_distribution(value: DocumentValue) -> Distribution:
     """Build a distribution from a number of seconds (`Fixed`), or from a table with a `kind`."""
     data = value.data
     if isinstance(data, (int, float)) and not isinstance(data, bool):
@@ -166,7 +171,7 @@ def _build_distribution(value: Value) -> Distribution:
     return _build(DISTRIBUTIONS[kind], value._replace(data=arguments))
 
 
-def _get_kind(value: Value, kinds: Mapping[str, object]) -> str:
+def _get_kind(value: DocumentValue, kinds: Mapping[str, object]) -> str:
     table = value.table()
     kind = table.get("kind")
     if not isinstance(kind, str) or kind not in kinds:
@@ -176,7 +181,7 @@ def _get_kind(value: Value, kinds: Mapping[str, object]) -> str:
     return kind
 
 
-def _with_location(value: Value, build: Callable[[], T]) -> T:
+def _with_location(value: DocumentValue, build: Callable[[], T]) -> T:
     """Call `build`; give an error the location of its field, or of the first key in its text."""
     try:
         return build()

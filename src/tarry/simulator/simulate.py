@@ -1,4 +1,9 @@
-"""Run a scenario: build its nodes and callers on an event loop, start the calls, and run it."""
+"""Run a scenario: build its nodes (simulated servers), start the calls, and run the event loop.
+
+Each call has a caller, which applies the defence of the clients: a policy or hedging, with breaker,
+budget and limiter. A closed-loop client waits for the end of its call, pauses for a "think time"
+and calls again.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +24,18 @@ from tarry.simulator.scenario import ERROR_STATUSES, Scenario
 
 if TYPE_CHECKING:
     from tarry.core.verdict import Stop
-    from tarry.simulator.distributions import Sampler
     from tarry.simulator.metrics import Summary
     from tarry.simulator.node import Node, OnCallEnd, StartCall
     from tarry.simulator.scenario import Clients
 
 _DEFERRABLE_REASONS = frozenset({Reason.BREAKER_OPEN, Reason.LIMIT, Reason.BUDGET_EMPTY})
-"""A call that stops for one of these reasons goes back to the backlog."""
+"""Rejections by breaker, limiter or budget: after them, a call of a backlog goes back to it."""
 _WARM_UP_THINK_TIMES = 10.0
-"""Closed clients are simulated from this many mean think times before the start of the run, so that
-their calls are spread out when it starts."""
-_MAX_WARM_UP_CALLS = 1000
-_POLL_INTERVAL_S = 0.1
-"""The time after which a refused call is tried again, if the refusal has no `retry_after`."""
+"""The think times of closed-loop clients are drawn from this many mean think times before the run
+on, so that their first calls in the run are spread out."""
+_MAX_WARM_UP_DRAWS = 1000
+_MIN_WAIT_S = 0.1
+"""The shortest pause between a rejection by breaker, limiter or budget and the next call."""
 
 
 def simulate(scenario: Scenario, *, seed: int | str = 0) -> Summary:
@@ -41,7 +45,7 @@ def simulate(scenario: Scenario, *, seed: int | str = 0) -> Summary:
     loop = EventLoop(seed)
     metrics = MetricsRecorder(scenario.duration, scenario.bucket)
     network_delay = loop.sampler(scenario.network, "network")
-    nodes: list[Node] = []
+    nodes: list[Node] = []  # from the last server of the path to the first
     for name in reversed(scenario.path()):
         server = scenario.servers[name]
         if server.calls is None:
@@ -56,12 +60,12 @@ def simulate(scenario: Scenario, *, seed: int | str = 0) -> Summary:
     ArrivalSource(scenario.clients, loop, metrics, start_call).start()
 
     def record_in_progress(now: float, index: int) -> None:
-        metrics.record_in_progress(index, nodes[0].in_progress(now))
+        metrics.record_in_progress(index, nodes[0].in_progress_at(now))
 
     for index in range(metrics.bucket_count):
         loop.schedule(index * scenario.bucket, record_in_progress, index)
     loop.run(scenario.duration)
-    return metrics.summarize(scenario, sum(node.crashes for node in nodes))
+    return metrics.summarize(scenario, sum(node.crash_count for node in nodes))
 
 
 def run_trials(scenario: Scenario, trials: int, seed: int) -> list[Summary]:
@@ -73,13 +77,12 @@ def run_trials(scenario: Scenario, trials: int, seed: int) -> list[Summary]:
 
 
 def _make_start_call(route: Route, defence: Defence, instances: int) -> StartCall:
-    """Return a function that starts a call; each instance has its own breaker, budget, limiter."""
+    """Return a function that starts a call on a route; each instance has its own downstream."""
     hedging, policy = defence.hedging, defence.policy
     has_state = hedging is not None or any(
         settings is not None for settings in (defence.breaker, defence.budget, defence.limiter)
     )
     downstreams = [defence.downstream(f"instance {number}") for number in range(instances)]
-
     route.permanent_statuses = frozenset(
         str(status) for status in ERROR_STATUSES if status not in policy.retryable_statuses
     )
@@ -110,8 +113,10 @@ class ArrivalSource:
         self._start_call = start_call
         self._random = loop.random_source("arrivals")
         self._draw_unit_pause = Exponential(1.0).sampler(self._random)
-        self._backlog = 0
-        self._next_client = 0
+        """Draws the pause between two calls for a rate of 1 per second."""
+        self._draw_think_time = clients.think.sampler(self._random)
+        self._backlog_size = 0
+        self._last_client = 0
         self._is_poll_scheduled = False
 
     def start(self) -> None:
@@ -120,37 +125,36 @@ class ArrivalSource:
         if clients.arrivals == "poisson":
             self._schedule_arrival(0.0, 0)
         elif clients.arrivals == "backlog":
-            self._backlog = clients.count
+            self._backlog_size = clients.count
             for _ in range(clients.count):
                 self._metrics.record_call(0.0)
             loop.schedule(0.0, self._poll_backlog)
         elif clients.arrivals == "closed":
-            think = clients.think.sampler(self._random)
             for client in range(clients.count):
-                loop.schedule(self._first_call_time(think), self._start_closed, (client, think))
+                loop.schedule(self._first_call_time(), self._start_closed_loop_call, client)
         else:
             for client in range(clients.count):
-                loop.schedule(0.0, self._start_recorded, client)
+                loop.schedule(0.0, self._start_client_call, client)
 
-    def _record_end(self, started: float, now: float, stop: Stop | None, attempts: int) -> None:
+    def _record_end(self, started_at: float, now: float, stop: Stop | None, attempts: int) -> None:
         if stop is None:
-            self._metrics.record_success(now, now - started)
+            self._metrics.record_success(now, now - started_at)
         else:
             self._metrics.record_failed_call(now, stop.reason, attempts)
 
-    def _start_recorded(self, now: float, client: int) -> None:
+    def _start_client_call(self, now: float, client: int) -> None:
         self._metrics.record_call(now)
         self._start_call(now, client, self._record_end)
 
     def _schedule_arrival(self, now: float, client: int) -> None:
-        """Schedule the next Poisson arrival, or a new draw at the time when the rate changes.
+        """Schedule the next Poisson arrival, or draw again when the rate changes before it.
 
         Drawing again is exact, because a Poisson process has no memory: the pause from the change
-        to the next arrival does not depend on the arrivals before.
+        to the next arrival does not depend on earlier arrivals.
         """
         if not self._clients.surges:
             pause = self._draw_unit_pause() / self._clients.rate
-            self._loop.schedule(now + pause, self._start_poisson, client)
+            self._loop.schedule(now + pause, self._on_poisson_arrival, client)
             return
         rate, next_change = self._clients.rate, inf
         for surge in self._clients.surges:
@@ -160,70 +164,72 @@ class ArrivalSource:
                 next_change = min(next_change, surge.start)
         when = now + self._draw_unit_pause() / rate if rate else inf
         if when < next_change:
-            self._loop.schedule(when, self._start_poisson, client)
+            self._loop.schedule(when, self._on_poisson_arrival, client)
         else:
             self._loop.schedule(next_change, self._schedule_arrival, client)
 
-    def _start_poisson(self, now: float, client: int) -> None:
-        self._start_recorded(now, client)
+    def _on_poisson_arrival(self, now: float, client: int) -> None:
+        self._start_client_call(now, client)
         self._schedule_arrival(now, client + 1)
 
-    def _first_call_time(self, think: Sampler) -> float:
-        """Return the time of a closed client's first call in the run; draw its earlier pauses."""
+    def _first_call_time(self) -> float:
+        """Return when a closed-loop client calls first, by drawing think times from before the run.
+
+        Its calls before the run are not simulated.
+        """
         when = -self._clients.think.mean * (_WARM_UP_THINK_TIMES + self._random.random())
-        for _ in range(_MAX_WARM_UP_CALLS):
+        for _ in range(_MAX_WARM_UP_DRAWS):
             if when >= 0:
                 return when
-            when += think()
+            when += self._draw_think_time()
         # If most think times are far below their mean, the loop does not reach 0.
-        return think() * self._random.random()
+        return self._draw_think_time() * self._random.random()
 
-    def _start_closed(self, now: float, client_and_think: tuple[int, Sampler]) -> None:
-        def on_end(started: float, now: float, stop: Stop | None, attempts: int) -> None:
-            self._record_end(started, now, stop, attempts)
-            when = now + think()
-            # Without a think time, a client that is refused at once would call again at the same
+    def _start_closed_loop_call(self, now: float, client: int) -> None:
+        def on_end(started_at: float, now: float, stop: Stop | None, attempts: int) -> None:
+            self._record_end(started_at, now, stop, attempts)
+            when = now + self._draw_think_time()
+            # Without a think time, a client that is rejected at once would call again at the same
             # instant, and virtual time would never advance.
-            if when <= started:
-                when = now + _POLL_INTERVAL_S
-            self._loop.schedule(when, self._start_closed, client_and_think)
+            if when <= started_at:
+                when = now + _MIN_WAIT_S
+            self._loop.schedule(when, self._start_closed_loop_call, client)
 
-        client, think = client_and_think
         self._metrics.record_call(now)
         self._start_call(now, client, on_end)
 
     def _poll_backlog(self, now: float, _: object) -> None:
         self._is_poll_scheduled = False
-        self._start_backlog(now)
+        self._start_backlog_calls(now)
 
-    def _start_backlog(self, now: float, _: object = None) -> None:
-        """Start calls of the backlog until each instance in turn has refused one."""
-        refusals, shortest_wait = 0, inf
-        while self._backlog and refusals < self._clients.instances:
-            self._backlog -= 1
-            self._next_client += 1
-            stop = self._start_call(now, self._next_client, self._end_backlog_call)
+    def _start_backlog_calls(self, now: float, _: object = None) -> None:
+        """Start calls of the backlog until every instance has rejected one in succession."""
+        rejections, shortest_wait = 0, inf
+        while self._backlog_size and rejections < self._clients.instances:
+            self._backlog_size -= 1
+            self._last_client += 1
+            stop = self._start_call(now, self._last_client, self._on_backlog_call_end)
             if stop is None:
-                refusals, shortest_wait = 0, inf
+                rejections, shortest_wait = 0, inf
             else:
-                refusals += 1
-                shortest_wait = min(shortest_wait, stop.retry_after or _POLL_INTERVAL_S)
-        if self._backlog:
-            self._schedule_poll(now + max(_POLL_INTERVAL_S, shortest_wait))
+                rejections += 1
+                shortest_wait = min(shortest_wait, stop.retry_after or _MIN_WAIT_S)
+        if self._backlog_size:
+            self._schedule_poll(now + max(_MIN_WAIT_S, shortest_wait))
 
     def _schedule_poll(self, when: float) -> None:
         if not self._is_poll_scheduled:
             self._is_poll_scheduled = True
             self._loop.schedule(when, self._poll_backlog)
 
-    def _end_backlog_call(
-        self, _started: float, now: float, stop: Stop | None, attempts: int
+    def _on_backlog_call_end(
+        self, _started_at: float, now: float, stop: Stop | None, attempts: int
     ) -> None:
-        # As in the service, a refused call goes back to the backlog and does not count as failed.
+        # As in the service, a rejected call goes back to the backlog and does not count as failed.
         if stop is not None and stop.reason in _DEFERRABLE_REASONS:
-            self._backlog += 1
-            if attempts:  # without an attempt, _start_backlog itself schedules the next poll
-                self._schedule_poll(now + max(_POLL_INTERVAL_S, stop.retry_after or 0.0))
+            self._backlog_size += 1
+            if attempts:  # without an attempt, _start_backlog_calls itself schedules the next poll
+                self._schedule_poll(now + max(_MIN_WAIT_S, stop.retry_after or 0.0))
         else:
             self._record_end(0.0, now, stop, attempts)
-            self._loop.schedule(now, self._start_backlog)
+            self._loop.schedule(now, self._start_backlog_calls)

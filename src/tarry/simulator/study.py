@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tarry.simulator.scenario import Scenario
 
 
-class Trial(Protocol):
+class TrialResult(Protocol):
     """The result of one run of a variant."""
 
     def metrics(self) -> dict[str, float]:
@@ -72,7 +72,7 @@ class Study:
     question: str
     lesson: str
     """What the results teach; shown below them."""
-    run: Callable[..., Sequence[Trial]]
+    run: Callable[..., Sequence[TrialResult]]
     """Takes the variant parameter, `trials`, `seed` and the parameters as keyword arguments, and
     returns one result for each trial."""
     variant_parameter: str
@@ -109,7 +109,7 @@ class StudyRow(NamedTuple):
     variant: str
     parameters: dict[str, Any]
     """The swept parameters only."""
-    trials: list[Trial]
+    trials: list[TrialResult]
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -132,7 +132,7 @@ class StudyResults(NamedTuple):
         return list(dict.fromkeys(row.variant for row in self.rows))
 
     @property
-    def swept(self) -> list[str]:
+    def swept_names(self) -> list[str]:
         """The names of the swept parameters."""
         return list(self.rows[0].parameters) if self.rows else []
 
@@ -140,7 +140,7 @@ class StudyResults(NamedTuple):
     def fixed_parameters(self) -> dict[str, Any]:
         """The parameters that have the same value in all rows."""
         parameters = self.study.parameters.items()
-        return {name: value for name, value in parameters if name not in self.swept}
+        return {name: value for name, value in parameters if name not in self.swept_names}
 
     def to_dict(self) -> dict[str, Any]:
         """Return data that JSON can represent; infinite and missing values are None."""
@@ -240,7 +240,7 @@ def with_defences_as_variants(
     return replace(study, run=run, variants=tuple(defences), lesson="")
 
 
-def _trial_to_dict(trial: Trial) -> dict[str, Any]:
+def _trial_to_dict(trial: TrialResult) -> dict[str, Any]:
     details = {name: getattr(trial, name, None) for name in ("reasons", "bucket", "series")}
     known = {name: _to_plain(value) for name, value in details.items() if value is not None}
     return {"metrics": _to_plain(trial.metrics()), **known}
@@ -268,15 +268,15 @@ def _average(values: list[float]) -> float:
 
 
 def _run_all(
-    run: Callable[..., Sequence[Trial]],
+    run: Callable[..., Sequence[TrialResult]],
     arguments: Sequence[dict[str, Any]],
     jobs: int,
     progress: Callable[[int, int], None],
-) -> list[Sequence[Trial]]:
+) -> list[Sequence[TrialResult]]:
     """Call `run` with each dict of keyword arguments, in `jobs` processes."""
     total = len(arguments)
     progress(0, total)
-    results: list[Sequence[Trial]] = [()] * total
+    results: list[Sequence[TrialResult]] = [()] * total
     if jobs == 1 or total == 1:
         for index, keywords in enumerate(arguments):
             results[index] = run(**keywords)

@@ -206,11 +206,11 @@ def log_ticks(y_range: AxisRange) -> list[float]:
     return [tick for tick in ticks if y_range.low <= tick <= y_range.high]
 
 
-def x_channel(values: Sequence[Any], title: str, unit: str, *, swept: bool) -> Spec:
+def x_channel(values: Sequence[Any], title: str, unit: str, *, is_swept: bool) -> Spec:
     """Return the x channel of a line chart.
 
     Numbers get a quantitative axis, which is logarithmic if their range is wide. Other values get
-    an ordinal axis. `swept`: the values are those of a swept parameter, which get ticks.
+    an ordinal axis. `is_swept`: the values are those of a swept parameter, which get ticks.
     """
     if not is_numeric(values):
         names = list(dict.fromkeys(format_parameter(value) for value in values))
@@ -219,7 +219,7 @@ def x_channel(values: Sequence[Any], title: str, unit: str, *, swept: bool) -> S
     label = f"format(datum.value, ',~g') + '{UNIT_SUFFIXES[unit]}'"
     axis: Spec = {"title": title, "grid": False, "labelExpr": label, "labelFlush": True}
     points = sorted(set(values))
-    if swept and len(points) <= _MAX_TICKS:
+    if is_swept and len(points) <= _MAX_TICKS:
         axis["values"] = points
     else:
         axis["tickCount"] = 6
