@@ -52,8 +52,8 @@ def error_of(*arguments: object) -> str:
 
 
 @pytest.mark.parametrize("to", ["istio", "envoy", "gateway-api"])
-def test_yaml_has_losses_as_comments(file: Path, to: str) -> None:
-    """YAML with the losses as comments is on standard output; they are on standard error, too."""
+def test_yaml_has_differences_as_comments(file: Path, to: str) -> None:
+    """Standard output has the differences as comments in the YAML; standard error has them, too."""
     result = run("export", file, "--to", to, "--host", "payments")
 
     documents = list(yaml.safe_load_all(result.stdout))
@@ -76,12 +76,14 @@ def test_documents_are_those_of_the_library(file: Path) -> None:
 
 
 def test_grpc_is_json_without_comments(file: Path) -> None:
-    """JSON has no comments, so the losses are only on standard error."""
+    """JSON has no comments, so the differences are only on standard error."""
     result = run("export", file, "--to", "grpc", "--service", "a.B", "--method", "C")
 
     expected = to_grpc(DEFENCE, service="a.B", method="C")
     assert expected.documents[0] == json.loads(result.stdout)
-    assert [f"grpc differs: {loss}" for loss in expected.losses] == result.stderr.splitlines()
+    assert [
+        f"grpc differs: {difference}" for difference in expected.differences
+    ] == result.stderr.splitlines()
 
 
 def test_yaml_needs_its_extra(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from tarry.policyfile.grpc import to_grpc
 
 
 def test_out_replaces_standard_output(tmp_path: Path) -> None:
-    """`--out` writes the document to the file; only the losses are printed."""
+    """`--out` writes the document to the file; only the differences are printed."""
     out = tmp_path / "route.yaml"
     command = ["export", "default", "--to", "envoy", "--host", "payments"]
     printed = CliRunner().invoke(app, command, catch_exceptions=False).stdout
@@ -53,7 +53,7 @@ def test_out_is_replaced_atomically(tmp_path: Path) -> None:
     ],
     ids=["yaml", "json", "toml", "file"],
 )
-def test_terminal_shows_each_loss_once(
+def test_terminal_shows_each_difference_once(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -61,7 +61,7 @@ def test_terminal_shows_each_loss_once(
     commented: bool,
     terminal: bool,
 ) -> None:
-    """On a terminal that shows the comments, the losses are not printed again."""
+    """On a terminal that shows the comments, the differences are not printed again."""
     monkeypatch.chdir(tmp_path)
     config = to_grpc(Defence()).documents[0]
     Path("config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -31,7 +31,7 @@ TRUTH = LogModel(
     calls=8_000,
     rate=30.0,
     sigma=0.8,
-    odds=(0.97, 0.9, 0.9, 0.001),
+    success_rates=(0.97, 0.9, 0.9, 0.001),
     outages=((50, 70), (120, 140), (200, 220)),
 )
 FIELDS = [
@@ -47,7 +47,7 @@ PAYMENTS = LogModel(
     calls=30_000,
     rate=20.0,
     sigma=0.8,
-    odds=(0.985, 0.9, 0.9, 0.001),
+    success_rates=(0.985, 0.9, 0.9, 0.001),
     outages=((300, 325), (700, 742), (1100, 1160)),
 )
 """The log of the page."""
@@ -66,7 +66,9 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     """A log that is too small for every setting."""
-    return write_jsonl(tmp_path / "small.jsonl", LogModel(calls=37, odds=(1.0,)).attempts())
+    return write_jsonl(
+        tmp_path / "small.jsonl", LogModel(calls=37, success_rates=(1.0,)).attempts()
+    )
 
 
 def run(*arguments: object, width: int = 140) -> Result:
@@ -204,9 +206,9 @@ def test_missing_value_is_a_dash() -> None:
     """A missing value is "-" in the table and null in JSON."""
     evidence = analyze_log(TRUTH.log())
     proposal = propose(evidence)
-    runs = compare_policies(evidence, proposal.current, proposal.defence)
+    runs = compare_policies(evidence, proposal.current, proposal.proposed)
     assert runs is not None
-    runs = runs._replace(old=replace(runs.old, p50=nan, p99=nan, p999=nan))
+    runs = runs._replace(current=replace(runs.current, p50=nan, p99=nan, p999=nan))
     console = Console(width=80, record=True, file=StringIO())
     show_comparison(console, evidence, proposal, runs)
 

@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 def fields(made: Exported | Imported) -> list[str]:
     """Return the fields that are lost, in order."""
-    return [loss.field for loss in made.losses]
+    return [difference.field for difference in made.differences]
 
 
-def loss_text(made: Exported | Imported, field: str) -> str:
-    """Return the text of the loss of a field."""
-    return next(str(loss) for loss in made.losses if loss.field == field)
+def difference_text(made: Exported | Imported, field: str) -> str:
+    """Return the text of the difference of a field."""
+    return next(str(difference) for difference in made.differences if difference.field == field)
 
 
 def plain_policy(**changes: Any) -> Policy:
-    """Return a policy that a proxy can express except for the losses of all proxies."""
+    """Return a policy that a proxy can express except for the differences of all proxies."""
     settings: dict[str, Any] = {"ignore_retried_below": True, "throttled_delay": 0.1} | changes
     return Policy(**settings)
 

@@ -13,7 +13,7 @@ from tarry.core.policy import PRESETS, Policy
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
 from tarry.policyfile.envoy import to_envoy
-from tests.policyfile.builders import defence, fields, loss_text, plain_policy
+from tests.policyfile.builders import defence, difference_text, fields, plain_policy
 from tests.policyfile.protos import clusters, parsed, routes
 
 ALWAYS = ["repeatable", "budget", "max_hint"]
@@ -74,7 +74,7 @@ def test_one_attempt_has_no_retry_policy() -> None:
     made = exported(Policy(max_attempts=1), budget={"kind": "ratio"})
 
     assert {"cluster": "payments", "timeout": "0s"} == made.documents[0]["routes"][0]["route"]
-    assert () == made.losses
+    assert () == made.differences
 
 
 @pytest.mark.parametrize(("total", "expected"), [(None, "0.5s"), (2.0, "0.5s"), (0.2, "0.2s")])
@@ -100,7 +100,7 @@ def test_only_attempt_has_the_timeout_of_the_route(total: float | None, expected
 def test_other_backoffs_that_come_to_the_same(
     changes: dict[str, Any], expected: tuple[str, str]
 ) -> None:
-    """A backoff whose ceilings Envoy has too is no loss, whatever it is called."""
+    """A backoff whose ceilings Envoy has too is no difference, whatever it is called."""
     made = exported(plain_policy(**changes))
 
     back_off = made.documents[0]["routes"][0]["route"]["retry_policy"]["retry_back_off"]
@@ -160,11 +160,11 @@ def test_other_backoffs_that_come_to_the_same(
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_loss_is_reported(changes: dict[str, Any], line: str) -> None:
+def test_difference_is_reported(changes: dict[str, Any], line: str) -> None:
     """A difference in Envoy is reported with the field and its value."""
     made = exported(plain_policy(**changes))
 
-    assert loss_text(made, line.partition(" ")[0]).startswith(line)
+    assert difference_text(made, line.partition(" ")[0]).startswith(line)
     assert len(set(fields(made)) - {*ALWAYS}) <= 1
 
 
@@ -191,10 +191,10 @@ def test_slower_delay_is_that_of_the_policy(
 
 
 def test_too_early_is_retried_without_delay() -> None:
-    """Envoy does not back off from a 425; no loss is reported for the default statuses."""
+    """Envoy does not back off from a 425; no difference is reported for the default statuses."""
     line = "retryable_statuses = 425: Envoy retries this status at once, without delay"
 
-    assert line == loss_text(exported(Policy(retryable_statuses=[425])), "retryable_statuses")
+    assert line == difference_text(exported(Policy(retryable_statuses=[425])), "retryable_statuses")
     for policy in (Policy(), Policy(retryable_statuses=[503])):
         assert "retryable_statuses" not in fields(exported(policy))
 

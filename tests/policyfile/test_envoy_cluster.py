@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tarry.policyfile.envoy import to_envoy
-from tests.policyfile.builders import defence, fields, loss_text
+from tests.policyfile.builders import defence, difference_text, fields
 from tests.policyfile.protos import clusters, parsed
 
 ALWAYS = ["repeatable", "budget"]
@@ -43,7 +43,7 @@ def test_budget_counts_in_another_way() -> None:
 
     assert (
         "budget.kind = token: Envoy counts requests in flight: retries are at most 20 % of all "
-        "requests, but 3 can always be in flight" == loss_text(made, "budget.kind")
+        "requests, but 3 can always be in flight" == difference_text(made, "budget.kind")
     )
 
 
@@ -87,7 +87,7 @@ def test_breaker_without_a_row_ejects_by_rate_only() -> None:
 
 
 def test_breaker_that_does_not_grow() -> None:
-    """Ejections of one length are a bound of that length, and no loss."""
+    """Ejections of one length are a bound of that length, and no difference."""
     parts = {"breaker": {"growth": 1.0, "spread": 0.0}}
     made = to_envoy(defence(**parts), host="payments")
 
@@ -95,14 +95,16 @@ def test_breaker_that_does_not_grow() -> None:
     assert [*ALWAYS, "breaker.probes", "max_hint"] == fields(made)
 
 
-def test_losses_of_a_breaker() -> None:
+def test_differences_of_a_breaker() -> None:
     """Hosts and not the dependency, no slow calls, no whole number: one line each."""
     made = to_envoy(defence(breaker={"slow_after": 1.0, "failure_rate": 0.333}), host="payments")
 
     sent, details = ["probes", "slow_after"], ["failure_rate", "growth"]
     expected = [f"breaker.{field}" for field in sent], [f"breaker.{field}" for field in details]
     assert [*ALWAYS, *expected[0], "max_hint", *expected[1]] == fields(made)
-    assert "breaker.failure_rate = 0.333: 34 % in Envoy" == loss_text(made, "breaker.failure_rate")
+    assert "breaker.failure_rate = 0.333: 34 % in Envoy" == difference_text(
+        made, "breaker.failure_rate"
+    )
 
 
 def test_cap_in_flight_is_a_threshold() -> None:
@@ -116,7 +118,7 @@ def test_other_limiters_are_left_out() -> None:
     """A limit that finds itself cannot be written down."""
     made = to_envoy(defence(limiter={"kind": "aimd"}), host="payments")
 
-    assert "limiter.kind = aimd: left out: Envoy has no such limiter" == loss_text(
+    assert "limiter.kind = aimd: left out: Envoy has no such limiter" == difference_text(
         made, "limiter.kind"
     )
     assert 1 == len(made.documents)

@@ -10,7 +10,7 @@ from tarry.core.hedging import Hedging
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
 from tarry.policyfile.envoy import to_envoy
-from tests.policyfile.builders import fields, loss_text
+from tests.policyfile.builders import difference_text, fields
 from tests.policyfile.protos import parsed, routes
 
 
@@ -45,13 +45,13 @@ def test_copy_leaves_at_once() -> None:
 
 def test_hedged_attempt_is_a_failure_of_its_host() -> None:
     """Hedging beside a breaker ejects hosts for being slow, which neither does alone."""
-    line = loss_text(exported(Hedging(after=0.2), breaker={}), "breaker.failure_rate")
+    line = difference_text(exported(Hedging(after=0.2), breaker={}), "breaker.failure_rate")
 
     assert line.startswith("breaker.failure_rate = 0.5: Envoy counts an attempt that gets a copy")
     assert "breaker.failure_rate" not in fields(to_envoy(Defence(breaker={}), host="payments"))
 
 
-def test_losses_of_hedging() -> None:
+def test_differences_of_hedging() -> None:
     """What Envoy's hedging is not stands in one line each."""
     made = exported(Hedging(after=0.2, max_extra_load=0.05))
 

@@ -15,7 +15,7 @@ from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
 from tarry.policyfile.documents import parse_duration
 from tarry.policyfile.gateway import to_gateway_api
-from tests.policyfile.builders import defence, fields, loss_text, plain_policy
+from tests.policyfile.builders import defence, difference_text, fields, plain_policy
 
 DURATION = re.compile(r"^([0-9]{1,5}(h|m|s|ms)){1,4}$")
 ALWAYS = {"repeatable", "backoff", "max_hint", "retryable_statuses"}
@@ -99,7 +99,7 @@ def test_budget_becomes_a_retry_constraint() -> None:
     }
 
     assert expected == made.documents[1]
-    assert "when it is exceeded, the client gets a 503" in loss_text(made, "budget")
+    assert "when it is exceeded, the client gets a 503" in difference_text(made, "budget")
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_one_attempt_has_no_retry() -> None:
 
     assert 1 == len(made.documents)
     assert {"request": "500ms"} == made.documents[0]["spec"]["rules"][0]["timeouts"]
-    assert () == made.losses
+    assert () == made.differences
 
 
 @pytest.mark.parametrize(
@@ -151,11 +151,11 @@ def test_one_attempt_has_no_retry() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_loss_is_reported(changes: dict[str, Any], line: str) -> None:
+def test_difference_is_reported(changes: dict[str, Any], line: str) -> None:
     """A difference in the Gateway API is reported with the field and its value."""
     made = exported(plain_policy(**changes))
 
-    assert loss_text(made, line.partition(" ")[0]).startswith(line)
+    assert difference_text(made, line.partition(" ")[0]).startswith(line)
 
 
 def test_attempt_has_no_more_time_than_the_call() -> None:
@@ -176,10 +176,10 @@ def test_breaker_and_limiter_are_left_out() -> None:
         defence(breaker={"consecutive": 5}, limiter={"kind": "in-flight", "limit": 3}), host="a"
     )
 
-    assert "breaker = consecutive 5: left out: the Gateway API has none" == loss_text(
+    assert "breaker = consecutive 5: left out: the Gateway API has none" == difference_text(
         made, "breaker"
     )
-    assert "limiter.kind = in-flight: left out" in loss_text(made, "limiter.kind")
+    assert "limiter.kind = in-flight: left out" in difference_text(made, "limiter.kind")
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))

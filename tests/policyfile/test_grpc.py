@@ -16,7 +16,7 @@ from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
 from tarry.policyfile.documents import parse_duration
 from tarry.policyfile.grpc import to_grpc
-from tests.policyfile.builders import defence, fields, loss_text, plain_policy
+from tests.policyfile.builders import defence, difference_text, fields, plain_policy
 
 ALWAYS = ["jitter", "max_hint"]
 
@@ -80,11 +80,11 @@ def test_one_attempt_has_no_retry_policy() -> None:
     made = exported(Policy(max_attempts=1, attempt_timeout=0.5), budget={"kind": "token"})
 
     assert ({"methodConfig": [{"name": [{}], "timeout": "0.5s"}]},) == made.documents
-    assert () == made.losses
+    assert () == made.differences
 
 
 @pytest.mark.parametrize(("timeout", "lost"), [(0.5, True), (2.0, False), (9.0, False)])
-def test_attempt_as_long_as_the_call_is_no_loss(timeout: float, lost: bool) -> None:
+def test_attempt_as_long_as_the_call_is_no_difference(timeout: float, lost: bool) -> None:
     """Where the deadline of the call comes first, no timeout of an attempt is missed."""
     made = exported(plain_policy(total_budget=2.0, attempt_timeout=timeout))
 
@@ -96,7 +96,7 @@ def test_no_code_is_no_retry_policy() -> None:
     made = exported(Policy(retryable_codes=["OK"]))
 
     assert [{"name": [{}]}] == made.documents[0]["methodConfig"]
-    assert "retryable_codes = nothing: gRPC requires at least one code" in loss_text(
+    assert "retryable_codes = nothing: gRPC requires at least one code" in difference_text(
         made, "retryable_codes"
     )
 
@@ -115,7 +115,7 @@ def test_no_code_is_no_retry_policy() -> None:
 def test_backoffs_that_come_to_the_same(
     changes: dict[str, Any], multiplier: float, longest: str
 ) -> None:
-    """A backoff whose ceilings gRPC has too is no loss, whatever it is called."""
+    """A backoff whose ceilings gRPC has too is no difference, whatever it is called."""
     made = exported(plain_policy(**changes))
 
     retry = made.documents[0]["methodConfig"][0]["retryPolicy"]
@@ -150,11 +150,11 @@ def test_backoffs_that_come_to_the_same(
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_loss_is_reported(changes: dict[str, Any], line: str) -> None:
+def test_difference_is_reported(changes: dict[str, Any], line: str) -> None:
     """A difference in gRPC is reported with the field and its value."""
     made = exported(plain_policy(**changes))
 
-    assert loss_text(made, line.partition(" ")[0]).startswith(line)
+    assert difference_text(made, line.partition(" ")[0]).startswith(line)
     assert len(set(fields(made)) - {*ALWAYS}) <= 1
 
 
@@ -177,7 +177,7 @@ def test_other_budgets_become_the_nearest_throttle(
 
     expected = {"maxTokens": tokens, "tokenRatio": ratio}
     assert expected == made.documents[0]["retryThrottling"]
-    assert f"throttle: {tokens} tokens" in loss_text(made, "budget.kind")
+    assert f"throttle: {tokens} tokens" in difference_text(made, "budget.kind")
 
 
 def test_breaker_and_limiter_are_left_out() -> None:
@@ -185,7 +185,7 @@ def test_breaker_and_limiter_are_left_out() -> None:
     made = to_grpc(defence(breaker={}, limiter={"kind": "aimd"}))
 
     assert ["breaker", "limiter.kind", *ALWAYS] == fields(made)
-    assert "breaker = its defaults: left out: a service config has none" == loss_text(
+    assert "breaker = its defaults: left out: a service config has none" == difference_text(
         made, "breaker"
     )
 

@@ -59,7 +59,7 @@ def test_hedging_survives_the_way_there_and_back() -> None:
 )
 def test_pushback_has_a_bound_here(name: str, policy: dict[str, Any]) -> None:
     """The longest wait of tarry is reported, because gRPC has no limit."""
-    reported = [str(loss) for loss in from_grpc(config(**{name: policy})).losses]
+    reported = [str(difference) for difference in from_grpc(config(**{name: policy})).differences]
 
     line = (
         "pushback: gRPC follows a pushback of any length; tarry waits for up to 2 min, or gives up"
@@ -91,7 +91,7 @@ def test_no_retry_policy_is_one_attempt(document: dict[str, Any]) -> None:
     """Without a retryPolicy gRPC does not retry."""
     made = from_grpc(document)
 
-    assert (Defence(Policy(max_attempts=1)), ()) == (made.defence, made.losses)
+    assert (Defence(Policy(max_attempts=1)), ()) == (made.defence, made.differences)
     assert {"max_attempts": 1} == made.to_dict()
 
 

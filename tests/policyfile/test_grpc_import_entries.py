@@ -34,7 +34,7 @@ def test_entry_is_the_one_that_a_channel_would_use(
     made = from_grpc(ENTRIES, service=service, method=method)
 
     assert seconds == made.defence.policy.attempt_timeout
-    assert lines == len(made.losses)
+    assert lines == len(made.differences)
 
 
 @pytest.mark.parametrize(
@@ -49,9 +49,9 @@ def test_entry_in_place_of_one_that_is_not_there(name: tuple[str, str | None], s
     """Where an entry stands in, the line says which, and which names there are."""
     service, method = name
 
-    (loss,) = from_grpc(ENTRIES, service=service, method=method).losses
+    (difference,) = from_grpc(ENTRIES, service=service, method=method).differences
 
-    assert f"{start} is imported; the entries have the names a.A, a.A/M, b.B" == str(loss)
+    assert f"{start} is imported; the entries have the names a.A, a.A/M, b.B" == str(difference)
 
 
 def test_service_that_is_not_there_is_refused() -> None:

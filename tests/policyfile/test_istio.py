@@ -12,7 +12,7 @@ from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
 from tarry.policyfile.istio import to_istio
-from tests.policyfile.builders import defence, fields, loss_text, plain_policy
+from tests.policyfile.builders import defence, difference_text, fields, plain_policy
 
 HOST = "payments.prod.svc.cluster.local"
 ALWAYS = ["repeatable", "max_hint"]
@@ -103,7 +103,7 @@ def test_one_attempt_is_said() -> None:
 
     assert {"attempts": 0} == retries(Policy(max_attempts=1))
     assert "0.5s" == made.documents[0]["spec"]["http"][0]["timeout"]
-    assert () == made.losses
+    assert () == made.differences
 
 
 @pytest.mark.parametrize(
@@ -124,11 +124,11 @@ def test_one_attempt_is_said() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_loss_is_reported(changes: dict[str, Any], line: str) -> None:
+def test_difference_is_reported(changes: dict[str, Any], line: str) -> None:
     """A difference in Istio is reported with the field and its value."""
     made = exported(plain_policy(**changes))
 
-    assert loss_text(made, line.partition(" ")[0]).startswith(line)
+    assert difference_text(made, line.partition(" ")[0]).startswith(line)
     assert 1 == len(set(fields(made)) - {*ALWAYS})
 
 
@@ -138,7 +138,7 @@ def test_too_early_is_retried_without_delay() -> None:
 
     assert (
         "retryable_statuses = 425: Istio retries this status at once, without delay"
-        == loss_text(made, "retryable_statuses")
+        == difference_text(made, "retryable_statuses")
     )
 
 
@@ -147,10 +147,10 @@ def test_breaker_by_rate_is_left_out() -> None:
     made = to_istio(defence(breaker={}), host=HOST)
 
     assert 1 == len(made.documents)
-    assert "so set breaker.consecutive" in loss_text(made, "breaker.failure_rate")
+    assert "so set breaker.consecutive" in difference_text(made, "breaker.failure_rate")
 
 
-def test_losses_of_a_breaker() -> None:
+def test_differences_of_a_breaker() -> None:
     """Rate, probes and growth are three lines."""
     made = to_istio(
         defence(breaker={"consecutive": 3, "open_for": 400, "max_open": 400}), host=HOST
@@ -158,14 +158,14 @@ def test_losses_of_a_breaker() -> None:
 
     sent, detail = ["breaker.failure_rate", "breaker.probes"], "breaker.growth"
     assert ["repeatable", *sent, "max_hint", detail] == fields(made)
-    assert "n x 400 s in Istio, 400 s at most" in loss_text(made, "breaker.growth")
+    assert "n x 400 s in Istio, 400 s at most" in difference_text(made, "breaker.growth")
 
 
 def test_other_limiters_are_left_out() -> None:
     """A limit that finds itself cannot be written down."""
     made = to_istio(defence(limiter={"kind": "adaptive"}), host=HOST)
 
-    assert "limiter.kind = adaptive: left out: Istio has no such limiter" == loss_text(
+    assert "limiter.kind = adaptive: left out: Istio has no such limiter" == difference_text(
         made, "limiter.kind"
     )
 

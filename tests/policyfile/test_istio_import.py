@@ -10,7 +10,7 @@ from tarry.core.policy import PRESETS
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
 from tarry.policyfile.istio import from_istio, to_istio
-from tests.policyfile.builders import fields, loss_text
+from tests.policyfile.builders import difference_text, fields
 from tests.policyfile.resources import destination_rule, virtual_service
 
 
@@ -66,8 +66,8 @@ def test_retry_after_is_read_here_alone() -> None:
     )
 
     line = "Retry-After: Istio does not read it; tarry waits for up to 2 min, or gives up"
-    assert f"spec.http[0].retries = {line}" == loss_text(made, "spec.http[0].retries")
-    assert () == once.losses
+    assert f"spec.http[0].retries = {line}" == difference_text(made, "spec.http[0].retries")
+    assert () == once.differences
 
 
 def test_too_early_waits_here_alone() -> None:
@@ -78,7 +78,7 @@ def test_too_early_waits_here_alone() -> None:
         "spec.http[0].retries.retryOn = 425: Istio retries this status at once, tarry after the "
         "usual delay"
     )
-    assert loss_text(made, "spec.http[0].retries.retryOn").startswith(line)
+    assert difference_text(made, "spec.http[0].retries.retryOn").startswith(line)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
-"""Tests for losses and their texts."""
+"""Tests for differences and their texts."""
 
 from __future__ import annotations
 
 import pytest
 
-from tarry.policyfile.translation import Loss, Losses, Severity
+from tarry.policyfile.translation import Converter, Difference, Severity
 
 
 @pytest.mark.parametrize(
@@ -26,15 +26,15 @@ from tarry.policyfile.translation import Loss, Losses, Severity
     ids=repr,
 )
 def test_value_is_shown_as_a_person_would(value: object, expected: str) -> None:
-    """A loss is one short line: the field, its value and what happens instead."""
-    assert f"field = {expected}: it differs" == str(Loss("field", value, "it differs"))
+    """A difference is one short line: the field, its value and what happens instead."""
+    assert f"field = {expected}: it differs" == str(Difference("field", value, "it differs"))
 
 
 def test_what_matters_most_is_first() -> None:
-    """Losses are sorted by their rank, and equals stay in their order."""
+    """Differences are sorted by their rank, and equals stay in their order."""
     ranks = [Severity.DETAIL, Severity.TIMING, Severity.LOAD, Severity.TIMING, Severity.CRITICAL]
-    losses = Losses("another system")
+    converter = Converter("another system")
     for i, rank in enumerate(ranks):
-        losses.add(str(i), None, "", rank)
+        converter.report(str(i), None, "", rank)
 
-    assert ["4", "2", "1", "3", "0"] == [loss.field for loss in losses.by_severity()]
+    assert ["4", "2", "1", "3", "0"] == [each.field for each in converter.sorted_differences()]

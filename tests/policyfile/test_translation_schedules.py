@@ -1,4 +1,4 @@
-"""Tests for schedules that no target can express: the first loss has the replacement."""
+"""Tests for schedules that no target can express: the first difference has the replacement."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ EXPORTS: dict[str, Callable[[Defence], Exported]] = {
 )
 def test_lost_schedule_is_told_first(target: str, preset: str, effect: str) -> None:
     """The first line has the whole of both schedules, loud enough to be seen."""
-    first = EXPORTS[target](Defence(PRESETS[preset])).losses[0]
+    first = EXPORTS[target](Defence(PRESETS[preset])).differences[0]
 
     meant = {
         "webhook": "9 retries within 75.6 h, 24 h apart at most",
@@ -54,7 +54,7 @@ def test_lost_schedule_is_told_first(target: str, preset: str, effect: str) -> N
 
 def test_a_gateway_has_a_schedule_of_its_own() -> None:
     """Only the first delay is exported, whatever the schedule."""
-    first = to_gateway_api(Defence(PRESETS["webhook"]), host="payments").losses[0]
+    first = to_gateway_api(Defence(PRESETS["webhook"]), host="payments").differences[0]
 
     assert ("backoff", "THE SCHEDULE CANNOT BE EXPRESSED: 5 s is the shortest wait") == (
         first.field,

@@ -10,7 +10,7 @@ from tarry.core.policy import Policy
 from tarry.policyfile.defence import Defence
 from tarry.policyfile.grpc import from_grpc, to_grpc
 from tarry.policyfile.istio import from_istio, to_istio
-from tests.policyfile.builders import loss_text
+from tests.policyfile.builders import difference_text
 from tests.policyfile.resources import virtual_service
 
 GRPC_RETRY = {
@@ -46,7 +46,7 @@ def times(made: Any) -> tuple[float | None, float | None]:
 def test_timeout_of_one_attempt_is_that_of_the_attempt(made: Any) -> None:
     """A total budget would let the only attempt run without end; nothing is lost."""
     assert (None, 1.0) == times(made)
-    assert () == made.losses
+    assert () == made.differences
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_timeout_of_several_attempts_bounds_each(made: Any, path: str) -> None:
     assert (1.0, 1.0) == times(made)
     assert (
         f"{path} = 1: no attempt starts after it, but tarry lets a running attempt finish: "
-        "at most 2 s in total" == loss_text(made, path)
+        "at most 2 s in total" == difference_text(made, path)
     )
 
 
@@ -75,7 +75,7 @@ def test_shorter_timeout_of_an_attempt_is_kept() -> None:
     made = istio(timeout="2s", retries={"attempts": 2, "perTryTimeout": "500ms"})
 
     assert (2.0, 0.5) == times(made)
-    assert loss_text(made, "spec.http[0].timeout").endswith("at most 2.5 s in total")
+    assert difference_text(made, "spec.http[0].timeout").endswith("at most 2.5 s in total")
 
 
 @pytest.mark.parametrize(

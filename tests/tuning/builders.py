@@ -34,8 +34,8 @@ class LogModel:
     rate: float = 50.0
     median: float = 0.05
     sigma: float = 0.5
-    odds: Sequence[float] = (0.98, 0.9, 0.5, 0.2)
-    """Of success on attempt 1, 2, ... outside outages; there are as many attempts as odds."""
+    success_rates: Sequence[float] = (0.98, 0.9, 0.5, 0.2)
+    """Of attempt 1, 2, ... outside outages; a call has at most as many attempts."""
     outages: Sequence[tuple[float, float]] = ()
     timeout: float | None = None
     pause: float = 0.2
@@ -51,11 +51,11 @@ class LogModel:
         for task in range(self.calls):
             now += random_source.expovariate(self.rate)
             start = now
-            for number, odds in enumerate(self.odds, 1):
+            for number, success_rate in enumerate(self.success_rates, 1):
                 duration = self.median * exp(self.sigma * random_source.gauss())
                 down = any(begin <= start < end for begin, end in self.outages)
                 late = self.timeout is not None and duration > self.timeout
-                well = random_source.random() < odds and not down and not late
+                well = random_source.random() < success_rate and not down and not late
                 if late and not down:
                     duration = self.timeout or 0.0
                 kind = Kind.SUCCESS if well else Kind.TRANSIENT
@@ -99,7 +99,7 @@ def write_jsonl(path: Path, attempts: Iterator[LoggedAttempt]) -> Path:
 LOG_MODEL = LogModel(
     calls=20_000,
     median=0.05,
-    odds=(0.97, 0.9, 0.5, 0.001),
+    success_rates=(0.97, 0.9, 0.5, 0.001),
     outages=((50, 90), (150, 190), (300, 340)),
 )
 P995 = 2.5758

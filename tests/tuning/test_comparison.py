@@ -28,7 +28,9 @@ from tests.tuning.builders import LogModel, analyze_model
 if TYPE_CHECKING:
     from tarry.tuning.evidence import Evidence
 
-LOG_MODEL = LogModel(calls=3_000, rate=10.0, odds=(0.95,) * 4, outages=((60, 80), (200, 240)))
+LOG_MODEL = LogModel(
+    calls=3_000, rate=10.0, success_rates=(0.95,) * 4, outages=((60, 80), (200, 240))
+)
 EVIDENCE = analyze_log(LOG_MODEL.log())
 OLD, NEW = Defence(Policy()), Defence(Policy(max_attempts=2, attempt_timeout=0.2))
 
@@ -81,20 +83,20 @@ def test_both_runs_have_the_same_seed() -> None:
 def test_proposal_reduces_the_load_of_an_outage() -> None:
     """With the proposed budget, retries do not multiply the requests of an outage."""
     proposal = propose(EVIDENCE)
-    comparison = compare_policies(EVIDENCE, proposal.current, proposal.defence)
+    comparison = compare_policies(EVIDENCE, proposal.current, proposal.proposed)
 
     assert comparison is not None
-    assert comparison.new.amplification < 1.2 < comparison.old.amplification
-    assert comparison.old.success_rate - 0.03 < comparison.new.success_rate
+    assert comparison.proposed.amplification < 1.2 < comparison.current.amplification
+    assert comparison.current.success_rate - 0.03 < comparison.proposed.success_rate
 
 
 def test_a_small_log_is_not_simulated() -> None:
     """A log with fewer than a hundred successes is not simulated."""
     assert None is compare_policies(
-        analyze_log(LogModel(calls=MIN_SUCCESSES - 1, odds=(1.0,)).log()), OLD, NEW
+        analyze_log(LogModel(calls=MIN_SUCCESSES - 1, success_rates=(1.0,)).log()), OLD, NEW
     )
     assert None is not compare_policies(
-        analyze_log(LogModel(calls=MIN_SUCCESSES, odds=(1.0,)).log()), OLD, NEW
+        analyze_log(LogModel(calls=MIN_SUCCESSES, success_rates=(1.0,)).log()), OLD, NEW
     )
 
 
@@ -160,7 +162,7 @@ def test_slow_failures_hang_only_without_hedging(old: Defence, failing: float, k
     assert [kind] == [one.kind for one in scenario.servers["server"].failures]
     comparison = compare_policies(evidence_with_slow_failures(failing), old, NEW)
     assert comparison is not None
-    assert comparison.old.unfinished < 100
+    assert comparison.current.unfinished < 100
 
 
 @pytest.mark.parametrize(
@@ -188,9 +190,9 @@ def test_retries_that_keep_a_server_down_are_visible() -> None:
     comparison = compare_policies(evidence, Defence(eager), Defence(eager.replace(max_attempts=4)))
 
     assert comparison is not None
-    assert comparison.old.success_rate < 0.5 < comparison.new.success_rate
-    assert comparison.new.recovered_after < 5 < inf == comparison.old.recovered_after
-    assert comparison.new.amplification < 3 < comparison.old.amplification / 10
+    assert comparison.current.success_rate < 0.5 < comparison.proposed.success_rate
+    assert comparison.proposed.recovered_after < 5 < inf == comparison.current.recovered_after
+    assert comparison.proposed.amplification < 3 < comparison.current.amplification / 10
 
 
 def test_healthy_calls_do_not_queue() -> None:

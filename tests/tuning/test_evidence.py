@@ -39,10 +39,10 @@ def test_empty_log_is_rejected() -> None:
 
 
 def test_evidence_matches_the_model() -> None:
-    """Quantiles, odds, retry ratio and failure rate are close to those of the model."""
-    model = LogModel(calls=40_000, odds=(0.95, 0.8, 0.4), outages=((100, 130), (400, 460)))
+    """Quantiles, success rates, retry ratio and failure rate are close to those of the model."""
+    model = LogModel(calls=40_000, success_rates=(0.95, 0.8, 0.4), outages=((100, 130), (400, 460)))
     evidence = analyze_log(model.log())
-    well = analyze_log(LogModel(calls=20_000, odds=(0.95, 0.8, 0.4)).log())
+    well = analyze_log(LogModel(calls=20_000, success_rates=(0.95, 0.8, 0.4)).log())
 
     assert model.quantile(P995) == pytest.approx(
         quantile(evidence.success_durations, 0.995), rel=0.05
@@ -51,14 +51,16 @@ def test_evidence_matches_the_model() -> None:
     assert 0.05 + 0.05 * 0.2 == pytest.approx(evidence.healthy_retry_ratio, rel=0.1)
     assert 40_000 == evidence.calls
     assert 50 == pytest.approx(evidence.rate, rel=0.03)
-    for odds, one in zip(model.odds, well.odds, strict=True):
-        assert one.low < odds < one.high
-    assert [0.95, 0.8, 0.4] == pytest.approx([one.share for one in well.odds], abs=0.04)
+    for rate, one in zip(model.success_rates, well.attempt_success_rates, strict=True):
+        assert one.low < rate < one.high
+    assert [0.95, 0.8, 0.4] == pytest.approx(
+        [one.share for one in well.attempt_success_rates], abs=0.04
+    )
 
 
 def test_outages_do_not_affect_healthy_durations() -> None:
     """Attempts within outages are not counted as healthy."""
-    model = LogModel(calls=20_000, odds=(0.99, 0.9), outages=((100, 200),))
+    model = LogModel(calls=20_000, success_rates=(0.99, 0.9), outages=((100, 200),))
     evidence = analyze_log(model.log())
 
     assert 0.01 == pytest.approx(evidence.failure_rate, rel=0.4)
@@ -90,7 +92,7 @@ def test_calls_are_the_attempts_of_a_task() -> None:
     assert [1.0, 1.0, 7.0] == list(evidence.call_durations)
     assert 31.0 == evidence.span
     assert (3 / 4, 6 / 4) == (evidence.success_rate, evidence.attempts_per_call)
-    assert [(1, 4, 2), (2, 1, 0), (3, 2, 2)] == [one[:3] for one in evidence.odds]
+    assert [(1, 4, 2), (2, 1, 0), (3, 2, 2)] == [one[:3] for one in evidence.attempt_success_rates]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +128,7 @@ def test_permanent_failures_are_not_samples() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4), st.booleans()), max_size=40))
 def test_every_call_and_every_retry_is_counted_once(rows: list[tuple[int, int, bool]]) -> None:
-    """For all logs, calls and retries are at most the attempts, and odds are at most 1."""
+    """For all logs, calls and retries are at most the attempts, and success rates are at most 1."""
     log = AttemptLog(
         make_attempt(str(task), number, float(start), OK if well else BAD)
         for start, (task, number, well) in enumerate(rows)
@@ -137,8 +139,8 @@ def test_every_call_and_every_retry_is_counted_once(rows: list[tuple[int, int, b
 
     assert evidence.calls == sum(number == 1 for _, number, _ in rows)
     assert evidence.calls + evidence.retries <= evidence.attempts == len(rows)
-    assert len(rows) == sum(one.tries for one in evidence.odds)
-    assert all(0 <= one.low <= one.share <= one.high <= 1 for one in evidence.odds)
+    assert len(rows) == sum(one.attempts for one in evidence.attempt_success_rates)
+    assert all(0 <= one.low <= one.share <= one.high <= 1 for one in evidence.attempt_success_rates)
 
 
 def test_earlier_hedge_saves_more() -> None:
@@ -173,7 +175,7 @@ def test_outages_are_found_with_their_lengths(rate: float) -> None:
     model = LogModel(
         calls=int(400 * rate),
         rate=rate,
-        odds=(0.98,) * 4,
+        success_rates=(0.98,) * 4,
         outages=((50, 80), (200, 210), (300, 360)),
     )
     found = find_outages(model.log())
@@ -185,10 +187,10 @@ def test_outages_are_found_with_their_lengths(rate: float) -> None:
         assert outage.share > 0.8
 
 
-@pytest.mark.parametrize("odds", [0.99, 0.9, 0.8])
-def test_random_failures_are_no_outage(odds: float) -> None:
+@pytest.mark.parametrize("success_rate", [0.99, 0.9, 0.8])
+def test_random_failures_are_no_outage(success_rate: float) -> None:
     """If up to a fifth of 30,000 attempts fails at random, no outage is found."""
-    assert () == find_outages(LogModel(calls=30_000, odds=(odds,)).log())
+    assert () == find_outages(LogModel(calls=30_000, success_rates=(success_rate,)).log())
 
 
 def test_one_bad_block_is_no_outage_and_two_are() -> None:
@@ -262,7 +264,7 @@ def test_interval_contains_the_true_quantile_in_95_percent(q: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("successes", "tries", "low", "high"),
+    ("successes", "trials", "low", "high"),
     [
         (0, 10, 0.0, 0.2775),
         (5, 10, 0.2366, 0.7634),
@@ -270,13 +272,13 @@ def test_interval_contains_the_true_quantile_in_95_percent(q: float) -> None:
         (2, 1000, 0.0005, 0.0073),
     ],
 )
-def test_wilson_interval(successes: int, tries: int, low: float, high: float) -> None:
+def test_wilson_interval(successes: int, trials: int, low: float, high: float) -> None:
     """The published values, including shares of 0 and 1."""
-    assert (low, high) == pytest.approx(wilson_interval(successes, tries), abs=1e-4)
+    assert (low, high) == pytest.approx(wilson_interval(successes, trials), abs=1e-4)
 
 
-def test_wilson_interval_without_tries() -> None:
-    """Without tries the interval is 0 to 1."""
+def test_wilson_interval_without_trials() -> None:
+    """Without trials the interval is 0 to 1."""
     assert (0.0, 1.0) == wilson_interval(0, 0)
 
 

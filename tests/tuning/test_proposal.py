@@ -36,7 +36,7 @@ def test_max_delay_is_a_quarter_of_the_median_outage() -> None:
     suggestion = suggestion_for(LOG_MODEL, "max_delay")
 
     assert 10.0 == pytest.approx(suggestion.proposed, rel=0.05)
-    assert suggestion.evidence.startswith("3 outages of 40 s to 40")
+    assert suggestion.basis.startswith("3 outages of 40 s to 40")
 
 
 def test_the_budget_is_twice_the_retries_outside_outages() -> None:
@@ -47,16 +47,18 @@ def test_the_budget_is_twice_the_retries_outside_outages() -> None:
     assert "ratio" == suggestion.proposed["kind"]
     assert 2 * 0.033 == pytest.approx(suggestion.proposed["ratio"], rel=0.25)
     assert "twice the retry ratio outside outages" == suggestion.reason
-    assert suggestion.evidence.endswith(" % over all")
+    assert suggestion.basis.endswith(" % over all")
 
 
 @pytest.mark.parametrize(
-    ("odds", "ratio", "words"),
+    ("success_rates", "ratio", "words"),
     [((1.0,), 0.02, "no less than 2 %"), ((0.8, 1.0), 0.2, "no more than 20 %")],
 )
-def test_budget_ratio_is_limited(odds: tuple[float, ...], ratio: float, words: str) -> None:
+def test_budget_ratio_is_limited(
+    success_rates: tuple[float, ...], ratio: float, words: str
+) -> None:
     """The ratio is at least 2 % and at most 20 %."""
-    suggestion = suggestion_for(LogModel(odds=odds), "budget")
+    suggestion = suggestion_for(LogModel(success_rates=success_rates), "budget")
 
     assert ratio == suggestion.proposed["ratio"]
     assert words in suggestion.reason
@@ -67,7 +69,7 @@ def test_a_ratio_budget_keeps_its_other_settings() -> None:
     current = Defence(budget={"kind": "ratio", "ratio": 0.5, "window": 30.0})
 
     assert {"kind": "ratio", "ratio": 0.02, "window": 30.0} == suggestion_for(
-        LogModel(odds=(1.0,)), "budget", current
+        LogModel(success_rates=(1.0,)), "budget", current
     ).proposed
 
 
@@ -84,7 +86,7 @@ def test_hedging_is_advice_next_to_a_policy() -> None:
     )
     assert suggestion.reason.startswith("advice, instead of retries: p95: -")
     assert suggestion.reason.endswith(" % p99.9 for +5 % load")
-    assert None is proposal.defence.hedging
+    assert None is proposal.proposed.hedging
 
 
 def test_hedging_is_tuned_without_retries() -> None:
@@ -93,7 +95,7 @@ def test_hedging_is_tuned_without_retries() -> None:
     proposal = propose(analyze_model(LogModel(calls=8_000, sigma=1.0)), current)
 
     assert ["hedging.after", "budget"] == [suggestion.field for suggestion in proposal.suggestions]
-    assert Hedging(after="p95", max_attempts=3) == proposal.defence.hedging
+    assert Hedging(after="p95", max_attempts=3) == proposal.proposed.hedging
     assert not proposal.suggestions[0].is_advice
 
 
@@ -105,7 +107,7 @@ def test_a_hedge_that_gains_nothing_is_not_proposed() -> None:
     assert suggestion.reason.startswith("a second copy would not pay (p95: -")
 
 
-STEADY = LogModel(calls=1_000, median=0.061, sigma=0.0, odds=(1.0,))
+STEADY = LogModel(calls=1_000, median=0.061, sigma=0.0, success_rates=(1.0,))
 
 
 def warnings_of(model: LogModel, budget: float | None = None) -> tuple[str, ...]:
@@ -132,7 +134,7 @@ def test_latency_target_below_the_median_is_rejected() -> None:
 @pytest.mark.parametrize(("budget", "late"), [(0.055, "42 %"), (0.1, "8.3 %"), (0.17, "0.78 %")])
 def test_latency_target_below_the_p995_gives_a_warning(budget: float, late: str) -> None:
     """The warning has the share of healthy attempts that miss the target."""
-    (warning,) = warnings_of(LogModel(calls=20_000, odds=(1.0,)), budget)
+    (warning,) = warnings_of(LogModel(calls=20_000, success_rates=(1.0,)), budget)
 
     assert f" is shorter than {late} of the healthy attempts (median 49.7 ms, p99.5 182" in warning
     assert warning.endswith(" ms): these cannot end in time")
@@ -140,10 +142,10 @@ def test_latency_target_below_the_p995_gives_a_warning(budget: float, late: str)
 
 def test_warning_of_a_small_log_has_no_p995() -> None:
     """A small log has a share but no p99.5, and a tiny one has no warning."""
-    (warning,) = warnings_of(LogModel(calls=37, odds=(1.0,)), 0.08)
+    (warning,) = warnings_of(LogModel(calls=37, success_rates=(1.0,)), 0.08)
 
     assert "p99.5" not in warning
-    assert () == warnings_of(LogModel(calls=9, odds=(1.0,)), 0.001)
+    assert () == warnings_of(LogModel(calls=9, success_rates=(1.0,)), 0.001)
 
 
 def test_a_hedged_call_has_no_latency_target() -> None:
@@ -186,19 +188,19 @@ def test_log_that_is_mostly_outages_gives_a_warning(
     outages: tuple[tuple[float, float], ...], words: str
 ) -> None:
     """Such a log shows little about a healthy dependency."""
-    (warning,) = warnings_of(replace(STEADY, odds=(1.0, 1.0), outages=outages))
+    (warning,) = warnings_of(replace(STEADY, success_rates=(1.0, 1.0), outages=outages))
 
     assert words in warning
     assert warning.endswith("little about a healthy dependency; use a log of a longer period")
 
 
-SMALL = LogModel(calls=37, odds=(1.0,))
+SMALL = LogModel(calls=37, success_rates=(1.0,))
 
 
 def test_latency_target_does_not_drop_attempts() -> None:
-    """Attempts are kept by their odds; the reason says that total_budget limits their time."""
+    """Attempts are kept by their success rates; the reason names total_budget as the limit."""
     proposal = propose(analyze_model(LOG_MODEL), None, 0.6)
-    policy = proposal.defence.policy
+    policy = proposal.proposed.policy
     suggestion = next(
         suggestion for suggestion in proposal.suggestions if suggestion.field == "max_attempts"
     )
@@ -213,8 +215,8 @@ def test_latency_target_does_not_drop_attempts() -> None:
 
 
 def test_wide_latency_target_is_only_enforced() -> None:
-    """With a wide target only the odds decide, and total_budget is set."""
-    policy = propose(analyze_model(LOG_MODEL), None, 60.0).defence.policy
+    """With a wide target only the success rates decide, and total_budget is set."""
+    policy = propose(analyze_model(LOG_MODEL), None, 60.0).proposed.policy
 
     assert (3, 60.0) == (policy.max_attempts, policy.total_budget)
     assert 10.0 == pytest.approx(policy.max_delay, rel=0.05)
@@ -227,13 +229,13 @@ def test_a_latency_target_below_the_p995_is_the_timeout() -> None:
     assert 0.1 == suggestion.proposed
     assert suggestion.reason.startswith("the latency target: no attempt can take longer, and 8")
     assert suggestion.reason.endswith(" % of healthy ones are cut off")
-    assert suggestion.evidence.startswith("18")
+    assert suggestion.basis.startswith("18")
     assert 3 == suggestion_for(LOG_MODEL, "max_attempts", None, 0.1).proposed
 
 
 def test_a_timeout_is_only_rounded_up_to_the_latency_target() -> None:
     """A target above all healthy attempts cuts none off."""
-    steady = LogModel(calls=2_000, median=0.1011, sigma=0.0, odds=(1.0,))
+    steady = LogModel(calls=2_000, median=0.1011, sigma=0.0, success_rates=(1.0,))
     suggestion = suggestion_for(steady, "attempt_timeout", None, 0.102)
 
     assert (0.102, "the latency target: no attempt can take longer") == (
@@ -256,14 +258,14 @@ def test_no_wait_is_longer_than_the_latency_target() -> None:
 def test_policy_of_one_attempt_has_no_retry_suggestions() -> None:
     """Without retries there are no suggestions for waits and the retry budget."""
     current = Defence(Policy(initial_delay=0.7, max_delay=9.0), budget={"kind": "token"})
-    proposal = propose(analyze_model(LogModel(calls=10_000, odds=(0.9, 0.001))), current)
-    policy = proposal.defence.policy
+    proposal = propose(analyze_model(LogModel(calls=10_000, success_rates=(0.9, 0.001))), current)
+    policy = proposal.proposed.policy
 
     assert ["attempt_timeout", "max_attempts", "hedging.after"] == [
         suggestion.field for suggestion in proposal.suggestions
     ]
     assert (1, 0.7, 9.0) == (policy.max_attempts, policy.initial_delay, policy.max_delay)
-    assert current.budget == proposal.defence.budget
+    assert current.budget == proposal.proposed.budget
 
 
 @pytest.mark.parametrize("budget", [0, -1, float("nan"), float("inf")])
@@ -310,7 +312,7 @@ def test_too_little_data_changes_nothing() -> None:
         Defence(Policy(max_attempts=7, attempt_timeout=3.0), budget={"kind": "token"}),
         Defence(hedging=Hedging(max_extra_load=0.02)),
     ):
-        assert current == propose(analyze_model(SMALL), current).defence
+        assert current == propose(analyze_model(SMALL), current).proposed
 
 
 def test_other_settings_are_kept() -> None:
@@ -320,7 +322,7 @@ def test_other_settings_are_kept() -> None:
         breaker={"consecutive": 5},
         limiter={"kind": "in-flight", "limit": 9},
     )
-    defence = propose(analyze_model(LOG_MODEL), current).defence
+    defence = propose(analyze_model(LOG_MODEL), current).proposed
 
     assert (current.breaker, current.limiter) == (defence.breaker, defence.limiter)
     assert (3.0, "equal", 7.0) == (
@@ -333,7 +335,7 @@ def test_other_settings_are_kept() -> None:
 def test_custom_backoff_is_kept() -> None:
     """For a custom backoff no delays are proposed."""
     current = Defence(Policy(backoff=Schedule((1.0, 2.0))))
-    policy = propose(analyze_model(LOG_MODEL), current).defence.policy
+    policy = propose(analyze_model(LOG_MODEL), current).proposed.policy
 
     assert (0.1, 30.0) == (policy.initial_delay, policy.max_delay)
     assert "custom backoff" in suggestion_for(LOG_MODEL, "max_delay", current).reason
@@ -342,9 +344,13 @@ def test_custom_backoff_is_kept() -> None:
 def test_initial_delay_above_max_delay_gives_a_valid_policy() -> None:
     """Slow calls and short outages give a valid policy."""
     slow = LogModel(
-        calls=2_000, rate=20.0, median=3.0, odds=(0.99,) * 2, outages=((20, 24), (50, 54), (80, 84))
+        calls=2_000,
+        rate=20.0,
+        median=3.0,
+        success_rates=(0.99,) * 2,
+        outages=((20, 24), (50, 54), (80, 84)),
     )
-    policy = propose(analyze_model(slow)).defence.policy
+    policy = propose(analyze_model(slow)).proposed.policy
 
     assert policy.initial_delay == policy.max_delay == pytest.approx(6.0, rel=0.1)
     assert "no less than initial_delay" == suggestion_for(slow, "max_delay").reason

@@ -29,7 +29,7 @@ def test_attempt_that_never_succeeds_is_dropped() -> None:
     assert (4, 3) == (suggestion.current, suggestion.proposed)
     assert suggestion.reason.startswith("attempt 4 succeeds 0")
     assert suggestion.reason.endswith(" % of the time: drop it")
-    assert " of 5," in suggestion.evidence
+    assert " of 5," in suggestion.basis
 
 
 def test_attempt_that_helps_outside_outages_is_kept() -> None:
@@ -38,17 +38,17 @@ def test_attempt_that_helps_outside_outages_is_kept() -> None:
     The retry budget limits its cost in an outage.
     """
     evidence = analyze_model(LOG_MODEL)
-    over_all, usual = evidence.odds[2], evidence.healthy_odds[2]
+    overall, healthy = evidence.attempt_success_rates[2], evidence.healthy_attempt_success_rates[2]
 
-    assert over_all.high < 0.01
-    assert 0.3 < usual.share < 0.7
+    assert overall.high < 0.01
+    assert 0.3 < healthy.share < 0.7
     assert 3 == suggestion_for(LOG_MODEL, "max_attempts").proposed
 
 
 def test_an_attempt_that_is_only_made_in_outages_is_dropped() -> None:
-    """If a third attempt is hardly made outside outages, the odds of outages decide."""
+    """If a third attempt is hardly made outside outages, the success rates of outages decide."""
     outages = ((30, 70), (90, 130), (150, 190))
-    model = LogModel(calls=10_000, odds=(0.999, 0.99, 0.99), outages=outages)
+    model = LogModel(calls=10_000, success_rates=(0.999, 0.99, 0.99), outages=outages)
     suggestion = suggestion_for(model, "max_attempts", Defence(Policy(max_attempts=3)))
 
     assert 1 <= suggestion.proposed < 3
@@ -58,7 +58,7 @@ def test_an_attempt_that_is_only_made_in_outages_is_dropped() -> None:
 def test_attempts_that_succeed_are_kept() -> None:
     """If the last attempt still succeeds, none is dropped and none is added."""
     suggestion = suggestion_for(
-        LogModel(calls=10_000, odds=(0.7, 0.6, 0.5)),
+        LogModel(calls=10_000, success_rates=(0.7, 0.6, 0.5)),
         "max_attempts",
         Defence(Policy(max_attempts=3)),
     )
@@ -70,7 +70,7 @@ def test_attempts_that_succeed_are_kept() -> None:
 def test_more_attempts_than_the_current_policy_are_proposed() -> None:
     """The log may come from a client with more attempts than the current policy."""
     suggestion = suggestion_for(
-        LogModel(calls=10_000, odds=(0.7, 0.6, 0.5)),
+        LogModel(calls=10_000, success_rates=(0.7, 0.6, 0.5)),
         "max_attempts",
         Defence(Policy(max_attempts=2)),
     )
@@ -114,14 +114,14 @@ def test_three_outages_are_enough_to_drop_an_attempt() -> None:
 
     assert (1, "0 of 600 (95 % interval 0 % to 0.64 %)") == (
         suggestion.proposed,
-        suggestion.evidence,
+        suggestion.basis,
     )
     assert "attempt 2 succeeds 0 % of the time: drop it" == suggestion.reason
 
 
 def test_healthy_attempts_are_enough_to_drop_an_attempt() -> None:
     """If retries fail outside outages too, no outages are needed."""
-    suggestion = suggestion_for(LogModel(calls=10_000, odds=(0.9, 0.001)), "max_attempts")
+    suggestion = suggestion_for(LogModel(calls=10_000, success_rates=(0.9, 0.001)), "max_attempts")
 
     assert (1, True) == (suggestion.proposed, suggestion.has_enough_data)
     assert suggestion.reason.endswith(" of the time: drop it")
@@ -145,23 +145,25 @@ def test_the_timeout_is_the_p995() -> None:
 
     assert LOG_MODEL.quantile(P995) == pytest.approx(suggestion.proposed, rel=0.05)
     assert "p99.5 of healthy attempts" == suggestion.reason
-    assert " (95 % interval 1" in suggestion.evidence
-    assert " ms to " in suggestion.evidence
+    assert " (95 % interval 1" in suggestion.basis
+    assert " ms to " in suggestion.basis
     assert suggestion.has_enough_data
 
 
 @pytest.mark.parametrize("given", [True, False])
-@pytest.mark.parametrize("odds", [(1.0,) * 4, (0.9,) * 4])
-def test_repeated_tuning_keeps_the_timeout(*, given: bool, odds: tuple[float, ...]) -> None:
+@pytest.mark.parametrize("success_rates", [(1.0,) * 4, (0.9,) * 4])
+def test_repeated_tuning_keeps_the_timeout(
+    *, given: bool, success_rates: tuple[float, ...]
+) -> None:
     """A log with the proposed timeout gives the same timeout, known or inferred."""
     rounds: list[float] = []
     current = None
     for number in range(5):
         timeout = rounds[-1] if rounds else None
-        model = LogModel(calls=20_000, median=0.1, odds=odds, timeout=timeout)
+        model = LogModel(calls=20_000, median=0.1, success_rates=success_rates, timeout=timeout)
         proposal = propose(analyze_log(model.log(seed=number)), current)
         rounds.append(proposal.suggestions[0].proposed)
-        current = proposal.defence if given else None
+        current = proposal.proposed if given else None
 
     assert [rounds[0]] * 5 == rounds
     assert LogModel(median=0.1).quantile(P995) == pytest.approx(rounds[0], rel=0.06)
@@ -170,27 +172,27 @@ def test_repeated_tuning_keeps_the_timeout(*, given: bool, odds: tuple[float, ..
 @pytest.mark.parametrize("current", [Defence(Policy(attempt_timeout=0.25)), None])
 def test_timeout_that_rarely_cuts_off_counts(current: Defence | None) -> None:
     """Attempts that were cut off count as longer; without them the timeout would be 180 ms."""
-    model = LogModel(calls=40_000, odds=(1.0, 1.0), timeout=0.25)
+    model = LogModel(calls=40_000, success_rates=(1.0, 1.0), timeout=0.25)
     suggestion = suggestion_for(model, "attempt_timeout", current)
 
     assert 0.19 == suggestion.proposed == round_two_digits(model.quantile(P995), up=True)
-    assert " cut off at 250 ms" in suggestion.evidence
+    assert " cut off at 250 ms" in suggestion.basis
 
 
 def test_timeout_that_cuts_off_is_not_shortened() -> None:
     """The p99.5 of the attempts that were not cut off would be too short."""
-    model = LogModel(calls=10_000, odds=(1.0, 1.0), timeout=0.1)
+    model = LogModel(calls=10_000, success_rates=(1.0, 1.0), timeout=0.1)
     suggestion = suggestion_for(model, "attempt_timeout", Defence(Policy(attempt_timeout=0.1)))
 
     assert (0.1, False) == (suggestion.proposed, suggestion.has_enough_data)
     assert "8.2 % of healthy attempts ran into the timeout" in suggestion.reason
     assert suggestion.reason.endswith("raise it and measure again; kept at 100 ms")
-    assert "over 100 ms of 10,835, 892 cut off at 100 ms" == suggestion.evidence
+    assert "over 100 ms of 10,835, 892 cut off at 100 ms" == suggestion.basis
 
 
 def test_unknown_timeout_is_inferred() -> None:
     """Without the policy, failures after the same time reveal the timeout."""
-    model = LogModel(calls=10_000, odds=(0.95, 0.95), timeout=0.1)
+    model = LogModel(calls=10_000, success_rates=(0.95, 0.95), timeout=0.1)
     suggestion = suggestion_for(model, "attempt_timeout")
 
     assert (None, 0.1, False) == (
@@ -199,14 +201,12 @@ def test_unknown_timeout_is_inferred() -> None:
         suggestion.has_enough_data,
     )
     assert suggestion.reason.endswith("raise it and measure again; kept at 100 ms")
-    assert suggestion.evidence.endswith(
-        " cut off at 100 ms: they failed after nearly the same time"
-    )
+    assert suggestion.basis.endswith(" cut off at 100 ms: they failed after nearly the same time")
 
 
 def test_a_longer_timeout_than_the_one_that_cut_is_kept() -> None:
     """A current timeout is kept if the log comes from a client with a shorter one."""
-    model = LogModel(calls=10_000, odds=(1.0, 1.0), timeout=0.1)
+    model = LogModel(calls=10_000, success_rates=(1.0, 1.0), timeout=0.1)
     suggestion = suggestion_for(model, "attempt_timeout", Defence(Policy(attempt_timeout=2.0)))
 
     assert (2.0, False) == (suggestion.proposed, suggestion.has_enough_data)
@@ -218,7 +218,7 @@ def test_a_longer_timeout_than_the_one_that_cut_is_kept() -> None:
 )
 def test_timeout_changes_if_the_log_contradicts_it(now: float, proposed: float) -> None:
     """The p99.5 of a log without a timeout lies between 177 and 188 ms."""
-    model = LogModel(calls=20_000, odds=(1.0,))
+    model = LogModel(calls=20_000, success_rates=(1.0,))
 
     assert (
         proposed
@@ -228,7 +228,7 @@ def test_timeout_changes_if_the_log_contradicts_it(now: float, proposed: float) 
 
 def test_a_timeout_is_within_the_latency_target() -> None:
     """A timeout that is kept is limited by the target too."""
-    model = LogModel(calls=10_000, odds=(1.0, 1.0), timeout=0.1)
+    model = LogModel(calls=10_000, success_rates=(1.0, 1.0), timeout=0.1)
     current = Defence(Policy(attempt_timeout=0.1))
 
     assert 0.06 == suggestion_for(model, "attempt_timeout", current, 0.06).proposed
@@ -278,7 +278,7 @@ def test_other_failures_are_no_timeout(faults: list[float]) -> None:
 @pytest.mark.parametrize("now", [None, 0.1, 0.103])
 def test_errors_of_a_steady_dependency_are_no_timeouts(now: float | None) -> None:
     """If all attempts take nearly the same time, failures are not taken for timeouts."""
-    steady = LogModel(calls=10_000, median=0.1, sigma=0.01, odds=(0.9,))
+    steady = LogModel(calls=10_000, median=0.1, sigma=0.01, success_rates=(0.9,))
     suggestion = suggestion_for(steady, "attempt_timeout", Defence(Policy(attempt_timeout=now)))
 
     assert (0.11, True) == (suggestion.proposed, suggestion.has_enough_data)

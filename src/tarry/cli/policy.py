@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tarry.core.policy import PolicyField
     from tarry.policyfile.defence import Defence
-    from tarry.policyfile.translation import Loss
+    from tarry.policyfile.translation import Difference
     from tarry.wire.tasks import RetryPolicy
 
 EXPORT_SYSTEMS = ("envoy", "gateway-api", "grpc", "istio")
@@ -231,7 +231,7 @@ def export(
         _reject_options(f"--to {to}", reason, host=host, name=name, port=port)
         exported = to_grpc(read_defence_or_preset(file), service=service, method=method)
         text = json.dumps(exported.documents[0], indent=2) + "\n"
-        _write_document(text, exported.losses, out, target_system=to)
+        _write_document(text, exported.differences, out, target_system=to)
         return
     reason = "use --host to name the called service"
     _reject_options(f"--to {to}", reason, service=service, method=method)
@@ -249,7 +249,8 @@ def export(
     text = import_yaml().safe_dump_all(
         exported.documents, sort_keys=False, allow_unicode=True, width=1000
     )
-    _write_document(text, exported.losses, out, target_system=to, written_by=f"export --to {to}")
+    written_by = f"export --to {to}"
+    _write_document(text, exported.differences, out, target_system=to, written_by=written_by)
 
 
 @app.command("import", epilog=example_epilog("tarry policy import config.json --from grpc"))
@@ -292,7 +293,7 @@ def import_(
     is_json = out is not None and out.suffix.lower() == ".json"
     text = policy_text(imported.to_dict(), as_json=is_json)
     written_by = None if is_json else f"import --from {source}"
-    _write_document(text, imported.losses, out, target_system="tarry", written_by=written_by)
+    _write_document(text, imported.differences, out, target_system="tarry", written_by=written_by)
 
 
 @app.command(epilog=example_epilog("tarry policy explain webhook"))
@@ -334,29 +335,29 @@ def _reject_options(used_with: str, reason: str, **options: object) -> None:
 
 def _write_document(
     text: str,
-    losses: Sequence[Loss],
+    differences: Sequence[Difference],
     out: Path | None,
     *,
     target_system: str,
     written_by: str | None = None,
 ) -> None:
-    """Write a document; print its losses: what the target system lacks or treats differently.
+    """Write a document, and print the settings that the target system lacks or treats differently.
 
-    With `written_by`, the document begins with this command and the losses as comments. The losses
-    are then not printed if the document itself is printed on a terminal.
+    `written_by` is the command, or None if the document cannot have comments. A document with
+    comments begins with the command and the differences, which a terminal does not show twice.
     """
-    loss_texts = [output.to_printable_line(str(loss)) for loss in losses]
+    difference_texts = [output.to_printable_line(str(difference)) for difference in differences]
     if written_by is not None:
         lines = [f"Written by `tarry policy {written_by}`."]
-        lines += [f"Differs: {loss}" for loss in loss_texts]
+        lines += [f"Differs: {difference}" for difference in difference_texts]
         text = "".join(f"# {line}\n" for line in lines) + text
     if out is None:
         typer.echo(text, nl=False)
     else:
         output.write_text(out, text)
     if written_by is None or out is not None or not sys.stdout.isatty():
-        for loss in loss_texts:
-            typer.echo(f"{target_system} differs: {loss}", err=True)
+        for difference in difference_texts:
+            typer.echo(f"{target_system} differs: {difference}", err=True)
 
 
 def policy_text(fields: dict[str, Any], *, as_json: bool) -> str:

@@ -84,11 +84,11 @@ def tune(
     evidence = analyze_log(read_attempt_log(log))
     proposal = propose(evidence, current, latency_target_s)
     comparison: Comparison | None = None
-    if not no_simulate and proposal.defence != proposal.current:
-        comparison = compare_policies(evidence, proposal.current, proposal.defence, seed=seed)
+    if not no_simulate and proposal.proposed != proposal.current:
+        comparison = compare_policies(evidence, proposal.current, proposal.proposed, seed=seed)
     if out is not None:
         is_json = out.suffix.lower() == ".json"
-        write_text(out, policy_text(proposal.defence.to_dict(), as_json=is_json))
+        write_text(out, policy_text(proposal.proposed.to_dict(), as_json=is_json))
     if as_json:
         typer.echo(to_json(evidence, proposal, comparison))
         return
@@ -125,8 +125,8 @@ def show_proposal(console: Console, evidence: Evidence, proposal: Proposal) -> N
     table = _table("field", "now", "proposed", "why")
     for suggestion in proposal.suggestions:
         why = Text(to_printable_line(suggestion.reason))
-        if suggestion.evidence:
-            why.append(f"\n{to_printable_line(suggestion.evidence)}", style="dim")
+        if suggestion.basis:
+            why.append(f"\n{to_printable_line(suggestion.basis)}", style="dim")
         # Advice is not part of the proposed policy.
         is_changed = suggestion.proposed != suggestion.current and not suggestion.is_advice
         style = "green" if is_changed else ""
@@ -157,7 +157,7 @@ def show_comparison(
     from tarry.simulator.formatting import format_value
     from tarry.tuning.comparison import MIN_SUCCESSES, describe_changes
 
-    if proposal.defence == proposal.current:
+    if proposal.proposed == proposal.current:
         _print_line(console, "not simulated: the proposed policy equals the current one")
         return
     if comparison is None:
@@ -176,7 +176,7 @@ def show_comparison(
     _print_line(console, server, "dim")
     table = _table("", "in the log", "now", "proposed")
     logged = _metrics_in_log(evidence)
-    current, proposed = comparison.old.metrics(), comparison.new.metrics()
+    current, proposed = comparison.current.metrics(), comparison.proposed.metrics()
     for name, title, unit in _METRICS:
         if current[name] or proposed[name]:
             values = (logged.get(name, nan), current[name], proposed[name])
@@ -186,7 +186,7 @@ def show_comparison(
         outages = format_count(len(evidence.outages), "outage")
         log_span = f"{format_duration(evidence.span)} with {outages}"
         _print_line(console, f"the log covers {log_span}; the simulation, a part of that", "dim")
-    console.print(Text(describe_changes(comparison.old, comparison.new)))
+    console.print(Text(describe_changes(comparison.current, comparison.proposed)))
 
 
 def _metrics_in_log(evidence: Evidence) -> dict[str, float]:

@@ -19,7 +19,7 @@ from tarry.errors import ConfigurationError
 from tarry.policyfile import translation
 from tarry.policyfile.defence import Defence, part_arguments
 from tarry.policyfile.documents import format_proto_duration, round_to_ms
-from tarry.policyfile.translation import Exported, Losses, Severity
+from tarry.policyfile.translation import Converter, Exported, Severity
 
 if TYPE_CHECKING:
     from tarry.core.hedging import Hedging
@@ -39,162 +39,163 @@ def to_envoy(defence: Defence, *, host: str, name: str | None = None) -> Exporte
     if not host:
         raise ConfigurationError("host", "must name the domain that clients call, got nothing")
     cluster = name or host.partition(".")[0]
-    losses = Losses("Envoy")
+    converter = Converter("Envoy")
     action: dict[str, Any] = {"cluster": cluster, "timeout": "0s"}  # the default is 15 s
     if defence.hedging is not None:
-        _export_hedging(action, defence.hedging, losses)
+        _export_hedging(action, defence.hedging, converter)
     else:
-        _export_policy(action, defence.policy, losses)
+        _export_policy(action, defence.policy, converter)
     route = {"match": {"prefix": "/"}, "route": action}
     virtual_host = {"name": cluster, "domains": [host], "routes": [route]}
-    settings = _export_cluster(defence, losses, has_retries="retry_policy" in action)
+    settings = _export_cluster(defence, converter, has_retries="retry_policy" in action)
     documents: list[dict[str, Any]] = [virtual_host]
     if settings:
         documents.append({"name": cluster, **settings})
-    return Exported(tuple(documents), losses.by_severity())
+    return Exported(tuple(documents), converter.sorted_differences())
 
 
 # The next four functions are also used for Istio, which configures Envoy.
-def retry_conditions(policy: Policy, losses: Losses) -> list[str]:
+def retry_conditions(policy: Policy, converter: Converter) -> list[str]:
     """Return the retry conditions that are not HTTP statuses."""
-    losses.add_for_codes(policy, _GRPC_CODES)
+    converter.report_codes(policy, _GRPC_CODES)
     supported = sorted(policy.retryable_codes & _GRPC_CODES)
     return [*_NO_RESPONSE_CONDITIONS, *(code.lower().replace("_", "-") for code in supported)]
 
 
-def add_backoff_losses(policy: Policy, losses: Losses, base: float, cap: float) -> None:
-    """Add the losses of delays and jitter that differ from Envoy's backoff."""
+def report_backoff(policy: Policy, converter: Converter, base: float, cap: float) -> None:
+    """Report how delays and jitter differ from Envoy's backoff."""
     envoy_delays = [min(cap, base * 2**k) for k in range(len(translation.first_ceilings(policy)))]
-    losses.add_for_delays(policy, envoy_delays, policy.max_attempts - 1)
+    converter.report_delays(policy, envoy_delays, policy.max_attempts - 1)
     if policy.jitter != "full":
-        effect = f"{losses.system} chooses every delay from 0 to the ceiling (full)"
-        losses.add("jitter", policy.jitter, effect)
+        effect = f"{converter.system} chooses every delay from 0 to the ceiling (full)"
+        converter.report("jitter", policy.jitter, effect)
     has_own_statuses = policy.retryable_statuses != RETRYABLE_STATUSES  # not the default
     if has_own_statuses and _TOO_EARLY in policy.retryable_statuses:
-        effect = f"{losses.system} retries this status at once, without delay"
-        losses.add("retryable_statuses", _TOO_EARLY, effect, Severity.DETAIL)
+        effect = f"{converter.system} retries this status at once, without delay"
+        converter.report("retryable_statuses", _TOO_EARLY, effect, Severity.DETAIL)
 
 
-def convert_limiter(defence: Defence, losses: Losses) -> int | None:
-    """Return the limit of an in-flight limiter, or None if there is none, and add the losses."""
+def convert_limiter(defence: Defence, converter: Converter) -> int | None:
+    """Return the limit of an in-flight limiter, or None for another limiter or none."""
     if defence.limiter is None or defence.limiter["kind"] != "in-flight":
-        losses.add_for_limiter(defence)
+        converter.report_left_out_limiter(defence)
         return None
-    effect = f"{losses.system} has no ramp after an outage: the full limit applies at once"
-    losses.add("limiter.kind", "in-flight", effect)
+    effect = f"{converter.system} has no ramp after an outage: the full limit applies at once"
+    converter.report("limiter.kind", "in-flight", effect)
     limit: int = defence.limiter["limit"]
     return limit
 
 
-def add_ejection_losses(breaker: dict[str, Any], losses: Losses) -> None:
-    """Add the losses when a breaker is replaced by the ejection of single hosts."""
+def report_ejection(breaker: dict[str, Any], converter: Converter) -> None:
+    """Report how the ejection of single hosts differs from a breaker."""
     effect = (
-        f"{losses.system} ejects single hosts, for 5xx and lost connections only, and sends them "
-        "their full load again after the ejection"
+        f"{converter.system} ejects single hosts, for 5xx and lost connections only, and sends "
+        "them their full load again after the ejection"
     )
-    losses.add("breaker.probes", breaker["probes"], effect, Severity.LOAD)
+    converter.report("breaker.probes", breaker["probes"], effect, Severity.LOAD)
     if breaker["slow_after"] is not None:
-        effect = f"{losses.system} does not eject a host for being slow"
-        losses.add("breaker.slow_after", breaker["slow_after"], effect, Severity.LOAD)
+        effect = f"{converter.system} does not eject a host for being slow"
+        converter.report("breaker.slow_after", breaker["slow_after"], effect, Severity.LOAD)
 
 
-def _export_policy(action: dict[str, Any], policy: Policy, losses: Losses) -> None:
-    timeout = losses.convert_call_timeout(policy)
+def _export_policy(action: dict[str, Any], policy: Policy, converter: Converter) -> None:
+    timeout = converter.convert_call_timeout(policy)
     if timeout is not None:
-        action["timeout"] = losses.format_proto_duration("total_budget", timeout)
+        action["timeout"] = converter.format_rounded("total_budget", timeout)
     if policy.max_attempts == 1:
         return
     base, cap = map(round_to_ms, translation.delay_bounds(policy))
-    retry = action["retry_policy"] = _export_conditions(policy, losses)
+    retry = action["retry_policy"] = _export_conditions(policy, converter)
     retry["num_retries"] = policy.max_attempts - 1
     if policy.attempt_timeout is not None:
-        timeout_text = losses.format_proto_duration("attempt_timeout", policy.attempt_timeout)
+        timeout_text = converter.format_rounded("attempt_timeout", policy.attempt_timeout)
         retry["per_try_timeout"] = timeout_text
     retry["retry_back_off"] = {
         "base_interval": format_proto_duration("initial_delay", base),
         "max_interval": format_proto_duration("max_delay", cap),
     }
-    add_backoff_losses(policy, losses, base, cap)
+    report_backoff(policy, converter, base, cap)
     if policy.max_hint:
         effect = (
             "Envoy reads Retry-After in whole seconds only, adds up to half, and ignores a longer "
             "wait instead of giving up"
         )
-        losses.add("max_hint", policy.max_hint, effect, Severity.DETAIL)
+        converter.report("max_hint", policy.max_hint, effect, Severity.DETAIL)
         retry["rate_limited_retry_back_off"] = {
             "reset_headers": [{"name": "Retry-After", "format": "SECONDS"}],
-            "max_interval": losses.format_proto_duration("max_hint", policy.max_hint),
+            "max_interval": converter.format_rounded("max_hint", policy.max_hint),
         }
     else:
         effect = "Envoy ignores Retry-After, where tarry would give up"
-        losses.add("max_hint", policy.max_hint, effect)
-    losses.add_for_proxy(policy)
+        converter.report("max_hint", policy.max_hint, effect)
+    converter.report_proxy_behaviour(policy)
 
 
-def _export_conditions(policy: Policy, losses: Losses) -> dict[str, Any]:
-    conditions = retry_conditions(policy, losses)
+def _export_conditions(policy: Policy, converter: Converter) -> dict[str, Any]:
+    conditions = retry_conditions(policy, converter)
     if not policy.retryable_statuses:
         return {"retry_on": ",".join(conditions)}
     retry_on = ",".join([*conditions, "retriable-status-codes"])
     return {"retry_on": retry_on, "retriable_status_codes": sorted(policy.retryable_statuses)}
 
 
-def _export_hedging(action: dict[str, Any], hedging: Hedging, losses: Losses) -> None:
+def _export_hedging(action: dict[str, Any], hedging: Hedging, converter: Converter) -> None:
     """Add hedging: a slow attempt is not stopped, and another one starts in parallel."""
     after = translation.hedging_delay(hedging, "envoy")
-    retry = action["retry_policy"] = _export_conditions(Policy(), losses)
+    retry = action["retry_policy"] = _export_conditions(Policy(), converter)
     retry["num_retries"] = hedging.max_attempts - 1
-    retry["per_try_timeout"] = losses.format_proto_duration("hedging.after", after)
+    retry["per_try_timeout"] = converter.format_rounded("hedging.after", after)
     # For Envoy a copy is a retry. With the default backoff it would start up to 25 ms late.
     retry["retry_back_off"] = dict(_NO_BACKOFF)
     action["hedge_policy"] = {"hedge_on_per_try_timeout": True}
     effect = "Envoy sends a copy when per_try_timeout is over, also of a POST"
-    losses.add("hedging.after", after, effect, Severity.LOAD)
+    converter.report("hedging.after", after, effect, Severity.LOAD)
     if hedging.max_extra_load is not None:
         effect = "Envoy bounds copies by its retry budget only"
-        losses.add("hedging.max_extra_load", hedging.max_extra_load, effect, Severity.LOAD)
+        converter.report("hedging.max_extra_load", hedging.max_extra_load, effect, Severity.LOAD)
     effect = "Envoy ignores Retry-After here"
-    losses.add("hedging.max_hint", hedging.max_hint, effect, Severity.DETAIL)
+    converter.report("hedging.max_hint", hedging.max_hint, effect, Severity.DETAIL)
 
 
-def _export_cluster(defence: Defence, losses: Losses, *, has_retries: bool) -> dict[str, Any]:
+def _export_cluster(defence: Defence, converter: Converter, *, has_retries: bool) -> dict[str, Any]:
     """Return the settings of the Cluster for the limiter, the budget and the breaker."""
     settings: dict[str, Any] = {}
     threshold: dict[str, Any] = {}
-    limit = convert_limiter(defence, losses)
+    limit = convert_limiter(defence, converter)
     if limit is not None:
         threshold["max_requests"] = limit
-    budget = losses.convert_budget(defence) if has_retries else None
+    budget = converter.convert_budget(defence) if has_retries else None
     if budget is not None:
         percent, minimum = {"value": budget[0]}, budget[1]
         threshold["retry_budget"] = {"budget_percent": percent, "min_retry_concurrency": minimum}
     elif has_retries:
         default = translation.DEFAULT_MIN_RETRIES_IN_FLIGHT
         effect = f"Envoy makes {default} retries at a time, unless the cluster sets more"
-        losses.add("budget", None, effect, Severity.LOAD)
+        converter.report("budget", None, effect, Severity.LOAD)
     if threshold:
         settings["circuit_breakers"] = {"thresholds": [threshold]}
     breaker = part_arguments(defence, "breaker")
     if breaker is not None:
-        settings["outlier_detection"] = _export_breaker(breaker, losses)
+        settings["outlier_detection"] = _export_breaker(breaker, converter)
         if defence.hedging is not None:
             effect = (
                 "Envoy counts an attempt that gets a copy as a failure of its host, so hosts that "
                 "are slow now and then are ejected although they are healthy"
             )
-            losses.add("breaker.failure_rate", breaker["failure_rate"], effect, Severity.LOAD)
+            converter.report("breaker.failure_rate", breaker["failure_rate"], effect, Severity.LOAD)
         # By default Envoy uses ejected hosts again when fewer than 50 % are healthy.
         settings["common_lb_config"] = {"healthy_panic_threshold": {"value": 0}}
     return settings
 
 
-def _export_breaker(breaker: dict[str, Any], losses: Losses) -> dict[str, Any]:
+def _export_breaker(breaker: dict[str, Any], converter: Converter) -> dict[str, Any]:
     """Return outlier detection by failure rate and consecutive errors; other rules are off."""
     rate, consecutive = breaker["failure_rate"], breaker["consecutive"]
     open_for, percent = breaker["open_for"], 100 * rate
     whole_percent = max(1, ceil(percent - 1e-9))
     if abs(whole_percent - percent) > 1e-9:  # noqa: PLR2004 - rounding error
-        losses.add("breaker.failure_rate", rate, f"{whole_percent} % in Envoy", Severity.DETAIL)
+        effect = f"{whole_percent} % in Envoy"
+        converter.report("breaker.failure_rate", rate, effect, Severity.DETAIL)
     # Envoy's ejection times always grow; a maximum equal to the base time prevents that.
     longest = open_for if breaker["growth"] == 1 else breaker["max_open"]
     detection: dict[str, Any] = {
@@ -204,18 +205,18 @@ def _export_breaker(breaker: dict[str, Any], losses: Losses) -> dict[str, Any]:
         "enforcing_failure_percentage": 100,
         "enforcing_success_rate": 0,
         "enforcing_consecutive_5xx": 0 if consecutive is None else 100,
-        "interval": losses.format_proto_duration("breaker.window", breaker["window"]),
-        "base_ejection_time": losses.format_proto_duration("breaker.open_for", open_for),
-        "max_ejection_time": losses.format_proto_duration("breaker.max_open", longest),
+        "interval": converter.format_rounded("breaker.window", breaker["window"]),
+        "base_ejection_time": converter.format_rounded("breaker.open_for", open_for),
+        "max_ejection_time": converter.format_rounded("breaker.max_open", longest),
         "max_ejection_percent": 100,
     }
     if consecutive is not None:
         detection["consecutive_5xx"] = consecutive
     if breaker["spread"]:
-        jitter = losses.format_proto_duration("breaker.spread", breaker["spread"] * open_for)
+        jitter = converter.format_rounded("breaker.spread", breaker["spread"] * open_for)
         detection["max_ejection_time_jitter"] = jitter
-    add_ejection_losses(breaker, losses)
+    report_ejection(breaker, converter)
     if longest > open_for:
         effect = "ejection n lasts n x open_for in Envoy, up to max_open, and spread does not grow"
-        losses.add("breaker.growth", breaker["growth"], effect, Severity.DETAIL)
+        converter.report("breaker.growth", breaker["growth"], effect, Severity.DETAIL)
     return detection

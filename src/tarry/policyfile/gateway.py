@@ -14,7 +14,7 @@ from tarry.core.outcome import RETRYABLE_STATUSES
 from tarry.errors import ConfigurationError
 from tarry.policyfile import translation
 from tarry.policyfile.documents import check_resource_name, format_gateway_duration, k8s_resource
-from tarry.policyfile.translation import Exported, Losses, Severity, format_value
+from tarry.policyfile.translation import Converter, Exported, Severity, format_value
 
 if TYPE_CHECKING:
     from tarry.core.policy import Policy
@@ -40,38 +40,38 @@ def to_gateway_api(
     if check_count("port", port) > _MAX_PORT:
         raise ConfigurationError("port", f"must be at most {_MAX_PORT}, got {port}")
     service, name = check_resource_name(host), check_resource_name(name or host)
-    losses = Losses("the Gateway API")
+    converter = Converter("the Gateway API")
     rule: dict[str, Any] = {"backendRefs": [{"name": service, "port": port}]}
-    _export_policy(rule, defence.policy, losses)
+    _export_policy(rule, defence.policy, converter)
     service_ref = {"group": "", "kind": "Service", "name": service}
     spec: dict[str, Any] = {"parentRefs": [{**service_ref, "port": port}], "rules": [rule]}
     documents = [k8s_resource("gateway.networking.k8s.io/v1", "HTTPRoute", name, spec)]
     budget = translation.summarize_budget(defence)
     if budget is not None and "retry" in rule:
         version = "gateway.networking.x-k8s.io/v1alpha1"
-        spec = {"targetRefs": [service_ref], "retryConstraint": _export_budget(budget, losses)}
+        spec = {"targetRefs": [service_ref], "retryConstraint": _export_budget(budget, converter)}
         documents.append(k8s_resource(version, "XBackendTrafficPolicy", name, spec))
-    losses.add_for_breaker(defence, "the Gateway API has none")
-    losses.add_for_limiter(defence)
-    return Exported(tuple(documents), losses.by_severity())
+    converter.report_left_out_breaker(defence, "the Gateway API has none")
+    converter.report_left_out_limiter(defence)
+    return Exported(tuple(documents), converter.sorted_differences())
 
 
-def _export_policy(rule: dict[str, Any], policy: Policy, losses: Losses) -> None:
+def _export_policy(rule: dict[str, Any], policy: Policy, converter: Converter) -> None:
     timeouts: dict[str, str] = {}
-    total = losses.convert_call_timeout(policy)
+    total = converter.convert_call_timeout(policy)
     if total is not None:
-        timeouts["request"] = _format_rounded(losses, "total_budget", total)
+        timeouts["request"] = _format_rounded(converter, "total_budget", total)
     if policy.attempt_timeout is not None and policy.max_attempts > 1:
         # The API rejects a route whose attempt timeout is longer than the timeout of the call.
         seconds = min(policy.attempt_timeout, total or policy.attempt_timeout)
-        timeouts["backendRequest"] = _format_rounded(losses, "attempt_timeout", seconds)
+        timeouts["backendRequest"] = _format_rounded(converter, "attempt_timeout", seconds)
     if timeouts:
         rule["timeouts"] = timeouts
     if policy.max_attempts == 1:
         return
     statuses = sorted(status for status in policy.retryable_statuses if status >= _LOWEST_STATUS)
-    _add_status_losses(policy, losses)
-    first = losses.round_to_ms("initial_delay", translation.delay_bounds(policy)[0])
+    _report_statuses(policy, converter)
+    first = converter.round_duration("initial_delay", translation.delay_bounds(policy)[0])
     rule["retry"] = {
         **({"codes": statuses} if statuses else {}),
         "attempts": policy.max_attempts - 1,
@@ -81,35 +81,35 @@ def _export_policy(rule: dict[str, Any], policy: Policy, losses: Losses) -> None
         f"{first:g} s is the shortest wait; growth, cap and jitter depend on the implementation"
     )
     if isinstance(policy.backoff, Schedule):
-        effect = f"{translation.SCHEDULE_LOST}: {effect}"
-        losses.add("backoff", policy.backoff.delays, effect, Severity.CRITICAL)
+        effect = f"{translation.INEXPRESSIBLE_SCHEDULE}: {effect}"
+        converter.report("backoff", policy.backoff.delays, effect, Severity.CRITICAL)
     else:
-        losses.add("backoff", policy.backoff, effect)
+        converter.report("backoff", policy.backoff, effect)
     effect = "the effect of Retry-After depends on the implementation"
-    losses.add("max_hint", policy.max_hint, effect)
-    losses.add_for_proxy(policy)
+    converter.report("max_hint", policy.max_hint, effect)
+    converter.report_proxy_behaviour(policy)
 
 
-def _format_rounded(losses: Losses, field: str, seconds: float) -> str:
-    return format_gateway_duration(field, losses.round_to_ms(field, seconds))
+def _format_rounded(converter: Converter, field: str, seconds: float) -> str:
+    return format_gateway_duration(field, converter.round_duration(field, seconds))
 
 
-def _add_status_losses(policy: Policy, losses: Losses) -> None:
-    """Add the losses of statuses and gRPC codes that not every implementation can retry."""
+def _report_statuses(policy: Policy, converter: Converter) -> None:
+    """Report statuses and gRPC codes that not every implementation can retry."""
     statuses = policy.retryable_statuses
     unsupported = {status for status in statuses if status < _LOWEST_STATUS}
     optional = statuses - _REQUIRED_STATUSES - unsupported
     if optional:
         effect = f"an implementation need not support more than {format_value(_REQUIRED_STATUSES)}"
         severity = Severity.DETAIL if statuses == RETRYABLE_STATUSES else Severity.LOAD
-        losses.add("retryable_statuses", optional, effect, severity)
+        converter.report("retryable_statuses", optional, effect, severity)
     if unsupported:
         effect = "the Gateway API retries only statuses from 400 on"
-        losses.add("retryable_statuses", unsupported, effect, Severity.LOAD)
-    losses.add_for_codes(policy, frozenset())
+        converter.report("retryable_statuses", unsupported, effect, Severity.LOAD)
+    converter.report_codes(policy, frozenset())
 
 
-def _export_budget(budget: translation.BudgetSummary, losses: Losses) -> dict[str, Any]:
+def _export_budget(budget: translation.BudgetSummary, converter: Converter) -> dict[str, Any]:
     """Return the retry constraint that is closest to the budget: a whole percentage of calls."""
     exact_percent = 100 * budget.share
     percent = max(1, round(exact_percent))
@@ -118,19 +118,19 @@ def _export_budget(budget: translation.BudgetSummary, losses: Losses) -> dict[st
     minimum = max(1, min(_MAX_MIN_RETRY_COUNT, round(budget.burst * interval / window)))
     if budget.kind != "ratio":
         effect = f"retries are at most {percent} % of the requests in {interval:g} s"
-        losses.add("budget.kind", budget.kind, effect, Severity.LOAD)
+        converter.report("budget.kind", budget.kind, effect, Severity.LOAD)
     elif abs(percent - exact_percent) > 1e-9:  # noqa: PLR2004 - rounding error
-        losses.add("budget.ratio", budget.share, f"rounded to {percent} %", Severity.DETAIL)
+        converter.report("budget.ratio", budget.share, f"rounded to {percent} %", Severity.DETAIL)
     if interval != window:
         effect = f"changed to {interval:g} s, because the allowed range is 1 s to 1 h"
-        losses.add("budget.window", window, effect, Severity.DETAIL)
+        converter.report("budget.window", window, effect, Severity.DETAIL)
     if budget.kind == "ratio" and abs(minimum - budget.burst * interval / window) > 1e-9:  # noqa: PLR2004 - as above
         effect = f"rounded to {minimum} retries in {interval:g} s"
         minimum_rate = budget.arguments["min_per_second"]
-        losses.add("budget.min_per_second", minimum_rate, effect, Severity.DETAIL)
+        converter.report("budget.min_per_second", minimum_rate, effect, Severity.DETAIL)
     effect = "when it is exceeded, the client gets a 503 instead of the last response"
-    losses.add("budget", budget.kind, effect)
-    interval_text = _format_rounded(losses, "budget.window", interval)
+    converter.report("budget", budget.kind, effect)
+    interval_text = _format_rounded(converter, "budget.window", interval)
     return {
         "budget": {"percent": percent, "interval": interval_text},
         "minRetryRate": {"count": minimum, "interval": interval_text},

@@ -15,7 +15,7 @@ from tarry.errors import ConfigurationError
 from tarry.policyfile import translation
 from tarry.policyfile.defence import Defence
 from tarry.policyfile.documents import DocumentTable, format_proto_duration, parse_proto_duration
-from tarry.policyfile.translation import Exported, Imported, Losses, Severity, format_value
+from tarry.policyfile.translation import Converter, Exported, Imported, Severity, format_value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,21 +50,21 @@ _PUSHBACK_BEHAVIOUR = "gRPC follows a pushback of any length"
 def to_grpc(defence: Defence, *, service: str | None = None, method: str | None = None) -> Exported:
     """Export to a service config for a method or a service, or for all calls if both are None."""
     _check_names(service, method)
-    losses = Losses("gRPC")
+    converter = Converter("gRPC")
     names = {"service": service, "method": method}
     config: dict[str, Any] = {"name": [{key: name for key, name in names.items() if name}]}
     if defence.hedging is not None:
-        config["hedgingPolicy"] = _export_hedging(defence.hedging, losses)
+        config["hedgingPolicy"] = _export_hedging(defence.hedging, converter)
     else:
-        _export_policy(config, defence.policy, losses)
+        _export_policy(config, defence.policy, converter)
     document: dict[str, Any] = {"methodConfig": [config]}
     has_retries_or_hedges = "retryPolicy" in config or "hedgingPolicy" in config
-    throttle = _export_budget(defence, losses) if has_retries_or_hedges else None
+    throttle = _export_budget(defence, converter) if has_retries_or_hedges else None
     if throttle is not None:
         document["retryThrottling"] = throttle
-    losses.add_for_breaker(defence, "a service config has none")
-    losses.add_for_limiter(defence)
-    return Exported((document,), losses.by_severity())
+    converter.report_left_out_breaker(defence, "a service config has none")
+    converter.report_left_out_limiter(defence)
+    return Exported((document,), converter.sorted_differences())
 
 
 def _check_names(service: str | None, method: str | None) -> None:
@@ -72,8 +72,8 @@ def _check_names(service: str | None, method: str | None) -> None:
         raise ConfigurationError("method", f"needs service: name the service of {method!r} too")
 
 
-def _export_policy(config: dict[str, Any], policy: Policy, losses: Losses) -> None:
-    timeout = losses.convert_call_timeout(policy)
+def _export_policy(config: dict[str, Any], policy: Policy, converter: Converter) -> None:
+    timeout = converter.convert_call_timeout(policy)
     if timeout is not None:
         config["timeout"] = format_proto_duration("total_budget", timeout)
     if policy.max_attempts == 1:
@@ -81,16 +81,16 @@ def _export_policy(config: dict[str, Any], policy: Policy, losses: Losses) -> No
     # An attempt timeout that is not shorter than the call's timeout has no effect.
     if policy.attempt_timeout is not None and (timeout is None or policy.attempt_timeout < timeout):
         effect = "gRPC has no timeout for one attempt"
-        losses.add("attempt_timeout", policy.attempt_timeout, effect)
+        converter.report("attempt_timeout", policy.attempt_timeout, effect)
     codes = sorted(policy.retryable_codes - {"OK"})
     if not codes:
         effect = "gRPC requires at least one code, so there is no retryPolicy and no retry"
-        losses.add("retryable_codes", codes, effect, Severity.CRITICAL)
+        converter.report("retryable_codes", codes, effect, Severity.CRITICAL)
         return
     first, longest = (max(_MIN_BACKOFF_S, delay) for delay in translation.delay_bounds(policy))
     multiplier = _export_multiplier(policy)
     config["retryPolicy"] = {
-        "maxAttempts": _limit_attempts("max_attempts", policy.max_attempts, losses),
+        "maxAttempts": _limit_attempts("max_attempts", policy.max_attempts, converter),
         "initialBackoff": format_proto_duration("initial_delay", first),
         "maxBackoff": format_proto_duration("max_delay", longest),
         "backoffMultiplier": multiplier,
@@ -98,16 +98,16 @@ def _export_policy(config: dict[str, Any], policy: Policy, losses: Losses) -> No
     }
     retries = min(policy.max_attempts, _MAX_ATTEMPTS) - 1
     grpc_delays = [min(longest, first * multiplier**k) for k in range(retries)]
-    losses.add_for_delays(policy, grpc_delays, retries)
+    converter.report_delays(policy, grpc_delays, retries)
     jitter = policy.jitter if isinstance(policy.jitter, str) else ""
-    losses.add("jitter", policy.jitter, _JITTER_EFFECTS.get(jitter, _JITTER_EFFECTS["none"]))
+    converter.report("jitter", policy.jitter, _JITTER_EFFECTS.get(jitter, _JITTER_EFFECTS["none"]))
     if policy.retryable_statuses != RETRYABLE_STATUSES:
         statuses, effect = policy.retryable_statuses, "gRPC has no HTTP statuses"
-        losses.add("retryable_statuses", statuses, effect, Severity.LOAD)
+        converter.report("retryable_statuses", statuses, effect, Severity.LOAD)
     effect = f"{_PUSHBACK_BEHAVIOUR}, and ignores RetryInfo"
-    losses.add("max_hint", policy.max_hint, effect, Severity.DETAIL)
+    converter.report("max_hint", policy.max_hint, effect, Severity.DETAIL)
     throttling = "RESOURCE_EXHAUSTED"
-    losses.add_for_throttling(policy, throttling if throttling in codes else None, "code")
+    converter.report_throttling(policy, throttling if throttling in codes else None, "code")
 
 
 def _export_multiplier(policy: Policy) -> float:
@@ -122,28 +122,28 @@ def _export_multiplier(policy: Policy) -> float:
     return round(max(factor, 0.001), 6)
 
 
-def _limit_attempts(field: str, attempts: int, losses: Losses) -> int:
+def _limit_attempts(field: str, attempts: int, converter: Converter) -> int:
     if attempts > _MAX_ATTEMPTS:
-        losses.add(field, attempts, f"gRPC makes at most {_MAX_ATTEMPTS}", Severity.LOAD)
+        converter.report(field, attempts, f"gRPC makes at most {_MAX_ATTEMPTS}", Severity.LOAD)
     return min(attempts, _MAX_ATTEMPTS)
 
 
-def _export_hedging(hedging: Hedging, losses: Losses) -> dict[str, Any]:
+def _export_hedging(hedging: Hedging, converter: Converter) -> dict[str, Any]:
     after = translation.hedging_delay(hedging, "grpc")
     if hedging.max_extra_load is not None:
         effect = "gRPC bounds hedges by retryThrottling only"
-        losses.add("hedging.max_extra_load", hedging.max_extra_load, effect, Severity.LOAD)
-    losses.add("hedging.max_hint", hedging.max_hint, _PUSHBACK_BEHAVIOUR, Severity.DETAIL)
+        converter.report("hedging.max_extra_load", hedging.max_extra_load, effect, Severity.LOAD)
+    converter.report("hedging.max_hint", hedging.max_hint, _PUSHBACK_BEHAVIOUR, Severity.DETAIL)
     effect = "Java and .NET hedge; grpcio and C++ ignore a hedgingPolicy"
-    losses.add("hedging", after, effect, Severity.CRITICAL)
+    converter.report("hedging", after, effect, Severity.CRITICAL)
     return {
-        "maxAttempts": _limit_attempts("hedging.max_attempts", hedging.max_attempts, losses),
+        "maxAttempts": _limit_attempts("hedging.max_attempts", hedging.max_attempts, converter),
         "hedgingDelay": format_proto_duration("hedging.after", after),
         "nonFatalStatusCodes": sorted(RETRYABLE_CODES),
     }
 
 
-def _export_budget(defence: Defence, losses: Losses) -> dict[str, Any] | None:
+def _export_budget(defence: Defence, converter: Converter) -> dict[str, Any] | None:
     """Return the retryThrottling for a budget; gRPC stops retries at half of the tokens."""
     budget = translation.summarize_budget(defence)
     if budget is None:
@@ -157,7 +157,7 @@ def _export_budget(defence: Defence, losses: Losses) -> dict[str, Any] | None:
         f"gRPC has one kind, throttle: {tokens} tokens, a failure takes 1, a success adds "
         f"{ratio:g}, and retries stop at half"
     )
-    losses.add("budget.kind", budget.kind, effect, Severity.LOAD)
+    converter.report("budget.kind", budget.kind, effect, Severity.LOAD)
     return {"maxTokens": tokens, "tokenRatio": ratio}
 
 
@@ -167,8 +167,8 @@ def from_grpc(
     """Import the settings of a service config for a method, a service or all calls."""
     _check_names(service, method)
     root = _check_root(document)
-    losses = Losses("gRPC")
-    config = _find_config(root.tables("methodConfig"), service, method, losses)
+    converter = Converter("gRPC")
+    config = _find_config(root.tables("methodConfig"), service, method, converter)
     budget = _import_budget(root)
     policy = Policy(max_attempts=1)
     hedging: Hedging | None = None
@@ -181,19 +181,19 @@ def from_grpc(
             rule = "must have a retryPolicy or a hedgingPolicy, not both"
             raise ConfigurationError(config.path, rule)
         if hedging_table is not None:
-            hedging = _import_hedging(hedging_table, losses)
+            hedging = _import_hedging(hedging_table, converter)
             if timeout is not None:
                 effect = "set a deadline for the call, because hedging has no timeout"
-                losses.add(config.path_of("timeout"), timeout, effect)
+                converter.report(config.path_of("timeout"), timeout, effect)
         else:
             if retry is not None:
-                policy = _import_policy(retry, losses)
+                policy = _import_policy(retry, converter)
                 imported_fields = tuple(_RETRY_POLICY_FIELDS.values())
-            policy = losses.apply_call_timeout(policy, timeout, config.path_of("timeout"))
-        losses.add_unread(config, "name")
-    losses.add_unread(root)
+            policy = converter.apply_call_timeout(policy, timeout, config.path_of("timeout"))
+        converter.report_unread(config, "name")
+    converter.report_unread(root)
     defence = Defence(policy if hedging is None else None, hedging=hedging, budget=budget)
-    return Imported(defence, tuple(losses), imported_fields)
+    return Imported(defence, tuple(converter.differences), imported_fields)
 
 
 def _check_root(document: Mapping[str, Any]) -> DocumentTable:
@@ -209,7 +209,7 @@ def _check_root(document: Mapping[str, Any]) -> DocumentTable:
 
 
 def _find_config(
-    configs: list[DocumentTable], service: str | None, method: str | None, losses: Losses
+    configs: list[DocumentTable], service: str | None, method: str | None, converter: Converter
 ) -> DocumentTable | None:
     """Return the entry that a gRPC channel would use: the most specific one that matches."""
     config_by_name: dict[tuple[str, str], DocumentTable] = {}
@@ -234,13 +234,13 @@ def _find_config(
                 for config in configs:
                     if config is not chosen:
                         effect = "not imported: import it by its --service and --method"
-                        losses.add(config.path, "another entry", effect)
+                        converter.report(config.path, "another entry", effect)
             elif key != wanted:
                 effect = (
                     f"no entry has this name, so the entry of {_format_name(key)} is imported; "
                     f"the entries have the names {format_value(specific_names)}"
                 )
-                losses.add(chosen.path, _format_name(wanted), effect)
+                converter.report(chosen.path, _format_name(wanted), effect)
             return chosen
     choices = f"choose one of {format_value(specific_names)}"
     if not specific_names:
@@ -253,9 +253,9 @@ def _format_name(name: tuple[str, str]) -> str:
     return "/".join(filter(None, name)) or "all calls"
 
 
-def _import_policy(retry: DocumentTable, losses: Losses) -> Policy:
+def _import_policy(retry: DocumentTable, converter: Converter) -> Policy:
     retry.reject_typos(_RETRY_POLICY_FIELDS)
-    attempts = _import_attempts(retry, losses)
+    attempts = _import_attempts(retry, converter)
     first = _required_seconds(retry, "initialBackoff")
     longest = _required_seconds(retry, "maxBackoff")
     multiplier = retry.number("backoffMultiplier")
@@ -264,14 +264,14 @@ def _import_policy(retry: DocumentTable, losses: Losses) -> Policy:
         raise ConfigurationError(retry.path_of("backoffMultiplier"), rule, multiplier)
     if multiplier < _MIN_MULTIPLIER:
         effect = "imported as 1: delays do not shrink in tarry"
-        losses.add(retry.path_of("backoffMultiplier"), multiplier, effect)
+        converter.report(retry.path_of("backoffMultiplier"), multiplier, effect)
     codes = _import_codes(retry, "retryableStatusCodes")
     if not codes:
         rule = "must name at least one code, got none"
         raise ConfigurationError(retry.path_of("retryableStatusCodes"), rule)
     effect = "gRPC waits 0.8 to 1.2 times the ceiling; imported as equal jitter, 0.5 to 1"
-    losses.add(retry.path, "jitter of 20 %", effect)
-    losses.add_unread(retry)
+    converter.report(retry.path, "jitter of 20 %", effect)
+    converter.report_unread(retry)
     policy = Policy(
         max_attempts=attempts,
         initial_delay=min(first, longest),
@@ -281,28 +281,28 @@ def _import_policy(retry: DocumentTable, losses: Losses) -> Policy:
         retryable_codes=codes,
         throttled_delay=min(first, longest),
     )
-    losses.add_for_hint(retry.path, "pushback", _PUSHBACK_BEHAVIOUR, policy.max_hint)
+    converter.report_hint(retry.path, "pushback", _PUSHBACK_BEHAVIOUR, policy.max_hint)
     return policy
 
 
-def _import_hedging(hedge: DocumentTable, losses: Losses) -> Hedging:
+def _import_hedging(hedge: DocumentTable, converter: Converter) -> Hedging:
     hedge.reject_typos(_HEDGING_POLICY_KEYS)
-    attempts = _import_attempts(hedge, losses)
+    attempts = _import_attempts(hedge, converter)
     codes = _import_codes(hedge, "nonFatalStatusCodes")
     if codes != RETRYABLE_CODES:
         effect = "the errors that start the next copy are an argument of the call, on="
-        losses.add(hedge.path_of("nonFatalStatusCodes"), codes, effect)
+        converter.report(hedge.path_of("nonFatalStatusCodes"), codes, effect)
     delay = hedge.seconds("hedgingDelay", allow_zero=True, parse=parse_proto_duration) or 0.0
-    losses.add_unread(hedge)
+    converter.report_unread(hedge)
     hedging = Hedging(after=delay, max_attempts=attempts)
-    losses.add_for_hint(hedge.path, "pushback", _PUSHBACK_BEHAVIOUR, hedging.max_hint)
+    converter.report_hint(hedge.path, "pushback", _PUSHBACK_BEHAVIOUR, hedging.max_hint)
     return hedging
 
 
-def _import_attempts(table: DocumentTable, losses: Losses) -> int:
+def _import_attempts(table: DocumentTable, converter: Converter) -> int:
     attempts = table.count("maxAttempts", minimum=2)
     if attempts > _MAX_ATTEMPTS:
-        losses.add(table.path_of("maxAttempts"), attempts, "imported as 5, as gRPC uses it")
+        converter.report(table.path_of("maxAttempts"), attempts, "imported as 5, as gRPC uses it")
     return min(attempts, _MAX_ATTEMPTS)
 
 

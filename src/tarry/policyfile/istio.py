@@ -14,7 +14,7 @@ from tarry.errors import ConfigurationError
 from tarry.policyfile import envoy, translation
 from tarry.policyfile.defence import Defence, part_arguments
 from tarry.policyfile.documents import DocumentTable, check_resource_name, k8s_resource, round_to_ms
-from tarry.policyfile.translation import Exported, Imported, Losses, Severity
+from tarry.policyfile.translation import Converter, Exported, Imported, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,77 +51,78 @@ def to_istio(defence: Defence, *, host: str, name: str | None = None) -> Exporte
     if not host:
         raise ConfigurationError("host", "must name the service that is called, got nothing")
     name = check_resource_name(name or host.partition(".")[0])
-    losses = Losses("Istio")
+    converter = Converter("Istio")
     route: dict[str, Any] = {"route": [{"destination": {"host": host}}]}
-    timeout = losses.convert_call_timeout(defence.policy)
+    timeout = converter.convert_call_timeout(defence.policy)
     if timeout is not None:
-        route["timeout"] = losses.format_proto_duration("total_budget", timeout)
-    route["retries"] = _export_retries(defence.policy, losses)
+        route["timeout"] = converter.format_rounded("total_budget", timeout)
+    route["retries"] = _export_retries(defence.policy, converter)
     spec = {"hosts": [host], "http": [route]}
     documents = [k8s_resource(_VERSION, "VirtualService", name, spec)]
-    traffic = _export_traffic_policy(defence, losses)
+    traffic = _export_traffic_policy(defence, converter)
     if traffic:
         spec = {"host": host, "trafficPolicy": traffic}
         documents.append(k8s_resource(_VERSION, "DestinationRule", name, spec))
-    return Exported(tuple(documents), losses.by_severity())
+    return Exported(tuple(documents), converter.sorted_differences())
 
 
-def _export_retries(policy: Policy, losses: Losses) -> dict[str, Any]:
+def _export_retries(policy: Policy, converter: Converter) -> dict[str, Any]:
     if policy.max_attempts == 1:
         return {"attempts": 0}  # explicit, because the default is 2
     base = round_to_ms(translation.delay_bounds(policy)[0])
     statuses = map(str, sorted(policy.retryable_statuses))
-    conditions = [*statuses, *envoy.retry_conditions(policy, losses)]
+    conditions = [*statuses, *envoy.retry_conditions(policy, converter)]
     retries: dict[str, Any] = {"attempts": policy.max_attempts - 1}
     if policy.attempt_timeout is not None:
-        timeout = losses.format_proto_duration("attempt_timeout", policy.attempt_timeout)
+        timeout = converter.format_rounded("attempt_timeout", policy.attempt_timeout)
         retries["perTryTimeout"] = timeout
     retries["retryOn"] = ",".join(conditions)
-    retries["backoff"] = losses.format_proto_duration("initial_delay", base)
-    envoy.add_backoff_losses(policy, losses, base, _CAP_FACTOR * base)
-    losses.add("max_hint", policy.max_hint, "Istio does not read Retry-After")
-    losses.add_for_proxy(policy)
+    retries["backoff"] = converter.format_rounded("initial_delay", base)
+    envoy.report_backoff(policy, converter, base, _CAP_FACTOR * base)
+    converter.report("max_hint", policy.max_hint, "Istio does not read Retry-After")
+    converter.report_proxy_behaviour(policy)
     return retries
 
 
-def _export_traffic_policy(defence: Defence, losses: Losses) -> dict[str, Any]:
+def _export_traffic_policy(defence: Defence, converter: Converter) -> dict[str, Any]:
     traffic: dict[str, Any] = {}
-    limit = envoy.convert_limiter(defence, losses)
+    limit = envoy.convert_limiter(defence, converter)
     if limit is not None:
         traffic["connectionPool"] = {"http": {"http2MaxRequests": limit}}
-    budget = losses.convert_budget(defence) if defence.policy.max_attempts > 1 else None
+    budget = converter.convert_budget(defence) if defence.policy.max_attempts > 1 else None
     if budget is not None:
         percent, minimum = budget
         traffic["retryBudget"] = {"percent": percent, "minRetryConcurrency": minimum}
     breaker = part_arguments(defence, "breaker")
-    detection = None if breaker is None else _export_breaker(breaker, losses)
+    detection = None if breaker is None else _export_breaker(breaker, converter)
     if detection is not None:
         traffic["outlierDetection"] = detection
     return traffic
 
 
-def _export_breaker(breaker: dict[str, Any], losses: Losses) -> dict[str, Any] | None:
+def _export_breaker(breaker: dict[str, Any], converter: Converter) -> dict[str, Any] | None:
     rate, consecutive = breaker["failure_rate"], breaker["consecutive"]
     if consecutive is None:
         effect = "left out: Istio ejects hosts by errors in a row only, so set breaker.consecutive"
-        losses.add("breaker.failure_rate", rate, effect, Severity.LOAD)
+        converter.report("breaker.failure_rate", rate, effect, Severity.LOAD)
         return None
-    losses.add("breaker.failure_rate", rate, "Istio ejects by errors in a row only", Severity.LOAD)
-    envoy.add_ejection_losses(breaker, losses)
+    effect = "Istio ejects hosts by errors in a row only"
+    converter.report("breaker.failure_rate", rate, effect, Severity.LOAD)
+    envoy.report_ejection(breaker, converter)
     open_for = breaker["open_for"]
     longest = max(_MAX_EJECTION_S, open_for)
     effect = f"ejection n lasts n x {open_for:g} s in Istio, {longest:g} s at most, without spread"
-    losses.add("breaker.growth", breaker["growth"], effect, Severity.DETAIL)
+    converter.report("breaker.growth", breaker["growth"], effect, Severity.DETAIL)
     return {
         "consecutive5xxErrors": consecutive,
-        "baseEjectionTime": losses.format_proto_duration("breaker.open_for", open_for),
+        "baseEjectionTime": converter.format_rounded("breaker.open_for", open_for),
         "maxEjectionPercent": 100,
     }
 
 
 def from_istio(documents: Sequence[Mapping[str, Any]]) -> Imported:
     """Import the first route of a VirtualService, a DestinationRule, or both."""
-    losses = Losses("Istio")
+    converter = Converter("Istio")
     specs: dict[str, DocumentTable] = {}
     for root in _roots(documents):
         kind = root.text("kind", "")
@@ -133,7 +134,7 @@ def from_istio(documents: Sequence[Mapping[str, Any]]) -> Imported:
         if spec is None:
             raise ConfigurationError(root.path_of("spec"), "must be given")
         if kind in specs:
-            losses.add(root.path_of("kind"), kind, "left out: only the first one is imported")
+            converter.report(root.path_of("kind"), kind, "left out: only the first one is imported")
         else:
             specs[kind] = spec
     if not specs:
@@ -142,12 +143,12 @@ def from_istio(documents: Sequence[Mapping[str, Any]]) -> Imported:
     policy = Policy()
     imported_fields: tuple[str, ...] = ()
     if "VirtualService" in specs:
-        policy, imported_fields = _import_policy(specs["VirtualService"], losses), _FIELDS
+        policy, imported_fields = _import_policy(specs["VirtualService"], converter), _FIELDS
     else:
-        losses.add("kind", "VirtualService", "missing, so the policy is tarry's default")
+        converter.report("kind", "VirtualService", "missing, so the policy is tarry's default")
     destination = specs.get("DestinationRule")
-    parts: dict[str, Any] = {} if destination is None else _import_parts(destination, losses)
-    return Imported(Defence(policy, **parts), tuple(losses), imported_fields)
+    parts: dict[str, Any] = {} if destination is None else _import_parts(destination, converter)
+    return Imported(Defence(policy, **parts), tuple(converter.differences), imported_fields)
 
 
 def _roots(documents: Sequence[Mapping[str, Any]]) -> list[DocumentTable]:
@@ -159,14 +160,14 @@ def _roots(documents: Sequence[Mapping[str, Any]]) -> list[DocumentTable]:
     return roots
 
 
-def _import_policy(spec: DocumentTable, losses: Losses) -> Policy:
+def _import_policy(spec: DocumentTable, converter: Converter) -> Policy:
     routes = spec.tables("http")
     if not routes:
         raise ConfigurationError(spec.path_of("http"), "must have at least one route")
     for route in routes[1:]:
         if "retries" in route or "timeout" in route:
             effect = "only the first route is imported; import this route from a file of its own"
-            losses.add(route.path, "another route", effect)
+            converter.report(route.path, "another route", effect)
     route = routes[0]
     timeout = route.seconds("timeout", allow_zero=True) or None  # 0s means no timeout
     retries = route.table_or_empty("retries")
@@ -175,8 +176,8 @@ def _import_policy(spec: DocumentTable, losses: Losses) -> Policy:
     if "retries" not in route:
         attempts = _DEFAULT_ATTEMPTS
         effect = f"Istio's default is imported: {_DEFAULT_ATTEMPTS} retries"
-        losses.add(retries.path, None, effect)
-    statuses, codes = _import_conditions(retries, losses)
+        converter.report(retries.path, None, effect)
+    statuses, codes = _import_conditions(retries, converter)
     first = retries.seconds("backoff") or _DEFAULT_BACKOFF_S
     policy = Policy(
         max_attempts=attempts + 1,
@@ -189,14 +190,14 @@ def _import_policy(spec: DocumentTable, losses: Losses) -> Policy:
     )
     if attempts:
         behaviour = "Istio does not read it"
-        losses.add_for_hint(retries.path, "Retry-After", behaviour, policy.max_hint)
-    policy = losses.apply_call_timeout(policy, timeout, route.path_of("timeout"))
+        converter.report_hint(retries.path, "Retry-After", behaviour, policy.max_hint)
+    policy = converter.apply_call_timeout(policy, timeout, route.path_of("timeout"))
     for table in (retries, route, spec):
-        losses.add_unread(table, *_ADDRESS_KEYS)
+        converter.report_unread(table, *_ADDRESS_KEYS)
     return policy
 
 
-def _import_conditions(retries: DocumentTable, losses: Losses) -> tuple[set[int], set[str]]:
+def _import_conditions(retries: DocumentTable, converter: Converter) -> tuple[set[int], set[str]]:
     path = retries.path_of("retryOn")
     statuses: set[int] = set()
     codes: set[str] = set()
@@ -205,57 +206,57 @@ def _import_conditions(retries: DocumentTable, losses: Losses) -> tuple[set[int]
         if condition in _CONDITION_STATUSES:
             statuses |= _CONDITION_STATUSES[condition]
             if condition == "5xx":
-                losses.add(path, condition, "imported as 500 to 511")
+                converter.report(path, condition, "imported as 500 to 511")
         elif condition in _CONDITION_CODES:
             codes.add(_CONDITION_CODES[condition])
         elif condition.isdecimal() and LOWEST_STATUS <= int(condition) <= HIGHEST_STATUS:
             statuses.add(int(condition))
         elif condition in _UNSUPPORTED_CONDITIONS:
-            losses.add(path, condition, "left out: tarry has no such condition")
+            converter.report(path, condition, "left out: tarry has no such condition")
         elif condition not in (*_EXCEPTION_CONDITIONS, "retriable-status-codes"):
             raise ConfigurationError(path, "must list conditions of Envoy or statuses", condition)
     if _TOO_EARLY in statuses:
         effect = "Istio retries this status at once, tarry after the usual delay"
-        losses.add(path, _TOO_EARLY, effect)
+        converter.report(path, _TOO_EARLY, effect)
     return statuses, codes
 
 
-def _import_parts(destination: DocumentTable, losses: Losses) -> dict[str, dict[str, Any]]:
+def _import_parts(destination: DocumentTable, converter: Converter) -> dict[str, dict[str, Any]]:
     parts: dict[str, dict[str, Any]] = {}
     traffic = destination.table_or_empty("trafficPolicy")
     detection = traffic.table("outlierDetection")
-    breaker = None if detection is None else _import_breaker(detection, losses)
+    breaker = None if detection is None else _import_breaker(detection, converter)
     if breaker is not None:
         parts["breaker"] = breaker
     budget = traffic.table("retryBudget")
     if budget is not None:
-        parts["budget"] = _import_budget(budget, losses)
+        parts["budget"] = _import_budget(budget, converter)
     pool = traffic.table_or_empty("connectionPool")
     http = pool.table_or_empty("http")
     limit = http.count("http2MaxRequests", 0)
     if limit:
         parts["limiter"] = {"kind": "in-flight", "limit": limit}
     for table in (http, pool, traffic, destination):
-        losses.add_unread(table, *_ADDRESS_KEYS)
+        converter.report_unread(table, *_ADDRESS_KEYS)
     return parts
 
 
-def _import_breaker(detection: DocumentTable, losses: Losses) -> dict[str, Any] | None:
+def _import_breaker(detection: DocumentTable, converter: Converter) -> dict[str, Any] | None:
     consecutive_5xx = detection.count("consecutive5xxErrors", 5)
     gateway_errors = detection.count("consecutiveGatewayErrors", 0)
     detection.get("interval")  # marked as read: consecutive errors eject at once
     detection.get("maxEjectionPercent")
     open_for = detection.seconds("baseEjectionTime") or 30.0
-    losses.add_unread(detection)
+    converter.report_unread(detection)
     limits = [limit for limit in (consecutive_5xx, gateway_errors) if limit]
     if not limits:
         return None
     consecutive = min(limits)
     if consecutive != consecutive_5xx:
         effect = "imported as consecutive failures of any kind, not only 502, 503 and 504"
-        losses.add(detection.path_of("consecutiveGatewayErrors"), gateway_errors, effect)
+        converter.report(detection.path_of("consecutiveGatewayErrors"), gateway_errors, effect)
     effect = "the breaker opens for the whole dependency, for twice as long each time"
-    losses.add(detection.path, "per host", effect)
+    converter.report(detection.path, "per host", effect)
     return {
         # With a failure rate of 1, the breaker does not open before `consecutive` failures.
         "failure_rate": 1.0,
@@ -267,12 +268,12 @@ def _import_breaker(detection: DocumentTable, losses: Losses) -> dict[str, Any] 
     }
 
 
-def _import_budget(budget: DocumentTable, losses: Losses) -> dict[str, Any]:
+def _import_budget(budget: DocumentTable, converter: Converter) -> dict[str, Any]:
     percent = budget.number("percent", 20.0)
     minimum = budget.count("minRetryConcurrency", 3)
     effect = f"imported as a fraction of the calls in 10 s, plus {minimum} retries per second"
-    losses.add(budget.path, f"{percent:g} %, {minimum}", effect)
-    losses.add_unread(budget)
+    converter.report(budget.path, f"{percent:g} %, {minimum}", effect)
+    converter.report_unread(budget)
     return {
         "kind": "ratio",
         "ratio": min(1.0, max(0.001, percent / 100)),

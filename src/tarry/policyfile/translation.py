@@ -1,8 +1,8 @@
-"""Losses, and functions that exporters and importers share.
+"""What the exporters to other systems and the importers from them share.
 
-A loss is a setting that one of the two systems, tarry and the other system, lacks or treats
-differently. Every loss is reported to the user; none is dropped silently. A ceiling is the upper
-bound of a delay, before jitter.
+They translate a defence (a policy or hedging, with breaker, budget and limiter). A difference is a
+setting that either tarry or the other system lacks, or that the two treat differently. The user
+sees every difference. A ceiling is the delay of a retry before jitter.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tarry.policyfile.documents import DocumentTable, format_proto_duration, rou
 if TYPE_CHECKING:
     from tarry.core.hedging import Hedging
 
-SCHEDULE_LOST = "THE SCHEDULE CANNOT BE EXPRESSED"
+INEXPRESSIBLE_SCHEDULE = "THE SCHEDULE CANNOT BE EXPRESSED"
 DEFAULT_RETRY_SHARE = 0.2
 DEFAULT_MIN_RETRIES_IN_FLIGHT = 3
 """Defaults of Envoy and Istio; the share is also the default of the Gateway API."""
@@ -35,13 +35,13 @@ _MAX_LISTED_DELAYS = 4
 _COMMON_MULTIPLIER = 2
 """The multiplier of exponential backoff in systems that have no setting for it."""
 _CRITICAL_RATIO, _MIN_CRITICAL_S = 10, 60.0
-"""The schedule counts as lost when the longer of two total waits, tarry's and the other system's,
-is at least 60 s and 10 times the shorter one."""
+"""The other system cannot express the schedule if one of the two total waits, tarry's and its own,
+is at least 60 s and at least 10 times as long as the other."""
 _THROTTLED_STATUS, _THROTTLED_CODE = 429, "RESOURCE_EXHAUSTED"
 
 
 class Severity(IntEnum):
-    """How serious a loss is; the most serious losses are reported first."""
+    """How serious a difference is; the user sees the most serious differences first."""
 
     CRITICAL = 0
     """The translated policy is a different policy."""
@@ -53,8 +53,8 @@ class Severity(IntEnum):
     """Small differences: rounding, and effects of default values."""
 
 
-class Loss(NamedTuple):
-    """A setting that a system lacks or treats differently, and the effect, as a text for users."""
+class Difference(NamedTuple):
+    """A setting that a system lacks or treats differently; `effect` is a text for users."""
 
     field: str
     value: object
@@ -65,31 +65,31 @@ class Loss(NamedTuple):
         return f"{self.field} = {format_value(self.value)}: {self.effect}"
 
 
-class Losses(list[Loss]):
-    """The losses of one translation; `system` is the name of the other system in their texts.
+class Converter:
+    """Converts settings between tarry and another system, and collects the differences.
 
-    The methods that convert a value add a loss where the conversion changes the meaning.
+    `system` is the name of the other system, as it appears in the texts.
     """
 
     def __init__(self, system: str) -> None:
-        super().__init__()
         self.system = system
+        self.differences: list[Difference] = []
 
-    def add(
+    def report(
         self, field: str, value: object, effect: str, severity: Severity = Severity.TIMING
     ) -> None:
-        """Add one loss; the arguments are those of `Loss`."""
-        self.append(Loss(field, value, effect, severity))
+        """Add one difference."""
+        self.differences.append(Difference(field, value, effect, severity))
 
-    def add_unread(self, table: DocumentTable, *ignored: str) -> None:
-        """Add a loss for each key of a table that was not read, except for keys in `ignored`."""
+    def report_unread(self, table: DocumentTable, *ignored: str) -> None:
+        """Report each key of a table that the importer did not read, unless it is in `ignored`."""
         for key, value in table.unread().items():
             if key not in ignored:
                 effect = "left out: a policy of tarry has no such setting"
-                self.add(table.path_of(key), value, effect)
+                self.report(table.path_of(key), value, effect)
 
-    def add_for_delays(self, policy: Policy, system_delays: list[float], retries: int) -> None:
-        """Add a loss when the other system, with `retries` retries, has different delays."""
+    def report_delays(self, policy: Policy, system_delays: list[float], retries: int) -> None:
+        """Report that the other system, which makes `retries` retries, has different delays."""
         if policy.jitter == "decorrelated":
             return
         delays, max_retries = first_ceilings(policy), policy.max_attempts - 1
@@ -102,11 +102,11 @@ class Losses(list[Loss]):
                 f"{format_duration(max(delays))} apart at most"
             )
             effect = (
-                f"{SCHEDULE_LOST}: {self.system} makes {retries} within "
+                f"{INEXPRESSIBLE_SCHEDULE}: {self.system} makes {retries} within "
                 f"{format_duration(system_total)}, {format_duration(max(system_delays))} apart at "
                 "most, and gives up"
             )
-            self.add("schedule", schedule, effect, Severity.CRITICAL)
+            self.report("schedule", schedule, effect, Severity.CRITICAL)
         elif any(
             not isclose(delay, system_delay, rel_tol=1e-6)
             for delay, system_delay in zip(delays, system_delays, strict=False)
@@ -115,31 +115,31 @@ class Losses(list[Loss]):
                 f"{self.system} waits up to {_format_delays(system_delays)}, where tarry has "
                 f"{_format_delays(delays)}"
             )
-            self.add(*_field_of_difference(policy), effect)
+            self.report(*_field_of_difference(policy), effect)
 
-    def round_to_ms(self, field: str, seconds: float) -> float:
-        """Return seconds rounded to whole milliseconds; add a loss when that changes the value."""
+    def round_duration(self, field: str, seconds: float) -> float:
+        """Return seconds rounded to whole milliseconds; report it if that changes the value."""
         result = round_to_ms(seconds)
         if result != seconds:
             effect = f"rounded to whole milliseconds: {result:g} s"
-            self.add(field, seconds, effect, Severity.DETAIL)
+            self.report(field, seconds, effect, Severity.DETAIL)
         return result
 
-    def format_proto_duration(self, field: str, seconds: float) -> str:
+    def format_rounded(self, field: str, seconds: float) -> str:
         """Return seconds, rounded to whole milliseconds, in the format of proto3 JSON."""
-        return format_proto_duration(field, self.round_to_ms(field, seconds))
+        return format_proto_duration(field, self.round_duration(field, seconds))
 
     def convert_call_timeout(self, policy: Policy) -> float | None:
-        """Return the timeout of the whole call: the total budget, with a loss, or None.
+        """Return the timeout of a whole call, or None if the policy has none.
 
-        If the policy has one attempt, a shorter timeout of the attempt is that of the call.
+        It is the total budget or, if the policy has one attempt, a shorter attempt timeout.
         """
         only_attempt_timeout = policy.attempt_timeout if policy.max_attempts == 1 else None
         total = policy.total_budget
         if total is None or (only_attempt_timeout is not None and only_attempt_timeout <= total):
             return only_attempt_timeout
         stops = "stops a running attempt when the time is over"
-        self.add("total_budget", total, f"{self.system} {stops}; tarry lets it finish")
+        self.report("total_budget", total, f"{self.system} {stops}; tarry lets it finish")
         return total
 
     def apply_call_timeout(self, policy: Policy, timeout: float | None, path: str) -> Policy:
@@ -156,56 +156,58 @@ class Losses(list[Loss]):
             "no attempt starts after it, but tarry lets a running attempt finish: "
             f"at most {format_duration(timeout + attempt_timeout)} in total"
         )
-        self.add(path, timeout, effect)
+        self.report(path, timeout, effect)
         return policy.replace(total_budget=timeout, attempt_timeout=attempt_timeout)
 
-    def add_for_throttling(self, policy: Policy, throttling: str | None, failure: str) -> None:
-        """Add the losses of `throttled_delay` and `ignore_retried_below`: only tarry has them.
+    def report_throttling(self, policy: Policy, throttling: str | None, failure: str) -> None:
+        """Report `throttled_delay` and `ignore_retried_below`, which only tarry has.
 
-        In the text, `throttling` stands for throttled failures, and `failure` for any failure.
-        `throttling` is None when the policy does not retry throttled failures.
+        `throttling` and `failure` are the words for a throttled and for any failure in the text.
+        `throttling` is None if the policy does not retry throttled failures.
         """
         throttled_ceilings = first_ceilings(policy, throttled=True)
         if throttling is not None and throttled_ceilings != first_ceilings(policy):
             effect = f"does not wait longer after {throttling} than after any other {failure}"
-            self.add("throttled_delay", policy.throttled_delay, f"{self.system} {effect}")
+            self.report("throttled_delay", policy.throttled_delay, f"{self.system} {effect}")
         if not policy.ignore_retried_below:
             effect = f"{self.system} also retries calls that a layer below has already retried"
-            self.add("ignore_retried_below", policy.ignore_retried_below, effect, Severity.DETAIL)
+            self.report(
+                "ignore_retried_below", policy.ignore_retried_below, effect, Severity.DETAIL
+            )
 
-    def add_for_proxy(self, policy: Policy) -> None:
-        """Add the losses of every system that is a proxy."""
+    def report_proxy_behaviour(self, policy: Policy) -> None:
+        """Report what every proxy does differently."""
         effect = f"{self.system} also retries POST: restrict the route to idempotent methods"
-        self.add("repeatable", "per call", effect, Severity.LOAD)
+        self.report("repeatable", "per call", effect, Severity.LOAD)
         has_own_codes = policy.retryable_codes != RETRYABLE_CODES  # not the default
         retries_throttled = _THROTTLED_STATUS in policy.retryable_statuses or (
             has_own_codes and _THROTTLED_CODE in policy.retryable_codes
         )
-        self.add_for_throttling(policy, "throttling" if retries_throttled else None, "failure")
+        self.report_throttling(policy, "throttling" if retries_throttled else None, "failure")
 
-    def add_for_codes(self, policy: Policy, supported: frozenset[str]) -> None:
-        """Add the loss of gRPC codes that the other system lacks, unless the codes are defaults."""
+    def report_codes(self, policy: Policy, supported: frozenset[str]) -> None:
+        """Report retryable gRPC codes that the other system lacks, unless they are the default."""
         unsupported = policy.retryable_codes - supported - {"OK"}
         if unsupported and policy.retryable_codes != RETRYABLE_CODES:
             effect = f"{self.system} cannot retry on these codes"
-            self.add("retryable_codes", unsupported, effect, Severity.LOAD)
+            self.report("retryable_codes", unsupported, effect, Severity.LOAD)
 
-    def add_for_hint(self, path: str, hint: str, behaviour: str, max_hint: float) -> None:
-        """Add the loss of a server's hint; `behaviour` is what the other system does with it."""
+    def report_hint(self, path: str, hint: str, behaviour: str, max_hint: float) -> None:
+        """Report the use of a hint of the server; `behaviour` is that of the other system."""
         effect = f"{behaviour}; tarry waits for up to {format_duration(max_hint)}, or gives up"
-        self.add(path, hint, effect)
+        self.report(path, hint, effect)
 
-    def add_for_breaker(self, defence: Defence, cause: str) -> None:
-        """Add the loss of a breaker that is left out of the export."""
+    def report_left_out_breaker(self, defence: Defence, cause: str) -> None:
+        """Report that the export leaves out the breaker, if there is one."""
         if defence.breaker is not None:
             breaker = defence.breaker or "its defaults"
-            self.add("breaker", breaker, f"left out: {cause}", Severity.LOAD)
+            self.report("breaker", breaker, f"left out: {cause}", Severity.LOAD)
 
-    def add_for_limiter(self, defence: Defence) -> None:
-        """Add the loss of a limiter that is left out of the export."""
+    def report_left_out_limiter(self, defence: Defence) -> None:
+        """Report that the export leaves out the limiter, if there is one."""
         if defence.limiter is not None:
             effect = f"left out: {self.system} has no such limiter"
-            self.add("limiter.kind", defence.limiter["kind"], effect, Severity.LOAD)
+            self.report("limiter.kind", defence.limiter["kind"], effect, Severity.LOAD)
 
     def convert_budget(self, defence: Defence) -> tuple[float, int] | None:
         """Return the limit of retries in flight for Envoy and Istio: percentage and minimum."""
@@ -219,26 +221,26 @@ class Losses(list[Loss]):
             f"{self.system} counts requests in flight: retries are at most {percent:g} % of all "
             f"requests, but {minimum} can always be in flight"
         )
-        self.add("budget.kind", budget.kind, effect, Severity.LOAD)
+        self.report("budget.kind", budget.kind, effect, Severity.LOAD)
         return percent, minimum
 
-    def by_severity(self) -> tuple[Loss, ...]:
-        """Return the losses, the most serious first; equally serious losses keep their order."""
-        return tuple(sorted(self, key=lambda loss: loss.severity))
+    def sorted_differences(self) -> tuple[Difference, ...]:
+        """Return the differences, the most serious first."""
+        return tuple(sorted(self.differences, key=lambda difference: difference.severity))
 
 
 class Exported(NamedTuple):
-    """The documents for another system, as plain values, and the losses, most serious first."""
+    """The documents for another system (dicts to write as YAML or JSON), and the differences."""
 
     documents: tuple[dict[str, Any], ...]
-    losses: tuple[Loss, ...]
+    differences: tuple[Difference, ...]
 
 
 class Imported(NamedTuple):
-    """The defence from a document of another system, and the losses."""
+    """The defence from a document of another system, and the differences."""
 
     defence: Defence
-    losses: tuple[Loss, ...]
+    differences: tuple[Difference, ...]
     imported_fields: tuple[str, ...] = ()
     """The fields of the policy that the document sets."""
 

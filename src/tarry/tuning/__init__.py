@@ -6,13 +6,13 @@ the current and the proposed `Defence`: a policy, or hedging, with breaker, budg
 
 from tarry.tuning.attempt_log import AttemptLog, LoggedAttempt, read_attempt_log
 from tarry.tuning.comparison import Comparison, compare_policies
-from tarry.tuning.evidence import AttemptOdds, Evidence, HedgeEstimate, Outage, analyze_log
+from tarry.tuning.evidence import AttemptSuccessRate, Evidence, HedgeEstimate, Outage, analyze_log
 from tarry.tuning.proposal import Proposal, propose
 from tarry.tuning.rules import Suggestion
 
 __all__ = [
     "AttemptLog",
-    "AttemptOdds",
+    "AttemptSuccessRate",
     "Comparison",
     "Evidence",
     "HedgeEstimate",

@@ -59,10 +59,10 @@ _LESS_IS_BETTER = (
 
 
 class Comparison(NamedTuple):
-    """The results with the current (old) and the proposed (new) defence, and the simulated load."""
+    """The simulated results of the current and the proposed defence, and the simulated load."""
 
-    old: Summary
-    new: Summary
+    current: Summary
+    proposed: Summary
     duration: float
     """The simulated time of each run, in seconds."""
     rate: float
@@ -73,21 +73,21 @@ class Comparison(NamedTuple):
 
 
 def compare_policies(
-    evidence: Evidence, old: Defence, new: Defence, *, seed: int = 0
+    evidence: Evidence, current: Defence, proposed: Defence, *, seed: int = 0
 ) -> Comparison | None:
     """Simulate both defences under the same conditions; None if the log is too small."""
     if len(evidence.success_durations) < MIN_SUCCESSES or not evidence.calls:
         return None
     # A hedged call has no attempt timeout, so a hanging attempt would never end.
-    may_hang = old.hedging is None and new.hedging is None
-    old_scenario = build_scenario(evidence, old, may_hang=may_hang)
-    new_scenario = build_scenario(evidence, new, may_hang=may_hang)
-    server = old_scenario.servers["server"]
+    may_hang = current.hedging is None and proposed.hedging is None
+    current_scenario = build_scenario(evidence, current, may_hang=may_hang)
+    proposed_scenario = build_scenario(evidence, proposed, may_hang=may_hang)
+    server = current_scenario.servers["server"]
     return Comparison(
-        old=simulate(old_scenario, seed=seed),
-        new=simulate(new_scenario, seed=seed),
-        duration=old_scenario.duration,
-        rate=old_scenario.clients.rate,
+        current=simulate(current_scenario, seed=seed),
+        proposed=simulate(proposed_scenario, seed=seed),
+        duration=current_scenario.duration,
+        rate=current_scenario.clients.rate,
         outages=len(server.failures),
         concurrency=server.concurrency or 0,
     )
@@ -117,23 +117,23 @@ def build_scenario(evidence: Evidence, defence: Defence, *, may_hang: bool = Tru
     )
 
 
-def describe_changes(old: Summary, new: Summary) -> str:
+def describe_changes(current: Summary, proposed: Summary) -> str:
     """Describe which metrics got worse and which got better; small changes are left out."""
     better: list[str] = []
     worse: list[str] = []
-    gain = new.success_rate - old.success_rate
-    rates = _format_change(old.success_rate, new.success_rate, "%")
+    gain = proposed.success_rate - current.success_rate
+    rates = _format_change(current.success_rate, proposed.success_rate, "%")
     if gain > _MIN_SUCCESS_RATE_CHANGE:
         better.append(f"more calls succeed: {rates}")
     if gain < -_MIN_SUCCESS_RATE_CHANGE:
-        worse.append(f"fewer calls succeed: {rates}{_describe_cause(old, new)}")
+        worse.append(f"fewer calls succeed: {rates}{_describe_cause(current, proposed)}")
     for name, unit, min_change, decrease, increase in _LESS_IS_BETTER:
-        old_value, new_value = float(getattr(old, name)), float(getattr(new, name))
+        before, after = float(getattr(current, name)), float(getattr(proposed, name))
         limits = {"rel_tol": _MIN_RELATIVE_CHANGE, "abs_tol": min_change}
-        if isnan(old_value + new_value) or isclose(old_value, new_value, **limits):
+        if isnan(before + after) or isclose(before, after, **limits):
             continue
-        texts, prefix = (better, decrease) if new_value < old_value else (worse, increase)
-        texts.append(f"{prefix} {_format_change(old_value, new_value, unit)}")
+        texts, prefix = (better, decrease) if after < before else (worse, increase)
+        texts.append(f"{prefix} {_format_change(before, after, unit)}")
     sentences = (
         "The proposal loses calls in this simulation." if gain < -_MAX_MINOR_LOSS else "",
         f"Worse: {'; '.join(worse)}." if worse else "",
@@ -192,16 +192,17 @@ def _failures(evidence: Evidence, duration: float, *, may_hang: bool) -> tuple[F
     return tuple(failures)
 
 
-def _format_change(old: float, new: float, unit: str) -> str:
-    return f"{format_value(old, unit)} → {format_value(new, unit)}"
+def _format_change(before: float, after: float, unit: str) -> str:
+    return f"{format_value(before, unit)} → {format_value(after, unit)}"
 
 
-def _describe_cause(old: Summary, new: Summary) -> str:
-    """Return a clause with the stop reason whose number of calls has grown most."""
-    growth = {reason: count - old.reasons.get(reason, 0) for reason, count in new.reasons.items()}
+def _describe_cause(current: Summary, proposed: Summary) -> str:
+    """Return a clause with the stop reason whose number of calls grows most, or an empty text."""
+    before, after = current.reasons, proposed.reasons
+    growth = {reason: count - before.get(reason, 0) for reason, count in after.items()}
     reason = max(growth, key=growth.__getitem__, default=None)
     if reason is None or growth[reason] <= 0:
         return ""
     cause = "no attempts are left" if reason == Reason.ATTEMPTS else Reason(reason).description
-    counts = f"{old.reasons.get(reason, 0):,} → {new.reasons[reason]:,}"
+    counts = f"{before.get(reason, 0):,} → {after[reason]:,}"
     return f", because more calls end where {cause}: {counts}"

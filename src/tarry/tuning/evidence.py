@@ -79,11 +79,11 @@ class Outage(NamedTuple):
         return self.end - self.start
 
 
-class AttemptOdds(NamedTuple):
-    """How often the attempt with this number succeeded, over all calls that made it."""
+class AttemptSuccessRate(NamedTuple):
+    """How often the attempts with one attempt number succeeded."""
 
     number: int
-    tries: int
+    attempts: int
     successes: int
     low: float
     high: float
@@ -91,8 +91,8 @@ class AttemptOdds(NamedTuple):
 
     @property
     def share(self) -> float:
-        """The share of the tries that succeeded."""
-        return self.successes / self.tries
+        """The share of the attempts that succeeded."""
+        return self.successes / self.attempts
 
 
 class HedgeEstimate(NamedTuple):
@@ -127,10 +127,10 @@ class Evidence:
     """The durations of healthy attempts that failed, without permanent failures."""
     call_durations: Sequence[float]
     """The durations of successful calls, including the waits between attempts."""
-    odds: tuple[AttemptOdds, ...]
-    """The odds of each attempt number, from all attempts."""
-    healthy_odds: tuple[AttemptOdds, ...]
-    """The odds of each attempt number, from healthy attempts."""
+    attempt_success_rates: tuple[AttemptSuccessRate, ...]
+    """The success rate of each attempt number, over all attempts."""
+    healthy_attempt_success_rates: tuple[AttemptSuccessRate, ...]
+    """The success rate of each attempt number, over healthy attempts."""
     healthy_calls: int
     """Calls that started outside outages."""
     healthy_retries: int
@@ -205,8 +205,8 @@ def analyze_log(log: AttemptLog) -> Evidence:
         success_durations=success_durations,
         failure_durations=_durations(log, in_outage, failed=True),
         call_durations=array("d", sorted(call_durations)),
-        odds=_count_odds(log, excluded=bytes(len(log))),
-        healthy_odds=_count_odds(log, excluded=in_outage),
+        attempt_success_rates=_success_rates(log, excluded=bytes(len(log))),
+        healthy_attempt_success_rates=_success_rates(log, excluded=in_outage),
         healthy_calls=healthy_calls,
         healthy_retries=healthy_retries,
         retries=retries,
@@ -314,16 +314,16 @@ def _group_calls(log: AttemptLog) -> Iterator[tuple[int, int, int]]:
         yield first, last, retries
 
 
-def _count_odds(log: AttemptLog, excluded: Sequence[int]) -> tuple[AttemptOdds, ...]:
-    tries: Counter[int] = Counter()
+def _success_rates(log: AttemptLog, excluded: Sequence[int]) -> tuple[AttemptSuccessRate, ...]:
+    attempts: Counter[int] = Counter()
     successes: Counter[int] = Counter()
     for number, kind, is_excluded in zip(log.numbers, log.kinds, excluded, strict=True):
         if not is_excluded:
-            tries[number] += 1
+            attempts[number] += 1
             successes[number] += kind == _SUCCESS
     return tuple(
-        AttemptOdds(number, count, successes[number], *wilson_interval(successes[number], count))
-        for number, count in sorted(tries.items())
+        AttemptSuccessRate(number, n, successes[number], *wilson_interval(successes[number], n))
+        for number, n in sorted(attempts.items())
     )
 
 
@@ -349,14 +349,14 @@ def required_samples(q: float) -> int:
     return ceil(MIN_SAMPLES_BEYOND / (1 - q) - _ROUNDING_ERROR / (1 - q))
 
 
-def wilson_interval(successes: int, tries: int) -> tuple[float, float]:
+def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
     """Return Wilson's confidence interval of a success rate; it is accurate even near 0 and 1."""
-    if not tries:
+    if not trials:
         return 0.0, 1.0
-    share, z_squared = successes / tries, Z_SCORE * Z_SCORE
-    centre = share + z_squared / (2 * tries)
-    spread = Z_SCORE * sqrt(share * (1 - share) / tries + z_squared / (4 * tries * tries))
-    divisor = 1 + z_squared / tries
+    share, z_squared = successes / trials, Z_SCORE * Z_SCORE
+    centre = share + z_squared / (2 * trials)
+    spread = Z_SCORE * sqrt(share * (1 - share) / trials + z_squared / (4 * trials * trials))
+    divisor = 1 + z_squared / trials
     return max(0.0, (centre - spread) / divisor), min(1.0, (centre + spread) / divisor)
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from tarry.simulator.metrics import Summary
     from tarry.tuning.comparison import Comparison
-    from tarry.tuning.evidence import Evidence
+    from tarry.tuning.evidence import AttemptSuccessRate, Evidence
     from tarry.tuning.rules import Suggestion
 
 _DELAY_FIELDS = ("initial_delay", "max_delay")
@@ -48,16 +48,16 @@ _MAX_OUTAGE_SHARE = 0.9
 """The highest share of attempts in outages without a warning. It is high, because retries multiply
 the attempts of an outage."""
 _JSON_QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p99.5": 0.995, "p99.9": 0.999}
+_JSON_KEYS = {"attempts": "tries", "basis": "evidence"}  # where they differ from the attribute
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """The suggestions, and the defence that results from them."""
+    """The suggestions, with the current defence and the proposed one that contains them."""
 
     suggestions: tuple[Suggestion, ...]
     current: Defence
-    defence: Defence
-    """The proposed defence."""
+    proposed: Defence
     warnings: tuple[str, ...] = ()
     """Possible mistakes in the log or in the latency target."""
 
@@ -86,8 +86,8 @@ def propose(
         hedging = replace(current.hedging, after=hedge_suggestion.proposed)
         if latency_target is not None:
             warnings.append("a hedged call has no total_budget: the latency target has no effect")
-        defence = Defence(hedging=hedging, **parts)
-        return Proposal((hedge_suggestion, budget_suggestion), current, defence, tuple(warnings))
+        proposed = Defence(hedging=hedging, **parts)
+        return Proposal((hedge_suggestion, budget_suggestion), current, proposed, tuple(warnings))
     policy = current.policy
     suggestions: list[Suggestion] = []
     for rule in _POLICY_RULES:
@@ -101,8 +101,8 @@ def propose(
         parts["budget"] = current.budget
     else:
         suggestions.append(budget_suggestion)
-    defence = Defence(policy, **parts)
-    return Proposal((*suggestions, hedge_suggestion), current, defence, tuple(warnings))
+    proposed = Defence(policy, **parts)
+    return Proposal((*suggestions, hedge_suggestion), current, proposed, tuple(warnings))
 
 
 def to_json(evidence: Evidence, proposal: Proposal, comparison: Comparison | None = None) -> str:
@@ -119,7 +119,7 @@ def to_json(evidence: Evidence, proposal: Proposal, comparison: Comparison | Non
             "failure_rate": evidence.failure_rate,
             "retry_ratio": evidence.healthy_retry_ratio,
             "max_concurrency": evidence.max_concurrency,
-            "odds": [odds._asdict() for odds in evidence.odds],
+            "odds": list(map(_to_dict, evidence.attempt_success_rates)),
             "outages": [
                 {"start": outage.start, "end": outage.end, "share": outage.share}
                 for outage in evidence.outages
@@ -127,8 +127,8 @@ def to_json(evidence: Evidence, proposal: Proposal, comparison: Comparison | Non
             "hedges": [hedge._asdict() for hedge in evidence.hedges],
         },
         "warnings": list(proposal.warnings),
-        "suggestions": [suggestion._asdict() for suggestion in proposal.suggestions],
-        "policy": proposal.defence.to_dict(),
+        "suggestions": list(map(_to_dict, proposal.suggestions)),
+        "policy": proposal.proposed.to_dict(),
     }
     if comparison is not None:
         data["simulated"] = {
@@ -136,9 +136,9 @@ def to_json(evidence: Evidence, proposal: Proposal, comparison: Comparison | Non
             "rate": comparison.rate,
             "outages": comparison.outages,
             "concurrency": comparison.concurrency,
-            "old": _metrics(comparison.old),
-            "new": _metrics(comparison.new),
-            "changes": describe_changes(comparison.old, comparison.new),
+            "old": _metrics(comparison.current),
+            "new": _metrics(comparison.proposed),
+            "changes": describe_changes(comparison.current, comparison.proposed),
         }
     return json.dumps(data, indent=2, allow_nan=False)
 
@@ -184,6 +184,10 @@ def _latency_target_warnings(evidence: Evidence, target: float) -> Iterator[str]
             f"a latency target of {format_duration(target)} is shorter than "
             f"{format_percent(missed)} of the healthy attempts ({found}): these cannot end in time"
         )
+
+
+def _to_dict(item: AttemptSuccessRate | Suggestion) -> dict[str, Any]:
+    return {_JSON_KEYS.get(name, name): value for name, value in item._asdict().items()}
 
 
 def _quantiles(ordered: Sequence[float]) -> dict[str, float]:

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
     from tarry.core.policy import Policy
     from tarry.policyfile.defence import Defence
-    from tarry.tuning.evidence import AttemptOdds, Evidence
+    from tarry.tuning.evidence import AttemptSuccessRate, Evidence
 
 
-MIN_TRIES = 200
-"""The tries that are needed to estimate how often an attempt succeeds."""
-MIN_CLEAR_TRIES = 30
-"""Enough tries to keep an attempt, if even the lower bound of its success rate is high enough."""
+MIN_ATTEMPTS = 200
+"""The attempts that are needed to estimate a success rate or a median."""
+MIN_CLEAR_ATTEMPTS = 30
+"""Enough for an attempt number whose success rate is high enough even at its lower bound."""
 MIN_OUTAGES = 3
 MIN_SUCCESS_RATE = 0.01
 """An attempt with a lower success rate is not worth making."""
@@ -97,7 +97,7 @@ class Suggestion(NamedTuple):
     current: Any
     proposed: Any
     reason: str
-    evidence: str = ""
+    basis: str = ""
     has_enough_data: bool = True
     """False if the log is too small, so that the current value is kept."""
     is_advice: bool = False
@@ -105,11 +105,11 @@ class Suggestion(NamedTuple):
 
 
 def keep_value(
-    field: str, value: Any, reason: str, evidence: str = "", *, has_enough_data: bool = True
+    field: str, value: Any, reason: str, basis: str = "", *, has_enough_data: bool = True
 ) -> Suggestion:
     """Return a suggestion to keep the current value."""
     kept = "left out" if value is None else f"kept at {format_setting(field, value)}"
-    return Suggestion(field, value, value, f"{reason}; {kept}", evidence, has_enough_data)
+    return Suggestion(field, value, value, f"{reason}; {kept}", basis, has_enough_data)
 
 
 def insufficient_data(field: str, value: Any, available: str, required: str) -> Suggestion:
@@ -129,9 +129,9 @@ def suggest_initial_delay(
     field, current, durations = "initial_delay", policy.initial_delay, evidence.success_durations
     if not isinstance(policy.backoff, str):
         return keep_value(field, current, _CUSTOM_BACKOFF_REASON)
-    if len(durations) < MIN_TRIES:
+    if len(durations) < MIN_ATTEMPTS:
         available = format_count(len(durations), "healthy attempt")
-        return insufficient_data(field, current, available, f"{MIN_TRIES} needed for the median")
+        return insufficient_data(field, current, available, f"{MIN_ATTEMPTS} needed for the median")
     round_trip = quantile(durations, 0.5)
     proposed = min(max(round_two_digits(2 * round_trip), MIN_INITIAL_DELAY_S), policy.max_delay)
     reason = "two healthy round trips: the first wait is one, on average"
@@ -154,15 +154,15 @@ def suggest_max_delay(
     if len(lengths) < MIN_OUTAGES:
         available = format_count(len(lengths), "outage")
         return insufficient_data(field, current, available, f"{MIN_OUTAGES} needed for a median")
-    usual = median(lengths)
-    proposed = min(round_two_digits(usual / 4), MAX_MAX_DELAY_S)
+    median_length = median(lengths)
+    proposed = min(round_two_digits(median_length / 4), MAX_MAX_DELAY_S)
     reason = "a quarter of the median outage: no retry comes later after a recovery"
     if latency_target is not None and latency_target < proposed:
         proposed, reason = latency_target, _LATENCY_TARGET_REASON
     if proposed < policy.initial_delay:
         proposed, reason = policy.initial_delay, "no less than initial_delay"
     low, high = format_duration(lengths[0]), format_duration(lengths[-1])
-    basis = f"{len(lengths)} outages of {low} to {high}, median {format_duration(usual)}"
+    basis = f"{len(lengths)} outages of {low} to {high}, median {format_duration(median_length)}"
     return Suggestion(field, current, proposed, reason, basis)
 
 
@@ -170,7 +170,7 @@ def suggest_max_attempts(
     evidence: Evidence, policy: Policy, latency_target: float | None
 ) -> Suggestion:
     """Suggest the number of attempts that succeed often enough; total_budget limits the time."""
-    suggestion = _suggest_by_odds(evidence, policy.max_attempts)
+    suggestion = _suggest_by_success_rate(evidence, policy.max_attempts)
     if latency_target is None or policy.attempt_timeout is None:
         return suggestion
     longest = suggestion.proposed * policy.attempt_timeout
@@ -244,62 +244,64 @@ def suggest_hedging(evidence: Evidence, current: Defence) -> Suggestion:
     return Suggestion(field, current_after, best.percentile, reason, basis, is_advice=is_advice)
 
 
-def _suggest_by_odds(evidence: Evidence, current: int) -> Suggestion:
+def _suggest_by_success_rate(evidence: Evidence, current: int) -> Suggestion:
     field = "max_attempts"
-    all_odds = {odds.number: odds for odds in evidence.odds}
-    healthy_odds = {odds.number: odds for odds in evidence.healthy_odds}
-    last: AttemptOdds | None = None
+    overall_rates = {rate.number: rate for rate in evidence.attempt_success_rates}
+    healthy_rates = {rate.number: rate for rate in evidence.healthy_attempt_success_rates}
+    last: AttemptSuccessRate | None = None
     number = 2
-    while (overall := all_odds.get(number)) is not None and (
-        overall.tries >= MIN_TRIES or number <= current
+    while (overall := overall_rates.get(number)) is not None and (
+        overall.attempts >= MIN_ATTEMPTS or number <= current
     ):
-        odds = _choose_odds(healthy_odds.get(number), overall, len(evidence.outages))
-        if odds is None:
+        rate = _choose_success_rate(healthy_rates.get(number), overall, len(evidence.outages))
+        if rate is None:
             break
-        if odds.high < MIN_SUCCESS_RATE:
-            reason = f"attempt {number} succeeds {format_percent(odds.share)} of the time: drop it"
-            return Suggestion(field, current, number - 1, reason, _format_odds(odds))
-        last = odds
+        if rate.high < MIN_SUCCESS_RATE:
+            reason = f"attempt {number} succeeds {format_percent(rate.share)} of the time: drop it"
+            return Suggestion(field, current, number - 1, reason, _format_success_rate(rate))
+        last = rate
         number += 1
     if number <= current or last is None:
-        where, required = "", f"{MIN_TRIES} needed"
-        tries = overall.tries if overall else 0
-        if tries >= MIN_TRIES:
+        where, required = "", f"{MIN_ATTEMPTS} needed"
+        attempts = overall.attempts if overall else 0
+        if attempts >= MIN_ATTEMPTS:
             where, required = " outside outages", f"{required}, or {MIN_OUTAGES} outages"
-            tries = healthy_odds[number].tries if number in healthy_odds else 0
-        available = f"attempt {number} was made {format_count(tries, 'time')}{where}"
+            attempts = healthy_rates[number].attempts if number in healthy_rates else 0
+        available = f"attempt {number} was made {format_count(attempts, 'time')}{where}"
         return insufficient_data(field, current, available, required)
     if last.low < MIN_SUCCESS_RATE:
         up_to = f"{INTERVAL} up to {format_percent(last.high)}"
-        counts = f"{last.successes:,} of {last.tries:,}"
+        counts = f"{last.successes:,} of {last.attempts:,}"
         reason = f"attempt {last.number} cannot be ruled out: {counts}, {up_to}"
         return Suggestion(field, current, last.number, reason)
     reason = f"attempt {last.number} still succeeds {format_percent(last.share)} of the time"
-    return Suggestion(field, current, last.number, reason, _format_odds(last))
+    return Suggestion(field, current, last.number, reason, _format_success_rate(last))
 
 
-def _choose_odds(
-    healthy: AttemptOdds | None, overall: AttemptOdds, outages: int
-) -> AttemptOdds | None:
-    """Return the odds that decide whether an attempt is worth making; None for too little data.
+def _choose_success_rate(
+    healthy: AttemptSuccessRate | None, overall: AttemptSuccessRate, outage_count: int
+) -> AttemptSuccessRate | None:
+    """Return the rate that decides whether an attempt is worth making; None for too little data.
 
-    The odds outside outages are preferred, because the retry budget limits the cost of retries in
-    an outage. The attempts of one outage fail together and thus count as one sample. So the overall
-    odds can rule out an attempt only if the log has several outages.
+    The rate outside outages is preferred, because the retry budget limits the cost of retries in an
+    outage. The attempts of one outage fail together and thus count as one sample. So the overall
+    rate can rule out an attempt only if the log has several outages.
     """
     if healthy is not None and (
-        healthy.tries >= MIN_TRIES
-        or (healthy.tries >= MIN_CLEAR_TRIES and healthy.low >= MIN_SUCCESS_RATE)
+        healthy.attempts >= MIN_ATTEMPTS
+        or (healthy.attempts >= MIN_CLEAR_ATTEMPTS and healthy.low >= MIN_SUCCESS_RATE)
     ):
         return healthy
-    if overall.tries >= MIN_TRIES and (overall.high >= MIN_SUCCESS_RATE or outages >= MIN_OUTAGES):
+    if overall.attempts >= MIN_ATTEMPTS and (
+        overall.high >= MIN_SUCCESS_RATE or outage_count >= MIN_OUTAGES
+    ):
         return overall
     return None
 
 
-def _format_odds(odds: AttemptOdds) -> str:
-    low, high = format_percent(odds.low), format_percent(odds.high)
-    return f"{odds.successes:,} of {odds.tries:,} ({INTERVAL} {low} to {high})"
+def _format_success_rate(rate: AttemptSuccessRate) -> str:
+    low, high = format_percent(rate.low), format_percent(rate.high)
+    return f"{rate.successes:,} of {rate.attempts:,} ({INTERVAL} {low} to {high})"
 
 
 class ObservedTimeout(NamedTuple):
