@@ -81,7 +81,7 @@ def test_https_to_http_server_suggests_http() -> None:
         done = run_command("tasks", "list", "--server", address.replace("http:", "https:"))
 
     assert (4, "") == (done.code, done.out)
-    assert "; is it http:// and not https://?): start one with" in done.err
+    assert "; does the service use http:// instead?): start one with" in done.err
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,8 @@ def test_greeting_of_a_wildcard_address(tmp_path: Path) -> None:
         first, *rest = greeting.splitlines()
 
     port = first.split()[2].rpartition(":")[2]
-    assert f"tarry serves http://{every}:{port} (API at http://127.0.0.1:{port}/docs)" == first
+    docs_url = f"http://127.0.0.1:{port}/docs"
+    assert f"tarry serves http://{every}:{port} (API documentation: {docs_url})" == first
     assert every not in "".join(rest)
     assert f'"targetUrl": "http://127.0.0.1:{port}/healthz"' in greeting
 

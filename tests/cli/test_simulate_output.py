@@ -84,7 +84,7 @@ def test_show_runs_nothing() -> None:
     """`--show` lists variants and parameters with their values, and runs nothing."""
     result = run(CHECKOUT, "--show", "--set", "duration=1e9")
 
-    assert "--variants (variant): eager, careful" in result.stdout
+    assert "values of variant (for --variants): eager, careful" in result.stdout
     assert re.search(r"clients\.defence\.breaker\.open_for +2\.0", result.stdout)
     assert re.search(r"duration +1000000000\.0", result.stdout)
     assert {"eager", "careful"} == set(

@@ -88,7 +88,7 @@ def test_show_has_the_task_and_its_attempts(ask: Ask, failed: str) -> None:
     assert [failed, "EXHAUSTED"] == [line.split()[-1] for line in facts.splitlines()[:2]]
     assert 'overrides        {"initialDelayMs": 1}' in facts
     heading, first, second = attempts.splitlines()
-    assert ["attempt", "started", "took", "result", "then"] == heading.split()
+    assert ["attempt", "started", "duration", "result", "decision"] == heading.split()
     assert " 503     next after " in first
     assert " 404     stopped: permanent" in second
     assert [failed, [503, 404]] == [
@@ -227,7 +227,7 @@ def test_list(ask: Ask, lane: str, dead_letters: list[str]) -> None:
     told = ask("dead", "list", "--lane", lane, "--limit", "1", "--json").json
 
     heading, *rows = shown.out.splitlines()
-    assert ["task", "reason", "attempts", "died", "target"] == heading.split()
+    assert ["task", "reason", "attempts", "finished", "target"] == heading.split()
     assert [[letter, "permanent", "1"] for letter in dead_letters] == [
         row.split()[:3] for row in rows
     ]

@@ -1,4 +1,4 @@
-"""The command line. The dependencies of a command are imported only when the command runs."""
+"""The `tarry` command line. A command's dependencies are imported only when the command runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run `tarry`; `exit_codes` lists the exit codes."""
+    """Run the `tarry` command and exit; `tarry.cli.exit_codes` lists the exit codes."""
     try:
         for name in ("rich", "typer"):
             import_module(name)
@@ -22,11 +22,11 @@ def main() -> None:
     from tarry.cli.app import app
     from tarry.cli.exit_codes import EXIT_INTERRUPTED, error_message, exit_code_of
 
-    # sys.exit raises SystemExit, which also stops the worker processes of a simulation.
+    # On SIGTERM raise SystemExit, so that a simulation stops its worker processes.
     signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(128 + signal.SIGTERM))
     try:
         app(prog_name="tarry")
-        sys.stdout.flush()  # inside the try block: a closed pipe raises here, not at exit
+        sys.stdout.flush()  # so that a closed pipe raises here, not when Python exits
     except TarryError as error:
         from tarry.cli.output import to_printable_line
 

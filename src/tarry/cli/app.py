@@ -23,8 +23,8 @@ HELP = (
     "To tarry: to wait before going on. A library, a service and a simulator that share one "
     "retry policy engine.\n\n"
     "The library retries calls in production. The service stores calls durably and retries them "
-    "until they succeed. The simulator runs the same code to show, before production, how a "
-    "policy affects a failing dependency."
+    "until they succeed or their policy stops them. The simulator runs the same code to show, "
+    "before production, how a policy affects a failing dependency."
 )
 EXAMPLES = """\
 [bold]Examples[/bold]
@@ -71,7 +71,7 @@ def tarry(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """Handle the options that precede the name of the command, such as --version."""
+    """Accept the options that precede the name of the command: only --version."""
 
 
 def _add_command(panel: str, example: str, command: Callable[..., None]) -> None:
@@ -97,7 +97,7 @@ _add_command(_POLICY_PANEL, "tarry tune attempts.csv --out policy.toml", tune)
 
 
 def _unwrap_help(group: typer.Typer) -> None:
-    """Join the lines of each help paragraph, so that it is wrapped at the terminal's width."""
+    """Join the lines of each help paragraph, so that typer can wrap the paragraph."""
     for command in group.registered_commands:
         paragraphs = (getdoc(command.callback) or "").split("\n\n")
         command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)

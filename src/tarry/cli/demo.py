@@ -1,4 +1,4 @@
-"""`tarry demo`: run a service and failing targets, and show twelve calls being retried."""
+"""`tarry demo`: run a service and failing targets, and show how twelve calls are retried."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from tarry.client import Client
     from tarry.wire.tasks import AttemptLog, RetryTask
 
-_TIMEOUT_S = 60.0
+_WATCH_TIMEOUT_S = 60.0
 _POLL_INTERVAL_S = 0.1
 _READY_PREFIX = "tarry serves "
-"""Start of the line that `tarry serve` prints when it is ready; the address follows."""
+"""`tarry serve` prints this text and its address when it is ready."""
 
 DROP_CONNECTION = "drop"
-"""Scripted response whose connection is closed before the announced body is sent."""
+"""Scripted response: close the connection before the body that Content-Length announces is sent."""
 TOO_MANY_REQUESTS = "429"
-"""Scripted response that is sent with a Retry-After header."""
+"""Scripted response: status 429 with a Retry-After header."""
 RETRY_AFTER_S = 1
 
 MAX_ATTEMPTS = 4
@@ -50,7 +50,7 @@ RESPONSES_BY_PATH: dict[str, tuple[str, ...]] = {
     "/mail/11": ("500",),
     "/mail/12": ("503",) * MAX_ATTEMPTS,
 }
-"""Failure responses for each path; all later requests to the path are answered with 200.
+"""Scripted failures of each path, in order; later requests to the path are answered with 200.
 
 The first segment of a path selects one of three servers, because so many failures of a single
 server would open its breaker.
@@ -59,10 +59,10 @@ DEAD_LETTER_PATH = "/mail/12"
 
 
 def demo() -> None:
-    """Run a service, failing targets and twelve calls, and show how the calls are retried.
+    """Start a service and failing targets, add twelve calls, and show how they are retried.
 
-    One call becomes a dead letter, is explained and replayed. The demo takes about ten seconds,
-    needs no network and leaves no files.
+    One call becomes a dead letter, which the demo explains and replays. The demo takes about ten
+    seconds, needs no network and leaves no files.
     """
     from tempfile import TemporaryDirectory
 
@@ -85,28 +85,28 @@ def demo() -> None:
         print_text("The targets are fixed now, and `tarry dead replay` replays the call:")
         targets.is_fixed = True
         client.replay()
-        board.watch([DEAD_LETTER_PATH], replays=1)
+        board.watch([DEAD_LETTER_PATH], min_replays=1)
         _print_summary(targets, board)
 
 
 class TaskBoard:
-    """Shows the calls, which are tasks: as a live table, or with `as_lines` a line per attempt."""
+    """Shows the tasks of the calls in a live table or, with `as_lines`, as a line per attempt."""
 
     def __init__(self, client: Client, *, as_lines: bool) -> None:
         self._client = client
         self._as_lines = as_lines
-        self._last_shown_number: dict[str, int] = {}
-        self._last_attempts: dict[str, AttemptLog] = {}
+        self._last_attempt_number: dict[str, int] = {}
+        self._last_attempt: dict[str, AttemptLog] = {}
         self.tasks: dict[str, RetryTask] = {}
         """Each task by the path of its target URL."""
 
-    def watch(self, paths: Iterable[str], replays: int = 0) -> None:
-        """Show calls until each has finished and has been replayed at least `replays` times."""
+    def watch(self, paths: Iterable[str], min_replays: int = 0) -> None:
+        """Show calls until each has finished and has been replayed at least `min_replays` times."""
         from rich.live import Live
 
         from tarry.client.api import FINISHED_STATUSES
 
-        deadline = environment.now() + _TIMEOUT_S
+        deadline = environment.now() + _WATCH_TIMEOUT_S
         live = Live(console=console(), auto_refresh=False)
         with nullcontext() if self._as_lines else live:
             while True:
@@ -115,12 +115,12 @@ class TaskBoard:
                 if not self._as_lines:
                     live.update(self._table(watched), refresh=True)
                 if all(
-                    task.status in FINISHED_STATUSES and task.replays >= replays
+                    task.status in FINISHED_STATUSES and task.replays >= min_replays
                     for task in watched.values()
                 ):
                     return
                 if environment.now() > deadline:
-                    raise NotFinished(f"the calls have not finished within {_TIMEOUT_S:g} s")
+                    raise NotFinished(f"the calls have not finished within {_WATCH_TIMEOUT_S:g} s")
                 environment.blocking_sleep(_POLL_INTERVAL_S, None)
 
     def _update(self) -> None:
@@ -128,13 +128,13 @@ class TaskBoard:
         for task in self._client.tasks():
             path = "/" + task.target_url.split("/", 3)[3]
             self.tasks[path] = task
-            last_shown = self._last_shown_number.get(path, 0)
-            if task.attempt_number <= last_shown:
+            last_number = self._last_attempt_number.get(path, 0)
+            if task.attempt_number <= last_number:
                 continue
             for step in self._client.explain(task).steps:
-                if step.attempt_number > last_shown:
-                    self._last_shown_number[path] = step.attempt_number
-                    self._last_attempts[path] = step.attempt
+                if step.attempt_number > last_number:
+                    self._last_attempt_number[path] = step.attempt_number
+                    self._last_attempt[path] = step.attempt
                     if self._as_lines:
                         print_text(f"{call_name(path)}: {step.text}")
 
@@ -142,7 +142,7 @@ class TaskBoard:
         now = environment.unix_time()
         rows: list[tuple[object, ...]] = []
         for path, task in watched.items():
-            attempt = self._last_attempts.get(path)
+            attempt = self._last_attempt.get(path)
             result = "" if attempt is None else attempt_result(attempt)
             next_attempt = time_until(task.next_attempt_at, now)
             rows.append((call_name(path), task.status, task.attempt_number, next_attempt, result))
@@ -169,7 +169,7 @@ def _enqueue_calls(client: Client, targets: FlakyTargets) -> None:
 
 
 def _print_summary(targets: FlakyTargets, board: TaskBoard) -> None:
-    """Print the number of attempts; raise `NotFinished` unless each call arrived with one key."""
+    """Print a summary; raise `NotFinished` if a call failed or was sent with several keys."""
     undelivered = [
         call_name(path) for path in RESPONSES_BY_PATH if board.tasks[path].status != "SUCCEEDED"
     ]
@@ -177,14 +177,14 @@ def _print_summary(targets: FlakyTargets, board: TaskBoard) -> None:
         call_name(path) for path, keys in targets.idempotency_keys.items() if len(set(keys)) != 1
     ]
     if undelivered or sent_with_several_keys:
-        msg = f"not delivered: {undelivered}; sent with more than one key: {sent_with_several_keys}"
+        msg = f"not delivered: {undelivered}; sent with several keys: {sent_with_several_keys}"
         raise NotFinished(msg)
-    requests = sum(map(len, targets.idempotency_keys.values()))
-    retried = sum(len(keys) > 1 for keys in targets.idempotency_keys.values())
+    attempt_count = sum(map(len, targets.idempotency_keys.values()))
+    retried_count = sum(len(keys) > 1 for keys in targets.idempotency_keys.values())
     print_text("")
     print_text(
-        f"All {len(RESPONSES_BY_PATH)} calls were delivered, in {requests} attempts: {retried} "
-        "were retried, each with one idempotency key."
+        f"All {len(RESPONSES_BY_PATH)} calls were delivered, in {attempt_count} attempts: "
+        f"{retried_count} were retried, each with one idempotency key."
     )
     print_text("Try it yourself: `tarry serve --dev` in one terminal, `tarry send URL` in another.")
 
@@ -218,7 +218,7 @@ class FlakyTargets:
     """HTTP servers that send the scripted responses of each path, and then only 200."""
 
     def __init__(self, responses: Mapping[str, Sequence[str]]) -> None:
-        # Imported here, because the help of the commands must not load it.
+        # Imported here, so that `tarry --help` does not load the HTTP server.
         from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
         self._responses = responses
@@ -226,7 +226,7 @@ class FlakyTargets:
         self.is_fixed: bool = False
         """If True, every request is answered with 200."""
         self.idempotency_keys: dict[str, list[str]] = {path: [] for path in responses}
-        """Idempotency key of each received request, by path."""
+        """Idempotency keys of the received requests, in order, by path."""
         targets = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -260,7 +260,7 @@ class FlakyTargets:
         return f"http://127.0.0.1:{self._servers[_server_name(path)].server_port}{path}"
 
     def next_response(self, path: str, idempotency_key: str) -> str:
-        """Record a request, and return its scripted response."""
+        """Record the key of a request, and return the scripted response."""
         with self._lock:
             keys = self.idempotency_keys.setdefault(path, [])
             keys.append(idempotency_key)

@@ -14,33 +14,33 @@ EXIT_INTERRUPTED = 130
 
 EXIT_CODES = {
     0: "success",
-    EXIT_FAILED: "the task or the assertion failed, or the task's state does not allow the command",
+    EXIT_FAILED: "a task or assertion failed, a wait timed out, or the state forbids the command",
     EXIT_INVALID: "an argument, option, file or API key is invalid",
     EXIT_NOT_FOUND: "the task, policy, API key or downstream does not exist",
-    EXIT_SERVICE_ERROR: "the service is unreachable or overloaded, or it failed",
+    EXIT_SERVICE_ERROR: "the service did not start, cannot be reached, is overloaded or failed",
     EXIT_INTERRUPTED: "interrupted with Ctrl-C",
 }
 """The meaning of each exit code, for `--help` and docs/cli.md."""
 
-_CODE_BY_ERROR: tuple[tuple[tuple[type[TarryError], ...], int], ...] = (
+_EXIT_CODE_RULES: tuple[tuple[tuple[type[TarryError], ...], int], ...] = (
     ((errors.NotFound,), EXIT_NOT_FOUND),
     ((errors.Conflict, errors.NotFinished), EXIT_FAILED),
     ((errors.InvalidRequest, errors.NotAuthorized), EXIT_INVALID),
     ((errors.ServiceError, StoreUnavailable, Overloaded), EXIT_SERVICE_ERROR),
 )
-"""Exit code of error types. The first match counts: subclasses precede `ServiceError`."""
+"""Error types and their exit code. The first match counts, so subclasses precede their bases."""
 
 
 def exit_code_of(error: TarryError) -> int:
     """Return the exit code for an error."""
-    for error_types, code in _CODE_BY_ERROR:
+    for error_types, code in _EXIT_CODE_RULES:
         if isinstance(error, error_types):
             return code
     return EXIT_INVALID  # most errors of other types are caused by the user's input
 
 
 def error_message(error: TarryError) -> str:
-    """Return the message for an error: what is wrong and, if known, what to do about it."""
+    """Return what is wrong and, if known, what to do about it."""
     if not isinstance(error, errors.ServiceError):
         return str(error)
     message = error.detail or str(error)

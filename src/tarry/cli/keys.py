@@ -40,7 +40,7 @@ ConfigOption = Annotated[
 
 app: typer.Typer = typer.Typer(
     name="keys",
-    help="Create, list and revoke API keys. Run this on the machine of the store.",
+    help="Create, list and revoke API keys. Run these commands where the store's file is.",
     no_args_is_help=True,
 )
 
@@ -50,7 +50,7 @@ def create(
     tenant: Annotated[
         str, typer.Option(help="Tenant of the key. Tenants see only their own tasks.")
     ],
-    name: Annotated[str, typer.Option(help="Description of the key, for `tarry keys list`.")] = "",
+    name: Annotated[str, typer.Option(help="Name of the key, shown by `tarry keys list`.")] = "",
     store_url: StoreOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -61,13 +61,15 @@ def create(
 
     from tarry.service.api.auth import make_key
 
-    secret, api_key = make_key(tenant, str(uuid7()), name)
-    _run_with_store(store_url, config, lambda store: store.put_api_key(api_key), can_create=True)
+    key, record = make_key(tenant, str(uuid7()), name)
+    _run_with_store(
+        store_url, config, lambda store: store.put_api_key(record), create_if_missing=True
+    )
     if as_json:
-        print_json({"id": api_key.id, "tenant": tenant, "name": name, "key": secret})
+        print_json({"id": record.id, "tenant": tenant, "name": name, "key": key})
         return
-    typer.echo(secret)
-    typer.echo(f"key {api_key.id} of tenant {tenant}; it is not shown again", err=True)
+    typer.echo(key)
+    typer.echo(f"key {record.id} of tenant {tenant}; it is not shown again", err=True)
 
 
 @app.command("list", epilog=example_epilog("tarry keys list --tenant shop"))
@@ -77,24 +79,24 @@ def list_(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List keys with their ids, revoked keys included. The secrets cannot be shown."""
+    """List keys with their ids, including revoked keys. The keys themselves cannot be shown."""
     now = environment.unix_time()
 
-    def row(api_key: dict[str, Any]) -> tuple[object, ...]:
-        *texts, created_at, revoked_at = api_key.values()
+    def to_row(fields: dict[str, Any]) -> tuple[object, ...]:
+        *texts, created_at, revoked_at = fields.values()
         return (*texts, time_since(created_at, now), time_since(revoked_at, now))
 
-    api_keys = [
+    listed_keys = [
         {
-            "id": api_key.id,
-            "tenant": api_key.tenant,
-            "name": api_key.name,
-            "createdAt": api_key.created_at,
-            "revokedAt": api_key.revoked_at,
+            "id": record.id,
+            "tenant": record.tenant,
+            "name": record.name,
+            "createdAt": record.created_at,
+            "revokedAt": record.revoked_at,
         }
-        for api_key in _run_with_store(store_url, config, lambda store: store.list_api_keys(tenant))
+        for record in _run_with_store(store_url, config, lambda store: store.list_api_keys(tenant))
     ]
-    print_list(api_keys, ("key", "tenant", "name", "created", "revoked"), row, as_json=as_json)
+    print_list(listed_keys, ("id", "tenant", "name", "created", "revoked"), to_row, as_json=as_json)
 
 
 @app.command(epilog=example_epilog("tarry keys revoke 0199c0de-0000-7000-8000-000000000000"))
@@ -117,9 +119,9 @@ def _run_with_store(
     config: Path | None,
     work: Callable[[Store], Awaitable[T]],
     *,
-    can_create: bool = False,
+    create_if_missing: bool = False,
 ) -> T:
-    """Return the result of `work(store)`; if not `can_create`, a missing store file is an error."""
+    """Return the result of `work(store)`; a missing file is an error unless `create_if_missing`."""
     import asyncio
 
     from tarry.service.app import make_store
@@ -129,7 +131,7 @@ def _run_with_store(
     if url == "memory:":
         rule = "must be sqlite:PATH, because a memory: store exists only inside its service"
         raise ConfigurationError("--store", rule)
-    if url.startswith("sqlite:") and not can_create and not sqlite_path(url).exists():
+    if url.startswith("sqlite:") and not create_if_missing and not sqlite_path(url).exists():
         msg = f"--store: {sqlite_path(url)} does not exist. Is this the store of your service?"
         raise ConfigurationError(msg)
     store = make_store(url)

@@ -1,6 +1,6 @@
 """Watch a service: `tarry downstreams` (the hosts of targets), `tarry tail` and `tarry top`.
 
-`tarry downstreams` also pauses, resumes and resets a downstream, named by its lane (its queue).
+A downstream is named by its lane (the queue of its tasks). It can be paused, resumed and reset.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ def downstreams(
     api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the targets' hosts with state, backlog and latency; or pause, resume or reset one."""
+    """List the downstreams (hosts of targets), or pause, resume or reset one of them."""
     if action is not None:
         check_one_of("the first argument", action, ACTIONS)
         if lane is None:
-            rule = f"is required: the downstream to {action}. `tarry downstreams` lists all"
+            rule = f"is required: the downstream to {action}; `tarry downstreams` lists all of them"
             raise ConfigurationError("LANE", rule)
         with connect(server, api_key) as client:
             methods = {"pause": client.pause, "resume": client.resume, "reset": client.reset}
@@ -71,12 +71,12 @@ def downstreams(
         return
     with connect(server, api_key) as client:
         listed = list(islice(client.downstreams(), limit))
-    empty = "none yet: a downstream is created with the first task for its host"
-    output.print_list(listed, _HEADINGS, _downstream_row, as_json=as_json, if_empty=empty)
+    if_empty = "none yet: a downstream is created with the first task for its host"
+    output.print_list(listed, _HEADINGS, _downstream_row, as_json=as_json, if_empty=if_empty)
 
 
 def _downstream_row(downstream: DownstreamInfo) -> tuple[object, ...]:
-    local = downstream.local
+    local = downstream.local  # statistics of the service process that responded
     return (
         downstream.lane,
         downstream.state,
@@ -101,9 +101,9 @@ def tail(
     with connect(server, api_key) as client:
         for event in client.events():
             if as_json:
-                fields = output.to_builtins(event).items()
-                present = {name: value for name, value in fields if value is not None}
-                output.print_json(present, indent=None)
+                fields = output.to_builtins(event)
+                fields = {name: value for name, value in fields.items() if value is not None}
+                output.print_json(fields, indent=None)
             else:
                 _print_event(event)
 
@@ -115,10 +115,9 @@ def _print_event(event: ServiceEvent) -> None:
     line = Text(f"{time:12}  ", style="dim")
     style = _EVENT_STYLES.get(event.kind, "not dim")
     line.append(f"{output.to_printable_line(event.kind):10}  ", style=style)
-    parts = [event.task_id or "", event.lane or "", event_details(event)]
-    line.append(
-        "  ".join(output.to_printable_line(part) for part in parts if part), style="not dim"
-    )
+    texts = [event.task_id or "", event.lane or "", event_details(event)]
+    details = "  ".join(output.to_printable_line(text) for text in texts if text)
+    line.append(details, style="not dim")
     output.console().print(line, soft_wrap=True)
 
 
@@ -139,17 +138,17 @@ def event_details(event: ServiceEvent) -> str:
 REFRESH_INTERVAL_S = 1.0
 _MAX_DOWNSTREAMS = 1_000
 """Maximum number of downstreams to fetch; the busiest of them are shown."""
-_LINES_AROUND_ROWS = 5
-"""Lines of the terminal that the rows of downstreams cannot use."""
+_LINES_OUTSIDE_ROWS = 5
+"""Terminal lines that the rows of downstreams cannot use."""
 _SAMPLE = re.compile(r"(retry_\w+)\{([^}]*)\} (\S+)")
-"""Line of the Prometheus text format: metric, labels and value."""
+"""Line of the Prometheus text format, with its metric, labels and value."""
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _LABEL_OF_METRIC = {
     "retry_tasks": "status",
     "retry_attempts_total": "outcome",
     "retry_task_outcomes_total": "outcome",
 }
-"""Metrics to show, and for each the label whose values are shown separately."""
+"""Metrics to show, each with the label by which its values are added up."""
 
 
 class Snapshot(NamedTuple):
@@ -158,16 +157,16 @@ class Snapshot(NamedTuple):
     at: float
     """Monotonic seconds."""
     metrics: dict[str, dict[str, float]]
-    """Values of each metric in `_LABEL_OF_METRIC`, by the value of its label."""
+    """Values by metric, and by value of the metric's label in `_LABEL_OF_METRIC`."""
     downstreams: list[DownstreamInfo]
-    has_rates: bool = True
-    """Whether the service exposes attempt counters, which only an operator's key can read."""
+    has_counters: bool = True
+    """Whether the response has the counters of attempts, which only an operator's key can read."""
 
 
 def top(
     server: ServerOption = DEFAULT_SERVER, api_key: ApiKeyOption = None, as_json: JsonOption = False
 ) -> None:
-    """Show tasks by status, rates and the busiest downstreams, once a second.
+    """Show the number of tasks, rates and the busiest downstreams, once a second.
 
     Runs until Ctrl-C. Without a terminal, prints one table. With --json, each line is a snapshot.
     """
@@ -175,23 +174,23 @@ def top(
 
     terminal = output.console()
     with connect(server, api_key) as client:
-        pairs = pairwise(_snapshots(client, server, api_key))
+        snapshot_pairs = pairwise(_snapshots(client, server, api_key))
         if as_json:
-            for previous, current in pairs:
+            for previous, current in snapshot_pairs:
                 output.print_json(summarize(previous, current), indent=None)
         elif not terminal.is_terminal:
-            terminal.print(_render(*next(pairs), max_rows=_MAX_DOWNSTREAMS))
+            terminal.print(_render(*next(snapshot_pairs), max_rows=_MAX_DOWNSTREAMS))
         else:
             with Live(console=terminal, auto_refresh=False, screen=True) as live:
-                for previous, current in pairs:
-                    max_rows = terminal.height - _LINES_AROUND_ROWS
+                for previous, current in snapshot_pairs:
+                    max_rows = terminal.height - _LINES_OUTSIDE_ROWS
                     live.update(_render(previous, current, max_rows), refresh=True)
 
 
 def summarize(previous: Snapshot, current: Snapshot) -> dict[str, Any]:
-    """Return task counts, rates per second where known, and downstreams, for `--json`."""
+    """Return task counts, rates per second (None without counters) and downstreams."""
     return {
-        "tasks": {name: int(count) for name, count in current.metrics["retry_tasks"].items()},
+        "tasks": {status: int(count) for status, count in current.metrics["retry_tasks"].items()},
         "attemptsPerSecond": _rates("retry_attempts_total", previous, current),
         "finishedPerSecond": _rates("retry_task_outcomes_total", previous, current),
         "downstreams": output.to_builtins(current.downstreams),
@@ -218,8 +217,8 @@ def _snapshots(client: Client, server: str, api_key: str | None) -> Iterator[Sna
             key=lambda info: (-info.pending - info.in_flight, -info.dead, info.lane),
         )
         text = _fetch_metrics(server, api_key)
-        has_rates = "retry_attempts_total" in text
-        yield Snapshot(environment.now(), parse_metrics(text), downstreams, has_rates)
+        has_counters = "retry_attempts_total" in text
+        yield Snapshot(environment.now(), parse_metrics(text), downstreams, has_counters)
         environment.blocking_sleep(REFRESH_INTERVAL_S, None)
 
 
@@ -237,15 +236,15 @@ def _fetch_metrics(server: str, api_key: str | None) -> str:
     return response.text
 
 
-def _rates(name: str, previous: Snapshot, current: Snapshot) -> dict[str, float] | None:
-    """Return the increase per second of a counter, by label; None if it cannot be read."""
-    if not current.has_rates:
+def _rates(metric: str, previous: Snapshot, current: Snapshot) -> dict[str, float] | None:
+    """Return the increase of a counter per second, by label; None without counters."""
+    if not current.has_counters:
         return None
     elapsed_s = max(current.at - previous.at, 1e-9)
     # A restart of the service resets its counters, so a negative difference counts as 0.
     return {
-        label: max(0.0, count - previous.metrics[name].get(label, 0.0)) / elapsed_s
-        for label, count in current.metrics[name].items()
+        label: max(0.0, count - previous.metrics[metric].get(label, 0.0)) / elapsed_s
+        for label, count in current.metrics[metric].items()
     }
 
 
@@ -255,10 +254,11 @@ def _render(previous: Snapshot, current: Snapshot, max_rows: int) -> RenderableT
 
     summary = summarize(previous, current)
     tasks = "  ".join(
-        f"{output.to_printable_line(name)} {count:,}" for name, count in summary["tasks"].items()
+        f"{output.to_printable_line(status)} {count:,}"
+        for status, count in summary["tasks"].items()
     )
     rates = "visible only with an operator's key"
-    if current.has_rates:
+    if current.has_counters:
         attempts = _format_rates("attempts", summary["attemptsPerSecond"])
         finished = _format_rates("tasks", summary["finishedPerSecond"])
         rates = f"{attempts or 'no attempts yet'}  {finished}".rstrip()

@@ -30,12 +30,12 @@ LimitOption = Annotated[
 
 
 def example_epilog(command: str) -> str:
-    """Return the last paragraph of a command's help text, which shows an example."""
+    """Return the end of a command's help text, which shows an example."""
     return f"[bold]Example[/bold]\n\n[bold cyan]  {command}[/bold cyan]"
 
 
 def parse_duration(option: str, text: str | None) -> float | None:
-    """Return the seconds of a duration such as 2s, 500ms or 1.5 min; a bare number is seconds."""
+    """Return the seconds of a duration such as 500ms, 2s or 1.5 min; the default unit is s."""
     if text is None:
         return None
     match = _DURATION.fullmatch(text)

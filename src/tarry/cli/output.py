@@ -49,7 +49,7 @@ _UNPRINTABLE = re.compile(
 
 
 def to_printable_line(text: str) -> str:
-    """Return text as one line, with control characters escaped as in Python source."""
+    """Join the lines of a text, and escape control characters as in Python source."""
     one_line = " ".join(text.split())
     return _UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], one_line)
 
@@ -70,7 +70,7 @@ def print_text(text: str) -> None:
 
 
 def print_result(value: object, text: str, *, as_json: bool) -> None:
-    """Print a value as JSON, or without `as_json` the line of text that describes it."""
+    """Print the value as JSON if `as_json`, otherwise the text that describes the value."""
     if as_json:
         print_json(value)
     else:
@@ -80,25 +80,25 @@ def print_result(value: object, text: str, *, as_json: bool) -> None:
 def print_list(
     values: Sequence[T],
     headings: Sequence[str],
-    row: Callable[[T], Sequence[object]],
+    to_row: Callable[[T], Sequence[object]],
     *,
     as_json: bool,
     if_empty: str = "none",
     cut_column: str | None = None,
 ) -> None:
-    """Print values as JSON, or as a table; `row` returns the cells of a value."""
+    """Print values as JSON, or as a table; `to_row` returns the cells of a value."""
     if as_json:
         print_json(values)
     elif not values:
         print_text(if_empty)
     else:
-        console().print(table(headings, map(row, values), cut_column=cut_column))
+        console().print(table(headings, map(to_row, values), cut_column=cut_column))
 
 
 def table(
     headings: Sequence[str], rows: Iterable[Sequence[object]], *, cut_column: str | None = None
 ) -> Table:
-    """Return a table; the column headed `cut_column` is cut at the terminal's edge."""
+    """Return a table; cells of the column `cut_column` are cut off at the terminal's edge."""
     from rich.table import Table
 
     result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
@@ -122,7 +122,7 @@ def report_table() -> Table:
 
 
 def format_cell(value: object) -> Text:
-    """Return a value as text without control characters; states are coloured."""
+    """Return a table cell; task statuses and downstream states are coloured."""
     from rich.text import Text
 
     text = "" if value is None else to_printable_line(str(value))
@@ -130,14 +130,14 @@ def format_cell(value: object) -> Text:
 
 
 def to_builtins(value: object) -> Any:
-    """Return a value of the API as dicts, lists and scalars, with the field names of the API."""
+    """Return a struct of the API as dicts, lists and scalars, with the field names of the API."""
     import msgspec
 
     return msgspec.to_builtins(value)
 
 
 def print_json(value: object, *, indent: int | None = 2) -> None:
-    """Print a JSON document; non-ASCII is escaped, because it may contain control characters."""
+    """Print JSON; non-ASCII characters are escaped, because some of them are control characters."""
     sys.stdout.write(json.dumps(to_builtins(value), indent=indent) + "\n")
     sys.stdout.flush()  # so that the reader of `tarry tail` gets each event at once
 
@@ -150,7 +150,7 @@ def attempt_result(attempt: AttemptLog) -> str:
 
 
 def decision_text(attempt: AttemptLog) -> str:
-    """Return the decision after an attempt as text: when to retry, or why not; empty if done."""
+    """Return when the next attempt starts or why none follows; empty after a success."""
     decision = attempt.decision
     if decision is None or decision.action == "done":
         return ""
@@ -164,32 +164,32 @@ def format_ms(ms: float | None) -> str:
     return "" if ms is None else format_duration(ms / 1000)
 
 
-def time_until(epoch_ms: int | None, now: float) -> str:
-    """Return how far a time is in the future: "in 3 s", "now" if it is past; empty for None."""
+def time_until(epoch_ms: int | None, now_s: float) -> str:
+    """Return the time from now until a time, such as "in 3 s"; empty for None."""
     if epoch_ms is None:
         return ""
-    seconds_left = epoch_ms / 1000 - now
+    seconds_left = epoch_ms / 1000 - now_s
     return f"in {format_duration(seconds_left)}" if seconds_left > 0 else "now"
 
 
-def time_since(epoch_ms: int | None, now: float) -> str:
-    """Return how far a time is in the past, such as "3 s ago"; empty for None."""
+def time_since(epoch_ms: int | None, now_s: float) -> str:
+    """Return the time that has passed since a time, such as "3 s ago"; empty for None."""
     if epoch_ms is None:
         return ""
-    return f"{format_duration(max(0.0, now - epoch_ms / 1000))} ago"
+    return f"{format_duration(max(0.0, now_s - epoch_ms / 1000))} ago"
 
 
 def time_of_day(epoch_ms: int) -> str:
-    """Return the local time of day with milliseconds."""
+    """Return the time of day in the local time zone, with milliseconds."""
     return f"{datetime.fromtimestamp(epoch_ms / 1000).astimezone():%H:%M:%S}.{epoch_ms % 1000:03}"
 
 
 def check_output_path(
     path: Path | None, suffixes: Sequence[str] = (), option: str = "--out"
 ) -> None:
-    """Raise `ConfigurationError`, before a long run, if a file cannot be written.
+    """Raise `ConfigurationError` if a file cannot be written; without `suffixes`, all are allowed.
 
-    Empty `suffixes` allow all suffixes.
+    Called before a long run, whose results would be lost.
     """
     if path is None:
         return

@@ -24,9 +24,9 @@ _MIN_REPORTED_WAIT_S = 1.0
 class _WaitReporter(logging.Handler):
     """Prints the client's log records that explain a long wait.
 
-    It prints all records of `tarry.client`, which logs only lost event streams, and each wait that
-    the service requested with Retry-After. It does not print other retries, because the command
-    prints the last error if all attempts fail.
+    It prints lost event streams, the only records of `tarry.client`, and each wait of at least 1 s
+    that the service requested with Retry-After. It does not print other retries, because the
+    command prints the last error if all attempts fail.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -44,8 +44,8 @@ class _WaitReporter(logging.Handler):
 
 @contextmanager
 def connect(server: str, api_key: str | None) -> Generator[Client]:
-    """Open a client; the error for an unreachable service says how to start the service."""
-    new_client = _open_client(server, api_key)
+    """Open a client; if the service is unreachable, the error says how to start a service."""
+    new_client = _make_client(server, api_key)
     logger = logging.getLogger("tarry")
     logger.addHandler(reporter := _WaitReporter())
     try:
@@ -60,7 +60,7 @@ def connect(server: str, api_key: str | None) -> Generator[Client]:
         logger.removeHandler(reporter)
 
 
-def _open_client(server: str, api_key: str | None) -> Client:
+def _make_client(server: str, api_key: str | None) -> Client:
     from tarry.client import Client
     from tarry.client.transport import require_packages
 
@@ -81,5 +81,5 @@ def _cause_of(server: str, error: Exception) -> str:
     _, _, after_errno = cause.partition("] ")  # "[Errno 111] Connection refused"
     message = (after_errno or cause or "no response").lower()
     if server.startswith("https:") and "SSL" in cause and "CERTIFICATE" not in cause:
-        return f"{message}; is it http:// and not https://?"
+        return f"{message}; does the service use http:// instead?"
     return message

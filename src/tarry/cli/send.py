@@ -48,7 +48,7 @@ def send(
     wait: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", help="Wait for the result; exit with 1 unless it is a success."
+            metavar="TIME", help="Wait up to this time; exit with 1 unless the task succeeds."
         ),
     ] = None,
     server: ServerOption = DEFAULT_SERVER,
@@ -57,8 +57,8 @@ def send(
 ) -> None:
     """Add a task: an HTTP call that the service retries until it succeeds or its policy stops it.
 
-    When the command returns, the task is durable. A body that is a JSON object or array is sent
-    as application/json, unless --header sets another content type.
+    When the command returns, the task is stored durably. A body that is a JSON object or array is
+    sent as application/json, unless --header sets another content type.
     """
     wait_s, delay_s = parse_duration("--wait", wait), parse_duration("--delay", delay)
     headers = _parse_headers(header or [])
@@ -79,7 +79,7 @@ def send(
             key=idempotency_key,
             delay=delay_s,
         )
-        # The service waits only a limited time before it responds; then the client waits.
+        # The service may respond before the end of `wait`; the client polls for the rest.
         remaining_s = 0.0 if wait_s is None else started + wait_s - environment.now()
         if task.status not in FINISHED_STATUSES and remaining_s > 0:
             try:
@@ -104,7 +104,7 @@ def _print_task(task: RetryTask) -> None:
         for line in (task.response.body or "").splitlines():
             print_text(line)
         if task.response.truncated:
-            print_text("... (only the beginning of the response is kept)")
+            print_text("... (the service keeps only the beginning of a response)")
     if task.status == "EXHAUSTED":
         print_text(f"to see why: tarry tasks explain {task.task_id}")
 

@@ -46,7 +46,7 @@ SetOption = Annotated[
     ),
 ]
 _SHUTDOWN_GRACE_S = 5
-"""Time for open connections at shutdown, in addition to `drain_ms` for running attempts."""
+"""Time to close connections at shutdown, in addition to `drain_ms` for running attempts."""
 
 
 def serve(
@@ -60,8 +60,8 @@ def serve(
 ) -> None:
     """Run the retry service: store tasks durably, and deliver each at least once.
 
-    Settings come from flags, then TARRY_* variables, then the file. SIGTERM and Ctrl-C shut down
-    gracefully: running attempts finish, and other leased tasks are released.
+    Flags take precedence over TARRY_* variables, and variables over the file. SIGTERM and Ctrl-C
+    shut down gracefully: running attempts finish, and other leased tasks are released.
     """
     allow_target, is_dev = allow or None, dev or None  # None: not set by a flag
     loaded = _load_settings(
@@ -179,7 +179,7 @@ def _configure_logging(format_: str, level: str) -> None:
     text_formatter = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
     handler.setFormatter(JsonFormatter() if format_ == "json" else text_formatter)
     logging.basicConfig(level=level.upper(), handlers=[handler])
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # the greeting replaces its startup log
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # the greeting replaces uvicorn's
 
 
 def _print_greeting(address: str, loaded: LoadedSettings) -> None:
@@ -190,12 +190,11 @@ def _print_greeting(address: str, loaded: LoadedSettings) -> None:
     settings = loaded.settings
     # Clients cannot connect to a wildcard address, so the loopback address is shown instead.
     local_url = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
-    lines = [f"tarry serves {address} (API at {local_url}/docs)"]
+    lines = [f"tarry serves {address} (API documentation: {local_url}/docs)"]
     lines.append(f"data in {data_location(settings)}")
     if settings.dev:
-        lines.append(
-            "--dev: this machine is allowed as a target; do not use it where others can add tasks"
-        )
+        warning = "do not use --dev where others can add tasks"
+        lines.append(f"--dev: this machine is allowed as a target; {warning}")
     auth_option = ""
     if are_api_keys_required(settings):
         store_option = (
@@ -203,7 +202,7 @@ def _print_greeting(address: str, loaded: LoadedSettings) -> None:
         )
         lines.append(f"requests need an API key: tarry keys create --tenant NAME{store_option}")
         auth_option = " -H 'Authorization: Bearer KEY'"
-    # With --dev the example targets the service itself, so that it succeeds.
+    # With --dev, the target of the example is the service itself, so that the call succeeds.
     task: dict[str, Any] = {"targetUrl": f"{local_url}/healthz", "method": "GET"}
     if not settings.dev:
         task = {"targetUrl": "https://example.com/hook", "body": {"hello": "world"}}

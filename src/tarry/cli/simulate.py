@@ -1,7 +1,7 @@
 """`tarry simulate`: simulate the effect of a retry policy on a failing dependency.
 
-A study is a scenario with its variants (usually policies), parameters and reported metrics. Users
-select it as a scenario. A defence is a policy with its breaker, budget, limiter and hedging.
+A study is a scenario with its variants (usually policies), parameters and reported metrics. The
+help calls it a scenario. A defence is a policy with its breaker, budget, limiter and hedging.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_SWEEP_VALUES = 1_000
 _MIN_SIMILARITY = 0.7
 """Minimum similarity of a suggested name, so high that `budget` does not suggest `total_budget`."""
 _RANGE = re.compile(r"(?P<first>[^.]+(?:\.\d+)?)\.\.(?P<last>[^:]+?)(?::(?P<step>.+))?")
-"""A range with a step, such as `10..200:10`."""
+"""A range such as `10..200:10` (first, last, step); the step is optional."""
 
 
 def simulate(
@@ -38,7 +38,7 @@ def simulate(
         list[str] | None,
         typer.Argument(
             metavar="SCENARIO|FILE",
-            help="Built-in scenario, or scenario file. Without one, the built-in ones are listed.",
+            help="Built-in scenario, or scenario file. Default: list the built-in scenarios.",
         ),
     ] = None,
     compare: Annotated[
@@ -79,7 +79,7 @@ def simulate(
         typer.Option(
             "--assert",
             metavar="CONDITION",
-            help='Exit with 1 unless it holds: "amplification < 1.2", "full: p99 <= 250ms".',
+            help='Exit with 1 unless this holds: "amplification < 1.2", "full: p99 <= 250ms".',
         ),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a self-contained HTML report.")] = None,
@@ -142,7 +142,7 @@ def simulate(
     if not quiet or as_json:
         simulate_output.print_results(results, assertion_results, as_json=as_json)
     for path in (html, png, svg):
-        if path is not None and not quiet:  # to standard error, as standard output may be parsed
+        if path is not None and not quiet:  # standard output may be parsed
             typer.echo(f"written to {to_printable_line(str(path))}", err=True)
     all_hold = simulate_output.report_assertions(assertion_results, quiet=quiet or as_json)
     if not all_hold:
@@ -152,7 +152,7 @@ def simulate(
 def _command_line(
     scenarios: list[str], compare: bool, options: dict[str, list[str] | str | int | None], seed: int
 ) -> str:
-    """Return the command line that reproduces a report."""
+    """Return the command line that produces the same report again."""
     words = ["tarry", "simulate", *scenarios]
     if compare:
         words.insert(2 if len(scenarios) == 1 else 3, "--compare")
@@ -243,7 +243,7 @@ def parse_value(text: str) -> Any:
 
 
 def parse_values(text: str) -> list[Any]:
-    """Return the values of a list such as `1,10,100`, or of a range that includes its end."""
+    """Return the values of a list such as `1,10,100`, or of a range, last value included."""
     match = _RANGE.fullmatch(text.strip())
     if match:
         values = _expand_range(text, match)
@@ -267,7 +267,7 @@ def _expand_range(text: str, match: re.Match[str]) -> list[Any]:
     if count < 1 or step <= 0:
         msg = f"a range has the format first..last:step, such as 10..200:10, got {text!r}"
         raise ConfigurationError(msg)
-    # At most one value more than allowed is built; the caller then rejects the range.
+    # Build at most one value more than allowed, for which the caller rejects the range.
     values = (first + step * index for index in range(min(count, MAX_SWEEP_VALUES + 1)))
     is_integer = first == first.to_integral_value() and step == step.to_integral_value()
     return [int(value) if is_integer else float(value) for value in values]
@@ -292,9 +292,9 @@ def _parse_pairs(
 
 
 def _suggest_parameter(name: str, parameters: Iterable[str]) -> str:
-    """Suggest a name from the same table, or from the nearest enclosing table that exists.
+    """Suggest a parameter in the same table, or in the nearest enclosing table that exists.
 
-    The table of `clients.retry.delay` is `clients.retry`, and its key is `delay`.
+    The table of the parameter `clients.retry.delay` is `clients.retry`, and its key is `delay`.
     """
     names = list(parameters)
     table, _, key = name.rpartition(".")

@@ -1,7 +1,7 @@
 """Output of `tarry simulate`: progress, tables, JSON and failed assertions.
 
-A table of results has key columns, which identify the row (its variant and swept parameters), and
-metric columns.
+A study is a scenario with its variants, parameters and reported metrics. A table of its results has
+key columns, which identify the row (variant and swept parameters), and metric columns.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MIN_KEY_WIDTH = 4
 
 @contextmanager
 def progress_bar(*, hidden: bool) -> Generator[Callable[[int, int], None]]:
-    """Show progress if standard error is a terminal; yield a function that updates it."""
+    """Show a progress bar if standard error is a terminal; yield the function that updates it."""
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -69,7 +69,7 @@ def print_studies(*, as_json: bool) -> None:
     console = Console()
     console.print(table)
     console.print()
-    console.print("To run one: tarry simulate NAME. Its parameters: tarry simulate NAME --show.")
+    console.print("Run one: tarry simulate NAME. List its parameters: tarry simulate NAME --show.")
 
 
 def print_study(study: Study, *, as_json: bool) -> None:
@@ -80,8 +80,8 @@ def print_study(study: Study, *, as_json: bool) -> None:
     console = Console()
     _print_question(console, study)
     variants = ", ".join(to_printable_line(name) for name in study.variants)
-    console.print(Text(f"--variants ({study.variant_parameter}): {variants}"))
-    console.print(Text("--set and --sweep, with the current values:"))
+    console.print(Text(f"values of {study.variant_parameter} (for --variants): {variants}"))
+    console.print(Text("parameters (for --set and --sweep) with their current values:"))
     parameters: list[tuple[str, object, str]] = []
     for name, value in study.parameters.items():
         swept = ", ".join(map(str, study.sweep.get(name, ())))
@@ -91,8 +91,8 @@ def print_study(study: Study, *, as_json: bool) -> None:
         console.print(Text("other settings of the scenario:"))
         scenario = study.build_scenario(Defence(), **study.parameters)
         _print_rows(console, _scenario_settings(scenario))
-    console.print(Text("--assert, and the columns of the table:"))
-    # The descriptions do not apply to a study that defines metrics of its own.
+    console.print(Text("metrics (for --assert) with their column titles in the table:"))
+    # A study may define metrics of its own, which have no description.
     has_standard_metrics = all(column.metric in METRICS for column in study.columns)
     columns: list[tuple[str, object, str]] = []
     for column in study.columns:
@@ -121,13 +121,13 @@ def print_results(
 
 
 def print_sorted_json(value: object) -> None:
-    """Print JSON with sorted keys, so that equal values give equal bytes."""
+    """Print JSON with sorted keys, so that equal results are printed as equal bytes."""
     text = json.dumps(value, sort_keys=True, indent=2, allow_nan=False, default=str)
     sys.stdout.write(f"{text}\n")
 
 
 def report_assertions(results: Sequence[AssertionResult], *, quiet: bool) -> bool:
-    """Print each row that fails an assertion; return True if all assertions hold."""
+    """Print each row that fails an assertion, or that all hold; return whether all hold."""
     failed = [result for result in results if not result.holds]
     for result in failed:
         message = f"{result.assertion.text}, but {result.describe_value()}"
@@ -223,11 +223,11 @@ def _print_rows(console: Console, rows: Iterable[tuple[str, object, str]]) -> No
 
 
 def _scenario_settings(scenario: Scenario) -> Iterable[tuple[str, object, str]]:
-    """Yield name, value and an empty note of each setting except the variants' policies."""
+    """Yield name, value and an empty note of each setting with an effect, except the policy's."""
     arrivals = scenario.clients.arrivals
     hidden_prefixes = ["clients.defence."]
-    for key, arrivals_with_effect in ARRIVALS_BY_KEY.items():
-        if arrivals not in arrivals_with_effect:
+    for key, arrivals_that_use_key in ARRIVALS_BY_KEY.items():
+        if arrivals not in arrivals_that_use_key:
             hidden_prefixes.append(f"clients.{key}")
     for name, value in scenario_parameters(scenario).items():
         if value is not None and not name.startswith(tuple(hidden_prefixes)):
@@ -244,7 +244,7 @@ def row_name(row: StudyRow) -> str:
 
 
 def _key_widths(key_columns: list[_Column], available: int) -> list[int]:
-    """Return the width of each key column; the widest are narrowed if they do not fit."""
+    """Return the width of each key column; the widest columns are narrowed until all fit."""
     widths = [column.min_width for column in key_columns]
     while sum(widths) > available and max(widths) > _MIN_KEY_WIDTH:
         widths[widths.index(max(widths))] -= 1
@@ -278,7 +278,7 @@ def _metric_widths(group: list[_Column], available: int) -> list[int]:
 
 
 def _section_ends(rows: list[StudyRow]) -> list[bool]:
-    """Return for each row whether it is the last of its sweep point, so that a line follows."""
+    """Return for each row whether a line follows: it is the last row of its sweep point."""
     if len({row.variant for row in rows}) == 1:
         return [False] * len(rows)
     return [row.parameters != following.parameters for row, following in pairwise(rows)] + [False]

@@ -40,7 +40,7 @@ LaneFilter = Annotated[
     typer.Option("--lane", help="Only tasks for this downstream; see `tarry downstreams`."),
 ]
 ReasonFilter = Annotated[
-    str | None, typer.Option("--reason", help="Only tasks that ended for this reason.")
+    str | None, typer.Option("--reason", help="Only tasks that finished for this reason.")
 ]
 
 _NO_MATCH = "no dead letters match"
@@ -99,7 +99,7 @@ def show(
     terminal.print(output.table(("task", details.task_id), _properties(details)))
     if attempts:
         terminal.print()
-        headings = ("attempt", "started", "took", "result", "then")
+        headings = ("attempt", "started", "duration", "result", "decision")
         terminal.print(output.table(headings, map(_attempt_row, attempts)))
 
 
@@ -150,7 +150,7 @@ def retry(
         status: str = retried.status
         message = "an attempt is running; if it fails, the policy decides when the next starts"
         if status != "IN_FLIGHT":
-            # The task may still have to wait, because its downstream is paused or fails.
+            # The task may still have to wait, because its downstream is paused or failing.
             explanation = client.explain(retried)
             status, message = explanation.status, explanation.next.text
     output.print_result(retried, f"{retried.task_id} {status}: {message}", as_json=as_json)
@@ -172,7 +172,7 @@ def explanation_lines(text: str, next_step: str) -> list[str]:
 def _print_tasks(
     tasks: Iterator[RetryTask], limit: int, *, as_json: bool, are_dead: bool = False
 ) -> None:
-    """Print up to `limit` tasks or dead letters, and a hint to standard error if there are more."""
+    """Print up to `limit` tasks or dead letters, and a note on standard error if there are more."""
     listed = list(islice(tasks, limit))
     if next(tasks, None) is not None:
         typer.echo(f"only the first {limit} are listed; use --limit to list more", err=True)
@@ -181,12 +181,12 @@ def _print_tasks(
     def row(task: RetryTask) -> tuple[object, ...]:
         target = f"{task.method} {task.target_url}"
         if are_dead:
-            died = output.time_since(task.finished_at, now)
-            return task.task_id, task.reason, task.attempt_number, died, target
+            finished = output.time_since(task.finished_at, now)
+            return task.task_id, task.reason, task.attempt_number, finished, target
         next_attempt = output.time_until(task.next_attempt_at, now)
         return task.task_id, task.status, task.attempt_number, next_attempt, target
 
-    columns = ("reason", "attempts", "died") if are_dead else ("status", "attempts", "next")
+    columns = ("reason", "attempts", "finished") if are_dead else ("status", "attempts", "next")
     headings = ("task", *columns, "target")
     output.print_list(listed, headings, row, as_json=as_json, cut_column="target")
 
@@ -258,8 +258,8 @@ def replay(
 ) -> None:
     """Replay dead letters: all of them, or those that match the options.
 
-    The service does the replay in the background. Tasks keep their ids and idempotency keys.
-    Nothing is started when no dead letter matches.
+    The service replays them in the background. Tasks keep their ids and idempotency keys. If no
+    dead letter matches, no replay is started.
     """
     if task is not None:
         if dry_run or any(value is not None for value in (policy, lane, reason, rate)):
@@ -271,7 +271,7 @@ def replay(
         check_positive("--rate", rate)
     filters: DeadLetterFilter = {"policy": policy, "lane": lane, "reason": reason}
     with connect(server, api_key) as client:
-        # Without matches, a dry run returns the empty result without starting a replay.
+        # Without matches, make a dry run, which returns the empty result and starts no replay.
         is_dry_run = not _count_matches(client, filters) or dry_run
         job = client.replay(**filters, rate=rate, dry_run=is_dry_run).job
     matched = format_count(job.matched, "dead letter")
@@ -313,7 +313,7 @@ def purge(
 
 
 def _count_matches(client: Client, filters: DeadLetterFilter) -> int:
-    """Return the number of matches; if 0, raise `NotFound` for an unknown lane or policy."""
+    """Return the number of matching dead letters; if 0, check that lane and policy exist."""
     count = client.replay(**filters, dry_run=True).matched
     lane, policy = filters.get("lane"), filters.get("policy")
     if count:

@@ -1,7 +1,7 @@
-"""The service's HTTP API: builds the request of each API call and parses the response.
+"""Builds the requests of the service's HTTP API, and parses the responses.
 
 This module sends nothing: `Client` and `AsyncClient` send the requests that `ServiceApi` builds.
-A call that takes several requests is an `Operation`, which a client runs.
+An API call that takes several requests is an `Operation`, which a client runs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Operation: TypeAlias = Generator["ClientRequest[Any] | float", Any, T]
-"""A call that takes several requests, as a generator.
+"""An API call that takes several requests, as a generator.
 
 It yields either a request, which the client sends, or a number of seconds, which the client sleeps.
 For a request, the value of the `yield` expression is the parsed response. The generator's return
@@ -56,13 +56,13 @@ _ERROR_BY_STATUS: dict[int, type[errors.ServiceError]] = {
     503: errors.ServiceUnavailable,
     504: errors.ServiceUnavailable,
 }
-_CONFLICT = 409
-_UNAVAILABLE = 503
-_JSON = {"content-type": "application/json"}
+_CONFLICT_STATUS = 409
+_UNAVAILABLE_STATUS = 503
+_JSON_HEADERS = {"content-type": "application/json"}
 
 _POLL_BACKOFF = Policy(initial_delay=0.05, multiplier=1.5, max_delay=2.0, jitter="equal")
 _MAX_LONG_POLL_S = 20
-"""Short enough for proxies, many of which close a connection that is silent for longer."""
+"""Shorter than the idle timeout of common proxies."""
 _LONG_POLL_MARGIN_S = 0.5
 """A long poll ends this long before the caller's timeout, so that its response still arrives."""
 _MIN_LONG_POLL_S = 1.0
@@ -81,7 +81,7 @@ class ClientRequest(msgspec.Struct, Generic[T], frozen=True):
     headers: dict[str, str] = {}
     content: bytes | None = None
     extra_statuses: frozenset[int] = frozenset()
-    """Statuses other than 2xx that `parse` handles."""
+    """Statuses outside 2xx that `parse` accepts."""
     wait_s: float = 0.0
     """Seconds that the service may wait before it responds (`Prefer: wait`)."""
     read_timeout_s: float | None = None
@@ -102,9 +102,7 @@ class ClientRequest(msgspec.Struct, Generic[T], frozen=True):
     def to_error(self, response: httpx.Response) -> errors.ServiceError:
         """Return the error for an unsuccessful response."""
         status, problem = response.status_code, _parse_problem(response)
-        explanation = (
-            problem.get("detail") or problem.get("title") or "no problem document in the response"
-        )
+        explanation = problem.get("detail") or problem.get("title") or "no problem document"
         header = response.headers.get("retry-after")
         retry_after = None if header is None else parse_retry_after(header, environment.unix_time())
         error_type = _ERROR_BY_STATUS.get(status)
@@ -129,24 +127,21 @@ class ClientRequest(msgspec.Struct, Generic[T], frozen=True):
 
 
 def _parse_problem(response: httpx.Response) -> dict[str, Any]:
-    """Return the members of a problem document; empty for other content, such as a proxy's HTML."""
+    """Return the members of a problem document; empty for other content, such as HTML."""
     try:
         return msgspec.json.decode(response.content, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError):
         return {}
 
 
-def _decode(type_: type[T]) -> Callable[[httpx.Response], T]:
-    """Return a function that decodes the JSON of a response."""
+def _decoder(type_: type[T]) -> Callable[[httpx.Response], T]:
+    """Return a function that decodes the JSON of a response into a type."""
     return lambda response: msgspec.json.decode(response.content, type=type_)
 
 
 def _expect_event_stream(response: httpx.Response) -> None:
     if not is_event_stream(response):
-        msg = (
-            "the response to GET /events is not an event stream. Check that the URL of the client "
-            "is the address of a tarry service."
-        )
+        msg = "the response to GET /events is not an event stream. Check the URL of the client."
         raise errors.ServiceError(msg, status=response.status_code)
 
 
@@ -161,21 +156,21 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class ServiceApi:
-    """Builds requests, and operations of several requests; each docstring describes the effect."""
+    """Builds requests and operations; each docstring describes what the service does with them."""
 
     def enqueue(
         self, url: str, body: Any, wait: float | None, arguments: options.EnqueueOptions
     ) -> ClientRequest[RetryTask]:
         """Add a task, and wait up to `wait` seconds for its result."""
-        options.check_names("enqueue", arguments)
+        options.check_argument_names("enqueue", arguments)
         task = options.task_request(url, body, **arguments)
-        headers = _JSON | _idempotency_header(task.idempotency_key)
+        headers = _JSON_HEADERS | _idempotency_header(task.idempotency_key)
         wait_s = 0 if wait is None else ceil(check_positive("wait", wait))
         if wait_s:
             headers["prefer"] = f"wait={wait_s}"
         content = options.encode_task(task)
         return ClientRequest(
-            "POST", "/retry-tasks", _decode(RetryTask), headers, content, wait_s=wait_s
+            "POST", "/retry-tasks", _decoder(RetryTask), headers, content, wait_s=wait_s
         )
 
     def enqueue_many(
@@ -186,16 +181,16 @@ class ServiceApi:
         try:
             for content in options.task_batches(tasks):
                 # A batch may be retried, because each of its tasks has an idempotency key.
-                headers = _JSON | _idempotency_header()
+                headers = _JSON_HEADERS | _idempotency_header()
                 response = yield ClientRequest(
-                    "POST", "/retry-tasks/batch", _decode(wire.BatchResults), headers, content
+                    "POST", "/retry-tasks/batch", _decoder(wire.BatchResults), headers, content
                 )
                 results += response.results
         except TarryError as error:
             if results:
                 error.add_note(
                     f"tarry: the first {len(results)} tasks were processed before this error. "
-                    "If each task has its own key=, it is safe to send all of them again."
+                    "If each task has its own key=, all of them can be sent again."
                 )
             raise
         return results
@@ -204,48 +199,50 @@ class ServiceApi:
         """Get a task. The service responds when the task has finished or after `wait_s` seconds."""
         path = _task_path(task)
         if not wait_s:
-            return ClientRequest("GET", path, _decode(RetryTask))
+            return ClientRequest("GET", path, _decoder(RetryTask))
         headers = {"prefer": f"wait={wait_s}"}
         return ClientRequest(
-            "GET", path, _decode(RetryTask), headers, wait_s=wait_s, mode="long_poll"
+            "GET", path, _decoder(RetryTask), headers, wait_s=wait_s, mode="long_poll"
         )
 
     def wait(self, task: str | RetryTask, timeout: Duration | None) -> Operation[RetryTask]:
         """Wait until a task has finished."""
         return _poll_until(
             lambda wait_s: self.get(task, wait_s),
-            lambda polled: polled.status in FINISHED_STATUSES,
+            lambda task: task.status in FINISHED_STATUSES,
             timeout,
         )
 
     def tasks(self, cursor: str | None, filters: TaskFilter) -> ClientRequest[Page[RetryTask]]:
         """List tasks."""
         return _page_request(
-            "/retry-tasks", _decode(Page[RetryTask]), cursor, _to_query("tasks", filters)
+            "/retry-tasks", _decoder(Page[RetryTask]), cursor, _to_query("tasks", filters)
         )
 
     def attempts(
         self, cursor: str | None, task: str | RetryTask
     ) -> ClientRequest[Page[wire.AttemptLog]]:
         """List the attempts of a task."""
-        return _page_request(f"{_task_path(task)}/attempts", _decode(Page[wire.AttemptLog]), cursor)
+        return _page_request(
+            f"{_task_path(task)}/attempts", _decoder(Page[wire.AttemptLog]), cursor
+        )
 
     def explain(self, task: str | RetryTask) -> ClientRequest[wire.Explanation]:
         """Get the explanation of why a task was retried or not."""
-        return ClientRequest("GET", f"{_task_path(task)}/explain", _decode(wire.Explanation))
+        return ClientRequest("GET", f"{_task_path(task)}/explain", _decoder(wire.Explanation))
 
     def cancel(self, task: str | RetryTask) -> Operation[RetryTask]:
-        """Cancel a task and return it, also if an earlier attempt of this request cancelled it."""
+        """Cancel a task and return it, even if an earlier request has cancelled it."""
 
         def parse(response: httpx.Response) -> RetryTask | None:
-            if response.status_code != _CONFLICT:
-                return _decode(RetryTask)(response)
+            if response.status_code != _CONFLICT_STATUS:
+                return _decoder(RetryTask)(response)
             if _parse_problem(response).get("taskStatus") == "CANCELLED":
                 return None
             raise request.to_error(response)
 
         request: ClientRequest[RetryTask | None] = ClientRequest(
-            "DELETE", _task_path(task), parse, extra_statuses=frozenset({_CONFLICT})
+            "DELETE", _task_path(task), parse, extra_statuses=frozenset({_CONFLICT_STATUS})
         )
         cancelled: RetryTask | None = yield request
         if cancelled is None:
@@ -256,28 +253,28 @@ class ServiceApi:
         """Make the next attempt of a task now."""
         # Without an idempotency key, the client does not repeat a request that the service may have
         # received. Sent twice, this request could cause two attempts.
-        return ClientRequest("POST", f"{_task_path(task)}/retry", _decode(RetryTask))
+        return ClientRequest("POST", f"{_task_path(task)}/retry", _decoder(RetryTask))
 
     def dead_letters(
         self, cursor: str | None, filters: DeadLetterFilter
     ) -> ClientRequest[Page[RetryTask]]:
         """List dead letters."""
         query = _to_query("dead_letters", filters)
-        return _page_request("/dead-letters", _decode(Page[RetryTask]), cursor, query)
+        return _page_request("/dead-letters", _decoder(Page[RetryTask]), cursor, query)
 
     def purge(self, filters: DeadLetterFilter) -> Operation[int]:
         """Delete all matching dead letters; return how many were deleted."""
         path = _with_query("/dead-letters", _to_query("purge", filters))
         total, has_more = 0, True
         while has_more:  # the service limits the number of dead letters that a request deletes
-            response = yield ClientRequest("DELETE", path, _decode(wire.PurgeResult))
+            response = yield ClientRequest("DELETE", path, _decoder(wire.PurgeResult))
             total += response.purged
             has_more = response.more
         return total
 
     def replay(self, arguments: options.ReplayOptions) -> ClientRequest[ReplayJob]:
-        """Start a replay of dead letters. The request has no idempotency key, as in `retry`."""
-        options.check_names("replay", arguments)
+        """Start a replay of dead letters. Without an idempotency key, for the reason in `retry`."""
+        options.check_argument_names("replay", arguments)
         before, rate = arguments.get("before"), arguments.get("rate")
         replay = wire.ReplayRequest(
             filter=wire.ReplayFilter(
@@ -290,11 +287,13 @@ class ServiceApi:
             dry_run=arguments.get("dry_run", False),
         )
         content = msgspec.json.encode(replay)
-        return ClientRequest("POST", "/dead-letters/replays", _decode(ReplayJob), _JSON, content)
+        return ClientRequest(
+            "POST", "/dead-letters/replays", _decoder(ReplayJob), _JSON_HEADERS, content
+        )
 
     def replays(self) -> ClientRequest[Page[ReplayJob]]:
         """List the latest replays."""
-        return ClientRequest("GET", "/dead-letters/replays", _decode(Page[ReplayJob]))
+        return ClientRequest("GET", "/dead-letters/replays", _decoder(Page[ReplayJob]))
 
     def fetch_or_cancel_replay(
         self, job: ReplayJob, method: Literal["GET", "DELETE"]
@@ -305,24 +304,24 @@ class ServiceApi:
         return job
 
     def wait_for_replay(self, job: ReplayJob, timeout: Duration | None) -> Operation[ReplayJob]:
-        """Wait until a replay has finished; a dry run is returned at once."""
+        """Wait until a replay has finished; return a dry run at once, because it has no id."""
         if job.replay_id is None:
             return job
         request = _replay_request(job.replay_id, "GET")
         return (
             yield from _poll_until(
-                lambda _: request, lambda polled: polled.status != "RUNNING", timeout
+                lambda _wait_s: request, lambda job: job.status != "RUNNING", timeout
             )
         )
 
     def policies(self, cursor: str | None) -> ClientRequest[Page[RetryPolicy]]:
         """List policies."""
-        return _page_request("/retry-policies", _decode(Page[RetryPolicy]), cursor)
+        return _page_request("/retry-policies", _decoder(Page[RetryPolicy]), cursor)
 
     def policy(self, policy_id: str, version: int | None) -> ClientRequest[RetryPolicy]:
         """Get a policy."""
         query = "" if version is None else f"?version={version}"
-        return ClientRequest("GET", _policy_path(policy_id) + query, _decode(RetryPolicy))
+        return ClientRequest("GET", _policy_path(policy_id) + query, _decoder(RetryPolicy))
 
     def put_policy(
         self, policy_id: str, policy: Policy | Mapping[str, Any]
@@ -333,7 +332,9 @@ class ServiceApi:
             raise ConfigurationError("policy_id", rule, policy_id)
         fields = policy_to_service(policy) if isinstance(policy, Policy) else policy
         content = options.encode_mapping("policy", fields)
-        return ClientRequest("PUT", _policy_path(policy_id), _decode(RetryPolicy), _JSON, content)
+        return ClientRequest(
+            "PUT", _policy_path(policy_id), _decoder(RetryPolicy), _JSON_HEADERS, content
+        )
 
     def delete_policy(self, policy_id: str) -> ClientRequest[None]:
         """Delete a policy."""
@@ -341,33 +342,34 @@ class ServiceApi:
 
     def downstreams(self, cursor: str | None) -> ClientRequest[Page[wire.DownstreamInfo]]:
         """List downstreams."""
-        return _page_request("/downstreams", _decode(Page[wire.DownstreamInfo]), cursor)
+        return _page_request("/downstreams", _decoder(Page[wire.DownstreamInfo]), cursor)
 
     def change_lane(
         self, lane: str, action: Literal["pause", "resume", "reset"]
     ) -> ClientRequest[wire.DownstreamInfo]:
-        """Change the state of a lane. The request has an idempotency key, so that it is retried."""
+        """Change the state of a lane. The idempotency key makes the request repeatable."""
         path = f"/downstreams/{_path_segment('lane', lane)}/{action}"
-        return ClientRequest("POST", path, _decode(wire.DownstreamInfo), _idempotency_header())
+        return ClientRequest("POST", path, _decoder(wire.DownstreamInfo), _idempotency_header())
 
     def health(self) -> ClientRequest[Health]:
         """Check the health of the service. Not retried, because "not ready" is a valid result."""
 
         def parse(response: httpx.Response) -> Health:
-            if response.status_code != _UNAVAILABLE:
+            if response.status_code != _UNAVAILABLE_STATUS:
                 return Health(ready=True)
             failing = _parse_problem(response).get("failing")
             if not isinstance(failing, dict):
                 raise request.to_error(response)
+            # The types in a dict from JSON are unknown.
             return Health(ready=False, failing=failing)  # pyright: ignore[reportUnknownArgumentType]
 
         request: ClientRequest[Health] = ClientRequest(
-            "GET", "/readyz", parse, extra_statuses=frozenset({_UNAVAILABLE}), mode="once"
+            "GET", "/readyz", parse, extra_statuses=frozenset({_UNAVAILABLE_STATUS}), mode="once"
         )
         return request
 
     def events(self, mode: SendMode) -> ClientRequest[None]:
-        """Open the event stream. Parsing checks only the headers; the client reads the events."""
+        """Open the event stream. `parse` checks only the headers; the client reads the events."""
         headers, timeout_s = {"accept": "text/event-stream"}, STREAM_READ_TIMEOUT_S
         return ClientRequest(
             "GET", "/events", _expect_event_stream, headers, read_timeout_s=timeout_s, mode=mode
@@ -391,14 +393,14 @@ def _poll_until(
         started_at = environment.now()
         wait_s = max(0.0, min(deadline - started_at - _LONG_POLL_MARGIN_S, _MAX_LONG_POLL_S))
         request = build_request(int(wait_s))
-        polled: T = yield request
-        if is_finished(polled):
-            return polled
+        resource: T = yield request
+        if is_finished(resource):
+            return resource
         now = environment.now()
         remaining_s = deadline - now
         if remaining_s <= 0:
-            status = getattr(polled, "status", None)
-            raise errors.NotFinished(f"{request.path} is still {status}", polled)
+            status = getattr(resource, "status", None)
+            raise errors.NotFinished(f"{request.path} is still {status}", resource)
         if request.wait_s and now - started_at >= _MIN_LONG_POLL_S:
             continue
         pause_count += 1
@@ -427,7 +429,7 @@ def _path_segment_of_id(field: str, id_: str) -> str:
     """Return an id as one segment of a path, percent-encoded.
 
     Raises `NotFound` for an id with a slash, because no id of the service has a slash. No request
-    is sent, because some servers unescape `%2F` and would route it to another path.
+    is sent, because some servers unescape `%2F` and would route the request to another path.
     """
     segment = _path_segment(field, id_)
     if "/" in id_:
@@ -443,8 +445,8 @@ def _with_query(path: str, query: Mapping[str, str | None]) -> str:
 
 
 def _to_query(method: str, filters: TaskFilter | DeadLetterFilter) -> Mapping[str, str | None]:
-    """Return the filters of a client's method as query parameters, with the API's names."""
-    options.check_names(method, filters)
+    """Return the filters of a client's method as query parameters of the API."""
+    options.check_argument_names(method, filters)
     values = cast("Mapping[str, str | None]", filters)
     return {"policyId" if name == "policy" else name: value for name, value in values.items()}
 
@@ -465,9 +467,9 @@ def _page_request(
 
 def _replay_request(replay_id: str, method: str) -> ClientRequest[ReplayJob]:
     path = f"/dead-letters/replays/{_path_segment_of_id('replay_id', replay_id)}"
-    return ClientRequest(method, path, _decode(ReplayJob))
+    return ClientRequest(method, path, _decoder(ReplayJob))
 
 
 def _idempotency_header(key: str | None = None) -> dict[str, str]:
-    """Return the header with which the client may retry a request; by default with a new key."""
+    """Return the header that makes a request repeatable; without `key`, with a new key."""
     return {http.IDEMPOTENCY_KEY_HEADER.lower(): http.format_idempotency_key(key or str(uuid4()))}

@@ -103,9 +103,9 @@ class Client:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
-        trace: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -223,7 +223,7 @@ class Client:
     def events(self) -> Generator[ServiceEvent, None, None]:
         """Iterate over live events from now on.
 
-        Reconnects when the connection is lost; the events in between are then missing.
+        Reconnects when the connection is lost; events before the new connection are missed.
         """
         import httpx
 
@@ -330,9 +330,9 @@ class AsyncClient:
 
     async def __aexit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
-        trace: TracebackType | None,
+        traceback: TracebackType | None,
     ) -> None:
         await self.aclose()
 

@@ -27,7 +27,7 @@ class ServiceError(TarryError):
         self.problem: dict[str, object] = dict(problem or {})
         """Members of the problem document (RFC 9457) in the response; empty if there is none."""
         self.retry_after = retry_after
-        """Seconds to wait before repeating the request; None when unknown."""
+        """Seconds to wait before repeating the request; None without a Retry-After header."""
 
     @property
     def title(self) -> str | None:
@@ -36,12 +36,12 @@ class ServiceError(TarryError):
 
     @property
     def detail(self) -> str | None:
-        """Explanation of this occurrence of the problem."""
+        """What is wrong with this request."""
         return self._problem_text("detail")
 
     @property
     def field(self) -> str | None:
-        """Path of the invalid field, with the API's names; None when the problem names no field."""
+        """Path of the invalid field in the API's JSON, such as `policy.maxAttempts`, if known."""
         return self._problem_text("field")
 
     def _problem_text(self, member: str) -> str | None:
@@ -80,7 +80,7 @@ class TooManyRequests(ServiceError):
 class NotFinished(TarryError, TimeoutError):
     """A task or replay did not finish within the timeout of a wait.
 
-    `last` is the task or replay as last fetched, if it was fetched.
+    `last` is the task or replay as last fetched; None if it was not fetched.
     """
 
     def __init__(self, message: str, last: object = None) -> None:

@@ -32,8 +32,8 @@ _encode = msgspec.json.Encoder().encode
 class EnqueueOptions(TypedDict, total=False):
     """Keyword arguments of `enqueue`.
 
-    `policy` is the name of a stored policy. `key` is the idempotency key of the task and of all its
-    attempts; by default the client generates a key. `delay` or `at` sets the time of the first
+    `policy` is the name of a policy in the service. `key` is the idempotency key of the task and of
+    its attempts; by default the client generates a key. `delay` or `at` sets the time of the first
     attempt. `overrides` changes fields of the policy for this task, under their API names:
     `{"maxAttempts": 3, "totalBudgetMs": 60_000}`. `callback` is the URL that receives the result.
     """
@@ -98,7 +98,7 @@ _ARGUMENT_NAMES: dict[str, tuple[str, ...]] = {
 }
 
 
-def check_names(method: str, arguments: Iterable[str]) -> None:
+def check_argument_names(method: str, arguments: Iterable[str]) -> None:
     """Raise `ConfigurationTypeError` for an argument that the client's method does not have."""
     names = _ARGUMENT_NAMES[method]
     for name in arguments:
@@ -132,11 +132,12 @@ def _to_dict(field: str, value: object) -> dict[str, Any] | None:
         return None
     if not isinstance(value, Mapping):
         raise ConfigurationTypeError(field, "must be a dict", value)
+    # The types of keys and values are unknown.
     return dict(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
 
 def task_request(url: str, body: Any = None, **options: Unpack[EnqueueOptions]) -> RetryTaskRequest:
-    """Return the API's request for the task that the arguments of `enqueue` describe."""
+    """Return the API's representation of the task that the arguments of `enqueue` describe."""
     policy, key = options.get("policy", "default"), options.get("key")
     delay, at = options.get("delay"), options.get("at")
     if not isinstance(policy, str):
@@ -179,7 +180,7 @@ def encode_task(task: RetryTaskRequest) -> bytes:
 
 
 def task_batches(tasks: Iterable[EnqueueArguments]) -> Iterator[bytes]:
-    """Split the tasks into batches within the limits of the service; yield the JSON of each."""
+    """Split the tasks into batches within the limits of the service; yield their JSON."""
     batch: list[Raw] = []
     size = 0
     for index, task in enumerate(tasks):
@@ -201,7 +202,7 @@ def _encode_batch_item(index: int, task: EnqueueArguments) -> bytes:
     if "url" not in task:
         raise ConfigurationTypeError(field, "must have a url")
     try:
-        check_names("enqueue", task)
+        check_argument_names("enqueue", task)
         return encode_task(task_request(**task))
     except ConfigurationError as error:
         if error.field is None:
@@ -210,7 +211,7 @@ def _encode_batch_item(index: int, task: EnqueueArguments) -> bytes:
 
 
 def encode_mapping(field: str, value: Mapping[str, Any]) -> bytes:
-    """Return the JSON of a mapping that the user passed; `field` names the mapping in errors."""
+    """Return the JSON of a mapping that the user passed; `field` is its name in errors."""
     return _encode_json(field, _to_dict(field, value))
 
 

@@ -1,4 +1,4 @@
-"""Code that both clients share: the service's address, transports and the event stream.
+"""Code that both clients share: the service's address, transports and the event parser.
 
 Imports httpx and msgspec only when needed, so that the client classes can be imported without them.
 """
@@ -36,9 +36,9 @@ separate latency statistics, because the service delays its response on purpose.
 retried. `retry_forever`: retried until there is a response.
 """
 
-RETRY_FOREVER = Policy(max_attempts=1_000_000_000, max_delay=10.0)
-"""The policy for reconnecting an event stream. The service was reachable before, so it is expected
-to become reachable again."""
+RECONNECT_POLICY = Policy(max_attempts=1_000_000_000, max_delay=10.0)
+"""Retries the opening of a lost event stream forever. The service was reachable before, so it is
+expected to become reachable again."""
 MAX_RESPONSE_BYTES = 64 << 20
 """More than the largest page of any list. Bounds the memory that one response can use."""
 STREAM_READ_TIMEOUT_S = 60.0
@@ -76,15 +76,15 @@ class ServiceEndpoint:
     ) -> dict[SendMode, HttpClient]:
         """Return an HTTP client for each send mode; all of them share the given transport.
 
-        The modes for requests that are slow on purpose have downstreams of their own, without
-        breaker and budget, so that their latency does not count for the service's other requests.
+        Long polls and event streams are slow on purpose. Their modes have downstreams (statistics)
+        of their own, without breaker and budget, so that they do not affect other requests.
         """
         long_polls, streams = Downstream(f"{self.url}/wait"), Downstream(f"{self.url}/events")
         transports: dict[SendMode, Any] = {
             "retry": retry_class(transport, policy=self.policy),
             "long_poll": retry_class(transport, policy=self.policy, downstream=long_polls),
             "once": transport,
-            "retry_forever": retry_class(transport, policy=RETRY_FOREVER, downstream=streams),
+            "retry_forever": retry_class(transport, policy=RECONNECT_POLICY, downstream=streams),
         }
         return {
             mode: client_class(transport=mode_transport, base_url=self.url, headers=self.headers)
@@ -111,12 +111,12 @@ def _check_url(url: Any) -> str:
         rule = 'must be the address of the service, such as "http://127.0.0.1:8080"'
         raise ConfigurationTypeError("url", rule, url)
     try:
-        parts = urlsplit(url)
-        is_address = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
-        has_extra_parts = parts.query or parts.fragment or "@" in parts.netloc
+        split = urlsplit(url)
+        is_address = split.scheme in {"http", "https"} and split.hostname and split.port != 0
+        has_forbidden_parts = split.query or split.fragment or "@" in split.netloc
     except ValueError:
-        is_address = has_extra_parts = False
-    if not is_address or has_extra_parts:
+        is_address = has_forbidden_parts = False
+    if not is_address or has_forbidden_parts:
         # The value is not shown, because it may be an API key that was passed by mistake.
         rule = (
             "must be the address of the service, such as http://127.0.0.1:8080, with scheme and "
@@ -137,10 +137,10 @@ def _check_api_key(api_key: Any) -> str:
 
 
 class BufferingTransport:
-    """An httpx transport that reads a response completely before it returns it.
+    """An httpx transport that reads a response completely before it returns the response.
 
-    It is used below the retry transport, so that a response which is cut off counts as a failed
-    attempt and is retried. Event streams are not buffered.
+    The retry transport wraps it, so that a response which is cut off counts as a failed attempt and
+    is retried. Event streams are not buffered.
     """
 
     def __init__(self, transport: Any) -> None:
@@ -209,7 +209,7 @@ def _buffered_response(response: httpx.Response, content: bytearray) -> httpx.Re
 
 
 class EventStreamParser:
-    """Parses a stream of server-sent events (HTML standard, 9.2); chunks may end anywhere."""
+    """Parses server-sent events (HTML standard, 9.2); a chunk may end within an event or a line."""
 
     def __init__(self) -> None:
         import msgspec
