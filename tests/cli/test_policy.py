@@ -63,8 +63,8 @@ def test_yaml_has_differences_as_comments(file: Path, to: str) -> None:
     assert [line.partition(": ")[2] for line in comments[1:]] == [
         line.partition(": ")[2] for line in result.stderr.splitlines()
     ]
-    assert f"{to} differs: max_hint = 120: " in result.stderr
-    assert result.stderr.startswith(f"{to} differs: repeatable = per call: ")
+    assert f"different in {to}: max_hint = 120: " in result.stderr
+    assert result.stderr.startswith(f"different in {to}: repeatable = per call: ")
 
 
 def test_documents_are_those_of_the_library(file: Path) -> None:
@@ -82,7 +82,7 @@ def test_grpc_is_json_without_comments(file: Path) -> None:
     expected = to_grpc(DEFENCE, service="a.B", method="C")
     assert expected.documents[0] == json.loads(result.stdout)
     assert [
-        f"grpc differs: {difference}" for difference in expected.differences
+        f"different in grpc: {difference}" for difference in expected.differences
     ] == result.stderr.splitlines()
 
 
@@ -162,8 +162,8 @@ def test_import_of_grpc_prints_toml(file: Path, tmp_path: Path) -> None:
     assert "retryable_statuses" not in result.stdout  # of which a service config says nothing
     expected = DEFENCE.policy.replace(jitter="equal", throttled_delay=0.1, attempt_timeout=2.0)
     assert (expected, DEFENCE.budget) == (read.policy, read.budget)
-    assert result.stdout.startswith("# Written by `tarry policy import --from grpc`.\n# Differs")
-    assert "tarry differs: methodConfig[0].retryPolicy = jitter of 20 %: " in result.stderr
+    assert result.stdout.startswith("# Written by `tarry policy import --from grpc`.\n# Different")
+    assert "different in tarry: methodConfig[0].retryPolicy = jitter of 20 %: " in result.stderr
 
 
 def test_import_of_istio_reads_several_documents(file: Path, tmp_path: Path) -> None:

@@ -70,5 +70,5 @@ def test_terminal_shows_each_difference_once(
     app(command, standalone_mode=False)
 
     shown = capsys.readouterr()
-    assert commented == ("# Differs: " in shown.out)
-    assert (not (commented and terminal)) == (" differs: " in shown.err)
+    assert commented == ("# Different in " in shown.out)
+    assert (not (commented and terminal)) == ("different in " in shown.err)

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from tarry.cli.tune import show_comparison, tune
+from tarry.cli.tune import print_comparison, tune
 from tarry.errors import ConfigurationError
 from tarry.simulator.files import read_defence
 from tarry.tuning.comparison import compare_policies
@@ -99,7 +99,7 @@ def test_the_tables(log: Path) -> None:
     assert "simulated: " in result.stdout
     assert " requests at a time, about twice the concurrency in the log" in result.stdout
     assert "requests per call" in result.stdout
-    assert re.search(r" +in the log +now +proposed\n", result.stdout)
+    assert re.search(r" +in the log +current +proposed\n", result.stdout)
     assert re.search(r"Better: .*fewer\s+requests\s+per\s+call", result.stdout, re.DOTALL)
     assert result.stdout == run(log, "--seed", 3).stdout
 
@@ -153,7 +153,10 @@ def test_too_little_to_simulate_is_reported(small: Path) -> None:
     """37 latencies are too few for a simulation, which is reported."""
     result = run(small, "--latency-target", "2s")
 
-    assert "not simulated: too little data: 37 healthy attempts, 100 needed" in result.stdout
+    assert (
+        "not simulated: too little data: 37 attempts succeeded outside outages, 100 needed"
+        in result.stdout
+    )
 
 
 @pytest.mark.parametrize(
@@ -210,7 +213,7 @@ def test_missing_value_is_a_dash() -> None:
     assert runs is not None
     runs = runs._replace(current=replace(runs.current, p50=nan, p99=nan, p999=nan))
     console = Console(width=80, record=True, file=StringIO())
-    show_comparison(console, evidence, proposal, runs)
+    print_comparison(console, evidence, proposal, runs)
 
     assert 3 == len(re.findall(r"p\S+ of calls +\d\S* ms +- +\d", console.export_text()))
     assert None is json.loads(to_json(evidence, proposal, runs))["simulated"]["old"]["p99"]

@@ -1,7 +1,7 @@
 """`tarry policy`: explain, check, export and import policy files; manage policies of a service.
 
-`export` and `import` write only documents to standard output, so that they can be piped into
-another command.
+`export` and `import` write only documents to standard output, so that it can be piped into another
+command. A defence is a policy with its breaker, budget, limiter and hedging.
 """
 
 from __future__ import annotations
@@ -103,10 +103,10 @@ def list_(
     with connect(server, api_key) as client:
         policies = list(client.policies())
 
-    def row(policy: RetryPolicy) -> list[object]:
+    def to_row(policy: RetryPolicy) -> list[object]:
         return [cell(policy) for cell in _COLUMNS.values()]
 
-    output.print_list(policies, tuple(_COLUMNS), row, as_json=as_json)
+    output.print_list(policies, tuple(_COLUMNS), to_row, as_json=as_json)
 
 
 @app.command(epilog=example_epilog("tarry policy show webhook > webhook.toml"))
@@ -119,7 +119,7 @@ def show(
     api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print a policy of a service as TOML, as `tarry policy apply` accepts it."""
+    """Print a policy of a service as TOML, in the format that `tarry policy apply` reads."""
     from tarry.core.policy import Policy
     from tarry.policyfile import toml
     from tarry.wire.policies import JSON_FIELDS, policy_from_json
@@ -163,12 +163,11 @@ def apply(
     if defence.hedging is not None:
         raise ConfigurationError(f"{file}: the service does not support hedging: remove [hedging]")
     fields = dict(read_document(file).data)
-    for section in ("breaker", "budget", "limiter"):
-        if fields.pop(section, None) is not None:
-            typer.echo(f"{file}: [{section}] is ignored: the service has its own", err=True)
+    for part in ("breaker", "budget", "limiter"):
+        if fields.pop(part, None) is not None:
+            typer.echo(f"{file}: [{part}] is ignored: the service has its own {part}", err=True)
     if fields.pop("ignore_retried_below", False):
-        ignored = "ignore_retried_below is ignored: it has no effect in the service"
-        typer.echo(f"{file}: {ignored}", err=True)
+        typer.echo(f"{file}: ignore_retried_below has no effect in the service", err=True)
     policy = policy_to_json(service_policy_from_file(fields))
     with connect(server, api_key) as client:
         try:
@@ -215,8 +214,8 @@ def export(
 ) -> None:
     """Export a policy as the configuration of a service mesh, a proxy, a gateway or gRPC.
 
-    Settings that the target system lacks, or treats differently, are listed in comments at the
-    top, and on standard error when the output is piped.
+    Settings that the target system lacks or treats differently are listed in comments at the top
+    of YAML, and on standard error unless a terminal shows these comments.
     """
     from tarry.policyfile.envoy import to_envoy
     from tarry.policyfile.gateway import to_gateway_api
@@ -268,8 +267,8 @@ def import_(
 ) -> None:
     """Create a policy file from a gRPC service config, or from Istio resources.
 
-    Settings that tarry lacks, or treats differently, are listed in comments at the top, and on
-    standard error when the output is piped.
+    Settings that tarry lacks or treats differently are listed in comments at the top of TOML, and
+    on standard error unless a terminal shows these comments.
     """
     from tarry.policyfile.grpc import from_grpc
     from tarry.policyfile.istio import from_istio
@@ -277,7 +276,7 @@ def import_(
     check_one_of("--from", source, IMPORT_SYSTEMS)
     output.check_output_path(out, output.POLICY_SUFFIXES)
     if source == "istio":
-        reason = "the first route of the file is imported"
+        reason = "the first route of the file is always imported"
         _reject_options(f"--from {source}", reason, service=service, method=method)
     documents = _read_documents(file)
     if source == "grpc" and len(documents) > 1:
@@ -316,18 +315,18 @@ def check(file: FileArgument) -> None:
     defence = read_defence_or_preset(file)
     for warning in find_warnings(defence):
         typer.echo(f"{file}: warning: {warning}", err=True)
-    attempts = (defence.hedging or defence.policy).max_attempts
-    features = ["1 attempt" if attempts == 1 else f"up to {attempts} attempts"]
+    max_attempts = (defence.hedging or defence.policy).max_attempts
+    features = ["1 attempt" if max_attempts == 1 else f"up to {max_attempts} attempts"]
     if defence.hedging is not None:
         features.append("hedged")
-    parts = ("breaker", "budget", "limiter")
-    features += [name for name in parts if getattr(defence, name) is not None]
+    names = ("breaker", "budget", "limiter")
+    features += [name for name in names if getattr(defence, name) is not None]
     defaults = " (all fields have their defaults)" if defence == Defence() else ""
     typer.echo(f"{file}: ok: {', '.join(features)}{defaults}")
 
 
 def _reject_options(used_with: str, reason: str, **options: object) -> None:
-    """Raise `ConfigurationError` if one of the options is given, as it would be ignored."""
+    """Raise `ConfigurationError` if one of the options, which would be ignored, is given."""
     for name, value in options.items():
         if value is not None:
             raise ConfigurationError(f"--{name}", f"cannot be used with {used_with}: {reason}")
@@ -344,12 +343,12 @@ def _write_document(
     """Write a document, and print the settings that the target system lacks or treats differently.
 
     `written_by` is the command, or None if the document cannot have comments. A document with
-    comments begins with the command and the differences, which a terminal does not show twice.
+    comments begins with the command and the differences, and a terminal shows only the document.
     """
     difference_texts = [output.to_printable_line(str(difference)) for difference in differences]
     if written_by is not None:
         lines = [f"Written by `tarry policy {written_by}`."]
-        lines += [f"Differs: {difference}" for difference in difference_texts]
+        lines += [f"Different in {target_system}: {difference}" for difference in difference_texts]
         text = "".join(f"# {line}\n" for line in lines) + text
     if out is None:
         typer.echo(text, nl=False)
@@ -357,7 +356,7 @@ def _write_document(
         output.write_text(out, text)
     if written_by is None or out is not None or not sys.stdout.isatty():
         for difference in difference_texts:
-            typer.echo(f"{target_system} differs: {difference}", err=True)
+            typer.echo(f"different in {target_system}: {difference}", err=True)
 
 
 def policy_text(fields: dict[str, Any], *, as_json: bool) -> str:

@@ -178,7 +178,7 @@ def _print_tasks(
         typer.echo(f"only the first {limit} are listed; use --limit to list more", err=True)
     now = environment.unix_time()
 
-    def row(task: RetryTask) -> tuple[object, ...]:
+    def to_row(task: RetryTask) -> tuple[object, ...]:
         target = f"{task.method} {task.target_url}"
         if are_dead:
             finished = output.time_since(task.finished_at, now)
@@ -188,7 +188,7 @@ def _print_tasks(
 
     columns = ("reason", "attempts", "finished") if are_dead else ("status", "attempts", "next")
     headings = ("task", *columns, "target")
-    output.print_list(listed, headings, row, as_json=as_json, cut_column="target")
+    output.print_list(listed, headings, to_row, as_json=as_json, cut_column="target")
 
 
 def _properties(task: RetryTask) -> Iterable[tuple[str, object]]:

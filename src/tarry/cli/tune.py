@@ -52,7 +52,7 @@ def tune(
         typer.Option(help="Current policy, in TOML, YAML or JSON.", show_default="the defaults"),
     ] = None,
     latency_target: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Maximum time of a call in total: 2s, 500ms.")
+        str | None, typer.Option(metavar="TIME", help="Maximum total time of a call: 2s, 500ms.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write the proposed policy: NAME.toml or NAME.json.")
@@ -68,8 +68,8 @@ def tune(
 ) -> None:
     """Propose a policy from a log of attempts, with the reason for each setting.
 
-    A setting is not changed if the log has too little data for it. Afterwards, the current and
-    the proposed policy are simulated with the recorded latencies.
+    A setting is kept if the log has too little data for it. Then the current and the proposed
+    policy are simulated with the latencies in the log.
     """
     from tarry.simulator.files import read_defence
     from tarry.tuning.attempt_log import read_attempt_log
@@ -79,7 +79,7 @@ def tune(
 
     check_output_path(out, POLICY_SUFFIXES)
     latency_target_s = parse_duration("--latency-target", latency_target)
-    # A defence is a policy with its breaker, budget, limiter and hedging.
+    # A defence is what users call a policy, with its breaker, budget, limiter and hedging.
     current = None if policy is None else read_defence(policy)
     evidence = analyze_log(read_attempt_log(log))
     proposal = propose(evidence, current, latency_target_s)
@@ -95,22 +95,22 @@ def tune(
     from rich.console import Console
 
     console = Console()
-    show_proposal(console, evidence, proposal)
+    print_proposal(console, evidence, proposal)
     if not no_simulate:
-        show_comparison(console, evidence, proposal, comparison)
+        print_comparison(console, evidence, proposal, comparison)
     if out is not None:
         _print_line(console, f"written to {out}")
 
 
 def _print_line(console: Console, text: str, style: str = "") -> None:
-    """Print a line of text, with control characters escaped."""
+    """Print a text as one line, with control characters escaped."""
     from rich.text import Text
 
     console.print(Text(to_printable_line(text), style=style), soft_wrap=True)
 
 
-def show_proposal(console: Console, evidence: Evidence, proposal: Proposal) -> None:
-    """Print each setting with its reason and evidence, and the estimated effect of hedging."""
+def print_proposal(console: Console, evidence: Evidence, proposal: Proposal) -> None:
+    """Print each setting with its reason and data, and the estimated effect of hedging."""
     from rich.text import Text
 
     from tarry.tuning.evidence import TAIL_QUANTILE, required_samples
@@ -122,11 +122,11 @@ def show_proposal(console: Console, evidence: Evidence, proposal: Proposal) -> N
     _print_line(console, f"{attempts} of {calls} in {span}, {outages}", "bold")
     for warning in proposal.warnings:
         _print_line(console, f"warning: {warning}", "yellow")
-    table = _table("field", "now", "proposed", "why")
+    table = _table("field", "current", "proposed", "reason")
     for suggestion in proposal.suggestions:
-        why = Text(to_printable_line(suggestion.reason))
+        reason = Text(to_printable_line(suggestion.reason))
         if suggestion.basis:
-            why.append(f"\n{to_printable_line(suggestion.basis)}", style="dim")
+            reason.append(f"\n{to_printable_line(suggestion.basis)}", style="dim")
         # Advice is not part of the proposed policy.
         is_changed = suggestion.proposed != suggestion.current and not suggestion.is_advice
         style = "green" if is_changed else ""
@@ -135,11 +135,11 @@ def show_proposal(console: Console, evidence: Evidence, proposal: Proposal) -> N
         field = suggestion.field
         current = Text(to_printable_line(format_setting(field, suggestion.current)))
         proposed = Text(to_printable_line(format_setting(field, suggestion.proposed)), style=style)
-        table.add_row(Text(field), current, proposed, why)
+        table.add_row(Text(field), current, proposed, reason)
     console.print(table)
     console.print()
     if len(evidence.success_durations) >= required_samples(TAIL_QUANTILE):
-        table = _table("hedge percentile", "after", "p99.9", "saves", "adds")
+        table = _table("hedge percentile", "hedge after", "p99.9", "p99.9 saved", "load added")
         for hedge in evidence.hedges:
             times = format_duration(hedge.delay), format_duration(hedge.tail)
             effects = format_percent(hedge.saving), format_percent(hedge.load)
@@ -148,10 +148,10 @@ def show_proposal(console: Console, evidence: Evidence, proposal: Proposal) -> N
         console.print()
 
 
-def show_comparison(
+def print_comparison(
     console: Console, evidence: Evidence, proposal: Proposal, comparison: Comparison | None
 ) -> None:
-    """Print the metrics of the log and of both simulations, or why there is no comparison."""
+    """Print the metrics of the log and of both simulations, or why nothing was simulated."""
     from rich.text import Text
 
     from tarry.simulator.formatting import format_value
@@ -161,10 +161,10 @@ def show_comparison(
         _print_line(console, "not simulated: the proposed policy equals the current one")
         return
     if comparison is None:
-        attempts = format_count(len(evidence.success_durations), "healthy attempt")
-        shortage = f"{attempts}, {MIN_SUCCESSES} needed"
+        attempts = format_count(len(evidence.success_durations), "attempt")
+        shortage = f"{attempts} succeeded outside outages, {MIN_SUCCESSES} needed"
         if not evidence.calls:
-            shortage = "no call with a first attempt"
+            shortage = "the log contains no first attempt of a call"
         _print_line(console, f"not simulated: too little data: {shortage}")
         return
     duration = format_duration(comparison.duration)
@@ -172,25 +172,27 @@ def show_comparison(
     load = f"{comparison.rate:.3g} calls per second"
     _print_line(console, f"simulated: {duration} at {load} with {outages}", "bold")
     requests = format_count(comparison.concurrency, "request")
-    server = f"on a server for {requests} at a time, about twice the concurrency in the log"
-    _print_line(console, server, "dim")
-    table = _table("", "in the log", "now", "proposed")
-    logged = _metrics_in_log(evidence)
+    server = f"the simulated server handles {requests} at a time"
+    _print_line(console, f"{server}, about twice the concurrency in the log", "dim")
+    table = _table("", "in the log", "current", "proposed")
+    log_metrics = _metrics_in_log(evidence)
     current, proposed = comparison.current.metrics(), comparison.proposed.metrics()
     for name, title, unit in _METRICS:
         if current[name] or proposed[name]:
-            values = (logged.get(name, nan), current[name], proposed[name])
+            values = (log_metrics.get(name, nan), current[name], proposed[name])
             table.add_row(title, *(format_value(value, unit) for value in values))
     console.print(table)
     if comparison.duration < evidence.span:
         outages = format_count(len(evidence.outages), "outage")
         log_span = f"{format_duration(evidence.span)} with {outages}"
-        _print_line(console, f"the log covers {log_span}; the simulation, a part of that", "dim")
+        _print_line(
+            console, f"the log covers {log_span}, the simulation only a part of that", "dim"
+        )
     console.print(Text(describe_changes(comparison.current, comparison.proposed)))
 
 
 def _metrics_in_log(evidence: Evidence) -> dict[str, float]:
-    """Return the metrics that the log has enough data for."""
+    """Return those metrics for which the log has enough data."""
     from tarry.simulator.metrics import quantile
     from tarry.tuning.evidence import TAIL_QUANTILE, required_samples
 
