@@ -243,7 +243,7 @@ class Simulation:
             if (
                 harness is not None
                 and process.is_alive
-                and process.name == harness.context.lease.worker
+                and process.name == harness.context.lease_terms.worker
             ):
                 return process
         return None

@@ -7,7 +7,7 @@ import pytest
 from tarry.service.defaults import MAX_RESPONSE_BYTES
 from tarry.service.delivery import DeliveryResult, Fault
 from tarry.service.delivery.guard import Guard
-from tarry.service.delivery.http1.client import HttpDelivery
+from tarry.service.delivery.http1.client import HttpDeliveryClient
 from tests.integration.hostile import BEHAVIOURS, BOMB, METADATA, HostileTargets, hostile_targets
 from tests.service.delivery.harness import (
     LOOPBACK_GUARD,
@@ -141,7 +141,7 @@ def test_endless_body_is_cut(hostile: HostileTargets) -> None:
 
     async def main() -> list[DeliveryResult]:
         return await send_all(
-            HttpDelivery(LOOPBACK_GUARD, max_response_bytes=100_000),
+            HttpDeliveryClient(LOOPBACK_GUARD, max_response_bytes=100_000),
             request(hostile.url + "endless", max_excerpt=MAX_RESPONSE_BYTES),
             request(hostile.url + "ok"),
         )
@@ -167,7 +167,7 @@ def test_request_on_a_closed_idle_connection_is_resent_once(
 
     async def main() -> list[DeliveryResult]:
         return await send_all(
-            HttpDelivery(LOOPBACK_GUARD),
+            HttpDeliveryClient(LOOPBACK_GUARD),
             request(hostile.url + "ok"),
             request(hostile.url + "close-before-answer"),
             request(hostile.url + "ok"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tarry.service import defaults
 from tarry.service.delivery.guard import Guard
-from tarry.service.delivery.http1.client import HttpDelivery
+from tarry.service.delivery.http1.client import HttpDeliveryClient
 from tarry.service.engine.context import EngineLimits
 from tarry.service.settings import Settings
 
@@ -18,7 +18,7 @@ def test_the_engine_has_the_defaults_of_the_settings() -> None:
 
 def test_the_http_client_has_the_default_of_the_settings() -> None:
     """Response bytes that are read."""
-    delivery = HttpDelivery(Guard())
+    delivery = HttpDeliveryClient(Guard())
     assert Settings().max_response_bytes == delivery._max_response_bytes == 1 << 20
 
 

@@ -18,10 +18,10 @@ try:
     from tarry.service.api.auth import is_loopback
     from tarry.service.api.context import ApiContext, ApiLimits
     from tarry.service.delivery import DeliveryDispatcher
-    from tarry.service.delivery.grpc import GrpcDelivery
+    from tarry.service.delivery.grpc import GrpcDeliveryClient
     from tarry.service.delivery.grpc import is_installed as has_grpc
     from tarry.service.delivery.guard import Guard
-    from tarry.service.delivery.http1.client import HttpDelivery
+    from tarry.service.delivery.http1.client import HttpDeliveryClient
     from tarry.service.delivery.signing import Signer
     from tarry.service.encryption import Codec
     from tarry.service.engine.context import EngineContext, EngineLimits, Health, StoreClock
@@ -39,7 +39,7 @@ except ImportError as _missing:
     raise MissingExtra(_message) from _missing
 
 if TYPE_CHECKING:
-    from tarry.service.delivery import Delivery
+    from tarry.service.delivery import DeliveryClient
     from tarry.service.model import Task
     from tarry.service.settings import Settings
     from tarry.service.store import Store
@@ -53,19 +53,23 @@ class Service:
     """
 
     def __init__(
-        self, settings: Settings, *, delivery: Delivery | None = None, writer_process: bool = False
+        self,
+        settings: Settings,
+        *,
+        delivery: DeliveryClient | None = None,
+        writer_process: bool = False,
     ) -> None:
         self.settings: Settings = settings
         target_guard = Guard(settings.allow_target, dev=settings.dev)
         proxy, ca_file = settings.egress_proxy or None, settings.ca_file or None
-        self._delivery: Delivery = delivery or DeliveryDispatcher(
-            HttpDelivery(
+        self._delivery_client: DeliveryClient = delivery or DeliveryDispatcher(
+            HttpDeliveryClient(
                 target_guard,
                 proxy=proxy,
                 ca_file=ca_file,
                 max_response_bytes=settings.max_response_bytes,
             ),
-            partial(GrpcDelivery, target_guard, proxy=proxy, ca_file=ca_file),
+            partial(GrpcDeliveryClient, target_guard, proxy=proxy, ca_file=ca_file),
         )
         self.store: Store = make_store(settings.store, writer_process=writer_process)
         codec = Codec(settings.encryption_keys)
@@ -94,13 +98,13 @@ class Service:
         self.engine: Engine = Engine(
             EngineContext(
                 store=self.store,
-                delivery=self._delivery,
+                delivery_client=self._delivery_client,
                 policies=PolicyCache(self.store, clock.now),
                 lanes=lanes,
                 clock=clock,
                 reporter=Reporter(self.metrics, clock.now),
                 health=Health(),
-                lease=LeaseTerms(worker, settings.lease_duration_ms, settings.horizon_ms),
+                lease_terms=LeaseTerms(worker, settings.lease_duration_ms, settings.horizon_ms),
                 limits=limits,
                 retention=Retention(settings.keep_succeeded_ms, settings.keep_dead_ms),
                 draw=environment.draw_random,
@@ -152,7 +156,7 @@ class Service:
         """Finish running attempts, release other leased tasks, and close everything."""
         self.begin_shutdown()
         await self.engine.stop(self.settings.drain_ms / 1000)
-        await self._delivery.close()
+        await self._delivery_client.close()
         await self.store.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tarry.service.delivery import Delivery, DeliveryRequest, DeliveryResult
+from tarry.service.delivery import DeliveryClient, DeliveryRequest, DeliveryResult
 from tarry.service.delivery.guard import Guard
-from tarry.service.delivery.http1.client import HttpDelivery
+from tarry.service.delivery.http1.client import HttpDeliveryClient
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ def request(url: str, **fields: Any) -> DeliveryRequest:
     return DeliveryRequest(url=url, **(values | fields))
 
 
-async def send_all(delivery: Delivery, *requests: DeliveryRequest) -> list[DeliveryResult]:
+async def send_all(delivery: DeliveryClient, *requests: DeliveryRequest) -> list[DeliveryResult]:
     """Send requests one after the other, then close the delivery."""
     try:
         return [await delivery.send(each) for each in requests]
@@ -57,7 +57,7 @@ def send(
     """Send one request over HTTP with a new delivery."""
 
     async def main() -> list[DeliveryResult]:
-        return await send_all(HttpDelivery(guard, ca_file=ca_file), request(url, **fields))
+        return await send_all(HttpDeliveryClient(guard, ca_file=ca_file), request(url, **fields))
 
     return run(main())[0]
 
@@ -68,14 +68,14 @@ async def wait_for(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.002)
 
 
-async def wait_until_empty(delivery: HttpDelivery) -> int:
+async def wait_until_empty(delivery: HttpDeliveryClient) -> int:
     """Wait until all pools are empty; return the number of free connections."""
     pools = list(delivery._pools.values())
     await wait_for(lambda: all(pool.is_empty for pool in pools))
     return delivery._limit._free_slots
 
 
-async def close_and_wait(delivery: HttpDelivery) -> int:
+async def close_and_wait(delivery: HttpDeliveryClient) -> int:
     """Close a delivery; return the number of free connections once all pools are empty."""
     pools = list(delivery._pools.values())
     await delivery.close()

@@ -4,7 +4,7 @@ import asyncio
 
 from tarry.errors import MissingExtra
 from tarry.service.delivery import (
-    Delivery,
+    DeliveryClient,
     DeliveryDispatcher,
     DeliveryRequest,
     DeliveryResult,
@@ -34,7 +34,7 @@ def test_scheme_selects_the_delivery() -> None:
     made: list[NamedDelivery] = []
     http = NamedDelivery("http")
 
-    def grpc() -> Delivery:
+    def grpc() -> DeliveryClient:
         made.append(NamedDelivery("grpc"))
         return made[-1]
 
@@ -54,7 +54,7 @@ def test_scheme_selects_the_delivery() -> None:
 def test_missing_extra_is_an_internal_fault() -> None:
     """The error names the extra, and HTTP targets still work."""
 
-    def grpc() -> Delivery:
+    def grpc() -> DeliveryClient:
         msg = "gRPC targets need grpcio: pip install 'tarry[grpc]'"
         raise MissingExtra(msg)
 

@@ -11,7 +11,7 @@ import pytest
 
 from tarry.errors import ConfigurationError, MissingExtra
 from tarry.service.delivery import DeliveryResult, Fault
-from tarry.service.delivery.grpc import MAX_RESPONSE_BYTES, GrpcDelivery, is_installed
+from tarry.service.delivery.grpc import MAX_RESPONSE_BYTES, GrpcDeliveryClient, is_installed
 from tests.integration.hostile import HostileTargets
 from tests.service.delivery.harness import LOOPBACK_GUARD, request, send_all
 
@@ -86,7 +86,7 @@ def test_call_is_sent_unchanged(hostile: HostileTargets) -> None:
     async def test(server: FakeServer) -> list[DeliveryResult]:
         url = f"grpc://localhost:{server.port}/pkg.Service/Call"
         result = await send_all(
-            GrpcDelivery(LOOPBACK_GUARD),
+            GrpcDeliveryClient(LOOPBACK_GUARD),
             request(url, body=b"\x00\xff", headers=headers),
             request(url, body=b"busy"),
             request(url, body=b"again", max_excerpt=5),
@@ -120,7 +120,7 @@ def test_oversized_response_is_not_retried(hostile: HostileTargets) -> None:
             b"say Received message larger than max (2 vs. 1)",
         )
         return await send_all(
-            GrpcDelivery(LOOPBACK_GUARD), *(request(url, body=each) for each in messages)
+            GrpcDeliveryClient(LOOPBACK_GUARD), *(request(url, body=each) for each in messages)
         )
 
     fits, too_long, zipped, busy = with_server(hostile, test)
@@ -138,7 +138,7 @@ def test_error_details_are_bounded_and_printable(hostile: HostileTargets) -> Non
         url = f"grpc://127.0.0.1:{server.port}/S/M"
         said = "\x1b[2J\nü" + "x" * 3000
         return await send_all(
-            GrpcDelivery(LOOPBACK_GUARD), request(url, body=f"say {said}".encode())
+            GrpcDeliveryClient(LOOPBACK_GUARD), request(url, body=f"say {said}".encode())
         )
 
     assert " [2J ü" + "x" * 506 == with_server(hostile, test)[0].error
@@ -150,7 +150,7 @@ def test_certificate_is_checked_against_the_name(hostile: HostileTargets) -> Non
     async def test(server: FakeServer) -> list[DeliveryResult]:
         good = f"grpcs://localhost:{server.secure}/S/M"
         elsewhere = f"grpcs://elsewhere.example:{server.secure}/S/M"
-        trusting = GrpcDelivery(LOOPBACK_GUARD, ca_file=hostile.ca)
+        trusting = GrpcDeliveryClient(LOOPBACK_GUARD, ca_file=hostile.ca)
         real = trusting._resolve_address
 
         async def address_of(target: Any) -> str:
@@ -161,7 +161,7 @@ def test_certificate_is_checked_against_the_name(hostile: HostileTargets) -> Non
         trusting._resolve_address = address_of  # type: ignore[method-assign]
         return [
             *await send_all(trusting, request(good), request(elsewhere)),
-            *await send_all(GrpcDelivery(LOOPBACK_GUARD), request(good)),
+            *await send_all(GrpcDeliveryClient(LOOPBACK_GUARD), request(good)),
         ]
 
     assert ["OK", "UNAVAILABLE", "UNAVAILABLE"] == [
@@ -175,7 +175,7 @@ def test_deadline_ends_a_call(hostile: HostileTargets) -> None:
     async def test(server: FakeServer) -> list[DeliveryResult]:
         url = f"grpc://127.0.0.1:{server.port}/S/M"
         return await send_all(
-            GrpcDelivery(LOOPBACK_GUARD), request(url, body=b"never", timeout=0.3)
+            GrpcDeliveryClient(LOOPBACK_GUARD), request(url, body=b"never", timeout=0.3)
         )
 
     assert Fault.TIMEOUT is with_server(hostile, test)[0].fault
@@ -185,14 +185,14 @@ def test_cancelling_and_closing_end_a_call(hostile: HostileTargets) -> None:
     """Cancelling raises CancelledError, closing is an internal fault."""
 
     async def test(server: FakeServer) -> list[DeliveryResult]:
-        delivery = GrpcDelivery(LOOPBACK_GUARD)
+        delivery = GrpcDeliveryClient(LOOPBACK_GUARD)
         never = request(f"grpc://127.0.0.1:{server.port}/S/M", body=b"never")
         cancelled = asyncio.create_task(delivery.send(never))
         await server.started.wait()
         cancelled.cancel()
         with pytest.raises(asyncio.CancelledError):
             await cancelled
-        assert [0] == [channel.attempts for channel in delivery._channels.values()]
+        assert [0] == [channel.attempt_count for channel in delivery._channels.values()]
         server.started.clear()
         closed = asyncio.create_task(delivery.send(never))
         await server.started.wait()
@@ -211,7 +211,7 @@ def test_invalid_metadata_is_not_sent(headers: list[tuple[str, str]]) -> None:
 
     async def run() -> list[DeliveryResult]:
         return await send_all(
-            GrpcDelivery(LOOPBACK_GUARD), request("grpc://127.0.0.1:1/S/M", headers=headers)
+            GrpcDeliveryClient(LOOPBACK_GUARD), request("grpc://127.0.0.1:1/S/M", headers=headers)
         )
 
     assert Fault.INVALID is asyncio.run(run())[0].fault
@@ -221,7 +221,7 @@ def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error has the install line; a proxy that gRPC cannot use is rejected, too."""
     assert is_installed()
     with pytest.raises(ConfigurationError, match="proxy must be http://"):
-        GrpcDelivery(LOOPBACK_GUARD, proxy="socks5h://127.0.0.1:1")
+        GrpcDeliveryClient(LOOPBACK_GUARD, proxy="socks5h://127.0.0.1:1")
     monkeypatch.setitem(__import__("sys").modules, "grpc", None)
     with pytest.raises(MissingExtra, match=r"pip install 'tarry\[grpc\]'"):
-        GrpcDelivery(LOOPBACK_GUARD)
+        GrpcDeliveryClient(LOOPBACK_GUARD)

@@ -4,7 +4,7 @@ import pytest
 
 from tarry.service.delivery import DeliveryResult, Fault
 from tarry.service.delivery import grpc as grpc_delivery
-from tarry.service.delivery.grpc import GrpcDelivery
+from tarry.service.delivery.grpc import GrpcDeliveryClient
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.targets import Target
 from tests.integration.hostile import HostileTargets
@@ -25,15 +25,17 @@ def test_guard_checks_every_address(hostile: HostileTargets) -> None:
 
     async def test(server: FakeServer) -> list[DeliveryResult]:
         by_url = await send_all(
-            GrpcDelivery(Guard()), request(f"grpc://127.0.0.1:{server.port}/S/M")
+            GrpcDeliveryClient(Guard()), request(f"grpc://127.0.0.1:{server.port}/S/M")
         )
-        guarded = GrpcDelivery(AddressGuard())
+        guarded = GrpcDeliveryClient(AddressGuard())
         by_name = await send_all(guarded, request(f"grpc://localhost:{server.port}/S/M"))
         assert [] == server.seen
         unknown = await send_all(
-            GrpcDelivery(LOOPBACK_GUARD), request("grpc://nowhere.invalid:1/S/M")
+            GrpcDeliveryClient(LOOPBACK_GUARD), request("grpc://nowhere.invalid:1/S/M")
         )
-        nobody = await send_all(GrpcDelivery(LOOPBACK_GUARD), request("grpc://127.0.0.1:1/S/M"))
+        nobody = await send_all(
+            GrpcDeliveryClient(LOOPBACK_GUARD), request("grpc://127.0.0.1:1/S/M")
+        )
         return [*by_url, *by_name, *unknown, *nobody]
 
     by_url, by_name, unknown, nobody = with_server(hostile, test)
@@ -48,7 +50,7 @@ def test_channels_are_bounded(hostile: HostileTargets, monkeypatch: pytest.Monke
     monkeypatch.setattr(grpc_delivery, "MAX_CHANNELS", 1)
 
     async def test(server: FakeServer) -> list[DeliveryResult]:
-        delivery = GrpcDelivery(LOOPBACK_GUARD)
+        delivery = GrpcDeliveryClient(LOOPBACK_GUARD)
         urls = [f"grpc://{host}:{server.port}/S/M" for host in ("127.0.0.1", "localhost")]
         result = [await delivery.send(request(url)) for url in [*urls, *urls, urls[1]]]
         assert [f"grpc:localhost:{server.port}"] == list(delivery._channels)
@@ -65,7 +67,7 @@ def test_egress_proxy_is_always_used(hostile: HostileTargets) -> None:
 
     async def test(server: FakeServer) -> list[DeliveryResult]:
         async with run_proxy(port=server.port) as (proxy, asked):
-            delivery = GrpcDelivery(Guard(), proxy=proxy.url)
+            delivery = GrpcDeliveryClient(Guard(), proxy=proxy.url)
             result = await send_all(delivery, request("grpc://only-there.invalid:7/S/M"))
             assert ["CONNECT only-there.invalid:7 HTTP/1.1"] == [
                 each.splitlines()[0] for each in asked

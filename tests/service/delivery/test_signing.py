@@ -55,7 +55,7 @@ def test_ed25519_signature_can_be_verified(with_public: bool) -> None:
         ("whsec_" + b64encode(b"hunter2" * 10).decode(), "24 to 64 bytes"),
         ("whpk_" + b64encode(bytes(32)).decode(), "cannot sign"),
         ("whsk_" + b64encode(b"hunter2").decode(), "32 bytes"),
-        ("whsk_" + b64encode(bytes(64)).decode(), "belong to its private key"),
+        ("whsk_" + b64encode(bytes(64)).decode(), "belongs to its private key"),
     ],
 )
 def test_bad_secret_is_rejected_without_showing_it(secret: str, rule: str) -> None:

@@ -87,13 +87,13 @@ class EngineHarness:
         self.events.listen(self.published.append)
         self.context = EngineContext(
             store=self.store,
-            delivery=target,
+            delivery_client=target,
             policies=PolicyCache(self.store, clock.now),
             lanes=self.lanes,
             clock=clock,
             reporter=reporter,
             health=Health(),
-            lease=lease,
+            lease_terms=lease,
             limits=limits,
             retention=Retention(7 * DAY, 30 * DAY),
             draw=rng.random,

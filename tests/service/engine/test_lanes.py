@@ -34,7 +34,7 @@ def lanes(*names: str) -> Lanes:
 def lane(running: int) -> LaneState:
     """Return a lane with attempts in flight."""
     state = LaneState("tenant/http:a.example:80", build_downstream("a", max_in_flight=10))
-    state.running = running
+    state.running_count = running
     return state
 
 
@@ -44,10 +44,10 @@ def test_in_flight_limit_is_remembered_until_an_attempt_ends() -> None:
     before = full.is_at_in_flight_limit
     full.on_limit_reached(1000)
     after = full.is_at_in_flight_limit
-    full.running -= 1
+    full.running_count -= 1
     full.on_attempt_ended(1001)
     has_room = not full.is_at_in_flight_limit
-    full.running += 1
+    full.running_count += 1
     assert (False, True, True, True) == (before, after, has_room, full.is_at_in_flight_limit)
 
 
@@ -71,8 +71,8 @@ def test_idle_healthy_lane_is_forgotten() -> None:
     known = lanes("t/a", "t/b")
     first = known["t/a"]
     known.forget_idle()
-    known.count_leased(known["t/b"])
-    known.count_dropped(known["t/b"])
+    known.increment_leased(known["t/b"])
+    known.decrement_leased(known["t/b"])
     known.forget_idle()
     assert known.get("t/a") is None
     assert known.get("t/b") is not None
@@ -84,8 +84,8 @@ def test_idle_healthy_lane_is_forgotten() -> None:
 def test_lane_with_state_is_kept() -> None:
     """One with a task, one with an attempt, one with an open breaker, one that is parked."""
     known = lanes("t/leased", "t/running", "t/open", "t/forced", "t/parked", "t/idle")
-    known.count_leased(known["t/leased"])
-    known["t/running"].running = 1
+    known.increment_leased(known["t/leased"])
+    known["t/running"].running_count = 1
     known["t/open"].breaker.half_open(1)
     known["t/forced"].breaker.force("disabled")
     known.parked.add("t/parked")
@@ -98,7 +98,7 @@ def test_number_of_lanes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Healthy empty lanes are evicted first, tripped ones if there are no others."""
     monkeypatch.setattr("tarry.service.engine.lanes._MAX_LANES", 4)
     known = lanes("t/1", "t/2", "t/3", "t/4")
-    known.count_leased(known["t/1"])
+    known.increment_leased(known["t/1"])
     for name in ("t/1", "t/2", "t/3"):
         known[name].breaker.half_open(1)
         known.parked.add(name)
@@ -177,11 +177,11 @@ def test_lane_is_full_until_it_is_below_its_limit() -> None:
     """A task that leaves does not suffice if there were too many."""
     known = lanes("t/a")
     for _ in range(12):
-        known.count_leased(known["t/a"])
+        known.increment_leased(known["t/a"])
 
     full = []
     for _ in range(4):
-        known.count_dropped(known["t/a"])
+        known.decrement_leased(known["t/a"])
         full.append("t/a" in known.fully_leased)
 
     assert [True, True, False, False] == full

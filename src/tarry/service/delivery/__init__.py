@@ -1,7 +1,7 @@
-"""How one attempt reaches its target: HTTP, gRPC, the check of addresses, signatures.
+"""Sends the requests of attempts: HTTP, gRPC, the check of addresses, signatures.
 
-This module has the requests and results of deliveries, the interface that HTTP and gRPC implement,
-and the dispatch of each request to one of them, by the scheme of its URL.
+This module has the requests and results of deliveries, the interface of the HTTP and gRPC clients,
+and the dispatcher, which passes each request to one of them by the scheme of its URL.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
 
 
 class Fault(StrEnum):
-    """The reason why an attempt got no response: `errorClass` in the log, and a metric label."""
+    """The reason why an attempt got no response: `errorClass` in the attempt log of the API."""
 
     DNS = "dns"
-    REFUSED = "refused"  # no connection: refused or unreachable
+    REFUSED = "refused"  # no connection, because it was refused or the target is unreachable
     TLS = "tls"
-    BLOCKED = "blocked"  # `Guard` does not allow connections to this address
+    BLOCKED = "blocked"  # `Guard` blocks this address
     TIMEOUT = "timeout"
     RESET = "reset"  # the connection was closed before the response was complete
     PROTOCOL = "protocol"  # the response is malformed, or its headers exceed a limit
-    INVALID = "invalid"  # the request cannot be sent, or its response not be read: no retry
-    INTERNAL = "internal"  # the service failed (proxy, file descriptors): no attempt is counted
+    INVALID = "invalid"  # the request cannot be sent, or the response cannot be read; not retried
+    INTERNAL = "internal"  # the service failed (proxy, file descriptors); not counted as an attempt
 
 
 class DeliveryRequest(msgspec.Struct, kw_only=True, gc=False):
-    """The request of one attempt; `timeout` (seconds) covers all phases, DNS to last byte."""
+    """The request of one attempt; `timeout` (seconds) is for all phases from DNS to last byte."""
 
     url: str
     method: str
     headers: list[tuple[str, str]]
     body: bytes
     timeout: float
-    max_excerpt: int = 2048  # bytes of the response body to keep; the rest is read and dropped
+    max_excerpt: int = 2048  # bytes of the response body to keep; the rest is dropped
 
 
 class DeliveryResult(msgspec.Struct, kw_only=True, gc=False):
@@ -50,7 +50,7 @@ class DeliveryResult(msgspec.Struct, kw_only=True, gc=False):
     excerpt: bytes = b""
     truncated: bool = False  # whether the response body is longer than the excerpt
     fault: Fault | None = None
-    error: str | None = None  # describes the fault, or the gRPC status; contains no secret
+    error: str | None = None  # describes the fault or the gRPC status; contains no secret
     remote: str | None = None  # the IP address that the attempt was connected to
     duration_ms: float = 0.0
     dns_ms: float | None = None
@@ -67,31 +67,31 @@ class DeliveryError(Exception):
         self.fault: Fault = fault
 
 
-class Delivery(Protocol):
-    """Makes attempts over one protocol."""
+class DeliveryClient(Protocol):
+    """Sends the requests of attempts."""
 
     def send(self, request: DeliveryRequest) -> Awaitable[DeliveryResult]:
-        """Make one attempt. Failures of the target are results, never exceptions.
+        """Send a request. Failures of the target are results, never exceptions.
 
-        Returns a coroutine, or a future: a future has started already and costs less.
+        Returns a coroutine or a future. A future costs less, and has already been started.
         """
         ...
 
     async def close(self) -> None:
-        """Abort running attempts and close all connections."""
+        """Abort running requests and close all connections."""
         ...
 
 
 class DeliveryDispatcher:
-    """Sends requests over HTTP or gRPC; `build_grpc` is called for the first gRPC request."""
+    """Passes requests to the HTTP or the gRPC client; the first gRPC request builds the latter."""
 
-    def __init__(self, http: Delivery, build_grpc: Callable[[], Delivery]) -> None:
+    def __init__(self, http: DeliveryClient, build_grpc: Callable[[], DeliveryClient]) -> None:
         self._http = http
         self._build_grpc = build_grpc
-        self._grpc: Delivery | None = None
+        self._grpc: DeliveryClient | None = None
 
     def send(self, request: DeliveryRequest) -> Awaitable[DeliveryResult]:
-        """Make one attempt."""
+        """Send a request."""
         if request.url.startswith("grpc"):
             return self._send_grpc(request)
         return self._http.send(request)
@@ -105,7 +105,7 @@ class DeliveryDispatcher:
         return await self._grpc.send(request)
 
     async def close(self) -> None:
-        """Close all connections. Those of gRPC are closed even if closing those of HTTP fails."""
+        """Close both clients; the gRPC client also if closing the HTTP client fails."""
         try:
             await self._http.close()
         finally:

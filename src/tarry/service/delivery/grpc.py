@@ -1,8 +1,8 @@
 """gRPC deliveries to `grpc://host:port/package.Service/Method` and `grpcs://...` targets.
 
-The task's body is the request message, and its headers are the metadata of the call. The status of
-the result is the name of the gRPC status code, and its headers are the trailing metadata. The
-retries of gRPC itself are switched off, because the service decides about retries.
+The body of a request is the request message, and its headers are the metadata of the call. The
+status of a result is the name of the gRPC status code, and its headers are the trailing metadata.
+gRPC's own retries are switched off, because the service decides about retries.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 MAX_CHANNELS = 256
 MAX_RESPONSE_BYTES = 4 << 20
 """A longer response is an error, because gRPC reads a message completely or not at all."""
-_ADDRESS_TTL_S = 60.0
-"""Seconds after which the addresses of a channel are resolved and checked again."""
+_ADDRESS_TTL_S = 60.0  # time after which the addresses of a channel are resolved and checked again
 _IDLE_TIMEOUT_MS = 60_000
 _MAX_ERROR_CHARS = 512
 _MIN_TIMEOUT_S = 0.001
@@ -49,7 +48,7 @@ _CHANNEL_OPTIONS = (
 )
 _is_metadata_name = re.compile(r"(?!grpc-)[-_.]*[a-z0-9][a-z0-9_.-]*").fullmatch
 _HEADERS_SET_BY_GRPC = frozenset({"accept-encoding", "content-type", "te", "user-agent"})
-# gRPC reports an oversized message as RESOURCE_EXHAUSTED, like throttling. Only the text differs.
+# gRPC reports an oversized message as RESOURCE_EXHAUSTED, like throttling; only the text differs.
 _is_oversized = re.compile(
     rf"Received message larger than max \(\d+ vs\. {MAX_RESPONSE_BYTES}\)"
     "|Decompressed message larger than"
@@ -58,27 +57,27 @@ _OVERSIZED = f"a message is longer than the {MAX_RESPONSE_BYTES} bytes that a re
 
 
 def is_installed() -> bool:
-    """Return whether grpcio is installed, so that gRPC targets can be served."""
+    """Return whether grpcio is installed, which gRPC targets need."""
     return find_spec("grpc") is not None
 
 
 class Channel(msgspec.Struct, eq=False):
-    """A gRPC channel, its resolved address and the number of attempts that use it."""
+    """A `grpc.aio.Channel` with its resolved addresses and the number of attempts that use it."""
 
-    raw: Any  # a `grpc.aio.Channel`
+    grpc_channel: Any
     address: str  # in gRPC's format, such as `ipv4:192.0.2.1:443,192.0.2.2:443`
-    checked_at: float
-    attempts: int = 0
+    checked_at: float  # when the addresses were last resolved and checked
+    attempt_count: int = 0
 
     @property
     def remote(self) -> str | None:
-        """The IP address, or None if there are several or a proxy resolves the name."""
-        scheme, _, rest = self.address.rpartition(":")[0].partition(":")
-        return rest.strip("[]") if scheme in {"ipv4", "ipv6"} and "," not in rest else None
+        """The IP address; None if there are several, or if a proxy resolves the name."""
+        family, _, ip = self.address.rpartition(":")[0].partition(":")
+        return ip.strip("[]") if family in {"ipv4", "ipv6"} and "," not in ip else None
 
 
-class GrpcDelivery:
-    """Makes attempts over gRPC, with the options of `HttpDelivery`; `proxy` must be an http URL."""
+class GrpcDeliveryClient:
+    """Makes attempts over gRPC. Options as for `HttpDeliveryClient`, but a proxy must be http."""
 
     def __init__(
         self, guard: Guard, *, proxy: str | None = None, ca_file: str | None = None
@@ -95,9 +94,9 @@ class GrpcDelivery:
         self._proxy = proxy
         self._root_certificates = None if ca_file is None else Path(ca_file).read_bytes()
         self._channels: OrderedDict[str, Channel] = OrderedDict()
-        """Open channels by origin. Above `MAX_CHANNELS`, the least recently used one is drained."""
+        """Channels by endpoint. Above `MAX_CHANNELS`, the least recently used one is drained."""
         self._draining: list[Channel] = []
-        """Channels that take no new attempts. Each is closed when its last attempt has ended."""
+        """Channels that get no new attempts. Each is closed when its last attempt has ended."""
 
     async def send(self, request: DeliveryRequest) -> DeliveryResult:
         """Make one attempt; cancelling it cancels the gRPC call."""
@@ -135,7 +134,7 @@ class GrpcDelivery:
         self._channels.clear()
         self._draining.clear()
         for channel in channels:
-            await channel.raw.close()
+            await channel.grpc_channel.close()
         await self._dns.close()
 
     async def _call(
@@ -148,7 +147,7 @@ class GrpcDelivery:
     ) -> DeliveryResult:
         now = asyncio.get_running_loop().time
         try:
-            call = channel.raw.unary_unary(target.path_and_query)(
+            call = channel.grpc_channel.unary_unary(target.path_and_query)(
                 request.body, timeout=max(deadline - now(), _MIN_TIMEOUT_S), metadata=metadata
             )
             response = await call
@@ -177,7 +176,7 @@ class GrpcDelivery:
         )
 
     async def _acquire(self, target: Target) -> Channel:
-        """Return a channel to a target's server, or raise DeliveryError; `_release` must follow."""
+        """Return a channel to a target, or raise DeliveryError. The caller must `_release` it."""
         now = asyncio.get_running_loop().time()
         channel = self._channels.get(target.endpoint)
         if channel is None or now - channel.checked_at >= _ADDRESS_TTL_S:
@@ -186,22 +185,22 @@ class GrpcDelivery:
             channel = self._channels.get(target.endpoint)
             if channel is None or channel.address != address:
                 self._discard(target)
-                raw = self._open_channel(target, address)
-                channel = self._channels[target.endpoint] = Channel(raw, address, now)
+                channel = Channel(self._open_channel(target, address), address, now)
+                self._channels[target.endpoint] = channel
             channel.checked_at = now
         self._channels.move_to_end(target.endpoint)
         if len(self._channels) > MAX_CHANNELS:
             self._draining.append(self._channels.popitem(last=False)[1])
-        channel.attempts += 1
+        channel.attempt_count += 1
         return channel
 
     async def _release(self, channel: Channel) -> None:
-        """Note that an attempt on the channel has ended; close unused draining channels."""
-        channel.attempts -= 1
-        unused = [each for each in self._draining if not each.attempts]
-        self._draining = [each for each in self._draining if each.attempts]
+        """End an attempt on a channel, and close the draining channels without attempts."""
+        channel.attempt_count -= 1
+        unused = [each for each in self._draining if not each.attempt_count]
+        self._draining = [each for each in self._draining if each.attempt_count]
         for each in unused:
-            await each.raw.close()
+            await each.grpc_channel.close()
 
     def _discard(self, target: Target) -> None:
         """Drain the channel of a target, so that the next attempt resolves the name again."""
@@ -210,16 +209,16 @@ class GrpcDelivery:
             self._draining.append(channel)
 
     async def _resolve_address(self, target: Target) -> str:
-        """Return gRPC's address string for a target, with every allowed address of its host."""
+        """Return gRPC's address string for a target, with the allowed addresses of its host."""
         if self._proxy is not None:
             return f"dns:///{target.authority}"
         addresses = await self._dns.resolve(target.host)
         allowed = select_allowed(addresses, target.host, self._guard)
         is_ipv6 = ":" in allowed[0]  # an address string cannot mix IPv4 and IPv6
         template = "[{}]:{}" if is_ipv6 else "{}:{}"
-        selected = [each for each in allowed if (":" in each) == is_ipv6]
-        endpoints = ",".join(template.format(each, target.port) for each in selected)
-        return f"{'ipv6' if is_ipv6 else 'ipv4'}:{endpoints}"
+        same_family = [address for address in allowed if (":" in address) == is_ipv6]
+        host_ports = ",".join(template.format(address, target.port) for address in same_family)
+        return f"{'ipv6' if is_ipv6 else 'ipv4'}:{host_ports}"
 
     def _open_channel(self, target: Target, address: str) -> Any:
         authority = "grpc.default_authority", target.authority
@@ -227,7 +226,7 @@ class GrpcDelivery:
         if self._proxy is not None:
             options.append(("grpc.http_proxy", self._proxy))
         else:
-            options.append(("grpc.enable_http_proxy", 0))  # not the one of the environment
+            options.append(("grpc.enable_http_proxy", 0))  # not the proxy of the environment
         if target.scheme == "grpc":
             return self._grpc.aio.insecure_channel(address, options=options)
         options.append(("grpc.ssl_target_name_override", target.host))
@@ -236,7 +235,10 @@ class GrpcDelivery:
 
 
 def _encode_metadata(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str | bytes]]:
-    """Return headers as metadata: names in lower case, values of `-bin` names as bytes."""
+    """Return headers as gRPC metadata, or raise ConfigurationError.
+
+    Names are in lower case. The base64 values of names that end in `-bin` are decoded.
+    """
     metadata: list[tuple[str, str | bytes]] = []
     for original_name, value in headers:
         name = original_name.lower()
@@ -259,7 +261,7 @@ def _encode_metadata(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str 
 
 
 def _replace_control_chars(text: str) -> str:
-    """Return the beginning of a target's error text, with spaces for control characters."""
+    """Return the beginning of a text, with spaces instead of control characters."""
     return "".join(char if char.isprintable() else " " for char in text[:_MAX_ERROR_CHARS])
 
 

@@ -1,12 +1,12 @@
-"""The guard against server-side request forgery (SSRF): which addresses attempts may connect to.
+"""The guard against server-side request forgery (SSRF) blocks addresses of internal networks.
 
 By default only public internet addresses are allowed; the operator can allow other addresses. The
-guard checks twice. When a task is posted, `check_url` rejects a URL whose host is known not to be
-allowed. When a connection is opened, `block_reason` checks each address right before it is used, so
+guard checks twice. When a task is added, `check_url` rejects a URL whose host is known to be
+blocked. When a connection is opened, `block_reason` checks each address right before it is used, so
 that a name that changes its address (DNS rebinding) does not get around the check.
 
 IPv6 addresses that contain an IPv4 address (mapped, NAT64, 6to4, Teredo, ISATAP) are blocked. If
-the operator allows such a network, the contained IPv4 address must be allowed as well.
+the operator allows such an IPv6 network, the contained IPv4 address must be allowed as well.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ _ISATAP_PREFIXES = frozenset({0x00005EFE, 0x02005EFE})
 """The upper 32 bits of an ISATAP interface identifier; the lower 32 are the IPv4 address."""
 _LAST_32_BITS = 0xFFFF_FFFF
 _MAX_CACHED_HOSTS = 1024
-"""Hosts whose result of `check_url` is cached, because few servers get most of the tasks."""
+"""Hosts whose result of `check_url` is cached, because most tasks go to few hosts."""
 
 _WELL_KNOWN_NAMES = {
     "localhost": "127.0.0.1",
@@ -102,34 +102,37 @@ _WELL_KNOWN_NAMES = {
 class Guard:
     """Decides which addresses attempts may connect to.
 
-    `allow` lists networks (CIDR), host names and `*.suffix`. `dev` allows loopback addresses.
+    `allow` has networks (CIDR), host names and `*.suffix` entries, which are allowed in addition to
+    public addresses. `dev` also allows loopback addresses.
     """
 
     def __init__(self, allow: Sequence[str] = (), *, dev: bool = False) -> None:
-        self._networks: list[_Network] = list(_LOOPBACK) if dev else []
-        self._hosts: set[str] = set()
-        self._suffixes: list[str] = []
+        self._allowed_networks: list[_Network] = list(_LOOPBACK) if dev else []
+        self._allowed_hosts: set[str] = set()
+        self._allowed_suffixes: list[str] = []
         for entry in allow:
-            self._allow(entry)
+            self._add_allowed(entry)
         self._cached_host_block_reason = lru_cache(_MAX_CACHED_HOSTS)(self._host_block_reason)
 
     def check_url(self, target: Target) -> None:
-        """Raise ConfigurationError if the host of the URL is known not to be allowed."""
+        """Raise ConfigurationError if the host of the URL is known to be blocked."""
         if reason := self._cached_host_block_reason(target.host):
             raise ConfigurationError("targetUrl", f"must be an address that is allowed: {reason}")
 
     def _host_block_reason(self, host: str) -> str | None:
-        """Return the reason why a host is not allowed, as far as is known without DNS."""
+        """Return the reason why a host is blocked; None if it is not, or if that needs DNS."""
         address = "127.0.0.1" if host.endswith(".localhost") else _WELL_KNOWN_NAMES.get(host, host)
         try:
             ip_address(address)
         except ValueError:
-            return None  # a host name, whose addresses are checked when a connection is opened
+            return None  # the addresses of a host name are checked when a connection is opened
         return self.block_reason(address, host)
 
     def block_reason(self, address: str, host: str) -> str | None:
-        """Return the reason why `host` must not be reached at this address, or None if it may."""
-        if host in self._hosts or any(host.endswith(suffix) for suffix in self._suffixes):
+        """Return the reason why an address of `host` is blocked; None if it is allowed."""
+        if host in self._allowed_hosts or any(
+            host.endswith(suffix) for suffix in self._allowed_suffixes
+        ):
             return None
         try:
             ip = ip_address(address.partition("%")[0])
@@ -142,9 +145,9 @@ class Guard:
         return f"{subject} {reason}; the operator can allow it (--allow-target)"
 
     def _ip_block_reason(self, ip: _Address) -> str | None:
-        """Return the description of an address that is not allowed, or None if it is allowed."""
+        """Return the description of a blocked address; None if the address is allowed."""
         contained = list(_contained_ipv4(ip)) if isinstance(ip, IPv6Address) else []
-        if not any(ip in network for network in self._networks):
+        if not any(ip in network for network in self._allowed_networks):
             description = _describe_special(ip) or ("an ISATAP address" if contained else None)
             if description is not None:
                 return f"{description} of {contained[-1]}" if contained else description
@@ -153,26 +156,26 @@ class Guard:
                 return f"a route to {address}, {reason}"
         return None
 
-    def _allow(self, entry: str) -> None:
+    def _add_allowed(self, entry: str) -> None:
         if not isinstance(entry, str):
             raise ConfigurationTypeError("allow", "must contain CIDRs and host names", entry)
         try:
-            self._networks.append(ip_network(entry))
+            self._allowed_networks.append(ip_network(entry))
             return
         except ValueError:
             pass
         try:
             if entry.startswith("*."):
-                self._suffixes.append(f".{parse_host(entry[2:])}")
+                self._allowed_suffixes.append(f".{parse_host(entry[2:])}")
             else:
-                self._hosts.add(parse_host(entry))
+                self._allowed_hosts.add(parse_host(entry))
         except ConfigurationError:
             rule = "must contain CIDRs (10.1.0.0/16, no host bits), host names or *.suffixes"
             raise ConfigurationError("allow", rule, entry) from None
 
 
 def _describe_special(ip: _Address) -> str | None:
-    """Return a description of a special-purpose address, or None for a public address."""
+    """Return a description of a special-purpose address; None if the address is public."""
     for network, description in _SPECIAL_NETWORKS:
         if ip in network:
             return description

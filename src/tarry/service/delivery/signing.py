@@ -52,7 +52,7 @@ class Signer:
 
 
 def _create_sign_function(field: str, secret: str) -> Callable[[bytes], str]:
-    """Return a function that signs a text with `secret`. Error messages never show the secret."""
+    """Return a function that signs a text with `secret`. No error message shows the secret."""
     if not isinstance(secret, str):
         raise ConfigurationTypeError(field, f"must be a string, got {type(secret).__name__}")
     prefix, _, encoded_key = secret.partition("_")
@@ -85,6 +85,6 @@ def _create_ed25519_sign_function(field: str, key: bytes) -> Callable[[bytes], s
         raise ConfigurationError(field, f"{rule}, got {len(key)} bytes")
     private_key = Ed25519PrivateKey.from_private_bytes(key[:_ED25519_KEY_BYTES])
     if key[_ED25519_KEY_BYTES:] not in {b"", private_key.public_key().public_bytes_raw()}:
-        rule = "must not contain a public key that does not belong to its private key"
+        rule = "must have the public key that belongs to its private key, or no public key"
         raise ConfigurationError(field, rule)
     return lambda text: f"v1a,{b64encode(private_key.sign(text)).decode()}"

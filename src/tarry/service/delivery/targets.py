@@ -67,18 +67,18 @@ def parse_target(text: str) -> Target:
     if len(text) > MAX_URL_BYTES:
         _reject(f"must have at most {MAX_URL_BYTES} bytes: send long data in the body")
     match = _NEEDS_NO_ENCODING.fullmatch(text)
-    origin, path = _split_and_encode(text) if match is None else match.groups()
+    origin, path_and_query = _split_and_encode(text) if match is None else match.groups()
     scheme, host, port, canonical_origin, endpoint = _parse_origin(origin)
-    if scheme in _GRPC_SCHEMES and _GRPC_METHOD.fullmatch(path) is None:
+    if scheme in _GRPC_SCHEMES and _GRPC_METHOD.fullmatch(path_and_query) is None:
         _reject(f"must name a gRPC method: {scheme}://host:port/package.Service/Method")
-    if not path.startswith("/"):
-        path = f"/{path}"
-    if "%" in path:
-        path = _PERCENT_ESCAPE.sub(lambda escape: escape[0].upper(), path)
-    url = canonical_origin + path
+    if not path_and_query.startswith("/"):
+        path_and_query = f"/{path_and_query}"
+    if "%" in path_and_query:
+        path_and_query = _PERCENT_ESCAPE.sub(lambda match: match[0].upper(), path_and_query)
+    url = canonical_origin + path_and_query
     if len(url) > MAX_URL_BYTES:
         _reject(f"must have at most {MAX_URL_BYTES} bytes: send long data in the body")
-    return Target(url, scheme, host, port, endpoint, path)
+    return Target(url, scheme, host, port, endpoint, path_and_query)
 
 
 def parse_host(text: str) -> str:

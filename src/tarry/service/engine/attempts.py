@@ -1,4 +1,4 @@
-"""Pure functions for one attempt, which convert between the service and the core.
+"""Pure functions that convert one attempt between the service and the core (`tarry.core`).
 
 The service has tasks, deliveries and milliseconds; the core has calls, outcomes and seconds.
 """
@@ -30,9 +30,9 @@ _MAX_EXCERPT_CHARS = 512
 
 
 def build_call(task: Task, policy: Policy, downstream: Downstream) -> DurableCall:
-    """Return the core's call for a task, with its progress since the last replay."""
+    """Return the core's call for a task, with the task's progress since it was last replayed."""
     call = DurableCall(policy, downstream, task.started_at / 1000)
-    # Lost attempts do not count: a worker that died may not have sent the tasks that it leased.
+    # Lost attempts do not count: a worker that died may not have sent its leased tasks.
     call.attempts = task.attempts - task.attempts_before_replay - task.lost_attempts
     call.previous_delay = task.previous_delay
     call.backoff_offset = task.backoff_offset
@@ -42,7 +42,7 @@ def build_call(task: Task, policy: Policy, downstream: Downstream) -> DurableCal
 def build_request(
     task: Task, content: TaskContent, body: bytes, timeout: float, signatures: list[tuple[str, str]]
 ) -> DeliveryRequest:
-    """Return the request of the next attempt; tarry's headers follow the headers of the caller."""
+    """Return the request of the next attempt; tarry's headers follow the headers of the task."""
     headers = [
         *content.headers.items(),
         (http.IDEMPOTENCY_KEY_HEADER, http.format_idempotency_key(task.key)),
@@ -57,7 +57,7 @@ def build_request(
 
 
 def classify(delivery: DeliveryResult, policy: Policy, now_s: float) -> Outcome | None:
-    """Return the outcome of a delivery; None (no attempt) if it failed inside the service."""
+    """Return the outcome of a delivery; None if it failed inside the service (no attempt)."""
     status, fault = delivery.status, delivery.fault
     if fault is Fault.INTERNAL:
         return None
@@ -111,10 +111,10 @@ def build_record(
 def build_decision(
     verdict: Wait | Stop, outcome: Outcome, effective_policy: EffectivePolicy, call: DurableCall
 ) -> Decision:
-    """Return the entry of the attempt log for a verdict, with the inputs of the verdict."""
-    breaker, balance = call.last_status
+    """Return the decision of an attempt log entry: the verdict and the state it is based on."""
+    breaker, budget = call.last_status
     decision = Decision(
-        action="stop", policy_version=effective_policy.version, budget=balance, breaker=breaker
+        action="stop", policy_version=effective_policy.version, budget=budget, breaker=breaker
     )
     if isinstance(verdict, Wait):
         decision.action = "wait"
@@ -134,7 +134,7 @@ def build_decision(
 def final_result(
     task: Task, attempt: AttemptRecord | None, status: Status, reason: str | None = None
 ) -> TaskResult:
-    """Return the result that ends a task; `attempt` is None if no attempt was made."""
+    """Return the result that finishes a task; `attempt` is None if no attempt was made."""
     kind = task.last_outcome_kind if attempt is None else attempt.outcome
     return TaskResult(
         task=task, attempt=attempt, status=status, reason=reason, last_outcome_kind=kind
@@ -147,21 +147,25 @@ def retry_result(
     wait: Wait,
     outcome: Outcome,
     now: int,
-    lease: LeaseTerms | None,
+    lease_terms: LeaseTerms | None,
 ) -> TaskResult:
-    """Return the result of a retry; `lease` is kept if the next attempt is within its horizon."""
+    """Return the result of an attempt that is followed by a retry.
+
+    `lease_terms` renew the lease if the retry is due within their horizon. None: never renew it.
+    """
     hint = outcome.hint
+    # An exact hint (gRPC pushback, which sets the delay exactly) restarts the backoff.
     is_exact = hint is not None and hint.exact
     # Rounded up, because an attempt must not be early: a server's hint is a minimum.
     next_attempt_at = now + ceil(wait.delay * 1000)
-    is_within_horizon = lease is not None and next_attempt_at - now <= lease.horizon_ms
+    can_renew = lease_terms is not None and next_attempt_at - now <= lease_terms.horizon_ms
     counted_attempts = task.attempts + 1 - task.attempts_before_replay - task.lost_attempts
     return TaskResult(
         task=task,
         attempt=attempt,
         status=Status.PENDING,
         next_attempt_at=next_attempt_at,
-        renewed_lease=lease if is_within_horizon else None,
+        renewed_lease=lease_terms if can_renew else None,
         previous_delay=None if is_exact else wait.delay,
         backoff_offset=counted_attempts if is_exact else task.backoff_offset,
         last_outcome_kind=attempt.outcome,

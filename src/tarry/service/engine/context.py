@@ -1,4 +1,4 @@
-"""Limits, health, clock and dependencies of an engine's components, and `retry_until_stored`."""
+"""What the components of an engine share: limits, health, clock, dependencies, store retries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tarry.service import defaults
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from tarry.service.delivery import Delivery
+    from tarry.service.delivery import DeliveryClient
     from tarry.service.engine.lanes import Lanes
     from tarry.service.engine.policies import PolicyCache
     from tarry.service.engine.reporting import Reporter
@@ -44,11 +44,11 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Health:
-    """The failing components of this process; logged when a component fails or recovers."""
+    """The failing components of this process. Each failure and each recovery is logged once."""
 
     def __init__(self) -> None:
         self.failing: dict[str, str] = {}  # the last error by component
-        self.delayed_writes: int = 0  # writes that the store has refused and that are being retried
+        self.delayed_writes: int = 0  # writes that are retried until the store is available
 
     def mark_failing(self, component: str, error: object) -> None:
         """Mark a component as failing."""
@@ -65,8 +65,8 @@ class Health:
 class StoreClock:
     """An estimate of the store's clock: the local monotonic clock plus an offset, in epoch ms.
 
-    The wall clock of this machine is not used: if an operator sets it, no task may wait longer or
-    shorter.
+    The wall clock of this machine is not used, because tasks would wait longer or shorter if an
+    operator set it.
     """
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
@@ -92,44 +92,46 @@ class StoreClock:
     def synchronize(self, sent_at: float, store_now: int) -> None:
         """Update the offset from a reply of the store, which contains its time `store_now`.
 
-        `sent_at` is the local time of the request. The store read its clock between then and now,
-        so the offset has a lower and an upper bound. The highest lower bound is kept, so that the
-        estimate is never ahead of the store, and at most the time of the fastest reply behind it.
-        An offset above the upper bound means that the store's clock was set back.
+        `sent_at` is `local_ms` of the request. The store read its clock between then and now, so
+        the offset has a lower and an upper bound. The highest lower bound is kept: the estimate is
+        never ahead of the store, and behind it by at most the round trip of the fastest reply. An
+        offset above the upper bound means that the store's clock was set back.
         """
-        # The store rounds its time down, so that up to one millisecond more may have passed.
+        # The store rounds its time down, so its exact time is up to one millisecond later.
         lower, upper = store_now - self.local_ms(), store_now + 1 - sent_at
         self._offset_ms = lower if self._offset_ms > upper else max(self._offset_ms, lower)
 
 
 class EngineContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The dependencies of ingest, scheduler, worker and maintenance, from `tarry.service.app`."""
+    """The dependencies of engine, scheduler, worker and maintenance; `Service` creates them."""
 
     store: Store
-    delivery: Delivery
+    delivery_client: DeliveryClient
     policies: PolicyCache
     lanes: Lanes
     clock: StoreClock
     reporter: Reporter
     health: Health
-    lease: LeaseTerms
+    lease_terms: LeaseTerms
     limits: EngineLimits
     retention: Retention
     draw: Callable[[], float]  # return a random number in [0, 1)
     unpack: Callable[[bytes], TaskContent]  # decode, and decrypt if needed, the content of a task
     read_body: Callable[[TaskContent], Awaitable[bytes]]  # fetch a body and verify it
     delete_bodies: Callable[[list[str]], Awaitable[None]]
-    delete_orphaned_bodies: Callable[[], Awaitable[int]]  # whose task was never added
+    delete_orphaned_bodies: Callable[
+        [], Awaitable[int]
+    ]  # bodies whose task was never added; return how many
     sign: Callable[[Task, bytes], list[tuple[str, str]]]  # return the signature headers of a body
     build_callback_task: Callable[[Task, TaskContent, TaskResult], Task]
-    """Build the task that reports a result to the `callbackUrl` of its task."""
+    """Build the task that reports the result of another task to its `callbackUrl`."""
 
 
 async def retry_until_stored(write: Callable[[], Awaitable[T]], health: Health) -> T:
     """Repeat a write until the store accepts it, with pauses that double up to two seconds.
 
-    Used for writes of what has already happened: results, released leases, parked lanes.
-    Until a write is accepted, `health` shows the store as failing.
+    Used to record what has already happened: results, released leases, parked lanes.
+    Until the write is accepted, the store is marked as failing in `health`.
     """
     pause, is_delayed = FIRST_STORE_RETRY_PAUSE_S, False
     try:

@@ -1,6 +1,6 @@
 """The engine of one process: ingest of new tasks, background loops, and the operator's actions.
 
-Ingest writes new tasks in groups, and passes them straight to the worker if it has capacity.
+Ingest writes new tasks in groups. While the worker has capacity, it gets them right after that.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tarry.service.engine.context import EngineContext, Health, StoreClock
+    from tarry.service.engine.lanes import LeasedTask
     from tarry.service.engine.policies import PolicyCache
     from tarry.service.engine.reporting import EventPublisher
     from tarry.service.model import Task, TaskContent
     from tarry.service.store import NewTask
 
 _MAX_GROUP_ITEMS = 64
-"""Small, because results are written between two groups: a large group would delay retries."""
-_IngestItem: TypeAlias = "tuple[NewTask, TaskContent | None]"
+"""New tasks in one group. Results are written between two groups, so a large group delays them."""
+_IngestItem: TypeAlias = "tuple[NewTask, TaskContent | None]"  # with the unpacked content, if known
 
 
 class Engine:
@@ -52,22 +53,23 @@ class Engine:
         self.worker: Worker = Worker(context)
         self.scheduler: Scheduler = Scheduler(context, self.worker)
         self.maintenance: Maintenance = Maintenance(context, self.scheduler)
-        self._new_tasks: AsyncGroupCommit[_IngestItem, AddResult] = AsyncGroupCommit(
+        self._ingest_queue: AsyncGroupCommit[_IngestItem, AddResult] = AsyncGroupCommit(
             self._add, max_items=_MAX_GROUP_ITEMS, max_pending=context.limits.max_unwritten
         )
         self._is_stopping = False
-        self._loops: list[asyncio.Task[None]] = []
-        """The asyncio tasks of the scheduler and the maintenance, once started."""
+        self._background_tasks: list[asyncio.Task[None]] = []
+        """The asyncio tasks of the scheduler and the maintenance, in this order, once started."""
 
     async def start(self) -> None:
         """Read the store's time, then start the scheduler and the maintenance."""
         sent_at = self.clock.local_ms()
         self.clock.synchronize(sent_at, await self._context.store.ping())
         loop = asyncio.get_running_loop()
-        self._loops = [loop.create_task(each.run()) for each in (self.scheduler, self.maintenance)]
+        runners = (self.scheduler, self.maintenance)
+        self._background_tasks = [loop.create_task(runner.run()) for runner in runners]
 
     def stop_starting(self) -> None:
-        """Claim and start no more tasks; tasks that are added from now on are only stored."""
+        """Claim and start no more tasks; tasks that are added from now on are stored only."""
         self.worker.stop_starting()
         self.scheduler.stop()
 
@@ -75,58 +77,62 @@ class Engine:
         """Claim no more tasks, release waiting tasks, and wait for attempts in flight."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         self.stop_starting()
-        if self._loops:
-            # A cancelled claim would leave leases that no worker knows of.
-            await asyncio.wait(self._loops[:1], timeout=timeout_s / 2)
-            for loop in self._loops:
-                loop.cancel()
-            await asyncio.wait(self._loops)
+        if self._background_tasks:
+            # The scheduler may end its claim: if cancelled, it leaves leases unknown to any worker.
+            await asyncio.wait(self._background_tasks[:1], timeout=timeout_s / 2)
+            for task in self._background_tasks:
+                task.cancel()
+            await asyncio.wait(self._background_tasks)
         self._is_stopping = True  # new tasks are not leased to this process any more
-        await self._new_tasks.flush()
+        await self._ingest_queue.flush()
         await self.worker.stop(max(0.0, deadline - asyncio.get_running_loop().time()))
 
     def submit(
         self, new_tasks: list[NewTask], contents: Sequence[TaskContent] | None = None
     ) -> asyncio.Future[Sequence[AddResult]]:
-        """Add tasks; they are durable when the future is done, even if the caller is cancelled.
+        """Add tasks. They are durable when the returned future is done.
 
-        `contents` are the unpacked contents of the tasks, so that the worker need not unpack them.
-        Raises `Overloaded` if too many tasks wait to be written.
+        Cancelling the caller does not stop the write. `contents` are the unpacked contents of the
+        tasks, so that the worker need not unpack them. Raises `Overloaded` if too many tasks wait
+        to be written.
         """
-        # Tasks that wait to be written may already have been promised a slot.
+        # Each task that waits to be written may take one of the slots.
         free_slots = 0
         if not self._is_stopping:
-            free_slots = self.worker.leased_tasks.free_slots - self._new_tasks.pending
+            free_slots = self.worker.leased_tasks.free_slots - self._ingest_queue.pending
         lanes, limit = self._context.lanes, self._context.limits.max_lane_leased
         can_lease: dict[str, bool] = {}
         for new in new_tasks:
             if free_slots <= 0:
                 break
-            lane = new.task.lane
-            if lane not in can_lease:
-                state = lanes.get(lane)
-                can_lease[lane] = state is None or not (state.leased >= limit or state.is_tripped)
-            if can_lease[lane]:
+            lane_name = new.task.lane
+            if lane_name not in can_lease:
+                lane = lanes.get(lane_name)
+                is_full_or_tripped = lane is not None and (
+                    lane.leased_count >= limit or lane.is_tripped
+                )
+                can_lease[lane_name] = not is_full_or_tripped
+            if can_lease[lane_name]:
                 new.lease_on_add = True
                 free_slots -= 1
         contents_or_none: Sequence[TaskContent | None] = contents or [None] * len(new_tasks)
-        return self._new_tasks.submit(list(zip(new_tasks, contents_or_none, strict=True)))
+        return self._ingest_queue.submit(list(zip(new_tasks, contents_or_none, strict=True)))
 
     async def _add(self, items: Sequence[_IngestItem]) -> Sequence[AddResult]:
         """Store tasks, pass leased tasks to the worker, and wake the scheduler for the others.
 
         This is done here and not by the caller of `submit`, which may have been cancelled
-        meanwhile: a leased task would then wait until its lease expires.
+        meanwhile. A leased task that is not passed on would wait until its lease expires.
         """
         context, new_tasks = self._context, [new for new, _ in items]
         try:
             quota = context.limits.max_tenant_live_tasks
-            results = await context.store.add(new_tasks, context.lease, quota=quota)
+            results = await context.store.add(new_tasks, context.lease_terms, quota=quota)
         except StoreUnavailable as error:
             context.health.mark_failing("store", error)
             raise
         context.health.mark_healthy("store")
-        horizon_end = context.clock.now() + context.lease.horizon_ms
+        horizon_end = context.clock.now() + context.lease_terms.horizon_ms
         has_listeners = bool(self.events.listeners)
         tasks: list[Task] = []
         contents: list[TaskContent | None] = []
@@ -135,7 +141,7 @@ class Engine:
                 continue
             task = result.task
             if has_listeners:
-                self._reporter.task_added(task)
+                self._reporter.report_added(task)
             if result.leased:
                 tasks.append(task)
                 contents.append(content)
@@ -151,43 +157,50 @@ class Engine:
 
     async def cancel(self, tenant: str, task_id: str) -> CancelStatus | None:
         """Cancel a task; return None if there is no such task."""
-        leased = self.worker.leased_tasks.get(task_id)
-        if leased is None or leased.task.tenant != tenant or leased.is_busy:
+        leased_task = self._find_waiting(tenant, task_id)
+        if leased_task is None:
             status = await self._context.store.cancel(tenant, task_id)
         else:
-            leased.is_busy = True  # the worker must not start the task meanwhile
+            leased_task.is_busy = True  # the worker must not start the task meanwhile
             try:
                 status = await self._context.store.cancel(tenant, task_id)
                 if status is CancelStatus.REQUESTED:
                     # For the store, every leased task is running. This process knows that no
-                    # attempt runs, so the task can be ended at once.
-                    result = TaskResult(task=leased.task, attempt=None, status=Status.CANCELLED)
+                    # attempt runs, so the task is finished at once.
+                    task = leased_task.task
+                    result = TaskResult(task=task, attempt=None, status=Status.CANCELLED)
                     finish_status = await self.worker.result_writer.submit(result)
                     if finish_status is not FinishStatus.SUPERSEDED:
                         status = CancelStatus.CANCELLED
             except BaseException:
-                self.worker.result_writer.requeue_or_release(leased)
+                self.worker.result_writer.requeue_or_release(leased_task)
                 raise
-            self.worker.leased_tasks.drop(leased)
+            self.worker.leased_tasks.drop(leased_task)
         if status is CancelStatus.CANCELLED:
             self._reporter.notify(task_id, FinishedTask(Status.CANCELLED, None, None))
-            task = await self._context.store.get_task(tenant, task_id)
-            if task is not None:
-                self._reporter.task_cancelled(task)
+            stored_task = await self._context.store.get_task(tenant, task_id)
+            if stored_task is not None:
+                self._reporter.report_cancelled(stored_task)
         return status
 
     async def retry_now(self, tenant: str, task_id: str) -> RetryNowStatus | None:
         """Make a task due now; return None if there is no such task."""
-        leased = self.worker.leased_tasks.get(task_id)
-        if leased is not None and leased.task.tenant == tenant and not leased.is_busy:
-            # The task waits in this process, so it is started here.
-            leased.task.next_attempt_at = self._context.clock.now()
-            self.worker.leased_tasks.add([leased.task], [leased.content])
+        leased_task = self._find_waiting(tenant, task_id)
+        if leased_task is not None:
+            leased_task.task.next_attempt_at = self._context.clock.now()
+            self.worker.leased_tasks.add([leased_task.task], [leased_task.content])
             return RetryNowStatus.DUE
         status = await self._context.store.retry_now(tenant, task_id)
         if status is RetryNowStatus.DUE:
             self.scheduler.wake()
         return status
+
+    def _find_waiting(self, tenant: str, task_id: str) -> LeasedTask | None:
+        """Return a task that waits in this process for its next attempt, or None."""
+        leased_task = self.worker.leased_tasks.get(task_id)
+        if leased_task is None or leased_task.is_busy or leased_task.task.tenant != tenant:
+            return None
+        return leased_task
 
     async def pause(self, lane_name: str) -> None:
         """Stop a lane until an operator resumes it; attempts in flight continue."""
@@ -197,10 +210,10 @@ class Engine:
         # marked the lane as not paused.
         self._context.lanes[lane_name].is_paused = True
         self.worker.release_lane(lane_name)
-        self._reporter.lane_changed("paused", lane_name)
+        self._reporter.report_lane_change("paused", lane_name)
 
     async def resume(self, lane_name: str) -> None:
-        """Resume a lane that was paused or parked; its in-flight limit then grows step by step."""
+        """Resume a lane that was paused or parked; its in-flight limit then grows in steps."""
         await self._context.store.resume(lane_name)
         lane = self._context.lanes.get(lane_name)
         if lane is not None:
@@ -209,10 +222,10 @@ class Engine:
             lane.downstream.on_recovery(self._context.clock.seconds())
             lane.downstream.transitions.clear()
         self.scheduler.wake()
-        self._reporter.lane_changed("resumed", lane_name)
+        self._reporter.report_lane_change("resumed", lane_name)
 
     async def reset(self, lane_name: str) -> None:
-        """Forget the breaker, budget and latencies of a lane, and resume it."""
+        """Reset the breaker, budget and latencies of a lane, and resume it."""
         lane = self._context.lanes.get(lane_name)
         if lane is not None:
             lane.downstream = self._context.lanes.build_downstream(lane_name)
@@ -229,8 +242,8 @@ class Engine:
         return LocalStats(
             breaker=breaker,
             budget=balance,
-            running=lane.running,
-            leased=lane.leased,
+            running=lane.running_count,
+            leased=lane.leased_count,
             p50_ms=None if p50 is None else round(p50 * 1000, 3),
             p95_ms=None if p95 is None else round(p95 * 1000, 3),
         )

@@ -1,4 +1,4 @@
-"""Maintenance: removes expired tasks and unused bodies, advances replays, forgets idle lanes.
+"""Maintenance: removes expired tasks, unused bodies and the memory of idle lanes; advances replays.
 
 Everything is done in small steps, so that the store is never blocked for long.
 """
@@ -22,9 +22,10 @@ _MAX_TASKS_PER_STEP = 200
 _REPLAY_STEPS_PER_SECOND = 10
 _MAX_BODIES_PER_STEP = 100
 _UNUSED_BODY_SEARCH_INTERVAL_MS = 600_000  # rare, because it lists all stored bodies
-_IDLE_LANE_CHECK_INTERVAL_MS = 300_000  # a lane is forgotten when idle from one check to the next
+_IDLE_LANE_CHECK_INTERVAL_MS = 300_000
+"""A lane is removed from memory if it was idle from one check to the next."""
 _IDLE_PAUSE_S, _BUSY_PAUSE_S = 1.0, 0.02
-"""Pause after a round with no work left, and after a round with work left."""
+"""Pause after a step that left no work to do, and after a step that left some."""
 
 
 class Maintenance:
@@ -36,11 +37,11 @@ class Maintenance:
         self._next_unused_body_search_at = self._next_idle_lane_check_at = 0
 
     async def run_once(self) -> float:
-        """Do one small step of each kind of maintenance; return the seconds until the next."""
+        """Do one small step of each kind of maintenance; return the pause after it in seconds."""
         context, store = self._context, self._context.store
         removal = await store.sweep(context.retention, _MAX_TASKS_PER_STEP)
         next_replay_at = await self._step_replays()
-        # Orphans are bodies of removed tasks. Bodies whose task was never added are searched below.
+        # Orphans are bodies of removed tasks. Bodies whose task was never added are found below.
         orphans = await store.list_orphaned_bodies(_MAX_BODIES_PER_STEP)
         if orphans:
             await context.delete_bodies(orphans)
@@ -60,7 +61,7 @@ class Maintenance:
         return min(_IDLE_PAUSE_S, max(_BUSY_PAUSE_S, until_replay))
 
     async def _step_replays(self) -> int | None:
-        """Do one step of each due replay; return when the next step is due, or None."""
+        """Do one step of each due replay; return when the next step is due (None: no replay)."""
         store = self._context.store
         next_times: list[int] = []
         for replay in await store.list_replays(running=True):

@@ -1,10 +1,10 @@
 """The Prometheus metrics of the service.
 
-Recording an attempt only appends a sample to a list, because every attempt is recorded. Samples are
-added to counters and histograms 500 at a time, or when the metrics are read. Objects of
-the Prometheus client are only built when the metrics are read. The number of labels is bounded:
-policies after the first hundred are counted as `other`, and only the hundred most notable lanes
-(tripped or busy) have gauges.
+Recording must be cheap, because every attempt is recorded: it only appends a sample to a list.
+Samples are added to counters and histograms 500 at a time, or when the metrics are read. Objects of
+the Prometheus client are only built when the metrics are read. The number of label values is
+bounded: policies after the first hundred are counted as `other`, and only a hundred lanes have
+gauges (tripped lanes first, then the busiest).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from tarry.service.store import Counters
 
     _AttemptSample: TypeAlias = tuple[str, str, int, float | None, float | None]
-    """Outcome, policy id, lag from due to start, duration, delay before the next attempt; in ms."""
-    _TaskSample: TypeAlias = tuple[str, int, int]  # terminal status, number of attempts, age in ms
+    """Outcome, policy id, and in ms: lag after the due time, duration, delay of the retry."""
+    _TaskSample: TypeAlias = tuple[str, int, int]  # final status, number of attempts, age in ms
 
 _MAX_LABEL_VALUES = 100
 _SHORT_BUCKETS_MS = (
@@ -47,13 +47,14 @@ _LONG_BUCKETS_MS = (
 )  # fmt: skip
 _MAX_SAMPLES = 500
 """Samples that are collected before they are counted. Sorting many values at once is cheaper than
-searching the bucket of each."""
+searching for the bucket of each value."""
 _BREAKER_STATES = ("closed", "open", "half-open")
 _BREAKER_STATE_OF_EVENT = {"parked": "open", "probing": "half-open", "resumed": "closed"}
+"""The new state of the breaker, by the kind of lane event. An operator can also resume a lane."""
 
 
-class _Counter(Counter[tuple[str, ...]]):
-    """A counter by the values of its labels."""
+class _LabeledCounter(Counter[tuple[str, ...]]):
+    """A counter with labels; the keys are tuples of label values."""
 
     def __init__(self, name: str, help_text: str, *labels: str) -> None:
         super().__init__()
@@ -67,13 +68,13 @@ class _Counter(Counter[tuple[str, ...]]):
 
 
 class _Histogram:
-    """A histogram of durations in milliseconds, which is rendered in seconds."""
+    """A histogram of durations. It observes milliseconds, and is rendered in seconds."""
 
     __slots__ = ("_bounds", "_cumulative_counts", "_help", "_name", "_sum", "_total_count")
 
     def __init__(self, name: str, help_text: str, bounds: tuple[int, ...]) -> None:
         self._name, self._help, self._bounds = name, help_text, bounds
-        self._cumulative_counts = [0] * len(bounds)  # for each bound, the number of values up to it
+        self._cumulative_counts = [0] * len(bounds)  # per bound, values up to it
         self._total_count = 0
         self._sum = 0.0
 
@@ -94,23 +95,25 @@ class _Histogram:
 
 
 class Metrics:
-    """Counts attempts and completed tasks, and renders the metrics page."""
+    """Counts attempts and finished tasks, and renders the metrics page."""
 
     def __init__(self, lanes: Lanes) -> None:
         self._lanes = lanes
         self._attempt_samples: list[_AttemptSample] = []
         self._task_samples: list[_TaskSample] = []
         self._policies: set[str] = set()
-        self.attempts: _Counter = _Counter(
+        self.attempts: _LabeledCounter = _LabeledCounter(
             "retry_attempts", "Attempts, by outcome and policy.", "outcome", "policy"
         )
-        """Attempts by outcome and policy, including lost ones, whose worker disappeared."""
-        help_text = "Finished tasks, by terminal status, and by first or retried attempt."
-        self._outcomes = _Counter("retry_task_outcomes", help_text, "outcome", "attempts")
-        self._transitions = _Counter(
+        """Includes lost attempts, whose worker disappeared. They have the policy label ""."""
+        help_text = "Finished tasks, by status, and by whether they were retried."
+        self._finished_tasks = _LabeledCounter(
+            "retry_task_outcomes", help_text, "outcome", "attempts"
+        )
+        self._transitions = _LabeledCounter(
             "retry_breaker_transitions", "Breaker transitions, by the new state.", "to"
         )
-        self.superseded: _Counter = _Counter(
+        self.superseded: _LabeledCounter = _LabeledCounter(
             "retry_superseded", "Results that arrived after their lease was lost."
         )
         self.superseded[()] = 0  # the metric has no labels
@@ -134,7 +137,7 @@ class Metrics:
             self._count_attempts()
 
     def record_finished_task(self, status: str, attempts: int, age_ms: int) -> None:
-        """Record a task that reached a terminal status `age_ms` after it was added."""
+        """Record a task that was finished `age_ms` after it was added."""
         samples = self._task_samples
         samples.append((status, attempts, age_ms))
         if len(samples) >= _MAX_SAMPLES:
@@ -147,21 +150,21 @@ class Metrics:
             self._transitions[(state,)] += 1
 
     def render(
-        self, counters: Counters, now: float, tenant: str | None = None
+        self, store_counters: Counters, now_s: float, tenant: str | None = None
     ) -> tuple[bytes, str]:
-        """Return the metrics page and its content type; `counters` come from the store.
+        """Return the metrics page and its content type.
 
         With `tenant`, the page has only the gauges of the tenant's lanes and tasks, because the
         other metrics cover all tenants.
         """
         registry = CollectorRegistry()
         counters_and_histograms = self._counters_and_histograms() if tenant is None else ()
-        metrics = [*counters_and_histograms, *self._gauges(counters, now, tenant)]
+        metrics = [*counters_and_histograms, *self._gauges(store_counters, now_s, tenant)]
         registry.register(_MetricsCollector(metrics))
         return generate_latest(registry), CONTENT_TYPE_LATEST
 
     def _count_attempts(self) -> None:
-        """Add the recorded attempts to the counters."""
+        """Add the recorded attempts to the counters and histograms."""
         if not self._attempt_samples:
             return
         outcomes, policies, lags, durations, delays = zip(*self._attempt_samples, strict=True)
@@ -173,23 +176,23 @@ class Metrics:
         self._delay.observe([delay for delay in delays if delay is not None])
 
     def _count_tasks(self) -> None:
-        """Add the recorded tasks to the counters."""
+        """Add the recorded tasks to the counter and the histogram."""
         if not self._task_samples:
             return
         statuses, attempts, ages = zip(*self._task_samples, strict=True)
         self._task_samples.clear()
         for (status, attempts_made), count in Counter(zip(statuses, attempts, strict=True)).items():
-            self._outcomes[status, "first" if attempts_made <= 1 else "retried"] += count
+            self._finished_tasks[status, "first" if attempts_made <= 1 else "retried"] += count
         self._age.observe(ages)
 
     def _counters_and_histograms(self) -> Iterator[Metric]:
         self._count_attempts()
         self._count_tasks()
-        counters = self.attempts, self._outcomes, self._transitions, self.superseded
+        counters = self.attempts, self._finished_tasks, self._transitions, self.superseded
         for metric in (*counters, self._age, self._delay, self._lag, self._duration):
             yield metric.to_metric()
 
-    def _gauges(self, counters: Counters, now: float, tenant: str | None) -> Iterator[Metric]:
+    def _gauges(self, counters: Counters, now_s: float, tenant: str | None) -> Iterator[Metric]:
         tasks = GaugeMetricFamily("retry_tasks", "Tasks, by status.", labels=["status"])
         for status, count in counters.task_counts.items():
             tasks.add_metric([status.name], count)
@@ -198,7 +201,7 @@ class Metrics:
         help_text = "Retries that the budget of a lane still admits."
         balances = GaugeMetricFamily("retry_budget_balance", help_text, labels=["lane"])
         for lane in self._lanes.most_notable(_MAX_LABEL_VALUES, tenant):
-            current_state, balance = lane.downstream.status(now)
+            current_state, balance = lane.downstream.status(now_s)
             for state in _BREAKER_STATES:
                 states.add_metric([lane.name, state], state == current_state)
             if balance is not None:
@@ -206,7 +209,7 @@ class Metrics:
         yield from (tasks, states, balances)
 
     def _policy_label(self, policy_id: str) -> str:
-        """Return the label for a policy: its id for the first hundred policies, then `other`."""
+        """Return the label value of a policy: its id, or `other` after a hundred policies."""
         if policy_id not in self._policies:
             if len(self._policies) >= _MAX_LABEL_VALUES:
                 return "other"

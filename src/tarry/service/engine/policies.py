@@ -1,4 +1,4 @@
-"""The policies of tasks: the newest or a pinned version of a tenant's policy, plus overrides."""
+"""The policy of each task: the newest or a pinned version of a policy, plus overrides."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from tarry.wire.policies import SERVICE_PRESETS, policy_from_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import Any
+    from typing import Any, TypeAlias
 
     from tarry.core.policy import Policy
     from tarry.service.model import Task
     from tarry.service.store import Store
 
+    _CacheKey: TypeAlias = tuple[str, str, int | None]
+    """Tenant, policy id, and the version to which a task is pinned (None: the newest version)."""
+
 K = TypeVar("K")
 V = TypeVar("V")
 
 _logger = logging.getLogger("tarry.service")
-_MAX_CACHED = 10_000
-_FRESH_MS = 1_000
-"""A cached policy is loaded again after this time: another process may have changed it."""
+_MAX_CACHED_POLICIES = 10_000
+_REFRESH_AFTER_MS = 1_000
+"""A cached policy is loaded again after this time, because another process may have changed it."""
 
 
 class EffectivePolicy(msgspec.Struct, gc=False):
@@ -41,11 +44,11 @@ class PolicyCache:
     def __init__(self, store: Store, now: Callable[[], int]) -> None:
         self._store = store
         self._now = now
-        self._cached: dict[tuple[str, str, int | None], EffectivePolicy] = {}
-        self._refreshing: set[tuple[str, str, int | None]] = set()
-        """Policies that are being loaded again; the stale version is used meanwhile."""
+        self._cached: dict[_CacheKey, EffectivePolicy] = {}
+        self._refreshing: set[_CacheKey] = set()
+        """Policies that are being loaded again; the stale policy is used meanwhile."""
         self._overridden: dict[tuple[Any, ...], tuple[EffectivePolicy, EffectivePolicy]] = {}
-        """The cached policy, and the policy that results from it and the overrides of a task."""
+        """A cached policy, and the policy that results from its combination with overrides."""
 
     def get_cached(self, task: Task, overrides: Mapping[str, Any] | None) -> EffectivePolicy | None:
         """Return the policy of a task if it is cached, else None."""
@@ -55,7 +58,10 @@ class PolicyCache:
         return self._apply_overrides(task, overrides, effective_policy)
 
     def try_begin_refresh(self, task: Task) -> bool:
-        """Mark a stale policy as being refreshed; if True, the caller must `load_for_task`."""
+        """Mark a stale policy as being refreshed, and return whether it was not marked before.
+
+        If this returns True, the caller has to call `load_for_task`.
+        """
         key = (task.tenant, task.policy_id, task.policy_version)
         if key in self._refreshing:
             return False
@@ -63,11 +69,13 @@ class PolicyCache:
         return True
 
     async def load_for_task(self, task: Task) -> None:
-        """Cache the policy of a task, or the default policy if that policy was deleted."""
+        """Load the policy of a task into the cache; if it was deleted, the default policy."""
         tenant, policy_id, version = task.tenant, task.policy_id, task.policy_version
         try:
             if await self.load(tenant, policy_id, version) is None:
-                default = EffectivePolicy(SERVICE_PRESETS["default"], None, self._now() + _FRESH_MS)
+                default = EffectivePolicy(
+                    SERVICE_PRESETS["default"], None, self._now() + _REFRESH_AFTER_MS
+                )
                 _put(self._cached, (tenant, policy_id, version), default)
         finally:
             self._refreshing.discard((tenant, policy_id, version))
@@ -75,11 +83,14 @@ class PolicyCache:
     async def load(
         self, tenant: str, policy_id: str, version: int | None = None
     ) -> EffectivePolicy | None:
-        """Cache and return a policy: the tenant's own, else a preset of this name, else None."""
+        """Cache and return a policy: the tenant's own, else a preset with this id, else None.
+
+        `version` None is the newest version. Presets have no versions.
+        """
         stored = await self._store.get_policy(tenant, policy_id, version)
-        default, stale_at = SERVICE_PRESETS["default"], self._now() + _FRESH_MS
+        base_policy, stale_at = SERVICE_PRESETS["default"], self._now() + _REFRESH_AFTER_MS
         if stored is not None:
-            policy = policy_from_json(msgspec.json.decode(stored.document), default)
+            policy = policy_from_json(msgspec.json.decode(stored.document), base_policy)
             effective_policy = EffectivePolicy(policy, stored.version, stale_at)
         elif version is None and policy_id in SERVICE_PRESETS:
             effective_policy = EffectivePolicy(SERVICE_PRESETS[policy_id], None, stale_at)
@@ -102,8 +113,8 @@ class PolicyCache:
         if entry is None or entry[0] is not base:
             try:
                 policy = policy_from_json(overrides, base.policy)
-            except ConfigurationError as error:  # the policy was changed since the task was added
-                message = "policy overrides ignored, the changed policy makes them invalid, "
+            except ConfigurationError as error:  # the policy was changed after the task was added
+                message = "policy overrides ignored because the changed policy makes them invalid, "
                 message += "tenant=%s policy=%s: %s"
                 _logger.warning(message, task.tenant, task.policy_id, error)
                 policy = base.policy
@@ -114,6 +125,6 @@ class PolicyCache:
 
 def _put(cache: dict[K, V], key: K, value: V) -> None:
     """Add an entry to a cache; if the cache is full, remove the oldest entry first."""
-    if len(cache) >= _MAX_CACHED:
+    if len(cache) >= _MAX_CACHED_POLICIES:
         del cache[next(iter(cache))]
     cache[key] = value

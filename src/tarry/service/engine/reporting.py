@@ -32,9 +32,10 @@ class Event(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
 
     kind: str
     """For a task: added, attempt, succeeded, exhausted, cancelled, superseded, deferred.
-    For a lane: parked (its breaker opened), probing (half-open), resumed, paused (by an
-    operator). An event `lost` reports attempts of several tasks, and has no tenant."""
-    at: int
+    For a lane: parked (its breaker opened), probing (half-open), resumed (its breaker closed, or
+    an operator resumed it), paused (by an operator). For attempts of several tasks: lost. Then
+    tenant and lane are empty."""
+    at: int  # epoch ms
     tenant: str
     lane: str
     task_id: str | None = None
@@ -43,7 +44,7 @@ class Event(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     reason: str | None = None
     next_attempt_at: int | None = None
     created_at: int | None = None
-    attempts: int | None = None
+    attempts: int | None = None  # made by the task; for `lost`, the number of lost attempts
 
 
 class EventPublisher:
@@ -51,10 +52,10 @@ class EventPublisher:
 
     def __init__(self) -> None:
         self.listeners: list[Callable[[Event], None]] = []
-        """Other code only tests whether it is empty, to build no `Event` without a listener."""
+        """Other classes only test whether this is empty: then they need not build an `Event`."""
 
     def listen(self, listener: Callable[[Event], None]) -> Callable[[], None]:
-        """Call `listener` with each event from now on; return a function that removes it."""
+        """Call `listener` with each event from now on; return a function that stops this."""
         self.listeners.append(listener)
         return lambda: self.listeners.remove(listener)
 
@@ -90,7 +91,7 @@ class Subscription:
 
 
 class FinishedTask(msgspec.Struct):
-    """The terminal status of a task, and its last delivery, if this process made one."""
+    """The final status of a task, and its last delivery if this process made it."""
 
     status: Status
     reason: str | None
@@ -107,17 +108,17 @@ class Reporter:
         self.events: EventPublisher = EventPublisher()
         self._metrics = metrics
         self._read_clock = read_clock
-        self._waiting: dict[str, list[asyncio.Future[FinishedTask]]] = {}
+        self._waiters: dict[str, list[asyncio.Future[FinishedTask]]] = {}
         """Futures of callers, by the id of the task that they wait for. The callers also poll the
-        store, because a task may complete in another process."""
+        store, because another process may finish the task."""
 
-    def task_added(self, task: Task) -> None:
+    def report_added(self, task: Task) -> None:
         """Report a new task to the listeners."""
         next_attempt_at = task.next_attempt_at
         self._publish("added", task, None, task.created_at, next_attempt_at=next_attempt_at)
 
-    def attempt_made(self, result: TaskResult, now: int) -> None:
-        """Report `result.attempt`; do nothing if no attempt was made."""
+    def report_attempt(self, result: TaskResult, now: int) -> None:
+        """Report the attempt of a result, if it has one."""
         task, attempt = result.task, result.attempt
         if attempt is None:
             return
@@ -126,7 +127,7 @@ class Reporter:
             next_at, attempts = result.next_attempt_at or None, task.attempts + 1
             self._publish("attempt", task, attempts, now, attempt=attempt, next_attempt_at=next_at)
 
-    def task_finished(
+    def report_finished(
         self,
         status: Status,
         task: Task,
@@ -135,59 +136,59 @@ class Reporter:
         now: int,
         delivery_result: DeliveryResult | None = None,
     ) -> None:
-        """Report that a task reached a terminal status after `attempts` attempts."""
+        """Report that a task is finished after `attempts` attempts."""
         kind = _EVENT_KINDS[status]
         self._metrics.record_finished_task(kind, attempts, now - task.created_at)
         if self.events.listeners:
             self._publish(kind, task, attempts, now, reason=reason)
-        if task.id in self._waiting:
+        if task.id in self._waiters:
             self.notify(task.id, FinishedTask(status, reason, delivery_result))
 
     def notify(self, task_id: str, finished_task: FinishedTask) -> None:
         """Wake all callers that wait for a task."""
-        for future in self._waiting.pop(task_id, ()):
+        for future in self._waiters.pop(task_id, ()):
             if not future.done():
                 future.set_result(finished_task)
 
     async def wait_until_finished(self, task_id: str, seconds: float) -> FinishedTask | None:
         """Wait until this process finishes a task; return None after `seconds`."""
         future: asyncio.Future[FinishedTask] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(task_id, []).append(future)
+        self._waiters.setdefault(task_id, []).append(future)
         try:
             async with asyncio.timeout(seconds):
                 return await future
         except TimeoutError:
             return None
         finally:
-            waiting = self._waiting.get(task_id, [])
-            if future in waiting:
-                waiting.remove(future)
-            if not waiting:
-                self._waiting.pop(task_id, None)
+            waiters = self._waiters.get(task_id, [])
+            if future in waiters:
+                waiters.remove(future)
+            if not waiters:
+                self._waiters.pop(task_id, None)
 
-    def task_cancelled(self, task: Task) -> None:
+    def report_cancelled(self, task: Task) -> None:
         """Report that a task was cancelled while no attempt of it ran."""
-        self.task_finished(Status.CANCELLED, task, task.attempts, None, self._read_clock())
+        self.report_finished(Status.CANCELLED, task, task.attempts, None, self._read_clock())
 
-    def result_superseded(self, task: Task, now: int) -> None:
-        """Report that a result was discarded, because the worker had lost the lease by then."""
+    def report_superseded(self, task: Task, now: int) -> None:
+        """Report that a result was discarded, because its worker had lost the lease."""
         self._metrics.superseded[()] += 1
         if self.events.listeners:
             self._publish("superseded", task, task.attempts, now)
 
-    def task_deferred(self, task: Task, reason: str) -> None:
-        """Report that the downstream did not admit an attempt, so that the task was released."""
+    def report_deferred(self, task: Task, reason: str) -> None:
+        """Report that the downstream rejected an attempt, and that the task was released."""
         if self.events.listeners:
             self._publish("deferred", task, task.attempts, self._read_clock(), reason=reason)
 
-    def attempts_lost(self, count: int, now: int) -> None:
+    def report_lost_attempts(self, count: int, now: int) -> None:
         """Report attempts whose workers have disappeared."""
         _logger.warning("attempts lost, their workers have disappeared, count=%d", count)
         self._metrics.attempts["lost", ""] += count
         self.events.publish(Event(kind="lost", at=now, tenant="", lane="", attempts=count))
 
-    def lane_changed(self, kind: str, lane: str) -> None:
-        """Report that a lane was parked, probed, resumed or paused."""
+    def report_lane_change(self, kind: str, lane: str) -> None:
+        """Report an event of a lane: `kind` is parked, probing, resumed or paused."""
         self._metrics.count_transition(kind)
         if self.events.listeners:
             tenant = lane.partition("/")[0]

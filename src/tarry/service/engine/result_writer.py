@@ -35,7 +35,7 @@ _encode = msgspec.json.Encoder().encode
 
 _Item: TypeAlias = "tuple[TaskResult, LeasedTask | None, DeliveryResult | None]"
 """A result, its leased task, and the delivery for callers that wait for the task. The leased task
-is None if the caller of `submit` drops it from `LeasedTasks`."""
+is None for a result from `submit`, whose caller drops the task from `LeasedTasks` itself."""
 
 
 class ResultWriter:
@@ -60,12 +60,12 @@ class ResultWriter:
         self._lane_writes: set[asyncio.Task[None]] = set()
 
     @property
-    def has_pending(self) -> bool:
-        """Whether results or releases are not written yet."""
+    def has_pending_writes(self) -> bool:
+        """Whether results or released leases are not written yet."""
         return bool(self.result_queue.pending or self._release_queue.pending)
 
     async def flush(self) -> None:
-        """Return when all results and releases are written."""
+        """Wait until all results and released leases are written."""
         await self.result_queue.flush()
         await self._release_queue.flush()
 
@@ -78,16 +78,16 @@ class ResultWriter:
         await self._wait_for_lane_writes()
 
     def post(
-        self, result: TaskResult, leased: LeasedTask, delivery_result: DeliveryResult | None
+        self, result: TaskResult, leased_task: LeasedTask, delivery_result: DeliveryResult | None
     ) -> None:
         """Write the result of a leased task with the next group; do not wait for the write."""
-        content = leased.content
+        content = leased_task.content
         if content is not None and content.callback_url is not None and result.status.is_finished:
             result.callback_task = self._context.build_callback_task(result.task, content, result)
-        self.result_queue.post((result, leased, delivery_result))
+        self.result_queue.post((result, leased_task, delivery_result))
 
     async def submit(self, result: TaskResult) -> FinishStatus:
-        """Write the result of a task that was cancelled while it waited; return when stored."""
+        """Write the result of a task that was cancelled while it waited; wait for the write."""
         return (await self.result_queue.submit([(result, None, None)]))[0]
 
     async def _write_results(self, items: Sequence[_Item]) -> Sequence[FinishStatus]:
@@ -99,16 +99,16 @@ class ResultWriter:
         except BaseException as error:
             if isinstance(error, Exception) and len(items) > 1:
                 return await self._write_one_by_one(items)
-            # The leases expire by themselves; then a claim leases the tasks again.
-            for _, leased, _ in items:
-                if leased is not None:
-                    self._leased_tasks.drop(leased)
+            # The leases expire by themselves, and then a claim leases the tasks again.
+            for _, leased_task, _ in items:
+                if leased_task is not None:
+                    self._leased_tasks.drop(leased_task)
             raise
         now, leased_before = context.clock.now(), len(self._leased_tasks)
-        for (result, leased, delivery_result), status in zip(items, statuses, strict=True):
-            if leased is not None:
+        for (result, leased_task, delivery_result), status in zip(items, statuses, strict=True):
+            if leased_task is not None:
                 try:
-                    self._process_stored(result, leased, delivery_result, status, now)
+                    self._process_stored(result, leased_task, delivery_result, status, now)
                 except Exception:
                     message = "result stored but post-processing failed, task=%s"
                     _logger.exception(message, result.task.id)
@@ -117,20 +117,20 @@ class ResultWriter:
         return statuses
 
     async def _write_one_by_one(self, items: Sequence[_Item]) -> Sequence[FinishStatus]:
-        """Write results separately, so that a result which the store rejects fails alone."""
+        """Write results separately, so that one that the store rejects does not affect others."""
         statuses: list[FinishStatus] = []
         for item in items:
             try:
                 statuses += await self._write_results([item])
             except Exception:
                 _logger.exception("result not stored, task=%s", item[0].task.id)
-                statuses.append(FinishStatus.SUPERSEDED)
+                statuses.append(FinishStatus.SUPERSEDED)  # as for a lost lease: nothing was changed
         return statuses
 
     def _process_stored(
         self,
         result: TaskResult,
-        leased: LeasedTask,
+        leased_task: LeasedTask,
         delivery_result: DeliveryResult | None,
         status: FinishStatus,
         now: int,
@@ -138,7 +138,7 @@ class ResultWriter:
         """Report a result that was written, then requeue the task or drop it."""
         task, renewed_lease = result.task, result.renewed_lease
         if status is FinishStatus.APPLIED and renewed_lease is not None:
-            leased.task = msgspec.structs.replace(  # the same as in the store
+            leased_task.task = msgspec.structs.replace(  # as the store has changed it
                 task,
                 version=task.version + 1,
                 attempts=task.attempts + 1,
@@ -148,35 +148,35 @@ class ResultWriter:
                 backoff_offset=result.backoff_offset,
                 last_outcome_kind=result.last_outcome_kind,
             )
-            self._reporter.attempt_made(result, now)
-            self.requeue_or_release(leased)
+            self._reporter.report_attempt(result, now)
+            self.requeue_or_release(leased_task)
             return
-        self._leased_tasks.drop(leased)
+        self._leased_tasks.drop(leased_task)
         if status is FinishStatus.SUPERSEDED:
             _logger.warning("result discarded, the lease was lost, task=%s", task.id)
-            self._reporter.result_superseded(task, now)
+            self._reporter.report_superseded(task, now)
             return
-        self._reporter.attempt_made(result, now)
+        self._reporter.report_attempt(result, now)
         task_status = Status.CANCELLED if status is FinishStatus.CANCELLED else result.status
         if task_status.is_finished:
             attempts_made = task.attempts + (result.attempt is not None)
-            self._reporter.task_finished(
+            self._reporter.report_finished(
                 task_status, task, attempts_made, result.reason, now, delivery_result
             )
 
-    def requeue_or_release(self, leased: LeasedTask) -> None:
+    def requeue_or_release(self, leased_task: LeasedTask) -> None:
         """Queue a task for its next attempt, or release it if its lane is paused."""
-        if leased.is_dropped:
+        if leased_task.is_dropped:
             return
-        if leased.lane.is_paused:
-            self.release(leased)
+        if leased_task.lane.is_paused:
+            self.release(leased_task)
         else:
-            self._leased_tasks.requeue(leased)
+            self._leased_tasks.requeue(leased_task)
 
-    def release(self, leased: LeasedTask, next_attempt_at: int | None = None) -> None:
-        """Drop a task and release its lease; `next_attempt_at`, if given, is its new due time."""
-        self._leased_tasks.drop(leased)
-        self._release_queue.post(Release(leased.task, next_attempt_at))
+    def release(self, leased_task: LeasedTask, next_attempt_at: int | None = None) -> None:
+        """Drop a task and release its lease; `next_attempt_at` is its new due time, if any."""
+        self._leased_tasks.drop(leased_task)
+        self._release_queue.post(Release(leased_task.task, next_attempt_at))
         self.on_capacity()
 
     def release_unadded(self, tasks: Sequence[Task]) -> None:
@@ -191,7 +191,7 @@ class ResultWriter:
         statuses = await retry_until_stored(lambda: context.store.release(releases), context.health)
         for release, status in zip(releases, statuses, strict=True):
             if status is FinishStatus.CANCELLED:
-                self._reporter.task_cancelled(release.task)
+                self._reporter.report_cancelled(release.task)
         return [None] * len(releases)
 
     def store_breaker_state(self, lane: LaneState) -> None:
@@ -220,14 +220,15 @@ class ResultWriter:
                 context.health,
             )
             context.lanes.parked.add(lane.name)
-            self._reporter.lane_changed("parked", lane.name)
+            self._reporter.report_lane_change("parked", lane.name)
         elif state is BreakerState.CLOSED:
             await retry_until_stored(lambda: store.unpark(lane.name), context.health)
             context.lanes.parked.discard(lane.name)
-            self._reporter.lane_changed("resumed", lane.name)
+            # The public event is the same as when an operator resumes the lane.
+            self._reporter.report_lane_change("resumed", lane.name)
             self.on_capacity()
         else:
-            self._reporter.lane_changed("probing", lane.name)
+            self._reporter.report_lane_change("probing", lane.name)
 
 
 def build_callback_task(
@@ -238,7 +239,10 @@ def build_callback_task(
     new_id: Callable[[], str],
     pack: Callable[[TaskContent], bytes],
 ) -> Task:
-    """Build the task that posts the result of `task` to its `callbackUrl`."""
+    """Build the task that posts the result of `task` to its `callbackUrl`.
+
+    A callback is a task itself, so that it is as durable as any other task.
+    """
     url = content.callback_url
     assert url is not None  # noqa: S101 - the caller has checked it
     target = parse_target(url)
@@ -262,7 +266,7 @@ def build_callback_task(
         body_size=len(body),
         trace=content.trace,
     )
-    return Task(  # the callback is a task, so that it is as durable as any other task
+    return Task(
         id=new_id(),
         tenant=task.tenant,
         lane=f"{task.tenant}/{target.endpoint}",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tarry.service.store import ClaimResult
 
 _logger = logging.getLogger("tarry.service")
-_MIN_PAUSE_S = 0.02  # pause after a claim, unless more tasks are due than the claim has leased
+_MIN_PAUSE_S = 0.02  # pause after a claim, unless it has left due tasks unclaimed
 
 
 class Scheduler:
@@ -32,12 +32,12 @@ class Scheduler:
         self._wakeup = asyncio.Event()
         self._was_capacity_limited = self._is_stopping = False
         self._submitted_at_last_outage = 0
-        """Number of results that had been submitted when an outage last delayed a write."""
-        # Half the horizon, so that tasks which other processes add are claimed before they are due.
-        self._poll_interval_s = context.lease.horizon_ms / 2000
+        """Results submitted until an outage of the store was last seen to delay writes."""
+        # Half the horizon, so that tasks of other processes are claimed before they are due.
+        self._poll_interval_s = context.lease_terms.horizon_ms / 2000
 
     def wake(self) -> None:
-        """Claim soon, because a task may be due that is not leased."""
+        """Claim soon, because the store may have a due task that is not leased."""
         self._wakeup.set()
 
     def stop(self) -> None:
@@ -46,7 +46,7 @@ class Scheduler:
         self._wakeup.set()
 
     def _on_capacity(self) -> None:
-        """Claim soon if capacity limited the last claim; see `ResultWriter.on_capacity`."""
+        """Claim soon if the last claim was limited by capacity; see `ResultWriter.on_capacity`."""
         if self._was_capacity_limited:
             self._wakeup.set()
 
@@ -55,8 +55,8 @@ class Scheduler:
 
         Without capacity, the claim has a limit of 0. It still returns the store's time, by which
         the worker recognizes expired leases. The limit is also 0 while results from an outage of
-        the store are not written yet. The leases of their tasks may have expired: the claim could
-        return these tasks, which would then be delivered a second time.
+        the store are not written yet. The leases of their tasks may have expired, so the claim
+        could return these tasks, which would then be delivered a second time.
         """
         context, limits = self._context, self._context.limits
         lanes = context.lanes
@@ -65,7 +65,7 @@ class Scheduler:
         limit, parked_before = max(0, min(limits.max_claimed, capacity)), set(lanes.parked)
         sent_at = context.clock.local_ms()
         claimed = await context.store.claim(
-            context.lease,
+            context.lease_terms,
             limit=limit,
             per_lane=limits.max_lane_claimed,
             skip=tuple(lanes.fully_leased),
@@ -77,7 +77,7 @@ class Scheduler:
             await context.store.ping()
         context.health.mark_healthy("store")
         if claimed.lost_attempts:
-            context.reporter.attempts_lost(claimed.lost_attempts, claimed.now)
+            context.reporter.report_lost_attempts(claimed.lost_attempts, claimed.now)
         for name in dict.fromkeys(task.lane for task in claimed.tasks):
             was_parked = name in parked_before
             self._adopt_lane_state(
@@ -87,15 +87,17 @@ class Scheduler:
         return claimed
 
     def _check_outage_backlog(self) -> bool:
-        """Return whether a result is pending that was submitted before the last outage ended."""
-        # Called before each claim, so that `_submitted_at_last_outage` is up to date.
+        """Return whether a result from an outage of the store is not written yet.
+
+        Also updates `_submitted_at_last_outage`, so it has to be called before each claim.
+        """
         results = self._worker.result_writer.result_queue
         if self._context.health.delayed_writes:
             self._submitted_at_last_outage = results.submitted
         return results.submitted - results.pending < self._submitted_at_last_outage
 
     async def run(self) -> None:
-        """Claim until stopped: at once while more tasks are due, else on `wake` or a timeout."""
+        """Claim until stopped: at once while due tasks are left, else after `wake` or a timeout."""
         while not self._is_stopping:
             self._wakeup.clear()
             try:
@@ -119,7 +121,7 @@ class Scheduler:
         """Change the breaker of a lane to the state that the lane has in the store.
 
         `consecutive_opens` is how often in a row the breaker of a half-open lane has opened; None
-        if the lane is not half-open. `was_parked`: this process had parked the lane.
+        if the lane is not half-open. `was_parked`: this process parked the lane before the claim.
         """
         lane, seconds = self._context.lanes[name], self._context.clock.seconds
         lane.is_paused = False  # the store leases no tasks of a paused lane

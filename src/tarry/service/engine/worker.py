@@ -53,11 +53,11 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("tarry.service")
 _DEFAULT_ATTEMPT_TIMEOUT_S = 30.0
 _INTERNAL_FAILURE_PAUSE_MS = 1_000
-"""Delay before an attempt that failed inside the service, such as at its proxy, is repeated."""
+"""Delay after an attempt that failed without a fault of the target, such as at the egress proxy."""
 _UNSTARTABLE_TASK_PAUSE_MS = 60_000
-"""Delay before the next attempt to start a task that could not be decoded or started."""
+"""Delay before the worker tries again to start a task that it could not decode or start."""
 _MAX_LOST_ATTEMPTS = 10
-"""A task that crashes its worker each time, and so loses each attempt, is not leased for ever."""
+"""After so many lost attempts, a task is EXHAUSTED: it probably crashes its workers."""
 _MIN_SEND_TIMEOUT_S = 0.001
 _THROTTLED = Outcome(Kind.THROTTLED)
 
@@ -68,7 +68,7 @@ class Worker:
     def __init__(self, context: EngineContext) -> None:
         self._context = context
         self._max_running = context.limits.max_in_flight
-        self._max_attempt_duration_s = (context.lease.length_ms - LEASE_GRACE_MS) / 1000
+        self._max_attempt_duration_s = (context.lease_terms.length_ms - LEASE_GRACE_MS) / 1000
         self.leased_tasks: LeasedTasks = LeasedTasks(
             context.lanes,
             context.clock.now,
@@ -76,50 +76,51 @@ class Worker:
             on_due=self._start_due_tasks,
         )
         self.result_writer: ResultWriter = ResultWriter(context, self.leased_tasks)
-        self.running: int = 0  # attempts in flight
+        self.running_count: int = 0  # attempts in flight
         self._is_stopping = False
-        self._jobs: set[asyncio.Future[Any]] = set()  # attempts in flight and policies being loaded
+        self._jobs: set[asyncio.Future[Any]] = set()  # attempts in flight, loading of policies
 
     def add(
         self, tasks: Sequence[Task], contents: Sequence[TaskContent | None] | None = None
     ) -> None:
-        """Take over tasks that were leased to this process, and start each when it is due."""
+        """Start each of these tasks, which were leased to this process, when it is due."""
         if self._is_stopping:
             self.result_writer.release_unadded(tasks)
         else:
             self.leased_tasks.add(tasks, contents)
 
     def _start_due_tasks(self) -> None:
-        """Start due tasks, one of each lane in turn, up to the in-flight limit."""
-        while self.running < self._max_running and not self._is_stopping:
-            leased = self.leased_tasks.next_due()
-            if leased is None:
+        """Start due tasks, one of each lane in turn, up to the in-flight limit of the process."""
+        while self.running_count < self._max_running and not self._is_stopping:
+            leased_task = self.leased_tasks.pop_next_due()
+            if leased_task is None:
                 return
             try:
-                can_lane_continue = self._start(leased)
+                can_lane_continue = self._start(leased_task)
             except Exception:  # the task is released, so that it does not block other tasks
-                _logger.exception("task could not be started, will retry, task=%s", leased.task.id)
-                self.result_writer.release(
-                    leased, self._context.clock.now() + _UNSTARTABLE_TASK_PAUSE_MS
-                )
+                task_id = leased_task.task.id
+                _logger.exception("task could not be started, will retry, task=%s", task_id)
+                self._release_unstartable(leased_task)
                 can_lane_continue = True
             if can_lane_continue:
-                self.leased_tasks.add_to_rotation(leased.lane)
+                self.leased_tasks.add_to_rotation(leased_task.lane)
 
-    def _start(self, leased: LeasedTask) -> bool:
-        """Start an attempt, or defer or end the task; return whether its lane may start others."""
-        context, task, lane, content = self._context, leased.task, leased.lane, leased.content
+    def _start(self, leased_task: LeasedTask) -> bool:
+        """Start, defer or finish a task; return whether its lane may start other tasks."""
+        context, task, lane = self._context, leased_task.task, leased_task.lane
+        content = leased_task.content
         if content is None:
             try:
-                content = leased.content = context.unpack(task.packed_content)
-            except (TarryError, MsgspecError) as error:  # such as a missing encryption key
+                content = leased_task.content = context.unpack(task.packed_content)
+            except (TarryError, MsgspecError) as error:
+                # `/readyz` reports it as "encryption": the usual cause is a missing encryption key.
                 context.health.mark_failing("encryption", error)
-                self.result_writer.release(leased, context.clock.now() + _UNSTARTABLE_TASK_PAUSE_MS)
+                self._release_unstartable(leased_task)
                 return True
         effective_policy = context.policies.get_cached(task, content.overrides)
         if effective_policy is None:
-            leased.is_busy = True  # so that `cancel` and `retry_now` leave the task alone
-            self._spawn(self._load_policy(task, waiting_task=leased))
+            leased_task.is_busy = True  # so that `cancel` and `retry_now` leave the task alone
+            self._spawn(self._load_policy(task, waiting_task=leased_task))
             return True
         timeout = effective_policy.policy.attempt_timeout or _DEFAULT_ATTEMPT_TIMEOUT_S
         timeout = min(timeout, self._max_attempt_duration_s)
@@ -128,14 +129,14 @@ class Worker:
         now = int(exact_ms)
         if now >= effective_policy.stale_at and context.policies.try_begin_refresh(task):
             self._spawn(self._load_policy(task))
-        if now < task.next_attempt_at:
-            self.leased_tasks.requeue(leased)  # the store's clock was set back since the due time
+        if now < task.next_attempt_at:  # the store's clock was set back after the task was due
+            self.leased_tasks.requeue(leased_task)
             return True
-        if now + timeout * 1000 >= task.wake_at:
-            self.result_writer.release(leased)  # the lease, until `wake_at`, is too short
+        if now + timeout * 1000 >= task.wake_at:  # the lease, until `wake_at`, is too short
+            self.result_writer.release(leased_task)
             return True
         if task.lost_attempts >= _MAX_LOST_ATTEMPTS:
-            self._exhaust(leased, str(Reason.ATTEMPTS))
+            self._exhaust(leased_task, str(Reason.ATTEMPTS))
             return True
         call = attempts.build_call(task, effective_policy.policy, lane.downstream)
         # The retry budget distinguishes throttling from any other failure.
@@ -143,27 +144,31 @@ class Worker:
         last_outcome = _THROTTLED if was_throttled else TRANSIENT
         command = call.start_or_defer(exact_ms / 1000, last_outcome)
         if isinstance(command, StartAttempt):
-            leased.is_busy = True
-            lane.running += 1
-            self.running += 1
-            self._send(leased, content, effective_policy, call, timeout, now)
+            leased_task.is_busy = True
+            lane.running_count += 1
+            self.running_count += 1
+            self._send(leased_task, content, effective_policy, call, timeout, now)
             return True
         if isinstance(command, Defer):
-            return self._defer(leased, command)
-        self._exhaust(leased, str(command.reason))
+            return self._defer(leased_task, command)
+        self._exhaust(leased_task, str(command.reason))
         return True
 
-    def _exhaust(self, leased: LeasedTask, reason: str) -> None:
-        """End a task without another attempt."""
-        leased.is_busy = True
-        result = attempts.final_result(leased.task, None, Status.EXHAUSTED, reason)
-        self.result_writer.post(result, leased, None)
+    def _release_unstartable(self, leased_task: LeasedTask) -> None:
+        next_attempt_at = self._context.clock.now() + _UNSTARTABLE_TASK_PAUSE_MS
+        self.result_writer.release(leased_task, next_attempt_at)
 
-    def _defer(self, leased: LeasedTask, command: Defer) -> bool:
-        """Postpone a task that is not admitted; return whether its lane may start others."""
-        lane = leased.lane
+    def _exhaust(self, leased_task: LeasedTask, reason: str) -> None:
+        """Finish a task as EXHAUSTED without another attempt."""
+        leased_task.is_busy = True
+        result = attempts.final_result(leased_task.task, None, Status.EXHAUSTED, reason)
+        self.result_writer.post(result, leased_task, None)
+
+    def _defer(self, leased_task: LeasedTask, command: Defer) -> bool:
+        """Postpone a task that the downstream rejects; return whether its lane may start others."""
+        lane = leased_task.lane
         if command.reason is Reason.LIMIT:
-            self.leased_tasks.return_to_front(leased)
+            self.leased_tasks.return_to_front(leased_task)
             if command.delay is not None:
                 now = self._context.clock.now
                 asyncio.get_running_loop().call_later(
@@ -171,18 +176,18 @@ class Worker:
                 )
             else:
                 lane.on_limit_reached(self._context.clock.now())
-            return False  # the lane continues after the delay, or when one of its attempts ends
+            return False  # `_continue_lane` follows after the delay, or when an attempt ends
         self.result_writer.store_breaker_state(lane)
         next_attempt_at = None
         if command.reason is Reason.BUDGET_EMPTY:
             next_attempt_at = lane.reserve_retry_time(self._context.clock.now())
-        self._context.reporter.task_deferred(leased.task, str(command.reason))
-        self.result_writer.release(leased, next_attempt_at)
+        self._context.reporter.report_deferred(leased_task.task, str(command.reason))
+        self.result_writer.release(leased_task, next_attempt_at)
         return True
 
     def _continue_lane(self, lane: LaneState, now: int) -> None:
-        """Start more tasks after an attempt of the lane has ended, or the delay of its limit."""
-        if lane.running_at_limit is not None:
+        """Start more tasks of a lane, after an attempt or the delay of its limiter has ended."""
+        if lane.running_count_at_limit is not None:
             lane.on_attempt_ended(now)
         self.leased_tasks.add_to_rotation(lane)
         if self.leased_tasks.rotation:
@@ -201,32 +206,32 @@ class Worker:
 
     def _send(
         self,
-        leased: LeasedTask,
+        leased_task: LeasedTask,
         content: TaskContent,
         effective_policy: EffectivePolicy,
         call: DurableCall,
         timeout: float,
         started_at: int,
     ) -> None:
-        task, context = leased.task, self._context
-        sending: Awaitable[DeliveryResult]
+        task, context = leased_task.task, self._context
+        pending_delivery: Awaitable[DeliveryResult]
         try:
             if content.body_ref is None:
                 body = content.body
                 signatures = context.sign(task, body)
                 request = attempts.build_request(task, content, body, timeout, signatures)
-                sending = context.delivery.send(request)
+                pending_delivery = context.delivery_client.send(request)
             else:
-                sending = self._fetch_body_and_send(task, content, timeout)
+                pending_delivery = self._fetch_body_and_send(task, content, timeout)
             # HTTP deliveries are futures already: no asyncio task is created for them.
-            if not isinstance(sending, asyncio.Future):
-                sending = asyncio.ensure_future(sending)
+            if not isinstance(pending_delivery, asyncio.Future):
+                pending_delivery = asyncio.ensure_future(pending_delivery)
         except Exception as error:  # noqa: BLE001 - handled by `_attempt_done`
-            sending = asyncio.get_running_loop().create_future()
-            sending.set_exception(error)
-        self._jobs.add(sending)
-        on_done = partial(self._attempt_done, leased, effective_policy, call, started_at)
-        sending.add_done_callback(on_done)
+            pending_delivery = asyncio.get_running_loop().create_future()
+            pending_delivery.set_exception(error)
+        self._jobs.add(pending_delivery)
+        on_done = partial(self._attempt_done, leased_task, effective_policy, call, started_at)
+        pending_delivery.add_done_callback(on_done)
 
     async def _fetch_body_and_send(
         self, task: Task, content: TaskContent, timeout: float
@@ -241,38 +246,40 @@ class Worker:
         signatures = context.sign(task, body)
         remaining = max(deadline - loop.time(), _MIN_SEND_TIMEOUT_S)
         request = attempts.build_request(task, content, body, remaining, signatures)
-        return await context.delivery.send(request)
+        return await context.delivery_client.send(request)
 
     def _attempt_done(
         self,
-        leased: LeasedTask,
+        leased_task: LeasedTask,
         effective_policy: EffectivePolicy,
         call: DurableCall,
         started_at: int,
-        sending: asyncio.Future[DeliveryResult],
+        pending_delivery: asyncio.Future[DeliveryResult],
     ) -> None:
-        """Classify an attempt, post its result, and start the next task of the lane."""
-        context, task, lane = self._context, leased.task, leased.lane
-        self._jobs.discard(sending)
-        if sending.cancelled():
+        """Classify an attempt, post its result, and start more tasks of the lane."""
+        context, task, lane = self._context, leased_task.task, leased_task.lane
+        self._jobs.discard(pending_delivery)
+        if pending_delivery.cancelled():
             call.cancel_attempt(context.clock.seconds())
             return
-        error = sending.exception()
-        delivery_result = sending.result() if error is None else _failed_delivery(task, error)
+        error = pending_delivery.exception()
+        delivery_result = (
+            pending_delivery.result() if error is None else _failed_delivery(task, error)
+        )
         exact_ms, random_number = context.clock.exact_ms(), context.draw()
         now, now_s = int(exact_ms), exact_ms / 1000
         outcome = attempts.classify(delivery_result, effective_policy.policy, now_s)
-        lane.running -= 1
-        self.running -= 1
+        lane.running_count -= 1
+        self.running_count -= 1
         if outcome is None:
             context.health.mark_failing("delivery", delivery_result.error)
             call.cancel_attempt(now_s)
             self._continue_lane(lane, now)
-            self.result_writer.release(leased, now + _INTERNAL_FAILURE_PAUSE_MS)
+            self.result_writer.release(leased_task, now + _INTERNAL_FAILURE_PAUSE_MS)
             return
         if context.health.failing:
             context.health.mark_healthy("delivery")
-        worker = context.lease.worker
+        worker = context.lease_terms.worker
         record = attempts.build_record(task, delivery_result, outcome, started_at, worker)
         if outcome is SUCCESS:
             call.record_success(now_s, random_number)
@@ -282,22 +289,22 @@ class Worker:
             verdict = call.record_failure(outcome, now_s, random_number)
             record.decision = attempts.build_decision(verdict, outcome, effective_policy, call)
             if isinstance(verdict, Wait):
-                # None: this process does not keep the task for its next attempt.
-                renewed_lease = None if self._is_stopping or lane.is_paused else context.lease
-                result = attempts.retry_result(task, record, verdict, outcome, now, renewed_lease)
+                can_keep = not (self._is_stopping or lane.is_paused)
+                lease_terms = context.lease_terms if can_keep else None
+                result = attempts.retry_result(task, record, verdict, outcome, now, lease_terms)
             else:
                 reason = str(verdict.reason)
                 result = attempts.final_result(task, record, Status.EXHAUSTED, reason)
         if lane.downstream.transitions:
             self.result_writer.store_breaker_state(lane)
-        self.result_writer.post(result, leased, delivery_result)
+        self.result_writer.post(result, leased_task, delivery_result)
         self._continue_lane(lane, now)
 
     def release_lane(self, lane_name: str) -> None:
         """Release the waiting tasks of a lane that was paused; attempts in flight continue."""
-        for leased in tuple(self.leased_tasks.values()):
-            if leased.lane.name == lane_name and not leased.is_busy:
-                self.result_writer.release(leased)
+        for leased_task in tuple(self.leased_tasks.values()):
+            if leased_task.lane.name == lane_name and not leased_task.is_busy:
+                self.result_writer.release(leased_task)
 
     def _spawn(self, job: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(job)
@@ -329,23 +336,24 @@ class Worker:
             await self.result_writer.stop()
 
     async def _drain(self) -> None:
-        """Release waiting tasks, and tasks whose attempt ends meanwhile, until none is left."""
+        """Release waiting tasks, also those whose attempt ends meanwhile, until none is left."""
         while True:
-            for leased in tuple(self.leased_tasks.values()):
-                if not leased.is_busy:
-                    self.result_writer.release(leased)
+            for leased_task in tuple(self.leased_tasks.values()):
+                if not leased_task.is_busy:
+                    self.result_writer.release(leased_task)
             if self._jobs:
                 await asyncio.wait(tuple(self._jobs))
-            elif self.result_writer.has_pending:
+            elif self.result_writer.has_pending_writes:
                 await self.result_writer.flush()
             else:
                 return
 
 
 def _failed_delivery(task: Task, error: BaseException) -> DeliveryResult:
-    """Return the result for an error; it counts as an attempt only if the body is unavailable."""
+    """Return the result of a delivery that raised an error instead of returning a result."""
     if isinstance(error, BodyUnavailable):
-        # The request can never be sent, so the attempt is counted as a permanent failure.
+        # The request can never be sent, so this counts as a permanent failure. After any other
+        # error, the task is released and no attempt is counted.
         return DeliveryResult(fault=Fault.INVALID, error=str(error))
     if isinstance(error, StoreUnavailable):
         return DeliveryResult(fault=Fault.INTERNAL, error=str(error))

@@ -13,7 +13,7 @@ import pytest
 from tarry.errors import ConfigurationError
 from tarry.service.delivery import DeliveryResult, Fault
 from tarry.service.delivery.guard import Guard
-from tarry.service.delivery.http1.client import HttpDelivery
+from tarry.service.delivery.http1.client import HttpDeliveryClient
 from tarry.service.delivery.targets import parse_target
 from tests.integration.hostile import HostileTargets
 from tests.service.delivery.harness import (
@@ -80,7 +80,7 @@ def test_methods_with_and_without_a_body(hostile: HostileTargets, method: str, b
     """Every method works with and without a body on one connection, except HEAD with a body."""
     result = run(
         send_all(
-            HttpDelivery(LOOPBACK_GUARD),
+            HttpDeliveryClient(LOOPBACK_GUARD),
             request(hostile.url + "ok"),
             request(hostile.url + "ok", method=method, body=body),
             request(hostile.url + "ok", method="GET", body=b""),
@@ -104,7 +104,9 @@ def test_connections_are_reused(hostile: HostileTargets) -> None:
     before = hostile.connections
     first, second = run(
         send_all(
-            HttpDelivery(LOOPBACK_GUARD), request(hostile.url + "ok"), request(hostile.url + "ok")
+            HttpDeliveryClient(LOOPBACK_GUARD),
+            request(hostile.url + "ok"),
+            request(hostile.url + "ok"),
         )
     )
     assert 1 == hostile.connections - before
@@ -215,7 +217,7 @@ def test_url_without_a_path_does_not_match_a_known_server(hostile: HostileTarget
 
     async def main() -> list[DeliveryResult]:
         urls = hostile.url + "ok", hostile.url.strip("/") + "1", hostile.url.strip("/")
-        return await send_all(HttpDelivery(LOOPBACK_GUARD), *map(request, urls))
+        return await send_all(HttpDeliveryClient(LOOPBACK_GUARD), *map(request, urls))
 
     before = len(hostile.seen)
     assert [None, Fault.INVALID, Fault.INVALID] == [each.fault for each in run(main())]
@@ -233,7 +235,7 @@ def test_lack_of_sockets_is_an_internal_fault(hostile: HostileTargets) -> None:
     """The target is not charged when this process has no more sockets."""
 
     async def main() -> DeliveryResult:
-        delivery = HttpDelivery(LOOPBACK_GUARD)
+        delivery = HttpDeliveryClient(LOOPBACK_GUARD)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         lowest = os.dup(0)
         os.close(lowest)
@@ -251,7 +253,7 @@ def test_full_pool_is_an_internal_fault(hostile: HostileTargets) -> None:
     """A request that times out while it waits for a connection is not charged to the target."""
 
     async def main() -> list[DeliveryResult]:
-        delivery = HttpDelivery(LOOPBACK_GUARD, max_pool_connections=1)
+        delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_pool_connections=1)
         try:
             first = delivery.send(request(hostile.url + "never", timeout=0.3))
             second = delivery.send(request(hostile.url + "ok", timeout=0.1))
@@ -267,7 +269,7 @@ def test_cancelled_attempt_leaves_nothing(hostile: HostileTargets) -> None:
     """The connection of a cancelled attempt is closed, and the next attempt works."""
 
     async def main() -> tuple[int, DeliveryResult]:
-        delivery = HttpDelivery(LOOPBACK_GUARD, max_connections=3)
+        delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=3)
         before = len(hostile.seen)
         task = delivery.send(request(hostile.url + "never"))
         await wait_for(lambda: len(hostile.seen) > before)
@@ -285,7 +287,7 @@ def test_close_fails_running_attempts(hostile: HostileTargets) -> None:
     """Running and later attempts end with an internal fault."""
 
     async def main() -> list[DeliveryResult]:
-        delivery = HttpDelivery(LOOPBACK_GUARD)
+        delivery = HttpDeliveryClient(LOOPBACK_GUARD)
         before = len(hostile.seen)
         task = delivery.send(request(hostile.url + "never"))
         await wait_for(lambda: len(hostile.seen) > before)
@@ -300,7 +302,7 @@ def test_many_concurrent_requests(hostile: HostileTargets) -> None:
     """Each of many concurrent requests gets its own response."""
 
     async def main() -> list[DeliveryResult]:
-        delivery = HttpDelivery(LOOPBACK_GUARD)
+        delivery = HttpDeliveryClient(LOOPBACK_GUARD)
         names = ["ok", "redirect", "http10", "status-999"] * 25
         try:
             sent = [delivery.send(request(hostile.url + name)) for name in names]
@@ -335,7 +337,7 @@ def test_certificate_is_trusted_through_ca(hostile: HostileTargets) -> None:
 def test_bad_options_are_rejected(options: dict[str, Any], words: str) -> None:
     """The message names the option and shows no secret."""
     with pytest.raises(ConfigurationError, match=words) as refused:
-        HttpDelivery(LOOPBACK_GUARD, **options)
+        HttpDeliveryClient(LOOPBACK_GUARD, **options)
     assert "hunter2" not in str(refused.value)
 
 

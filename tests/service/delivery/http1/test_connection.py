@@ -9,7 +9,7 @@ import pytest
 
 from tarry.service.delivery import DeliveryResult, Fault
 from tarry.service.delivery.http1 import connection
-from tarry.service.delivery.http1.client import HttpDelivery
+from tarry.service.delivery.http1.client import HttpDeliveryClient
 from tarry.service.delivery.http1.connection import Connection, PendingRequest
 from tests.integration.hostile import OK, HostileTargets
 from tests.service.delivery.harness import (
@@ -50,7 +50,7 @@ def send_to_server_with(
     async def main() -> tuple[list[DeliveryResult], int]:
         async with run_server(handler) as server:
             sent = [request(server.url, method=method, body=b"")] * times
-            return await send_all(HttpDelivery(LOOPBACK_GUARD), *sent), server.connections
+            return await send_all(HttpDeliveryClient(LOOPBACK_GUARD), *sent), server.connections
 
     return run(main())
 
@@ -105,7 +105,7 @@ def test_unsolicited_data_closes_the_connection() -> None:
 
     async def main() -> tuple[list[int | str | None], int]:
         async with run_server() as server:
-            delivery = HttpDelivery(LOOPBACK_GUARD)
+            delivery = HttpDeliveryClient(LOOPBACK_GUARD)
             statuses = []
             for _ in range(2):
                 sent = delivery.send(request(server.url))
@@ -130,7 +130,7 @@ def test_data_before_the_request_is_not_a_response() -> None:
 
     async def main() -> tuple[DeliveryResult, int]:
         async with run_server(greet) as server:
-            delivery = HttpDelivery(LOOPBACK_GUARD, max_connections=3)
+            delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=3)
             result = await delivery.send(request(server.url, timeout=5.0))
             return result, await close_and_wait(delivery)
 
@@ -211,7 +211,9 @@ def test_reading_is_bounded(first: bytes, again: bytes, expected: int | Fault) -
 
     async def main() -> tuple[DeliveryResult, int]:
         async with run_server(handler) as server:
-            delivery = HttpDelivery(LOOPBACK_GUARD, max_response_bytes=50_000, max_connections=3)
+            delivery = HttpDeliveryClient(
+                LOOPBACK_GUARD, max_response_bytes=50_000, max_connections=3
+            )
             result = await delivery.send(request(server.url))
             await wait_for(lambda: not server.open)
             return result, await close_and_wait(delivery)
@@ -238,7 +240,7 @@ def test_response_before_the_body_is_sent_counts(
 
     async def main() -> tuple[DeliveryResult, int]:
         async with run_server(_respond_early, tls) as server:
-            delivery = HttpDelivery(LOOPBACK_GUARD, ca_file=hostile.ca, max_connections=3)
+            delivery = HttpDeliveryClient(LOOPBACK_GUARD, ca_file=hostile.ca, max_connections=3)
             body = bytes(32 * 1024 * 1024)
             result = await delivery.send(request(server.url, body=body))
             return result, await wait_until_empty(delivery)
@@ -262,7 +264,7 @@ def test_tls_shutdown_has_a_timeout(
 
     async def main() -> tuple[DeliveryResult, int]:
         async with run_server(handler, hostile.contexts["good"]) as server:
-            delivery = HttpDelivery(LOOPBACK_GUARD, ca_file=hostile.ca, max_connections=3)
+            delivery = HttpDeliveryClient(LOOPBACK_GUARD, ca_file=hostile.ca, max_connections=3)
             result = await delivery.send(request(server.url))
             return result, await wait_until_empty(delivery)
 
@@ -284,7 +286,7 @@ def test_tls_connections_are_closed_with_close_notify(hostile: HostileTargets) -
 
     async def main() -> DeliveryResult:
         async with run_server(handler, hostile.contexts["good"]) as server:
-            delivery = HttpDelivery(LOOPBACK_GUARD, ca_file=hostile.ca)
+            delivery = HttpDeliveryClient(LOOPBACK_GUARD, ca_file=hostile.ca)
             result = await delivery.send(request(server.url))
             await wait_until_empty(delivery)
             await wait_for(lambda: ends)
@@ -300,7 +302,7 @@ def test_no_reference_cycles(hostile: HostileTargets, tls: bool) -> None:
     """Connections and requests are freed without the garbage collector."""
 
     async def use(server: ScriptedServer, url: str) -> None:
-        delivery = HttpDelivery(LOOPBACK_GUARD, ca_file=hostile.ca)
+        delivery = HttpDeliveryClient(LOOPBACK_GUARD, ca_file=hostile.ca)
         for path in ("ok", "ok", "http10", "not-http", "close-before-answer", "million-headers"):
             await delivery.send(request(url + path))
         await delivery.send(request("http://does-not-exist.invalid/"))
@@ -339,7 +341,7 @@ def test_second_response_does_not_affect_the_excerpt() -> None:
 
 def test_old_tls_versions_are_disabled(hostile: HostileTargets) -> None:
     """TLS 1.1 and older are disabled, and certificates are required."""
-    delivery = HttpDelivery(LOOPBACK_GUARD, ca_file=hostile.ca)
+    delivery = HttpDeliveryClient(LOOPBACK_GUARD, ca_file=hostile.ca)
     assert delivery._tls is not None
     assert delivery._tls.minimum_version >= ssl.TLSVersion.TLSv1_2
     assert (True, ssl.CERT_REQUIRED) == (delivery._tls.check_hostname, delivery._tls.verify_mode)
@@ -352,7 +354,7 @@ def test_body_that_ends_with_the_connection(hostile: HostileTargets) -> None:
         found = []
         for said in (KEPT + b"\r\nall", KEPT + b"Content-Length: 4\r\n\r\nall"):
             async with run_server(respond_with(said)) as server:
-                found += await send_all(HttpDelivery(LOOPBACK_GUARD), request(server.url))
+                found += await send_all(HttpDeliveryClient(LOOPBACK_GUARD), request(server.url))
         return found
 
     whole, cut = run(main())

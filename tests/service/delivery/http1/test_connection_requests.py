@@ -13,7 +13,7 @@ import pytest
 from tarry.runtime.clocks import environment
 from tarry.service.delivery import DeliveryResult, Fault
 from tarry.service.delivery.guard import Guard
-from tarry.service.delivery.http1.client import HttpDelivery
+from tarry.service.delivery.http1.client import HttpDeliveryClient
 from tarry.service.delivery.http1.connection import CALLBACK, DeadlineTimer, PendingRequest
 from tests.integration.hostile import HostileTargets
 from tests.service.delivery.harness import (
@@ -47,7 +47,7 @@ PHASES = {
 class Stage:
     """A request that stays in a certain phase."""
 
-    def __init__(self, delivery: HttpDelivery, sent: asyncio.Future[DeliveryResult]) -> None:
+    def __init__(self, delivery: HttpDeliveryClient, sent: asyncio.Future[DeliveryResult]) -> None:
         self.delivery = delivery
         self.pending = cast("PendingRequest", sent)
 
@@ -98,7 +98,7 @@ async def at(
             body = bytes(16 * 1024 * 1024)
         else:
             is_reached = server.received.qsize
-        delivery = HttpDelivery(guard, **options)
+        delivery = HttpDeliveryClient(guard, **options)
         first = stage = Stage(delivery, delivery.send(request(url, body=body)))
         await wait_for(lambda: is_reached() and stage.is_at(phase))
         if phase == "waiting":
@@ -205,7 +205,7 @@ def test_deadline_fires_and_is_cancelled(hostile: HostileTargets) -> None:
     """The deadline fails a request, and a response cancels the deadline."""
 
     async def main() -> tuple[Fault | None, bool]:
-        delivery = HttpDelivery(LOOPBACK_GUARD)
+        delivery = HttpDeliveryClient(LOOPBACK_GUARD)
         late = await delivery.send(request(hostile.url + "never", timeout=0.05))
         answered = cast("PendingRequest", delivery.send(request(hostile.url + "ok")))
         await answered

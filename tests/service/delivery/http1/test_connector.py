@@ -14,7 +14,7 @@ import pytest
 from tarry.service.delivery import DeliveryError, DeliveryResult, Fault
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.http1 import connector
-from tarry.service.delivery.http1.client import HttpDelivery
+from tarry.service.delivery.http1.client import HttpDeliveryClient
 from tarry.service.delivery.http1.connector import (
     DnsCache,
     connect_to_any,
@@ -69,7 +69,7 @@ def test_guard_checks_every_connection(dns: dict[str, list[str]]) -> None:
     async def main() -> list[DeliveryResult]:
         async with run_server(respond_with(OK)) as server:
             url = server.url.replace("127.0.0.1", "target.example")
-            return await send_all(HttpDelivery(guard), request(url), request(url))
+            return await send_all(HttpDeliveryClient(guard), request(url), request(url))
 
     first, second = run(main())
     assert [200, 200] == [first.status, second.status]
@@ -99,7 +99,7 @@ def test_next_address_is_tried_after_a_refused_connection(dns: dict[str, list[st
     async def main() -> DeliveryResult:
         async with run_server(respond_with(OK)) as server:
             url = server.url.replace("127.0.0.1", "two.example")
-            return (await send_all(HttpDelivery(LOOPBACK_GUARD), request(url)))[0]
+            return (await send_all(HttpDeliveryClient(LOOPBACK_GUARD), request(url)))[0]
 
     result = run(main())
     assert (200, "127.0.0.1") == (result.status, result.remote)
@@ -157,7 +157,7 @@ def test_failed_handshake_frees_the_connection(hostile: HostileTargets, said: by
 
     async def main() -> tuple[DeliveryResult, int]:
         async with run_server(handler) as server:
-            delivery = HttpDelivery(LOOPBACK_GUARD, ca_file=hostile.ca, max_connections=3)
+            delivery = HttpDeliveryClient(LOOPBACK_GUARD, ca_file=hostile.ca, max_connections=3)
             result = await delivery.send(request(server.url.replace("http:", "https:")))
             return result, await close_and_wait(delivery)
 
@@ -176,9 +176,9 @@ def test_data_before_tls_is_rejected(hostile: HostileTargets) -> None:
     async def main() -> DeliveryResult:
         async with run_server(greet) as server:
             url = server.url.replace("http:", "https:")
-            return (await send_all(HttpDelivery(LOOPBACK_GUARD, ca_file=hostile.ca), request(url)))[
-                0
-            ]
+            return (
+                await send_all(HttpDeliveryClient(LOOPBACK_GUARD, ca_file=hostile.ca), request(url))
+            )[0]
 
     assert Fault.TLS is run(main()).fault
 

@@ -120,7 +120,7 @@ def test_name_that_cannot_be_encoded(
 
 def test_cache_is_bounded(resolver: FakeResolver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Made-up names cannot fill the memory."""
-    monkeypatch.setattr(connector, "_MAX_CACHED_NAMES", 4)
+    monkeypatch.setattr(connector, "_MAX_CACHED_HOSTS", 4)
 
     async def main() -> int:
         known = DnsCache()

@@ -9,7 +9,7 @@ import pytest
 from tarry.errors import ConfigurationError
 from tarry.service.delivery import DeliveryResult, Fault
 from tarry.service.delivery.guard import Guard
-from tarry.service.delivery.http1.client import HttpDelivery
+from tarry.service.delivery.http1.client import HttpDeliveryClient
 from tarry.service.delivery.http1.connector import parse_proxy
 from tests.integration.hostile import OK, HostileTargets
 from tests.service.delivery.harness import LOOPBACK_GUARD, close_and_wait, request, run, send_all
@@ -31,7 +31,7 @@ def send_through_proxy(
 
     async def main() -> tuple[DeliveryResult, list[str]]:
         async with run_proxy(says, tls) as (proxy, asked):
-            delivery = HttpDelivery(
+            delivery = HttpDeliveryClient(
                 guard or Guard(), proxy=proxy.url.replace("://", f"://{user}"), ca_file=ca_file
             )
             return (await send_all(delivery, request(url)))[0], asked
@@ -86,7 +86,7 @@ def test_tunnels_are_reused(hostile: HostileTargets) -> None:
 
     async def main(tls: ssl.SSLContext | None) -> tuple[list[DeliveryResult], int, int]:
         async with run_proxy(tls=tls) as (proxy, asked):
-            delivery = HttpDelivery(
+            delivery = HttpDeliveryClient(
                 LOOPBACK_GUARD, proxy=proxy.url, ca_file=hostile.ca, max_connections=3
             )
             url = hostile.tls["good"] + "ok"
@@ -183,7 +183,7 @@ def test_unreachable_proxy_is_an_internal_fault() -> None:
         for url in ("http://target.invalid/", "https://target.invalid/"):
 
             async def main(url: str = url, proxy: str = proxy) -> list[DeliveryResult]:
-                return await send_all(HttpDelivery(Guard(), proxy=proxy), request(url))
+                return await send_all(HttpDeliveryClient(Guard(), proxy=proxy), request(url))
 
             assert Fault.INTERNAL is run(main())[0].fault
 
@@ -198,7 +198,7 @@ def test_data_before_tls_in_a_tunnel_is_rejected(hostile: HostileTargets) -> Non
     async def main() -> DeliveryResult:
         async with run_server(forge) as server:
             proxy = server.url.replace("http:", "https:")
-            delivery = HttpDelivery(Guard(), proxy=proxy, ca_file=hostile.ca)
+            delivery = HttpDeliveryClient(Guard(), proxy=proxy, ca_file=hostile.ca)
             return (await send_all(delivery, request("https://target.invalid/")))[0]
 
     result = run(main())

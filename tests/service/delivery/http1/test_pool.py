@@ -10,7 +10,7 @@ import pytest
 from tarry.runtime.clocks import environment
 from tarry.service.delivery import DeliveryResult, Fault
 from tarry.service.delivery.http1 import client
-from tarry.service.delivery.http1.client import HttpDelivery
+from tarry.service.delivery.http1.client import HttpDeliveryClient
 from tarry.service.delivery.http1.connection import CALLBACK
 from tarry.service.delivery.http1.connector import Connector
 from tests.integration.hostile import OK
@@ -48,13 +48,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def with_server(
-    use: Callable[[HttpDelivery, ScriptedServer], Awaitable[Any]], **limits: Any
+    use: Callable[[HttpDeliveryClient, ScriptedServer], Awaitable[Any]], **limits: Any
 ) -> tuple[Any, int, int]:
     """Run a test with a server; return its result, the connections, and the free limit."""
 
     async def main() -> tuple[Any, int, int]:
         async with run_server() as server:
-            delivery = HttpDelivery(LOOPBACK_GUARD, **limits)
+            delivery = HttpDeliveryClient(LOOPBACK_GUARD, **limits)
             result = await use(delivery, server)
             return result, server.connections, await close_and_wait(delivery)
 
@@ -69,7 +69,7 @@ async def receive(server: ScriptedServer, number: int) -> list[ReceivedRequest]:
 def test_connections_per_host_are_limited() -> None:
     """Further requests are queued and sent in order on connections that come free."""
 
-    async def use(delivery: HttpDelivery, server: ScriptedServer) -> list[str]:
+    async def use(delivery: HttpDeliveryClient, server: ScriptedServer) -> list[str]:
         sent = [delivery.send(request(f"{server.url}{number}")) for number in range(5)]
         seen = []
         for received in await receive(server, 2):
@@ -92,7 +92,7 @@ def test_waiting_server_gets_a_released_connection() -> None:
 
     async def main() -> tuple[list[DeliveryResult], int]:
         async with run_servers(2) as (one, other):
-            delivery = HttpDelivery(LOOPBACK_GUARD, max_connections=1)
+            delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=1)
             sent = [delivery.send(request(server.url)) for server in (one, other)]
             (await one.received.get()).respond()
             (await other.received.get()).respond()
@@ -108,7 +108,7 @@ def test_idle_connection_is_closed_for_another_server() -> None:
 
     async def main() -> tuple[list[int], int]:
         async with run_servers(3) as servers:
-            delivery = HttpDelivery(LOOPBACK_GUARD, max_connections=2)
+            delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=2)
             for server in servers:
                 sent = delivery.send(request(server.url))
                 (await server.received.get()).respond()
@@ -125,7 +125,7 @@ def test_cancelled_waiter_does_not_block_the_next() -> None:
 
     async def main() -> tuple[DeliveryResult, int]:
         async with run_servers(3) as (one, gone, other):
-            delivery = HttpDelivery(LOOPBACK_GUARD, max_connections=1)
+            delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=1)
             first = delivery.send(request(one.url))
             received = await one.received.get()
             left, waiting = (delivery.send(request(server.url)) for server in (gone, other))
@@ -145,7 +145,7 @@ def test_busy_server_yields_its_connections(clock: list[float]) -> None:
 
     async def main() -> list[str]:
         async with run_servers(2) as (busy, other):
-            delivery = HttpDelivery(LOOPBACK_GUARD, max_connections=1)
+            delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=1)
             sent = [delivery.send(request(f"{busy.url}{number}")) for number in range(3)]
             sent.append(delivery.send(request(f"{other.url}other")))
             seen = []
@@ -168,7 +168,7 @@ def test_connection_is_not_counted_twice(
     opened = Connector.connect
     sent: list[asyncio.Future[DeliveryResult]] = []
 
-    async def use(delivery: HttpDelivery, server: ScriptedServer) -> list[DeliveryResult]:
+    async def use(delivery: HttpDeliveryClient, server: ScriptedServer) -> list[DeliveryResult]:
         async def open_then_send(way: Connector, protocol: asyncio.Protocol) -> object:
             found = await opened(way, protocol)
             if len(sent) < 2:
@@ -190,7 +190,7 @@ def test_resent_request_gets_a_new_connection() -> None:
     """Another idle connection may have been closed by the target as well."""
 
     async def use(
-        delivery: HttpDelivery, server: ScriptedServer
+        delivery: HttpDeliveryClient, server: ScriptedServer
     ) -> tuple[int, list[int | str | None]]:
         for _ in range(2):
             warm = [delivery.send(request(server.url + "warm")) for _ in range(2)]
@@ -219,7 +219,7 @@ def test_resent_request_gets_a_new_connection() -> None:
 def test_connection_idle_for_too_long_is_not_used(clock: list[float]) -> None:
     """The target has most likely closed it."""
 
-    async def use(delivery: HttpDelivery, server: ScriptedServer) -> None:
+    async def use(delivery: HttpDeliveryClient, server: ScriptedServer) -> None:
         for later in (0.0, 59.0, 61.0):
             clock[0] += later
             sent = delivery.send(request(server.url))
@@ -232,7 +232,7 @@ def test_connection_idle_for_too_long_is_not_used(clock: list[float]) -> None:
 def test_old_connection_is_not_used(clock: list[float]) -> None:
     """After five minutes the name is resolved again, however busy the connection is."""
 
-    async def use(delivery: HttpDelivery, server: ScriptedServer) -> None:
+    async def use(delivery: HttpDeliveryClient, server: ScriptedServer) -> None:
         for _ in range(12):
             clock[0] += 30.0
             sent = delivery.send(request(server.url))
@@ -248,7 +248,7 @@ def test_unused_connections_and_pools_are_swept(
     """Connections are closed first, then empty pools are removed, then the sweep stops."""
     monkeypatch.setattr(client, "_SWEEP_INTERVAL_S", 0.01)
 
-    async def use(delivery: HttpDelivery, server: ScriptedServer) -> bool:
+    async def use(delivery: HttpDeliveryClient, server: ScriptedServer) -> bool:
         sent = delivery.send(request(server.url))
         (await server.received.get()).respond()
         await sent
@@ -265,7 +265,7 @@ def test_close_leaves_nothing_in_any_state() -> None:
 
     async def main() -> tuple[list[Fault | None], int, list[int]]:
         async with run_servers(3) as (one, other, third):
-            delivery = HttpDelivery(LOOPBACK_GUARD, max_connections=2, max_pool_connections=1)
+            delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=2, max_pool_connections=1)
             idle = delivery.send(request(other.url))
             (await other.received.get()).respond()
             await idle
@@ -286,7 +286,7 @@ def test_unexpected_error_is_raised_in_the_caller(monkeypatch: pytest.MonkeyPatc
     async def broken(*_: object) -> object:
         raise ZeroDivisionError
 
-    async def use(delivery: HttpDelivery, server: ScriptedServer) -> bool:
+    async def use(delivery: HttpDeliveryClient, server: ScriptedServer) -> bool:
         monkeypatch.setattr(Connector, "connect", broken)
         sent = delivery.send(request(server.url))
         with pytest.raises(ZeroDivisionError):
@@ -303,6 +303,8 @@ def test_server_that_closes_after_each_response() -> None:
 
         async def main(said: bytes = said) -> list[DeliveryResult]:
             async with run_server(respond_with(said)) as server:
-                return await send_all(HttpDelivery(LOOPBACK_GUARD), *[request(server.url)] * 5)
+                return await send_all(
+                    HttpDeliveryClient(LOOPBACK_GUARD), *[request(server.url)] * 5
+                )
 
         assert [200] * 5 == [each.status for each in run(main())]

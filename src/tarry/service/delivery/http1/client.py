@@ -1,15 +1,15 @@
-"""The HTTP client of the service: `HttpDelivery`.
+"""The HTTP client by which the service makes attempts: `HttpDeliveryClient`.
 
-It keeps connections to each server alive and applies one deadline to all phases of an attempt. It
-does not follow redirects, decompress bodies, store cookies or read proxy settings from the
-environment. The guard, which blocks internal networks, checks every address right before a
-connection to it is opened. An egress proxy resolves names itself, so with a proxy the guard checks
-only the URL, before each attempt.
+The client keeps connections alive and applies one deadline to all phases of an attempt. It does not
+follow redirects, decompress bodies, store cookies or read proxy settings from the environment. The
+guard, which blocks internal networks, checks every address right before a connection to it is
+opened. An egress proxy resolves names itself, so with a proxy the guard checks only the URL, before
+each attempt.
 
 The client is written by hand for two reasons: the guard can check the exact address, and an attempt
 takes half the CPU time that it takes with libcurl (17 us instead of 35). Libraries do the difficult
-parts: llhttp parses responses, and the ssl module does TLS. `_format_headers` is the last check
-against a header value that injects a line into the request.
+parts: llhttp parses responses, and the ssl module does TLS. `_format_headers` rejects header values
+that would inject a line into the request.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ if TYPE_CHECKING:
     from tarry.service.delivery.guard import Guard
 
 MAX_CONNECTIONS, MAX_POOL_CONNECTIONS = 1024, 256
+"""Connections to all origins together, and connections of one pool, that is to one origin."""
 _SWEEP_INTERVAL_S = 15.0
 _COMMON_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
 _FORBIDDEN_METHODS = frozenset({"CONNECT", "TRACE"})
 _METHODS_WITHOUT_ZERO_LENGTH = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
-"""Methods whose requests have no `Content-Length: 0` header when their body is empty."""
+"""Methods whose requests have no `Content-Length: 0` header if the body is empty."""
 _is_token = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+").fullmatch
 """Matches a method or a header name (RFC 9110, 5.6.2)."""
-_CONNECTION_HEADERS = HOP_BY_HOP_HEADERS | {"content-length", "expect", "host"}
+_FORBIDDEN_HEADERS = HOP_BY_HOP_HEADERS | {"content-length", "expect", "host"}
 """Headers that belong to the connection or the message framing; a task must not set them."""
 _DEFAULT_HEADERS = {
     "user-agent": f"tarry/{version('tarry')}",
@@ -55,12 +56,11 @@ _DEFAULT_HEADERS = {
 _NOT_CANONICAL = "targetUrl must be in its canonical form"  # as `parse_target` returns it
 
 
-class HttpDelivery:
-    """Makes attempts over HTTP/1.1.
+class HttpDeliveryClient:
+    """Makes attempts over HTTP/1.1, all on one event loop.
 
     `proxy` is the URL of an egress proxy (`http://host:port` or `https://host:port`). `ca_file` is
-    a PEM file of certificates to trust instead of the system's. All attempts must be made on one
-    event loop.
+    a PEM file of certificates to trust instead of the system's.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class HttpDelivery:
             check_count("max_connections", max_connections), self._close_an_idle_connection
         )
         self._pools: dict[str, ConnectionPool] = {}
-        """Pools by the part of a canonical URL before its path (`https://host`)."""
+        """Pools by origin: the canonical URL up to its path, such as `https://host`."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -121,29 +121,31 @@ class HttpDelivery:
         await self._dns.close()
 
     def _prepare(self, request: DeliveryRequest) -> tuple[ConnectionPool, bytes]:
-        """Return the pool and the encoded head of a request, or raise DeliveryError."""
+        """Return the pool for a request, and the encoded head, or raise DeliveryError."""
         url, method, body = request.url, request.method, request.body
         path_start = url.find("/", 8)  # after https://
-        # The pool's key is a prefix of the canonical URL, so a known server needs no URL parser.
+        # The origin is a prefix of the canonical URL, so a known origin needs no URL parser.
         pool = self._pools.get(url[:path_start])
         if pool is None or path_start < 0 or self._proxy is not None:
             pool = self._get_pool(url)
-        path = url[path_start:]
-        if not (path.isascii() and path.isprintable()) or " " in path:
+        path_and_query = url[path_start:]
+        if not (path_and_query.isascii() and path_and_query.isprintable()) or " " in path_and_query:
             raise DeliveryError(Fault.INVALID, _NOT_CANONICAL)
         if method not in _COMMON_METHODS:
             _check_method(method, body)
         lines = _format_headers(request.headers)
         if body or method not in _METHODS_WITHOUT_ZERO_LENGTH:
             lines = f"{lines}Content-Length: {len(body)}\r\n"
-        head = f"{method} {pool.url_prefix}{path} HTTP/1.1\r\n{pool.header_lines}{lines}\r\n"
+        head = (
+            f"{method} {pool.url_prefix}{path_and_query} HTTP/1.1\r\n{pool.header_lines}{lines}\r\n"
+        )
         try:
             return pool, head.encode()
         except UnicodeEncodeError:
             raise DeliveryError(Fault.INVALID, "headers must be valid Unicode text") from None
 
     def _get_pool(self, url: str) -> ConnectionPool:
-        """Return the pool for a URL; repeat the checks that were made when the task was posted."""
+        """Return the pool for a URL, after the same checks as when the task was added."""
         try:
             target = parse_target(url)
         except ConfigurationError as error:
@@ -172,7 +174,7 @@ class HttpDelivery:
                 max_response_bytes=self._max_response_bytes,
             )
             pool.header_lines = f"Host: {origin.partition('://')[2]}\r\n"
-            if proxy is not None and not use_tls:  # with TLS, the proxy sees only a tunnel
+            if proxy is not None and not use_tls:  # with TLS, the proxy only forwards bytes
                 pool.url_prefix = origin
                 pool.header_lines += proxy.header_lines
             self._pools[origin] = pool
@@ -229,18 +231,17 @@ def _format_headers(headers: list[tuple[str, str]]) -> str:
     count = len(headers)
     is_injected = lines.count("\n") != count or lines.count("\r") != count or "\0" in lines
     if defaults is None or is_injected:
-        rule = (
-            "must not have line breaks, names that are no tokens (RFC 9110), Host, Content-Length"
-        )
-        raise DeliveryError(Fault.INVALID, f"headers {rule} or a hop-by-hop header")
+        rule = "headers must have valid names (RFC 9110) and no line breaks, and must not set Host"
+        message = f"{rule}, Content-Length, Expect or a hop-by-hop header"
+        raise DeliveryError(Fault.INVALID, message)
     return defaults + lines
 
 
-@lru_cache(1024)  # the requests of one caller mostly have the same header names
+@lru_cache(1024)  # most requests of one tenant have the same header names
 def _default_header_lines(names: tuple[str, ...]) -> str | None:
-    """Return the lines of default headers not in `names`; None if a task must not set a name."""
+    """Return the lines of default headers not in `names`; None if a name is not allowed."""
     present = {name.lower() for name in names}
-    if present & _CONNECTION_HEADERS or not all(map(_is_token, names)):
+    if present & _FORBIDDEN_HEADERS or not all(map(_is_token, names)):
         return None
     return "".join(
         f"{name}: {value}\r\n" for name, value in _DEFAULT_HEADERS.items() if name not in present

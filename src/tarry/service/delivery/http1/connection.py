@@ -1,8 +1,8 @@
-"""One HTTP/1.1 connection with one request at a time, and the requests with their deadlines.
+"""HTTP/1.1 connections, each with one request at a time, and the deadlines of pending requests.
 
 llhttp parses the response in strict mode. The body is read up to a limit, and its beginning is kept
-as the excerpt. A body above the limit is not an error: the connection is closed, and the attempt
-has a response with this status and the excerpt.
+as the excerpt. A body above the limit is not an error: the connection is closed, and the result has
+the status and the excerpt of the response.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 Deadline: TypeAlias = list[Any]
 """`[due, tie_breaker, callback]`; the callback is None once the deadline is cancelled.
-A list and not an object with `__lt__`: the heap compares entries often, and lists compare in C."""
+A list and not an object with `__lt__`: the heap compares often, and lists are compared in C."""
 CALLBACK = 2  # the index of the callback in a Deadline
-_MIN_COMPACT_SIZE = 512
+_MIN_COMPACTION_SIZE = 512  # deadlines
 MAX_RESPONSE_HEADERS, MAX_RESPONSE_HEADER_BYTES = 200, 64 * 1024
 """Limits for the headers of a response and of the interim responses (1xx) before it, together."""
 _MAX_JOINED_BODY_BYTES = 64 * 1024
@@ -39,7 +39,7 @@ _STATUSES_WITHOUT_BODY = frozenset({204, 304})
 
 
 class _Pool(Protocol):
-    """The part of `ConnectionPool` that connections use; its module imports this one."""
+    """The part of `ConnectionPool` that this module uses, without a circular import."""
 
     max_response_bytes: int
 
@@ -51,24 +51,27 @@ class _Pool(Protocol):
 
 
 class DeadlineTimer:
-    """Calls back when deadlines pass. All share one timer, because most are cancelled early."""
+    """Calls back when deadlines pass.
+
+    All deadlines share one timer of the event loop, because most of them are cancelled early.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._heap: list[Deadline] = []
         self._tie_breaker = count()
-        self._compact_size = _MIN_COMPACT_SIZE
-        """The size of the heap at which cancelled deadlines are removed from it."""
+        self._compaction_size = _MIN_COMPACTION_SIZE
+        """The size at which cancelled deadlines are removed from the heap."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
 
     def add(self, due: float, callback: Callable[[], None]) -> Deadline:
-        """Call `callback` at the time `due`. To cancel, set `deadline[CALLBACK] = None`."""
+        """Call `callback` at the time `due`. Cancel this with `deadline[CALLBACK] = None`."""
         heap, deadline = self._heap, [due, next(self._tie_breaker), callback]
-        if len(heap) >= self._compact_size:
+        if len(heap) >= self._compaction_size:
             heap[:] = [each for each in heap if each[CALLBACK] is not None]
             heapify(heap)
-            self._compact_size = max(_MIN_COMPACT_SIZE, 2 * len(heap))
+            self._compaction_size = max(_MIN_COMPACTION_SIZE, 2 * len(heap))
         heappush(heap, deadline)
         if self._timer is None or due < self._timer_due:
             self._set_timer(due)
@@ -89,7 +92,7 @@ class DeadlineTimer:
 
     def _on_timer(self) -> None:
         # A timer may fire early (uvloop's by up to 1.4 ms). The clock decides which deadlines have
-        # passed, and the timer is set again for the others.
+        # passed, and the timer is set again for the other deadlines.
         self._timer = None
         heap, now = self._heap, self._clock()
         while heap and (heap[0][0] <= now or heap[0][CALLBACK] is None):
@@ -109,10 +112,10 @@ class PendingRequest(asyncio.Future[DeliveryResult]):
     """
 
     connecting: asyncio.Task[bool] | None = None
-    """The task that opens a connection for this request."""
-    connection: Connection | None = None
+    """The task that opens a connection for this request; None if no task does."""
+    connection: Connection | None = None  # on which the request was sent
     is_resent: bool = False
-    """Whether the request was sent before, on an idle connection that the target had closed."""
+    """Whether it was sent before, on an idle connection that the target had closed."""
 
     def __init__(
         self,
@@ -138,7 +141,7 @@ class PendingRequest(asyncio.Future[DeliveryResult]):
             self.set_result(result)
 
     def set_error(self, error: BaseException) -> None:
-        """Set an unexpected error, which is raised in the caller that awaits the request."""
+        """Set an unexpected error, unless the request was cancelled."""
         self.deadline[CALLBACK] = None
         if not self.done():
             self.set_exception(error)
@@ -163,10 +166,10 @@ class Connection(asyncio.Protocol):
         self._pool = pool
         self._clock = clock
         self._transport: asyncio.Transport | None = None
-        self._raw_transport: asyncio.Transport | None = None  # the one below TLS
+        self._raw_transport: asyncio.Transport | None = None  # the transport below TLS
         self._parser: httptools.HttpResponseParser | None = None
         self._connect_result: ConnectResult | None = None
-        """Has the durations of the connect phases. None once a result has reported them."""
+        """Has the durations of the connect phases. None once these are in a result."""
         self._remote = ""
         self._is_secure = False
         self._shutdown_timer: asyncio.TimerHandle | None = None
@@ -176,18 +179,19 @@ class Connection(asyncio.Protocol):
         self._is_unused = True  # whether no response was received on this connection yet
         self._reset(0.0)
 
-    def start(self, connected: ConnectResult) -> None:
+    def start(self, connect_result: ConnectResult) -> None:
         """Use the transport of an established connection."""
-        self._connect_result, self._remote = connected, connected.remote
-        self._is_secure = connected.tls_ms is not None
-        self._transport, self._raw_transport = connected.transport, connected.raw_transport
+        self._connect_result, self._remote = connect_result, connect_result.remote
+        self._is_secure = connect_result.tls_ms is not None
+        self._transport = connect_result.transport
+        self._raw_transport = connect_result.raw_transport
         self.opened_at = self._clock()
         if self.is_open:
             self._parser = httptools.HttpResponseParser(self)
 
     @property
     def is_open(self) -> bool:
-        """Whether the connection is open; the server may have closed it unnoticed."""
+        """Whether the connection is open. If idle, the server may have closed it unnoticed."""
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, pending: PendingRequest, now: float) -> None:
@@ -250,18 +254,18 @@ class Connection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._can_keep_alive = False
             if not self._is_complete:
-                self._set_fault(Fault.PROTOCOL, self._describe_parser_error(error))
+                self._fail_request(Fault.PROTOCOL, self._describe_parser_error(error))
                 return
         if self._is_complete:
-            self._respond()
+            self._complete_request()
         elif not self._has_headers:
             if (
                 self._received_bytes > MAX_RESPONSE_HEADER_BYTES
                 or len(self._headers) > MAX_RESPONSE_HEADERS
             ):
-                self._set_fault(Fault.PROTOCOL, "The response has too many or too long headers")
+                self._fail_request(Fault.PROTOCOL, "The response has too many or too long headers")
         elif self._received_bytes > self._pool.max_response_bytes + MAX_RESPONSE_HEADER_BYTES:
-            self._respond()
+            self._complete_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Complete, fail or resend the request that was sent on this connection."""
@@ -272,7 +276,7 @@ class Connection(asyncio.Protocol):
         if pending is None:
             return
         if self._has_headers and not self._is_framed and exc is None:
-            self._respond()  # the close marks the end of the body
+            self._complete_request()  # the close marks the end of the body
         elif not self._received_bytes and not self._is_unused and not pending.is_resent:
             # The target closed the connection while it was idle, which this side noticed only when
             # it sent a request (RFC 9112, 9.3.1). The target has most likely not read the request;
@@ -284,7 +288,7 @@ class Connection(asyncio.Protocol):
             part = "body" if self._has_headers else "headers"
             message = f"The connection was closed within the {part}"
             message = message if self._received_bytes else CLOSED_WITHOUT_RESPONSE
-            self._set_fault(Fault.RESET, message)
+            self._fail_request(Fault.RESET, message)
 
     # --- callbacks of the parser ------------------------------------------------------------------
 
@@ -293,7 +297,7 @@ class Connection(asyncio.Protocol):
         if self._is_complete:
             raise ValueError("it is followed by a second response")
         if self._headers:
-            self._headers = []  # of the interim response
+            self._headers = []  # without those of the interim response
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a header; trailers are ignored."""
@@ -338,14 +342,14 @@ class Connection(asyncio.Protocol):
 
     # --- completing the request -------------------------------------------------------------------
 
-    def _respond(self) -> None:
-        """Complete the request with the response, and reuse or close the connection."""
+    def _complete_request(self) -> None:
+        """Complete the request with the response, and release or close the connection."""
         if len(self._headers) > MAX_RESPONSE_HEADERS or (
             self._received_bytes > MAX_RESPONSE_HEADER_BYTES
             and sum(len(name) + len(value) + 4 for name, value in self._headers)
             > MAX_RESPONSE_HEADER_BYTES
         ):
-            self._set_fault(Fault.PROTOCOL, "The response has too many or too long headers")
+            self._fail_request(Fault.PROTOCOL, "The response has too many or too long headers")
             return
         pending, raw_transport, now = self.pending, self._raw_transport, self._clock()
         assert pending is not None  # noqa: S101 - the response belongs to it
@@ -358,8 +362,8 @@ class Connection(asyncio.Protocol):
             remote=self._remote,
             first_byte_ms=(self._first_byte_at - self._sent_at) * 1000,
         )
-        if (connected := self._connect_result) is not None:
-            self._report_connect_phases(connected, result)
+        if (phases := self._connect_result) is not None:
+            self._add_connect_phases(phases, result)
         self.pending = pending.connection = None
         self._is_unused = False
         pending.complete(result, now)
@@ -370,7 +374,7 @@ class Connection(asyncio.Protocol):
         else:
             self.close()
 
-    def _set_fault(self, fault: Fault, message: str) -> None:
+    def _fail_request(self, fault: Fault, message: str) -> None:
         pending = self.pending
         assert pending is not None  # noqa: S101 - only a request can fail
         result = self.fault_result(fault, message)
@@ -381,15 +385,15 @@ class Connection(asyncio.Protocol):
     def fault_result(self, fault: Fault, message: str) -> DeliveryResult:
         """Return the result of a request that got no response on this connection."""
         result = DeliveryResult(fault=fault, error=message, remote=self._remote)
-        if (connected := self._connect_result) is not None:
-            self._report_connect_phases(connected, result)
+        if (phases := self._connect_result) is not None:
+            self._add_connect_phases(phases, result)
         return result
 
-    def _report_connect_phases(self, connected: ConnectResult, result: DeliveryResult) -> None:
+    def _add_connect_phases(self, phases: ConnectResult, result: DeliveryResult) -> None:
         """Add the durations of the connect phases to the first result of the connection."""
         self._connect_result = None
-        result.dns_ms, result.connect_ms = connected.dns_ms, connected.connect_ms
-        result.tls_ms = connected.tls_ms
+        result.dns_ms, result.connect_ms = phases.dns_ms, phases.connect_ms
+        result.tls_ms = phases.tls_ms
 
     def _describe_parser_error(self, error: Exception) -> str:
         if isinstance(error, httptools.HttpParserUpgrade):

@@ -1,11 +1,12 @@
 """Connecting to a server: DNS, the guard's check of each address, TCP, TLS, egress proxy.
 
-The guard checks an address each time a connection to it is opened, not when it is cached.
+Before each new connection the guard (`Guard`, which blocks internal addresses) checks the address,
+even if the address comes from the DNS cache.
 
 With an egress proxy the connection goes to the proxy. If the target uses TLS, the proxy opens a
-tunnel to it (CONNECT). The proxy resolves the target's name and applies its own address rules. The
-address of the proxy itself is not checked, because the operator sets it. If the proxy fails or
-cannot be reached, the fault is `Fault.INTERNAL`.
+tunnel to the target (CONNECT). The proxy resolves the target's name and applies its own address
+rules. The address of the proxy itself is not checked, because the operator sets it. If the proxy
+fails or cannot be reached, the fault is `Fault.INTERNAL`.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ Addresses: TypeAlias = "tuple[str, ...]"
 _LookupResult: TypeAlias = "Addresses | str"  # the addresses of a host, or an error message
 
 _DNS_TTL_S = 60.0
-_MAX_CACHED_NAMES = 1024
+_MAX_CACHED_HOSTS = 1024
 _MAX_LOOKUPS = 64
-"""Concurrent lookups. Each occupies a thread, for long if the DNS server does not answer."""
-_MAX_ADDRESSES = 8
+"""Concurrent lookups. Each needs a thread, for a long time if the DNS server does not answer."""
+_MAX_HOST_ADDRESSES = 8
 _HEAD_START_S = 0.25  # time after which the next address is tried in parallel (RFC 8305, 5)
 _MAX_CONNECT_RESPONSE_BYTES = 16 * 1024
 _DEFAULT_PROXY_PORTS = {"http": 80, "https": 443}
@@ -63,20 +64,20 @@ class Proxy(msgspec.Struct, frozen=True):
 
 
 class ConnectResult(msgspec.Struct):
-    """An established connection, its address, and the durations of its phases."""
+    """An established connection, and the durations of the phases in which it was opened."""
 
     transport: asyncio.Transport
     raw_transport: asyncio.Transport
     """The transport below TLS, which knows how many bytes were not sent yet. Without TLS, it is the
     same as `transport`."""
-    remote: str
-    dns_ms: float | None
+    remote: str  # the IP address of the server or the proxy
+    dns_ms: float | None  # None if the host is an IP address
     connect_ms: float
-    tls_ms: float | None = None
+    tls_ms: float | None = None  # None without TLS
 
 
 class Connector(msgspec.Struct, frozen=True):
-    """Opens connections to one server."""
+    """Opens connections to the origin of a target."""
 
     target: Target
     guard: Guard
@@ -95,9 +96,9 @@ class Connector(msgspec.Struct, frozen=True):
     async def _connect_to(
         self, host: str, port: int, protocol: asyncio.Protocol, *, use_tls: bool
     ) -> ConnectResult:
-        started = environment.now()
+        started_at = environment.now()
         addresses: Sequence[str] = await self.dns.resolve(host)
-        resolved = environment.now()
+        resolved_at = environment.now()
         if self.proxy is None:
             addresses = select_allowed(addresses, host, self.guard)
         try:
@@ -108,8 +109,8 @@ class Connector(msgspec.Struct, frozen=True):
                 raise DeliveryError(Fault.INTERNAL, message) from None
             message = f"Could not connect to {host} port {port}: {error.strerror or error}"
             raise DeliveryError(Fault.REFUSED, message) from None
-        connected = environment.now()
-        first_protocol = _BeforeTls() if use_tls else protocol
+        connected_at = environment.now()
+        first_protocol = _PreTlsProtocol() if use_tls else protocol
         loop = asyncio.get_running_loop()
         try:
             transport, _ = await loop.create_connection(lambda: first_protocol, sock=sock)
@@ -120,8 +121,8 @@ class Connector(msgspec.Struct, frozen=True):
         except BaseException:
             sock.close()
             raise
-        dns_ms = None if addresses[0] == host else (resolved - started) * 1000
-        connect_ms = (connected - resolved) * 1000
+        dns_ms = None if addresses[0] == host else (resolved_at - started_at) * 1000
+        connect_ms = (connected_at - resolved_at) * 1000
         result = ConnectResult(transport, transport, remote, dns_ms, connect_ms)
         if use_tls:
             await self._start_tls(result, protocol, host)
@@ -131,8 +132,8 @@ class Connector(msgspec.Struct, frozen=True):
         self, result: ConnectResult, protocol: asyncio.Protocol, host: str
     ) -> None:
         """Perform the TLS handshake; the certificate must be valid for `host`."""
-        assert self.tls is not None  # noqa: S101 - `HttpDelivery` checks it before
-        loop, started = asyncio.get_running_loop(), environment.now()
+        assert self.tls is not None  # noqa: S101 - checked by `HttpDeliveryClient`
+        loop, started_at = asyncio.get_running_loop(), environment.now()
         protocol.connection_made(result.raw_transport)
         if result.transport.is_closing():
             raise DeliveryError(Fault.TLS, _CLOSED_IN_HANDSHAKE)
@@ -149,7 +150,7 @@ class Connector(msgspec.Struct, frozen=True):
             raise
         assert transport is not None  # noqa: S101 - None is returned in server mode only
         result.transport = transport
-        result.tls_ms = (environment.now() - started) * 1000
+        result.tls_ms = (environment.now() - started_at) * 1000
 
     async def _connect_through(self, proxy: Proxy, protocol: asyncio.Protocol) -> ConnectResult:
         reader = asyncio.StreamReader(limit=_MAX_CONNECT_RESPONSE_BYTES)
@@ -172,8 +173,8 @@ class Connector(msgspec.Struct, frozen=True):
         return result
 
 
-class _BeforeTls(asyncio.Protocol):
-    """Rejects bytes that arrive before the TLS handshake."""
+class _PreTlsProtocol(asyncio.Protocol):
+    """Closes the connection if bytes arrive before the TLS handshake."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -187,25 +188,25 @@ class _BeforeTls(asyncio.Protocol):
 def parse_proxy(url: str) -> Proxy:
     """Return the proxy at a URL; raise ConfigurationError when the URL is not valid."""
     try:
-        parts = urlsplit(url)
-        port = parts.port
+        url_parts = urlsplit(url)
+        port = url_parts.port
     except ValueError:
-        parts, port = urlsplit(""), 0
-    if parts.scheme not in _DEFAULT_PROXY_PORTS or not parts.hostname or port == 0:
+        url_parts, port = urlsplit(""), 0
+    if url_parts.scheme not in _DEFAULT_PROXY_PORTS or not url_parts.hostname or port == 0:
         rule = "must be a URL like http://host:port"
         raise ConfigurationError("proxy", rule, url.rpartition("@")[2])
     header_lines = ""
-    if parts.username is not None:
-        credentials = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+    if url_parts.username is not None:
+        credentials = f"{unquote(url_parts.username)}:{unquote(url_parts.password or '')}".encode()
         header_lines = f"Proxy-Authorization: Basic {b64encode(credentials).decode()}\r\n"
-    port = port or _DEFAULT_PROXY_PORTS[parts.scheme]
-    return Proxy(parts.scheme, parts.hostname, port, header_lines)
+    port = port or _DEFAULT_PROXY_PORTS[url_parts.scheme]
+    return Proxy(url_parts.scheme, url_parts.hostname, port, header_lines)
 
 
 async def _open_tunnel(
     proxy: Proxy, authority: str, transport: asyncio.WriteTransport, reader: asyncio.StreamReader
 ) -> None:
-    """Open a tunnel to a server (`host:port`); raise DeliveryError when the proxy refuses."""
+    """Open a tunnel to `authority` (`host:port`), or raise DeliveryError."""
     transport.write(
         f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n{proxy.header_lines}\r\n".encode()
     )
@@ -227,15 +228,15 @@ def select_allowed(addresses: Sequence[str], host: str, guard: Guard) -> list[st
     The caller connects to the returned addresses without another lookup, so that DNS cannot change
     them after the check (DNS rebinding).
     """
-    first_reason: str | None = None
+    first_block_reason: str | None = None
     allowed: list[str] = []
     for address in addresses:
-        reason = guard.block_reason(address, host)
-        if reason is None:
+        block_reason = guard.block_reason(address, host)
+        if block_reason is None:
             allowed.append(address)
-        first_reason = first_reason or reason
+        first_block_reason = first_block_reason or block_reason
     if not allowed:
-        raise DeliveryError(Fault.BLOCKED, first_reason or f"{host} has no address")
+        raise DeliveryError(Fault.BLOCKED, first_block_reason or f"{host} has no address")
     return allowed
 
 
@@ -248,23 +249,23 @@ def _describe_tls_error(error: Exception) -> str:
 
 
 async def connect_to_any(addresses: Sequence[str], port: int) -> tuple[socket.socket, str]:
-    """Return a connected socket and its address; raise the last OSError if all addresses fail."""
+    """Connect to the fastest of several addresses; raise the last OSError if all of them fail."""
     if len(addresses) == 1:
         return await _connect_socket(addresses[0], port)
     # Each address is tried a little after the one before it (Happy Eyeballs, RFC 8305).
     loop, untried = asyncio.get_running_loop(), deque(addresses)
-    racing: set[asyncio.Task[tuple[socket.socket, str]]] = set()
+    connect_tasks: set[asyncio.Task[tuple[socket.socket, str]]] = set()
     last_error: BaseException = OSError("there is no address")
     try:
-        while untried or racing:
+        while untried or connect_tasks:
             if untried:
-                racing.add(loop.create_task(_connect_socket(untried.popleft(), port)))
+                connect_tasks.add(loop.create_task(_connect_socket(untried.popleft(), port)))
             head_start = _HEAD_START_S if untried else None
-            finished, _ = await asyncio.wait(
-                racing, timeout=head_start, return_when=asyncio.FIRST_COMPLETED
+            done, _ = await asyncio.wait(
+                connect_tasks, timeout=head_start, return_when=asyncio.FIRST_COMPLETED
             )
-            for task in finished:
-                racing.remove(task)
+            for task in done:
+                connect_tasks.remove(task)
                 error = task.exception()
                 if error is None:
                     return task.result()
@@ -272,7 +273,7 @@ async def connect_to_any(addresses: Sequence[str], port: int) -> tuple[socket.so
         raise last_error
     finally:
         del last_error  # breaks a reference cycle: its traceback refers to this frame
-        for task in racing:
+        for task in connect_tasks:
             task.add_done_callback(_close_unused)
             task.cancel()
 
@@ -302,13 +303,13 @@ class DnsCache:
 
     def __init__(self) -> None:
         self._cached: dict[str, tuple[float, Addresses]] = {}
-        """By name: the time at which the entry expires, and the addresses."""
+        """By host name: the time at which the entry expires, and the addresses."""
         self._lookups: dict[str, asyncio.Future[_LookupResult]] = {}
         self._lookup_slots = asyncio.Semaphore(_MAX_LOOKUPS)
         self._is_closed = False
 
     async def resolve(self, host: str) -> Addresses:
-        """Return the addresses of `host`, which is in canonical form, or raise DeliveryError."""
+        """Return the addresses of a host in canonical form, or raise DeliveryError."""
         if ":" in host or host.replace(".", "").isdigit():
             return (host,)
         if host.endswith(".localhost"):
@@ -357,7 +358,7 @@ class DnsCache:
     def _on_resolved(self, host: str, result: _LookupResult) -> None:
         self._lookup_slots.release()
         if not isinstance(result, str):
-            if len(self._cached) >= _MAX_CACHED_NAMES:
+            if len(self._cached) >= _MAX_CACHED_HOSTS:
                 self._cached.clear()
             self._cached[host] = asyncio.get_running_loop().time() + _DNS_TTL_S, result
         lookup = self._lookups.pop(host)
@@ -372,7 +373,7 @@ def _resolve(
     result: _LookupResult
     try:
         entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        result = tuple(dict.fromkeys(str(entry[4][0]) for entry in entries))[:_MAX_ADDRESSES]
+        result = tuple(dict.fromkeys(str(entry[4][0]) for entry in entries))[:_MAX_HOST_ADDRESSES]
     except (OSError, UnicodeError) as error:
         result = f"Could not resolve {host}: {getattr(error, 'strerror', None) or error}"
     with suppress(RuntimeError):  # raised if the loop is closed; then no caller waits

@@ -1,4 +1,4 @@
-"""Connection pools: the keep-alive connections to each server, and the limit for all servers."""
+"""Connection pools: keep-alive connections to each origin, and a limit for all origins together."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ if TYPE_CHECKING:
 
 _MAX_IDLE_S = 60.0
 _MAX_AGE_S = 300.0  # age at which a connection is closed, so that its host name is resolved again
-_MAX_AGE_WHEN_SCARCE_S = 5.0
-"""The same, while the pool of another server waits to open a connection."""
+_MAX_AGE_WHEN_SCARCE_S = 5.0  # the same, while another pool waits to open a connection
 
 
 class ConnectionLimit:
-    """Limits the number of connections to all servers together."""
+    """Limits the number of connections of all pools together."""
 
     def __init__(self, limit: int, on_limit_reached: Callable[[], None]) -> None:
         self._free_slots = limit
@@ -31,7 +30,7 @@ class ConnectionLimit:
         """Pools that wait to open a connection, first come first served."""
 
     def acquire(self, pool: ConnectionPool) -> bool:
-        """Reserve a connection and return True, or queue the pool and return False."""
+        """Reserve a slot for a connection and return True, or queue the pool and return False."""
         if self._free_slots:
             self._free_slots -= 1
             return True
@@ -41,14 +40,14 @@ class ConnectionLimit:
         return False
 
     def release(self) -> None:
-        """Release the reservation of a closed connection, and let the next pool open one."""
+        """Release the slot of a closed connection, and let the next pool open a connection."""
         self._free_slots += 1
-        while self._free_slots and self.waiting:  # the next pool may not need it any longer
+        while self._free_slots and self.waiting:  # a pool may not need a connection any longer
             self.waiting.popitem(last=False)[0].open_connections()
 
 
 class ConnectionPool:
-    """The connections to one server, at most `max_connections`."""
+    """The connections to one origin, at most `max_connections`."""
 
     def __init__(
         self,
@@ -65,8 +64,8 @@ class ConnectionPool:
         self._max_connections = max_connections
         self.max_response_bytes: int = max_response_bytes  # the rest of a body is not read
         self.url_prefix: str = ""
-        """Scheme and authority: a request to a proxy without a tunnel has the URL, not the path."""
-        self.header_lines: str = ""  # the header lines of every request to this server
+        """The origin, if a proxy without a tunnel needs the whole URL in each request line."""
+        self.header_lines: str = ""  # the header lines that every request of this pool has
         self._idle: list[Connection] = []
         self._connections: set[Connection] = set()
         self._connecting: dict[asyncio.Task[bool], tuple[PendingRequest, Connection]] = {}
@@ -78,7 +77,7 @@ class ConnectionPool:
         return not (self._connections or self._connecting or self._queue)
 
     def send(self, pending: PendingRequest, now: float) -> None:
-        """Send a request on an idle connection or on a new one, or queue it."""
+        """Send a request on an idle or a new connection, or queue it for the next free one."""
         while self._idle:
             connection = self._idle.pop()
             if connection.is_open and now - connection.idle_since < _MAX_IDLE_S:
@@ -104,14 +103,14 @@ class ConnectionPool:
     async def _connect(self, pending: PendingRequest, connection: Connection) -> bool:
         """Open a connection and send a request on it; return whether the connection is open."""
         try:
-            connected = await self._connector.connect(connection)
+            connect_result = await self._connector.connect(connection)
         except DeliveryError as error:
             pending.complete(DeliveryResult(fault=error.fault, error=str(error)), self._clock())
             return False
         except BaseException:
             connection.abort()  # the transport may exist already
             raise
-        connection.start(connected)
+        connection.start(connect_result)
         pending.connecting = None
         if not connection.is_open:
             result = connection.fault_result(Fault.RESET, CLOSED_WITHOUT_RESPONSE)
@@ -157,7 +156,7 @@ class ConnectionPool:
             self.open_connections()
 
     def resend(self, pending: PendingRequest) -> None:
-        """Send a request again on a new connection, because the target had closed the idle one."""
+        """Send a request on a new connection, because the target had closed the idle connection."""
         self._queue.appendleft(pending)
         self.open_connections()
 
@@ -168,7 +167,7 @@ class ConnectionPool:
             result = pending.connection.fault_result(Fault.TIMEOUT, f"No response {within}")
         elif pending.connecting is not None:
             _, connection = self._connecting[pending.connecting]
-            # If the proxy does not answer, the service has failed, not the target.
+            # A proxy that does not answer is a failure of the service, not of the target.
             is_proxy_slow = self._connector.proxy is not None and not connection.is_open
             fault = Fault.INTERNAL if is_proxy_slow else Fault.TIMEOUT
             result = DeliveryResult(fault=fault, error=f"No connection {within}")
@@ -195,7 +194,7 @@ class ConnectionPool:
         return True
 
     def close_expired(self, now: float) -> None:
-        """Close connections that were idle for too long."""
+        """Close connections that have been idle for too long."""
         while self._idle and now - self._idle[0].idle_since >= _MAX_IDLE_S:
             self._idle.pop(0).close()
 
