@@ -62,7 +62,7 @@ def test_signatures_do_not_identify_callers(scheme: str, caplog: pytest.LogCaptu
     )
 
     assert second.replayed
-    assert 1 == caplog.text.count("pass identity= a function")
+    assert 1 == caplog.text.count("pass a function that returns")
 
 
 def test_mounted_path_with_and_without_root_path() -> None:

@@ -22,7 +22,7 @@ def line_of(defence: Defence, table: str) -> str:
 def test_policy_comes_first(name: str) -> None:
     """The words of the policy are its own, and after them comes what could bound its load."""
     policy = PRESETS[name]
-    none = 'budget: none; one would bound that load: kind = "ratio" keeps it near 1.1 x'
+    none = 'budget: none; with kind = "ratio", the load would be about 1.1 x the calls'
 
     assert f"{policy.explain()}\n{none}" == explain(Defence(policy))
 
@@ -33,34 +33,37 @@ def test_policy_comes_first(name: str) -> None:
         (
             {"kind": "ratio", "ratio": 0.5},
             (
-                "retries are at most 50 % of the calls of the last 10 s, plus 1 a second: "
-                "1.5 x the calls, plus 1 a second"
+                "retries are at most 50 % of the calls of the last 10 s, plus 1 a second; "
+                "worst case load: 1.5 x the calls, plus 1 a second"
             ),
         ),
         (
             {"kind": "ratio", "ratio": 0.02, "min_per_second": 0, "window": 60},
-            "retries are at most 2 % of the calls of the last 60 s: 1.02 x the calls",
+            (
+                "retries are at most 2 % of the calls of the last 60 s; worst case load: 1.02 x "
+                "the calls"
+            ),
         ),
         (
             {"kind": "token"},
             (
-                "retries take 5 of 500 tokens each, and a success adds 5; while none succeeds "
-                "there are 100 retries, and then none: 1 x the calls"
+                "retries take 5 of 500 tokens each, and a success adds 5; without any success, "
+                "retries stop after 100, and the load is 1 x the calls"
             ),
         ),
         (
             {"kind": "token", "preset": "aws-2026", "capacity": 100},
             (
-                "retries take 14 of 100 tokens each, and a success adds 1; while none succeeds "
-                "there are 7 retries, and then none: 1 x the calls"
+                "retries take 14 of 100 tokens each, and a success adds 1; without any success, "
+                "retries stop after 7, and the load is 1 x the calls"
             ),
         ),
         (
             {"kind": "throttle", "max_tokens": 9, "token_ratio": 0.2},
             (
-                "a failure takes 1 of 9 tokens, a success gives 0.2, and there are retries only "
-                "while more than 4.5 are left; while none succeeds, none after 5 failures: "
-                "1 x the calls"
+                "a failure takes 1 of 9 tokens, a success adds 0.2, and retries stop when 4.5 or "
+                "fewer are left; without any success, they stop after 5 failures, and the load "
+                "is 1 x the calls"
             ),
         ),
     ],
@@ -90,12 +93,12 @@ def test_budget_without_retries_is_not_used() -> None:
         (Hedging(after=0.2), "200 ms", "2 x the calls while every copy is slow or fails"),
         (
             Hedging(after="p99.9", max_attempts=3),
-            "the live p99.9 of the latency (known from 100 calls on)",
+            "the measured p99.9 latency (after the first 100 calls)",
             "3 x the calls while every copy is slow or fails",
         ),
         (
             Hedging(max_extra_load=0.05, min_samples=7),
-            "the live p95 of the latency (known from 7 calls on)",
+            "the measured p95 latency (after the first 7 calls)",
             "1.05 x the calls: copies add 5 % at most",
         ),
     ],
@@ -126,17 +129,17 @@ def test_budget_of_a_hedging_is_about_copies() -> None:
         (
             {},
             (
-                "opens when 50 % of at least 20 calls in 10 s failed; then it sends nothing for "
-                "30 s, 2 x as long each further time, 5 min at most, plus a random part of up to "
-                "10 %, and closes when 3 probes have succeeded"
+                "opens when 50 % of the calls of the last 10 s failed (of at least 20); then it "
+                "sends nothing for 30 s, 2 x as long each further time, 5 min at most, plus a "
+                "random part of up to 10 %, and closes when 3 probes have succeeded"
             ),
         ),
         (
             {"consecutive": 5, "slow_after": 0.5, "growth": 1, "spread": 0, "probes": 2},
             (
-                "opens when 50 % of at least 20 calls in 10 s failed, or 5 in a row failed, or "
-                "50 % took longer than 500 ms; then it sends nothing for 30 s, and closes when "
-                "2 probes have succeeded"
+                "opens when 50 % of the calls of the last 10 s failed (of at least 20), or 5 calls "
+                "in a row failed, or 50 % took longer than 500 ms; then it sends nothing for 30 s, "
+                "and closes when 2 probes have succeeded"
             ),
         ),
     ],

@@ -23,7 +23,10 @@ from tarry.policyfile.explain import find_warnings
             {"retryable_statuses": [404, 501, 503]},
             "retryable_statuses has 404, 501: the same request fails again",
         ),
-        ({"retryable_codes": ["OK"]}, "retryable_codes has OK: a success is never retried"),
+        (
+            {"retryable_codes": ["OK"]},
+            "retryable_codes has OK, which has no effect: a success is never retried",
+        ),
         (
             {"retryable_codes": ["NOT_FOUND", "UNAVAILABLE"]},
             "retryable_codes has NOT_FOUND: the same request fails again",
@@ -35,7 +38,10 @@ from tarry.policyfile.explain import find_warnings
         ),
         (
             {"max_attempts": 500},
-            ("max_attempts = 500: one call may be sent 500 times; a total_budget limits its time"),
+            (
+                "max_attempts = 500: one call may be sent 500 times; set total_budget to limit the "
+                "time"
+            ),
         ),
         (
             {"initial_delay": 20, "total_budget": 5, "jitter": "equal"},

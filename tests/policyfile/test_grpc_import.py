@@ -141,7 +141,7 @@ def test_unread_keys_are_reported() -> None:
         ({}, "^this is not a gRPC service config: it has nothing, and no methodConfig$"),
         (
             {"apiVersion": "v1", "kind": "VirtualService", "spec": {}},
-            r"^this is not a gRPC .* apiVersion, kind, spec, and no methodConfig: --from istio\?$",
+            r"^this is not a gRPC .* kind, spec, and no methodConfig; for Istio, use --from istio$",
         ),
         ({"methodConfigs": []}, "^methodConfigs is not a known key: .*did you mean 'methodConfig'"),
         (

@@ -177,7 +177,10 @@ def test_a_list_of_resources_is_opened() -> None:
     [
         ([], "^there is nothing to import"),
         ([{"kind": "Gateway"}], "^kind must be one of VirtualService, DestinationRule, got 'Gat"),
-        ([{"methodConfig": []}], r"^kind must be one of .*, got '': --from grpc\?$"),
+        (
+            [{"methodConfig": []}],
+            r"^kind must be one of .*, got ''; for a gRPC service config, use --from grpc$",
+        ),
         ([{"kind": "VirtualService"}], "^spec must be given"),
         (
             [virtual_service({"retries": {"attempts": 1, "perTryTimeot": "1s"}})],

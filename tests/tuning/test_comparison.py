@@ -252,7 +252,7 @@ def test_loss_of_calls_comes_first() -> None:
     assert (
         "The proposal loses calls in this simulation. "
         "Worse: fewer calls succeed: 97 % → 95.7 %, "
-        "because more calls end where no attempts are left: 300 → 430. "
+        "because more calls end when no attempts are left: 300 → 430. "
         "Better: calls that succeed end sooner: p99 2,100 ms → 500 ms."
     ) == changes_of(success_rate=0.957, p99=0.5, reasons={"attempts": 430})
 
@@ -263,7 +263,7 @@ def test_small_loss_is_listed_without_an_alarm() -> None:
 
     assert (
         "Worse: fewer calls succeed: 97 % → 96.5 %, "
-        "because more calls end where the retry budget is empty: 0 → 350. "
+        "because more calls end when the retry budget is empty: 0 → 350. "
         "Better: fewer requests per call: 1.3x → 1.03x."
     ) == changes_of(success_rate=0.965, amplification=1.03, reasons=reasons)
 

@@ -104,7 +104,7 @@ def test_a_hedge_that_gains_nothing_is_not_proposed() -> None:
     suggestion = suggestion_for(LogModel(calls=8_000, sigma=0.01), "hedging.after")
 
     assert None is suggestion.proposed
-    assert suggestion.reason.startswith("a second copy would not pay (p95: -")
+    assert suggestion.reason.startswith("hedging would not pay (p95: -")
 
 
 STEADY = LogModel(calls=1_000, median=0.061, sigma=0.0, success_rates=(1.0,))
@@ -121,13 +121,13 @@ def test_usual_log_has_no_warnings() -> None:
 
 
 def test_latency_target_below_the_median_is_rejected() -> None:
-    """No policy can meet a target that half of the healthy attempts miss."""
+    """No policy can meet a target that half of the successful attempts miss."""
     with pytest.raises(ConfigurationError) as refused:
         warnings_of(STEADY, 0.05)
 
     assert (
-        "a latency target of 50 ms is shorter than half of the healthy attempts (median 61 ms): "
-        "it cannot be met by retrying"
+        "a latency target of 50 ms is shorter than half of the successful attempts (median 61 ms): "
+        "retries cannot meet it"
     ) == str(refused.value)
 
 
@@ -136,7 +136,9 @@ def test_latency_target_below_the_p995_gives_a_warning(budget: float, late: str)
     """The warning has the share of healthy attempts that miss the target."""
     (warning,) = warnings_of(LogModel(calls=20_000, success_rates=(1.0,)), budget)
 
-    assert f" is shorter than {late} of the healthy attempts (median 49.7 ms, p99.5 182" in warning
+    assert (
+        f" is shorter than {late} of the successful attempts (median 49.7 ms, p99.5 182" in warning
+    )
     assert warning.endswith(" ms): these cannot end in time")
 
 
@@ -187,11 +189,11 @@ def test_log_without_first_attempts_gives_a_warning() -> None:
 def test_log_that_is_mostly_outages_gives_a_warning(
     outages: tuple[tuple[float, float], ...], words: str
 ) -> None:
-    """Such a log shows little about a healthy dependency."""
+    """Such a log shows little about the time outside outages."""
     (warning,) = warnings_of(replace(STEADY, success_rates=(1.0, 1.0), outages=outages))
 
     assert words in warning
-    assert warning.endswith("little about a healthy dependency; use a log of a longer period")
+    assert warning.endswith("little about the time outside outages; use a log of a longer period")
 
 
 SMALL = LogModel(calls=37, success_rates=(1.0,))
@@ -228,13 +230,13 @@ def test_a_latency_target_below_the_p995_is_the_timeout() -> None:
 
     assert 0.1 == suggestion.proposed
     assert suggestion.reason.startswith("the latency target: no attempt can take longer, and 8")
-    assert suggestion.reason.endswith(" % of healthy ones are cut off")
+    assert suggestion.reason.endswith(" % of the successful ones are cut off")
     assert suggestion.basis.startswith("18")
     assert 3 == suggestion_for(LOG_MODEL, "max_attempts", None, 0.1).proposed
 
 
 def test_a_timeout_is_only_rounded_up_to_the_latency_target() -> None:
-    """A target above all healthy attempts cuts none off."""
+    """A target above all successful attempts cuts none off."""
     steady = LogModel(calls=2_000, median=0.1011, sigma=0.0, success_rates=(1.0,))
     suggestion = suggestion_for(steady, "attempt_timeout", None, 0.102)
 
@@ -280,11 +282,11 @@ def test_latency_target_must_be_positive(budget: float) -> None:
     [
         (
             "attempt_timeout",
-            "too little data: 37 healthy attempts, 1,000 needed for p99.5; left out",
+            "too little data: 37 successful attempts, 1,000 needed for p99.5; left out",
         ),
         (
             "initial_delay",
-            "too little data: 37 healthy attempts, 200 needed for the median; kept at 100 ms",
+            "too little data: 37 successful attempts, 200 needed for the median; kept at 100 ms",
         ),
         ("max_delay", "too little data: 0 outages, 3 needed for a median; kept at 30 s"),
         ("max_attempts", "too little data: attempt 2 was made 0 times, 200 needed; kept at 4"),
@@ -294,7 +296,7 @@ def test_latency_target_must_be_positive(budget: float) -> None:
         ),
         (
             "hedging.after",
-            "too little data: 37 healthy attempts, 5,000 needed for p99.9; left out",
+            "too little data: 37 successful attempts, 5,000 needed for p99.9; left out",
         ),
     ],
 )

@@ -50,7 +50,7 @@ _MAX_PENDING_SETTLEMENTS = 100
 """Limits the memory of the settlements in the background, each of which keeps a response."""
 
 _process_name_cell = [os.urandom(16).hex()]
-"""A list with one random string, which differs between processes, also after a fork."""
+"""One random string that identifies this process. A list, so that a fork can replace the item."""
 _lease_numbers = count()
 
 
@@ -141,7 +141,7 @@ class KeyLease:
             await run_with_timeout(self._release)
 
     async def renew(self) -> bool | None:
-        """Renew the lease; return False if it is settled or lost, and None if the store failed."""
+        """Renew the lease. Return False if it is settled or lost, and None if the store failed."""
         context = self.context
         if self.is_settled:
             return False

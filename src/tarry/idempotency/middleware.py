@@ -54,10 +54,10 @@ class IdempotencyMiddleware:
         app: the ASGI application.
         store: where records are stored; by default in the memory of this process.
         methods: the HTTP methods for which keys are processed; other requests are passed through.
-        require_key: where a request without a key is rejected. Either a list, with paths within
-            the application ("/payments") and with patterns for all paths below a path
+        require_key: the requests that are rejected if they have no key. Either a list of paths
+            within the application ("/payments") and of patterns for all paths below a path
             ("/payments/*", which does not match "/payments" itself), or a function that gets the
-            scope and returns a bool. Elsewhere a key is optional.
+            scope and returns a bool. For other requests a key is optional.
         lease: seconds after which a key becomes free again if the process that ran its request
             died. While the request runs, its lease is renewed.
         retention: seconds for which a response is stored.
@@ -145,7 +145,7 @@ class IdempotencyMiddleware:
         if self._identity is None:
             caller = request.caller_credentials(headers)
         else:
-            caller = request.check_identity(self._identity(scope))
+            caller = request.check_caller(self._identity(scope))
         name, fingerprint = request.record_name_and_fingerprint(scope, headers, caller, key, body)
         lease = KeyLease(self._lease_context, name, fingerprint, scope)
         try:
@@ -174,9 +174,8 @@ class IdempotencyMiddleware:
             else:
                 renewed_leases.pop(lease, None)
             scope.pop(_SCOPE_MARK, None)
-        if (
-            environment.draw_random() < _SWEEP_PROBABILITY
-        ):  # after sending, so that no client waits for it
+        # The response has been sent, so no client waits for the sweep.
+        if environment.draw_random() < _SWEEP_PROBABILITY:
             try:
                 await run_with_timeout(lambda: self._store.sweep(_SWEEP_LIMIT))
             except Exception:
@@ -196,8 +195,8 @@ class IdempotencyMiddleware:
         response = record.response
         if response is None:
             free_in_s = ceil(max(0.0, record.free_at - now))
-            # A live server renews its lease when a third of it has passed. If less than a third
-            # remains, the server has died, and the key becomes free when the lease expires.
+            # A server renews the lease when a third of it has passed. If less than a third remains,
+            # the server has probably died, and the key becomes free when the lease expires.
             has_server_died = record.free_at - now < self._lease_context.lease_s / 3
             retry_after = free_in_s if has_server_died else 0
             raise Rejection(
@@ -226,7 +225,7 @@ def _check_store(store: object) -> IdempotencyStore:
     if isinstance(store, type) or not has_methods:
         rule = 'must be a store, such as SqliteStore("keys.db") or MemoryStore()'
         raise ConfigurationTypeError("store", rule, store)
-    return store  # type: ignore[return-value]
+    return store  # type: ignore[return-value]  # has all methods of a store
 
 
 def _build_key_requirement(require_key: RequireKey) -> Callable[[Scope], bool]:

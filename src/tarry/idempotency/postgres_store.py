@@ -210,7 +210,7 @@ class PostgresStore:
                     await pool.close()
                 raise
             self._pool = pool
-            return pool  # type: ignore[no-any-return]
+            return pool  # type: ignore[no-any-return]  # asyncpg has no types
 
     async def _run_with_retry(self, pool: AsyncpgPool, statement: str, *args: object) -> Any:
         """Run a statement; run it again after a lost connection or a serialization failure.

@@ -170,8 +170,8 @@ class RedisStore:
 
     def _connect(self, url: str) -> Any:
         # One immediate retry, because a pool may return a connection that died while it was idle.
-        # Each script may run twice. A blocking pool, so that under load requests wait for a
-        # connection instead of failing.
+        # A script that runs twice does no harm. Under load, requests wait for a connection of the
+        # blocking pool instead of failing.
         backoff = import_module("redis.backoff").NoBackoff()
         retry = import_module("redis.asyncio.retry").Retry(backoff, 1)
         pool = self._redis.asyncio.BlockingConnectionPool.from_url(

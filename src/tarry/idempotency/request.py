@@ -1,4 +1,4 @@
-"""Read requests: parse the `Idempotency-Key` header, and identify the caller and the content.
+"""What the middleware reads from a request: the `Idempotency-Key`, the caller and the content.
 
 The draft (draft-ietf-httpapi-idempotency-key-header) defines the value as a String of RFC 9651: in
 double quotes, followed by optional parameters, which have no meaning here. Many clients send the
@@ -6,9 +6,10 @@ key without quotes. Therefore a UUID, or any other string of letters, digits and
 accepted as if it were quoted. Any other value raises `MalformedKey`. A bad key must not be ignored,
 because a client that sends a key relies on it.
 
-The name of a record in the store is a digest of the key with its host, method, path and caller, so
-equal keys of different callers have different records. Stores call this name `key`. The fingerprint
-of a request is a digest of the content, because a key must not be used again for different content.
+The name of a record in the store is a digest of the request's host, method, path, caller and key,
+so equal keys of different callers have different records. It is the argument `key` of the stores.
+The fingerprint is a digest that also covers the content (query, content type and body), because a
+key must not be used again for different content.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ logger: logging.Logger = logging.getLogger("tarry.idempotency")
 Identity: TypeAlias = Callable[[Scope], str]
 """A function that returns a string which identifies the caller."""
 RequestHeaders: TypeAlias = Mapping[bytes, list[bytes]]
-"""The headers that the middleware reads: lower-case name to the values of all its lines."""
+"""The headers that the middleware reads: the values of all header lines, by lower-case name."""
 
 MAX_KEY_LENGTH = 255
 
@@ -115,7 +116,7 @@ def _parse_quoted(text: str) -> str:
         parameter = _PARAMETER.match(text, start)
         if parameter is None or not _is_utf8(parameter["display"] or ""):
             rest = text[start:][:20]
-            raise MalformedKey(f"Idempotency-Key must end after the key, but {rest!r} follows.")
+            raise MalformedKey(f"Only valid parameters may follow the key, but {rest!r} follows.")
         start = parameter.end()
     return _ESCAPED.sub(r"\1", string[1]) if "\\" in string[1] else string[1]
 
@@ -154,19 +155,19 @@ def warn_of_unstable_credentials() -> None:
     """Log that the Authorization header of a request does not identify its caller."""
     logger.warning(
         "Authorization header ignored as caller identity: its scheme is not Basic, Bearer, Token, "
-        "ApiKey or DPoP, so its value may differ in each attempt; pass identity= a function that "
-        "returns the caller"
+        "ApiKey or DPoP, so its value may differ in each attempt; pass a function that returns the "
+        "caller as `identity`"
     )
 
 
-def check_identity(identity: Any) -> str:
+def check_caller(caller: Any) -> str:
     """Return the result of the user's `identity` function; raise if it is not a string."""
-    if not isinstance(identity, str):
-        if hasattr(identity, "cr_code"):
-            identity.close()  # avoids the warning that the coroutine was never awaited
+    if not isinstance(caller, str):
+        if hasattr(caller, "cr_code"):
+            caller.close()  # avoids the warning that the coroutine was never awaited
         rule = "must return a string that identifies the caller"
-        raise ConfigurationTypeError("identity", rule, identity)
-    return identity
+        raise ConfigurationTypeError("identity", rule, caller)
+    return caller
 
 
 def record_name_and_fingerprint(
@@ -180,9 +181,8 @@ def record_name_and_fingerprint(
     """
     path = external_and_internal_path(scope)[0] if scope.get("root_path") else scope["path"]
     host = _host_with_length(headers[b"host"][0]) if b"host" in headers else ""
-    # Two requests with another host, path, method, caller or key never give the same text:
-    # the length of the path is part of it, a path begins with a slash, a method has no spaces and
-    # a key has no line breaks.
+    # Different combinations of host, path, method, caller and key never give the same text: it has
+    # the lengths of path and host, a method has no spaces, and a key has no line breaks.
     text = f"{len(path)} {host}{path}{scope['method']} {caller}\n{key}"
     digest = sha256(text.encode("utf-8", "surrogatepass"))
     name = digest.hexdigest()

@@ -9,7 +9,7 @@ A request keeps running when its client disconnects, because the client may send
 with the same key. The handler gets the `http.disconnect` message only after its response has been
 stored or has started to stream.
 
-To settle the key means to finish it, which stores the response, or to release it.
+To settle a lease means to finish its key, which stores the response, or to release the key.
 
 The responses of the middleware itself are problem details (RFC 9457), with the titles of
 draft-ietf-httpapi-idempotency-key-header, section 2.7. The middleware raises them as `Rejection`.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _NOT_STORED_STATUSES = frozenset({401, 403, 404, 405, 407, 408, 425, 429})
 """Statuses that mean that nothing was done. They are not stored, because a client that corrects its
-request, or waits, and then retries would get the stored refusal until the retention ends."""
+request, or waits, and then retries would get the stored error until the retention ends."""
 _FIRST_SERVER_ERROR = 500
 _BODY_MESSAGE_TYPES = frozenset(
     {"http.response.body", "http.response.pathsend", "http.response.zerocopysend"}

@@ -40,7 +40,7 @@ CREATE TABLE tarry_record (
 CREATE INDEX tarry_record_by_end ON tarry_record (free_at);
 """
 _NOW = "SELECT (julianday('now') - 2440587.5) * 86400.0"
-_INSERT = """
+_UPSERT = """
 INSERT INTO tarry_record AS stored (key, fingerprint, owner, free_at, status, headers, body)
 VALUES (:key, :fingerprint, :owner, :free_at, :status, :headers, :body)
 ON CONFLICT (key) DO UPDATE SET
@@ -49,11 +49,11 @@ ON CONFLICT (key) DO UPDATE SET
 """
 # In the next three statements, a repeated call of the same owner succeeds, because the result of
 # its first call may have been lost.
-_CLAIM = _INSERT + (
+_CLAIM = _UPSERT + (
     "WHERE stored.free_at <= :now OR (stored.owner = excluded.owner AND stored.status IS NULL)"
 )
-_EXTEND = _INSERT + "WHERE stored.owner = excluded.owner AND stored.status IS NULL"
-_FINISH = _INSERT + (
+_EXTEND = _UPSERT + "WHERE stored.owner = excluded.owner AND stored.status IS NULL"
+_FINISH = _UPSERT + (
     "WHERE stored.owner = excluded.owner AND (stored.status IS NULL OR (stored.status = "
     "excluded.status AND stored.headers = excluded.headers AND stored.body IS excluded.body))"
 )
@@ -176,7 +176,7 @@ class SqliteStore:
         try:
             with connection:
                 connection.execute("BEGIN IMMEDIATE")
-                self._migrate(connection)
+                self._check_or_create_schema(connection)
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
         except BaseException:
@@ -184,7 +184,7 @@ class SqliteStore:
             raise
         return connection
 
-    def _migrate(self, connection: sqlite3.Connection) -> None:
+    def _check_or_create_schema(self, connection: sqlite3.Connection) -> None:
         def read_number(statement: str) -> int:
             return int(connection.execute(statement).fetchone()[0])
 

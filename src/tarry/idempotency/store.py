@@ -175,14 +175,14 @@ class MemoryStore:
     def claim_now(
         self, key: str, fingerprint: str, owner: str, lease: float, *, expires: bool = True
     ) -> ExistingRecord | None:
-        """Do the same as `claim`, without the cost of a coroutine.
+        """Do the same as `claim`, but synchronously, which saves the cost of a coroutine.
 
         Without `expires`, the claim lasts until `finish_now`, `release` or `expire_later` is
-        called. No lease is needed to free the key after a crash, which loses all records anyway.
+        called. A lease would only free the key after a crash, and a crash loses all records anyway.
         Other requests with the key get a record that expires `lease` seconds from now.
         """
         with self._lock:
-            now = self._apply_pending_expiries()
+            now = self._apply_expiries_and_read_clock()
             entry = self._entries.get(key)
             if entry is not None:
                 if now < entry.free_at and (entry.owner != owner or entry.response is not None):
@@ -205,8 +205,8 @@ class MemoryStore:
                 self._entries[key] = entry
             return None
 
-    def _apply_pending_expiries(self) -> float:
-        """Apply the calls of `expire_later`, and return the current time."""
+    def _apply_expiries_and_read_clock(self) -> float:
+        """Apply the calls of `expire_later`, and return the time on the store's clock."""
         while self._pending_expiries:
             key, owner, free_at = self._pending_expiries.popleft()
             entry = self._entries.get(key)
@@ -218,7 +218,7 @@ class MemoryStore:
     async def extend(self, key: str, fingerprint: str, owner: str, lease: float) -> bool:
         """Extend the lease to `lease` seconds from now; see `IdempotencyStore`."""
         with self._lock:
-            now = self._apply_pending_expiries()
+            now = self._apply_expiries_and_read_clock()
             entry = self._entries.get(key)
             if entry is None:
                 self._push(key, _MemoryEntry(fingerprint, owner, now + lease))
@@ -239,9 +239,9 @@ class MemoryStore:
     def finish_now(
         self, key: str, fingerprint: str, owner: str, response: StoredResponse, retention: float
     ) -> bool:
-        """Do the same as `finish`, without the cost of a coroutine."""
+        """Do the same as `finish`, but synchronously, which saves the cost of a coroutine."""
         with self._lock:
-            now = self._apply_pending_expiries()
+            now = self._apply_expiries_and_read_clock()
             entry = self._entries.get(key)
             if entry is None:
                 entry = _MemoryEntry(fingerprint, owner, now)
@@ -268,7 +268,7 @@ class MemoryStore:
     async def release(self, key: str, owner: str) -> None:
         """Free a key that this owner has claimed and not finished."""
         with self._lock:
-            self._apply_pending_expiries()
+            self._apply_expiries_and_read_clock()
             entry = self._entries.get(key)
             if entry is not None and entry.owner == owner and entry.response is None:
                 self._remove(key, entry)
@@ -276,7 +276,7 @@ class MemoryStore:
     async def sweep(self, limit: int) -> int:
         """Delete up to `limit` expired records, and return how many were deleted."""
         with self._lock:
-            return self._delete_expired(limit, self._apply_pending_expiries())
+            return self._delete_expired(limit, self._apply_expiries_and_read_clock())
 
     async def close(self) -> None:
         """Do nothing: there are no connections or files."""

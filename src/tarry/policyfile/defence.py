@@ -8,8 +8,8 @@ A policy file describes one defence:
     [limiter]                   # kind = "in-flight", "aimd" or "adaptive", and its arguments
     [hedging]                   # instead of the policy's fields: a call is retried or hedged
 
-Breakers, budgets and limiters have state. Therefore a defence contains only their arguments, and
-`Defence.downstream` builds new objects from them.
+Breakers, budgets and limiters (called parts) have state. Therefore a defence contains only their
+arguments, and `Defence.downstream` builds new objects from them.
 """
 
 from __future__ import annotations

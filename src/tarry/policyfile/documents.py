@@ -1,4 +1,4 @@
-"""Documents of other systems: tables that keep track of the keys read, and duration formats.
+"""Helpers for documents of other systems: tables with typed values, and duration formats.
 
 proto3 JSON has durations in seconds with up to nine decimals ("0.1s"). The Gateway API has whole
 numbers of up to four units ("1m500ms"). Istio accepts the durations of Go ("1.5h", "100ms").
@@ -19,9 +19,9 @@ _MAX_PROTO_S = 315_576_000_000
 """About 10,000 years, the limit of google.protobuf.Duration."""
 _MAX_GATEWAY_HOURS = 99_999
 _UNIT_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
-_DURATION_PART = r"(\d+(?:\.\d*)?|\.\d+)(h|ms|us|µs|ns|m|s)"
-_DURATION_PARTS = re.compile(_DURATION_PART)
-_DURATION = re.compile(rf"(?:{_DURATION_PART})+")
+_DURATION_PART_PATTERN = r"(\d+(?:\.\d*)?|\.\d+)(h|ms|us|µs|ns|m|s)"
+_DURATION_PART = re.compile(_DURATION_PART_PATTERN)
+_DURATION = re.compile(rf"(?:{_DURATION_PART_PATTERN})+")
 _PROTO_DURATION = re.compile(r"\d+(?:\.\d{1,9})?s")
 _RESOURCE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _TYPO_SIMILARITY = 0.8
@@ -77,7 +77,7 @@ def parse_duration(path: str, text: object) -> float:
     if not _DURATION.fullmatch(text):
         raise ConfigurationError(path, rule, text)
     # Rounded to twelve digits, so that "100ms" is exactly 0.1.
-    parts = _DURATION_PARTS.findall(text)
+    parts = _DURATION_PART.findall(text)
     return float(f"{sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts):.12g}")
 
 
@@ -95,7 +95,7 @@ def k8s_resource(version: str, kind: str, name: str, spec: dict[str, Any]) -> di
 
 
 class DocumentTable:
-    """A table of a document with its path. It keeps track of the keys that were read."""
+    """A table (a JSON or YAML object) with its path in the document. Keeps track of keys read."""
 
     def __init__(self, path: str, value: object) -> None:
         if not isinstance(value, Mapping):
@@ -122,7 +122,7 @@ class DocumentTable:
                 raise ConfigurationError(self.path_of(key), rule)
 
     def path_of(self, key: str) -> str:
-        """Return the path of a key."""
+        """Return the path of a key in the document."""
         return f"{self.path}.{key}" if self.path else key
 
     def get(self, key: str) -> Any:
@@ -138,19 +138,19 @@ class DocumentTable:
         """Return a nested table; a missing table is empty."""
         return self.table(key) or DocumentTable(self.path_of(key), {})
 
-    def list_items(self, key: str) -> list[Any]:
+    def items_of(self, key: str) -> list[Any]:
         """Return the items of a list; a missing list is empty."""
         value = self.get(key)
         if value is None:
             return []
         if not isinstance(value, list):
             raise ConfigurationTypeError(self.path_of(key), "must be a list", value)
-        return value  # pyright: ignore[reportUnknownVariableType]
+        return value  # pyright: ignore[reportUnknownVariableType]  # a list of anything
 
     def tables(self, key: str) -> list[DocumentTable]:
         """Return the items of a list of nested tables."""
         path = self.path_of(key)
-        return [DocumentTable(f"{path}[{i}]", item) for i, item in enumerate(self.list_items(key))]
+        return [DocumentTable(f"{path}[{i}]", item) for i, item in enumerate(self.items_of(key))]
 
     def seconds(
         self, key: str, *, allow_zero: bool = False, parse: _DurationParser = parse_duration

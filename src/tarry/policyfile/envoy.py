@@ -1,8 +1,9 @@
-"""Export to Envoy: a VirtualHost with its retry policy, and the settings of its Cluster.
+"""Export a defence to Envoy: a VirtualHost with its retry policy, and the settings of its Cluster.
 
-The names are those of the protobufs in envoy.config.route.v3 and envoy.config.cluster.v3. The
-delay of retry n is random between 0 and base_interval x 2**(n - 1), which is full jitter. The bound
-in Envoy's documentation, base_interval x (2**n - 1), applied to versions of 2018.
+A defence is a policy or hedging, with its breaker, budget and limiter. The names are those of the
+protobufs in envoy.config.route.v3 and envoy.config.cluster.v3. The delay of retry n is random
+between 0 and base_interval x 2**(n - 1), which is full jitter. The bound in Envoy's documentation,
+base_interval x (2**n - 1), applied to versions of 2018.
 
 Envoy's "circuit breakers" are limits. The closest equivalent of a breaker is outlier detection,
 which ejects single hosts of a cluster.

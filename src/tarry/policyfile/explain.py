@@ -1,7 +1,7 @@
-"""Describes a defence in words, with its worst case load, and warns about its settings.
+"""Describes a defence with its worst case load, and warns about its settings.
 
-`Policy.explain` describes the policy alone. This module adds the breaker, the limiter, and how a
-budget limits the load.
+A defence is a policy or hedging, with its breaker, budget and limiter. `Policy.explain` describes
+the policy alone. This module adds the other parts, and how a budget limits the load.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _LOWEST_ERROR_STATUS = 400
 _MIN_USEFUL_DELAY_S = 0.005
-"""A shorter delay is shorter than most calls: the dependency has not recovered by then."""
+"""Most calls take longer than such a short delay, so the dependency cannot recover within it."""
 _MANY_ATTEMPTS = 100
 _PERMANENT_STATUSES = frozenset(
     {*range(400, 408), *range(410, 418), 422, 426, 428, 431, 451, 501, 505}
@@ -44,7 +44,7 @@ _PERMANENT_CODES = frozenset(
 
 
 def explain(defence: Defence) -> str:
-    """Return a description of a defence for people."""
+    """Return a description of a defence as text, with one line for each part."""
     hedging = defence.hedging
     lines = [defence.policy.explain()] if hedging is None else _explain_hedging(hedging)
     repeats = "retries" if hedging is None else "copies"
@@ -56,7 +56,7 @@ def explain(defence: Defence) -> str:
     elif hedging is None or hedging.max_extra_load is None:
         ratio = signature(RatioBudget).parameters["ratio"].default
         lines.append(
-            f'budget: none; one would bound that load: kind = "ratio" keeps it near {1 + ratio:g} x'
+            f'budget: none; with kind = "ratio", the load would be about {1 + ratio:g} x the calls'
         )
     breaker, limiter = part_arguments(defence, "breaker"), part_arguments(defence, "limiter")
     if breaker is not None:
@@ -72,7 +72,7 @@ def _explain_hedging(hedging: Hedging) -> list[str]:
         after = format_duration(hedging.after)
     else:
         quantile = _format_percent(hedging.quantile or 0.0).removesuffix(" %")
-        after = f"the live p{quantile} of the latency (known from {hedging.min_samples} calls on)"
+        after = f"the measured p{quantile} latency (after the first {hedging.min_samples} calls)"
     rule = (
         f"hedging: at most {copies} copies of a call, and the first result is used; another copy "
         f"is sent after {after} without a result, or when one fails"
@@ -92,42 +92,42 @@ def _explain_budget(budget: BudgetSummary, repeats: str) -> str:
         minimum = f", plus {per_second:g} a second" if per_second else ""
         return (
             f"{repeats} are at most {_format_percent(arguments['ratio'])} of the calls of the last "
-            f"{format_duration(arguments['window'])}{minimum}: "
-            f"{1 + arguments['ratio']:g} x the calls{minimum}"
+            f"{format_duration(arguments['window'])}{minimum}; "
+            f"worst case load: {1 + arguments['ratio']:g} x the calls{minimum}"
         )
     if budget.kind == "token":
         prices = PRICES[arguments["preset"]]
         return (
             f"{repeats} take {prices.retry:g} of {arguments['capacity']:g} tokens each, and a "
-            f"success adds {prices.clean_success:g}; while none succeeds there are "
-            f"{floor(budget.burst)} {repeats}, and then none: 1 x the calls"
+            f"success adds {prices.clean_success:g}; without any success, {repeats} stop after "
+            f"{floor(budget.burst)}, and the load is 1 x the calls"
         )
     tokens = arguments["max_tokens"]
     return (
-        f"a failure takes 1 of {tokens} tokens, a success gives {arguments['token_ratio']:g}, and "
-        f"there are {repeats} only while more than {tokens / 2:g} are left; while none succeeds, "
-        f"none after {ceil(budget.burst)} failures: 1 x the calls"
+        f"a failure takes 1 of {tokens} tokens, a success adds {arguments['token_ratio']:g}, and "
+        f"{repeats} stop when {tokens / 2:g} or fewer are left; without any success, they stop "
+        f"after {ceil(budget.burst)} failures, and the load is 1 x the calls"
     )
 
 
 def _explain_breaker(breaker: Mapping[str, Any]) -> str:
     rate, min_calls = _format_percent(breaker["failure_rate"]), breaker["min_calls"]
     window = format_duration(breaker["window"])
-    conditions = [f"{rate} of at least {min_calls} calls in {window} failed"]
+    conditions = [f"{rate} of the calls of the last {window} failed (of at least {min_calls})"]
     if breaker["consecutive"] is not None:
-        conditions.append(f"{breaker['consecutive']} in a row failed")
+        conditions.append(f"{breaker['consecutive']} calls in a row failed")
     if breaker["slow_after"] is not None:
         slow, after = _format_percent(breaker["slow_rate"]), format_duration(breaker["slow_after"])
         conditions.append(f"{slow} took longer than {after}")
-    longer = ""
+    growth = ""
     if breaker["growth"] > 1:
         longest = format_duration(breaker["max_open"])
-        longer = f", {breaker['growth']:g} x as long each further time, {longest} at most"
+        growth = f", {breaker['growth']:g} x as long each further time, {longest} at most"
     if breaker["spread"]:
-        longer += f", plus a random part of up to {_format_percent(breaker['spread'])}"
+        growth += f", plus a random part of up to {_format_percent(breaker['spread'])}"
     return (
         f"opens when {', or '.join(conditions)}; then it sends nothing for "
-        f"{format_duration(breaker['open_for'])}{longer}, and closes when "
+        f"{format_duration(breaker['open_for'])}{growth}, and closes when "
         f"{breaker['probes']} probes have succeeded"
     )
 
@@ -167,7 +167,7 @@ def _warn_about_outcomes(policy: Policy) -> Iterator[str]:
         statuses = format_value(success)
         yield f"retryable_statuses has {statuses}: responses without an error are retried"
     if "OK" in policy.retryable_codes:
-        yield "retryable_codes has OK: a success is never retried"
+        yield "retryable_codes has OK, which has no effect: a success is never retried"
     for field, permanent in (
         ("retryable_statuses", policy.retryable_statuses & _PERMANENT_STATUSES),
         ("retryable_codes", policy.retryable_codes & _PERMANENT_CODES),
@@ -187,14 +187,14 @@ def _warn_about_delays(policy: Policy) -> Iterator[str]:
     attempts = policy.max_attempts
     if attempts > _MANY_ATTEMPTS and policy.total_budget is None:
         times = f"one call may be sent {attempts} times"
-        yield f"max_attempts = {attempts}: {times}; a total_budget limits its time"
+        yield f"max_attempts = {attempts}: {times}; set total_budget to limit the time"
 
 
 def _warn_about_time(policy: Policy) -> Iterator[str]:
     total = policy.total_budget
     if total is None or policy.max_attempts == 1:
         return
-    shortest, longest = (policy.delay(policy.ceiling(1), None, u) for u in (0.0, 1.0))
+    shortest, longest = (policy.delay(policy.ceiling(1), None, random) for random in (0.0, 1.0))
     if shortest >= total:
         yield (
             f"total_budget = {total:g} leaves no time for any retry: the first waits for at least "

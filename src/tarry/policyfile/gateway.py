@@ -1,7 +1,8 @@
 """Export to the Gateway API: an HTTPRoute, and an XBackendTrafficPolicy for a retry budget.
 
 Retries and budgets are experimental there (GEP-1731 and GEP-3388). The route is attached to the
-Service itself, as in a mesh; for a gateway, change `parentRefs`.
+Service itself, as in a mesh; for a gateway, change `parentRefs`. Of a defence (a policy with its
+breaker, budget and limiter), the API can express neither the breaker nor the limiter.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """gRPC service configs, the JSON configuration of a channel (gRFC A6): export and import.
 
-A service config sets attempts, backoff, codes and a timeout for each service or method, and one
-throttle for all of them. It has no timeout for one attempt, no choice of jitter and no breaker.
+A defence is a policy or hedging, with its breaker, budget and limiter. A service config sets
+attempts, backoff, codes and a timeout for each service or method, and one throttle for all of them.
+It has no timeout for one attempt, no choice of jitter and no breaker.
 """
 
 from __future__ import annotations
@@ -202,7 +203,7 @@ def _check_root(document: Mapping[str, Any]) -> DocumentTable:
     keys = root.keys()
     if not any(key in _ROOT_KEYS for key in keys):
         found = f"it has {format_value(keys)}, and no methodConfig"
-        hint = ": --from istio?" if "kind" in keys else ""
+        hint = "; for Istio, use --from istio" if "kind" in keys else ""
         msg = f"this is not a gRPC service config: {found}{hint}"
         raise ConfigurationError(msg)
     return root
@@ -316,7 +317,7 @@ def _required_seconds(table: DocumentTable, key: str) -> float:
 def _import_codes(table: DocumentTable, key: str) -> frozenset[str]:
     """Return the names of codes; the document has names in upper or lower case, or numbers."""
     codes: set[str] = set()
-    for i, code in enumerate(table.list_items(key)):
+    for i, code in enumerate(table.items_of(key)):
         name = code.upper() if isinstance(code, str) else code
         if isinstance(code, int) and not isinstance(code, bool) and 0 <= code < len(GRPC_CODES):
             name = GRPC_CODES[code]

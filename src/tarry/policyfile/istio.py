@@ -1,7 +1,8 @@
-"""Istio: export to and import from a VirtualService and a DestinationRule.
+"""Istio: export a defence to, or import it from, a VirtualService and a DestinationRule.
 
-Istio configures Envoy, but has fewer settings: the base of the backoff but not the cap, which is
-10 x the base, and outlier detection (the ejection of hosts) by consecutive errors only.
+A defence is a policy with its breaker, budget and limiter; Istio has no hedging. Istio configures
+Envoy, but has fewer settings: the base of the backoff but not the cap, which is 10 x the base, and
+outlier detection (the ejection of hosts) by consecutive errors only.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _CONDITION_STATUSES = {
     "retriable-4xx": frozenset({409}),
 }
 _EXCEPTION_CONDITIONS = ("connect-failure", "refused-stream", "reset", "reset-before-request")
-"""Conditions that are exceptions in tarry: the argument `on` of a call selects those to retry."""
+"""Failures that raise an exception in tarry; the argument `on` of a call selects the exceptions."""
 _UNSUPPORTED_CONDITIONS = ("retriable-headers", "envoy-ratelimited", "http3-post-connect-failure")
 _CONDITION_CODES = {name.lower().replace("_", "-"): name for name in GRPC_CODES}
 _TOO_EARLY = 425
@@ -111,7 +112,7 @@ def _export_breaker(breaker: dict[str, Any], converter: Converter) -> dict[str, 
     envoy.report_ejection(breaker, converter)
     open_for = breaker["open_for"]
     longest = max(_MAX_EJECTION_S, open_for)
-    effect = f"ejection n lasts n x {open_for:g} s in Istio, {longest:g} s at most, without spread"
+    effect = f"ejection n lasts n x {open_for:g} s in Istio, {longest:g} s at most, not randomized"
     converter.report("breaker.growth", breaker["growth"], effect, Severity.DETAIL)
     return {
         "consecutive5xxErrors": consecutive,
@@ -127,7 +128,7 @@ def from_istio(documents: Sequence[Mapping[str, Any]]) -> Imported:
     for root in _roots(documents):
         kind = root.text("kind", "")
         if kind not in _KINDS:
-            hint = ": --from grpc?" if "methodConfig" in root else ""
+            hint = "; for a gRPC service config, use --from grpc" if "methodConfig" in root else ""
             rule = f"must be one of {', '.join(_KINDS)}, got {kind!r}{hint}"
             raise ConfigurationError(root.path_of("kind"), rule)
         spec = root.table("spec")
@@ -244,7 +245,8 @@ def _import_parts(destination: DocumentTable, converter: Converter) -> dict[str,
 def _import_breaker(detection: DocumentTable, converter: Converter) -> dict[str, Any] | None:
     consecutive_5xx = detection.count("consecutive5xxErrors", 5)
     gateway_errors = detection.count("consecutiveGatewayErrors", 0)
-    detection.get("interval")  # marked as read: consecutive errors eject at once
+    # Marked as read, so that they are not reported: both have no effect on consecutive errors.
+    detection.get("interval")
     detection.get("maxEjectionPercent")
     open_for = detection.seconds("baseEjectionTime") or 30.0
     converter.report_unread(detection)

@@ -28,7 +28,7 @@ INEXPRESSIBLE_SCHEDULE = "THE SCHEDULE CANNOT BE EXPRESSED"
 DEFAULT_RETRY_SHARE = 0.2
 DEFAULT_MIN_RETRIES_IN_FLIGHT = 3
 """Defaults of Envoy and Istio; the share is also the default of the Gateway API."""
-_MAX_LISTED = 8
+_MAX_LISTED_ITEMS = 8
 _MAX_COMPARED_DELAYS = 32
 """Delays are compared for this many retries; later exponential ceilings no longer grow."""
 _MAX_LISTED_DELAYS = 4
@@ -237,7 +237,7 @@ class Exported(NamedTuple):
 
 
 class Imported(NamedTuple):
-    """The defence from a document of another system, and the differences."""
+    """The defence that a document of another system describes, and the differences."""
 
     defence: Defence
     differences: tuple[Difference, ...]
@@ -262,6 +262,7 @@ def format_value(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, float):
         return f"{value:.10g}"
+    # The type of the items is unknown, and does not matter.
     if isinstance(value, (set, frozenset)):
         return _join(sorted(map(str, value)))  # pyright: ignore[reportUnknownArgumentType]
     if isinstance(value, (list, tuple)):
@@ -274,8 +275,8 @@ def format_value(value: object) -> str:
 
 
 def _join(words: list[str]) -> str:
-    if len(words) > _MAX_LISTED:
-        words = [*words[:_MAX_LISTED], f"and {len(words) - _MAX_LISTED} more"]
+    if len(words) > _MAX_LISTED_ITEMS:
+        words = [*words[:_MAX_LISTED_ITEMS], f"and {len(words) - _MAX_LISTED_ITEMS} more"]
     return ", ".join(words) or "nothing"
 
 
@@ -303,7 +304,7 @@ def _total_wait(policy: Policy, delays: list[float], retries: int) -> float:
 
 
 def _field_of_difference(policy: Policy) -> tuple[str, object]:
-    """Return the field, and its value, that makes the delays differ from the other system's."""
+    """Return name and value of the field that makes the delays differ from the other system's."""
     if isinstance(policy.backoff, Schedule):
         return "backoff", policy.backoff.delays
     if policy.backoff != "exponential":
@@ -319,7 +320,7 @@ def _format_delays(delays: list[float]) -> str:
 
 
 def hedging_delay(hedging: Hedging, format_name: str) -> float:
-    """Return the seconds before a copy is sent; a percentile raises ConfigurationError."""
+    """Return the seconds before a copy is sent; raise ConfigurationError for a percentile."""
     if isinstance(hedging.after, float):
         return hedging.after
     setting = "max_extra_load alone" if hedging.after is None else repr(hedging.after)

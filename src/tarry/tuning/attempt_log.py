@@ -2,7 +2,7 @@
 
 The columns are those of the service's attempt log, in camelCase or snake_case: taskId,
 attemptNumber (from 1), startedAt (epoch milliseconds), durationMs, and outcome or responseStatus.
-If a row has no outcome, the core's tables derive the outcome from the status. If it has no status
+If a row has no outcome, the outcome is that of the status in the library. If it has no status
 either, the attempt got no response, and its outcome is transient. Other columns are ignored.
 
 The number of attempts and the length of a line are limited, because a log may come from an
@@ -144,7 +144,7 @@ class LineReader:
 
 
 def read_rows(lines: Iterable[str], suffix: str) -> Iterator[Row]:
-    """Parse rows; errors have no line number. The first line decides if the suffix does not."""
+    """Parse CSV or JSONL, by the suffix of the file or else the first line. Errors have no line."""
     nonblank_lines: Iterator[str] = (line for line in lines if line.strip())
     is_csv = suffix.lower() == ".csv"
     if suffix.lower() not in {".csv", ".jsonl", ".ndjson"}:
@@ -250,7 +250,7 @@ def _parse_number(column: str, value: object, low: float, high: float) -> float:
 
 
 def _parse_integer(column: str, value: object, low: int, high: int) -> int:
-    """Return an integer. 2.0 is accepted: pandas writes integers so if the column has gaps."""
+    """Return an integer. 2.0 is accepted, as pandas writes 2 in a column that has gaps."""
     result = _parse_number(column, value, low, high)
     if result != int(result):
         raise ConfigurationError(f"column {column} must be a whole number, got {short_repr(value)}")

@@ -45,7 +45,7 @@ _MAX_OUTAGES = 20
 _LEAD_SHARE = 0.1
 """The share of a run that comes before its longest outage."""
 _BUCKETS_PER_RUN = 600
-_MAX_MINOR_LOSS = 0.01
+_MAX_MINOR_DROP = 0.01
 """If the success rate drops by more than this, `describe_changes` starts with a warning."""
 _MIN_RELATIVE_CHANGE = 0.05
 _MIN_SUCCESS_RATE_CHANGE = 0.001
@@ -75,7 +75,7 @@ class Comparison(NamedTuple):
 def compare_policies(
     evidence: Evidence, current: Defence, proposed: Defence, *, seed: int = 0
 ) -> Comparison | None:
-    """Simulate both defences under the same conditions; None if the log is too small."""
+    """Simulate both defences under the same conditions; return None if the log is too small."""
     if len(evidence.success_durations) < MIN_SUCCESSES or not evidence.calls:
         return None
     # A hedged call has no attempt timeout, so a hanging attempt would never end.
@@ -94,7 +94,7 @@ def compare_policies(
 
 
 def build_scenario(evidence: Evidence, defence: Defence, *, may_hang: bool = True) -> Scenario:
-    """Model the logged dependency; `may_hang`: attempts hang in outages with slow failures."""
+    """Model the logged dependency; with `may_hang`, attempts hang in outages with slow failures."""
     duration = max(1.0, min(evidence.span, max(_MIN_DURATION_S, MAX_CALLS / evidence.rate)))
     rate = min(evidence.rate, MAX_CALLS / duration)
     latency = Empirical(_thin_durations(evidence))
@@ -135,7 +135,7 @@ def describe_changes(current: Summary, proposed: Summary) -> str:
         texts, prefix = (better, decrease) if after < before else (worse, increase)
         texts.append(f"{prefix} {_format_change(before, after, unit)}")
     sentences = (
-        "The proposal loses calls in this simulation." if gain < -_MAX_MINOR_LOSS else "",
+        "The proposal loses calls in this simulation." if gain < -_MAX_MINOR_DROP else "",
         f"Worse: {'; '.join(worse)}." if worse else "",
         f"Better: {'; '.join(better)}." if better else "",
     )
@@ -205,4 +205,4 @@ def _describe_cause(current: Summary, proposed: Summary) -> str:
         return ""
     cause = "no attempts are left" if reason == Reason.ATTEMPTS else Reason(reason).description
     counts = f"{before.get(reason, 0):,} → {after[reason]:,}"
-    return f", because more calls end where {cause}: {counts}"
+    return f", because more calls end when {cause}: {counts}"

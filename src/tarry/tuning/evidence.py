@@ -96,9 +96,10 @@ class AttemptSuccessRate(NamedTuple):
 
 
 class HedgeEstimate(NamedTuple):
-    """The estimated effect of sending a second copy of a healthy attempt after `delay` seconds.
+    """The estimated effect of a hedge: a second copy of an attempt, sent after `delay` seconds.
 
-    The estimate assumes that the durations of both copies are independent.
+    The estimate is for healthy attempts, and assumes that the durations of both copies are
+    independent.
     """
 
     percentile: str
@@ -327,7 +328,7 @@ def _success_rates(log: AttemptLog, excluded: Sequence[int]) -> tuple[AttemptSuc
     )
 
 
-# Estimates from sorted samples, which are called `ordered`.
+# Estimates from a sorted sample, the argument `ordered`.
 
 
 def quantile_interval(ordered: Sequence[float], q: float) -> tuple[float, float]:

@@ -1,9 +1,8 @@
-"""Propose a defence from evidence, with a reason for each value.
+"""Propose a defence from the statistics of a log, with a reason for each value.
 
-A defence is a policy, or hedging, with an optional breaker, retry budget and limiter.
-
-docs/tuning.md lists the value that is proposed for each field, and the amount of data that each
-rule needs. If the log is too small, the current value is kept, and the reason says so.
+A defence is a policy, or hedging, with an optional breaker, retry budget and limiter. The proposed
+value of each field, and the data that each rule needs, are listed in docs/tuning.md. If the log has
+too little data for a rule, the current value is kept, and the reason says so.
 
 For a policy of one attempt, no delays and no retry budget are proposed. A call is either retried or
 hedged, so for a defence with a policy, hedging is only advice.
@@ -48,12 +47,12 @@ _MAX_OUTAGE_SHARE = 0.9
 """The highest share of attempts in outages without a warning. It is high, because retries multiply
 the attempts of an outage."""
 _JSON_QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p99.5": 0.995, "p99.9": 0.999}
-_JSON_KEYS = {"attempts": "tries", "basis": "evidence"}  # where they differ from the attribute
+_JSON_KEYS = {"attempts": "tries", "basis": "evidence"}  # for attributes with another name
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """The suggestions, with the current defence and the proposed one that contains them."""
+    """The suggestions, the current defence, and the proposed defence, which contains them."""
 
     suggestions: tuple[Suggestion, ...]
     current: Defence
@@ -106,7 +105,7 @@ def propose(
 
 
 def to_json(evidence: Evidence, proposal: Proposal, comparison: Comparison | None = None) -> str:
-    """Return evidence, proposal and comparison as JSON text; times are in seconds, inf is null."""
+    """Return the results as JSON text. Times are in seconds; infinite and NaN metrics are null."""
     data: dict[str, Any] = {
         "log": {
             "attempts": evidence.attempts,
@@ -159,30 +158,31 @@ def _log_warnings(evidence: Evidence) -> Iterator[str]:
         outages = "one single outage" if count == 1 else f"{count:,} outages"
         yield (
             f"{format_percent(in_outages / evidence.attempts)} of the attempts lie in {outages}: "
-            "the log says little about a healthy dependency; use a log of a longer period"
+            "the log says little about the time outside outages; use a log of a longer period"
         )
 
 
 def _latency_target_warnings(evidence: Evidence, target: float) -> Iterator[str]:
-    """Warn if many healthy attempts take longer than the target; raise if more than half do."""
+    """Warn if many successful attempts took longer than the target; raise if more than half did."""
     durations = evidence.success_durations
     if len(durations) < required_samples(0.5):
         return
     median = quantile(durations, 0.5)
-    found = f"median {format_duration(median)}"
+    measured = f"median {format_duration(median)}"
     if target < median:
         msg = (
-            f"a latency target of {format_duration(target)} is shorter than half of the healthy "
-            f"attempts ({found}): it cannot be met by retrying"
+            f"a latency target of {format_duration(target)} is shorter than half of the "
+            f"successful attempts ({measured}): retries cannot meet it"
         )
         raise ConfigurationError(msg)
     missed = share_above(durations, target)
     if missed > 1 - TIMEOUT_QUANTILE:
         if len(durations) >= required_samples(TIMEOUT_QUANTILE):
-            found += f", p99.5 {format_duration(quantile(durations, TIMEOUT_QUANTILE))}"
+            measured += f", p99.5 {format_duration(quantile(durations, TIMEOUT_QUANTILE))}"
         yield (
             f"a latency target of {format_duration(target)} is shorter than "
-            f"{format_percent(missed)} of the healthy attempts ({found}): these cannot end in time"
+            f"{format_percent(missed)} of the successful attempts ({measured}): these cannot"
+            " end in time"
         )
 
 

@@ -1,7 +1,8 @@
-"""The rules that derive the fields of a policy, the retry budget and the hedging from evidence.
+"""The rules that derive the fields of a policy, the retry budget and the hedging from a log.
 
-The rules for policy fields run one after the other, and each gets the policy with the values that
-the earlier rules proposed.
+`Evidence` has the statistics of the log; "healthy" in its names means outside outages. The rules
+for policy fields run one after the other, and each gets the policy with the values that the earlier
+rules proposed. A defence is a policy, or hedging, with a breaker, retry budget and limiter.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ if TYPE_CHECKING:
 
 
 MIN_ATTEMPTS = 200
-"""The attempts that are needed to estimate a success rate or a median."""
+"""The number of attempts that is needed to estimate a success rate or a median."""
 MIN_CLEAR_ATTEMPTS = 30
-"""Enough for an attempt number whose success rate is high enough even at its lower bound."""
+"""Enough attempts to keep an attempt number if even the lower bound of its success rate is high."""
 MIN_OUTAGES = 3
 MIN_SUCCESS_RATE = 0.01
-"""An attempt with a lower success rate is not worth making."""
+"""The attempt of a call is not worth making if attempts with its number succeed less often."""
 MIN_INITIAL_DELAY_S = 0.01
 MAX_MAX_DELAY_S = 3600.0
-MIN_CALLS = 1_000
+MIN_HEALTHY_CALLS = 1_000
 MIN_RETRY_RATIO, MAX_RETRY_RATIO = 0.02, 0.2
 MAX_HEDGE_LOAD = 0.05
 MIN_HEDGE_SAVING = 0.1
@@ -81,11 +82,10 @@ def format_setting(field: str, value: object) -> str:
         return format_duration(value)
     if isinstance(value, Mapping):
         table = cast("Mapping[str, Any]", value)
-        # The names of `kind` and of the key that is named like the kind are left out:
-        # "ratio 0.02" instead of "kind=ratio ratio=0.02".
-        unnamed = ("kind", table.get("kind"))
+        # A ratio budget is "ratio 0.02", not "kind=ratio ratio=0.02".
+        keys_not_shown = ("kind", table.get("kind"))
         return " ".join(
-            f"{item}" if name in unnamed else f"{name}={item}" for name, item in table.items()
+            f"{item}" if key in keys_not_shown else f"{key}={item}" for key, item in table.items()
         )
     return str(value)
 
@@ -98,22 +98,23 @@ class Suggestion(NamedTuple):
     proposed: Any
     reason: str
     basis: str = ""
+    """The statistics that the value is based on, as text."""
     has_enough_data: bool = True
-    """False if the log is too small, so that the current value is kept."""
+    """False if the log does not suffice to determine the value."""
     is_advice: bool = False
-    """True if the proposed defence does not include the proposed value."""
+    """True if the user only sees the value: the proposed defence does not have it."""
 
 
 def keep_value(
     field: str, value: Any, reason: str, basis: str = "", *, has_enough_data: bool = True
 ) -> Suggestion:
-    """Return a suggestion to keep the current value."""
+    """Return a suggestion to keep a value."""
     kept = "left out" if value is None else f"kept at {format_setting(field, value)}"
     return Suggestion(field, value, value, f"{reason}; {kept}", basis, has_enough_data)
 
 
-def insufficient_data(field: str, value: Any, available: str, required: str) -> Suggestion:
-    """Return a suggestion to keep the current value because the log is too small."""
+def keep_without_data(field: str, value: Any, available: str, required: str) -> Suggestion:
+    """Return a suggestion to keep a value because the log has too little data for the rule."""
     reason = f"too little data: {available}, {required}"
     return keep_value(field, value, reason, has_enough_data=False)
 
@@ -121,22 +122,21 @@ def insufficient_data(field: str, value: Any, available: str, required: str) -> 
 def suggest_initial_delay(
     evidence: Evidence, policy: Policy, latency_target: float | None
 ) -> Suggestion:
-    """Suggest twice the median of healthy attempts.
+    """Suggest twice the median duration of successful attempts.
 
-    With full jitter, a wait is on average half as long as its ceiling (the delay before jitter).
-    So the first wait takes one round trip on average.
+    Full jitter halves a delay on average, so the first wait takes one round trip on average.
     """
     field, current, durations = "initial_delay", policy.initial_delay, evidence.success_durations
     if not isinstance(policy.backoff, str):
         return keep_value(field, current, _CUSTOM_BACKOFF_REASON)
     if len(durations) < MIN_ATTEMPTS:
-        available = format_count(len(durations), "healthy attempt")
-        return insufficient_data(field, current, available, f"{MIN_ATTEMPTS} needed for the median")
+        available = format_count(len(durations), "successful attempt")
+        return keep_without_data(field, current, available, f"{MIN_ATTEMPTS} needed for the median")
     round_trip = quantile(durations, 0.5)
     proposed = min(max(round_two_digits(2 * round_trip), MIN_INITIAL_DELAY_S), policy.max_delay)
-    reason = "two healthy round trips: the first wait is one, on average"
+    reason = "twice the median: the first wait averages one round trip"
     if proposed == MIN_INITIAL_DELAY_S:
-        reason = f"two healthy round trips, and no less than {format_duration(MIN_INITIAL_DELAY_S)}"
+        reason = f"twice the median, and no less than {format_duration(MIN_INITIAL_DELAY_S)}"
     if latency_target is not None and latency_target < proposed:
         proposed, reason = latency_target, _LATENCY_TARGET_REASON
     basis = f"median {format_duration(round_trip)} of {len(durations):,}"
@@ -153,10 +153,10 @@ def suggest_max_delay(
     lengths = sorted(outage.length for outage in evidence.outages)
     if len(lengths) < MIN_OUTAGES:
         available = format_count(len(lengths), "outage")
-        return insufficient_data(field, current, available, f"{MIN_OUTAGES} needed for a median")
+        return keep_without_data(field, current, available, f"{MIN_OUTAGES} needed for a median")
     median_length = median(lengths)
     proposed = min(round_two_digits(median_length / 4), MAX_MAX_DELAY_S)
-    reason = "a quarter of the median outage: no retry comes later after a recovery"
+    reason = "a quarter of the median outage: a retry follows soon after a recovery"
     if latency_target is not None and latency_target < proposed:
         proposed, reason = latency_target, _LATENCY_TARGET_REASON
     if proposed < policy.initial_delay:
@@ -169,7 +169,7 @@ def suggest_max_delay(
 def suggest_max_attempts(
     evidence: Evidence, policy: Policy, latency_target: float | None
 ) -> Suggestion:
-    """Suggest the number of attempts that succeed often enough; total_budget limits the time."""
+    """Suggest the last attempt that succeeds often enough, however long all attempts take."""
     suggestion = _suggest_by_success_rate(evidence, policy.max_attempts)
     if latency_target is None or policy.attempt_timeout is None:
         return suggestion
@@ -177,31 +177,31 @@ def suggest_max_attempts(
     longest += sum(map(policy.ceiling, range(1, suggestion.proposed)))
     if longest <= latency_target:
         return suggestion
-    bound = f"{suggestion.proposed} can take {format_duration(longest)}, which total_budget limits"
-    return suggestion._replace(reason=f"{suggestion.reason}; {bound}")
+    limit = f"{suggestion.proposed} can take {format_duration(longest)}, which total_budget limits"
+    return suggestion._replace(reason=f"{suggestion.reason}; {limit}")
 
 
 def suggest_total_budget(
     evidence: Evidence, policy: Policy, latency_target: float | None
 ) -> Suggestion | None:
-    """Suggest the latency target, which a running attempt may exceed; None without a target."""
+    """Suggest the latency target; return None if there is no target."""
     if latency_target is None:
         return None
     durations = evidence.call_durations
     basis = ""
     if len(durations) >= required_samples(0.99):
         basis = f"calls that succeeded took {format_duration(quantile(durations, 0.99))} at p99"
-    reason = "the latency target: no retry that is expected to end later"
+    reason = "the latency target: no retry starts if it would end later"
     return Suggestion("total_budget", policy.total_budget, latency_target, reason, basis)
 
 
 def suggest_retry_budget(evidence: Evidence, current: Defence) -> Suggestion:
     """Suggest a ratio that permits all retries outside outages, and limits retries in an outage."""
     current_budget = None if current.budget is None else dict(current.budget)
-    if evidence.healthy_calls < MIN_CALLS:
+    if evidence.healthy_calls < MIN_HEALTHY_CALLS:
         available = format_count(evidence.healthy_calls, "call") + " outside outages"
-        required = f"{MIN_CALLS:,} needed for the retry ratio"
-        return insufficient_data("budget", current_budget, available, required)
+        required = f"{MIN_HEALTHY_CALLS:,} needed for the retry ratio"
+        return keep_without_data("budget", current_budget, available, required)
     measured = evidence.healthy_retry_ratio
     ratio = min(max(round_two_digits(2 * measured), MIN_RETRY_RATIO), MAX_RETRY_RATIO)
     proposed: dict[str, Any] = {"kind": "ratio"}
@@ -220,15 +220,15 @@ def suggest_retry_budget(evidence: Evidence, current: Defence) -> Suggestion:
 
 
 def suggest_hedging(evidence: Evidence, current: Defence) -> Suggestion:
-    """Suggest the earliest percentile that adds little load; only advice for a retrying defence."""
+    """Suggest the lowest percentile that adds little load; if the defence retries, as advice."""
     field = "hedging.after"
     current_after = None if current.hedging is None else current.hedging.after
     durations = evidence.success_durations
     is_advice = current.hedging is None
     if len(durations) < required_samples(TAIL_QUANTILE):
-        available = format_count(len(durations), "healthy attempt")
+        available = format_count(len(durations), "successful attempt")
         required = f"{required_samples(TAIL_QUANTILE):,} needed for p99.9"
-        suggestion = insufficient_data(field, current_after, available, required)
+        suggestion = keep_without_data(field, current_after, available, required)
         return suggestion._replace(is_advice=is_advice)
     best = next(hedge for hedge in evidence.hedges if hedge.load <= MAX_HEDGE_LOAD)
     basis = (
@@ -238,7 +238,7 @@ def suggest_hedging(evidence: Evidence, current: Defence) -> Suggestion:
     saving, load = format_percent(best.saving), format_percent(best.load)
     trade_off = f"{best.percentile}: -{saving} p99.9 for +{load} load"
     if best.saving < MIN_HEDGE_SAVING:
-        reason = f"a second copy would not pay ({trade_off})"
+        reason = f"hedging would not pay ({trade_off})"
         return keep_value(field, current_after, reason, basis)._replace(is_advice=is_advice)
     reason = f"advice, instead of retries: {trade_off}" if is_advice else trade_off
     return Suggestion(field, current_after, best.percentile, reason, basis, is_advice=is_advice)
@@ -268,7 +268,7 @@ def _suggest_by_success_rate(evidence: Evidence, current: int) -> Suggestion:
             where, required = " outside outages", f"{required}, or {MIN_OUTAGES} outages"
             attempts = healthy_rates[number].attempts if number in healthy_rates else 0
         available = f"attempt {number} was made {format_count(attempts, 'time')}{where}"
-        return insufficient_data(field, current, available, required)
+        return keep_without_data(field, current, available, required)
     if last.low < MIN_SUCCESS_RATE:
         up_to = f"{INTERVAL} up to {format_percent(last.high)}"
         counts = f"{last.successes:,} of {last.attempts:,}"
@@ -281,7 +281,7 @@ def _suggest_by_success_rate(evidence: Evidence, current: int) -> Suggestion:
 def _choose_success_rate(
     healthy: AttemptSuccessRate | None, overall: AttemptSuccessRate, outage_count: int
 ) -> AttemptSuccessRate | None:
-    """Return the rate that decides whether an attempt is worth making; None for too little data.
+    """Return the success rate that decides whether to make an attempt; None for too little data.
 
     The rate outside outages is preferred, because the retry budget limits the cost of retries in an
     outage. The attempts of one outage fail together and thus count as one sample. So the overall
@@ -305,10 +305,10 @@ def _format_success_rate(rate: AttemptSuccessRate) -> str:
 
 
 class ObservedTimeout(NamedTuple):
-    """A timeout that has cut off healthy attempts."""
+    """A timeout that has cut off attempts outside outages."""
 
     timeout: float
-    cut_off_attempts: int
+    cut_off_count: int
     is_inferred: bool
     """True if the timeout is not set by the policy but inferred from the log."""
 
@@ -316,7 +316,7 @@ class ObservedTimeout(NamedTuple):
 def suggest_attempt_timeout(
     evidence: Evidence, policy: Policy, latency_target: float | None
 ) -> Suggestion:
-    """Suggest the p99.5 of healthy attempts, so that one in 200 is cut off and retried.
+    """Suggest the p99.5 of attempts outside outages, so that one in 200 is cut off and retried.
 
     An attempt that a timeout has cut off would have taken longer; how much longer is unknown. If
     these attempts were left out of the sample, the suggested timeout would be too short, and it
@@ -331,18 +331,18 @@ def suggest_attempt_timeout(
     durations = evidence.success_durations
     cut_off_share = share_above(durations, latency_target) if durations else 0.0
     if cut_off_share:
-        reason += f", and {format_percent(cut_off_share)} of healthy ones are cut off"
+        reason += f", and {format_percent(cut_off_share)} of the successful ones are cut off"
     return suggestion._replace(proposed=latency_target, reason=reason, has_enough_data=True)
 
 
 def find_timeout(
     successes: Sequence[float], failures: Sequence[float], policy_timeout: float | None
 ) -> ObservedTimeout | None:
-    """Find the timeout that has cut off attempts; None if no timeout did.
+    """Find the timeout that has cut off attempts; return None if no timeout has.
 
-    `successes` and `failures` are the sorted durations of healthy attempts. The timeout is that of
-    the policy, or it is inferred: many attempts failed after nearly the same duration, and hardly
-    any attempt that took longer succeeded.
+    `successes` and `failures` are the sorted durations of attempts outside outages. The timeout is
+    that of the policy, or the duration that several slow failures have in common. Of the attempts
+    that took as long or longer, more must have failed than succeeded.
     """
     candidates: list[tuple[float, float, bool]] = []
     if policy_timeout is not None:
@@ -362,36 +362,36 @@ def _suggest_by_latency(evidence: Evidence, current: float | None) -> Suggestion
     field, successes = "attempt_timeout", evidence.success_durations
     required = required_samples(TIMEOUT_QUANTILE)
     if len(successes) < required:
-        available = format_count(len(successes), "healthy attempt")
-        return insufficient_data(field, current, available, f"{required:,} needed for p99.5")
+        available = format_count(len(successes), "successful attempt")
+        return keep_without_data(field, current, available, f"{required:,} needed for p99.5")
     observed = find_timeout(successes, evidence.failure_durations, current)
     sample = list(successes)
     effective = current  # the timeout that the logged attempts had
     if observed is not None:
-        sample.extend(repeat(inf, observed.cut_off_attempts))
+        sample.extend(repeat(inf, observed.cut_off_count))
         timeout = observed.timeout
         timeout = round_two_digits(timeout) if observed.is_inferred else timeout
         effective = max(current or 0.0, timeout)
     p995 = quantile(sample, TIMEOUT_QUANTILE)
     low, high = quantile_interval(sample, TIMEOUT_QUANTILE)
-    basis = _describe_evidence(observed, len(sample), p995, low, high)
+    basis = _describe_basis(observed, len(sample), p995, low, high)
     if observed is not None and low == inf:
         reason = (
-            f"{format_percent(observed.cut_off_attempts / len(sample))} of healthy attempts ran "
-            "into the timeout, so p99.5 lies beyond it: raise it and measure again"
+            f"{format_percent(observed.cut_off_count / len(sample))} of attempts outside outages "
+            "ran into the timeout, so p99.5 lies beyond it: raise it and measure again"
         )
         suggestion = keep_value(field, effective, reason, basis, has_enough_data=False)
         return suggestion._replace(current=current)
     if effective is not None and (p995 == inf or _round_up(low) <= effective <= _round_up(high)):
-        # A change within the confidence interval would follow chance. As the timeout cuts off the
+        # A change within the confidence interval would be random. As the timeout cuts off the
         # longest attempts, such changes would only ever shorten it.
-        reason = "p99.5 of healthy attempts, as closely as the log can tell"
+        reason = "p99.5 of attempts outside outages, as closely as the log can tell"
         return keep_value(field, effective, reason, basis)._replace(current=current)
-    return Suggestion(field, current, _round_up(p995), "p99.5 of healthy attempts", basis)
+    return Suggestion(field, current, _round_up(p995), "p99.5 of attempts outside outages", basis)
 
 
 def _largest_cluster(successes: Sequence[float], failures: Sequence[float]) -> Sequence[float]:
-    """Return the largest group of slow failures with nearly the same duration, or nothing."""
+    """Return the largest group of slow failures with nearly equal durations; empty if too small."""
     slow = failures[bisect_left(failures, quantile(successes, _SLOW_QUANTILE)) :]
     sizes = [
         bisect_right(slow, shortest * _EQUAL_DURATIONS_RATIO) - index
@@ -406,7 +406,7 @@ def _round_up(value: float) -> float:
     return value if value == inf else max(round_two_digits(value, up=True), _MIN_TIMEOUT_S)
 
 
-def _describe_evidence(
+def _describe_basis(
     observed: ObservedTimeout | None, sample_size: int, p995: float, low: float, high: float
 ) -> str:
     timeout = "" if observed is None else format_duration(observed.timeout)
@@ -418,4 +418,4 @@ def _describe_evidence(
     if observed is None:
         return basis
     cause = ": they failed after nearly the same time" if observed.is_inferred else ""
-    return f"{basis}, {observed.cut_off_attempts:,} cut off at {timeout}{cause}"
+    return f"{basis}, {observed.cut_off_count:,} cut off at {timeout}{cause}"
