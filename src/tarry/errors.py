@@ -21,7 +21,7 @@ The errors of the retry service's client are in `tarry.client.errors`.
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # as in tarry/__init__.py
+TYPE_CHECKING = False  # type checkers know the name; importing `typing` for it costs 10 ms
 if TYPE_CHECKING:
     from typing import Any, Self
 
@@ -33,7 +33,7 @@ class TarryError(Exception):
 
 
 class ConfigurationError(TarryError, ValueError):
-    """A value breaks a rule, or two arguments contradict each other."""
+    """An argument or setting is invalid, or two of them contradict each other."""
 
     def __init__(self, field: str, rule: str | None = None, value: object = _NOT_SHOWN) -> None:
         """Compose the message from the arguments.
@@ -45,16 +45,16 @@ class ConfigurationError(TarryError, ValueError):
         self.field: str | None = None if rule is None else field
         """The name of the rejected argument or setting; None when the error is not about one."""
         self.rule: str = field if rule is None else rule
-        """The broken rule as a predicate ("must be at least 1"); without a field, the message."""
+        """The broken rule ("must be at least 1"), or the complete message when `field` is None."""
         self.has_value: bool = value is not _NOT_SHOWN
-        """Whether the message shows the rejected value. Secrets are never shown."""
+        """Whether the message shows the rejected value. A value that is secret is not passed."""
         self.value: object = value if self.has_value else None
         """The rejected value; None when it is not shown."""
         message = self.rule if self.field is None else f"{self.field} {self.rule}"
         super().__init__(f"{message}, got {short_repr(value)}" if self.has_value else message)
 
     def with_field(self, field: str) -> Self:
-        """Return the same error with another field name: the name in JSON, TOML or the CLI.
+        """Return a copy of the error with another name for the field, such as its name in JSON.
 
         An index is kept: `secrets[1]` becomes `signing_secrets[1]`. An error without a field is
         returned unchanged.
@@ -67,7 +67,7 @@ class ConfigurationError(TarryError, ValueError):
 
 
 class ConfigurationTypeError(ConfigurationError, TypeError):
-    """A value of the wrong type, or an argument that is missing."""
+    """A value has the wrong type, or an argument is missing."""
 
 
 def short_repr(value: object, limit: int = 60) -> str:
@@ -80,16 +80,16 @@ def short_repr(value: object, limit: int = 60) -> str:
 
 
 class Rejected(TarryError):
-    """The call was rejected. Nothing was sent, unless the deadline passed during an attempt."""
+    """The breaker, a limit or the deadline rejected the call, usually before an attempt."""
 
     def __init__(
         self, message: str, *, downstream: str | None = None, retry_after: float | None = None
     ) -> None:
         super().__init__(message)
         self.downstream = downstream
-        """The name of the dependency that was not called."""
+        """The name of the downstream, or None for a call without a downstream."""
         self.retry_after = retry_after
-        """Seconds after which a new call can succeed, when that is known."""
+        """Seconds after which a new call can succeed; None when that is not known."""
 
 
 class BreakerOpen(Rejected):
@@ -109,7 +109,7 @@ class AttemptTimeout(TarryError, TimeoutError):
 
 
 class ResultNotAccepted(TarryError):
-    """All results were rejected by `until`, or classified as failures; `result` is the last."""
+    """Every result was rejected by `until` or classified as a failure; `result` is the last."""
 
     def __init__(self, message: str, result: object = None) -> None:
         super().__init__(message)
@@ -138,11 +138,11 @@ class MissingExtra(TarryError, ImportError):
 
 
 class StoreUnavailable(TarryError):
-    """A store is unreachable, full or locked; the operation can be repeated."""
+    """The store of the retry service is unreachable, full or locked. Try again later."""
 
 
 class Overloaded(TarryError):
-    """The service is at capacity; try again after `retry_after` seconds."""
+    """The retry service is at capacity; try again after `retry_after` seconds."""
 
     def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
         super().__init__(message)

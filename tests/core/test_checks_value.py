@@ -46,9 +46,9 @@ def test_another_type_is_never_equal() -> None:
 def test_values_cannot_be_changed(name: str) -> None:
     """To set or delete a field is rejected, and the message says what to do instead."""
     point = Point(1)
-    with pytest.raises(AttributeError, match="Point cannot be changed; make a new one"):
+    with pytest.raises(AttributeError, match="Point cannot be changed; create a new one"):
         setattr(point, name, 5)
-    with pytest.raises(AttributeError, match="Point cannot be changed; make a new one"):
+    with pytest.raises(AttributeError, match="Point cannot be changed; create a new one"):
         delattr(point, name)
     assert 1 == point.x
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tarry.core.downstream import MAX_SAMPLES, Latency
+from tarry.core.downstream import MAX_LATENCY_SAMPLES, Latency
 
 durations = st.floats(0, 1e6)
 quantiles = st.floats(0, 1)
@@ -93,7 +93,7 @@ def test_only_the_last_512_are_remembered(seen: int) -> None:
     """However many are seen, the quantiles are those of the last 512."""
     latency = latency_of([float(n) for n in range(seen)])
     kept = [float(n) for n in range(seen)][-512:]
-    assert 512 == MAX_SAMPLES
+    assert 512 == MAX_LATENCY_SAMPLES
     assert len(kept) == len(latency)
     assert [kept[0], kept[len(kept) // 2], kept[-1]] == [
         latency.quantile(q) for q in (0.0, 0.5, 1.0)

@@ -371,7 +371,8 @@ def test_hedges(caplog: pytest.LogCaptureFixture, clock: VirtualClock) -> None:
     clock.run(lambda: tarry.hedge(read, after=1, name="load"))
 
     messages = [record.getMessage() for record in caplog.records]
-    assert ["load: copy 2 sent", "load: copy 2 won"] == messages[:2]
+    expected = ["load: hedge started (attempt 2)", "load: hedge won (attempt 2)"]
+    assert expected == messages[:2]
 
 
 @pytest.mark.parametrize("level", [logging.ERROR, logging.CRITICAL])

@@ -15,9 +15,9 @@ from tarry.telemetry.metrics import (
 
 def test_label_limit_keeps_the_first_values() -> None:
     """Values beyond the limit become "other"; values that were seen before stay."""
-    limit = LabelLimit(2)
+    names = LabelLimit(2)
 
-    assert ["a", "b", "other", "a"] == [limit(value) for value in "abca"]
+    assert ["a", "b", "other", "a"] == [names.limit(value) for value in "abca"]
 
 
 @pytest.mark.parametrize(

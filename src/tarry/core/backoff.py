@@ -1,11 +1,11 @@
 """Backoff and jitter, which choose the delay before retry k (k = 1, 2, ...).
 
-Backoff returns the ceiling of the delay: its upper bound. A backoff is a name from `BACKOFFS` or
-any callable that takes k and returns seconds.
+Backoff returns the ceiling of the delay: its upper bound before jitter. A policy has either the
+name of a function in `BACKOFFS`, or a callable of the user that takes k and returns seconds.
 
-Jitter chooses a random delay, usually below the ceiling. A jitter is a name from `JITTERS` or any
-callable `(ceiling, previous, u) -> seconds`. `previous` is the delay before the last retry, or the
-initial delay for the first retry. `u` is a random number from [0, 1).
+Jitter chooses a random delay, usually below the ceiling. A policy has either the name of a function
+in `JITTERS`, or a callable of the user, `(ceiling, previous, u) -> seconds`. `previous` is the last
+delay, or the initial delay for the first retry. `u` is a random number from [0, 1).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ BACKOFFS: dict[str, Callable[[int, float, float, float], float]] = {
 
 
 class Schedule(ImmutableValue):
-    """A backoff given as a list of delays: `Schedule((5, 300, 1800))`. The last delay repeats."""
+    """A backoff given as a list of ceilings: `Schedule((5, 300, 1800))`. The last one repeats."""
 
     __slots__ = _fields = ("delays",)
 
@@ -70,12 +70,12 @@ Jitter = Callable[[float, float, float], float]
 
 
 def none(ceiling: float, _previous: float, _u: float, _initial: float, _maximum: float) -> float:
-    """Return the ceiling itself: clients that fail together retry together."""
+    """Return the ceiling itself. Clients that fail together then retry together."""
     return ceiling
 
 
 def full(ceiling: float, _previous: float, u: float, _initial: float, _maximum: float) -> float:
-    """Return a delay from 0 to the ceiling: the least load on a dependency that recovers."""
+    """Return a delay from 0 to the ceiling, which spreads the retries of many clients most."""
     return u * ceiling
 
 
@@ -88,16 +88,16 @@ def equal(ceiling: float, _previous: float, u: float, _initial: float, _maximum:
 def decorrelated(
     _ceiling: float, previous: float, u: float, initial: float, maximum: float
 ) -> float:
-    """Return a delay that grows from the previous delay instead of the attempt number.
+    """Return a delay from `initial` to three times the previous delay, whatever the ceiling is.
 
-    `maximum` limits the bound of the random delay. The AWS article of 2015 limits the random delay
-    itself; then many delays would equal the maximum, and clients would retry together again.
+    `maximum` limits that upper bound. The AWS article of 2015 limits the random delay itself. Many
+    delays would then equal the maximum, and clients would retry together again.
     """
     bound = max(initial, min(maximum, 3 * previous))
     return initial + u * (bound - initial)
 
 
-def custom(
+def call_jitter(
     jitter: Jitter, ceiling: float, previous: float, u: float, _initial: float, _maximum: float
 ) -> float:
     """Call a jitter function of the user and check its result."""

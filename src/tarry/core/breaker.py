@@ -4,9 +4,10 @@
                                    ▲                       │
                                    └────a probe fails──────┘   (open for longer each time)
 
-Each admitted call gets a permit, which is a number: the generation of a closed breaker, or a new
-number for each probe. Every change of state starts a new generation. The result of a call from an
-earlier generation is not counted, because it is no evidence about the current state.
+A probe is a call that a half-open breaker admits, to test the dependency. Each admitted call gets a
+permit (a number): a number of its own for a probe, and the current generation for any other call.
+Every change of state starts a new generation. The result of a call from an earlier generation is
+not counted, because it is no evidence about the current state.
 """
 
 from __future__ import annotations
@@ -44,19 +45,20 @@ _MANUAL_STATES = {
 _CALLS, _FAILURES, _SLOW = range(3)
 """The columns of the sliding window, one for each kind of event."""
 _GENERATION_STEP = 1 << 40
-"""Large enough that the probe numbers of one generation never reach the next."""
+"""Large enough that the permits of probes never reach the next generation."""
 
 
 class Breaker:
     """A circuit breaker: rejects calls to a failing dependency, and tests whether it recovered.
 
     It opens when, of at least `min_calls` calls in the last `window` seconds, the fraction
-    `failure_rate` failed, or the fraction `slow_rate` took longer than `slow_after` seconds. It
-    also opens when `consecutive` calls in a row failed.
+    `failure_rate` or more failed, or the fraction `slow_rate` or more took longer than `slow_after`
+    seconds. It also opens when `consecutive` calls in a row failed.
 
     It stays open for `open_for` seconds. Each time it re-opens, this period grows by the factor
     `growth`, up to `max_open`. A random part of up to `spread` times the period is added. After the
-    period it admits `probes` calls at a time, and closes once `probes` calls have succeeded.
+    period it admits `probes` calls at a time. It closes once `probes` calls have succeeded, and
+    re-opens when one of them fails.
     """
 
     __slots__ = (
@@ -119,7 +121,7 @@ class Breaker:
         self.state: BreakerState = _CLOSED
         self.generation: int = 0
         self.is_fault_free: bool = self._slow_after is None
-        """Whether `try_count_success` can count a success, because only a counter changes.
+        """Whether `try_count_success` can be used, because a success only changes a counter.
 
         True while no failure is in the window; always False with `slow_after`.
         """
@@ -129,7 +131,7 @@ class Breaker:
         self.consecutive_opens: int = 0
         """Number of times the breaker has opened since it was last closed."""
         self._open_until = 0.0
-        self._running_probes: dict[int, float] = {}
+        self._running_probes: dict[int, float] = {}  # start times by permit
         self._last_probe_permit = 0
         self._probe_successes = 0
 
@@ -167,7 +169,7 @@ class Breaker:
         window.current[_CALLS] += 1
         return True
 
-    def record(self, permit: int, failed: bool, duration: float, now: float, u: float) -> None:  # noqa: FBT001
+    def record(self, permit: int, failed: bool, duration: float, now: float, u: float) -> None:  # noqa: FBT001 - positional for speed
         """Record the result of an admitted call; `u` is a random number from [0, 1)."""
         is_slow = self._slow_after is not None and duration > self._slow_after
         if self.state is _HALF_OPEN:
@@ -209,13 +211,13 @@ class Breaker:
     def half_open(self, consecutive_opens: int) -> None:
         """Start to probe a dependency whose breaker was opened by another process.
 
-        `consecutive_opens` is the number of times that the other process has opened it.
+        `consecutive_opens` is the number of times that the other process opened it in a row.
         """
         self.consecutive_opens = consecutive_opens
         self._set_state(_HALF_OPEN)
 
     def retry_after(self, now: float) -> float | None:
-        """Return the seconds until the next probe is admitted, or None when that is not known."""
+        """Return the seconds until an open breaker admits a probe; None in any other state."""
         return max(0.0, self._open_until - now) if self.state is _OPEN else None
 
     def counts(self, now: float) -> tuple[int, int, int]:

@@ -1,8 +1,9 @@
 """Retry budgets: limits on the load that retries add while a dependency fails.
 
 A budget is any object with the five methods of `Budget`. Costs and balances are in a unit that the
-budget chooses: tokens, or retries. A budget belongs to one downstream. The downstream's lock is
-held during every method, so a method that calls its `Downstream` object would deadlock.
+budget chooses, such as tokens. A budget belongs to one `Downstream` (the state kept for one
+dependency), whose lock is held during every method of the budget. A method that calls the
+`Downstream` would deadlock.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ class Budget(Protocol):
         ...
 
     def record(self, outcome: Outcome, paid: float, now: float) -> None:
-        """Record that an attempt ended; `paid` is what it cost, 0 for a first attempt."""
+        """Record that an attempt ended; `paid` is the cost of the attempt, 0 for a first one."""
         ...
 
 
 class TokenPrices(NamedTuple):
     """Tokens that a retry costs, by the failure before it, and tokens that a success earns."""
 
-    retry: float
+    retry: float  # after any other failure
     throttled: float
     timeout: float
     clean_success: float
@@ -137,7 +138,7 @@ class RatioBudget:
         return max(0.0, earned - window.total(_RETRIES))
 
     def withdraw(self, cost: float, now: float) -> bool:
-        """Count one retry in the window."""
+        """Count one retry in the window if the balance allows it."""
         if self.balance(now) < cost:
             return False
         self._window.current[_RETRIES] += 1
@@ -199,7 +200,7 @@ class ThrottleBudget:
         """Do nothing, because a withdrawal takes nothing."""
 
     def record(self, outcome: Outcome, paid: float, now: float) -> None:  # noqa: ARG002 - see `Budget`
-        """Take one token after a failure that is not permanent; add some after a success."""
+        """Take a token after a failure that is not permanent; add `token_ratio` after a success."""
         if outcome.kind is _SUCCESS:
             earned = self._success_millitokens
             self._millitokens = min(self._capacity, self._millitokens + earned)

@@ -5,10 +5,11 @@ attempt and again after each wait, reports the result with `record_success`, `re
 `cancel_attempt`, and carries out the commands that these methods return: `Attempt`, `Wait`, `Stop`.
 
 A `DurableCall` is a call of the retry service, whose state is stored so that it outlives the
-process. When the downstream rejects an attempt, a `Call` ends, because its caller is waiting. A
-`DurableCall` is *deferred*: the same attempt is tried again later, and neither an attempt nor a
-token of the retry budget is used up. Its retry may be due much later. So a `DurableCall` checks
-breaker, limits and retry budget just before each attempt, and not after a failure.
+process. When the downstream (breaker, retry budget and limiters of one dependency) rejects an
+attempt, a `Call` ends, because its caller is waiting. A `DurableCall` is *deferred*: it tries to
+start the same attempt later, and uses up neither an attempt nor a token of the retry budget. The
+retry of a `DurableCall` may be due much later, so the downstream is checked just before each
+attempt and not after a failure.
 """
 
 from __future__ import annotations
@@ -27,23 +28,23 @@ _MAX_STEPS = 256
 """The decision record is cleared after this many steps, so that a long call uses little memory."""
 
 DownstreamStatus: TypeAlias = tuple[str | None, float | None]
-"""The state of the breaker and the balance of the retry budget."""
+"""The state of the breaker and the balance of the retry budget; None without them."""
 
 NO_STATUS: DownstreamStatus = (None, None)
 _StepNode: TypeAlias = "tuple[_StepNode | None, int, Outcome, str, Wait | Stop, DownstreamStatus]"
-"""A step of the decision record, as a node of a linked list. It starts with the previous step.
+"""A step of the decision record, as a node of a linked list. Its first item is the previous step.
 
-Adding a step costs one tuple. `Call.steps` builds the `Step` objects, because most calls never read
-their record.
+Adding a step creates only this tuple. `Call.steps` builds the `Step` objects when they are read,
+because most calls never read their record.
 """
 
 
 class Call:
-    """The state of one call. `deadline` and `now` have one time base; `u` is random, in [0, 1)."""
+    """The state of one call. `deadline` and `now` are times on one clock; `u` is from [0, 1)."""
 
     __slots__ = (
         "_attempt_started",
-        "_dropped_delays",
+        "_cleared_delay",
         "_newest_step",
         "_paid",
         "_permit",
@@ -70,14 +71,15 @@ class Call:
         self.attempts: int = 0
         """Number of attempts started."""
         self.previous_delay: float | None = None
+        """Seconds of the last wait; None before it, and after an exact hint (gRPC pushback)."""
         self.backoff_offset: int = 0
-        """Number of attempts made when backoff last started over (after an exact hint), else 0."""
+        """Attempts made before an exact hint last made backoff start over; 0 if none did."""
         self._newest_step: _StepNode | None = None
-        self._dropped_delays = 0.0
+        self._cleared_delay = 0.0  # the sum of the delays of steps that were cleared
         if downstream is not None:  # without a downstream these attributes are never read
             self._permit: int | None = None
             self._attempt_started = started
-            self._paid = 0.0
+            self._paid = 0.0  # what the retry budget charged for the attempt
 
     @property
     def progress(self) -> Progress:
@@ -98,14 +100,14 @@ class Call:
     def waited(self) -> float:
         """The sum of the delays of all `Wait` verdicts so far, in seconds."""
         delays = (step.verdict.delay for step in self.steps if isinstance(step.verdict, Wait))
-        return sum(delays, self._dropped_delays)
+        return sum(delays, self._cleared_delay)
 
     def resume(self, progress: Progress) -> None:
         """Continue a call that was stored as `progress`, perhaps by another process."""
         self.attempts, self.started, self.previous_delay, self.backoff_offset = progress
 
     def start(self, now: float) -> Attempt | Stop:
-        """Start the next attempt, or end the call if time is up or the downstream rejects it."""
+        """Start the next attempt; return `Stop` if no time is left or the downstream rejects it."""
         deadline, total_budget = self.deadline, self.policy.total_budget
         if deadline is not None and now >= deadline:
             return self._refund_and_stop(Stop(Reason.DEADLINE), now)
@@ -114,19 +116,19 @@ class Call:
         delay = 0.0
         downstream = self.downstream
         if downstream is not None:
-            admitted = downstream.admit(now)
-            if isinstance(admitted, Stop):
-                return self._refund_and_stop(admitted, now)
-            if isinstance(admitted, DelayedPermit):
-                self._permit, delay = admitted
+            admission = downstream.admit(now)
+            if isinstance(admission, Stop):
+                return self._refund_and_stop(admission, now)
+            if isinstance(admission, DelayedPermit):
+                self._permit, delay = admission
                 if (deadline is not None and now + delay >= deadline) or (
                     total_budget is not None and now + delay >= self.started + total_budget
                 ):
-                    downstream.release(admitted.permit, 0.0, now)
+                    downstream.release(admission.permit, 0.0, now)
                     self._permit = None
                     return self._refund_and_stop(Stop(Reason.LIMIT, delay), now)
             else:
-                self._permit = admitted
+                self._permit = admission
             self._attempt_started = now + delay
         self.attempts = number = self.attempts + 1
         policy = self.policy
@@ -134,8 +136,8 @@ class Call:
             return policy.attempt_commands[number]
         timeout = policy.attempt_timeout
         if deadline is not None:
-            left = deadline - now - delay
-            timeout = left if timeout is None else min(timeout, left)
+            time_left = deadline - now - delay
+            timeout = time_left if timeout is None else min(timeout, time_left)
         return Attempt(number, timeout, delay)
 
     def adopt_first_attempt(self, permit: int) -> None:
@@ -193,7 +195,7 @@ class Call:
                 self.refund_retry(now)
 
     def take_permit(self) -> int | None:
-        """Return the permit of the running attempt; the caller must release it."""
+        """Remove and return the permit of the running attempt, or None. The caller releases it."""
         permit = None if self.downstream is None else self._permit
         if permit is not None:
             self._permit = None
@@ -215,13 +217,13 @@ class Call:
         self, outcome: Outcome, detail: str, verdict: Wait | Stop, status: DownstreamStatus
     ) -> None:
         if not self.attempts % _MAX_STEPS:
-            self._dropped_delays, self._newest_step = self.waited, None
+            self._cleared_delay, self._newest_step = self.waited, None
         self._newest_step = (self._newest_step, self.attempts, outcome, detail, verdict, status)
         if isinstance(verdict, Wait):
             hint = outcome.hint
             if hint is None or not hint.exact:
                 self.previous_delay = verdict.delay
-            else:  # after an exact hint of the server, backoff starts over
+            else:  # an exact hint (gRPC pushback) makes backoff start over
                 self.previous_delay, self.backoff_offset = None, self.attempts
 
     def _refund_and_stop(self, stop: Stop, now: float) -> Stop:
@@ -230,7 +232,7 @@ class Call:
 
 
 class Defer(NamedTuple):
-    """Start no attempt now; try again after `delay` seconds.
+    """Command to start no attempt now, and to try again after `delay` seconds.
 
     A delay of None means that the time is not known: try again when the downstream's state changes.
     """
@@ -240,19 +242,19 @@ class Defer(NamedTuple):
 
 
 class DurableCall(Call):
-    """The state of one durable call. It is resumed from a stored `Progress` for each attempt."""
+    """The state of one call of the retry service, resumed from a `Progress` for each attempt."""
 
     __slots__ = ()
 
     def start_or_defer(
         self, now: float, last_outcome: Outcome = TRANSIENT
     ) -> Attempt | Defer | Stop:
-        """Start the next attempt or defer it. End the call when no attempts or no time are left.
+        """Start the next attempt or defer it. Return `Stop` when no attempts or no time is left.
 
         `last_outcome` is the outcome of the previous attempt; the cost of a retry depends on it.
         """
         downstream, policy = self.downstream, self.policy
-        # Possible if the worker of the last attempt died, or if the policy has changed since.
+        # This happens if the worker of the last attempt died, or if the policy has changed since.
         if self.attempts >= policy.max_attempts:
             return Stop(Reason.ATTEMPTS)
         if policy.total_budget is not None:
@@ -260,19 +262,19 @@ class DurableCall(Call):
             if now + expected >= self.started + policy.total_budget:
                 return Stop(Reason.TOTAL_BUDGET)
         if downstream is not None:
-            admitted = downstream.admit(now)
-            if isinstance(admitted, Stop):
-                return Defer(admitted.reason, admitted.retry_after)
-            if isinstance(admitted, DelayedPermit):
-                downstream.release(admitted.permit, 0.0, now)
-                return Defer(Reason.LIMIT, admitted.delay)
+            admission = downstream.admit(now)
+            if isinstance(admission, Stop):
+                return Defer(admission.reason, admission.retry_after)
+            if isinstance(admission, DelayedPermit):
+                downstream.release(admission.permit, 0.0, now)
+                return Defer(Reason.LIMIT, admission.delay)
             if self.attempts:
                 paid = downstream.withdraw(last_outcome, now)
                 if paid is None:
-                    downstream.release(admitted, 0.0, now)
+                    downstream.release(admission, 0.0, now)
                     return Defer(Reason.BUDGET_EMPTY)
                 self._paid = paid
-            self._permit, self._attempt_started = admitted, now
+            self._permit, self._attempt_started = admission, now
         number = self.attempts + 1
         self.attempts: int = number
         if number < len(policy.attempt_commands):
@@ -291,8 +293,8 @@ class DurableCall(Call):
             status = downstream.status(now)
             if self.policy.total_budget is not None:
                 now_plus_duration += downstream.expected_duration()
-        # The downstream is not passed to `decide`, because `start_or_defer` asks it when the retry
-        # is due. So the expected duration of the retry is added to `now` here.
+        # `decide` does not get the downstream, because `start_or_defer` checks it when the retry is
+        # due. So the expected duration of the retry, which `decide` would add, is added here.
         verdict = decide(self.policy, self, outcome, now_plus_duration, u)
         self._append_step(outcome, detail, verdict, status)
         return verdict

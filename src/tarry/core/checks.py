@@ -1,6 +1,6 @@
 """Checks for arguments, and the base class of immutable values.
 
-Each check raises ConfigurationError with the field, the rule and the value.
+A check that fails raises ConfigurationError with the field, the rule and the value.
 """
 
 from __future__ import annotations
@@ -61,20 +61,20 @@ def check_count(field: str, value: object, minimum: int = 1) -> int:
     return value
 
 
-def check_one_of(field: str, value: object, known: Iterable[str]) -> None:
-    """Raise ConfigurationError unless the value is one of the known names."""
-    names = sorted(known)
+def check_one_of(field: str, value: object, choices: Iterable[str]) -> None:
+    """Raise ConfigurationError unless the value is one of `choices`."""
+    names = sorted(choices)
     if value not in names:
         raise ConfigurationError(field, f"must be one of {', '.join(names)}", value)
 
 
 def valid_duration(value: object) -> float | None:
-    """Return seconds that a server sent, or None when the value is not a valid duration."""
+    """Return `value` if it is a finite number of seconds and not negative, else None."""
     return value if isinstance(value, (int, float)) and 0 <= value < inf else None
 
 
 class ImmutableValue:
-    """Base class of values that are compared, hashed and printed by their fields.
+    """Base class of immutable values, which are compared, hashed and printed by their fields.
 
     A subclass lists its `_fields` and stores them in `__init__`. This class replaces frozen
     dataclasses, because importing `dataclasses` would add 10 ms to `import tarry`.
@@ -86,12 +86,13 @@ class ImmutableValue:
     """The arguments of `__init__`; each is stored in the attribute of the same name."""
 
     def _set(self, **values: object) -> None:
+        """Store attributes by name, such as values that are computed from the fields."""
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
     def _set_fields(self, *values: object) -> None:
         """Store the values of all fields, in the order of `_fields`."""
-        set_attribute = object.__setattr__  # looked up once: runs for each failed attempt
+        set_attribute = object.__setattr__  # a local name is faster, and this runs for each failure
         for name, value in zip(self._fields, values, strict=True):
             set_attribute(self, name, value)
 
@@ -99,7 +100,7 @@ class ImmutableValue:
         return {name: getattr(self, name) for name in self._fields}
 
     def __setattr__(self, name: str, value: object) -> None:
-        msg = f"{type(self).__name__} cannot be changed; make a new one"
+        msg = f"{type(self).__name__} cannot be changed; create a new one"
         raise AttributeError(msg)
 
     def __delattr__(self, name: str) -> None:

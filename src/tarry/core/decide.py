@@ -1,8 +1,9 @@
 """`decide`: the only place that decides whether a failed attempt is retried, and when.
 
-The checks run in a fixed order: retryable, repeatable, already retried by a layer below,
-attempts left, breaker and retry budget, length of the hint, time left. A check that fails gives a
-`Stop` with its own reason. The caller, not `decide`, charges the retry budget, after a `Wait`.
+The checks run in this order: retryable, repeatable, not already retried by a layer below, attempts
+left, breaker and retry budget, length of the hint (the wait that the server asked for), time left.
+The first check that fails gives a `Stop` with its own reason. `decide` does not charge the retry
+budget: the caller does so after a `Wait`.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ if TYPE_CHECKING:
 HINT_SPREAD = 0.1
 """The largest random wait that is added to a hint, as a fraction of the hint.
 
-If the backoff delay is longer, it is added instead. Without such an addition, clients that got the
-same hint would retry together.
+If the backoff delay is longer than this random wait, the backoff delay is added instead. Without
+an addition, clients that got the same hint would retry together.
 """
 
 _TRANSIENT, _THROTTLED = Kind.TRANSIENT, Kind.THROTTLED
 # tuple.__new__ takes half the time of Wait(...), and every retry creates one.
 _new_wait: Callable[[type[Wait], tuple[float, float, Hint | None]], Wait]
+# pyright cannot infer the type of `tuple.__new__`; the annotation above states it.
 _new_wait = tuple.__new__  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
@@ -47,24 +49,24 @@ class CallProgress(Protocol):
 
     @property
     def previous_delay(self) -> float | None:
-        """Seconds of the last wait; None before the first wait and after an exact hint."""
+        """Seconds of the last wait; None before it, and after an exact hint (gRPC pushback)."""
         ...
 
     @property
     def backoff_offset(self) -> int:
-        """Number of attempts made when backoff last started over (after an exact hint), else 0."""
+        """Attempts made before an exact hint last made backoff start over; 0 if none did."""
         ...
 
 
-class RetryGate(Protocol):
+class DownstreamView(Protocol):
     """The methods of a `Downstream` that `decide` uses."""
 
     def check_retry(self, outcome: Outcome, now: float) -> Stop | None:
-        """Return why a retry after `outcome` is rejected, or None. Changes no state."""
+        """Return a `Stop` if a retry after `outcome` is rejected, else None. Changes no state."""
         ...
 
     def expected_duration(self) -> float:
-        """Return the median duration of recent calls in seconds, or 0 when there are none."""
+        """Return the median duration of recent successful attempts in seconds; 0 without any."""
         ...
 
 
@@ -74,12 +76,12 @@ def decide(
     outcome: Outcome,
     now: float,
     u: float,
-    downstream: RetryGate | None = None,
+    downstream: DownstreamView | None = None,
     deadline: float | None = None,
 ) -> Wait | Stop:
-    """Return whether and when the next attempt starts after `outcome`.
+    """Return `Wait` with the delay before the next attempt, or `Stop`, after a failed attempt.
 
-    `deadline` is on the same time base as `now`; `u` is a random number from [0, 1).
+    `deadline` is a time on the clock of `now`; `u` is a random number from [0, 1).
     """
     kind = outcome.kind
     if kind is not _TRANSIENT and kind is not _THROTTLED:
@@ -100,7 +102,7 @@ def decide(
             return rejection
 
     throttled = kind is _THROTTLED
-    k = attempts - progress.backoff_offset  # the next retry, counted since backoff started over
+    k = attempts - progress.backoff_offset  # number of the next retry since backoff started over
     table = policy.delay_table
     if 0 < k < len(table) and not throttled:
         ceiling, shortest, width = table[k]
@@ -125,10 +127,10 @@ def decide(
 
 
 def _apply_hint(hint_delay: float, delay: float, policy: Policy, hint: Hint, u: float) -> float:
-    """Return the wait: an exact hint itself, otherwise at least the hint, with jitter on top."""
+    """Return the delay: equal to an exact hint, otherwise at least as long as the hint."""
     if hint.exact:
         return hint_delay
     if policy.jitter == "none":
         return max(delay, hint_delay)
-    # Jitter is added on top, because clients that all got "120" must not retry together.
+    # A random wait is added, because clients that all got "120" must not retry together.
     return hint_delay + max(delay, u * hint_delay * HINT_SPREAD)

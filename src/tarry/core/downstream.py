@@ -1,4 +1,4 @@
-"""The state of one dependency: its breaker, retry budget, limits and latency.
+"""The state kept for one dependency: its breaker, retry budget, limiters and latency.
 
 Not thread-safe: `tarry.runtime.downstream` adds a lock around every method.
 """
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 _SUCCESS, _PERMANENT = Kind.SUCCESS, Kind.PERMANENT
 _MAX_TRANSITIONS = 100
-_MAX_HEDGE_CREDIT = 10.0
-MAX_SAMPLES = 512
+_MAX_HEDGE_CREDIT = 10.0  # pays for 10 hedges
+MAX_LATENCY_SAMPLES = 512
 _MAX_UNSORTED = 32
-"""Once there are `MAX_SAMPLES` durations, they are sorted again only after this many more."""
+"""When `MAX_LATENCY_SAMPLES` durations are sorted, this many new ones make them be sorted again."""
 
 
 class BreakerTransition(NamedTuple):
@@ -35,7 +35,7 @@ class BreakerTransition(NamedTuple):
 
 
 class Latency:
-    """The durations of the last 512 successful attempts.
+    """The last 512 durations of attempts that succeeded, or that a hedge overtook.
 
     Durations are sorted when a quantile is read, not when a duration is added, because every call
     adds a duration and few calls read a quantile.
@@ -44,22 +44,22 @@ class Latency:
     __slots__ = ("_durations", "_sorted", "_unsorted", "add")
 
     def __init__(self) -> None:
-        self._durations: deque[float] = deque(maxlen=MAX_SAMPLES)
-        self._unsorted: deque[float] = deque(maxlen=MAX_SAMPLES)
+        self._durations: deque[float] = deque(maxlen=MAX_LATENCY_SAMPLES)
+        self._unsorted: deque[float] = deque(maxlen=MAX_LATENCY_SAMPLES)
         self._sorted: list[float] = []
         self.add: Callable[[float], None] = self._unsorted.append
         """Add one duration: the `append` of the deque itself, which saves a call per attempt."""
 
     def __len__(self) -> int:
         """Return the number of durations."""
-        return min(MAX_SAMPLES, len(self._durations) + len(self._unsorted))
+        return min(MAX_LATENCY_SAMPLES, len(self._durations) + len(self._unsorted))
 
     def quantile(self, q: float) -> float | None:
         """Return the quantile `q` (0 to 1) of the durations, or None when there are none."""
-        new = self._unsorted
-        if new and (len(new) >= _MAX_UNSORTED or len(self._sorted) < MAX_SAMPLES):
-            self._durations.extend(new)
-            new.clear()
+        unsorted = self._unsorted
+        if unsorted and (len(unsorted) >= _MAX_UNSORTED or len(self._sorted) < MAX_LATENCY_SAMPLES):
+            self._durations.extend(unsorted)
+            unsorted.clear()
             self._sorted = sorted(self._durations)
         if not self._sorted:
             return None
@@ -104,17 +104,17 @@ class Downstream:
         self._hedge_credit = 0.0
 
     def admit(self, now: float) -> int | DelayedPermit | Stop:
-        """Return a permit for an attempt, now or delayed, or a `Stop` when it is rejected."""
+        """Return a permit for an attempt, at once or after a delay, or `Stop` to reject it."""
         permit = 0
         breaker = self.breaker
         if breaker is not None:
             before = breaker.state
-            admitted = breaker.admit(now)
+            breaker_permit = breaker.admit(now)
             if breaker.state is not before:
                 self._on_breaker_change(before, now)
-            if admitted is None:
+            if breaker_permit is None:
                 return Stop(Reason.BREAKER_OPEN, breaker.retry_after(now))
-            permit = admitted
+            permit = breaker_permit
         return self._acquire_limiters(permit, now) if self._limiters else permit
 
     def try_record_success(self, permit: int, duration: float, now: float) -> bool:
@@ -172,7 +172,7 @@ class Downstream:
             limiter.release(None, duration, now)
 
     def check_retry(self, outcome: Outcome, now: float) -> Stop | None:
-        """Return why a retry after `outcome` is rejected, or None. Changes no state."""
+        """Return a `Stop` if a retry after `outcome` is rejected, else None. Changes no state."""
         breaker, budget = self.breaker, self.budget
         if breaker is not None and not breaker.would_admit(now):
             return Stop(Reason.BREAKER_OPEN, breaker.retry_after(now))
@@ -181,7 +181,7 @@ class Downstream:
         return None
 
     def withdraw(self, outcome: Outcome, now: float) -> float | None:
-        """Charge the retry budget; return the cost, or None when the balance is too low."""
+        """Charge the retry budget for a retry; return the cost, or None if it is not covered."""
         if self.budget is None:
             return 0.0
         cost = self.budget.cost(outcome)
@@ -198,7 +198,7 @@ class Downstream:
         return state, None if self.budget is None else self.budget.balance(now)
 
     def expected_duration(self) -> float:
-        """Return the median duration of recent calls in seconds, or 0 when there are none."""
+        """Return the median duration of recent successful attempts in seconds; 0 without any."""
         return self.latency.quantile(0.5) or 0.0
 
     def add_hedge_credit(self, amount: float) -> None:
@@ -217,11 +217,11 @@ class Downstream:
         self._hedge_credit += 1.0
 
     def hedge_delay(self, quantile: float, min_samples: int) -> float | None:
-        """Return a quantile of the latency, or None while there are too few samples."""
+        """Return a quantile of the latency, or None with fewer than `min_samples` durations."""
         return None if len(self.latency) < min_samples else self.latency.quantile(quantile)
 
     def force(self, state: str) -> None:
-        """Set the breaker's state manually."""
+        """Set the breaker's state, as an operator requests: see `Breaker.force`."""
         if self.breaker is not None:
             before = self.breaker.state
             self.breaker.force(state)
@@ -229,9 +229,9 @@ class Downstream:
                 self.transitions.append(BreakerTransition(before, self.breaker.state))
 
     def on_recovery(self, now: float) -> None:
-        """Close the breaker and ramp up the limits, because the dependency has recovered.
+        """Close the breaker, and let the limits rise from a low value.
 
-        Used when another process has detected the recovery.
+        Called when another process has detected that the dependency has recovered.
         """
         if self.breaker is not None:
             self.breaker.force("closed")
@@ -240,23 +240,23 @@ class Downstream:
 
     def _acquire_limiters(self, permit: int, now: float) -> int | DelayedPermit | Stop:
         delay = 0.0
-        acquired = 0
+        acquired_count = 0
         try:
             for limiter in self._limiters:
                 wait = limiter.acquire(now)
                 if wait is None:
-                    self._release_acquired(permit, acquired, now)
+                    self._release_acquired(permit, acquired_count, now)
                     return Stop(Reason.LIMIT)
-                acquired += 1
+                acquired_count += 1
                 if wait:
                     delay = max(delay, wait)
         except BaseException:  # raised by a limiter of the user
-            self._release_acquired(permit, acquired, now)
+            self._release_acquired(permit, acquired_count, now)
             raise
         return DelayedPermit(permit, delay) if delay else permit
 
-    def _release_acquired(self, permit: int, acquired: int, now: float) -> None:
-        for limiter in self._limiters[:acquired]:
+    def _release_acquired(self, permit: int, acquired_count: int, now: float) -> None:
+        for limiter in self._limiters[:acquired_count]:
             limiter.release(None, 0.0, now)
         if self.breaker is not None:
             self.breaker.release(permit)

@@ -1,4 +1,4 @@
-"""Events of a call, for listeners: logs, metrics, traces and tests."""
+"""Events of calls and breakers, for listeners: logs, metrics, traces and tests."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Event:
     """The base class of all events."""
 
     operation: str
-    """The name that the user set for the operation, otherwise the name of the function."""
+    """The name that the user set, or of the function; empty for `BreakerStateChanged`."""
     downstream: str | None
-    """The name of the downstream, or None without a downstream."""
+    """The name of the downstream, or None for a call without a downstream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class AttemptFailed(Event):
     kind: Kind
     error: BaseException | None
     detail: str = field(default="", kw_only=True)
-    """A status, a code, or the type of the error."""
+    """The HTTP status, the gRPC code or the name of the error's type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +49,13 @@ class WaitEvent(Event):
     retry: int
     max_retries: int
     ceiling: float
-    """Upper bound of the delay, before jitter."""
+    """The backoff delay before jitter. A hint of the server can make `delay` longer."""
     delay: float
-    """The delay after jitter and the server's hint."""
+    """The delay in seconds, with jitter and the server's hint applied."""
     hint: Hint | None
     error: BaseException | None
     detail: str = field(default="", kw_only=True)
-    """A status, a code, or the type of the error."""
+    """The HTTP status, the gRPC code or the name of the error's type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +80,18 @@ class Succeeded(Event):
 
 @dataclass(frozen=True, slots=True)
 class GaveUp(Event):
-    """The call ended without a result; `attempts` is 0 when the first attempt was rejected."""
+    """The call ended without a result; `attempts` is 0 for a call that was rejected at once."""
 
     attempts: int
     reason: Reason
     waited: float
     """The sum of all waits between attempts, in seconds."""
     retry_after: float | None
+    """Seconds after which a new call can succeed; None when that is not known."""
     hint: Hint | None
     error: BaseException | None
     detail: str = field(default="", kw_only=True)
-    """A status, a code, or the type of the error."""
+    """The HTTP status, the gRPC code or the name of the error's type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ class BudgetEmpty(Event):
 
 @dataclass(frozen=True, slots=True)
 class BreakerStateChanged(Event):
-    """The breaker of a dependency changed its state."""
+    """The state of a downstream's circuit breaker changed."""
 
     before: BreakerState
     after: BreakerState

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tarry.core.checks import check_at_least, check_count, check_ratio, valid_duration
-from tarry.core.downstream import MAX_SAMPLES, Downstream
+from tarry.core.downstream import MAX_LATENCY_SAMPLES, Downstream
 from tarry.core.outcome import SUCCESS, TRANSIENT, Kind, Outcome
 from tarry.core.verdict import Attempt, DelayedPermit, Reason, Stop
 from tarry.errors import ConfigurationError
@@ -24,8 +24,8 @@ class Hedging:
     """When a hedge of a call starts, and how many attempts there are.
 
     `after` is a number of seconds or a percentile of the measured latency such as "p95".
-    `max_extra_load=0.05` limits hedges to 5 % of the number of calls. Without `after`, it also sets
-    the percentile (p95).
+    `max_extra_load=0.05` limits hedges to 5 % of the number of calls. Without `after`,
+    `max_extra_load` also sets the percentile: 0.05 means p95.
     """
 
     after: float | str | None = None
@@ -52,13 +52,13 @@ class Hedging:
         check_count("max_attempts", self.max_attempts, 2)
         check_at_least("max_hint", self.max_hint, 0)
         check_count("min_samples", self.min_samples)
-        if self.min_samples > MAX_SAMPLES:
-            rule = f"must be at most {MAX_SAMPLES}"
+        if self.min_samples > MAX_LATENCY_SAMPLES:
+            rule = f"must be at most {MAX_LATENCY_SAMPLES}"
             raise ConfigurationError("min_samples", rule, self.min_samples)
 
     @property
     def quantile(self) -> float | None:
-        """The quantile of the latency after which a hedge starts, or None for a fixed delay."""
+        """The quantile of the latency after which a hedge starts; None if `after` is in seconds."""
         if isinstance(self.after, str):
             return float(self.after[1:]) / 100
         if self.after is None and self.max_extra_load is not None:
@@ -66,7 +66,7 @@ class Hedging:
         return None
 
     def delay(self, downstream: Downstream) -> float | None:
-        """Return the seconds before a hedge starts, or None while there are too few samples."""
+        """Return the seconds after which a hedge starts, or None with too few measured calls."""
         if isinstance(self.after, float):
             return self.after
         return downstream.hedge_delay(self.quantile or 0.0, self.min_samples)
@@ -91,11 +91,11 @@ class HedgedCall:
     def __init__(self, hedging: Hedging, downstream: Downstream) -> None:
         self._hedging = hedging
         self._downstream = downstream
-        self._delay: float | None = None
+        self._delay: float | None = None  # from the start of an attempt to the next hedge
         self._running: dict[int, _RunningAttempt] = {}
         self.attempts: int = 0
         self.next_hedge_at: float | None = None
-        """The time at which the driver calls `hedge`, or None when no hedge is due."""
+        """The time at which the driver calls `hedge`, or None when no hedge is planned."""
 
     def start(self, now: float) -> Attempt | Stop:
         """Start the first attempt, or return why the call is rejected."""
@@ -139,7 +139,7 @@ class HedgedCall:
         return hedge
 
     def record_success(self, number: int, now: float, u: float) -> None:
-        """Record that an attempt succeeded, and release the others, which the driver cancels.
+        """Record a success and release the permits of the other attempts. The driver cancels them.
 
         The time that a cancelled attempt has run so far is a lower bound of its latency. This time
         is added to the measured latencies if the attempt started before the successful one.
@@ -155,7 +155,7 @@ class HedgedCall:
     def record_failure(
         self, number: int, outcome: Outcome, now: float, u: float
     ) -> Attempt | Stop | None:
-        """Record that an attempt failed. Start the next, wait for the others (None), or stop.
+        """Record that an attempt failed. Return the next attempt, `Stop`, or None to wait.
 
         An outcome that must not be retried ends the call. After any other failure the next attempt
         starts at once, unless the server asked for a wait (gRFC A6).
@@ -181,7 +181,7 @@ class HedgedCall:
         return stop
 
     def record_unsent(self, number: int, now: float) -> bool:
-        """Record that an attempt could not be sent; return whether other attempts still run."""
+        """Record that a hedge could not be sent; return whether other attempts still run."""
         attempt = self._running.pop(number)
         self._downstream.release(attempt.permit, 0.0, now)
         self._downstream.deposit(attempt.paid, now)
@@ -205,17 +205,17 @@ class HedgedCall:
             raise first_error
 
     def _start_attempt(self, now: float, paid: float) -> Attempt | Stop:
-        admitted = self._downstream.admit(now)
-        if isinstance(admitted, Stop):
-            return admitted
-        permit, delay = admitted if isinstance(admitted, DelayedPermit) else (admitted, 0.0)
+        admission = self._downstream.admit(now)
+        if isinstance(admission, Stop):
+            return admission
+        permit, delay = admission if isinstance(admission, DelayedPermit) else (admission, 0.0)
         self.attempts += 1
         self._running[self.attempts] = _RunningAttempt(permit, now + delay, paid)
         return Attempt(self.attempts, delay=delay)
 
-    def _schedule_hedge(self, attempt_started: float) -> None:
+    def _schedule_hedge(self, started_at: float) -> None:
         if self._delay is not None and self.attempts < self._hedging.max_attempts:
-            self.next_hedge_at = attempt_started + self._delay
+            self.next_hedge_at = started_at + self._delay
 
     def _record(self, number: int, outcome: Outcome, now: float, u: float) -> None:
         permit, started, paid = self._running.pop(number)

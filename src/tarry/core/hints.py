@@ -1,9 +1,9 @@
 """Server hints: whether and when to retry, parsed from HTTP headers or gRPC metadata into a `Hint`.
 
-* No function raises, whatever a server sends. A malformed hint is ignored, except that a malformed
-  gRPC pushback means "do not retry" (gRFC A6).
+* No public function raises, whatever a server sends. A malformed hint is ignored, except that a
+  malformed gRPC pushback means "do not retry" (gRFC A6).
 * A wait of more than `MAX_WAIT_S`, even an infinite one, becomes `MAX_WAIT_S`. It still exceeds any
-  `max_hint`, and so ends the call. Shorter waits are not changed.
+  usual `max_hint`, and so ends the call. Shorter waits are not changed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _AGE = "age"
 _MILLISECOND_FIELDS = ("retry-after-ms", "x-ms-retry-after-ms", "x-amz-retry-after")
 _WAIT_FIELDS = (*_MILLISECOND_FIELDS, _RETRY_AFTER, _RATE_LIMIT)
 _SHOULD_RETRY_FIELDS = ("x-should-retry", "stripe-should-retry")
-_ALL_FIELDS = frozenset({*_WAIT_FIELDS, *_SHOULD_RETRY_FIELDS, _AGE})
+_HTTP_FIELDS = frozenset({*_WAIT_FIELDS, *_SHOULD_RETRY_FIELDS, _AGE})
 
 # The grammar of `RateLimit` (draft-ietf-httpapi-ratelimit-headers) is a List of Strings with
 # parameters in the sense of structured fields (RFC 9651 section 4.2). At each position one
@@ -48,16 +48,16 @@ _LIST = rf"{_MEMBER}(?:[ \t]*,[ \t]*{_MEMBER})*"
 
 
 class Hint(NamedTuple):
-    """The request of a server to its clients about retries."""
+    """What a server asks about the next attempt, for example with Retry-After or gRPC pushback."""
 
     delay: float | None = None
-    """The shortest wait in seconds from now."""
+    """Seconds to wait at least; None when the server asks for no wait."""
     should_retry: bool | None = None
-    """Whether to retry, according to the server; overrides the list of retryable statuses."""
+    """Whether to retry at all, whatever the status is; None when the server does not say."""
     exact: bool = False
     """Whether to wait exactly `delay` and then start backoff over (gRPC pushback)."""
     source: str = ""
-    """The names of the header fields, for logs."""
+    """The names of the header or metadata fields that contain the hint, for logs."""
 
 
 def parse_retry_after(value: str, now: float) -> float | None:
@@ -92,7 +92,7 @@ def hint_from_headers(
     items = getattr(headers, "items", None)
     pairs = headers if items is None else items()
     values_by_field: dict[str, list[str]] = {}
-    for field, value in select_fields(cast("Iterable[tuple[object, object]]", pairs), _ALL_FIELDS):
+    for field, value in select_fields(cast("Iterable[tuple[object, object]]", pairs), _HTTP_FIELDS):
         if isinstance(value, str):
             values_by_field.setdefault(field, []).append(value.strip(OWS))
     if not values_by_field:
@@ -130,7 +130,7 @@ def max_or_none(waits: Iterable[float | None]) -> float | None:
 
 
 def _find_delay(values_by_field: Mapping[str, list[str]], now: float) -> tuple[float | None, str]:
-    """Return the longest wait of the first field with a valid value, and the field."""
+    """Return the longest wait of the first field with a valid value, and the field's name."""
     for field in _WAIT_FIELDS:
         values = values_by_field.get(field, ())
         waits: Iterable[float | None] = ()
@@ -157,7 +157,7 @@ def _parse_milliseconds(value: str) -> float | None:
 
 
 def _find_should_retry(values_by_field: Mapping[str, list[str]]) -> tuple[bool | None, str]:
-    """Return whether the server wants a retry, and the field that says so; False wins."""
+    """Return whether the server wants a retry, and the field that says so; "false" wins."""
     result: tuple[bool | None, str] = (None, "")
     for field in _SHOULD_RETRY_FIELDS:
         values = [value.lower() for value in values_by_field.get(field, ())]
@@ -255,7 +255,8 @@ def _epoch_seconds(year: int, month: int, day: int, second_of_day: int) -> int:
 
 
 def _days_since_1970(year: int, month: int, day: int) -> int:
-    """Return the days since 1 January 1970. Years start in March here: they end with a leap day."""
+    """Return the days since 1 January 1970."""
+    # Years start on 1 March here, so that a leap day is the last day of its year.
     if month in {1, 2}:
         year -= 1
     leap_days = year // 4 - year // 100 + year // 400
@@ -286,10 +287,10 @@ _PUSHBACK = "grpc-retry-pushback-ms"
 _MAX_PUSHBACK_MS = 2**31 - 1
 _RETRY_INFO = "google.rpc.retryinfo-bin"
 _STATUS_DETAILS = "grpc-status-details-bin"
-_HINT_FIELDS = frozenset({_PUSHBACK, _RETRY_INFO, _STATUS_DETAILS})
+_GRPC_FIELDS = frozenset({_PUSHBACK, _RETRY_INFO, _STATUS_DETAILS})
 _RETRY_INFO_TYPE = b"/google.rpc.RetryInfo"
 _MAX_MESSAGE_BYTES = 65_536
-"""Larger binary metadata, in bytes, is ignored; gRPC itself allows 16 KiB for all metadata."""
+"""Larger binary metadata is ignored; gRPC itself allows 16 KiB for all metadata."""
 _VARINT, _LENGTH_DELIMITED, _FIXED_SIZES = 0, 2, {1: 8, 5: 4}
 """The wire types of protobuf; `_FIXED_SIZES` maps types of fixed size to numbers of bytes."""
 _CONTINUATION_BIT = 0x80
@@ -303,7 +304,7 @@ def hint_from_grpc(metadata: Iterable[tuple[str, str | bytes]]) -> Hint | None:
 
     A pushback wins over google.rpc.RetryInfo. The longest delay of several RetryInfo is used.
     """
-    entries = select_fields(metadata, _HINT_FIELDS)
+    entries = select_fields(metadata, _GRPC_FIELDS)
     pushbacks = [value for field, value in entries if field == _PUSHBACK]
     if pushbacks:
         return _parse_pushback(pushbacks)

@@ -1,9 +1,9 @@
-"""Limits on all attempts to a dependency, whereas a retry budget limits only retries.
+"""Limiters limit all attempts to a dependency, whereas a retry budget limits only retries.
 
 A limiter is any object with the three methods of `Limiter`. After an outage its limit rises slowly,
 so that a recovering dependency does not get the full load at once. A limiter belongs to one
-downstream. The downstream's lock is held during every method, so a method that calls its
-`Downstream` object would deadlock.
+`Downstream` (the state kept for one dependency), whose lock is held during every method of the
+limiter. A method that calls the `Downstream` would deadlock.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Limiter(Protocol):
         ...
 
     def release(self, outcome: Outcome | None, duration: float, now: float) -> None:
-        """Called when an attempt has ended; `outcome` is None when the attempt had no result."""
+        """Called when an attempt ended; `outcome` is None if it was cancelled or not sent."""
         ...
 
     def on_recovery(self, now: float) -> None:
-        """Called when the dependency has recovered from an outage; restarts with a low limit."""
+        """Called after an outage of the dependency: lower the limit and let it rise again."""
         ...
 
 
@@ -65,7 +65,7 @@ class InFlight:
         self._running += 1
         return 0.0
 
-    def release(self, outcome: Outcome | None, duration: float, now: float) -> None:  # noqa: ARG002
+    def release(self, outcome: Outcome | None, duration: float, now: float) -> None:  # noqa: ARG002 - part of the protocol
         """Release the slot."""
         self._running -= 1
 
@@ -77,12 +77,12 @@ class InFlight:
 class AIMD:
     """A concurrency limit that adapts: additive increase, multiplicative decrease.
 
-    A success adds 1 / limit to the limit, and a failure multiplies the limit by `backoff`. A
+    A success adds 1 / limit to the limit, and a failure multiplies it by the factor `backoff`. A
     failure is ignored if its attempt started before the last decrease, because it is no evidence
     about the current limit.
     """
 
-    __slots__ = ("_decrease_factor", "_last_decrease", "_limit", "_max", "_min", "_running")
+    __slots__ = ("_decrease_factor", "_last_decrease_at", "_limit", "_max", "_min", "_running")
 
     def __init__(
         self, *, initial: int = 10, min_limit: int = 1, max_limit: int = 200, backoff: float = 0.7
@@ -97,7 +97,7 @@ class AIMD:
             raise ConfigurationError("backoff", "must be less than 1", backoff)
         self._decrease_factor = backoff
         self._running = 0
-        self._last_decrease = float("-inf")
+        self._last_decrease_at = float("-inf")
 
     @property
     def limit(self) -> int:
@@ -119,16 +119,16 @@ class AIMD:
         if outcome is None:
             return
         if outcome.counts_as_failure:
-            if now - duration >= self._last_decrease:
+            if now - duration >= self._last_decrease_at:
                 self._limit = max(self._min, self._limit * self._decrease_factor)
-                self._last_decrease = now
+                self._last_decrease_at = now
         elif is_half_used and outcome.kind is Kind.SUCCESS:
             self._limit = min(self._max, self._limit + 1 / self._limit)
 
     def on_recovery(self, now: float) -> None:
         """Start again from the lowest limit."""
         self._limit = float(self._min)
-        self._last_decrease = now
+        self._last_decrease_at = now
 
 
 class AdaptiveRate:
@@ -153,9 +153,11 @@ class AdaptiveRate:
         "rate",
     )
 
-    # The constants of the AWS SDKs: factor after throttling, steepness of the cubic curve, weight
-    # of the newest measurement, lowest rate in attempts per second.
-    _BETA, _SCALE, _SMOOTHING, _MIN_RATE = 0.7, 0.4, 0.8, 0.5
+    # The constants of the AWS SDKs
+    _BETA = 0.7  # factor for the rate after throttling
+    _SCALE = 0.4  # steepness of the cubic curve
+    _SMOOTHING = 0.8  # weight of the newest measurement
+    _MIN_RATE = 0.5  # attempts per second
 
     def __init__(self, *, max_wait: float = 30.0) -> None:
         self._max_wait = check_positive("max_wait", max_wait)
@@ -172,7 +174,7 @@ class AdaptiveRate:
         self._inflection = 0.0  # seconds after throttling until the curve reaches the peak again
 
     def acquire(self, now: float) -> float | None:
-        """Take a token; return the seconds until it is there, or None if the wait is too long."""
+        """Take a token. Return the seconds until the attempt can start, or None to reject it."""
         if self.rate is None:
             return 0.0
         self._fill(now)
@@ -183,7 +185,7 @@ class AdaptiveRate:
         return max(0.0, wait)
 
     def release(self, outcome: Outcome | None, duration: float, now: float) -> None:
-        """Measure the rate and set the next limit; refund the token of an unsent attempt."""
+        """Update `measured` and `rate`; refund the token of an attempt that was not sent."""
         if outcome is None:
             if self.rate is not None and duration <= 0:  # the attempt was not sent
                 self._tokens += 1
@@ -194,14 +196,14 @@ class AdaptiveRate:
             self._peak = current
             self._throttled_at = now
             self._inflection = (current * (1 - self._BETA) / self._SCALE) ** (1 / 3)
-            target = self._BETA * current
+            new_rate = self._BETA * current
         elif self.rate is None:
             return
         else:
             since_inflection = now - self._throttled_at - self._inflection
-            target = self._SCALE * since_inflection**3 + self._peak
+            new_rate = self._SCALE * since_inflection**3 + self._peak
         self._fill(now)
-        self.rate = max(self._MIN_RATE, min(target, 2 * self.measured))
+        self.rate = max(self._MIN_RATE, min(new_rate, 2 * self.measured))
         self._tokens = min(self._tokens, max(1.0, self.rate))
 
     def on_recovery(self, now: float) -> None:
@@ -221,12 +223,12 @@ class AdaptiveRate:
 
     def _measure(self, now: float) -> None:
         """Update the measured rate from attempts counted in intervals of half a second."""
-        interval = int(now * 2) / 2
+        current_start = int(now * 2) / 2
         if self._interval_start is None:
-            self._interval_start = interval
+            self._interval_start = current_start
         self._interval_count += 1
-        if interval > self._interval_start:
-            rate = self._interval_count / (interval - self._interval_start)
+        if current_start > self._interval_start:
+            rate = self._interval_count / (current_start - self._interval_start)
             self.measured = self._SMOOTHING * rate + (1 - self._SMOOTHING) * self.measured
             self._interval_count = 0
-            self._interval_start = interval
+            self._interval_start = current_start

@@ -1,6 +1,6 @@
-"""Outcomes: the result of an attempt, classified from a status, a gRPC code or an exception.
+"""Outcomes: results of attempts, classified from an HTTP status, a gRPC code or an exception.
 
-An outcome does not depend on the attempts left. `tarry.core.decide` decides about a retry.
+An outcome describes only its attempt. `tarry.core.decide` decides whether to retry.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Kind(StrEnum):
     """The class of an outcome.
 
-    TRANSIENT: can be retried. THROTTLED: can be retried after a longer delay. OVERLOADED: could be
-    retried, but the server said not to, usually due to overload. PERMANENT: would fail again.
+    TRANSIENT: can be retried. THROTTLED: can be retried after a longer delay. OVERLOADED: the
+    server said not to retry, as overloaded servers do. PERMANENT: is not retryable.
     """
 
     SUCCESS = "success"
@@ -35,11 +35,12 @@ class Kind(StrEnum):
 class Outcome(ImmutableValue):
     """The classified result of one attempt.
 
+    hint: what the server asks about the next attempt, such as Retry-After.
     repeatable: the operation is idempotent, or the dependency certainly did not receive it.
-    retried_below: an inner retry loop has already retried the operation and gave up.
+    retried_below: an inner retry loop has already retried the operation and given up.
     timeout: the attempt or the server timed out, for which some retry budgets charge more.
     local: the attempt failed in this process, before the dependency was called.
-    detail: the status or the code, for logs.
+    detail: the HTTP status, the gRPC code or the name of the exception type, for logs.
     """
 
     __match_args__ = _fields = (
@@ -77,7 +78,7 @@ class Outcome(ImmutableValue):
 
     @property
     def counts_as_failure(self) -> bool:
-        """Whether the dependency failed. A permanent failure is a mistake of the caller."""
+        """Whether the dependency is at fault. It is not for local and permanent failures."""
         return not self.local and self.kind is not Kind.SUCCESS and self.kind is not Kind.PERMANENT
 
 
@@ -123,7 +124,7 @@ def outcome_of_status(
     retryable: AbstractSet[int] = RETRYABLE_STATUSES,
     repeatable: bool = True,
 ) -> Outcome:
-    """Classify an HTTP response; `now` is the epoch time, for dates in `headers`.
+    """Classify an HTTP response; `now` is in epoch seconds, to compare with dates in `headers`.
 
     `repeatable`: the request is idempotent, so that it can be sent again after it was received.
     """
@@ -146,7 +147,7 @@ def outcome_of_code(
     retryable: AbstractSet[str] = RETRYABLE_CODES,
     repeatable: bool = True,
 ) -> Outcome:
-    """Classify a gRPC status by its name or number, with its trailing metadata."""
+    """Classify a gRPC status code, given by name or number, and its trailing metadata."""
     if isinstance(code, int):
         name = GRPC_CODES[code] if 0 <= code < len(GRPC_CODES) else str(code)
     else:
@@ -158,7 +159,7 @@ def outcome_of_code(
     hint = hint_from_grpc(metadata)
     kind = Kind.THROTTLED if name == "RESOURCE_EXHAUSTED" else Kind.TRANSIENT
     kind = _apply_should_retry(kind, hint, is_retryable=name in retryable)
-    if hint is not None and hint.should_retry is False:  # a pushback says so for any code
+    if hint is not None and hint.should_retry is False:  # pushback can forbid it for any code
         kind = Kind.OVERLOADED
     timeout = name == "DEADLINE_EXCEEDED"
     return Outcome(kind, hint, repeatable=repeatable, timeout=timeout, detail=name)
@@ -182,14 +183,14 @@ def _is_connect_error(error: BaseException) -> bool:
     if isinstance(error, ConnectionRefusedError):
         return True
     # gaierror is recognised by its name, because the core does not import `socket`.
-    unknown_host = any(base.__name__ == "gaierror" for base in type(error).__mro__)
-    return isinstance(error, OSError) and (unknown_host or error.errno in _CONNECT_ERRNOS)
+    is_unknown_host = any(base.__name__ == "gaierror" for base in type(error).__mro__)
+    return isinstance(error, OSError) and (is_unknown_host or error.errno in _CONNECT_ERRNOS)
 
 
 def _apply_should_retry(kind: Kind, hint: Hint | None, *, is_retryable: bool) -> Kind:
-    """Return `kind` for a failure that can be retried, otherwise OVERLOADED or PERMANENT.
+    """Return `kind` if the failure can be retried, otherwise OVERLOADED or PERMANENT.
 
-    The should-retry header of the server overrides `is_retryable`.
+    `hint.should_retry` overrides `is_retryable`. OVERLOADED: only the hint forbids the retry.
     """
     should_retry = None if hint is None else hint.should_retry
     if should_retry or (is_retryable and should_retry is None):

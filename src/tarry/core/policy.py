@@ -1,9 +1,9 @@
 """Policies: immutable settings for what is retried, how often and after which delays.
 
-`POLICY_FIELDS` is the one table of the fields of a policy, with their names, types, bounds,
-defaults and help. `Policy` checks its arguments with this table. The service's JSON
-(`tarry.wire.policies`), its OpenAPI document, policy files and the help of `tarry policy` are
-derived from it.
+`POLICY_FIELDS` is the only table of the fields of a policy, with their names, types, bounds,
+defaults and help texts. `Policy` checks its arguments with this table. The service's JSON
+(`tarry.wire.policies`), its OpenAPI document, policy files and the help of `tarry policy` use the
+table as well.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tarry.core.backoff import (
     Jitter,
     JitterName,
     Schedule,
-    custom,
+    call_jitter,
 )
 from tarry.core.checks import (
     ImmutableValue,
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     FieldType = Literal["count", "number", "seconds", "choice", "statuses", "codes", "flag"]
 
 LOWEST_STATUS, HIGHEST_STATUS = 100, 599
-_HOUR = 3600.0
-_MAX_PREPARED_ATTEMPTS = 32
+_HOUR_S = 3600.0
+_MAX_PREPARED_ATTEMPTS = 32  # delays and commands for later attempts are computed when needed
 _JITTERS_WITHOUT_HISTORY = ("none", "full", "equal")
 """Jitters whose delay does not depend on the previous delay."""
 
@@ -180,10 +180,10 @@ def check_max_delay(
 
 
 def check_collection(name: str, value: object) -> Iterable[Any]:
-    """Return an iterable; str and bytes are rejected, although Python can iterate over them."""
+    """Return `value`, which must be iterable, but not str or bytes."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise ConfigurationTypeError(name, "must be a collection", value)
-    return value  # pyright: ignore[reportUnknownVariableType]
+    return value  # pyright: ignore[reportUnknownVariableType] - the callers check the items
 
 
 def _check_statuses(name: str, values: object) -> frozenset[int]:
@@ -222,7 +222,7 @@ class Policy(ImmutableValue):
     """What is retried, how often, after which delays and within which time. Times are in seconds.
 
     max_attempts: number of attempts, including the first.
-    total_budget: time for the whole call. An attempt starts only if it is expected to end in it.
+    total_budget: time for the whole call. An attempt starts only if it is expected to end in time.
     attempt_timeout: time for one attempt.
     throttled_delay: initial delay after a throttled attempt (429, RESOURCE_EXHAUSTED).
     max_hint: longest wait that a server may ask for. If it asks for a longer wait, the call ends.
@@ -253,7 +253,7 @@ class Policy(ImmutableValue):
     jitter is a callable or the jitter uses the previous delay.
     """
     attempt_commands: tuple[Attempt, ...]
-    """At index n: the command to start attempt n without a deadline, which saves an allocation."""
+    """At index n: the command to start attempt n of a call without a deadline, for all calls."""
     _jitter: Callable[[float, float, float, float, float], float]
     _throttled_initial_delay: float
     """`throttled_delay`, limited to the range from `initial_delay` to `max_delay`."""
@@ -279,7 +279,7 @@ class Policy(ImmutableValue):
         self._set_fields(*(field.check(arguments[field.name]) for field in POLICY_FIELDS))
         check_max_delay(self.max_delay, self.initial_delay)
         self._set(
-            _jitter=JITTERS[jitter] if isinstance(jitter, str) else partial(custom, jitter),
+            _jitter=JITTERS[jitter] if isinstance(jitter, str) else partial(call_jitter, jitter),
             _throttled_initial_delay=max(
                 self.initial_delay, min(self.throttled_delay, self.max_delay)
             ),
@@ -291,7 +291,7 @@ class Policy(ImmutableValue):
             retries = range(min(self.max_attempts, _MAX_PREPARED_ATTEMPTS))
             self._set(delay_table=tuple(map(self._delay_row, retries)))
 
-    def ceiling(self, k: int, throttled: bool = False) -> float:  # noqa: FBT001, FBT002
+    def ceiling(self, k: int, throttled: bool = False) -> float:  # noqa: FBT001, FBT002 - for speed
         """Return the ceiling of the delay before retry k: its upper bound, before jitter."""
         check_count("k", k)
         initial = self._throttled_initial_delay if throttled else self.initial_delay
@@ -306,7 +306,7 @@ class Policy(ImmutableValue):
         ceiling: float,
         previous: float | None,
         u: float,
-        throttled: bool = False,  # noqa: FBT001, FBT002
+        throttled: bool = False,  # noqa: FBT001, FBT002 - positional for speed
     ) -> float:
         """Return the delay for a ceiling, the previous delay and the random number u."""
         initial = self._throttled_initial_delay if throttled else self.initial_delay
@@ -326,7 +326,7 @@ class Policy(ImmutableValue):
 
     def explain(self) -> str:
         """Return the schedule, the worst case time and the worst case load as text."""
-        rows, retries, longest_wait = _worst_case(self)
+        rows, retry_count, longest_wait = _worst_case(self)
         jitter = self.jitter if isinstance(self.jitter, str) else "custom"
         backoff = self.backoff if isinstance(self.backoff, str) else "custom"
         plural = "" if self.max_attempts == 1 else "s"
@@ -338,15 +338,15 @@ class Policy(ImmutableValue):
         for k, row in enumerate(rows[:_MAX_ROWS], 1):
             ceiling, low, high = map(format_duration, row)
             lines.append(f"{k:>5}  {ceiling:>8}   {low:>10} .. {high}")
-        if retries > _MAX_ROWS:
+        if retry_count > _MAX_ROWS:
             last = format_duration(rows[-1][0])
-            lines.append(f"  ...  {retries - _MAX_ROWS} more, the last {last}")
+            lines.append(f"  ...  {retry_count - _MAX_ROWS} more, the last {last}")
         lines.append("")
         if self.attempt_timeout is None:
             wait = format_duration(longest_wait)
             lines.append(f"worst case time: {wait} of waiting, plus the attempts themselves")
         else:
-            longest = longest_wait + self.attempt_timeout * (retries + 1)
+            longest = longest_wait + self.attempt_timeout * (retry_count + 1)
             if self.total_budget is not None:
                 # The last attempt may start just before the total budget ends.
                 longest = min(longest, self.total_budget + self.attempt_timeout)
@@ -355,8 +355,8 @@ class Policy(ImmutableValue):
             total = format_duration(self.total_budget)
             lines.append(f"total budget: {total}; no attempt starts beyond it")
         # The policy does not know the retry budget; `tarry.policyfile.explain` adds its effect.
-        load = f"worst case load: {retries + 1} x the calls while every attempt fails"
-        lines.append(f"{load}, unless a retry budget bounds it" if retries else load)
+        load = f"worst case load: {retry_count + 1} x the calls while every attempt fails"
+        lines.append(f"{load}, unless a retry budget bounds it" if retry_count else load)
         return "\n".join(lines)
 
     def replace(self, **changes: Any) -> Self:
@@ -366,20 +366,20 @@ class Policy(ImmutableValue):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the policy as a dict of JSON and TOML types. Fields that are None are left out."""
-        plain: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for name, value in self._asdict().items():
             if value is None:  # the default, and TOML has no null
                 continue
             if name in ("retryable_statuses", "retryable_codes"):
-                plain[name] = sorted(value)
+                fields[name] = sorted(value)
             elif isinstance(value, Schedule):
-                plain[name] = {"schedule": list(value.delays)}
+                fields[name] = {"schedule": list(value.delays)}
             elif callable(value):
                 rule = "is a callable, which cannot be written to a dict; use a name or a Schedule"
                 raise ConfigurationError(name, rule)
             else:
-                plain[name] = value
-        return plain
+                fields[name] = value
+        return fields
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Self:
@@ -388,11 +388,11 @@ class Policy(ImmutableValue):
         values = dict(plain)
         backoff = values.get("backoff")
         if isinstance(backoff, Mapping):
-            delays = cast("Mapping[str, Any]", backoff)
-            if set(delays) != {"schedule"}:
+            table = cast("Mapping[str, Any]", backoff)
+            if set(table) != {"schedule"}:
                 rule = "must be {'schedule': [...]}"
-                raise ConfigurationError("backoff as a table", rule, delays)
-            values["backoff"] = Schedule(check_collection("schedule", delays["schedule"]))
+                raise ConfigurationError("backoff as a table", rule, table)
+            values["backoff"] = Schedule(check_collection("schedule", table["schedule"]))
         return cls(**values)
 
     def _delay_row(self, k: int) -> tuple[float, float, float]:
@@ -418,29 +418,29 @@ class Policy(ImmutableValue):
 
 
 def _worst_case(policy: Policy) -> tuple[list[tuple[float, float, float]], int, float]:
-    """Return the rows of the retries, the largest number of retries, and their longest total wait.
+    """Return a row for each retry, the largest number of retries, and their longest total wait.
 
     A row is the ceiling, the shortest and the longest delay of one retry.
     """
     rows: list[tuple[float, float, float]] = []
     longest_wait = shortest_wait = 0.0
     low = high = None
-    retries = policy.max_attempts - 1
-    for k in range(1, min(retries, _MAX_EXPLAINED_RETRIES) + 1):
+    retry_count = policy.max_attempts - 1
+    for k in range(1, min(retry_count, _MAX_EXPLAINED_RETRIES) + 1):
         ceiling = policy.ceiling(k)
         low = policy.delay(ceiling, low, 0.0)
         high = policy.delay(ceiling, high, _HIGHEST_U)
         shortest_wait += low
         if policy.total_budget is not None and shortest_wait >= policy.total_budget:
-            retries = k - 1
+            retry_count = k - 1
             break
         longest_wait += high
         rows.append((ceiling, low, high))
     # Each further retry is assumed to wait as long as the last one: the ceiling no longer grows.
-    longest_wait += max(0, retries - _MAX_EXPLAINED_RETRIES) * (high or 0.0)
+    longest_wait += max(0, retry_count - _MAX_EXPLAINED_RETRIES) * (high or 0.0)
     if policy.total_budget is not None:
         longest_wait = min(longest_wait, policy.total_budget)
-    return rows, retries, longest_wait
+    return rows, retry_count, longest_wait
 
 
 PRESETS: dict[str, Policy] = {
@@ -451,19 +451,19 @@ PRESETS: dict[str, Policy] = {
     "webhook": Policy(
         max_attempts=10,
         initial_delay=5.0,
-        max_delay=24 * _HOUR,
+        max_delay=24 * _HOUR_S,
         backoff=Schedule(
-            (5.0, 300.0, 1800.0, *(hours * _HOUR for hours in (2, 5, 10, 14, 20, 24)))
+            (5.0, 300.0, 1800.0, *(hours * _HOUR_S for hours in (2, 5, 10, 14, 20, 24)))
         ),
         jitter="equal",
-        max_hint=24 * _HOUR,
+        max_hint=24 * _HOUR_S,
     ),
     # For background work: up to a day, with about half an hour between the later attempts.
     "patient": Policy(
         max_attempts=100,
         initial_delay=1.0,
-        max_delay=_HOUR,
-        total_budget=24 * _HOUR,
-        max_hint=6 * _HOUR,
+        max_delay=_HOUR_S,
+        total_budget=24 * _HOUR_S,
+        max_hint=6 * _HOUR_S,
     ),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-_BUCKETS = 10
+_BUCKET_COUNT = 10
 _MIN_BUCKET_WIDTH_S = 1e-9
 
 
@@ -19,8 +19,8 @@ class SlidingWindow:
     __slots__ = ("_buckets", "_newest_number", "_width", "bucket_end", "current", "past")
 
     def __init__(self, span: float, column_count: int) -> None:
-        self._width = max(span / _BUCKETS, _MIN_BUCKET_WIDTH_S)
-        self._buckets = [[0] * column_count for _ in range(_BUCKETS)]
+        self._width = max(span / _BUCKET_COUNT, _MIN_BUCKET_WIDTH_S)
+        self._buckets = [[0] * column_count for _ in range(_BUCKET_COUNT)]
         self.past: list[int] = [0] * column_count
         """The counts of the nine older buckets, summed for each column."""
         self._newest_number: int | None = None  # number of the newest bucket, counted from time 0
@@ -36,30 +36,30 @@ class SlidingWindow:
     def advance(self, now: float) -> None:
         """Make the bucket of `now` the newest bucket, and clear buckets that left the window."""
         number = int(now // self._width)
-        new_buckets = _BUCKETS if self._newest_number is None else number - self._newest_number
-        if new_buckets <= 0:  # another thread, with a later time, has already advanced
+        step = _BUCKET_COUNT if self._newest_number is None else number - self._newest_number
+        if step <= 0:  # another thread has advanced the window since `now` was read
             return
         past = self.past
-        for column, value in enumerate(self.current):
-            past[column] += value
-        for age in range(min(new_buckets, _BUCKETS)):
-            bucket = self._buckets[(number - age) % _BUCKETS]
-            for column, value in enumerate(bucket):
-                past[column] -= value
+        for column, count in enumerate(self.current):
+            past[column] += count
+        for age in range(min(step, _BUCKET_COUNT)):
+            bucket = self._buckets[(number - age) % _BUCKET_COUNT]
+            for column, count in enumerate(bucket):
+                past[column] -= count
                 bucket[column] = 0
         self._newest_number = number
-        self.current = self._buckets[number % _BUCKETS]
+        self.current = self._buckets[number % _BUCKET_COUNT]
         self.bucket_end = (number + 1) * self._width
 
     def undo(self, column: int) -> None:
         """Remove one event of `column` from the oldest bucket that has one.
 
-        The bucket that counted the event is not known. Taking the oldest ensures that no other
-        event leaves the window too early, and that no count becomes negative.
+        The bucket that counted the event is not known. If it is a newer one, one of the remaining
+        events stays in the window too long, but none leaves the window too early.
         """
         if self._newest_number is not None:
-            for age in range(_BUCKETS - 1, -1, -1):
-                bucket = self._buckets[(self._newest_number - age) % _BUCKETS]
+            for age in range(_BUCKET_COUNT - 1, -1, -1):
+                bucket = self._buckets[(self._newest_number - age) % _BUCKET_COUNT]
                 if bucket[column]:
                     bucket[column] -= 1
                     self.past[column] -= age > 0  # `past` excludes the newest bucket (age 0)

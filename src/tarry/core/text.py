@@ -8,13 +8,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _MIN_SECONDS_UNIT = 0.9995
-"""From this duration on, the unit is seconds: 999.5 ms would be printed as 1000 ms."""
+"""Durations from this one (in seconds) on are printed in seconds: 999.5 ms would be 1000 ms."""
 _MIN_INTEGER, _MAX_INTEGER = 100, 1_000_000
-"""Numbers in this range are printed without decimals, because `.3g` would drop digits."""
+"""Numbers in this range are printed without decimals, because `.3g` rounds to three digits."""
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration with about three digits: 100 ms, 90 s, 3 min (from 2 min on), 75 h."""
+    """Return a duration with about three digits: 100 ms, 90 s (up to 2 min), 3 min, 75 h."""
     for size, unit in ((3600, "h"), (60, "min")):
         if seconds >= 2 * size:
             return f"{_format_number(seconds / size)} {unit}"
@@ -37,14 +37,14 @@ def suggest(word: str, candidates: Iterable[str], *, similarity: float = 0.6) ->
 
     `similarity` is the lowest ratio of `difflib.SequenceMatcher` that is accepted, from 0 to 1.
     """
-    from difflib import get_close_matches  # only for errors: `import tarry` loads without it
+    from difflib import get_close_matches  # imported late: needed only for errors
 
     close = get_close_matches(word, list(candidates), n=1, cutoff=similarity)
     return close[0] if close else None
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:
-    """Return "did you mean 'x'?", or the list of all candidates when none is similar."""
+    """Return "did you mean 'x'?", or "it has" and all candidates when none is similar."""
     names = list(candidates)
     close = suggest(word, names)
     return f"did you mean {close!r}?" if close else f"it has {', '.join(names)}"

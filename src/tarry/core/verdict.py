@@ -1,8 +1,8 @@
 """The commands that the core returns to its drivers: `Attempt`, `Wait` and `Stop`.
 
-A driver is the code that makes the attempts and sleeps between them. `decide` returns a verdict
-after a failed attempt: `Wait` or `Stop`. `Call` also returns `Attempt` when an attempt may start.
-`CallRecord` describes a call that ended without a result.
+A driver is the code that makes the attempts and sleeps between them. `Wait` and `Stop` are
+verdicts: `decide` returns one of them after a failed attempt. `Call.start` returns `Attempt` or
+`Stop`. `CallRecord` describes a call that ended without a result.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 
 class Reason(StrEnum):
-    """Why a call ended without success. The value is used as a metric label."""
+    """Why a call ended without success. The value is used as a metric label.
+
+    OVERLOADED: the server said not to retry, as overloaded servers do. LIMIT: a limiter (of the
+    concurrency or the rate) rejected the attempt. TOTAL_BUDGET: the time for the call is over.
+    BUDGET_EMPTY: the retry budget, which limits the number of retries, does not allow another one.
+    """
 
     PERMANENT = "permanent"
     OVERLOADED = "overloaded"
@@ -59,7 +64,7 @@ class Wait(NamedTuple):
 
     delay: float
     ceiling: float = 0.0
-    """Upper bound of the delay in seconds, before jitter and before the server's hint."""
+    """The backoff delay in seconds before jitter. A hint of the server can make `delay` longer."""
     hint: Hint | None = None
 
 
@@ -68,17 +73,16 @@ class Stop(NamedTuple):
 
     reason: Reason
     retry_after: float | None = None
-    """Seconds after which a new call can succeed, when that is known."""
+    """Seconds after which a new call can succeed; None when that is not known."""
     hint: Hint | None = None
 
 
-def is_final(stop: Stop, attempts: int, max_attempts: int) -> bool:
-    """Return whether an outer retry loop must pass on the error of this call without a retry.
+def forbids_outer_retry(stop: Stop, attempts: int, max_attempts: int) -> bool:
+    """Return whether an outer retry loop must not retry a call that made `attempts` attempts.
 
-    `attempts` is the number of attempts that the call made. A rejected call (no attempts) is final.
-    Otherwise the result is False when the call's policy has one attempt, or when the last error is
-    permanent, even after retries: the outer loop applies its own policy. It is True in all
-    other cases: the call was retried, or must not be (unsafe, forbidden by the server, no time).
+    True for a call that was rejected before its first attempt. False for a call whose policy allows
+    only one attempt or whose last error is permanent: the policy of the outer loop decides. True
+    for any other call, because it has been retried or must not be retried.
     """
     return not attempts or (max_attempts > 1 and stop.reason is not Reason.PERMANENT)
 
@@ -100,9 +104,10 @@ class Attempt(ImmutableValue):
 
 
 class DelayedPermit(NamedTuple):
-    """A permit (a number from the breaker) for an attempt that must first wait `delay` seconds."""
+    """A permit for an attempt that must first wait `delay` seconds."""
 
     permit: int
+    """The number by which the breaker recognises the attempt; 0 without a breaker."""
     delay: float
 
 
@@ -110,11 +115,13 @@ class Progress(NamedTuple):
     """The state of a call as plain data, from which another process can resume the call."""
 
     attempts: int = 0
+    """Number of attempts started."""
     started: float = 0.0
+    """The time at which the call started; epoch seconds when the state is stored."""
     previous_delay: float | None = None
-    """Seconds of the last wait; None before the first wait and after an exact hint."""
+    """Seconds of the last wait; None before it, and after an exact hint (gRPC pushback)."""
     backoff_offset: int = 0
-    """Number of attempts made when backoff last started over (after an exact hint), else 0."""
+    """Attempts made before an exact hint last made backoff start over; 0 if none did."""
 
 
 class Step(NamedTuple):
@@ -140,7 +147,7 @@ class CallRecord(NamedTuple):
     """The sum of the delays between attempts, in seconds."""
     reason: Reason
     retry_after: float | None
-    """Seconds after which a new call can succeed, when that is known."""
+    """Seconds after which a new call can succeed; None when that is not known."""
     steps: tuple[Step, ...]
 
     def summary(self) -> str:

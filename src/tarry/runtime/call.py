@@ -15,7 +15,7 @@ from tarry.core.call import Call
 from tarry.core.decide import decide
 from tarry.core.outcome import TRANSIENT, Kind
 from tarry.core.text import format_duration
-from tarry.core.verdict import CallRecord, Reason, Stop, Wait, is_final
+from tarry.core.verdict import CallRecord, Reason, Stop, Wait, forbids_outer_retry
 from tarry.runtime import clocks, deadlines
 from tarry.runtime.clocks import environment
 from tarry.runtime.error_record import attach_record_and_note
@@ -233,7 +233,7 @@ class RunningCall(Call):
             error,
             record,
             self._record_count_at_start,
-            no_outer_retry=is_final(stop, self.attempts, self.policy.max_attempts),
+            no_outer_retry=forbids_outer_retry(stop, self.attempts, self.policy.max_attempts),
             check_traceback=not self._is_block,
         )
         if self._is_observed or bus.is_observed():

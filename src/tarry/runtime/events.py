@@ -85,7 +85,7 @@ class EventBus:
     def _load_log_listener(self) -> Listener:
         logs: Any = import_module(_LOG_LISTENER_MODULE)
         log_listener: Listener = logs.log
-        self.log_listener, self.log_enabled = log_listener, logs.enabled
+        self.log_listener, self.log_enabled = log_listener, logs.is_enabled
         return log_listener
 
 

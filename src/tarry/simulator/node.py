@@ -14,7 +14,7 @@ from math import inf
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from tarry.core.outcome import SUCCESS, Kind, Outcome, outcome_of_status
-from tarry.core.verdict import Reason, is_final
+from tarry.core.verdict import Reason, forbids_outer_retry
 from tarry.policyfile.defence import Defence
 from tarry.simulator.scenario import ERROR_STATUSES
 
@@ -304,7 +304,9 @@ class RelayNode(Node):
             else:
                 # Also true if this node did not retry because a node below had already retried.
                 retried_below = stop.reason is Reason.RETRIED_BELOW
-                is_retried = retried_below or is_final(stop, attempts, self._max_attempts)
+                is_retried = retried_below or forbids_outer_retry(
+                    stop, attempts, self._max_attempts
+                )
                 self._respond(now, request, UNAVAILABLE_RETRIED if is_retried else UNAVAILABLE)
 
         self._start_call(now, 0, on_end)

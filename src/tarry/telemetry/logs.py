@@ -2,8 +2,8 @@
 
 The built-in listener writes to the standard library's logger "tarry". Every log record has the
 event's fields in `record.tarry`, a dict, so that a JSON formatter need not parse the message.
-Waits, failed calls and state changes of breakers are warnings. Successes after retries are logged
-at level INFO, and all other events at level DEBUG.
+Waits, calls that failed after retries and state changes of breakers are warnings. Successes after
+retries have level INFO, and successes of the first attempt are not logged. Other events have DEBUG.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_ERROR_TEXT_LENGTH = 200
 
 logger: logging.Logger = logging.getLogger("tarry")
 
-enabled: Callable[[int], bool] = logger.isEnabledFor
+is_enabled: Callable[[int], bool] = logger.isEnabledFor
 """Returns whether the logger logs at a level."""
 
 EVENT_NAMES: dict[type[events.Event], str] = {
@@ -52,14 +52,14 @@ def log(event: events.Event) -> None:
         logger.log(level, "%s", _message(event), extra={"tarry": event_fields(event)})
 
 
-_MESSAGES: dict[type[events.Event], str] = {
+_MESSAGE_TEMPLATES: dict[type[events.Event], str] = {
     events.Succeeded: "{event.operation}: succeeded on attempt {event.attempts}",
     events.BreakerStateChanged: "{event.downstream}: breaker {event.before} -> {event.after}",
     events.BudgetEmpty: "{event.downstream}: the retry budget is empty",
     events.AttemptStarted: "{event.operation}: attempt {event.attempt} starts",
     events.AttemptFailed: "{event.operation}: attempt {event.attempt} failed ({event.kind.value})",
-    events.HedgeFired: "{event.operation}: copy {event.attempt} sent",
-    events.HedgeWon: "{event.operation}: copy {event.attempt} won",
+    events.HedgeFired: "{event.operation}: hedge started (attempt {event.attempt})",
+    events.HedgeWon: "{event.operation}: hedge won (attempt {event.attempt})",
 }
 
 
@@ -76,19 +76,19 @@ def _message(event: events.Event) -> str:
             )
         case events.GaveUp():
             plural = "" if event.attempts == 1 else "s"
-            after = event.retry_after
+            retry_after = event.retry_after
             return (
                 f"{event.operation}: gave up after {event.attempts} attempt{plural}: "
                 f"{event.reason.description}"
-                + ("" if after is None else f"; retry after {format_duration(after)}")
+                + ("" if retry_after is None else f"; retry after {format_duration(retry_after)}")
                 + f" ({_failure_text(event)})"
             )
         case _:
-            return _MESSAGES[type(event)].format(event=event)
+            return _MESSAGE_TEMPLATES[type(event)].format(event=event)
 
 
 def _hint_text(hint: Hint | None) -> str:
-    """Describe the delay that the server requested. The actual delay may be longer."""
+    """Describe the hint: the wait or the retry that the server asked for."""
     if hint is None:
         return ""
     delay = valid_duration(hint.delay)

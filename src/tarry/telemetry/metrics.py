@@ -18,7 +18,7 @@ MAX_LABEL_VALUES = 100
 """The maximum number of distinct operations, and of downstreams, with their own time series."""
 
 DELAY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 600, 3600)
-"""Upper bounds of the buckets for the delays before retries, which servers may also request."""
+"""Upper bounds of the buckets for delays before retries. Servers may ask for long delays."""
 
 
 class LabelLimit:
@@ -35,8 +35,8 @@ class LabelLimit:
         self._overflow = overflow
         self._seen: set[str] = set()
 
-    def __call__(self, value: str) -> str:
-        """Return the value, or "other" if the limit is reached."""
+    def limit(self, value: str) -> str:
+        """Return the value, or "other" for a new value when the limit is reached."""
         seen = self._seen
         if value not in seen:
             if len(seen) >= self._max_values:
@@ -52,27 +52,27 @@ def call_result(event: Succeeded | GaveUp) -> str:
     return "first-try" if event.attempts == 1 else "after-retries"
 
 
-def count_breaker_states(labels: LabelLimit) -> dict[tuple[str, BreakerState], int]:
+def count_breaker_states(names: LabelLimit) -> dict[tuple[str, BreakerState], int]:
     """Return the number of breakers in each state for each downstream name.
 
-    If no two downstreams share a name, the current state of each has the number 1, all others 0.
+    A name that only one downstream has gets 1 for the current state, and 0 for every other state.
     """
     counts: Counter[tuple[str, BreakerState]] = Counter()
     for downstream in live_downstreams():
         if downstream.state is not None:
-            name = labels(downstream.name)
+            name = names.limit(downstream.name)
             counts.update({(name, state): 0 for state in BreakerState})
             counts[name, downstream.state] += 1
     return dict(counts)
 
 
-def sum_budget_balances(labels: LabelLimit) -> dict[str, float]:
+def sum_budget_balances(names: LabelLimit) -> dict[str, float]:
     """Return the sum of the retry budgets' balances for each downstream name."""
     sums: dict[str, float] = {}
     for downstream in live_downstreams():
         with suppress(Exception):  # raised by a user's budget: still report the others
             balance = downstream.balance
             if balance is not None:
-                name = labels(downstream.name)
+                name = names.limit(downstream.name)
                 sums[name] = sums.get(name, 0.0) + balance
     return sums

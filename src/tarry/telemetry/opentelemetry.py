@@ -17,7 +17,7 @@ from tarry.core import events
 from tarry.core.checks import check_one_of
 from tarry.core.outcome import Kind
 from tarry.errors import ConfigurationTypeError, MissingExtra, ResultNotAccepted
-from tarry.telemetry import metrics as shared
+from tarry.telemetry import metrics as common_metrics
 from tarry.telemetry.logs import EVENT_NAMES
 
 try:
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
     from opentelemetry.trace import Span, TracerProvider
 
-MAX_NESTED_ATTEMPTS = 16
-"""Limit of open spans in a context. A cancelled attempt emits no event that ends its span, so the
-spans of an asyncio task with many cancelled attempts would accumulate."""
+MAX_OPEN_SPANS = 16
+"""Limit of open spans in a context. Without a limit the spans of cancelled attempts, which no event
+ends, would accumulate in an asyncio task."""
 
 _MIN_HTTP_STATUS, _MAX_HTTP_STATUS = 100, 599
 
@@ -49,9 +49,9 @@ _AttemptKey: TypeAlias = tuple[str, str | None, int]
 class OpenTelemetryListener:
     """Records spans and metrics, by default with the global providers.
 
-    `spans`: "events" adds an event to the current span for each failed attempt and for giving up;
-    "spans" creates a span for each attempt, of kind CLIENT if there is a downstream.
-    `max_names`: the maximum number of distinct operations, downstreams and error types in metrics.
+    `spans`: "events" adds a span event to the current span when an attempt or a call fails; "spans"
+    creates a span for each attempt, of kind CLIENT if there is a downstream.
+    `max_names`: the maximum number of operations, of downstreams and of error types in metrics.
     """
 
     def __init__(
@@ -60,15 +60,15 @@ class OpenTelemetryListener:
         meter_provider: MeterProvider | None = None,
         spans: Literal["events", "spans"] = "events",
         *,
-        max_names: int = shared.MAX_LABEL_VALUES,
+        max_names: int = common_metrics.MAX_LABEL_VALUES,
     ) -> None:
         check_one_of("spans", spans, ("events", "spans"))
         _check_provider("tracer_provider", tracer_provider, "get_tracer")
         _check_provider("meter_provider", meter_provider, "get_meter")
         self._tracer = trace.get_tracer("tarry", tracer_provider=tracer_provider)
         self._metrics = OpenTelemetryMetrics(meter_provider, max_names)
-        self._error_types = shared.LabelLimit(max_names, "_OTHER")
-        self._record_trace = self._record_spans if spans == "spans" else self._record_events
+        self._error_types = common_metrics.LabelLimit(max_names, "_OTHER")
+        self._record_trace = self._start_or_end_span if spans == "spans" else self._add_span_event
         # An event does not identify its call. But all events of a call are emitted in one asyncio
         # or trio task or one thread, so a context variable can hold the open spans. Each listener
         # has its own variable, which is never freed; a program has few listeners.
@@ -80,11 +80,11 @@ class OpenTelemetryListener:
         """Record one event."""
         error_type = None
         if isinstance(event, events.AttemptFailed):
-            error_type = self._error_types(_error_type(event))
+            error_type = self._error_types.limit(_error_type(event))
         self._record_trace(event, error_type)
         self._metrics.count(event, error_type)
 
-    def _record_events(self, event: events.Event, error_type: str | None) -> None:
+    def _add_span_event(self, event: events.Event, error_type: str | None) -> None:
         span = trace.get_current_span()
         if not span.is_recording():
             return
@@ -97,7 +97,7 @@ class OpenTelemetryListener:
             attributes |= {"tarry.attempts": event.attempts, "tarry.reason": event.reason.value}
             span.add_event(EVENT_NAMES[events.GaveUp], attributes)
 
-    def _record_spans(self, event: events.Event, error_type: str | None) -> None:
+    def _start_or_end_span(self, event: events.Event, error_type: str | None) -> None:
         if isinstance(event, events.AttemptStarted):
             # The span is not made the current span, because after a cancellation no event
             # would restore the previous one.
@@ -105,7 +105,7 @@ class OpenTelemetryListener:
             kind = kinds.INTERNAL if event.downstream is None else kinds.CLIENT
             span = self._tracer.start_span(event.operation, kind=kind, attributes=attributes)
             key = event.operation, event.downstream, event.attempt
-            outer_spans = self._open_spans.get()[1 - MAX_NESTED_ATTEMPTS :]
+            outer_spans = self._open_spans.get()[1 - MAX_OPEN_SPANS :]
             self._open_spans.set((*outer_spans, (key, span)))
         elif isinstance(event, events.AttemptFailed):
             key = event.operation, event.downstream, event.attempt
@@ -157,7 +157,7 @@ def _attempt_attributes(
 
 
 def _error_type(event: events.AttemptFailed) -> str:
-    """Return the HTTP status or gRPC code of a failure, else the name of the error's class."""
+    """Return the status of a result, or the failure's detail (a code), or the error's class."""
     error = event.error
     if isinstance(error, ResultNotAccepted):
         for name in ("status_code", "status"):
@@ -170,33 +170,39 @@ def _error_type(event: events.AttemptFailed) -> str:
 
 
 class OpenTelemetryMetrics:
-    """The metrics of the Prometheus listener, named by the conventions of OpenTelemetry."""
+    """The same metrics as in `PrometheusListener`, named by the conventions of OpenTelemetry."""
 
     def __init__(self, provider: MeterProvider | None, max_names: int) -> None:
         meter = metrics.get_meter("tarry", meter_provider=provider)
-        self._operations = shared.LabelLimit(max_names)
-        self._downstreams = shared.LabelLimit(max_names)
-        counter = meter.create_counter
-        self._attempts = counter("tarry.attempts", "{attempt}", "Attempts that ended, by outcome.")
-        self._calls = counter("tarry.calls", "{call}", "Calls that ended, by result and reason.")
+        self._operations = common_metrics.LabelLimit(max_names)
+        self._downstreams = common_metrics.LabelLimit(max_names)
+        create_counter = meter.create_counter
+        self._attempts = create_counter(
+            "tarry.attempts", "{attempt}", "Attempts that ended, by outcome."
+        )
+        self._calls = create_counter(
+            "tarry.calls", "{call}", "Calls that ended, by result and reason."
+        )
         self._delays = meter.create_histogram(
             "tarry.retry.delay",
             "s",
-            "Delays before retries, after jitter and the server's hint.",
-            explicit_bucket_boundaries_advisory=shared.DELAY_BUCKETS_S,
+            "Delays before retries, with jitter and the server's hint.",
+            explicit_bucket_boundaries_advisory=common_metrics.DELAY_BUCKETS_S,
         )
-        self._transitions = counter(
+        self._transitions = create_counter(
             "tarry.breaker.transitions", "{transition}", "State changes of circuit breakers."
         )
-        self._hedges = counter(
-            "tarry.hedges", "{hedge}", "Additional copies of hedged calls: fired, and won."
+        self._hedges = create_counter(
+            "tarry.hedges", "{hedge}", "Hedges (additional attempts of calls): fired, and won."
         )
-        states, balances = [self._observe_states], [self._observe_balances]
         meter.create_observable_up_down_counter(
-            "tarry.breaker.state", states, "{breaker}", "Circuit breakers in each state."
+            "tarry.breaker.state",
+            [self._observe_states],
+            "{breaker}",
+            "Circuit breakers in each state.",
         )
         meter.create_observable_gauge(
-            "tarry.budget.balance", balances, "{token}", "Tokens in retry budgets."
+            "tarry.budget.balance", [self._observe_balances], "{token}", "Tokens in retry budgets."
         )
 
     def count(self, event: events.Event, error_type: str | None) -> None:
@@ -207,9 +213,11 @@ class OpenTelemetryMetrics:
         elif isinstance(event, events.Succeeded):
             attributes = self._attributes(event)
             self._attempts.add(1, attributes | {"tarry.outcome": Kind.SUCCESS.value})
-            self._calls.add(1, attributes | {"tarry.result": shared.call_result(event)})
+            self._calls.add(1, attributes | {"tarry.result": common_metrics.call_result(event)})
         elif isinstance(event, events.GaveUp):
-            attributes = self._attributes(event) | {"tarry.result": shared.call_result(event)}
+            attributes = self._attributes(event) | {
+                "tarry.result": common_metrics.call_result(event)
+            }
             self._calls.add(1, attributes | {"tarry.reason": event.reason.value})
         elif isinstance(event, events.WillWait):
             self._delays.record(event.delay, self._attributes(event))
@@ -225,16 +233,16 @@ class OpenTelemetryMetrics:
     def _attributes(self, event: events.Event) -> dict[str, str]:
         attributes: dict[str, str] = {}
         if event.operation:  # events of breakers belong to no operation
-            attributes["tarry.operation"] = self._operations(event.operation)
+            attributes["tarry.operation"] = self._operations.limit(event.operation)
         if event.downstream is not None:
-            attributes["tarry.downstream"] = self._downstreams(event.downstream)
+            attributes["tarry.downstream"] = self._downstreams.limit(event.downstream)
         return attributes
 
     def _observe_states(self, _: CallbackOptions) -> Iterator[Observation]:
-        for (name, state), number in shared.count_breaker_states(self._downstreams).items():
+        for (name, state), count in common_metrics.count_breaker_states(self._downstreams).items():
             attributes = {"tarry.downstream": name, "tarry.breaker.state": state.value}
-            yield metrics.Observation(number, attributes)
+            yield metrics.Observation(count, attributes)
 
     def _observe_balances(self, _: CallbackOptions) -> Iterator[Observation]:
-        for name, balance in shared.sum_budget_balances(self._downstreams).items():
+        for name, balance in common_metrics.sum_budget_balances(self._downstreams).items():
             yield metrics.Observation(balance, {"tarry.downstream": name})

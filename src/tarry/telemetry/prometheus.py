@@ -52,30 +52,30 @@ class PrometheusListener:
             raise ConfigurationTypeError("registry", rule, registry)
         self._operations = metrics.LabelLimit(max_names)
         self._downstreams = metrics.LabelLimit(max_names)
-        counter = partial(Counter, registry=registry)
-        self._attempts = counter(
+        create_counter = partial(Counter, registry=registry)
+        self._attempts = create_counter(
             "tarry_attempts", "Attempts that ended, by outcome.", (*_LABELS, "outcome")
         )
-        self._calls = counter(
+        self._calls = create_counter(
             "tarry_calls",
-            "Calls that ended, by result; failed calls by the reason why they were not retried.",
+            "Calls that ended, by result. Failed calls also by the reason why they ended.",
             (*_LABELS, "result", "reason"),
         )
         self._delays = Histogram(
             "tarry_retry_delay_seconds",
-            "Delays before retries, after jitter and the server's hint.",
+            "Delays before retries, with jitter and the server's hint.",
             _LABELS,
             buckets=metrics.DELAY_BUCKETS_S,
             registry=registry,
         )
-        self._transitions = counter(
+        self._transitions = create_counter(
             "tarry_breaker_transitions",
             "State changes of circuit breakers.",
             ("downstream", "before", "after"),
         )
-        self._hedges = counter(
+        self._hedges = create_counter(
             "tarry_hedges",
-            "Additional copies of hedged calls: fired, and won.",
+            "Hedges (additional attempts of calls): fired, and won.",
             (*_LABELS, "result"),
         )
         registry.register(_DownstreamCollector(self._downstreams))
@@ -95,25 +95,25 @@ class PrometheusListener:
             self._delays.labels(*self._labels(event)).observe(event.delay)
         elif isinstance(event, events.BreakerStateChanged):
             states = event.before.value, event.after.value
-            self._transitions.labels(self._downstream(event), *states).inc()
+            self._transitions.labels(self._downstream_label(event), *states).inc()
         elif isinstance(event, events.HedgeFired):
             self._hedges.labels(*self._labels(event), "fired").inc()
         elif isinstance(event, events.HedgeWon):
             self._hedges.labels(*self._labels(event), "won").inc()
 
     def _labels(self, event: events.Event) -> tuple[str, str]:
-        return self._operations(event.operation), self._downstream(event)
+        return self._operations.limit(event.operation), self._downstream_label(event)
 
-    def _downstream(self, event: events.Event) -> str:
+    def _downstream_label(self, event: events.Event) -> str:
         """Return the downstream's label; Prometheus treats an empty label as absent."""
-        return "" if event.downstream is None else self._downstreams(event.downstream)
+        return "" if event.downstream is None else self._downstreams.limit(event.downstream)
 
 
 class _DownstreamCollector(Collector):
     """Reads the states of breakers and the balances of budgets at each scrape."""
 
-    def __init__(self, labels: metrics.LabelLimit) -> None:
-        self._labels = labels
+    def __init__(self, names: metrics.LabelLimit) -> None:
+        self._names = names
 
     def collect(self) -> Iterator[Metric]:
         """Return the current gauges."""
@@ -121,12 +121,12 @@ class _DownstreamCollector(Collector):
         states = GaugeMetricFamily(
             "tarry_breaker_state", "Circuit breakers in each state.", labels=labels
         )
-        for (name, breaker_state), count in metrics.count_breaker_states(self._labels).items():
+        for (name, breaker_state), count in metrics.count_breaker_states(self._names).items():
             states.add_metric((name, breaker_state.value), count)
         yield states
         balances = GaugeMetricFamily(
             "tarry_budget_balance", "Tokens in retry budgets.", labels=("downstream",)
         )
-        for name, balance in metrics.sum_budget_balances(self._labels).items():
+        for name, balance in metrics.sum_budget_balances(self._names).items():
             balances.add_metric((name,), balance)
         yield balances

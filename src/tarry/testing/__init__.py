@@ -31,9 +31,9 @@ T = TypeVar("T")
 
 @contextmanager
 def no_wait() -> Generator[None]:
-    """Make every wait return at once. Decisions, delays and events are unchanged."""
+    """Make every wait return at once. Decisions, and the delays in events, do not change."""
     previous = environment.blocking_sleep, environment.async_sleep
-    environment.blocking_sleep, environment.async_sleep = _sleep, _async_sleep
+    environment.blocking_sleep, environment.async_sleep = _no_sleep, _no_async_sleep
     try:
         yield
     finally:
@@ -81,21 +81,21 @@ def captured_events() -> Generator[list[Event]]:
         remove()
 
 
-def _sleep(seconds: float, cancel: CancelToken | None) -> None:
+def _no_sleep(seconds: float, cancel: CancelToken | None) -> None:
     """Return at once."""
 
 
-async def _async_sleep(seconds: float) -> None:
+async def _no_async_sleep(seconds: float) -> None:
     """Return at once."""
 
 
 class VirtualClock:
     """A clock that advances only when code waits: `with VirtualClock() as clock:`.
 
-    A wait of plain code advances the clock and returns at once. For coroutines, `clock.run(main)`
-    and `clock.run_trio(main)` run an event loop that uses the clock: when every task waits, the
-    clock jumps to the time at which the first of them continues. `start` is the initial time, by
-    default the current time.
+    A wait in synchronous code advances the clock and returns at once. For coroutines,
+    `clock.run(main)` and `clock.run_trio(main)` run an event loop that uses the clock: when every
+    task waits, the clock jumps to the time at which the first task continues. `start` is the
+    initial time, by default the current time.
     """
 
     def __init__(self, start: float | None = None) -> None:
@@ -103,7 +103,7 @@ class VirtualClock:
         self._started = self._now
         self._previous: tuple[Any, ...] = ()
         self._trio: MockClock | None = None
-        """The clock of trio inside `run_trio`; its time counts from `_now`."""
+        """The clock of trio inside `run_trio`; its time 0 is the virtual time `_now`."""
 
     @property
     def elapsed(self) -> float:
@@ -130,7 +130,7 @@ class VirtualClock:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
@@ -143,7 +143,7 @@ class VirtualClock:
         async def run_main() -> T:
             return await main()
 
-        with asyncio.Runner(loop_factory=lambda: _virtual_loop(self)) as runner:
+        with asyncio.Runner(loop_factory=lambda: _create_virtual_loop(self)) as runner:
             return runner.run(run_main())
 
     def run_trio(self, main: Callable[[], Awaitable[T]]) -> T:
@@ -164,7 +164,7 @@ class VirtualClock:
             self.advance(seconds)
 
 
-def _virtual_loop(clock: VirtualClock) -> Any:
+def _create_virtual_loop(clock: VirtualClock) -> Any:
     import asyncio
 
     class Selector(selectors.DefaultSelector):

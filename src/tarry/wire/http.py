@@ -110,5 +110,5 @@ class Problem:
         return present | dict(self.extensions)
 
     def to_json(self) -> bytes:
-        """Return JSON in ASCII, which can also hold text from a client that UTF-8 cannot encode."""
+        """Return the JSON in ASCII: text from a client may contain what UTF-8 cannot encode."""
         return json.dumps(self.to_dict()).encode()

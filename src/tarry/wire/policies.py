@@ -56,7 +56,7 @@ def policy_from_json(document: Mapping[str, Any], base: Policy) -> Policy:
     """Return `base` with the fields of a JSON document applied.
 
     If `initialDelayMs` is longer than the `max_delay` of `base` and there is no `maxDelayMs`,
-    `max_delay` is raised to it. Errors use the JSON names.
+    `max_delay` becomes `initialDelayMs`. Errors use the JSON names.
     """
     changes: dict[str, Any] = {}
     for name, value in document.items():
@@ -134,12 +134,12 @@ def _merge_schedule(changes: dict[str, Any], base: Policy) -> None:
         raise ConfigurationError("scheduleMs", rule)
 
 
-def service_policy_from_file(plain: Mapping[str, Any]) -> Policy:
+def service_policy_from_file(file_fields: Mapping[str, Any]) -> Policy:
     """Return a policy for the service from the fields of a policy file.
 
     Missing fields are taken from the `preset` that the file names, or from the service's `default`.
     """
-    fields = dict(plain)
+    fields = dict(file_fields)
     preset = fields.pop("preset", "default")
     check_one_of("preset", preset, SERVICE_PRESETS)
     return Policy.from_dict(SERVICE_PRESETS[preset].to_dict() | fields)
@@ -149,7 +149,7 @@ def policy_to_service(policy: Policy) -> dict[str, Any]:
     """Return the JSON fields of a library policy for a request to the service.
 
     Fields that are None are left out, so that the service's default policy supplies them. A
-    `max_hint` that is the library's default is also left out: it is meant for waiting callers.
+    `max_hint` that is the library's default is left out too: that default is for callers that wait.
     """
     policy.to_dict()  # raises when the policy has a callable
     if policy.ignore_retried_below:
@@ -185,4 +185,4 @@ def _to_ms(seconds: float | None) -> float | None:
     if seconds is None:
         return None
     ms = check_number("a duration", seconds) * 1000
-    return round(ms) if abs(ms - round(ms)) < 1e-6 else ms  # noqa: PLR2004 - 0.1 s is 100 ms
+    return round(ms) if abs(ms - round(ms)) < 1e-6 else ms  # noqa: PLR2004 - float errors

@@ -28,6 +28,7 @@ StatusName: TypeAlias = Literal["PENDING", "IN_FLIGHT", "SUCCEEDED", "EXHAUSTED"
 STATUS_NAMES: tuple[StatusName, ...] = get_args(StatusName)
 """The index of a name is the number of the status in the store."""
 LaneStateName: TypeAlias = Literal["OPEN", "PAUSED", "PARKED", "PROBING"]
+"""OPEN: tasks are sent. PAUSED: by an operator. PARKED, PROBING: the breaker is open, half-open."""
 Backoff: TypeAlias = Literal["EXPONENTIAL", "FIXED", "LINEAR", "SCHEDULE"]
 Jitter: TypeAlias = Literal["DECORRELATED", "EQUAL", "FULL", "NONE"]
 PolicyName: TypeAlias = Annotated[
@@ -46,7 +47,7 @@ UrlText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=8192)]
 EpochMs: TypeAlias = Annotated[
     int, Meta(ge=0, le=MAX_TIME_MS, extra_json_schema={"minimum": MIN_TIME_MS})
 ]
-"""Epoch milliseconds. The handler rejects a time below `MIN_TIME_MS` and names the unit."""
+"""Epoch milliseconds. The service rejects a time below `MIN_TIME_MS` in a separate check."""
 
 
 class _Body(msgspec.Struct, rename="camel", kw_only=True, gc=False):
@@ -58,7 +59,7 @@ class _RequestBody(_Body, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class RetryTaskRequest(_RequestBody):
-    """A task: a request that the service sends until it succeeds or the policy ends the retries.
+    """The body that creates a task. A task is an HTTP request that the service sends and retries.
 
     At most one of `body`, `bodyBase64` and `bodyRef` can be set. If `body` is a string, it is sent
     as UTF-8. Any other JSON value is sent as JSON, with the content type of JSON.
@@ -107,7 +108,7 @@ class RetryTask(_Body, kw_only=False):
     policy_id: str
     policy_version: int | None
     policy: dict[str, Any] | None
-    """Policy fields that this task overrides."""
+    """Values that replace fields of the policy for this task."""
     lane: str
     attempt_number: int
     """Number of attempts so far."""
@@ -133,7 +134,7 @@ class BatchRequest(_RequestBody):
 
 
 class BatchResult(_Body, omit_defaults=True):
-    """The result for one task of a batch; `status` is what a request for it alone would get."""
+    """The result for one task of a batch; `status` is the HTTP status of a request for it alone."""
 
     status: int
     task: RetryTask | None = None
@@ -178,10 +179,11 @@ class Decision(_Body):
     reason: str | None
     delay_ms: float | None
     ceiling_ms: float | None
-    """Upper bound of the delay, before jitter."""
+    """The backoff delay before jitter. A hint can make the delay longer."""
     jitter: str | None
     """The jitter that chose the delay; null when the delay is not random."""
     hint_ms: float | None
+    """The wait that the target asked for, in the header `hintSource` (such as Retry-After)."""
     hint_source: str | None
     policy_version: int | None
     budget: float | None
@@ -191,7 +193,7 @@ class Decision(_Body):
 
 
 class AttemptLog(_Body):
-    """One entry of a task's attempt log."""
+    """One attempt: an entry of a task's attempt log."""
 
     task_id: str
     attempt_number: int
@@ -206,6 +208,7 @@ class AttemptLog(_Body):
     response_status: int | str | None
     error_message: str | None
     error_class: str | None
+    """Why there was no response: dns, refused, tls, timeout, reset and so on."""
     outcome: str
     decision: Decision | None
     response_excerpt: str | None
@@ -221,7 +224,7 @@ class ServiceEvent(
 
     kind: str
     """added, attempt, succeeded, exhausted, cancelled, superseded, deferred, parked, probing,
-    resumed or paused; missed when this reader was too slow and events were dropped."""
+    resumed or paused. "missed" means that events were dropped, because this reader is too slow."""
     at: int | None = None
     """The time of the event."""
     lane: str | None = None
@@ -321,7 +324,7 @@ class PurgeResult(_Body):
 
 
 class LocalStats(_Body):
-    """State of a downstream in the process that serves the request."""
+    """The state of a downstream in this process; `running` is the number of attempts."""
 
     breaker: str | None = None
     budget: float | None = None
@@ -333,7 +336,7 @@ class LocalStats(_Body):
 
 
 class DownstreamInfo(_Body):
-    """A downstream: its lane, the queue that all processes share, and its state in this process."""
+    """A downstream: its lane (the queue that all processes share) and its state in this process."""
 
     lane: str
     state: LaneStateName
