@@ -90,12 +90,11 @@ def demo() -> None:
 
 
 class TaskBoard:
-    """Shows the tasks of the calls in a live table or, with `as_lines`, as a line per attempt."""
+    """Shows the calls (tasks of the service) as a live table, or `as_lines`: one per attempt."""
 
     def __init__(self, client: Client, *, as_lines: bool) -> None:
         self._client = client
         self._as_lines = as_lines
-        self._last_attempt_number: dict[str, int] = {}
         self._last_attempt: dict[str, AttemptLog] = {}
         self.tasks: dict[str, RetryTask] = {}
         """Each task by the path of its target URL."""
@@ -128,12 +127,12 @@ class TaskBoard:
         for task in self._client.tasks():
             path = "/" + task.target_url.split("/", 3)[3]
             self.tasks[path] = task
-            last_number = self._last_attempt_number.get(path, 0)
+            last_attempt = self._last_attempt.get(path)
+            last_number = 0 if last_attempt is None else last_attempt.attempt_number
             if task.attempt_number <= last_number:
                 continue
             for step in self._client.explain(task).steps:
                 if step.attempt_number > last_number:
-                    self._last_attempt_number[path] = step.attempt_number
                     self._last_attempt[path] = step.attempt
                     if self._as_lines:
                         print_text(f"{call_name(path)}: {step.text}")

@@ -14,7 +14,8 @@ EXIT_INTERRUPTED = 130
 
 EXIT_CODES = {
     0: "success",
-    EXIT_FAILED: "a task or assertion failed, a wait timed out, or the state forbids the command",
+    EXIT_FAILED: "a task or assertion failed, a wait timed out, "
+    "or the state of the task or policy forbids the command",
     EXIT_INVALID: "an argument, option, file or API key is invalid",
     EXIT_NOT_FOUND: "the task, policy, API key or downstream does not exist",
     EXIT_SERVICE_ERROR: "the service did not start, cannot be reached, is overloaded or failed",

@@ -55,16 +55,14 @@ def create(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Create a key and print it. It is shown only once: the store keeps only a hash."""
+    """Create a key and print it. This is the only time, because the store keeps only its hash."""
     require_service_packages()
     from uuid_utils import uuid7
 
     from tarry.service.api.auth import make_key
 
     key, record = make_key(tenant, str(uuid7()), name)
-    _run_with_store(
-        store_url, config, lambda store: store.put_api_key(record), create_if_missing=True
-    )
+    _run_with_store(store_url, config, lambda store: store.put_api_key(record), may_create=True)
     if as_json:
         print_json({"id": record.id, "tenant": tenant, "name": name, "key": key})
         return
@@ -119,9 +117,9 @@ def _run_with_store(
     config: Path | None,
     work: Callable[[Store], Awaitable[T]],
     *,
-    create_if_missing: bool = False,
+    may_create: bool = False,
 ) -> T:
-    """Return the result of `work(store)`; a missing file is an error unless `create_if_missing`."""
+    """Return the result of `work(store)`; unless `may_create`, a missing file is an error."""
     import asyncio
 
     from tarry.service.app import make_store
@@ -131,7 +129,7 @@ def _run_with_store(
     if url == "memory:":
         rule = "must be sqlite:PATH, because a memory: store exists only inside its service"
         raise ConfigurationError("--store", rule)
-    if url.startswith("sqlite:") and not create_if_missing and not sqlite_path(url).exists():
+    if url.startswith("sqlite:") and not may_create and not sqlite_path(url).exists():
         msg = f"--store: {sqlite_path(url)} does not exist. Is this the store of your service?"
         raise ConfigurationError(msg)
     store = make_store(url)

@@ -42,7 +42,7 @@ _COLUMNS: dict[str, Callable[[RetryPolicy], object]] = {
     "timeout": lambda policy: output.format_ms(policy.attempt_timeout_ms),
     "total budget": lambda policy: output.format_ms(policy.total_budget_ms),
 }
-"""Heading and cell of each column in the list of policies."""
+"""Columns of the list of policies: the heading, and the function that returns a cell."""
 
 app: typer.Typer = typer.Typer(
     name="policy",

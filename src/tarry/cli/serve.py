@@ -56,7 +56,7 @@ def serve(
     allow: AllowTargetOption = None,
     dev: DevOption = None,
     config: ConfigOption = None,
-    changes: SetOption = None,
+    set_: SetOption = None,
 ) -> None:
     """Run the retry service: store tasks durably, and deliver each at least once.
 
@@ -65,7 +65,7 @@ def serve(
     """
     allow_target, is_dev = allow or None, dev or None  # None: not set by a flag
     loaded = _load_settings(
-        config, changes, store=store, host=host, port=port, allow_target=allow_target, dev=is_dev
+        config, set_, store=store, host=host, port=port, allow_target=allow_target, dev=is_dev
     )
     from tarry.service.app import Service
     from tarry.service.http.server import Server
@@ -102,13 +102,13 @@ def config(
     allow: AllowTargetOption = None,
     dev: DevOption = None,
     config: ConfigOption = None,
-    changes: SetOption = None,
+    set_: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print the effective settings, and the source of each."""
     allow_target, is_dev = allow or None, dev or None  # None: not set by a flag
     loaded = _load_settings(
-        config, changes, store=store, host=host, port=port, allow_target=allow_target, dev=is_dev
+        config, set_, store=store, host=host, port=port, allow_target=allow_target, dev=is_dev
     )
     import msgspec
 
@@ -156,20 +156,18 @@ def require_service_packages() -> None:
         raise MissingExtra(msg) from missing
 
 
-def _load_settings(
-    config: Path | None, changes: list[str] | None, **flags: object
-) -> LoadedSettings:
+def _load_settings(config: Path | None, set_: list[str] | None, **flags: object) -> LoadedSettings:
     """Return the settings from command line flags, the environment and a file."""
     require_service_packages()
     from tarry.service.settings import load_settings
 
-    overrides: dict[str, str] = {}
-    for change in changes or ():
-        name, equals, value = change.partition("=")
+    set_values: dict[str, str] = {}
+    for assignment in set_ or ():
+        name, equals, value = assignment.partition("=")
         if not equals:
-            raise ConfigurationError("--set", "must have the format NAME=VALUE", change)
-        overrides[name.strip().replace("-", "_")] = value
-    return load_settings(flags, file=config, set_values=overrides)
+            raise ConfigurationError("--set", "must have the format NAME=VALUE", assignment)
+        set_values[name.strip().replace("-", "_")] = value
+    return load_settings(flags, file=config, set_values=set_values)
 
 
 def _configure_logging(format_: str, level: str) -> None:

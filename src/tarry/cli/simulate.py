@@ -144,8 +144,7 @@ def simulate(
     for path in (html, png, svg):
         if path is not None and not quiet:  # standard output may be parsed
             typer.echo(f"written to {to_printable_line(str(path))}", err=True)
-    all_hold = simulate_output.report_assertions(assertion_results, quiet=quiet or as_json)
-    if not all_hold:
+    if not simulate_output.report_assertions(assertion_results, quiet=quiet or as_json):
         raise typer.Exit(EXIT_FAILED)
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tarry.client.options import DeadLetterFilter
     from tarry.wire.tasks import AttemptLog, Explanation, RetryTask, StatusName
 
-TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="Id of the task.")]
+TaskIdArgument = Annotated[str, typer.Argument(metavar="TASK", help="Id of the task.")]
 PolicyFilter = Annotated[str | None, typer.Option("--policy", help="Only tasks with this policy.")]
 LaneFilter = Annotated[
     str | None,
@@ -83,20 +83,20 @@ def list_tasks(
 
 @tasks_app.command(epilog=example_epilog("tarry tasks show 0199c0de-0000-7000-8000-000000000000"))
 def show(
-    task: TaskArgument,
+    task_id: TaskIdArgument,
     server: ServerOption = DEFAULT_SERVER,
     api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show a task and its attempts."""
     with connect(server, api_key) as client:
-        details = client.get(task)
-        attempts = list(client.attempts(details))
+        task = client.get(task_id)
+        attempts = list(client.attempts(task))
     if as_json:
-        output.print_json({**output.to_builtins(details), "attempts": output.to_builtins(attempts)})
+        output.print_json({**output.to_builtins(task), "attempts": output.to_builtins(attempts)})
         return
     terminal = output.console()
-    terminal.print(output.table(("task", details.task_id), _properties(details)))
+    terminal.print(output.table(("task", task.task_id), _properties(task)))
     if attempts:
         terminal.print()
         headings = ("attempt", "started", "duration", "result", "decision")
@@ -107,14 +107,14 @@ def show(
     epilog=example_epilog("tarry tasks explain 0199c0de-0000-7000-8000-000000000000")
 )
 def explain(
-    task: TaskArgument,
+    task_id: TaskIdArgument,
     server: ServerOption = DEFAULT_SERVER,
     api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Explain why a task was retried or not, and what happens next."""
     with connect(server, api_key) as client:
-        explanation = client.explain(task)
+        explanation = client.explain(task_id)
     if as_json:
         output.print_json(explanation)
     else:
@@ -123,37 +123,36 @@ def explain(
 
 @tasks_app.command(epilog=example_epilog("tarry tasks cancel 0199c0de-0000-7000-8000-000000000000"))
 def cancel(
-    task: TaskArgument,
+    task_id: TaskIdArgument,
     server: ServerOption = DEFAULT_SERVER,
     api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Cancel a task. A running attempt may finish; no other attempt follows."""
     with connect(server, api_key) as client:
-        cancelled = client.cancel(task)
-    is_running = cancelled.status == "IN_FLIGHT"
+        task = client.cancel(task_id)
+    is_running = task.status == "IN_FLIGHT"
     message = "cancelled; the running attempt may finish" if is_running else "cancelled"
-    text = f"{cancelled.task_id} {cancelled.status}: {message}"
-    output.print_result(cancelled, text, as_json=as_json)
+    output.print_result(task, f"{task.task_id} {task.status}: {message}", as_json=as_json)
 
 
 @tasks_app.command(epilog=example_epilog("tarry tasks retry 0199c0de-0000-7000-8000-000000000000"))
 def retry(
-    task: TaskArgument,
+    task_id: TaskIdArgument,
     server: ServerOption = DEFAULT_SERVER,
     api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make the next attempt now; a dead letter starts again with attempt 1."""
     with connect(server, api_key) as client:
-        retried = client.retry(task)
-        status: str = retried.status
+        task = client.retry(task_id)
+        status: str = task.status
         message = "an attempt is running; if it fails, the policy decides when the next starts"
         if status != "IN_FLIGHT":
             # The task may still have to wait, because its downstream is paused or failing.
-            explanation = client.explain(retried)
+            explanation = client.explain(task)
             status, message = explanation.status, explanation.next.text
-    output.print_result(retried, f"{retried.task_id} {status}: {message}", as_json=as_json)
+    output.print_result(task, f"{task.task_id} {status}: {message}", as_json=as_json)
 
 
 def print_explanation(explanation: Explanation) -> None:
@@ -240,7 +239,7 @@ def list_dead_letters(
 
 @dead_app.command(epilog=example_epilog("tarry dead replay --lane https:example.com:443 --rate 10"))
 def replay(
-    task: Annotated[
+    task_id: Annotated[
         str | None, typer.Argument(metavar="TASK", help="Id of a single task to replay.")
     ] = None,
     policy: PolicyFilter = None,
@@ -261,11 +260,11 @@ def replay(
     The service replays them in the background. Tasks keep their ids and idempotency keys. If no
     dead letter matches, no replay is started.
     """
-    if task is not None:
+    if task_id is not None:
         if dry_run or any(value is not None for value in (policy, lane, reason, rate)):
             msg = "TASK cannot be combined with --policy, --lane, --reason, --rate or --dry-run"
             raise ConfigurationError(msg)
-        retry(task, server, api_key, as_json)
+        retry(task_id, server, api_key, as_json)
         return
     if rate is not None:
         check_positive("--rate", rate)

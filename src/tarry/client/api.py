@@ -418,22 +418,22 @@ def _policy_path(policy_id: str) -> str:
     return f"/retry-policies/{_path_segment_of_id('policy_id', policy_id)}"
 
 
-def _path_segment(field: str, name: str) -> str:
+def _path_segment(argument: str, name: str) -> str:
     """Return a name as one segment of a path: percent-encoded, including its slashes."""
     if not isinstance(name, str) or not name.strip("."):  # ".." would change the path
-        raise ConfigurationTypeError(field, "must be a non-empty name", name)
+        raise ConfigurationTypeError(argument, "must be a non-empty name", name)
     return quote(name, safe="")
 
 
-def _path_segment_of_id(field: str, id_: str) -> str:
+def _path_segment_of_id(argument: str, id_: str) -> str:
     """Return an id as one segment of a path, percent-encoded.
 
     Raises `NotFound` for an id with a slash, because no id of the service has a slash. No request
     is sent, because some servers unescape `%2F` and would route the request to another path.
     """
-    segment = _path_segment(field, id_)
+    segment = _path_segment(argument, id_)
     if "/" in id_:
-        msg = f"There is no such {field.removesuffix('_id')}: {short_repr(id_)} has a slash."
+        msg = f"There is no such {argument.removesuffix('_id')}: {short_repr(id_)} has a slash."
         raise errors.NotFound(msg)
     return segment
 

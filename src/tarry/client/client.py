@@ -103,9 +103,9 @@ class Client:
 
     def __exit__(
         self,
-        error_type: type[BaseException] | None,
+        kind: type[BaseException] | None,
         error: BaseException | None,
-        traceback: TracebackType | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -330,9 +330,9 @@ class AsyncClient:
 
     async def __aexit__(
         self,
-        error_type: type[BaseException] | None,
+        kind: type[BaseException] | None,
         error: BaseException | None,
-        traceback: TracebackType | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.aclose()
 

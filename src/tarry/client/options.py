@@ -32,10 +32,10 @@ _encode = msgspec.json.Encoder().encode
 class EnqueueOptions(TypedDict, total=False):
     """Keyword arguments of `enqueue`.
 
-    `policy` is the name of a policy in the service. `key` is the idempotency key of the task and of
-    its attempts; by default the client generates a key. `delay` or `at` sets the time of the first
-    attempt. `overrides` changes fields of the policy for this task, under their API names:
-    `{"maxAttempts": 3, "totalBudgetMs": 60_000}`. `callback` is the URL that receives the result.
+    `body_ref` names an object in the body store of the service, `policy` a policy. `key`
+    is the idempotency key of the task and its attempts; by default, the client generates one.
+    `delay` or `at` sets the time of the first attempt. `overrides` changes fields of the policy for
+    this task, such as `{"maxAttempts": 3}`. `callback` is the URL that receives the result.
     """
 
     method: str
@@ -107,31 +107,31 @@ def check_argument_names(method: str, arguments: Iterable[str]) -> None:
             raise ConfigurationTypeError(name, rule)
 
 
-def to_epoch_ms(field: str, instant: Instant) -> int:
+def to_epoch_ms(argument: str, instant: Instant) -> int:
     """Return an instant in milliseconds since 1970, the unit of the API."""
     if isinstance(instant, datetime):
         if instant.utcoffset() is None:
             rule = "must have a time zone, as datetime.now(UTC) has"
-            raise ConfigurationError(field, rule, instant)
+            raise ConfigurationError(argument, rule, instant)
         instant = instant.timestamp()
-    ms = round(check_at_least(field, instant, 0) * 1000)
+    ms = round(check_at_least(argument, instant, 0) * 1000)
     if ms > MAX_TIME_MS:
         rule = f"must be in seconds since 1970, got {instant!r}: are these milliseconds?"
-        raise ConfigurationError(field, rule)
+        raise ConfigurationError(argument, rule)
     return ms
 
 
-def to_seconds(field: str, duration: Duration) -> float:
+def to_seconds(argument: str, duration: Duration) -> float:
     """Return a duration in seconds."""
     seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
-    return check_at_least(field, seconds, 0)
+    return check_at_least(argument, seconds, 0)
 
 
-def _to_dict(field: str, value: object) -> dict[str, Any] | None:
+def _to_dict(argument: str, value: object) -> dict[str, Any] | None:
     if value is None:
         return None
     if not isinstance(value, Mapping):
-        raise ConfigurationTypeError(field, "must be a dict", value)
+        raise ConfigurationTypeError(argument, "must be a dict", value)
     # The types of keys and values are unknown.
     return dict(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
@@ -195,31 +195,31 @@ def task_batches(tasks: Iterable[EnqueueArguments]) -> Iterator[bytes]:
 
 
 def _encode_batch_item(index: int, task: EnqueueArguments) -> bytes:
-    field = f"tasks[{index}]"
+    argument = f"tasks[{index}]"
     if not isinstance(task, Mapping):
         rule = 'must be a dict of the arguments of enqueue, such as {"url": ...}'
-        raise ConfigurationTypeError(field, rule, task)
+        raise ConfigurationTypeError(argument, rule, task)
     if "url" not in task:
-        raise ConfigurationTypeError(field, "must have a url")
+        raise ConfigurationTypeError(argument, "must have a url")
     try:
         check_argument_names("enqueue", task)
         return encode_task(task_request(**task))
     except ConfigurationError as error:
         if error.field is None:
-            raise type(error)(f"{field}: {error}") from None
-        raise error.with_field(f"{field}.{error.field}") from None
+            raise type(error)(f"{argument}: {error}") from None
+        raise error.with_field(f"{argument}.{error.field}") from None
 
 
-def encode_mapping(field: str, value: Mapping[str, Any]) -> bytes:
-    """Return the JSON of a mapping that the user passed; `field` is its name in errors."""
-    return _encode_json(field, _to_dict(field, value))
+def encode_mapping(argument: str, value: Mapping[str, Any]) -> bytes:
+    """Return the JSON of a mapping that the user passed; `argument` is its name in errors."""
+    return _encode_json(argument, _to_dict(argument, value))
 
 
-def _encode_json(field: str, value: object) -> bytes:
+def _encode_json(argument: str, value: object) -> bytes:
     # Encodes with json, because msgspec silently encodes NaN and infinity as null.
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         return text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         rule = f"must be text, bytes or a value that JSON can represent: {error}"
-        raise ConfigurationTypeError(field, rule) from None
+        raise ConfigurationTypeError(argument, rule) from None
