@@ -1,11 +1,15 @@
-"""Read scenario files as studies, and policy files as defences (see docs/scenario-files.md).
+"""Read scenario files and policy files (see docs/scenario-files.md).
 
-`tarry simulate` sets and sweeps values by their path in the file, such as
-`clients.defence.max_attempts`. Each run builds its scenario from the plain data again, so that a
-swept value passes the same checks as a value in the file.
+A scenario file becomes a study, which compares the variants of the scenario: each variant changes
+some values of the file. A policy file becomes a defence: a policy or hedging, with breaker, budget
+and limiter.
 
-A file with a value that has no effect is rejected, because that value is probably a mistake. Values
-that are set or swept may be without effect, because a sweep may disable a part on purpose.
+`tarry simulate` can set values, or sweep them (run with several values). It names a value by its
+path in the file, such as `clients.defence.max_attempts`. Each run builds its scenario from the data
+of the file again, so that a swept value passes the same checks as a value in the file.
+
+A file with a value that has no effect is rejected, because that value is probably a mistake. A
+value that is set or swept may have no effect, because a sweep may disable a part on purpose.
 """
 
 from __future__ import annotations
@@ -37,15 +41,15 @@ if TYPE_CHECKING:
 
 
 STUDY_KEYS = ("question", "lesson", "trials", "variants")
-"""The keys of a file that are not part of its scenario."""
+"""The keys of a file that describe the study. `lesson` is the text below the results."""
 DIFFERS = "(differs)"
-"""Shown as the value of a parameter that is not the same in all variants."""
+"""Shown instead of the value of a parameter that has different values in the variants."""
 ARRIVALS_BY_KEY = {
     "rate": ("poisson",),
     "count": ("at-once", "closed", "backlog"),
     "think": ("closed",),
 }
-"""The kinds of arrivals for which each of these keys of the clients has an effect."""
+"""For some keys of `clients`: the values of `arrivals` with which the key has an effect."""
 COLUMNS = (
     Column("success_rate", "succeeded", "%"),
     Column("attempts_per_call", "attempts per call"),
@@ -57,7 +61,7 @@ COLUMNS = (
 PLOTS = (
     Plot("series", "requests", "Requests at the last server", y_title="requests"),
     Plot("series", "succeeded", "Successful calls", y_title="calls"),
-    Plot("bars", "amplification", "Requests per call"),
+    Plot("bars", "amplification", "Load at the last server"),
 )
 
 
@@ -77,7 +81,7 @@ def read_study(path: Path) -> Study:
 
 
 def compare_files(paths: Sequence[Path]) -> Study:
-    """Read several scenario files as one study, in which each file is a variant."""
+    """Read several scenario files as one study with all variants of all files."""
     documents: dict[str, Document] = {}
     for path, name in zip(paths, short_names(paths), strict=True):
         _, variants = _read_scenario_file(path)
@@ -88,30 +92,30 @@ def compare_files(paths: Sequence[Path]) -> Study:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """Return the stem of each path, or the whole path where stems are equal."""
+    """Return the stem of each path, or the whole path if another path has the same stem."""
     stems = [path.stem for path in paths]
     return [path.stem if stems.count(path.stem) == 1 else str(path) for path in paths]
 
 
 def is_scenario_file(path: Path) -> bool:
-    """Return whether a file is a scenario file, which has servers, and not a policy file."""
+    """Return whether a file is a scenario file (it has servers) rather than a policy file."""
     return "servers" in read_document(path).data
 
 
 def run_variant(
     documents: Mapping[str, Document], *, variant: str, trials: int, seed: int, **parameters: Any
 ) -> list[Summary]:
-    """Run one variant; parameters that the variant does not have are ignored."""
+    """Run one variant with changed parameters; those that the variant does not have are ignored."""
     document = documents[variant]
-    known = scenario_parameters(build_scenario(document))
+    known_names = scenario_parameters(build_scenario(document))
     for name, value in parameters.items():
-        if name in known:
+        if name in known_names:
             document = with_value(document, name, value)
     return run_trials(build_scenario(document), trials, seed)
 
 
 def _read_scenario_file(path: Path) -> tuple[Document, dict[str, Document]]:
-    """Return the document of a file, and for each variant a document with its whole scenario."""
+    """Return the document of a file, and by variant a document with the variant's scenario."""
     document = _inline_files(read_document(path))
     root = document.root
     root.check_keys((*STUDY_KEYS, *(field.name for field in fields(Scenario))))
@@ -156,7 +160,7 @@ def _make_study(
 def _with_defences(
     documents: Mapping[str, Document], study: Study, defences: Mapping[str, Defence]
 ) -> Study:
-    """Return a study that runs the first variant with each of the defences."""
+    """Return a study whose variants are the first variant of the file with each of the defences."""
     document = next(iter(documents.values()))
     variants: dict[str, Document] = {}
     for variant, defence in defences.items():
@@ -166,8 +170,8 @@ def _with_defences(
 
 
 def _build_variants(document: Document) -> dict[str, Document]:
-    """Return the checked scenario of each variant as a separate document."""
-    base = {key: value for key, value in document.data.items() if key not in STUDY_KEYS}
+    """Return a document for each variant: the data of the file with the changes of the variant."""
+    base_data = {key: value for key, value in document.data.items() if key not in STUDY_KEYS}
     variants: object = document.data.get("variants", {document.path.stem: {}})
     if not isinstance(variants, dict) or not variants:
         msg = "variants must be a table with a table for each variant"
@@ -177,13 +181,13 @@ def _build_variants(document: Document) -> dict[str, Document]:
     scenarios: dict[str, Scenario] = {}
     for name, changes in changes_by_name.items():
         variant_path: KeyPath = ("variants", name)
-        # Errors about a value that the variant changes must name its line in the variant.
+        # An error about a value that the variant changes must name the line in the variant.
         locations = document.locations | {
             key_path[2:]: location
             for key_path, location in document.locations.items()
             if key_path[:2] == variant_path and key_path != variant_path
         }
-        data = merge_tables(base, DocumentValue(document, variant_path, changes).table())
+        data = merge_tables(base_data, DocumentValue(document, variant_path, changes).table())
         documents[name] = replace(document, data=data, locations=locations)
         scenarios[name] = build_scenario(documents[name])
         _check_periods(documents[name], scenarios[name])
@@ -193,7 +197,7 @@ def _build_variants(document: Document) -> dict[str, Document]:
 
 
 def _inline_files(document: Document) -> Document:
-    """Return the document with the content of the policy files and duration files it refers to."""
+    """Replace the names of policy files and duration files by the content of these files."""
     locations = dict(document.locations)
 
     def inline(value: DocumentValue) -> Any:
@@ -206,19 +210,19 @@ def _inline_files(document: Document) -> Document:
             count = len(cast("list[object]", value.data))
             return [inline(value.item(index)) for index in range(count)]
         if isinstance(value.data, str) and value.key_path[-1] == "defence":
-            return read_policy(value)
+            return read_policy_file(value)
         return value.data
 
-    def read_policy(value: DocumentValue) -> dict[str, Any]:
+    def read_policy_file(value: DocumentValue) -> dict[str, Any]:
         try:
-            policy = read_document(document.path.parent / value.data)
+            policy_document = read_document(document.path.parent / value.data)
         except ConfigurationError as error:
             raise value.error(f"defence: {error}") from None
-        build_defence(policy.root)
-        for inner_path, location in policy.locations.items():
+        build_defence(policy_document.root)
+        for inner_path, location in policy_document.locations.items():
             if inner_path:
                 locations[*value.key_path, *inner_path] = location
-        return policy.data
+        return policy_document.data
 
     return replace(document, data=inline(document.root), locations=locations)
 
@@ -241,7 +245,7 @@ def _check_periods(document: Document, scenario: Scenario) -> None:
 def _check_arrivals(
     document: Document, variants: Mapping[str, Any], scenarios: Mapping[str, Scenario]
 ) -> None:
-    """Raise if a key of the clients has no effect in any of the variants that use it."""
+    """Raise if a key of `clients` has no effect in any variant, or in the variant that sets it."""
     arrivals = {name: scenario.clients.arrivals for name, scenario in scenarios.items()}
     tables: list[tuple[KeyPath, Mapping[str, Any], list[str]]] = [
         ((), document.data, list(arrivals.values())),
@@ -250,21 +254,21 @@ def _check_arrivals(
     for key_path, table, arrival_kinds in tables:
         clients = table.get("clients")
         for key in cast("Mapping[str, Any]", clients) if isinstance(clients, Mapping) else ():
-            allowed = ARRIVALS_BY_KEY.get(key, arrival_kinds)
-            if not set(allowed) & set(arrival_kinds):
-                *others, last = map(repr, allowed)
+            kinds_with_effect = ARRIVALS_BY_KEY.get(key, arrival_kinds)
+            if not set(kinds_with_effect) & set(arrival_kinds):
+                *others, last = map(repr, kinds_with_effect)
                 choices = f"{', '.join(others)} or {last}" if others else last
                 msg = f"{key} is for arrivals = {choices}, but arrivals is {arrival_kinds[0]!r}"
                 raise document.error_at((*key_path, "clients", key), msg)
 
 
 def _check_calls(documents: Mapping[str, Document], scenarios: Mapping[str, Scenario]) -> None:
-    """Raise if a server is called in no variant: its name is probably misspelt somewhere."""
-    called = {name for scenario in scenarios.values() for name in scenario.path()}
+    """Raise if a server is called in no variant, because a name is probably misspelt."""
+    called_names = {name for scenario in scenarios.values() for name in scenario.path()}
     for variant, scenario in scenarios.items():
         for name in scenario.servers:
-            if name not in called:
-                similar = suggest(name, called)
+            if name not in called_names:
+                similar = suggest(name, called_names)
                 hint = f"; did you mean {similar!r}?" if similar else ""
                 msg = (
                     f"server {name!r} is never called: clients.calls or another server's calls "
@@ -274,12 +278,12 @@ def _check_calls(documents: Mapping[str, Document], scenarios: Mapping[str, Scen
 
 
 def scenario_parameters(scenario: Scenario) -> dict[str, Any]:
-    """Return the names of all values that can be changed, with their current values."""
-    return dict(_list_values("", scenario))
+    """Return the values that can be set or swept, by their path in the file."""
+    return dict(_iterate_values("", scenario))
 
 
 def with_value(document: Document, name: str, value: object) -> Document:
-    """Return a document with one value changed.
+    """Return a document in which the value with this name (its path in the file) is changed.
 
     An error about the value shows the change, such as `clients.rate = 5`, instead of a line.
     """
@@ -290,31 +294,30 @@ def with_value(document: Document, name: str, value: object) -> Document:
 
 
 def merge_tables(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the base table with the changes of a variant.
+    """Return the base table with the changes of a variant, including those in nested tables.
 
-    Nested tables are merged as well, with two exceptions: `false` removes a table, and a table that
-    has a `kind` replaces the base table instead of being merged.
+    There are two exceptions: `false` removes a nested table, and a nested table with a `kind`
+    replaces that of the base table as a whole.
     """
     result = dict(base)
     for key, value in changes.items():
-        old = result.get(key)
-        if isinstance(old, Mapping) and value is False:
+        base_value = result.get(key)
+        if isinstance(base_value, Mapping) and value is False:
             del result[key]
-        elif isinstance(old, Mapping) and isinstance(value, Mapping) and "kind" not in value:
-            result[key] = merge_tables(
-                cast("Mapping[str, Any]", old), cast("Mapping[str, Any]", value)
-            )
+        elif isinstance(base_value, Mapping) and isinstance(value, Mapping) and "kind" not in value:
+            base_table = cast("Mapping[str, Any]", base_value)
+            result[key] = merge_tables(base_table, cast("Mapping[str, Any]", value))
         else:
             result[key] = value
     return result
 
 
-def _list_values(name: str, value: object) -> Iterator[tuple[str, Any]]:
+def _iterate_values(name: str, value: object) -> Iterator[tuple[str, Any]]:
     inner_values: Mapping[str, object] | None = None
     if isinstance(value, Defence):
         inner_values = _defence_values(value)
     elif isinstance(value, Fixed):
-        value = value.value  # a file has the number without a table
+        value = value.value  # in a file, a fixed duration is a plain number
     elif isinstance(value, Empirical):
         value = value.mean
     elif is_dataclass(value):
@@ -331,11 +334,14 @@ def _list_values(name: str, value: object) -> Iterator[tuple[str, Any]]:
         yield name.removeprefix("."), value
         return
     for key, inner_value in inner_values.items():
-        yield from _list_values(f"{name}.{key}", inner_value)
+        yield from _iterate_values(f"{name}.{key}", inner_value)
 
 
 def _defence_values(defence: Defence) -> dict[str, Any]:
-    """Return the fields of a defence's policy and parts, including those with default values."""
+    """Return the fields of a defence, including those with default values.
+
+    The fields of its breaker, budget, limiter and hedging are in nested dicts.
+    """
     data = defence.to_dict()
     values = dict.fromkeys(signature(Policy).parameters) if defence.hedging is None else {}
     values |= data
@@ -347,7 +353,7 @@ def _defence_values(defence: Defence) -> dict[str, Any]:
 
 
 def _replace_at(data: object, key_path: KeyPath, value: object) -> object:
-    """Return a copy of nested data with the value at a key path replaced."""
+    """Return a copy of nested data in which the value at the key path is replaced."""
     if not key_path:
         return value
     key, rest = key_path[0], key_path[1:]

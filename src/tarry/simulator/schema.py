@@ -1,8 +1,8 @@
 """Build scenarios and defences from the data of a document. Errors name the line of the value.
 
 The keys of a scenario file are the fields of the dataclasses in `tarry.simulator.scenario`. The
-annotation of a field selects how its value is built. A defence is a policy with optional parts:
-breaker, hedging, budget and limiter.
+annotation of a field selects how its value is built. A defence is what callers use against
+failures: a policy with optional parts, which are breaker, budget, limiter and hedging.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _CLASSES_BY_KIND: dict[str, Mapping[str, Callable[..., Any]]] = {
     "budget": BUDGETS,
     "limiter": LIMITERS,
 }
-"""For each part of a defence that has a `kind`: the class of each kind."""
+"""For the parts of a defence that have a `kind`: the class of each kind."""
 _CLASSES_WITHOUT_KIND: dict[str, Callable[..., Any]] = {"breaker": Breaker, "hedging": Hedging}
-"""For each other part of a defence: its class."""
+"""For the parts of a defence that have no `kind`: their class."""
 DEFENCE_KEYS = ("preset", *signature(Policy).parameters, *_CLASSES_WITHOUT_KIND, *_CLASSES_BY_KIND)
 
 
 def build_scenario(document: Document) -> Scenario:
-    """Build a scenario from a whole document."""
+    """Build a scenario from the document of a scenario file."""
     return _build(Scenario, document.root)
 
 
@@ -56,7 +56,7 @@ def build_defence(value: DocumentValue) -> Defence:
     table = value.table()
     value.check_keys(DEFENCE_KEYS)
     for name in (*_CLASSES_WITHOUT_KIND, *_CLASSES_BY_KIND):
-        if name in table:  # check each part on its own, so that an error names its key
+        if name in table:  # checked separately, so that an error names the key of the part
             _check_part(name, value.item(name))
     return _with_location(value, lambda: Defence.from_dict(table))
 
@@ -72,15 +72,15 @@ def part_classes(defence: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
 
 
 def read_durations(value: DocumentValue) -> tuple[float, ...]:
-    """Read the file of `{ kind = "empirical", file = ..., column = ..., scale = ... }`.
+    """Read the file that a table `{ kind = "empirical", file, column, scale }` refers to.
 
     The file has one number on each line, or it is a CSV file if the table has a `column`. Each
     number is multiplied by `scale` to get seconds.
     """
     table = value.table()
     value.check_keys(("kind", "file", "column", "scale"))
-    name, column = table["file"], table.get("column")
-    for key, text in (("file", name), ("column", column)):
+    file_name, column = table["file"], table.get("column")
+    for key, text in (("file", file_name), ("column", column)):
         if text is not None and not isinstance(text, str):
             raise value.error(f"{key} must be a string, got {short_repr(text)}", key)
     try:
@@ -88,7 +88,7 @@ def read_durations(value: DocumentValue) -> tuple[float, ...]:
     except ConfigurationError as error:
         raise value.error(str(error), "scale") from None
     try:
-        return _read_durations_file(value.document.path.parent / name, column, scale)
+        return _read_durations_file(value.document.path.parent / file_name, column, scale)
     except ConfigurationError as error:
         raise value.error(f"file: {error}", "file") from None
 
@@ -115,7 +115,7 @@ def _build(cls: type[T], value: DocumentValue) -> T:
 def _check_arguments(
     value: DocumentValue, cls: Callable[..., Any], *other_keys: str
 ) -> Mapping[str, Parameter]:
-    """Raise if a key is not a parameter of the class, or a required one is missing; return all."""
+    """Check that the keys of a table are the parameters of a class; return these parameters."""
     parameters = signature(cls).parameters
     table = value.table()
     value.check_keys((*other_keys, *parameters))
@@ -126,12 +126,12 @@ def _check_arguments(
 
 
 def _build_value(annotation: str, value: DocumentValue) -> Any:
-    """Build the value of a field with this annotation."""
+    """Build the value of a field of a dataclass; the annotation of the field names its type."""
     data = value.data
-    annotation, _, optional = annotation.partition(" | ")
-    if optional and data is None:
+    type_name, _, none = annotation.partition(" | ")
+    if none and data is None:
         return None
-    match annotation:
+    match type_name:
         case "Distribution":
             return _build_distribution(value)
         case "Defence":
@@ -143,7 +143,7 @@ def _build_value(annotation: str, value: DocumentValue) -> Any:
         case "tuple[Failure, ...]" | "tuple[Surge, ...]":
             if not isinstance(data, list):
                 raise value.type_error("a list of tables")
-            cls = Failure if "Failure" in annotation else Surge
+            cls = Failure if "Failure" in type_name else Surge
             count = len(cast("list[object]", data))
             return tuple(_build(cls, value.item(index)) for index in range(count))
         case "tuple[float, ...]":
@@ -172,6 +172,7 @@ def _build_distribution(value: DocumentValue) -> Distribution:
 
 
 def _get_kind(value: DocumentValue, kinds: Mapping[str, object]) -> str:
+    """Return the `kind` of a table; raise if it is not one of these kinds."""
     table = value.table()
     kind = table.get("kind")
     if not isinstance(kind, str) or kind not in kinds:
@@ -182,19 +183,22 @@ def _get_kind(value: DocumentValue, kinds: Mapping[str, object]) -> str:
 
 
 def _with_location(value: DocumentValue, build: Callable[[], T]) -> T:
-    """Call `build`; give an error the location of its field, or of the first key in its text."""
+    """Call `build`. If it raises, add the line of the key in `value` that the error is about.
+
+    That is the field of the error, or the first key of `value` that its text mentions.
+    """
     try:
         return build()
     except ConfigurationError as error:
-        mentioned = [error.field or "", *_DOTTED_NAME.findall(error.rule)]
-        candidates = (tuple(name.split(".")) for name in mentioned)
-        inner_path = next((names for names in candidates if names[0] in value.data), ())
+        mentioned_names = [error.field or "", *_DOTTED_NAME.findall(error.rule)]
+        candidates = (tuple(name.split(".")) for name in mentioned_names)
+        inner_path = next((path for path in candidates if path[0] in value.data), ())
         prefix = f"{value.name}: " if value.key_path else ""
         raise value.error(f"{prefix}{error}", *inner_path) from None
 
 
 def _number_hint(data: object) -> str:
-    """Return a hint if a string looks like a number: it was quoted, or YAML read it as a string."""
+    """Return a hint if the data is a string with a number, else ""."""
     if not isinstance(data, str):
         return ""
     try:
@@ -206,7 +210,7 @@ def _number_hint(data: object) -> str:
 
 def _read_durations_file(path: Path, column: str | None, scale: float) -> tuple[float, ...]:
     rows = csv.reader(StringIO(read_text(path, MAX_DURATIONS_FILE_BYTES)))
-    index = 0
+    column_index = 0
     durations: list[float] = []
     try:
         if column is not None:
@@ -214,9 +218,9 @@ def _read_durations_file(path: Path, column: str | None, scale: float) -> tuple[
             if column not in header:
                 msg = f"{path}:1: there is no column {column!r}; there are {', '.join(header)}"
                 raise ConfigurationError(msg)
-            index = header.index(column)
+            column_index = header.index(column)
         for row in filter(None, rows):
-            text = row[index] if index < len(row) else ""
+            text = row[column_index] if column_index < len(row) else ""
             try:
                 duration = float(text)
             except ValueError:
