@@ -1,7 +1,7 @@
 """The simulator: clients, a network and servers in virtual time.
 
-The core's own code decides about retries, as it does in production. A `Defence` is what the clients
-use against failures: a policy, or hedging, with a breaker, a retry budget and a limiter.
+The library's own code decides about retries, as it does in production. A `Defence` is what a caller
+uses against failures: a policy or hedging, with a breaker, a retry budget and a limiter.
 
 Each built-in scenario is a function that returns one result for each trial. `simulate` runs a
 scenario of your own.

@@ -1,4 +1,8 @@
-"""Assertions about the results of a study, such as "full: peak_load <= 2", for use in CI."""
+"""Assertions about the results of a study, such as "no-retries: peak_load <= 2", for use in CI.
+
+A study runs a scenario in several variants. `no-retries` is the name of a variant, `peak_load` a
+metric and 2 the bound. Each row of the results belongs to one variant.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,8 @@ _ASSERTION = re.compile(
         (?P<unit>ms|s|%|x|)\s*""",
     re.VERBOSE,
 )
-_UNIT_FACTORS = {"": 1.0, "x": 1.0, "s": 1.0, "ms": 0.001, "%": 0.01}
+_UNIT_VALUES = {"": 1.0, "x": 1.0, "s": 1.0, "ms": 0.001, "%": 0.01}
+"""One unit, in seconds or as a share, as the values of metrics are stored."""
 _TIME_UNITS = ("s", "ms")
 _BOUND_UNITS = {"": ("",), "x": ("", "x", "%"), "%": ("", "%"), "s": _TIME_UNITS, "ms": _TIME_UNITS}
 """The units in which a bound may be written, by the unit of the metric."""
@@ -40,19 +45,20 @@ _MISSING_VALUE_CAUSES = {
     **dict.fromkeys(("recovered", "recovered_after"), "there is no disruption to recover from"),
     **dict.fromkeys(("p50", "p99", "p999"), "no call succeeded"),
 }
-"""Why a metric has no value. The last server is the one at the end of the chain of calls."""
+"""By metric, why it has no value. The last server is the one at the end of the chain of calls."""
 
 
 class Assertion(NamedTuple):
-    """A condition on a metric, for the rows of `variant`; None means the rows of all variants."""
+    """A condition on a metric in the rows of `variant`, or in all rows if `variant` is None."""
 
     text: str
     variant: str | None
     metric: str
     operator: str
     bound: float
+    """In seconds or as a share."""
     unit: str = ""
-    """The unit in which the bound was written."""
+    """The unit in which the bound was written, used to show the value of the metric."""
 
 
 class AssertionResult(NamedTuple):
@@ -62,28 +68,31 @@ class AssertionResult(NamedTuple):
     row: StudyRow
     value: float
     holds: bool
-    missing: int
+    missing_count: int
     """The number of trials in which the metric has no value."""
 
     def describe_value(self) -> str:
-        """Return the actual value as text, or the cause if the metric has no value."""
+        """Return the value of the metric as text, or why it has none."""
         metric, trials = self.assertion.metric, len(self.row.trials)
-        if not self.missing:
+        if not self.missing_count:
             unit = self.assertion.unit if isfinite(self.value) else ""
-            return f"{metric} is {self.value / _UNIT_FACTORS[unit]:.6g}{unit}"
-        where = f" in {self.missing} of {trials} trials" if trials > 1 else ""
+            return f"{metric} is {self.value / _UNIT_VALUES[unit]:.6g}{unit}"
+        where = f" in {self.missing_count} of {trials} trials" if trials > 1 else ""
         cause = f": {_MISSING_VALUE_CAUSES[metric]}" if metric in _MISSING_VALUE_CAUSES else ""
         return f"{metric} has no value{where}{cause}"
 
 
 def metric_units(columns: Iterable[Column]) -> dict[str, str]:
-    """Return the units of the built-in metrics, and of other metrics that have a column."""
+    """Return the unit of each built-in metric, and of each other metric that has a column."""
     column_units = {column.metric: column.unit for column in columns}
     return column_units | {name: metric.unit for name, metric in METRICS.items()}
 
 
 def parse_assertion(text: str, variants: Iterable[str], units: Mapping[str, str]) -> Assertion:
-    """Parse an assertion; check its variant, and its unit if the unit of the metric is known."""
+    """Parse an assertion. Raise for an unknown variant, or a unit that the metric does not have.
+
+    `units` has the units of metrics by name; the unit of another metric is not checked.
+    """
     match = _ASSERTION.fullmatch(text)
     if match is None:
         msg = (
@@ -95,7 +104,7 @@ def parse_assertion(text: str, variants: Iterable[str], units: Mapping[str, str]
     if variant is not None and variant not in known_variants:
         msg = f"variant {variant!r} is not run; the variants are {', '.join(known_variants)}"
         raise ConfigurationError(f"assertion {text!r}: {msg}")
-    bound = float(match["bound"]) * _UNIT_FACTORS[unit]
+    bound = float(match["bound"]) * _UNIT_VALUES[unit]
     metric_unit = units.get(match["metric"])
     if metric_unit in _TIME_UNITS and not unit and (bound == 0 or isinf(bound)):
         unit = "s"  # 0 and inf are the same in all units
@@ -105,7 +114,7 @@ def parse_assertion(text: str, variants: Iterable[str], units: Mapping[str, str]
 
 
 def check_assertions(results: StudyResults, texts: Sequence[str]) -> list[AssertionResult]:
-    """Check each assertion against each row that it applies to."""
+    """Parse the assertions, and check each of them against the rows that it applies to."""
     columns = results.study.columns
     units = metric_units(columns)
     assertions = [parse_assertion(text, results.variants, units) for text in texts]
@@ -143,6 +152,6 @@ def _check_row(
     value = metrics[assertion.metric]
     # The mean ignores trials without a value, but a missing value may be a sign of failure. So an
     # assertion holds only if all trials have a value.
-    missing = sum(isnan(trial.metrics()[assertion.metric]) for trial in row.trials)
-    holds = not missing and _OPERATORS[assertion.operator](value, assertion.bound)
-    return AssertionResult(assertion, row, value, holds, missing)
+    missing_count = sum(isnan(trial.metrics()[assertion.metric]) for trial in row.trials)
+    holds = not missing_count and _OPERATORS[assertion.operator](value, assertion.bound)
+    return AssertionResult(assertion, row, value, holds, missing_count)

@@ -1,4 +1,8 @@
-"""The charts of a study: for each plot its panels, a caption and a text description."""
+"""Build the charts of a study: for each plot the panels, a caption and a text description.
+
+A study compares the variants of a scenario. Its results have a row for each variant and combination
+of swept values (values of parameters that the study tries out).
+"""
 
 from __future__ import annotations
 
@@ -27,19 +31,19 @@ if TYPE_CHECKING:
 Records = list[dict[str, Any]]
 """The data of a chart; the docstring of `vega` describes the fields of a record."""
 
-_SERIES_HEADROOM = 1.02
-_LABEL_HEADROOM = 1.25
-"""Leaves space for the value next to the longest bar."""
-_NEVER_HEADROOM = 1.15
-"""Leaves space for the line of values that are "never" (infinite)."""
+# The length of an axis, divided by its length up to the highest value.
+_SERIES_STRETCH = 1.02
+_BARS_STRETCH = 1.25  # leaves space for the value next to the longest bar
+_NEVER_STRETCH = 1.15  # leaves space for the line of values that are "never" (infinite)
 _MAX_SERIES_POINTS = 600
 
 
 class Panel(NamedTuple):
-    """One part of a chart, with its own axes. `variant_index` is None if it shows all variants."""
+    """One part of a chart, with its own axes."""
 
     label: str
     variant_index: int | None
+    """None if the panel shows all variants."""
     records: Records
     view: Spec
     """The Vega-Lite specification without the records."""
@@ -50,6 +54,7 @@ class Chart(NamedTuple):
 
     title: str
     kind: str
+    """The CSS class of the chart: "series", "bars", "lines", "heat" or "nothing"."""
     caption: str
     description: str
     """The values as text, for screen readers."""
@@ -76,29 +81,29 @@ def _build_chart(results: StudyResults, plot: Plot) -> Chart:
 
 def _series_chart(results: StudyResults, plot: Plot) -> Chart:
     names = results.variants
-    # Of a sweep, only the last combination of values is drawn: it usually has the highest load.
+    # Only the last combination of swept values is drawn: it usually has the highest load.
     last_combination = results.rows[-1].parameters
     rows = [row for row in results.rows if row.parameters == last_combination]
     all_series = [(names.index(row.variant), *_thin_series(row, plot.y)) for row in rows]
-    all_series = [series for series in all_series if series[2]]
+    all_series = [(variant, width, points) for variant, width, points in all_series if points]
     values = (value for *_, points in all_series for value in points)
-    y_range = vega.axis_range(values, is_log=plot.is_log, headroom=_SERIES_HEADROOM)
+    y_range = vega.axis_range(values, is_log=plot.is_log, stretch=_SERIES_STRETCH)
     records: Records = [
         {
             "i": variant,
             "v": names[variant],
-            "x": index * bucket,
+            "x": index * width,
             "y": y_range.position(value),
-            "at": format_value(index * bucket, "s"),
+            "at": format_value(index * width, "s"),
             "text": format_value(value),
         }
-        for variant, bucket, points in all_series
+        for variant, width, points in all_series
         for index, value in enumerate(points)
     ]
     y_title = _y_title(results, plot)
     duration = max((record["x"] for record in records), default=0.0)
     spans = [span for span in plot.spans if span[0] < duration]
-    shaded = [
+    span_texts = [
         f"{label}, {format_value(start, 's')} to {format_value(end, 's')}"
         for start, end, label in spans
     ]
@@ -115,7 +120,7 @@ def _series_chart(results: StudyResults, plot: Plot) -> Chart:
         join_sentences(
             f"One row for each variant, {y_title} over time, all on the same "
             f"{'log ' if plot.is_log else ''}scale; the other variants are grey.",
-            f"Shaded: {'; '.join(shaded)}." if shaded else "",
+            f"Shaded: {'; '.join(span_texts)}." if span_texts else "",
             f"Drawn for {format_swept_parameters(last_combination)}." if last_combination else "",
             f"The first of {results.trial_count} trials." if results.trial_count > 1 else "",
         ),
@@ -127,7 +132,7 @@ def _series_chart(results: StudyResults, plot: Plot) -> Chart:
 def _bar_chart(results: StudyResults, plot: Plot) -> Chart:
     records = [_build_record(results, row, plot.y) for row in results.rows]
     values = (record["y"] for record in records)
-    x_range = vega.axis_range(values, is_log=plot.is_log, headroom=_LABEL_HEADROOM)
+    x_range = vega.axis_range(values, is_log=plot.is_log, stretch=_BARS_STRETCH)
     records_by_label: dict[str, Records] = {}
     for row, record in zip(results.rows, records, strict=True):
         label = format_swept_parameters(row.parameters)
@@ -135,19 +140,19 @@ def _bar_chart(results: StudyResults, plot: Plot) -> Chart:
     unit = results.study.unit(plot.y)
     view = vega.bars_view(results.variants, x_range, unit, _y_title(results, plot))
     panels = [Panel(label, None, records, view) for label, records in records_by_label.items()]
-    never = "A dashed bar means never." if _has_infinite_value(records) else ""
-    scale = _describe_log_scale(records, x_range, "The scale is logarithmic.")
-    caption = ("One bar for each variant.", never, scale)
-    return _metric_chart(results, plot, "bars", caption, records, panels)
+    never_note = "A dashed bar means never." if _has_infinite_value(records) else ""
+    scale_note = _describe_log_scale(records, x_range, "The scale is logarithmic.")
+    sentences = ("One bar for each variant.", never_note, scale_note)
+    return _metric_chart(results, plot, "bars", sentences, records, panels)
 
 
 def _line_chart(results: StudyResults, plot: Plot) -> Chart:
     names, study = results.variants, results.study
     y_title = _y_title(results, plot)
     records = [_build_record(results, row, plot.y) for row in results.rows]
-    headroom = _NEVER_HEADROOM if _has_infinite_value(records) else 1.0
+    stretch = _NEVER_STRETCH if _has_infinite_value(records) else 1.0
     values = (record["y"] for record in records)
-    y_range = vega.axis_range(values, is_log=plot.is_log, headroom=headroom)
+    y_range = vega.axis_range(values, is_log=plot.is_log, stretch=stretch)
     x_is_metric = plot.x in results.rows[0].metrics
     x_name = plot.x if x_is_metric else results.swept_names[0]
     x_unit = study.unit(x_name) if x_is_metric else ""
@@ -158,19 +163,19 @@ def _line_chart(results: StudyResults, plot: Plot) -> Chart:
     else:
         x_values = [row.parameters[x_name] for row in results.rows]
         x_texts = [format_parameter(value) for value in x_values]
-    has_numbers = is_numeric(x_values)
-    for number, record in enumerate(records):
-        value, text = x_values[number], x_texts[number]
-        record |= {"n": number, "x": value if has_numbers else format_parameter(value), "at": text}
+    positions = x_values if is_numeric(x_values) else list(map(format_parameter, x_values))
+    for index, record in enumerate(records):
+        record |= {"n": index, "x": positions[index], "at": x_texts[index]}
     x_title = study.title(x_name)
     mark = "line" if len(results.rows) > len(names) else "point"
     channel = vega.x_channel(x_values, x_title, x_unit, is_swept=not x_is_metric)
     view = vega.lines_view(names, y_range, channel, study.unit(plot.y), (x_title, y_title))
-    never = "Values on the line at the top are never." if _has_infinite_value(records) else ""
-    scale = _describe_log_scale(records, y_range, "The vertical scale is logarithmic.")
-    caption = (f"One {mark} for each variant: {y_title} against {x_title}.", never, scale)
+    never_note = "Values on the line at the top are never." if _has_infinite_value(records) else ""
+    scale_note = _describe_log_scale(records, y_range, "The vertical scale is logarithmic.")
+    first_sentence = f"One {mark} for each variant: {y_title} against {x_title}."
+    sentences = (first_sentence, never_note, scale_note)
     panel = Panel("", None, [_with_position(record, y_range) for record in records], view)
-    return _metric_chart(results, plot, "lines", caption, records, [panel])
+    return _metric_chart(results, plot, "lines", sentences, records, [panel])
 
 
 def _heat_map(results: StudyResults, plot: Plot) -> Chart:
@@ -178,7 +183,7 @@ def _heat_map(results: StudyResults, plot: Plot) -> Chart:
     x_name, y_name, *other_names = results.swept_names
     records = [_build_record(results, row, plot.y) for row in results.rows]
     value_range = vega.axis_range((record["y"] for record in records), is_log=plot.is_log)
-    groups: dict[tuple[int, str], Records] = {}
+    groups: dict[tuple[int, str], Records] = {}  # by variant and the other swept values
     for row, record in zip(results.rows, records, strict=True):
         record["a"] = format_parameter(row.parameters[x_name])
         record["b"] = format_parameter(row.parameters[y_name])
@@ -207,8 +212,8 @@ def _metric_chart(
     records: Records,
     panels: list[Panel],
 ) -> Chart:
-    """Return a chart of one metric; `records` has one record for each row of the results."""
-    average = describe_average(results, plot.y)
+    """Return a chart of the metric `plot.y`; `records` has one record for each row."""
+    average_note = describe_average(results, plot.y)
     values = [
         (
             " at ".join(filter(None, (row.variant, format_swept_parameters(row.parameters)))),
@@ -216,12 +221,12 @@ def _metric_chart(
         )
         for row, record in zip(results.rows, records, strict=True)
     ]
-    text = join_sentences(caption_sentences[0], average, *caption_sentences[1:])
-    return Chart(plot.title, kind, text, describe_values(plot.title, values), panels)
+    caption = join_sentences(caption_sentences[0], average_note, *caption_sentences[1:])
+    return Chart(plot.title, kind, caption, describe_values(plot.title, values), panels)
 
 
 def _build_record(results: StudyResults, row: StudyRow, metric: str) -> dict[str, Any]:
-    """Return the record of one value; `y` is None if the value is infinite or missing."""
+    """Return the record of a metric of a row; `y` is None if the value is infinite or missing."""
     value = row.metrics.get(metric, nan)
     unit = results.study.unit(metric)
     return {
@@ -234,7 +239,7 @@ def _build_record(results: StudyResults, row: StudyRow, metric: str) -> dict[str
 
 
 def _thin_series(row: StudyRow, name: str) -> tuple[float, list[float]]:
-    """Return the bucket width and the points of a time series of the first trial.
+    """Return a time series of the first trial: the seconds between two points, and the points.
 
     A point of a long series is the highest of several buckets, because peaks must stay visible.
     """
@@ -247,12 +252,12 @@ def _thin_series(row: StudyRow, name: str) -> tuple[float, list[float]]:
 
 
 def _y_title(results: StudyResults, plot: Plot) -> str:
-    """Return the plot's title of the y axis, or the metric's title if that is empty or a unit."""
+    """Return the title of the y axis, or that of the metric if the plot has only a unit or ""."""
     return results.study.title(plot.y) if plot.y_title in UNIT_SUFFIXES else plot.y_title
 
 
 def _with_position(record: dict[str, Any], value_range: AxisRange) -> dict[str, Any]:
-    """Return a copy of a record in which `y` is the position at which the value is drawn."""
+    """Return a copy of a record in which `y` is the position of the value on its axis."""
     return {**record, "y": value_range.position(record["y"], never=record["never"])}
 
 
@@ -261,6 +266,7 @@ def _has_infinite_value(records: Records) -> bool:
 
 
 def _describe_log_scale(records: Records, value_range: AxisRange, text: str) -> str:
+    """Return the text, with a note if a record is zero; return "" for a linear scale."""
     if not value_range.is_log:
         return ""
     has_zero = any(record["y"] is not None and record["y"] < value_range.low for record in records)

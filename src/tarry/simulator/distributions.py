@@ -1,4 +1,4 @@
-"""Distributions of durations, in seconds."""
+"""Distributions of durations, in seconds. A sampler draws values from a distribution."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_SIGMA = 10.0
 
 
 class RandomSource(Protocol):
-    """The methods of a seeded `random.Random` that distributions use."""
+    """The methods of `random.Random` that distributions use."""
 
     def random(self) -> float:
         """Return a number from [0, 1)."""
@@ -45,7 +45,7 @@ class Distribution(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Always the same value."""
+    """A constant duration."""
 
     value: float
 
@@ -88,7 +88,7 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True)
 class Exponential:
-    """The exponential distribution: the pause between independent events."""
+    """The exponential distribution, which pauses between independent events have."""
 
     mean: float
 
@@ -123,7 +123,7 @@ class Normal:
 
 @dataclass(frozen=True, slots=True)
 class Lognormal:
-    """The log-normal distribution, the usual shape of latencies: some are far above `median`."""
+    """The log-normal distribution, the usual shape of latencies. Some are far above `median`."""
 
     median: float
     sigma: float = 0.5
@@ -186,7 +186,7 @@ class Empirical:
 
     @property
     def mean(self) -> float:
-        """The average."""
+        """The average of the values."""
         return sum(self.values) / len(self.values)
 
     def sampler(self, source: RandomSource) -> Sampler:

@@ -1,8 +1,9 @@
 """Read TOML, YAML and JSON files with the line number of each value; write files atomically.
 
-Errors start with the file and the line. The size of a file is limited, because a file may come
-from an untrusted source. The parsers of the standard library do not report line numbers, so
-`toml_line_numbers` and `json_line_numbers` find them in a second pass over the text.
+The message of an error starts with the file and the line. The size of a file is limited, because it
+may come from an untrusted source. The parsers of the standard library do not report line numbers,
+so `toml_line_numbers` and `json_line_numbers` find them in a second pass over the text. A "table"
+is a TOML table, a YAML mapping or a JSON object.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ KeyPath: TypeAlias = "tuple[str | int, ...]"
 """The keys and list indices (from 0) that lead to a value."""
 
 MAX_DOCUMENT_BYTES = 1_000_000
-"""The YAML parser takes seconds for a file of this size."""
+"""The limit of `read_document` and `parse_file`; the YAML parser takes seconds for such a file."""
 
 _TOML_ERROR_POSITION = re.compile(r" \((?:at line (\d+), column \d+|at end of document)\)")
 _TOML_TOKEN = re.compile(
@@ -61,22 +62,22 @@ class Document:
     path: Path
     data: dict[str, Any]
     locations: dict[KeyPath, str]
-    """The file and line of each value, or another source such as an option."""
+    """Where each value comes from: file and line, or an option of the command line."""
 
     @property
     def root(self) -> DocumentValue:
-        """The whole content."""
+        """The table that holds all values of the document."""
         return DocumentValue(self, (), self.data)
 
     def error_at(self, key_path: KeyPath, message: str) -> ConfigurationError:
-        """Return an error located at a value, or at the nearest enclosing table with a location."""
+        """Return an error with the location of a value, or of the nearest table around it."""
         while key_path and key_path not in self.locations:
             key_path = key_path[:-1]
         return ConfigurationError(f"{self.locations.get(key_path, self.path)}: {message}")
 
 
 class DocumentValue(NamedTuple):
-    """A value of a document, and the keys that lead to it."""
+    """A value of a document (a table, a list or a scalar), and the keys that lead to it."""
 
     document: Document
     key_path: KeyPath
@@ -85,21 +86,21 @@ class DocumentValue(NamedTuple):
     @property
     def name(self) -> str:
         """The key path as text: servers.payments.failures[0]."""
-        parts = (f"[{key}]" if isinstance(key, int) else f".{key}" for key in self.key_path)
-        return "".join(parts).removeprefix(".") or "the file"
+        steps = (f"[{key}]" if isinstance(key, int) else f".{key}" for key in self.key_path)
+        return "".join(steps).removeprefix(".") or "the file"
 
     def item(self, key: str | int) -> DocumentValue:
         """Return the value of a key of this table, or at an index of this list."""
         return DocumentValue(self.document, (*self.key_path, key), self.data[key])
 
     def table(self) -> Mapping[str, Any]:
-        """Return the value if it is a table, else raise."""
+        """Return the data if it is a table, else raise."""
         if not isinstance(self.data, Mapping):
             raise self.type_error("a table")
         return cast("Mapping[str, Any]", self.data)
 
     def check(self, check_function: Callable[..., T], *limits: float, hint: str = "") -> T:
-        """Call a function of `tarry.core.checks` with the name and the data of this value."""
+        """Check the data with a function of `tarry.core.checks`; append `hint` to its error."""
         try:
             return check_function(self.name, self.data, *limits)
         except ConfigurationError as error:
@@ -107,22 +108,23 @@ class DocumentValue(NamedTuple):
 
     def check_keys(self, known: Iterable[str]) -> None:
         """Raise if this table has a key that is not in `known`; the error suggests a known key."""
-        names = list(known)
+        known_keys = list(known)
         for key in self.table():
-            if key not in names:
-                raise self.error(f"{self.name} has no key {key!r}; {did_you_mean(key, names)}", key)
+            if key not in known_keys:
+                msg = f"{self.name} has no key {key!r}; {did_you_mean(key, known_keys)}"
+                raise self.error(msg, key)
 
     def type_error(self, expected: str) -> ConfigurationError:
         """Return an error about the type of this value."""
         return self.error(f"{self.name} must be {expected}, got {short_repr(self.data)}")
 
     def error(self, message: str, *keys: str | int) -> ConfigurationError:
-        """Return an error located at this value, or at the value that the keys lead to from it."""
+        """Return an error with the location of this value, or of a value inside it."""
         return self.document.error_at((*self.key_path, *keys), message)
 
 
 class ParsedDocument(NamedTuple):
-    """The data of one document (a YAML file can have several) and the line of each value."""
+    """The data of one document and the line of each value. A YAML file can have several."""
 
     data: Any
     line_numbers: dict[KeyPath, int]
@@ -130,7 +132,7 @@ class ParsedDocument(NamedTuple):
 
 
 class DocumentSyntaxError(Exception):
-    """Raised if a text cannot be parsed; `line` is 0 if the line is unknown."""
+    """Raised if a text cannot be parsed; `line` is 0 if the parser does not report it."""
 
     def __init__(self, message: str, line: int = 0) -> None:
         super().__init__(message)
@@ -138,7 +140,7 @@ class DocumentSyntaxError(Exception):
 
 
 def read_document(path: Path) -> Document:
-    """Read a file that holds one table; its suffix selects the format."""
+    """Read a file that holds one table. The suffix of the file selects the format."""
     if path.suffix.lower() not in PARSERS:
         raise ConfigurationError(f"{path}: the name must end in {', '.join(PARSERS)}")
     documents = parse_file(path)
@@ -154,7 +156,7 @@ def read_document(path: Path) -> Document:
 
 
 def parse_file(path: Path) -> list[ParsedDocument]:
-    """Read every document of a file; a file with an unknown suffix is read as YAML."""
+    """Parse every document of a file. A file with an unknown suffix is parsed as YAML."""
     parse = PARSERS.get(path.suffix.lower(), PARSERS[".yaml"])
     text = read_text(path, MAX_DOCUMENT_BYTES)
     try:
@@ -194,9 +196,9 @@ def _parse_json(text: str) -> list[ParsedDocument]:
         raise DocumentSyntaxError(f"not JSON: {error.msg}", error.lineno) from None
     except ValueError as error:  # an integer with more digits than Python converts
         raise DocumentSyntaxError(f"not JSON: {error}") from None
-    line_numbers, duplicate = json_line_numbers(text)
-    if duplicate is not None:
-        key, line = duplicate
+    line_numbers, duplicate_key = json_line_numbers(text)
+    if duplicate_key is not None:
+        key, line = duplicate_key
         raise DocumentSyntaxError(f"the key {key!r} appears twice in one table", line)
     return [ParsedDocument(data, line_numbers)]
 
@@ -225,10 +227,10 @@ def _parse_yaml(text: str) -> list[ParsedDocument]:
 def _record_yaml_line_numbers(
     node: Node, key_path: KeyPath, line_numbers: dict[KeyPath, int], visited: set[int]
 ) -> None:
-    """Record the line of each value below a YAML node; reject aliases and ambiguous keys."""
+    """Record the line of each value below a YAML node; raise for aliases and duplicate keys."""
     import yaml
 
-    if id(node) in visited:  # an alias; nested aliases can expand to more values than fit in memory
+    if id(node) in visited:  # an alias: nested aliases can expand to more values than fit in memory
         line = line_numbers.get(key_path, 1)
         raise DocumentSyntaxError("write the value out instead of an alias", line)
     visited.add(id(node))
@@ -265,11 +267,14 @@ class _Token(NamedTuple):
 
 
 class _LineFinder:
-    """Reads the tokens of a valid TOML or JSON text, and records the line of each key and item."""
+    """Reads the tokens of a valid TOML or JSON text, and records the line of each key and item.
+
+    The methods `take...` consume tokens. `separator` is the token between a key and its value.
+    """
 
     def __init__(self, text: str, pattern: re.Pattern[str], unquote: Callable[[str], str]) -> None:
         self.line_numbers: dict[KeyPath, int] = {}
-        self.duplicate: _Token | None = None
+        self.duplicate_key: _Token | None = None
         """A key that appears twice in its table, and the line of its second appearance."""
         self._unquote = unquote
         self._tokens: list[_Token] = []
@@ -296,7 +301,7 @@ class _LineFinder:
         return self.peek()
 
     def take_key(self, separator: str) -> list[str]:
-        """Take a dotted key and the separator after it; return the parts of the key."""
+        """Take a key and the separator after it; return the parts of a dotted key (a.b.c)."""
         parts: list[str] = []
         while (text := self.take().text) not in {separator, ""}:
             if text.startswith(_QUOTES):
@@ -311,9 +316,9 @@ class _LineFinder:
         for part in self.take_key(separator):
             key_path = (*key_path, part)
             # In TOML this need not be a duplicate: two dotted keys can have the same first part.
-            # Only JSON uses `duplicate`, because the TOML parser rejects duplicates itself.
+            # Only JSON uses `duplicate_key`, because the TOML parser rejects duplicates itself.
             if self.line_numbers.setdefault(key_path, line) != line:
-                self.duplicate = _Token(part, line)
+                self.duplicate_key = _Token(part, line)
         self.skip("\n")
         self.take_value(key_path, separator)
 
@@ -340,34 +345,37 @@ def toml_line_numbers(text: str) -> dict[KeyPath, int]:
     """Return the line of each table, key and list item of a valid TOML text."""
     finder = _LineFinder(text, _TOML_TOKEN, lambda key: str(tomllib.loads(f"key = {key}")["key"]))
     last_index: dict[KeyPath, int] = {}  # the index of the last table in each array of tables
-    table: KeyPath = ()
+    table_path: KeyPath = ()
     while (token := finder.skip("\n")).text:
         if token.text != "[":
-            finder.take_pair(table, "=")
+            finder.take_pair(table_path, "=")
             continue
         finder.take()
         is_array = finder.peek().text == "["
         finder.skip("[")
         key = finder.take_key("]")
         finder.skip("]")
-        table = ()
+        table_path = ()
         for number, part in enumerate(key, 1):
-            table = (*table, part)
-            finder.line_numbers.setdefault(table, token.line)
+            table_path = (*table_path, part)
+            finder.line_numbers.setdefault(table_path, token.line)
             if is_array and number == len(key):
-                last_index[table] = last_index.get(table, -1) + 1
-            if table in last_index:
-                table = (*table, last_index[table])
-                finder.line_numbers.setdefault(table, token.line)
+                last_index[table_path] = last_index.get(table_path, -1) + 1
+            if table_path in last_index:
+                table_path = (*table_path, last_index[table_path])
+                finder.line_numbers.setdefault(table_path, token.line)
     return finder.line_numbers
 
 
 def json_line_numbers(text: str) -> tuple[dict[KeyPath, int], tuple[str, int] | None]:
-    """Return the line of each key and item of a valid JSON text, and a duplicate key or None."""
+    """Return the line of each key and item of a valid JSON text.
+
+    Also return a key that appears twice in a table with the line of the second one, or None.
+    """
     finder = _LineFinder(text, _JSON_TOKEN, json.loads)
     finder.skip("\n")
     finder.take_value((), ":")
-    return finder.line_numbers, finder.duplicate
+    return finder.line_numbers, finder.duplicate_key
 
 
 def read_text(path: Path, max_bytes: int) -> str:
@@ -390,7 +398,7 @@ def read_text(path: Path, max_bytes: int) -> str:
 
 
 def check_output_path(path: Path) -> None:
-    """Raise if the path is a folder or its folder does not exist, before expensive work starts."""
+    """Raise if the path is a folder or its folder does not exist. Call it before expensive work."""
     with _convert_os_errors(path):
         if path.is_dir():
             raise OSError(EISDIR, "Is a folder")

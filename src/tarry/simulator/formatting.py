@@ -1,7 +1,7 @@
-"""Format the values of a study as text, in the same way for the terminal, the page and charts.
+"""Format the results of a study as text, in the same way for the terminal, the page and charts.
 
-Values are stored in seconds and as shares from 0 to 1. The unit, such as "ms" or "%", selects how a
-value is written.
+Times are stored in seconds, and shares as numbers from 0 to 1. The unit, such as "ms" or "%",
+selects how a value is shown.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ if TYPE_CHECKING:
     from tarry.simulator.study import StudyResults
 
 UNIT_SUFFIXES = {"": "", "s": " s", "ms": " ms", "%": " %", "x": "x"}
-_UNIT_FACTORS = {"": 1.0, "s": 1.0, "ms": 1000.0, "%": 100.0, "x": 1.0}
+_UNITS_PER_STORED_VALUE = {"": 1.0, "s": 1.0, "ms": 1000.0, "%": 100.0, "x": 1.0}
 _TIME_UNITS = ("s", "ms")
-_NO_VALUE = "-"
 _SIGNIFICANT_DIGITS = 3
 _SMALLEST_SHOWN = 0.001
 _MAX_DESCRIBED_VALUES = 24
 
 
 def format_value(value: float, unit: str = "") -> str:
-    """Return a value with its unit: 12,345, 0.25 s, 250 ms, 99.2 %, 4.1x, or "never" for inf s."""
+    """Return a value with its unit: 12,345, 0.25 s, 250 ms, 99.2 %, 4.1x.
+
+    An infinite time is "never". A missing value (nan) is "-".
+    """
     if isnan(value):
-        return _NO_VALUE
+        return "-"
     if isinf(value):
         return "never" if unit in _TIME_UNITS else ("-∞" if value < 0 else "∞")
     return _format_number(value, unit) + UNIT_SUFFIXES[unit]
@@ -34,7 +36,7 @@ def format_value(value: float, unit: str = "") -> str:
 
 def scale_value(value: float, unit: str) -> float:
     """Convert a stored value to the unit: 0.25 becomes 250 for "ms" and 25 for "%"."""
-    return value * _UNIT_FACTORS[unit]
+    return value * _UNITS_PER_STORED_VALUE[unit]
 
 
 def format_parameter(value: object) -> str:
@@ -45,7 +47,10 @@ def format_parameter(value: object) -> str:
 
 
 def format_swept_parameters(parameters: dict[str, Any]) -> str:
-    """Return the swept parameters of a row as text: "clients = 100, rate = 5"."""
+    """Return the swept parameters of a row as text: "clients = 100, rate = 5".
+
+    A swept parameter is one that a study runs with several values.
+    """
     return ", ".join(
         f"{name.rpartition('.')[2]} = {format_parameter(value)}"
         for name, value in parameters.items()
@@ -53,7 +58,7 @@ def format_swept_parameters(parameters: dict[str, Any]) -> str:
 
 
 def is_numeric(values: Iterable[object]) -> bool:
-    """Return whether all values are finite numbers, so that an axis can show them."""
+    """Return whether all values are finite numbers, which fit on a numeric axis."""
     return all(
         isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
         for value in values
@@ -62,28 +67,28 @@ def is_numeric(values: Iterable[object]) -> bool:
 
 def join_sentences(*sentences: str) -> str:
     """Capitalise and join the sentences that are not empty."""
-    return " ".join(f"{part[0].upper()}{part[1:]}" for part in sentences if part)
+    return " ".join(f"{each[0].upper()}{each[1:]}" for each in sentences if each)
 
 
 def describe_average(results: StudyResults, *metrics: str) -> str:
-    """Return a sentence on how the trials are averaged, or "" if there is only one trial."""
+    """Return a sentence on how these metrics are averaged, or "" if there is only one trial."""
     if results.trial_count == 1:
         return ""
     all_metrics = (trial.metrics() for row in results.rows for trial in row.trials)
     has_infinite = any(isinf(values.get(name, 0.0)) for values in all_metrics for name in metrics)
-    median = ", or their median if some of them are infinite" if has_infinite else ""
-    return f"The mean of {results.trial_count} trials{median}."
+    exception = ", or their median if some of them are infinite" if has_infinite else ""
+    return f"The mean of {results.trial_count} trials{exception}."
 
 
 def describe_values(title: str, values: Sequence[tuple[str, str]]) -> str:
-    """Return the first values of a chart as text for screen readers."""
-    listed = "; ".join(f"{name}: {text}" for name, text in values[:_MAX_DESCRIBED_VALUES])
-    more = "; the table has all values" if len(values) > _MAX_DESCRIBED_VALUES else ""
-    return f"{title}. {listed}{more}."
+    """Return the first values of a chart as text for screen readers; `values` has (name, text)."""
+    first_values = "; ".join(f"{name}: {text}" for name, text in values[:_MAX_DESCRIBED_VALUES])
+    omission = "; the table has all values" if len(values) > _MAX_DESCRIBED_VALUES else ""
+    return f"{title}. {first_values}{omission}."
 
 
 def _format_number(value: float, unit: str) -> str:
-    """Return a number with three significant digits, and all digits before the decimal point."""
+    """Return a number with three significant digits, but all digits before the decimal point."""
     number = scale_value(value, unit)
     if number == 0:
         return "0"

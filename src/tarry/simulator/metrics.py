@@ -1,4 +1,8 @@
-"""The metrics of a run: `MetricsRecorder` counts events during the run and returns a `Summary`."""
+"""The metrics of a run: `MetricsRecorder` counts events during the run and returns a `Summary`.
+
+Time is divided into buckets of equal width. The disruption lasts from the start of the first
+failure or surge to the end of the last one.
+"""
 
 from __future__ import annotations
 
@@ -14,27 +18,30 @@ if TYPE_CHECKING:
     from tarry.core.verdict import Reason
     from tarry.simulator.scenario import Scenario
 
-# These tolerances decide whether a bucket of the time series is healthy, and a run has recovered.
+# These tolerances decide whether a bucket is healthy, and whether a run has recovered.
 _TOLERATED_FAILURE_RATE = 0.05
-"""The failure rate of a healthy bucket may exceed the scenario's own failure rate by this much."""
+"""The failure rate of a healthy bucket may exceed that of the servers (`Server.failure_rate`) by
+this much."""
 _TOLERATED_STANDARD_DEVIATIONS = 4.0
 """The number of failures in a healthy bucket may exceed its expected value by this many standard
 deviations, because the failure rate of a bucket with few calls varies by chance."""
 _TOLERATED_WAITING_CALLS = 10
-"""The number of waiting calls in a healthy bucket may exceed twice the number before the disruption
-by this much."""
+"""The number of calls without a result in a healthy bucket may exceed twice the number before the
+disruption by this much."""
 _RECOVERY_CUTOFF = 0.9
-"""A run has recovered if it is healthy from this share of its duration on, or from earlier on."""
+"""A run has recovered if all buckets after this share of its duration are healthy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Summary:
-    """The metrics of one run, as `METRICS` describes them. Times are in seconds."""
+    """The metrics of one run, as `METRICS` describes them.
+
+    Times are in seconds. A metric that has no value is nan.
+    """
 
     calls: int
     succeeded: int
     failed: int
-    """For failed attempts, see `failures`."""
     unfinished: int
     attempts: int
     requests: int
@@ -47,19 +54,19 @@ class Summary:
     recovered_after: float
     """Infinite if the run did not recover."""
     recovered: float
-    """1 if the run recovered, else 0, so that the mean over trials is the share that recovered."""
+    """1 or 0, so that the mean over trials is the share of runs that recovered."""
     p50: float
     p99: float
     p999: float
     reasons: dict[str, int] = field(default_factory=dict)
-    """The number of failed calls by `tarry.Reason`."""
+    """The number of failed calls by the value of `tarry.Reason`."""
     bucket: float = 1.0
     """The width of a bucket of `series`, in seconds."""
     series: dict[str, list[float]] = field(default_factory=dict)
-    """The time series calls (started), requests, succeeded, failed and in_progress, by name."""
+    """By name, the time series: calls (started), requests, succeeded, failed, in_progress."""
 
     def __eq__(self, other: object) -> bool:
-        """Compare the representations as text, so that nan equals nan."""
+        """Compare the representations, so that nan equals nan."""
         return isinstance(other, Summary) and repr(self) == repr(other)
 
     def __hash__(self) -> int:
@@ -116,8 +123,7 @@ class MetricsRecorder:
         self._succeeded = [0] * size
         self._failed = [0] * size
         self._failed_attempts = [0] * size
-        self._refused = [0] * size
-        """Calls that failed without any attempt."""
+        self._failed_without_attempt = [0] * size
         self._in_progress = [0] * size
         self._durations = array("d")
         self._reasons: dict[str, int] = {}
@@ -140,18 +146,18 @@ class MetricsRecorder:
         self._succeeded[int(now * self._buckets_per_second)] += 1
         self._durations.append(duration)
 
-    def record_failed_call(self, now: float, reason: Reason, attempts: int) -> None:
+    def record_failed_call(self, now: float, reason: Reason, attempt_count: int) -> None:
         """Count a call that failed after this number of attempts."""
         index = int(now * self._buckets_per_second)
         self._failed[index] += 1
-        self._refused[index] += not attempts
+        self._failed_without_attempt[index] += not attempt_count
         self._reasons[reason.value] = self._reasons.get(reason.value, 0) + 1
 
-    def record_in_progress(self, index: int, requests: int) -> None:
-        """Store the number of requests in progress at the start of the bucket with this index."""
-        self._in_progress[index] = requests
+    def record_in_progress(self, bucket_index: int, request_count: int) -> None:
+        """Store the number of requests in progress at the start of a bucket."""
+        self._in_progress[bucket_index] = request_count
 
-    def summarize(self, scenario: Scenario, crashes: int) -> Summary:
+    def summarize(self, scenario: Scenario, crash_count: int) -> Summary:
         """Return the metrics of the whole run."""
         calls, requests = sum(self._calls), sum(self._requests)
         succeeded, failed = sum(self._succeeded), sum(self._failed)
@@ -166,7 +172,7 @@ class MetricsRecorder:
             attempts=self.attempts,
             requests=requests,
             failures=sum(self._failed_attempts),
-            crashes=crashes,
+            crashes=crash_count,
             success_rate=succeeded / calls if calls else nan,
             attempts_per_call=self.attempts / calls if calls else nan,
             amplification=requests / calls if calls else nan,
@@ -189,19 +195,22 @@ class MetricsRecorder:
 
     def _to_series(self, counts: list[int]) -> list[float]:
         series = [float(count) for count in counts[: self.bucket_count]]
-        # The last bucket includes the events that rounding has put after it.
+        # The last bucket includes the events that rounding has put into the bucket after it.
         series[-1:] = [float(sum(counts[self.bucket_count - 1 :]))]
         return series
 
     def _peak_request_rate(self, scenario: Scenario) -> float:
-        """Return the highest request rate after the disruption, or of the whole run without one."""
+        """Return the highest request rate after the disruption.
+
+        Without a disruption, or if it lasts until the end, return the highest rate of the run.
+        """
         disruption = scenario.disruption()
         start = int(disruption[1] * self._buckets_per_second) if disruption else 0
-        after = self._requests[start : self.bucket_count]
-        return max(after or self._requests) * self._buckets_per_second
+        counts_after = self._requests[start : self.bucket_count]
+        return max(counts_after or self._requests) * self._buckets_per_second
 
     def _recovered_after(self, scenario: Scenario) -> float:
-        """Return the time from the end of the disruption to the end of the last unhealthy bucket.
+        """Return the time from the end of the disruption until all later buckets are healthy.
 
         Return nan if there is no disruption, and inf if the run does not recover.
         """
@@ -210,19 +219,19 @@ class MetricsRecorder:
             return nan
         start, end = disruption
         path = [scenario.servers[name] for name in scenario.path()]
-        usual_failure_rate = 1 - prod(1 - server.failure_rate for server in path)
+        base_failure_rate = 1 - prod(1 - server.failure_rate for server in path)
         counts = zip(self._calls, self._succeeded, self._failed, strict=True)
-        # The number of started calls that have not ended, at the end of each bucket.
+        # The number of calls without a result at the end of each bucket.
         waiting = list(accumulate(new - succeeded - failed for new, succeeded, failed in counts))
-        tail = slice(int(_RECOVERY_CUTOFF * self.bucket_count), self.bucket_count)
-        if waiting[-1] > 0 and not sum(self._succeeded[tail]):
+        last_tenth = slice(int(_RECOVERY_CUTOFF * self.bucket_count), self.bucket_count)
+        if waiting[-1] > 0 and not sum(self._succeeded[last_tenth]):
             return inf  # calls are waiting and none succeeds
-        usual_waiting = waiting[: int(start * self._buckets_per_second)] or waiting[tail]
+        waiting_before = waiting[: int(start * self._buckets_per_second)] or waiting[last_tenth]
         waiting_after = waiting[min(self.bucket_count, int(end * self._buckets_per_second))]
         if waiting[-1] > 2 * waiting_after + _TOLERATED_WAITING_CALLS:
             return inf  # calls keep piling up after the disruption
-        max_waiting = 2 * sum(usual_waiting) / len(usual_waiting) + _TOLERATED_WAITING_CALLS
-        tolerated_rate = usual_failure_rate + _TOLERATED_FAILURE_RATE
+        max_waiting = 2 * sum(waiting_before) / len(waiting_before) + _TOLERATED_WAITING_CALLS
+        tolerated_rate = base_failure_rate + _TOLERATED_FAILURE_RATE
         unhealthy = [
             index
             for index in range(self.bucket_count)
@@ -234,13 +243,14 @@ class MetricsRecorder:
         return max(0.0, healthy_from - end)
 
     def _has_few_failures(self, index: int, tolerated_rate: float) -> bool:
-        """Return whether the number of failures in a bucket is within the tolerances."""
-        failures = self._failed_attempts[index] + self._refused[index]
+        """Return whether failed attempts and calls without an attempt are within the tolerances."""
+        failures = self._failed_attempts[index] + self._failed_without_attempt[index]
         total = self._succeeded[index] + failures
         deviation = sqrt(total * tolerated_rate * max(0.0, 1 - tolerated_rate))
         return failures <= tolerated_rate * total + _TOLERATED_STANDARD_DEVIATIONS * deviation
 
 
-def quantile(ordered: Sequence[float], q: float) -> float:
-    """Return the quantile `q` of sorted values, or nan if there are none."""
-    return ordered[min(int(q * len(ordered)), len(ordered) - 1)] if ordered else nan
+def quantile(sorted_values: Sequence[float], q: float) -> float:
+    """Return the quantile `q` of sorted values, or nan if there are no values."""
+    index = min(int(q * len(sorted_values)), len(sorted_values) - 1)
+    return sorted_values[index] if sorted_values else nan

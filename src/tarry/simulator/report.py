@@ -1,7 +1,7 @@
 """Write the report of a study as one self-contained HTML file, or its charts as an image.
 
-The HTML page has the question, the table of results, the charts and the lesson. All text is escaped
-where it is inserted, as HTML or as JSON within HTML.
+A study compares the variants of a scenario. The page has its question, the table of results, the
+charts and the lesson (what the results teach). All text is escaped where it is inserted.
 """
 
 from __future__ import annotations
@@ -38,11 +38,10 @@ if TYPE_CHECKING:
     from tarry.simulator.study import StudyResults
 
 
-_VISIBLE_TABLE_ROWS = 12
-_WIDTH_PX = 860
-_MAX_HEADING_CHARS = 88
-_MAX_CAPTION_CHARS = 108
-"""Characters after which the text is wrapped."""
+_MAX_VISIBLE_ROWS = 12  # of the table on the page, which scrolls if it has more
+_IMAGE_WIDTH_PX = 860
+_HEADING_WIDTH_CHARS = 88
+_CAPTION_WIDTH_CHARS = 108
 _PNG_SCALE = 2.0
 """Pixels per point; 2 is sharp on a high-resolution screen."""
 _CHART_TITLE_SIZE_PX, _QUESTION_SIZE_PX, _LABEL_SIZE_PX = 17, 21, 13
@@ -55,12 +54,12 @@ _SHAPE_PATHS = {
     "cross": "M4 .5h4V4h3.5v4H8v3.5H4V8H.5V4H4z",
     "triangle-right": "M11 6L1 .5v11z",
 }
-"""SVG paths of the shapes that Vega draws for variants."""
+"""SVG paths of the shapes that identify variants; the keys are Vega's names of the shapes."""
 _INDEPENDENT_SCALES = {"scale": {"color": "independent", "shape": "independent"}}
 
 
 def write_html(results: StudyResults, path: Path, *, command: str = "") -> None:
-    """Write the report. It shows `command`, the command line that created it."""
+    """Write the page. It shows `command`, the command line that created it."""
     check_output_path(path)
     write_atomically(path, render_page(results, command=command).encode())
 
@@ -71,9 +70,9 @@ def render_page(results: StudyResults, *, command: str = "") -> str:
     charts = build_charts(results)
     style = css_properties() + _read_asset("page.css")
     library, script = javascript_bundle(), _read_asset("page.js")
-    average = describe_average(results, *(column.metric for column in study.columns))
-    rows = len(results.rows)
-    scroll_note = f"{rows} rows: the table scrolls." if rows > _VISIBLE_TABLE_ROWS else ""
+    average_note = describe_average(results, *(column.metric for column in study.columns))
+    row_count = len(results.rows)
+    scroll_note = f"{row_count} rows: the table scrolls." if row_count > _MAX_VISIBLE_ROWS else ""
     command_html = f'<pre class="scroll" tabindex="0"><code>{escape(command)}</code></pre>'
     return Template(_read_asset("page.html")).substitute(
         security_policy=_content_security_policy(style, library, script),
@@ -81,12 +80,12 @@ def render_page(results: StudyResults, *, command: str = "") -> str:
         name=escape(study.name),
         question=_render_prose(study.question or study.name),
         table=_render_table(results),
-        table_note=join_sentences(average or "One run for each row.", scroll_note),
+        table_note=join_sentences(average_note or "One run for each row.", scroll_note),
         legend=_render_legend(results),
         charts="\n".join(_render_figure(number, chart) for number, chart in enumerate(charts)),
         lesson=_render_lesson(study.lesson),
         command=command_html if command else "",
-        facts=_render_facts(results),
+        facts=_render_run_facts(results),
         data=_chart_data(charts),
         library=library,
         script=script,
@@ -99,12 +98,12 @@ def _read_asset(name: str) -> str:
 
 def _content_security_policy(style: str, *scripts: str) -> str:
     """Return a policy that allows these scripts and this style, and no network access."""
-    style_digest, *digests = (
+    style_digest, *script_digests = (
         f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
         for text in (style, *scripts)
     )
     return (
-        f"default-src 'none'; script-src {' '.join(digests)}; style-src {style_digest}; "
+        f"default-src 'none'; script-src {' '.join(script_digests)}; style-src {style_digest}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
 
@@ -113,9 +112,9 @@ def _render_table(results: StudyResults) -> str:
     study, names = results.study, results.variants
     titles = [study.title(name) for name in results.swept_names]
     titles += [column.title for column in study.columns]
-    heads = "".join(f'<th scope="col">{escape(title)}</th>' for title in titles)
+    header_cells = "".join(f'<th scope="col">{escape(title)}</th>' for title in titles)
     rows: list[str] = []
-    previous = results.rows[0].parameters if results.rows else {}
+    previous_values = results.rows[0].parameters if results.rows else {}
     for row in results.rows:
         metrics = row.metrics
         texts = [format_parameter(value) for value in row.parameters.values()]
@@ -126,11 +125,11 @@ def _render_table(results: StudyResults) -> str:
         index = names.index(row.variant)
         name = f'<th scope="row" class="variant">{_render_symbol(index)}{escape(row.variant)}</th>'
         # A line separates the rows of different combinations of swept values.
-        css_class = ' class="point"' if len(names) > 1 and row.parameters != previous else ""
-        previous = row.parameters
+        css_class = ' class="point"' if len(names) > 1 and row.parameters != previous_values else ""
+        previous_values = row.parameters
         rows.append(f'<tr data-variant="{index}"{css_class}>{name}{cells}</tr>')
     variant_head = f'<th scope="col" class="variant">{escape(study.variant_parameter)}</th>'
-    head = f"<thead><tr>{variant_head}{heads}</tr></thead>"
+    head = f"<thead><tr>{variant_head}{header_cells}</tr></thead>"
     return "\n".join(("<table>", head, "<tbody>", *rows, "</tbody>", "</table>"))
 
 
@@ -188,7 +187,8 @@ def _render_lesson(text: str) -> str:
     return f'<section class="lesson" aria-labelledby="lesson">\n{head}\n{paragraphs}\n</section>'
 
 
-def _render_facts(results: StudyResults) -> str:
+def _render_run_facts(results: StudyResults) -> str:
+    """Return what is needed to repeat the run: version, seed, trials and parameters."""
     facts = {
         "version of tarry": version("tarry"),
         "seed": str(results.seed),
@@ -204,7 +204,10 @@ def _render_facts(results: StudyResults) -> str:
 
 
 def _chart_data(charts: list[Chart]) -> str:
-    """Return the data of the charts as JSON for page.js; panels refer to records by index."""
+    """Return the data of the charts as JSON for page.js.
+
+    Panels that share their list of records refer to it by its index.
+    """
     autosize = {"type": "fit-x", "contains": "padding"}  # as wide as the panel's container
     padding = {"left": 0, "right": 0, "top": 6, "bottom": 4}
     params = [SELECTED_VARIANT]
@@ -220,7 +223,7 @@ def _chart_data(charts: list[Chart]) -> str:
         data.append({"records": list(records_by_id.values()), "panels": panels})
     themes = {"light": vega_config(LIGHT, legend=False), "dark": vega_config(DARK, legend=False)}
     text = json.dumps({"charts": data, "themes": themes}, allow_nan=False, separators=(",", ":"))
-    # These characters could end the script element or start a comment in it.
+    # These characters could end the script element that contains the JSON, or start a comment.
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
@@ -240,7 +243,7 @@ def write_svg(results: StudyResults, path: Path) -> None:
 
 def image_spec(results: StudyResults) -> dict[str, Any]:
     """Return the Vega-Lite specification of all charts, one below the other."""
-    question = wrap(results.study.question, _MAX_HEADING_CHARS)
+    question = wrap(results.study.question, _HEADING_WIDTH_CHARS)
     return {
         "title": {"text": question, "fontSize": _QUESTION_SIZE_PX, "offset": 24},
         "padding": 32,
@@ -254,8 +257,8 @@ def image_spec(results: StudyResults) -> dict[str, Any]:
 
 def _chart_spec(chart: Chart) -> dict[str, Any]:
     title = {
-        "text": wrap(chart.title, _MAX_HEADING_CHARS),
-        "subtitle": wrap(chart.caption, _MAX_CAPTION_CHARS),
+        "text": wrap(chart.title, _HEADING_WIDTH_CHARS),
+        "subtitle": wrap(chart.caption, _CAPTION_WIDTH_CHARS),
         "fontSize": _CHART_TITLE_SIZE_PX,
         "subtitleFontSize": _LABEL_SIZE_PX,
         "subtitlePadding": 6,
@@ -266,13 +269,13 @@ def _chart_spec(chart: Chart) -> dict[str, Any]:
 
 
 def _panel_spec(panel: Panel) -> dict[str, Any]:
-    label = {"text": panel.label, "fontSize": _LABEL_SIZE_PX, "limit": _WIDTH_PX}
+    label = {"text": panel.label, "fontSize": _LABEL_SIZE_PX, "limit": _IMAGE_WIDTH_PX}
     title = {"title": label} if panel.label else {}
-    return {**title, "width": _WIDTH_PX, "data": {"values": panel.records}, **panel.view}
+    return {**title, "width": _IMAGE_WIDTH_PX, "data": {"values": panel.records}, **panel.view}
 
 
 def import_vl_convert() -> ModuleType:
-    """Return the module `vl_convert`, which contains Vega, Vega-Lite and Vega-Embed."""
+    """Return the module `vl_convert` (it contains Vega, Vega-Lite and Vega-Embed), or raise."""
     try:
         import vl_convert
     except ImportError as exc:
@@ -282,7 +285,7 @@ def import_vl_convert() -> ModuleType:
 
 @cache
 def javascript_bundle() -> str:
-    """Return the JavaScript libraries for a page; cached, because building takes seconds."""
+    """Return the JavaScript libraries for a page. Cached, because building them takes seconds."""
     code: str = import_vl_convert().javascript_bundle()
     # The HTML parser ends a script element at the first "</script", even in a string literal, and
     # "<!--" starts a comment.

@@ -1,7 +1,8 @@
-"""The description of a simulation: clients, a network, and servers that may call each other.
+"""A scenario, the description of a simulation: clients, a network, and servers.
 
-The constructors check all values, so that every `Scenario` object can be run. A `Defence` is a
-policy, or hedging, with an optional breaker, retry budget and limiter.
+The constructors check all values, so that every `Scenario` object can be run. A `Defence` is what a
+caller uses against failures: a policy or hedging, with optional breaker, retry budget and limiter.
+Times are in seconds. Times of events (`start`, `end`) count from the start of the run.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ ARRIVAL_KINDS = ("at-once", "poisson", "closed", "backlog")
 FAILURE_KINDS = ("error", "refuse", "hang", "freeze")
 
 ERROR_STATUSES = frozenset(range(400, 600))
-"""The HTTP statuses that a simulated server can fail with."""
+"""The HTTP statuses with which a server can fail."""
 
 _MAX_BUCKETS = 1_000_000
 _MAX_CLIENTS = 10_000_000
@@ -35,7 +36,7 @@ _MAX_INSTANCES = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surge:
-    """A period in which calls arrive at `rate` per second instead of the rate of the clients."""
+    """A period in which calls start at `rate` per second instead of the rate of the clients."""
 
     start: float
     end: float
@@ -48,12 +49,12 @@ class Surge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A period in which a server fails all requests, or the share `rate` of them.
+    """A period in which requests to a server fail: all of them, or the share `rate`.
 
     kind:
         error: the server responds with `status`.
         refuse: the server refuses connections.
-        hang: the server never responds to these requests.
+        hang: the server never responds to requests that arrive in the period.
         freeze: the server does not respond until the period ends. Then it restarts and drops all
             connections.
     """
@@ -78,16 +79,16 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """One server. It does the work itself, or calls the server named in `calls`.
+    """A simulated server. It does the work itself, or calls the server named in `calls`.
 
     latency: the time that the work takes. A server that calls another one works before the call.
-    concurrency: requests that run at the same time, including those that wait for a call to
-        another server; None for no limit.
-    queue: requests that may wait for a free worker; None for no limit. When the queue is full,
+    concurrency: the number of requests that can run at the same time, including those that wait for
+        a call to another server; None for no limit.
+    queue: the number of requests that can wait to run; None for no limit. When the queue is full,
         a request is rejected with `reject_status` (429 counts as throttling) and `retry_after`.
     slowdown: seconds added to a request for each request that runs or is queued when it arrives.
-    crash_above: with more running and queued requests, the server crashes, drops them all
-        and restarts after `restart_after` seconds.
+    crash_above: with more running and queued requests than this, the server crashes, drops them
+        all and restarts after `restart_after` seconds.
     cold_factor: after a restart, requests take this many times as long. The factor decreases to 1
         over `warmup` seconds.
     failure_rate: the share of requests that fail with status 500, also outside `failures`.
@@ -146,7 +147,7 @@ class Server:
 
     @property
     def capacity(self) -> float | None:
-        """Requests per second that the server can process; None for no limit."""
+        """The number of requests per second that the server can process; None for no limit."""
         if self.concurrency is None:
             return 1 / self.slowdown if self.slowdown else None
         duration = self.latency.mean + self.slowdown * (self.concurrency - 1)
@@ -158,12 +159,12 @@ class Clients:
     """The clients: which server they call, when, and with which defence.
 
     arrivals:
-        poisson: calls arrive at random times, `rate` per second in total.
+        poisson: calls start at random times, `rate` per second in total.
         at-once: `count` clients make one call each at the start.
         closed: each of `count` clients makes a call, pauses for a time drawn from `think`, and
             repeats.
-        backlog: `count` calls wait and start as soon as breaker, budget and limiter admit them.
-    instances: the number of processes that the clients share. Each process has its own breaker,
+        backlog: `count` calls wait and start as soon as breaker, budget and limiter allow it.
+    instances: the number of processes in which the clients run. Each process has its own breaker,
         budget and limiter.
     """
 
@@ -202,7 +203,7 @@ class Scenario:
     servers: dict[str, Server]
     clients: Clients = field(default_factory=Clients)
     network: Distribution = field(default_factory=lambda: Fixed(0.001))
-    """The one-way delay between any two nodes."""
+    """The one-way delay of each message between clients and servers."""
     duration: float = 60.0
     bucket: float = 1.0
     """The time that one point of the time series covers, in seconds."""
@@ -241,7 +242,10 @@ class Scenario:
         return path
 
     def disruption(self) -> tuple[float, float] | None:
-        """Return the earliest start and latest end of all surges and failures on the path."""
+        """Return the earliest start and the latest end of all surges and failures.
+
+        Only failures of servers on the path count. Return None if there is no surge or failure.
+        """
         periods: list[Failure | Surge] = [*self.clients.surges]
         for name in self.path():
             periods.extend(self.servers[name].failures)
@@ -251,9 +255,9 @@ class Scenario:
         return min(period.start for period in periods), max(period.end for period in periods)
 
 
-def _check_error_status(field: str, value: object) -> None:
-    if check_count(field, value) not in ERROR_STATUSES:
-        raise ConfigurationError(field, f"must be from 400 to 599, got {value}")
+def _check_error_status(field: str, status: object) -> None:
+    if check_count(field, status) not in ERROR_STATUSES:
+        raise ConfigurationError(field, f"must be from 400 to 599, got {status}")
 
 
 def _check_distribution(field: str, value: object) -> None:

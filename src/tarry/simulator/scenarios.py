@@ -1,7 +1,7 @@
-"""For each built-in scenario, a function that runs it and a `Study` that compares its variants.
+"""For each built-in scenario, a function that runs one variant and a `Study` that compares all.
 
-`STUDIES` has the studies by name. The scenario `contention` has a module of its own. A `Defence` is
-a policy, or hedging, with an optional breaker, retry budget and limiter.
+The variants differ in one parameter, often in the defence: a policy or hedging, with an optional
+breaker, retry budget and limiter. The scenario `contention` has a module of its own.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from tarry.simulator.study import Column, Plot, Study, run_with_defence, with_de
 if TYPE_CHECKING:
     from tarry.simulator.metrics import Summary
 
-# The storm: a dependency freezes for 20 s, then restarts and drops every connection, so that all
-# waiting calls fail at the same moment. If it then gets more requests than it can process in two
+# The storm: a server freezes for 20 s, then restarts and drops every connection, so that all calls
+# in progress fail at the same moment. If it then has more requests than it can process in two
 # seconds, it crashes and is down for 3 s.
 _THINK_TIME = Exponential(30.0)
 _FREEZE_START_S, _FREEZE_END_S = 20.0, 40.0
 _FREEZE_SPANS = ((_FREEZE_START_S, _FREEZE_END_S, "frozen"),)
 _STORM_LATENCY = Lognormal(0.08, 0.5)
-_STORM_HEADROOM = 2.0
-"""The capacity of the server, divided by its usual load."""
+_CAPACITY_PER_LOAD = 2.0
+"""The capacity of the server, divided by its load before the freeze."""
 _EXPONENTIAL_POLICY = Policy(max_attempts=10, jitter="none")
 _FULL_JITTER_POLICY = _EXPONENTIAL_POLICY.replace(jitter="full")
 _RATIO_BUDGET = {"kind": "ratio"}
@@ -59,8 +59,8 @@ def storm(
 
 
 def _build_storm(defence: Defence, *, clients: int = 1000) -> Scenario:
-    usual_rate = check_count("clients", clients) / _THINK_TIME.mean
-    workers = max(1, ceil(_STORM_HEADROOM * usual_rate * _STORM_LATENCY.mean))
+    call_rate = check_count("clients", clients) / _THINK_TIME.mean
+    workers = max(1, ceil(_CAPACITY_PER_LOAD * call_rate * _STORM_LATENCY.mean))
     server = Server(
         latency=_STORM_LATENCY,
         concurrency=workers,
@@ -68,14 +68,14 @@ def _build_storm(defence: Defence, *, clients: int = 1000) -> Scenario:
         restart_after=3.0,
         failures=(Failure(start=_FREEZE_START_S, end=_FREEZE_END_S, kind="freeze"),),
     )
-    callers = Clients(
+    closed_loop = Clients(  # each client calls, waits for the result, pauses and calls again
         arrivals="closed",
         count=clients,
         think=_THINK_TIME,
         instances=min(10, clients),
         defence=defence,
     )
-    return Scenario(servers={"server": server}, clients=callers, duration=120.0)
+    return Scenario(servers={"server": server}, clients=closed_loop, duration=120.0)
 
 
 _STORM = Study(
@@ -130,7 +130,7 @@ _RETRY_RULES = ("every-layer", "budget", "one-layer")
 def amplification(
     *, rule: str = "every-layer", attempts: int = 4, trials: int = 1, seed: int = 0
 ) -> list[Summary]:
-    """Run the chain of three layers.
+    """Run a chain of three layers (clients, gateway, orders) that call a failing server.
 
     `rule` is "every-layer" (each layer retries), "budget" (each retries within a budget of 10 %)
     or "one-layer" (a layer does not retry an error that a layer below has already retried).
@@ -140,7 +140,7 @@ def amplification(
     policy = Policy(max_attempts=attempts, initial_delay=0.01, ignore_retried_below=every_layer)
     budget = {"kind": "ratio", "min_per_second": 0.0} if rule == "budget" else None
     defence = Defence(policy, budget=budget)
-    # A surge of rate 0: no calls start in the last seconds, so that all end before the run does.
+    # A surge of rate 0: no calls start in the last seconds, so that all calls end within the run.
     pause = Surge(start=_LAST_CALL_AT_S, end=_AMPLIFICATION_DURATION_S, rate=0.0)
     scenario = Scenario(
         servers={
@@ -184,8 +184,8 @@ _AMPLIFICATION = Study(
 # A metastable failure: retries keep an outage alive after its trigger is gone.
 # This is the model of Marc Brooker's 2023 study. Calls arrive at 40 per second, and at 80 per
 # second for five seconds. A request takes 1 s, plus 10 ms for each other request in progress, and
-# the server also finishes requests whose client has timed out. Clients time out after 3 s and make
-# three attempts: 3 x 40 requests per second exceed the server's capacity of 100.
+# the server also finishes requests whose client has timed out. Attempts time out after 3 s, and a
+# call makes three: 3 x 40 requests per second exceed the server's capacity of 100.
 _SURGE_START_S, _SURGE_END_S = 20.0, 25.0
 _SURGE_SPANS = ((_SURGE_START_S, _SURGE_END_S, "surge"),)
 _NO_BACKOFF_POLICY = Policy(max_attempts=3, attempt_timeout=3.0, backoff=no_delay, jitter="none")
@@ -260,7 +260,8 @@ _METASTABLE = Study(
 )
 
 
-# Hedging: how much a second copy of slow calls shortens the tail, and the load it adds.
+# Hedging: a slow call sends a copy of its request. How much does that shorten the tail of the
+# latencies, and how much load does it add?
 _HEDGE_DELAYS = ("none", "p50", "p75", "p90", "p95", "p99")
 
 
@@ -274,8 +275,8 @@ def hedging(
     """
     check_one_of("after", after, _HEDGE_DELAYS)
     check_positive("shape", shape)
-    unhedged = Defence(Policy(max_attempts=1))
-    defence = unhedged if after == "none" else Defence(hedging=Hedging(after=after))
+    one_attempt = Defence(Policy(max_attempts=1))
+    defence = one_attempt if after == "none" else Defence(hedging=Hedging(after=after))
     servers = {"server": Server(latency=HeavyTail(0.01, shape))}
     clients = Clients(rate=2000.0, defence=defence)
     return run_trials(Scenario(servers=servers, clients=clients, duration=30.0), trials, seed)
@@ -310,7 +311,7 @@ _HEDGING = Study(
 )
 
 
-# Retry-After: a thousand clients receive the hint to retry after 120 seconds.
+# Retry-After: a thousand clients call at once and receive the hint to retry after 120 seconds.
 _HINT_JITTERS = ("none", "full")
 
 
@@ -324,6 +325,7 @@ def retry_after(
 ) -> list[Summary]:
     """Run clients that receive `Retry-After: seconds`; `jitter` applies to that delay."""
     check_one_of("jitter", jitter, _HINT_JITTERS)
+    # mypy does not see that check_one_of makes `jitter` a literal.
     policy = Policy(max_attempts=5, max_hint=max(120.0, seconds), jitter=jitter)  # type: ignore[arg-type]
     server = Server(
         latency=Lognormal(0.09, 0.4),
@@ -332,9 +334,11 @@ def retry_after(
         retry_after=seconds,
         failures=(Failure(end=5.0, kind="error", retry_after=seconds),),
     )
-    callers = Clients(arrivals="at-once", count=clients, defence=Defence(policy))
-    duration = 5 * seconds + 60.0
-    scenario = Scenario(servers={"server": server}, clients=callers, duration=duration)
+    scenario = Scenario(
+        servers={"server": server},
+        clients=Clients(arrivals="at-once", count=clients, defence=Defence(policy)),
+        duration=5 * seconds + 60.0,
+    )
     return run_trials(scenario, trials, seed)
 
 
@@ -381,7 +385,7 @@ def recovery(
 ) -> list[Summary]:
     """Run a backlog of calls; `limit` selects how the number of requests in flight is limited.
 
-    "wall" permits the full number at once, "ramp" increases the limit over 20 s, and "aimd" adapts
+    "wall" allows 200 requests at once, "ramp" raises the limit to 200 over 20 s, and "aimd" adapts
     the limit to successes and failures.
     """
     check_one_of("limit", limit, _LIMITERS)

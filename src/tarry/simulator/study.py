@@ -1,4 +1,9 @@
-"""Studies: a question, a scenario in several variants that answers it, and the results."""
+"""Studies. A study answers a question by running a scenario in several variants.
+
+The variants differ in one parameter, such as the defence: a policy or hedging, with breaker, budget
+and limiter. A study can also sweep parameters, that is, run with several values of them. Each
+variant is run `trials` times, with different random numbers.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class TrialResult(Protocol):
-    """The result of one run of a variant."""
+    """The result of one trial."""
 
     def metrics(self) -> dict[str, float]:
         """Return the value of each metric by its name."""
@@ -36,7 +41,7 @@ class TrialResult(Protocol):
 
 
 class Column(NamedTuple):
-    """A column of the result table: a metric, its title and the unit to show it in."""
+    """A column of the table of results: a metric, a title, and the unit in which it is shown."""
 
     metric: str
     title: str
@@ -45,12 +50,13 @@ class Column(NamedTuple):
 
 
 class Plot(NamedTuple):
-    """A chart of the report.
+    """The definition of a chart.
 
     kind:
         series: the time series `y` of the first trial of each variant.
         bars: the metric `y`, one bar for each variant.
-        lines: the metric `y` over the swept parameter or the metric `x`, one line for each variant.
+        lines: the metric `y` over the metric `x`, or over the swept parameter if `x` is no metric;
+            one line for each variant. Without a sweep, bars; with several parameters, a heat map.
     """
 
     kind: str
@@ -66,56 +72,56 @@ class Plot(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """The definition of a study, which `tarry simulate NAME` runs and shows."""
+    """The definition of a study. `tarry simulate NAME` runs it and shows the results."""
 
     name: str
     question: str
     lesson: str
     """What the results teach; shown below them."""
     run: Callable[..., Sequence[TrialResult]]
-    """Takes the variant parameter, `trials`, `seed` and the parameters as keyword arguments, and
-    returns one result for each trial."""
+    """Runs one variant: takes the variant parameter, `trials`, `seed` and the parameters as keyword
+    arguments, and returns one result for each trial."""
     variant_parameter: str
-    """The name of the argument that selects the variant."""
+    """The name of the argument of `run` that selects the variant."""
     variants: tuple[str, ...]
     columns: tuple[Column, ...]
     plots: tuple[Plot, ...]
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The parameters that can be changed or swept, with their current values."""
     with_defences: Callable[[Study, Mapping[str, Defence]], Study] | None = None
-    """Takes the study and returns it with these defences (each a policy, or hedging, with breaker,
-    budget and limiter) as its variants; None if the study does not support that."""
+    """Takes the study and returns it with these defences as its variants; None if not supported."""
     build_scenario: Callable[..., Scenario] | None = None
-    """Takes a defence and the parameters, and returns the scenario; None if the variants differ
-    in more than their defence."""
+    """Takes a defence and the parameters, and returns the scenario, whose other settings are shown
+    by `--show`; None if the variants are not defences, or the parameters are all settings."""
     trials: int = 1
     sweep: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, "Sequence[Any]"])
-    """The parameters to sweep by default, and their values."""
+    """The parameters that are swept by default, and their values."""
 
     def unit(self, metric: str) -> str:
-        """Return the unit of a metric's column, or the metric's own unit if it has no column."""
-        own_unit = METRICS[metric].unit if metric in METRICS else ""
-        return next((column.unit for column in self.columns if column.metric == metric), own_unit)
+        """Return the unit in which a metric is shown: that of its column, if it has one."""
+        stored_unit = METRICS[metric].unit if metric in METRICS else ""
+        units = (column.unit for column in self.columns if column.metric == metric)
+        return next(units, stored_unit)
 
     def title(self, name: str) -> str:
-        """Return the title of a metric or parameter."""
-        title = name.rpartition(".")[2].replace("_", " ")
-        return next((column.title for column in self.columns if column.metric == name), title)
+        """Return the title of a metric's column, or the name of a metric or parameter as text."""
+        default = name.rpartition(".")[2].replace("_", " ")
+        return next((column.title for column in self.columns if column.metric == name), default)
 
 
 class StudyRow(NamedTuple):
-    """The results of one variant with one combination of swept parameters."""
+    """The results of one variant with one combination of swept values."""
 
     variant: str
     parameters: dict[str, Any]
-    """The swept parameters only."""
+    """The swept parameters and their values in this row."""
     trials: list[TrialResult]
 
     @property
     def metrics(self) -> dict[str, float]:
         """The mean of each metric over the trials, or the median if a value is infinite."""
         all_metrics = [trial.metrics() for trial in self.trials]
-        return {name: _average([each[name] for each in all_metrics]) for name in all_metrics[0]}
+        return {name: _average([values[name] for values in all_metrics]) for name in all_metrics[0]}
 
 
 class StudyResults(NamedTuple):
@@ -138,12 +144,12 @@ class StudyResults(NamedTuple):
 
     @property
     def fixed_parameters(self) -> dict[str, Any]:
-        """The parameters that have the same value in all rows."""
+        """The parameters that are not swept, with their values."""
         parameters = self.study.parameters.items()
         return {name: value for name, value in parameters if name not in self.swept_names}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return data that JSON can represent; infinite and missing values are None."""
+        """Return the results as data for JSON; infinite and missing values are None."""
         study = self.study
         return {
             "study": study.name,
@@ -180,8 +186,9 @@ def run_study(
 ) -> StudyResults:
     """Run each variant with each combination of swept values. Equal seeds give equal results.
 
-    A case is one variant with one combination. `jobs` is the number of processes. `progress` is
-    called with the number of finished cases and of all cases.
+    `trials`, `variants`, `parameters` and `sweep` replace those of the study. `jobs` is the number
+    of processes. A case is one variant with one combination of swept values; `progress` is called
+    with the number of cases that have been run and the number of all cases.
     """
     trial_count = study.trials if trials is None else check_count("trials", trials)
     check_count("jobs", jobs)
@@ -189,17 +196,18 @@ def run_study(
     for variant in chosen_variants:
         check_one_of(study.variant_parameter, variant, study.variants)
     changes = dict(parameters or {})
-    swept = dict(study.sweep if sweep is None else sweep)
-    for name in (*changes, *swept):
+    swept_values = dict(study.sweep if sweep is None else sweep)
+    for name in (*changes, *swept_values):
         check_one_of("parameter", name, study.parameters)
     for name in changes:
-        if swept.pop(name, None) is not None and sweep:
+        if swept_values.pop(name, None) is not None and sweep:
             raise ConfigurationError(f"{name} is both set and swept; leave one out")
-    for name, values in swept.items():
+    for name, values in swept_values.items():
         if not values:
             raise ConfigurationError(f"sweep over {name} needs at least one value")
-    combinations = [dict(zip(swept, each, strict=True)) for each in product(*swept.values())]
-    cases = [(variant, each) for each in combinations for variant in chosen_variants]
+    products = product(*swept_values.values())
+    combinations = [dict(zip(swept_values, values, strict=True)) for values in products]
+    cases = [(variant, combination) for combination in combinations for variant in chosen_variants]
     shared_arguments = {**changes, "trials": trial_count, "seed": seed}
     arguments = [
         {study.variant_parameter: variant, **combination, **shared_arguments}
@@ -211,11 +219,11 @@ def run_study(
 
 
 def with_parameters(study: Study, changes: Mapping[str, Any]) -> Study:
-    """Return the study with changed parameters; a changed one replaces those nested in it."""
-    removed = tuple(f"{name}." for name in changes)
+    """Return the study with changed parameters. A change of `a` replaces `a.b` and `a.c`."""
+    replaced_prefixes = tuple(f"{name}." for name in changes)
     parameters = study.parameters.items()
-    rest = {name: value for name, value in parameters if not name.startswith(removed)}
-    return replace(study, parameters={**rest, **changes})
+    kept = {name: value for name, value in parameters if not name.startswith(replaced_prefixes)}
+    return replace(study, parameters={**kept, **changes})
 
 
 def run_with_defence(
@@ -227,7 +235,7 @@ def run_with_defence(
     seed: int = 0,
     **parameters: Any,
 ) -> list[Summary]:
-    """Run a scenario with one of the defences, selected by its name."""
+    """Run a scenario with the defence of this name."""
     check_one_of("defence", defence, defences)
     return run_trials(build_scenario(defences[defence], **parameters), trials, seed)
 
@@ -235,19 +243,19 @@ def run_with_defence(
 def with_defences_as_variants(
     build_scenario: Callable[..., Scenario], study: Study, defences: Mapping[str, Defence]
 ) -> Study:
-    """Return the study with other variants and no lesson: the lesson is about its own variants."""
+    """Return the study with these variants, and without its lesson, which is about the others."""
     run = partial(run_with_defence, build_scenario, defences)
     return replace(study, run=run, variants=tuple(defences), lesson="")
 
 
 def _trial_to_dict(trial: TrialResult) -> dict[str, Any]:
-    details = {name: getattr(trial, name, None) for name in ("reasons", "bucket", "series")}
-    known = {name: _to_plain(value) for name, value in details.items() if value is not None}
-    return {"metrics": _to_plain(trial.metrics()), **known}
+    attributes = {name: getattr(trial, name, None) for name in ("reasons", "bucket", "series")}
+    details = {name: _to_plain(value) for name, value in attributes.items() if value is not None}
+    return {"metrics": _to_plain(trial.metrics()), **details}
 
 
 def _to_plain(value: Any) -> Any:
-    """Return a value that JSON can represent."""
+    """Convert a value to types of JSON."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -288,14 +296,14 @@ def _run_all(
     )
     try:
         futures = {pool.submit(run, **keywords): index for index, keywords in enumerate(arguments)}
-        for done, future in enumerate(as_completed(futures), 1):
+        for done_count, future in enumerate(as_completed(futures), 1):
             results[futures[future]] = future.result()
-            progress(done, total)
+            progress(done_count, total)
     except BrokenProcessPool as error:
         msg = "a simulation process died, possibly out of memory; try jobs = 1"
         raise TarryError(msg) from error
     except BaseException:
-        # If the workers were not terminated, shutdown would wait until their current cases end.
+        # Without this, `shutdown` would wait until the workers have run their current cases.
         for worker in set(active_children()) - unrelated_children:
             worker.terminate()
         raise
@@ -305,5 +313,5 @@ def _run_all(
 
 
 def _restore_sigint() -> None:
-    """Let Ctrl-C end a worker process without a traceback, because the parent reports it."""
+    """Let Ctrl-C end a worker process without a traceback; the parent process reports it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

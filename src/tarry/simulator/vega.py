@@ -1,18 +1,15 @@
 """The Vega-Lite specification of each kind of chart, and the light and dark theme of the report.
 
-`charts` builds the records, which are the data of the charts.
+The data of a chart is a list of records, which `charts` builds. The names of their fields are
+short, because a page can have thousands of records:
 
-The fields of a record are short, because a page can have thousands of records:
-
-i, v    the index and the name of the variant
-y       the value, or the position at which it is drawn
+i, v    the index and the name of the variant, which has the same colour in every chart
+y       the value, as a position on its axis (the x axis of a bar chart, else the y axis)
 text    the formatted value
 never   whether the value is infinite (shown as "never")
 x, at   the x value of a line chart or time series, and the same as text
 n       the order of the points of a line
 a, b    the column and the row of a heat map
-
-A variant has the same colour in every chart.
 """
 
 from __future__ import annotations
@@ -47,11 +44,11 @@ class Theme(NamedTuple):
     ink: str  # text
     muted: str  # text of less importance, such as captions and axis labels
     line: str  # borders, axes and grid lines
-    context: str  # the lines of the other variants in a time series of one variant
+    context: str  # in a time series of one variant, the lines of the other variants
     accent: str  # highlights, such as the focus outline
     wash: str  # the background of the lesson and of the selected variant
     span: str  # the shading of a period behind a time series
-    marks: tuple[str, ...]  # by variant: the lines, bars and points
+    marks: tuple[str, ...]  # lines, bars and points: one colour for each variant
     ramp: tuple[str, str]
     """The colours of the lowest and highest value of a heat map; `ink` is readable on both."""
 
@@ -101,7 +98,7 @@ def _properties(theme: Theme) -> str:
 
 
 def vega_config(theme: Theme, *, legend: bool) -> dict[str, Any]:
-    """Return the theme as a Vega-Lite configuration. An HTML page has its own `legend`."""
+    """Return the theme as a Vega-Lite configuration; `legend`: whether charts have a legend."""
     text: Spec = {"labelColor": theme.muted, "titleColor": theme.muted}
     text |= {"titleFontWeight": "normal", "labelFontSize": TEXT_SIZE, "titleFontSize": TEXT_SIZE}
     title = {"color": theme.ink, "subtitleColor": theme.muted, "anchor": "start", "frame": "group"}
@@ -133,15 +130,15 @@ _SUBDIVIDED_DECADES = 2
 """A log axis of at most this many decades also has ticks at 2 and 5."""
 _LOG_AXIS_RATIO = 50
 """The x axis is logarithmic if the largest value is at least this many times the smallest."""
-_MAX_TICKS = 8
+_MAX_SWEPT_TICKS = 8
 _FADED_OPACITY = 0.12
 _BAR_HEIGHT_PX = 48
 _CELL_HEIGHT_PX = 34
 _MAX_LABELLED_COLUMNS = 6
 """The cells of a heat map with more columns are too narrow to show the values."""
 
-SELECTED_VARIANT: Spec = {"name": "picked", "value": -1}
-"""The Vega signal with the index of the variant that the reader has selected, or -1."""
+SELECTED_VARIANT: Spec = {"name": "selected", "value": -1}
+"""The Vega signal with the index of the variant that the reader has selected; -1 for none."""
 _TITLE_ABOVE_AXIS: Spec = {
     "titleAngle": 0,
     "titleAlign": "left",
@@ -151,13 +148,11 @@ _TITLE_ABOVE_AXIS: Spec = {
     "titleY": -TEXT_SIZE,
 }
 """Axis options that put the title of a y axis above the axis, where it needs no width."""
-
-
 _FULL_HEIGHT: Spec = {"y": {"value": 0}, "y2": {"value": "height"}}
 
 
 class AxisRange(NamedTuple):
-    """The range of an axis: `low` to `high` for values, and up to `top` for the space above.
+    """The range of an axis: `low` to `high` for finite values, and space up to `top`.
 
     Values that are "never" (infinite) are drawn at `top`.
     """
@@ -168,7 +163,7 @@ class AxisRange(NamedTuple):
     is_log: bool
 
     def position(self, value: float | None, *, never: bool = False) -> float | None:
-        """Return the position of a value. On a log axis, zero is drawn at the low end."""
+        """Return the position of a value, or None without a value. A log axis has zero at `low`."""
         if never:
             return self.top
         if value is None:
@@ -181,36 +176,37 @@ class AxisRange(NamedTuple):
         return {**scale, "domain": [self.low, self.top]}
 
 
-def axis_range(values: Iterable[float | None], *, is_log: bool, headroom: float = 1.0) -> AxisRange:
+def axis_range(values: Iterable[float | None], *, is_log: bool, stretch: float = 1.0) -> AxisRange:
     """Return a range that contains all values.
 
-    `headroom` is the length of the whole axis, divided by its length up to the highest value.
+    `stretch` is the length of the axis, divided by its length up to the highest value. An axis
+    without positive values is linear, even if `is_log` is true.
     """
     known = [value for value in values if value is not None]
     positive = [value for value in known if value > 0]
     if is_log and positive:
         low = 10.0 ** floor(log10(min(positive)))
         high = max(*positive, low * 10)
-        return AxisRange(low, high, high * (high / low) ** (headroom - 1), is_log=True)
+        return AxisRange(low, high, high * (high / low) ** (stretch - 1), is_log=True)
     high = max(known, default=0.0) or 1.0
     low = min(0.0, *known) if known else 0.0
-    return AxisRange(low, high, low + (high - low) * headroom, is_log=False)
+    return AxisRange(low, high, low + (high - low) * stretch, is_log=False)
 
 
-def log_ticks(y_range: AxisRange) -> list[float]:
+def log_ticks(value_range: AxisRange) -> list[float]:
     """Return ticks at the powers of ten, and also between them if the axis has few decades."""
-    first, last = floor(log10(y_range.low)), ceil(log10(y_range.high))
+    first, last = floor(log10(value_range.low)), ceil(log10(value_range.high))
     steps = (1, 2, 5) if last - first <= _SUBDIVIDED_DECADES else (1,)
     decade_step = max(1, (last - first) // 5)
     ticks = [step * 10.0**power for power in range(first, last + 1, decade_step) for step in steps]
-    return [tick for tick in ticks if y_range.low <= tick <= y_range.high]
+    return [tick for tick in ticks if value_range.low <= tick <= value_range.high]
 
 
 def x_channel(values: Sequence[Any], title: str, unit: str, *, is_swept: bool) -> Spec:
     """Return the x channel of a line chart.
 
     Numbers get a quantitative axis, which is logarithmic if their range is wide. Other values get
-    an ordinal axis. `is_swept`: the values are those of a swept parameter, which get ticks.
+    an ordinal axis. With `is_swept`, each value gets a tick: a parameter has only a few values.
     """
     if not is_numeric(values):
         names = list(dict.fromkeys(format_parameter(value) for value in values))
@@ -219,7 +215,7 @@ def x_channel(values: Sequence[Any], title: str, unit: str, *, is_swept: bool) -
     label = f"format(datum.value, ',~g') + '{UNIT_SUFFIXES[unit]}'"
     axis: Spec = {"title": title, "grid": False, "labelExpr": label, "labelFlush": True}
     points = sorted(set(values))
-    if is_swept and len(points) <= _MAX_TICKS:
+    if is_swept and len(points) <= _MAX_SWEPT_TICKS:
         axis["values"] = points
     else:
         axis["tickCount"] = 6
@@ -237,7 +233,7 @@ def series_view(
     y_title: str,
     background: Sequence[Spec] = (),
 ) -> Spec:
-    """Return a chart of one variant's time series, with the other variants as grey lines behind."""
+    """Return a chart of the time series of one variant; the other variants are grey lines."""
     y_axis = _axis(y_range, "", None, 3)
     y = {"field": "y", "type": "quantitative", "scale": y_range.scale(), "axis": y_axis}
     is_own = {"field": "i", "equal": variant}
@@ -288,7 +284,7 @@ def span_layers(span: tuple[float, float, str], duration: float) -> list[Spec]:
 
 
 def bars_view(names: Sequence[str], x_range: AxisRange, unit: str, title: str) -> Spec:
-    """Return a chart with one labelled bar for each variant; the bar of "never" is dashed."""
+    """Return a chart with a labelled bar for each variant. The bar of "never" is dashed."""
     axis = _axis(x_range, unit, f"{title} (log scale)") if x_range.is_log else None
     x = {"field": "y", "type": "quantitative", "scale": x_range.scale(), "axis": axis}
     colour = _variant_channel(names, legend=None)
@@ -320,7 +316,7 @@ def bars_view(names: Sequence[str], x_range: AxisRange, unit: str, title: str) -
 def lines_view(
     names: Sequence[str], y_range: AxisRange, x: Spec, unit: str, titles: tuple[str, str]
 ) -> Spec:
-    """Return a chart with one line for each variant; "never" is a point on a dashed line on top."""
+    """Return a chart with a line for each variant. "never" is on a dashed line at the top."""
     x_title, y_title = titles
     y_axis = {**_axis(y_range, unit, y_title, 5), **_TITLE_ABOVE_AXIS}
     y = {"field": "y", "type": "quantitative", "scale": y_range.scale(), "axis": y_axis}
@@ -352,7 +348,7 @@ def lines_view(
 def heat_map_view(
     value_range: AxisRange, columns: Sequence[str], rows: Sequence[str], titles: Sequence[str]
 ) -> Spec:
-    """Return a heat map with a cell for each pair of parameter values; "never" has no colour."""
+    """Return a heat map with a cell for each pair of parameter values. "never" has no colour."""
     x_title, y_title, title = titles
     plain_axis = {"ticks": False, "domain": False, "labelAngle": 0}
     x = {"field": "a", "type": "ordinal", "sort": list(columns)}
@@ -404,8 +400,8 @@ def _variant_channel(names: Sequence[str], **options: object) -> Spec:
 
 
 def _opacity() -> Spec:
-    """Return the opacity of a variant, which is faded while the reader has selected another."""
-    is_opaque = {"test": "picked == -1 || picked == datum.i", "value": 1}
+    """Return the opacity of a mark; it is faded while the reader has selected another variant."""
+    is_opaque = {"test": "selected == -1 || selected == datum.i", "value": 1}
     return {"condition": is_opaque, "value": _FADED_OPACITY}
 
 

@@ -7,7 +7,7 @@
   const buttons = [...document.querySelectorAll(".legend button")];
   const fadeTargets = [...document.querySelectorAll("[data-variant]:not(button)")];
   let views = [];
-  let picked = -1;
+  let selected = -1;
 
   // `ast` makes Vega interpret expressions: the content security policy forbids eval.
   const options = () => ({
@@ -27,32 +27,32 @@
     })),
   );
 
-  const applyPick = (view) => view.signal("picked", picked).runAsync();
+  const applySelection = (view) => view.signal("selected", selected).runAsync();
 
   const draw = async () => {
-    const old = views;
+    const oldViews = views;
     const results = await Promise.all(
       panels.map(({ element, spec }) => vegaEmbed(element, structuredClone(spec), options())),
     );
     views = results.map((result) => result.view);
-    old.forEach((view) => view.finalize());
-    await Promise.all(views.map(applyPick));
+    oldViews.forEach((view) => view.finalize());
+    await Promise.all(views.map(applySelection));
     document.documentElement.dataset.drawn = dark.matches ? "dark" : "light";
   };
 
-  const pick = (variant) => {
-    picked = picked === variant ? -1 : variant;
-    const isPicked = (element) => Number(element.dataset.variant) === picked;
-    buttons.forEach((button) => button.setAttribute("aria-pressed", String(isPicked(button))));
-    fadeTargets.forEach((element) => element.classList.toggle("faded", picked !== -1 && !isPicked(element)));
-    views.forEach(applyPick);
+  const toggleSelection = (variant) => {
+    selected = selected === variant ? -1 : variant;
+    const isSelected = (element) => Number(element.dataset.variant) === selected;
+    buttons.forEach((button) => button.setAttribute("aria-pressed", String(isSelected(button))));
+    fadeTargets.forEach((element) => element.classList.toggle("faded", selected !== -1 && !isSelected(element)));
+    views.forEach(applySelection);
   };
 
   buttons.forEach((button) =>
-    button.addEventListener("click", () => pick(Number(button.dataset.variant))),
+    button.addEventListener("click", () => toggleSelection(Number(button.dataset.variant))),
   );
   document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape" && picked !== -1) pick(picked);
+    if (event.key === "Escape" && selected !== -1) toggleSelection(selected);
   });
   dark.addEventListener("change", draw);
   draw();
