@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tarry.cli.serve import _bind_error_hint
+from tarry.cli.serve import _explain_bind_error
 from tests.cli.harness import run_command
 
 SECRET = f"whsec_{'c2hoaGho' * 4}"
@@ -122,7 +122,7 @@ def test_bind_error_is_reported(tmp_path: Path) -> None:
 )
 def test_bind_error_hints(error: OSError, words: str | None) -> None:
     """Known bind errors have a hint; unknown errors have none."""
-    said = _bind_error_hint(error, "nowhere", 80)
+    said = _explain_bind_error(error, "nowhere", 80)
 
     assert (said or "").endswith(words or "")
     assert (words is None) == (said is None)

@@ -1,6 +1,7 @@
-"""Watch a service: `tarry downstreams` (the hosts of targets), `tarry tail` and `tarry top`.
+"""Watch a service: `tarry downstreams`, `tarry tail` (events) and `tarry top` (rates).
 
-A downstream is named by its lane (the queue of its tasks). It can be paused, resumed and reset.
+A downstream is what the service keeps for a host of targets: statistics, and a lane (queue of
+tasks), whose name also names the downstream.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def downstreams(
         typer.Argument(
             metavar="|".join(ACTIONS),
             help=(
-                "pause: send nothing to the downstream. resume: send again, slowly at first. "
+                "pause: start no more attempts. resume: start attempts again, slowly at first. "
                 "reset: discard the statistics of the downstream, and resume."
             ),
         ),
@@ -128,9 +129,9 @@ def event_details(event: ServiceEvent) -> str:
     if event.attempt is None:
         return event.reason or ""
     attempt = event.attempt
-    took = "" if attempt.duration_ms is None else f" in {output.format_ms(attempt.duration_ms)}"
+    duration = "" if attempt.duration_ms is None else f" in {output.format_ms(attempt.duration_ms)}"
     decision = output.decision_text(attempt)
-    return f"attempt {attempt.attempt_number} got {output.attempt_result(attempt)}{took}" + (
+    return f"attempt {attempt.attempt_number} got {output.attempt_result(attempt)}{duration}" + (
         f"; {decision}" if decision else ""
     )
 
@@ -155,7 +156,7 @@ class Snapshot(NamedTuple):
     """Metrics and downstreams at one moment."""
 
     at: float
-    """Monotonic seconds."""
+    """Time of the snapshot in monotonic seconds."""
     metrics: dict[str, dict[str, float]]
     """Values by metric, and by value of the metric's label in `_LABEL_OF_METRIC`."""
     downstreams: list[DownstreamInfo]

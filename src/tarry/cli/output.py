@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-STATE_STYLES = {
+STYLE_BY_STATE = {
     "SUCCEEDED": "green",
     "EXHAUSTED": "red",
     "CANCELLED": "dim",
@@ -41,7 +41,7 @@ POLICY_SUFFIXES = (".json", ".toml")
 """Suffixes of policy files that commands write."""
 
 _PIPE_WIDTH = 10_000
-"""Width of output that is not a terminal, in characters, so that a table row is never wrapped."""
+"""Width of output that is not a terminal, in characters: so large that no table row is wrapped."""
 _UNPRINTABLE = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -65,7 +65,7 @@ def console() -> Console:
 
 
 def print_text(text: str) -> None:
-    """Print one line of text."""
+    """Print a text as one line."""
     console().print(to_printable_line(text))
 
 
@@ -126,7 +126,7 @@ def format_cell(value: object) -> Text:
     from rich.text import Text
 
     text = "" if value is None else to_printable_line(str(value))
-    return Text(text, style=STATE_STYLES.get(text, ""))
+    return Text(text, style=STYLE_BY_STATE.get(text, ""))
 
 
 def to_builtins(value: object) -> Any:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tarry.wire.tasks import RetryPolicy
 
 EXPORT_SYSTEMS = ("envoy", "gateway-api", "grpc", "istio")
-DEFAULT_PORT = 80
+DEFAULT_GATEWAY_PORT = 80
 IMPORT_SYSTEMS = ("grpc", "istio")
 _COLUMNS: dict[str, Callable[[RetryPolicy], object]] = {
     "policy": lambda policy: policy.policy_id,
@@ -104,7 +104,7 @@ def list_(
         policies = list(client.policies())
 
     def to_row(policy: RetryPolicy) -> list[object]:
-        return [cell(policy) for cell in _COLUMNS.values()]
+        return [get_cell(policy) for get_cell in _COLUMNS.values()]
 
     output.print_list(policies, tuple(_COLUMNS), to_row, as_json=as_json)
 
@@ -151,7 +151,7 @@ def apply(
     api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Create a policy of a service, or a new version of it.
+    """Store the policy of a file in a service, as a new policy or a new version.
 
     Tasks that are not pinned to a version use the new version from their next attempt on.
     """
@@ -207,7 +207,7 @@ def export(
     port: Annotated[
         int | None,
         typer.Option(
-            help="gateway-api: port of the called service.", show_default=str(DEFAULT_PORT)
+            help="gateway-api: port of the called service.", show_default=str(DEFAULT_GATEWAY_PORT)
         ),
     ] = None,
     out: OutOption = None,
@@ -241,7 +241,7 @@ def export(
         raise ConfigurationError("--host", rule)
     defence = read_defence_or_preset(file)
     if to == "gateway-api":
-        port = DEFAULT_PORT if port is None else port
+        port = DEFAULT_GATEWAY_PORT if port is None else port
         exported = to_gateway_api(defence, host=host, port=port, name=name)
     else:
         exported = (to_envoy if to == "envoy" else to_istio)(defence, host=host, name=name)

@@ -28,7 +28,7 @@ AllowTargetOption = Annotated[
     list[str] | None,
     typer.Option(
         "--allow-target",
-        help="Also allow targets in this network or host: 10.1.0.0/16, *.internal. Repeatable.",
+        help="Also allow targets in this network or domain: 10.1.0.0/16, *.internal. Repeatable.",
         metavar="CIDR|HOST",
     ),
 ]
@@ -42,7 +42,7 @@ ConfigOption = Annotated[
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", help="Any setting; see `tarry config`. Can be repeated.", metavar="NAME=VALUE"
+        "--set", help="Set any setting of `tarry config`. Can be repeated.", metavar="NAME=VALUE"
     ),
 ]
 _SHUTDOWN_GRACE_S = 5
@@ -89,7 +89,7 @@ def serve(
             raise
         if isinstance(exit_.__context__, OSError):
             settings = loaded.settings
-            reason = _bind_error_hint(exit_.__context__, settings.host, settings.port) or reason
+            reason = _explain_bind_error(exit_.__context__, settings.host, settings.port) or reason
     if not is_ready:
         typer.echo(f"error: {reason}", err=True)
         raise typer.Exit(EXIT_SERVICE_ERROR)
@@ -128,7 +128,7 @@ def config(
     console().print(table(("setting", "value", "from", "description"), rows))
 
 
-def _bind_error_hint(error: OSError, host: str, port: int) -> str | None:
+def _explain_bind_error(error: OSError, host: str, port: int) -> str | None:
     """Return the cause of a failure to bind the port and what to do; None for an unknown error."""
     import errno
     import socket

@@ -156,13 +156,13 @@ def retry(
 
 
 def print_explanation(explanation: Explanation) -> None:
-    """Print an explanation as one line per attempt, and a last line for the next step."""
+    """Print a line for each attempt, and a last line for the next step."""
     for line in explanation_lines(explanation.text, explanation.next.text):
         output.print_text(line)
 
 
 def explanation_lines(text: str, next_step: str) -> list[str]:
-    """Return an explanation as one line per attempt, and a last line for the next step."""
+    """Split the text of an explanation into a line per attempt, and a line for the next step."""
     history = text.removesuffix(next_step).rstrip(" .")
     first, *rest = history.split("; attempt ")
     return [first, *(f"attempt {attempt}" for attempt in rest), next_step]

@@ -139,7 +139,7 @@ def _decoder(type_: type[T]) -> Callable[[httpx.Response], T]:
     return lambda response: msgspec.json.decode(response.content, type=type_)
 
 
-def _expect_event_stream(response: httpx.Response) -> None:
+def _check_event_stream(response: httpx.Response) -> None:
     if not is_event_stream(response):
         msg = "the response to GET /events is not an event stream. Check the URL of the client."
         raise errors.ServiceError(msg, status=response.status_code)
@@ -156,7 +156,7 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class ServiceApi:
-    """Builds requests and operations; each docstring describes what the service does with them."""
+    """Builds requests and operations; each docstring describes the effect of the API call."""
 
     def enqueue(
         self, url: str, body: Any, wait: float | None, arguments: options.EnqueueOptions
@@ -372,7 +372,7 @@ class ServiceApi:
         """Open the event stream. `parse` checks only the headers; the client reads the events."""
         headers, timeout_s = {"accept": "text/event-stream"}, STREAM_READ_TIMEOUT_S
         return ClientRequest(
-            "GET", "/events", _expect_event_stream, headers, read_timeout_s=timeout_s, mode=mode
+            "GET", "/events", _check_event_stream, headers, read_timeout_s=timeout_s, mode=mode
         )
 
 

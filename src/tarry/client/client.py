@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
-"""What a client's `_run` returns for a replay: a `ReplayJob`, or an awaitable of a `ReplayJob`."""
+"""Return type of `_run` for a replay: `ReplayJob`, or an awaitable of it in `AsyncClient`."""
 
 
 class Client:
@@ -69,7 +69,7 @@ class Client:
     `key` is the API key. `policy` controls how the client retries its own requests to the service.
     An attempt of such a request fails when no byte arrives for `timeout` seconds. `transport` is an
     `httpx.HTTPTransport`; pass one to use your own certificates or proxies. Methods raise a
-    `ServiceError` when the service rejects a request. Threads may share a client.
+    `ServiceError` if the service rejects a request or does not respond. Threads may share a client.
     """
 
     def __init__(
@@ -154,10 +154,7 @@ class Client:
         return self._run(self._api.wait(task, timeout))
 
     def cancel(self, task: str | RetryTask) -> RetryTask:
-        """Cancel a task: no further attempt starts.
-
-        An attempt that is already running may still finish; `cancelling` of the task is then true.
-        """
+        """Cancel a task. While a running attempt finishes, `cancelling` of the task is true."""
         return self._run(self._api.cancel(task))
 
     def retry(self, task: str | RetryTask) -> RetryTask:
@@ -171,8 +168,8 @@ class Client:
     def replay(self, **options: Unpack[ReplayOptions]) -> Replay:
         """Start a replay of dead letters.
 
-        Filters: policy, lane, reason, before. `rate` is in tasks per second. With
-        `dry_run`, the matching dead letters are only counted.
+        Filters: policy, lane, reason, before. `rate` is in tasks per second; by default, all are
+        replayed at once. With `dry_run`, the matching dead letters are only counted.
         """
         return Replay(self._send(self._api.replay(options)), self._api, self._run)
 
@@ -202,14 +199,11 @@ class Client:
         self._send(self._api.delete_policy(policy_id))
 
     def downstreams(self) -> Iterator[DownstreamInfo]:
-        """Iterate over all downstreams, with lane, breaker state, backlog and latency of each.
-
-        The lane of a downstream is the service's queue of the tasks for it.
-        """
+        """Iterate over all downstreams, each with its lane (queue of tasks), state and latency."""
         return self._iterate_pages(self._api.downstreams)
 
     def pause(self, lane: str) -> DownstreamInfo:
-        """Stop all attempts of a lane until the lane is resumed."""
+        """Start no more attempts of a lane until the lane is resumed."""
         return self._send(self._api.change_lane(lane, "pause"))
 
     def resume(self, lane: str) -> DownstreamInfo:
@@ -221,10 +215,7 @@ class Client:
         return self._send(self._api.change_lane(lane, "reset"))
 
     def events(self) -> Generator[ServiceEvent, None, None]:
-        """Iterate over live events from now on.
-
-        Reconnects when the connection is lost; events before the new connection are missed.
-        """
+        """Iterate over events from now on; those sent during a lost connection are missed."""
         import httpx
 
         request = self._api.events("retry")
@@ -375,7 +366,7 @@ class AsyncClient:
         return await self._run(self._api.wait(task, timeout))
 
     async def cancel(self, task: str | RetryTask) -> RetryTask:
-        """Cancel a task: no further attempt starts, but a running attempt may still finish."""
+        """Cancel a task. While a running attempt finishes, `cancelling` of the task is true."""
         return await self._run(self._api.cancel(task))
 
     async def retry(self, task: str | RetryTask) -> RetryTask:
@@ -416,11 +407,11 @@ class AsyncClient:
         await self._send(self._api.delete_policy(policy_id))
 
     def downstreams(self) -> AsyncIterator[DownstreamInfo]:
-        """Iterate over all downstreams, with lane, breaker state, backlog and latency of each."""
+        """Iterate over all downstreams, each with its lane (queue of tasks), state and latency."""
         return self._iterate_pages(self._api.downstreams)
 
     async def pause(self, lane: str) -> DownstreamInfo:
-        """Stop all attempts of a lane until the lane is resumed."""
+        """Start no more attempts of a lane until the lane is resumed."""
         return await self._send(self._api.change_lane(lane, "pause"))
 
     async def resume(self, lane: str) -> DownstreamInfo:
@@ -432,7 +423,7 @@ class AsyncClient:
         return await self._send(self._api.change_lane(lane, "reset"))
 
     def events(self) -> AsyncGenerator[ServiceEvent, None]:
-        """Iterate over live events; events are missing while a lost connection is reopened."""
+        """Iterate over events from now on; those sent during a lost connection are missed."""
         return self._read_events()
 
     async def health(self) -> Health:
