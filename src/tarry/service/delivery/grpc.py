@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from tarry.service.delivery.targets import Target
 
 MAX_CHANNELS = 256
-MAX_RESPONSE_BYTES = 4 << 20
-"""A longer response is an error, because gRPC reads a message completely or not at all."""
+MAX_RESPONSE_BYTES = 4 << 20  # a longer one is an error: gRPC cannot read a part of a message
 _ADDRESS_TTL_S = 60.0  # time after which the addresses of a channel are resolved and checked again
 _IDLE_TIMEOUT_MS = 60_000
 _MAX_ERROR_CHARS = 512
@@ -235,10 +234,7 @@ class GrpcDeliveryClient:
 
 
 def _encode_metadata(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str | bytes]]:
-    """Return headers as gRPC metadata, or raise ConfigurationError.
-
-    Names are in lower case. The base64 values of names that end in `-bin` are decoded.
-    """
+    """Return headers as gRPC metadata: names in lower case, values of `-bin` names as bytes."""
     metadata: list[tuple[str, str | bytes]] = []
     for original_name, value in headers:
         name = original_name.lower()

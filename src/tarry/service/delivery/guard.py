@@ -86,24 +86,21 @@ _LOOPBACK: tuple[_Network, ...] = (IPv4Network("127.0.0.0/8"), IPv6Network("::1/
 _ISATAP_PREFIXES = frozenset({0x00005EFE, 0x02005EFE})
 """The upper 32 bits of an ISATAP interface identifier; the lower 32 are the IPv4 address."""
 _LAST_32_BITS = 0xFFFF_FFFF
-_MAX_CACHED_HOSTS = 1024
-"""Hosts whose result of `check_url` is cached, because most tasks go to few hosts."""
+_MAX_CACHED_HOSTS = 1024  # results of `check_url`, because most tasks go to few hosts
 
-_WELL_KNOWN_NAMES = {
+_WELL_KNOWN_NAMES = {  # names whose address is known without DNS
     "localhost": "127.0.0.1",
     "localhost.localdomain": "127.0.0.1",
     "ip6-localhost": "::1",
     "ip6-loopback": "::1",
     "metadata.google.internal": "169.254.169.254",
 }
-"""Names whose address is known without DNS."""
 
 
 class Guard:
     """Decides which addresses attempts may connect to.
 
-    `allow` has networks (CIDR), host names and `*.suffix` entries, which are allowed in addition to
-    public addresses. `dev` also allows loopback addresses.
+    `allow` has networks (CIDR), host names and `*.suffix` entries. `dev` allows loopback addresses.
     """
 
     def __init__(self, allow: Sequence[str] = (), *, dev: bool = False) -> None:

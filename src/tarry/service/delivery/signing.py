@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _MIN_SECRET_BYTES, _MAX_SECRET_BYTES = 24, 64
-_ED25519_KEY_BYTES = 32
-"""Size of a private key. Some libraries append the public key, which has the same size."""
+_ED25519_KEY_BYTES = 32  # of the private key, and of the public key that some libraries append
 
 
 class Signer:

@@ -118,8 +118,7 @@ def _parse_origin(origin: str) -> tuple[str, str, int, str, str]:
     host, port_text = _split_authority(authority)
     port = _parse_port(port_text, scheme)
     url_host = f"[{host}]" if ":" in host else host
-    has_default_port = port == _DEFAULT_PORTS.get(scheme)
-    canonical_authority = url_host if has_default_port else f"{url_host}:{port}"
+    canonical_authority = url_host if port == _DEFAULT_PORTS.get(scheme) else f"{url_host}:{port}"
     canonical_origin, endpoint = f"{scheme}://{canonical_authority}", f"{scheme}:{url_host}:{port}"
     return scheme, host, port, canonical_origin, endpoint
 

@@ -57,7 +57,7 @@ def build_request(
 
 
 def classify(delivery: DeliveryResult, policy: Policy, now_s: float) -> Outcome | None:
-    """Return the outcome of a delivery; None if it failed inside the service (no attempt)."""
+    """Return the outcome of a delivery; None if the service failed, so that it does not count."""
     status, fault = delivery.status, delivery.fault
     if fault is Fault.INTERNAL:
         return None
@@ -69,7 +69,7 @@ def classify(delivery: DeliveryResult, policy: Policy, now_s: float) -> Outcome 
         if status < _MIN_ERROR_STATUS and status not in policy.retryable_statuses:
             if _MIN_SUCCESS_STATUS <= status < _MIN_REDIRECT_STATUS:
                 return SUCCESS
-            return PERMANENT.replace(detail=str(status))  # redirects are not followed
+            return PERMANENT.replace(detail=str(status))  # a redirect, which is not followed
         return outcome_of_status(
             status, delivery.headers, now=now_s, retryable=policy.retryable_statuses
         )
@@ -79,7 +79,7 @@ def classify(delivery: DeliveryResult, policy: Policy, now_s: float) -> Outcome 
 def build_record(
     task: Task, delivery: DeliveryResult, outcome: Outcome, started_at: int, worker: str
 ) -> AttemptRecord:
-    """Return the attempt log entry of a delivery, without the decision."""
+    """Return the attempt log entry of a delivery; the caller adds the decision."""
     fault = delivery.fault
     record = AttemptRecord(
         number=task.attempts + 1,
@@ -135,9 +135,9 @@ def final_result(
     task: Task, attempt: AttemptRecord | None, status: Status, reason: str | None = None
 ) -> TaskResult:
     """Return the result that finishes a task; `attempt` is None if no attempt was made."""
-    kind = task.last_outcome_kind if attempt is None else attempt.outcome
+    outcome_kind = task.last_outcome_kind if attempt is None else attempt.outcome
     return TaskResult(
-        task=task, attempt=attempt, status=status, reason=reason, last_outcome_kind=kind
+        task=task, attempt=attempt, status=status, reason=reason, last_outcome_kind=outcome_kind
     )
 
 
@@ -149,15 +149,13 @@ def retry_result(
     now: int,
     lease_terms: LeaseTerms | None,
 ) -> TaskResult:
-    """Return the result of an attempt that is followed by a retry.
-
-    `lease_terms` renew the lease if the retry is due within their horizon. None: never renew it.
-    """
+    """Return the result of an attempt with a retry; without `lease_terms`, the lease ends."""
     hint = outcome.hint
     # An exact hint (gRPC pushback, which sets the delay exactly) restarts the backoff.
     is_exact = hint is not None and hint.exact
     # Rounded up, because an attempt must not be early: a server's hint is a minimum.
     next_attempt_at = now + ceil(wait.delay * 1000)
+    # A retry that is due later than the horizon is claimed again, perhaps by another process.
     can_renew = lease_terms is not None and next_attempt_at - now <= lease_terms.horizon_ms
     counted_attempts = task.attempts + 1 - task.attempts_before_replay - task.lost_attempts
     return TaskResult(

@@ -26,8 +26,7 @@ T = TypeVar("T")
 _logger = logging.getLogger("tarry.service")
 FIRST_STORE_RETRY_PAUSE_S = 0.05
 _MAX_STORE_RETRY_PAUSE_S = 2.0
-_UNKNOWN_OFFSET_MS = -1e15
-"""A time far in the past, so that no task is due before `StoreClock.synchronize`."""
+_UNKNOWN_OFFSET_MS = -1e15  # far in the past: no task is due before `StoreClock.synchronize`
 
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,16 +114,13 @@ class EngineContext(msgspec.Struct, frozen=True, kw_only=True):
     lease_terms: LeaseTerms
     limits: EngineLimits
     retention: Retention
-    draw: Callable[[], float]  # return a random number in [0, 1)
-    unpack: Callable[[bytes], TaskContent]  # decode, and decrypt if needed, the content of a task
-    read_body: Callable[[TaskContent], Awaitable[bytes]]  # fetch a body and verify it
+    draw: Callable[[], float]  # returns a random number in [0, 1)
+    unpack: Callable[[bytes], TaskContent]  # decodes (and decrypts) the content of a task
+    read_body: Callable[[TaskContent], Awaitable[bytes]]  # fetches a body and verifies it
     delete_bodies: Callable[[list[str]], Awaitable[None]]
-    delete_orphaned_bodies: Callable[
-        [], Awaitable[int]
-    ]  # bodies whose task was never added; return how many
-    sign: Callable[[Task, bytes], list[tuple[str, str]]]  # return the signature headers of a body
-    build_callback_task: Callable[[Task, TaskContent, TaskResult], Task]
-    """Build the task that reports the result of another task to its `callbackUrl`."""
+    delete_orphaned_bodies: Callable[[], Awaitable[int]]  # bodies whose task was never added
+    sign: Callable[[Task, bytes], list[tuple[str, str]]]  # returns the signature headers of a body
+    build_callback_task: Callable[[Task, TaskContent, TaskResult], Task]  # for `callbackUrl`
 
 
 async def retry_until_stored(write: Callable[[], Awaitable[T]], health: Health) -> T:

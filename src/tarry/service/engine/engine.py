@@ -15,14 +15,7 @@ from tarry.service.engine.scheduler import Scheduler
 from tarry.service.engine.worker import Worker
 from tarry.service.group_commit import AsyncGroupCommit
 from tarry.service.model import Status
-from tarry.service.store import (
-    AddResult,
-    AddStatus,
-    CancelStatus,
-    FinishStatus,
-    RetryNowStatus,
-    TaskResult,
-)
+from tarry.service.store import AddStatus, CancelStatus, FinishStatus, RetryNowStatus, TaskResult
 from tarry.wire.tasks import LocalStats
 
 if TYPE_CHECKING:
@@ -33,10 +26,9 @@ if TYPE_CHECKING:
     from tarry.service.engine.policies import PolicyCache
     from tarry.service.engine.reporting import EventPublisher
     from tarry.service.model import Task, TaskContent
-    from tarry.service.store import NewTask
+    from tarry.service.store import AddResult, NewTask
 
-_MAX_GROUP_ITEMS = 64
-"""New tasks in one group. Results are written between two groups, so a large group delays them."""
+_MAX_GROUP_ITEMS = 64  # few new tasks, because results are written between two groups
 _IngestItem: TypeAlias = "tuple[NewTask, TaskContent | None]"  # with the unpacked content, if known
 
 
@@ -64,9 +56,8 @@ class Engine:
         """Read the store's time, then start the scheduler and the maintenance."""
         sent_at = self.clock.local_ms()
         self.clock.synchronize(sent_at, await self._context.store.ping())
-        loop = asyncio.get_running_loop()
-        runners = (self.scheduler, self.maintenance)
-        self._background_tasks = [loop.create_task(runner.run()) for runner in runners]
+        coroutines = (self.scheduler.run(), self.maintenance.run())
+        self._background_tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
 
     def stop_starting(self) -> None:
         """Claim and start no more tasks; tasks that are added from now on are stored only."""
@@ -78,7 +69,7 @@ class Engine:
         deadline = asyncio.get_running_loop().time() + timeout_s
         self.stop_starting()
         if self._background_tasks:
-            # The scheduler may end its claim: if cancelled, it leaves leases unknown to any worker.
+            # The scheduler first: if its claim is cancelled, no worker knows of the new leases.
             await asyncio.wait(self._background_tasks[:1], timeout=timeout_s / 2)
             for task in self._background_tasks:
                 task.cancel()
@@ -90,17 +81,16 @@ class Engine:
     def submit(
         self, new_tasks: list[NewTask], contents: Sequence[TaskContent] | None = None
     ) -> asyncio.Future[Sequence[AddResult]]:
-        """Add tasks. They are durable when the returned future is done.
+        """Add tasks; they are durable when the future is done, even if the caller is cancelled.
 
-        Cancelling the caller does not stop the write. `contents` are the unpacked contents of the
-        tasks, so that the worker need not unpack them. Raises `Overloaded` if too many tasks wait
-        to be written.
+        `contents` are the unpacked contents of the tasks, so that the worker need not unpack them.
+        Raises `Overloaded` if too many tasks wait to be written.
         """
         # Each task that waits to be written may take one of the slots.
         free_slots = 0
         if not self._is_stopping:
             free_slots = self.worker.leased_tasks.free_slots - self._ingest_queue.pending
-        lanes, limit = self._context.lanes, self._context.limits.max_lane_leased
+        lanes = self._context.lanes
         can_lease: dict[str, bool] = {}
         for new in new_tasks:
             if free_slots <= 0:
@@ -108,10 +98,8 @@ class Engine:
             lane_name = new.task.lane
             if lane_name not in can_lease:
                 lane = lanes.get(lane_name)
-                is_full_or_tripped = lane is not None and (
-                    lane.leased_count >= limit or lane.is_tripped
-                )
-                can_lease[lane_name] = not is_full_or_tripped
+                is_tripped = lane is not None and lane.is_tripped
+                can_lease[lane_name] = not is_tripped and lane_name not in lanes.fully_leased
             if can_lease[lane_name]:
                 new.lease_on_add = True
                 free_slots -= 1

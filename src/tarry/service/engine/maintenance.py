@@ -1,4 +1,4 @@
-"""Maintenance: removes expired tasks, unused bodies and the memory of idle lanes; advances replays.
+"""Maintenance: removes expired tasks and unused bodies, advances replays, drops idle lanes.
 
 Everything is done in small steps, so that the store is never blocked for long.
 """
@@ -22,10 +22,8 @@ _MAX_TASKS_PER_STEP = 200
 _REPLAY_STEPS_PER_SECOND = 10
 _MAX_BODIES_PER_STEP = 100
 _UNUSED_BODY_SEARCH_INTERVAL_MS = 600_000  # rare, because it lists all stored bodies
-_IDLE_LANE_CHECK_INTERVAL_MS = 300_000
-"""A lane is removed from memory if it was idle from one check to the next."""
-_IDLE_PAUSE_S, _BUSY_PAUSE_S = 1.0, 0.02
-"""Pause after a step that left no work to do, and after a step that left some."""
+_IDLE_LANE_CHECK_INTERVAL_MS = 300_000  # lanes that are idle between two checks are removed
+_IDLE_PAUSE_S, _BUSY_PAUSE_S = 1.0, 0.02  # after a step that left no work, or some work
 
 
 class Maintenance:
@@ -41,7 +39,7 @@ class Maintenance:
         context, store = self._context, self._context.store
         removal = await store.sweep(context.retention, _MAX_TASKS_PER_STEP)
         next_replay_at = await self._step_replays()
-        # Orphans are bodies of removed tasks. Bodies whose task was never added are found below.
+        # The store lists the bodies of removed tasks. Bodies that never had a task are found below.
         orphans = await store.list_orphaned_bodies(_MAX_BODIES_PER_STEP)
         if orphans:
             await context.delete_bodies(orphans)

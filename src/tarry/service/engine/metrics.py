@@ -45,12 +45,10 @@ _LONG_BUCKETS_MS = (
     100, 500, 1_000, 5_000, 15_000, 60_000, 300_000, 900_000, 3_600_000, 14_400_000, 43_200_000,
     86_400_000, 604_800_000,
 )  # fmt: skip
-_MAX_SAMPLES = 500
-"""Samples that are collected before they are counted. Sorting many values at once is cheaper than
-searching for the bucket of each value."""
+_MAX_SAMPLES = 500  # counted together, because sorting them is cheaper than one search for each
 _BREAKER_STATES = ("closed", "open", "half-open")
 _BREAKER_STATE_OF_EVENT = {"parked": "open", "probing": "half-open", "resumed": "closed"}
-"""The new state of the breaker, by the kind of lane event. An operator can also resume a lane."""
+"""New breaker states by kind of lane event; an operator who resumes a lane also closes it."""
 
 
 class _LabeledCounter(Counter[tuple[str, ...]]):
@@ -101,7 +99,7 @@ class Metrics:
         self._lanes = lanes
         self._attempt_samples: list[_AttemptSample] = []
         self._task_samples: list[_TaskSample] = []
-        self._policies: set[str] = set()
+        self._labeled_policies: set[str] = set()
         self.attempts: _LabeledCounter = _LabeledCounter(
             "retry_attempts", "Attempts, by outcome and policy.", "outcome", "policy"
         )
@@ -210,10 +208,10 @@ class Metrics:
 
     def _policy_label(self, policy_id: str) -> str:
         """Return the label value of a policy: its id, or `other` after a hundred policies."""
-        if policy_id not in self._policies:
-            if len(self._policies) >= _MAX_LABEL_VALUES:
+        if policy_id not in self._labeled_policies:
+            if len(self._labeled_policies) >= _MAX_LABEL_VALUES:
                 return "other"
-            self._policies.add(policy_id)
+            self._labeled_policies.add(policy_id)
         return policy_id
 
 

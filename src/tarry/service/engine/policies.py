@@ -26,7 +26,7 @@ V = TypeVar("V")
 
 _logger = logging.getLogger("tarry.service")
 _MAX_CACHED_POLICIES = 10_000
-_REFRESH_AFTER_MS = 1_000
+_TTL_MS = 1_000
 """A cached policy is loaded again after this time, because another process may have changed it."""
 
 
@@ -39,14 +39,14 @@ class EffectivePolicy(msgspec.Struct, gc=False):
 
 
 class PolicyCache:
-    """A cache of policies, filled from the store when a policy is first needed."""
+    """A cache of the policies in the store and of presets, filled when a policy is needed."""
 
     def __init__(self, store: Store, now: Callable[[], int]) -> None:
         self._store = store
         self._now = now
         self._cached: dict[_CacheKey, EffectivePolicy] = {}
         self._refreshing: set[_CacheKey] = set()
-        """Policies that are being loaded again; the stale policy is used meanwhile."""
+        """Policies that are being loaded again; the stale policies are used meanwhile."""
         self._overridden: dict[tuple[Any, ...], tuple[EffectivePolicy, EffectivePolicy]] = {}
         """A cached policy, and the policy that results from its combination with overrides."""
 
@@ -58,10 +58,7 @@ class PolicyCache:
         return self._apply_overrides(task, overrides, effective_policy)
 
     def try_begin_refresh(self, task: Task) -> bool:
-        """Mark a stale policy as being refreshed, and return whether it was not marked before.
-
-        If this returns True, the caller has to call `load_for_task`.
-        """
+        """Return True if the caller has to call `load_for_task`: no refresh has begun yet."""
         key = (task.tenant, task.policy_id, task.policy_version)
         if key in self._refreshing:
             return False
@@ -73,9 +70,7 @@ class PolicyCache:
         tenant, policy_id, version = task.tenant, task.policy_id, task.policy_version
         try:
             if await self.load(tenant, policy_id, version) is None:
-                default = EffectivePolicy(
-                    SERVICE_PRESETS["default"], None, self._now() + _REFRESH_AFTER_MS
-                )
+                default = EffectivePolicy(SERVICE_PRESETS["default"], None, self._now() + _TTL_MS)
                 _put(self._cached, (tenant, policy_id, version), default)
         finally:
             self._refreshing.discard((tenant, policy_id, version))
@@ -83,12 +78,9 @@ class PolicyCache:
     async def load(
         self, tenant: str, policy_id: str, version: int | None = None
     ) -> EffectivePolicy | None:
-        """Cache and return a policy: the tenant's own, else a preset with this id, else None.
-
-        `version` None is the newest version. Presets have no versions.
-        """
+        """Cache and return a policy (version None: the newest), else a preset, else None."""
         stored = await self._store.get_policy(tenant, policy_id, version)
-        base_policy, stale_at = SERVICE_PRESETS["default"], self._now() + _REFRESH_AFTER_MS
+        base_policy, stale_at = SERVICE_PRESETS["default"], self._now() + _TTL_MS
         if stored is not None:
             policy = policy_from_json(msgspec.json.decode(stored.document), base_policy)
             effective_policy = EffectivePolicy(policy, stored.version, stale_at)

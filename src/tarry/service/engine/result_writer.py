@@ -239,10 +239,7 @@ def build_callback_task(
     new_id: Callable[[], str],
     pack: Callable[[TaskContent], bytes],
 ) -> Task:
-    """Build the task that posts the result of `task` to its `callbackUrl`.
-
-    A callback is a task itself, so that it is as durable as any other task.
-    """
+    """Build the callback of `task`: a task itself, so that it is as durable as any other task."""
     url = content.callback_url
     assert url is not None  # noqa: S101 - the caller has checked it
     target = parse_target(url)

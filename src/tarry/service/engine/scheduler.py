@@ -32,7 +32,7 @@ class Scheduler:
         self._wakeup = asyncio.Event()
         self._was_capacity_limited = self._is_stopping = False
         self._submitted_at_last_outage = 0
-        """Results submitted until an outage of the store was last seen to delay writes."""
+        """Number of results submitted until `_check_outage_backlog` last noticed an outage."""
         # Half the horizon, so that tasks of other processes are claimed before they are due.
         self._poll_interval_s = context.lease_terms.horizon_ms / 2000
 
@@ -53,10 +53,10 @@ class Scheduler:
     async def run_once(self) -> ClaimResult:
         """Claim tasks once, and pass them to the worker.
 
-        Without capacity, the claim has a limit of 0. It still returns the store's time, by which
-        the worker recognizes expired leases. The limit is also 0 while results from an outage of
-        the store are not written yet. The leases of their tasks may have expired, so the claim
-        could return these tasks, which would then be delivered a second time.
+        Without capacity, the claim has a limit of 0: it only reads the store's time, by which the
+        worker recognizes expired leases. The limit is also 0 while results from an outage of the
+        store are unwritten. The leases of their tasks may have expired, so a claim could return
+        these tasks, and they would be delivered a second time.
         """
         context, limits = self._context, self._context.limits
         lanes = context.lanes
@@ -64,11 +64,9 @@ class Scheduler:
         self._was_capacity_limited = capacity < limits.max_claimed or bool(lanes.fully_leased)
         limit, parked_before = max(0, min(limits.max_claimed, capacity)), set(lanes.parked)
         sent_at = context.clock.local_ms()
+        full_lanes = tuple(lanes.fully_leased)
         claimed = await context.store.claim(
-            context.lease_terms,
-            limit=limit,
-            per_lane=limits.max_lane_claimed,
-            skip=tuple(lanes.fully_leased),
+            context.lease_terms, limit=limit, per_lane=limits.max_lane_claimed, skip=full_lanes
         )
         context.clock.synchronize(sent_at, claimed.now)
         if not claimed.tasks and "store" in context.health.failing:
@@ -79,18 +77,13 @@ class Scheduler:
         if claimed.lost_attempts:
             context.reporter.report_lost_attempts(claimed.lost_attempts, claimed.now)
         for name in dict.fromkeys(task.lane for task in claimed.tasks):
-            was_parked = name in parked_before
-            self._adopt_lane_state(
-                name, claimed.opens_by_half_open_lane.get(name), was_parked=was_parked
-            )
+            opens = claimed.opens_by_half_open_lane.get(name)
+            self._adopt_lane_state(name, opens, was_parked=name in parked_before)
         self._worker.add(claimed.tasks)
         return claimed
 
     def _check_outage_backlog(self) -> bool:
-        """Return whether a result from an outage of the store is not written yet.
-
-        Also updates `_submitted_at_last_outage`, so it has to be called before each claim.
-        """
+        """Return whether results of an outage are unwritten; must be called before each claim."""
         results = self._worker.result_writer.result_queue
         if self._context.health.delayed_writes:
             self._submitted_at_last_outage = results.submitted

@@ -8,9 +8,8 @@
            ▲                             │
            └─────── requeue, drop ───────┘
 
-An arrow points to the object whose method is called.
-`LeasedTasks` calls back with `on_due` when tasks are due, and the worker starts their attempts.
-The result writer calls `on_capacity`, which the scheduler sets, when more tasks can be claimed.
+An arrow points to the object whose method is called. In addition, the result writer calls
+`on_capacity`, which the scheduler sets, when more tasks can be claimed.
 
 An attempt is admitted by its lane, sent, classified by the core, written in a group with other
 results, and reported only when it is stored. Callbacks connect these steps: at thousands of
@@ -52,12 +51,9 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("tarry.service")
 _DEFAULT_ATTEMPT_TIMEOUT_S = 30.0
-_INTERNAL_FAILURE_PAUSE_MS = 1_000
-"""Delay after an attempt that failed without a fault of the target, such as at the egress proxy."""
-_UNSTARTABLE_TASK_PAUSE_MS = 60_000
-"""Delay before the worker tries again to start a task that it could not decode or start."""
-_MAX_LOST_ATTEMPTS = 10
-"""After so many lost attempts, a task is EXHAUSTED: it probably crashes its workers."""
+_INTERNAL_FAILURE_PAUSE_MS = 1_000  # after an attempt that failed in the service or its proxy
+_UNSTARTABLE_TASK_PAUSE_MS = 60_000  # after a failure to decode or to start a task
+_MAX_LOST_ATTEMPTS = 10  # then a task is EXHAUSTED, because it probably crashes its workers
 _MIN_SEND_TIMEOUT_S = 0.001
 _THROTTLED = Outcome(Kind.THROTTLED)
 
@@ -170,10 +166,7 @@ class Worker:
         if command.reason is Reason.LIMIT:
             self.leased_tasks.return_to_front(leased_task)
             if command.delay is not None:
-                now = self._context.clock.now
-                asyncio.get_running_loop().call_later(
-                    command.delay, lambda: self._continue_lane(lane, now())
-                )
+                asyncio.get_running_loop().call_later(command.delay, self._continue_lane, lane)
             else:
                 lane.on_limit_reached(self._context.clock.now())
             return False  # `_continue_lane` follows after the delay, or when an attempt ends
@@ -185,10 +178,10 @@ class Worker:
         self.result_writer.release(leased_task, next_attempt_at)
         return True
 
-    def _continue_lane(self, lane: LaneState, now: int) -> None:
+    def _continue_lane(self, lane: LaneState) -> None:
         """Start more tasks of a lane, after an attempt or the delay of its limiter has ended."""
-        if lane.running_count_at_limit is not None:
-            lane.on_attempt_ended(now)
+        if lane.observed_limit is not None:
+            lane.on_attempt_ended(self._context.clock.now())
         self.leased_tasks.add_to_rotation(lane)
         if self.leased_tasks.rotation:
             self._start_due_tasks()
@@ -274,7 +267,7 @@ class Worker:
         if outcome is None:
             context.health.mark_failing("delivery", delivery_result.error)
             call.cancel_attempt(now_s)
-            self._continue_lane(lane, now)
+            self._continue_lane(lane)
             self.result_writer.release(leased_task, now + _INTERNAL_FAILURE_PAUSE_MS)
             return
         if context.health.failing:
@@ -298,7 +291,7 @@ class Worker:
         if lane.downstream.transitions:
             self.result_writer.store_breaker_state(lane)
         self.result_writer.post(result, leased_task, delivery_result)
-        self._continue_lane(lane, now)
+        self._continue_lane(lane)
 
     def release_lane(self, lane_name: str) -> None:
         """Release the waiting tasks of a lane that was paused; attempts in flight continue."""

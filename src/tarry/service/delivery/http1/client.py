@@ -44,8 +44,7 @@ _COMMON_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
 _FORBIDDEN_METHODS = frozenset({"CONNECT", "TRACE"})
 _METHODS_WITHOUT_ZERO_LENGTH = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
 """Methods whose requests have no `Content-Length: 0` header if the body is empty."""
-_is_token = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+").fullmatch
-"""Matches a method or a header name (RFC 9110, 5.6.2)."""
+_is_token = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+").fullmatch  # RFC 9110, 5.6.2
 _FORBIDDEN_HEADERS = HOP_BY_HOP_HEADERS | {"content-length", "expect", "host"}
 """Headers that belong to the connection or the message framing; a task must not set them."""
 _DEFAULT_HEADERS = {

@@ -51,17 +51,13 @@ class _Pool(Protocol):
 
 
 class DeadlineTimer:
-    """Calls back when deadlines pass.
-
-    All deadlines share one timer of the event loop, because most of them are cancelled early.
-    """
+    """Calls back when deadlines pass. One timer serves all, because most are cancelled early."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._heap: list[Deadline] = []
         self._tie_breaker = count()
-        self._compaction_size = _MIN_COMPACTION_SIZE
-        """The size at which cancelled deadlines are removed from the heap."""
+        self._compaction_size = _MIN_COMPACTION_SIZE  # then cancelled deadlines are removed
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
 
@@ -111,11 +107,9 @@ class PendingRequest(asyncio.Future[DeliveryResult]):
     coroutine of a task for each step of the exchange.
     """
 
-    connecting: asyncio.Task[bool] | None = None
-    """The task that opens a connection for this request; None if no task does."""
+    connecting: asyncio.Task[bool] | None = None  # the task that opens a connection for it
     connection: Connection | None = None  # on which the request was sent
-    is_resent: bool = False
-    """Whether it was sent before, on an idle connection that the target had closed."""
+    is_resent: bool = False  # whether it was sent before, on a connection that was closed
 
     def __init__(
         self,

@@ -39,17 +39,14 @@ _LookupResult: TypeAlias = "Addresses | str"  # the addresses of a host, or an e
 
 _DNS_TTL_S = 60.0
 _MAX_CACHED_HOSTS = 1024
-_MAX_LOOKUPS = 64
-"""Concurrent lookups. Each needs a thread, for a long time if the DNS server does not answer."""
+_MAX_LOOKUPS = 64  # at a time; each occupies a thread until the DNS server answers
 _MAX_HOST_ADDRESSES = 8
 _HEAD_START_S = 0.25  # time after which the next address is tried in parallel (RFC 8305, 5)
 _MAX_CONNECT_RESPONSE_BYTES = 16 * 1024
 _DEFAULT_PROXY_PORTS = {"http": 80, "https": 443}
 _PROXY_FAULTS = {403: Fault.BLOCKED, 502: Fault.REFUSED, 503: Fault.REFUSED, 504: Fault.REFUSED}
-"""Faults by the status with which a proxy reports a problem of the target. Any other status is a
-failure of the proxy itself."""
-_LOCAL_ERRNOS = frozenset({EMFILE, ENFILE, ENOBUFS, ENOMEM})
-"""Error numbers of failures of this process or machine, not of the target."""
+"""Faults of the target by the status of the proxy; others are failures of the proxy itself."""
+_LOCAL_ERRNOS = frozenset({EMFILE, ENFILE, ENOBUFS, ENOMEM})  # not a failure of the target
 _CLOSED_IN_HANDSHAKE = "The connection was closed during the TLS handshake"
 
 
@@ -59,17 +56,14 @@ class Proxy(msgspec.Struct, frozen=True):
     scheme: str
     host: str
     port: int
-    header_lines: str
-    """The header lines that only the proxy receives: credentials, if its URL has any."""
+    header_lines: str  # for the proxy only: its credentials, or empty
 
 
 class ConnectResult(msgspec.Struct):
     """An established connection, and the durations of the phases in which it was opened."""
 
     transport: asyncio.Transport
-    raw_transport: asyncio.Transport
-    """The transport below TLS, which knows how many bytes were not sent yet. Without TLS, it is the
-    same as `transport`."""
+    raw_transport: asyncio.Transport  # the transport below TLS; without TLS, `transport`
     remote: str  # the IP address of the server or the proxy
     dns_ms: float | None  # None if the host is an IP address
     connect_ms: float
