@@ -62,28 +62,11 @@ class Breaker:
     """
 
     __slots__ = (
-        "_failure_rate",
-        "_failures_in_a_row",
-        "_growth",
-        "_has_other_rules",
-        "_last_probe_permit",
-        "_max_failures_in_a_row",
-        "_max_open",
-        "_min_calls",
-        "_open_for",
-        "_open_until",
-        "_probe_successes",
-        "_running_probes",
-        "_slow_after",
-        "_slow_rate",
-        "_spread",
-        "_window",
-        "consecutive_opens",
-        "generation",
-        "is_fault_free",
-        "probes",
-        "state",
-    )
+        "_failure_rate", "_failures_in_a_row", "_growth", "_has_other_rules", "_last_probe_permit",
+        "_max_failures_in_a_row", "_max_open", "_min_calls", "_open_for", "_open_until",
+        "_probe_successes", "_running_probes", "_slow_after", "_slow_rate", "_spread", "_window",
+        "consecutive_opens", "generation", "is_fault_free", "probes", "state",
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -43,19 +43,9 @@ class Call:
     """The state of one call. `deadline` and `now` are times on one clock; `u` is from [0, 1)."""
 
     __slots__ = (
-        "_attempt_started",
-        "_cleared_delay",
-        "_newest_step",
-        "_paid",
-        "_permit",
-        "attempts",
-        "backoff_offset",
-        "deadline",
-        "downstream",
-        "policy",
-        "previous_delay",
-        "started",
-    )
+        "_attempt_started", "_cleared_delay", "_newest_step", "_paid", "_permit", "attempts",
+        "backoff_offset", "deadline", "downstream", "policy", "previous_delay", "started",
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -70,15 +70,9 @@ class Downstream:
     """Breaker, retry budget, limiters and latency of one dependency."""
 
     __slots__ = (
-        "_hedge_credit",
-        "_limiters",
-        "breaker",
-        "budget",
-        "has_limiters",
-        "latency",
-        "name",
+        "_hedge_credit", "_limiters", "breaker", "budget", "has_limiters", "latency", "name",
         "transitions",
-    )
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -141,17 +141,9 @@ class AdaptiveRate:
     """
 
     __slots__ = (
-        "_filled_at",
-        "_inflection",
-        "_interval_count",
-        "_interval_start",
-        "_max_wait",
-        "_peak",
-        "_throttled_at",
-        "_tokens",
-        "measured",
-        "rate",
-    )
+        "_filled_at", "_inflection", "_interval_count", "_interval_start", "_max_wait", "_peak",
+        "_throttled_at", "_tokens", "measured", "rate",
+    )  # fmt: skip
 
     # The constants of the AWS SDKs
     _BETA = 0.7  # factor for the rate after throttling
