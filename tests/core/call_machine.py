@@ -54,7 +54,7 @@ class Behind(NamedTuple):
     @property
     def running(self) -> int:
         """Number of attempts in flight."""
-        return self.cap._running
+        return self.cap._in_flight
 
     def call(self, policy: Policy = PLAIN, deadline: float | None = None) -> Call:
         """Return a call that starts now."""

@@ -232,7 +232,7 @@ class Broken(InFlight):
     def release(self, outcome: Outcome | None, duration: float, now: float) -> None:
         """Fail each time."""
         super().release(outcome, duration, now)
-        raise LookupError(self._running)
+        raise LookupError(self._in_flight)
 
 
 def test_a_limiter_that_raises_keeps_no_place() -> None:
@@ -243,7 +243,7 @@ def test_a_limiter_that_raises_keeps_no_place() -> None:
     call.hedge(0.0)
     with pytest.raises(LookupError, match="2"):
         call.cancel(1.0)
-    assert 0 == limiter._running
+    assert 0 == limiter._in_flight
 
 
 def test_nothing_is_given_back_twice() -> None:

@@ -35,7 +35,7 @@ def test_what_may_not_be_repeated_is_the_answer(outcome: Outcome, expected: Stop
     call.hedge(1.0)
 
     assert expected == call.record_failure(1, outcome, 2.0, 0.5)
-    assert (2, 0) == (call.attempts, cap._running)
+    assert (2, 0) == (call.attempts, cap._in_flight)
 
 
 @pytest.mark.parametrize("max_hint", [0, 10, 120.5])
@@ -86,5 +86,5 @@ def test_a_copy_that_could_not_be_sent_costs_nothing(capped: bool) -> None:
     call.start(0.0)
     assert Attempt(2) == call.hedge(1.0)
     assert call.record_unsent(2, 1.0)
-    assert (1, None) == (cap._running, call.next_hedge_at)
+    assert (1, None) == (cap._in_flight, call.next_hedge_at)
     assert downstream.take_hedge_credit()

@@ -119,7 +119,7 @@ def rounds(limiter: AIMD, times: int, now: float = 0.0) -> list[int]:
         for _ in range(admitted(limiter, now, asking=limiter.limit)):
             limiter.release(SUCCESS, 0.1, now)
             limiter.acquire(now)
-        while limiter._running:
+        while limiter._in_flight:
             limiter.release(None, 0.1, now)
         limits.append(limiter.limit)
     return limits

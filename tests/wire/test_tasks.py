@@ -8,8 +8,8 @@ import pytest
 from tarry.service.model import Status
 from tarry.wire.policies import JSON_FIELDS, SERVICE_PRESETS, json_choices, policy_to_json
 from tarry.wire.tasks import (
-    Backoff,
-    Jitter,
+    BackoffType,
+    JitterType,
     Page,
     RetryPolicy,
     RetryTask,
@@ -107,7 +107,9 @@ def test_a_policy_has_every_field_that_can_be_set() -> None:
     assert {*JSON_FIELDS, "policyId", "version", "createdAt"} == fields
 
 
-@pytest.mark.parametrize(("field", "names"), [("backoffType", Backoff), ("jitterType", Jitter)])
+@pytest.mark.parametrize(
+    ("field", "names"), [("backoffType", BackoffType), ("jitterType", JitterType)]
+)
 def test_the_names_that_a_policy_takes(field: str, names: object) -> None:
     """All of them, and no other."""
     assert sorted(get_args(names)) == sorted(json_choices(JSON_FIELDS[field]))

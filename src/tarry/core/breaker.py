@@ -169,13 +169,13 @@ class Breaker:
         current[_SLOW] += is_slow
         current[_FAILURES] += failed
         self._failures_in_a_row = self._failures_in_a_row + 1 if failed else 0
-        failures = window.past[_FAILURES] + current[_FAILURES]
-        self.is_fault_free = self._slow_after is None and not failures
+        failure_count = window.past[_FAILURES] + current[_FAILURES]
+        self.is_fault_free = self._slow_after is None and not failure_count
         if not self.is_fault_free and self.state is _CLOSED:
-            calls = window.past[_CALLS] + current[_CALLS]
-            if (failures >= self._failure_rate * calls and calls >= self._min_calls) or (
-                self._has_other_rules and self._is_other_rule_met(calls)
-            ):
+            call_count = window.past[_CALLS] + current[_CALLS]
+            if (
+                call_count >= self._min_calls and failure_count >= self._failure_rate * call_count
+            ) or (self._has_other_rules and self._is_other_rule_met(call_count)):
                 self._open(now, u)
 
     def release(self, permit: int) -> None:
@@ -210,13 +210,13 @@ class Breaker:
         total = self._window.total
         return total(_CALLS), total(_FAILURES), total(_SLOW)
 
-    def _is_other_rule_met(self, calls: int) -> bool:
+    def _is_other_rule_met(self, call_count: int) -> bool:
         limit = self._max_failures_in_a_row
         if limit is not None and self._failures_in_a_row >= limit:
             return True
-        if self._slow_after is None or calls < self._min_calls:
+        if self._slow_after is None or call_count < self._min_calls:
             return False
-        return self._window.total(_SLOW) >= self._slow_rate * calls
+        return self._window.total(_SLOW) >= self._slow_rate * call_count
 
     def _count_running_probes(self, now: float) -> int:
         """Return the number of probes without a result.
@@ -229,9 +229,9 @@ class Breaker:
     def _admit_probe(self, now: float) -> int | None:
         if self._count_running_probes(now) >= self.probes:
             return None
-        oldest = now - self._open_for
-        running = self._running_probes.items()
-        self._running_probes = {permit: started for permit, started in running if started > oldest}
+        hung_since = now - self._open_for
+        probes = self._running_probes.items()
+        self._running_probes = {permit: start for permit, start in probes if start > hung_since}
         self._last_probe_permit += 1
         self._running_probes[self._last_probe_permit] = now
         return self._last_probe_permit

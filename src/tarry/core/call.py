@@ -4,7 +4,7 @@ A driver is the code that makes the attempts and sleeps between them. It calls `
 attempt and again after each wait, reports the result with `record_success`, `record_failure` or
 `cancel_attempt`, and carries out the commands that these methods return: `Attempt`, `Wait`, `Stop`.
 
-A `DurableCall` is a call of the retry service, whose state is stored so that it outlives the
+A `DurableCall` is a call of the retry service. Its state is stored, so that the call outlives the
 process. When the downstream (breaker, retry budget and limiters of one dependency) rejects an
 attempt, a `Call` ends, because its caller is waiting. A `DurableCall` is *deferred*: it tries to
 start the same attempt later, and uses up neither an attempt nor a token of the retry budget. The
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tarry.core.policy import Policy
 
 _MAX_STEPS = 256
-"""The decision record is cleared after this many steps, so that a long call uses little memory."""
+"""The decision record (`Call.steps`) is cleared after this many steps, to save memory."""
 
 DownstreamStatus: TypeAlias = tuple[str | None, float | None]
 """The state of the breaker and the balance of the retry budget; None without them."""
@@ -80,9 +80,9 @@ class Call:
     def steps(self) -> tuple[Step, ...]:
         """The decision record: one step for each failed attempt, at most the last 256."""
         steps: list[Step] = []
-        step = self._newest_step
-        while step is not None:
-            step, attempt, outcome, detail, verdict, status = step
+        node = self._newest_step
+        while node is not None:
+            node, attempt, outcome, detail, verdict, status = node
             steps.append(Step(attempt, outcome.kind, outcome.detail or detail, verdict, *status))
         return tuple(reversed(steps))
 
@@ -244,12 +244,12 @@ class DurableCall(Call):
         `last_outcome` is the outcome of the previous attempt; the cost of a retry depends on it.
         """
         downstream, policy = self.downstream, self.policy
-        # This happens if the worker of the last attempt died, or if the policy has changed since.
+        # True if the worker of the last attempt died, or if the policy has changed since.
         if self.attempts >= policy.max_attempts:
             return Stop(Reason.ATTEMPTS)
         if policy.total_budget is not None:
-            expected = 0.0 if downstream is None else downstream.expected_duration()
-            if now + expected >= self.started + policy.total_budget:
+            duration = 0.0 if downstream is None else downstream.expected_duration()
+            if now + duration >= self.started + policy.total_budget:
                 return Stop(Reason.TOTAL_BUDGET)
         if downstream is not None:
             admission = downstream.admit(now)

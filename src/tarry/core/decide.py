@@ -103,9 +103,9 @@ def decide(
 
     throttled = kind is _THROTTLED
     k = attempts - progress.backoff_offset  # number of the next retry since backoff started over
-    table = policy.delay_table
-    if 0 < k < len(table) and not throttled:
-        ceiling, shortest, width = table[k]
+    delay_table = policy.delay_table
+    if 0 < k < len(delay_table) and not throttled:
+        ceiling, shortest, width = delay_table[k]
         delay = shortest + u * width
     else:
         ceiling = policy.ceiling(k, throttled)

@@ -24,7 +24,7 @@ _MAX_TRANSITIONS = 100
 _MAX_HEDGE_CREDIT = 10.0  # pays for 10 hedges
 MAX_LATENCY_SAMPLES = 512
 _MAX_UNSORTED = 32
-"""When `MAX_LATENCY_SAMPLES` durations are sorted, this many new ones make them be sorted again."""
+"""Once 512 durations are sorted, a quantile ignores new durations until there are this many."""
 
 
 class BreakerTransition(NamedTuple):

@@ -37,12 +37,12 @@ class InFlight:
     After an outage the limit grows from 1 to `limit` within `ramp` seconds.
     """
 
-    __slots__ = ("_limit", "_ramp", "_recovered_at", "_running")
+    __slots__ = ("_in_flight", "_limit", "_ramp", "_recovered_at")
 
     def __init__(self, limit: int, *, ramp: float = 10.0) -> None:
         self._limit = check_count("limit", limit)
         self._ramp = check_positive("ramp", ramp)
-        self._running = 0
+        self._in_flight = 0
         self._recovered_at: float | None = None
 
     def limit(self, now: float) -> int:
@@ -60,14 +60,14 @@ class InFlight:
     def acquire(self, now: float) -> float | None:
         """Take a slot, or return None when all are taken."""
         limit = self._limit if self._recovered_at is None else self.limit(now)
-        if self._running >= limit:
+        if self._in_flight >= limit:
             return None
-        self._running += 1
+        self._in_flight += 1
         return 0.0
 
     def release(self, outcome: Outcome | None, duration: float, now: float) -> None:  # noqa: ARG002 - part of the protocol
         """Release the slot."""
-        self._running -= 1
+        self._in_flight -= 1
 
     def on_recovery(self, now: float) -> None:
         """Start the ramp."""
@@ -77,12 +77,12 @@ class InFlight:
 class AIMD:
     """A concurrency limit that adapts: additive increase, multiplicative decrease.
 
-    A success adds 1 / limit to the limit, and a failure multiplies it by the factor `backoff`. A
-    failure is ignored if its attempt started before the last decrease, because it is no evidence
-    about the current limit.
+    A success adds 1 / limit to the limit, and a failure multiplies the limit by `backoff`. The
+    failure of an attempt that started before the last decrease is ignored, because it is no
+    evidence about the current limit.
     """
 
-    __slots__ = ("_decrease_factor", "_last_decrease_at", "_limit", "_max", "_min", "_running")
+    __slots__ = ("_decrease_factor", "_in_flight", "_last_decrease_at", "_limit", "_max", "_min")
 
     def __init__(
         self, *, initial: int = 10, min_limit: int = 1, max_limit: int = 200, backoff: float = 0.7
@@ -96,7 +96,7 @@ class AIMD:
         if not 0 < check_positive("backoff", backoff) < 1:
             raise ConfigurationError("backoff", "must be less than 1", backoff)
         self._decrease_factor = backoff
-        self._running = 0
+        self._in_flight = 0
         self._last_decrease_at = float("-inf")
 
     @property
@@ -106,16 +106,16 @@ class AIMD:
 
     def acquire(self, now: float) -> float | None:  # noqa: ARG002 - part of the protocol
         """Take a slot, or return None when all are taken."""
-        if self._running >= int(self._limit):
+        if self._in_flight >= int(self._limit):
             return None
-        self._running += 1
+        self._in_flight += 1
         return 0.0
 
     def release(self, outcome: Outcome | None, duration: float, now: float) -> None:
         """Release the slot and adapt the limit to the outcome."""
         # If less than half of the limit is used, a success is no evidence for a higher limit.
-        is_half_used = self._running * 2 > self._limit
-        self._running -= 1
+        is_half_used = self._in_flight * 2 > self._limit
+        self._in_flight -= 1
         if outcome is None:
             return
         if outcome.counts_as_failure:
@@ -157,10 +157,10 @@ class AdaptiveRate:
         """The current limit in attempts per second; None before the first throttled attempt."""
         self.measured: float = 0.0
         """The measured attempts per second, smoothed."""
-        self._tokens = 0.0
+        self._tokens = 0.0  # negative while attempts wait for a token
         self._filled_at = 0.0
         self._interval_start: float | None = None
-        self._interval_count = 0
+        self._interval_count = 0  # attempts that ended in this interval
         self._peak = 0.0  # the rate at the last throttled attempt
         self._throttled_at = 0.0
         self._inflection = 0.0  # seconds after throttling until the curve reaches the peak again

@@ -336,8 +336,8 @@ class Policy(ImmutableValue):
             "retry   ceiling   delay from .. to",
         ]
         for k, row in enumerate(rows[:_MAX_ROWS], 1):
-            ceiling, low, high = map(format_duration, row)
-            lines.append(f"{k:>5}  {ceiling:>8}   {low:>10} .. {high}")
+            ceiling, shortest, longest = map(format_duration, row)
+            lines.append(f"{k:>5}  {ceiling:>8}   {shortest:>10} .. {longest}")
         if retry_count > _MAX_ROWS:
             last = format_duration(rows[-1][0])
             lines.append(f"  ...  {retry_count - _MAX_ROWS} more, the last {last}")
@@ -346,11 +346,11 @@ class Policy(ImmutableValue):
             wait = format_duration(longest_wait)
             lines.append(f"worst case time: {wait} of waiting, plus the attempts themselves")
         else:
-            longest = longest_wait + self.attempt_timeout * (retry_count + 1)
+            longest_call = longest_wait + self.attempt_timeout * (retry_count + 1)
             if self.total_budget is not None:
                 # The last attempt may start just before the total budget ends.
-                longest = min(longest, self.total_budget + self.attempt_timeout)
-            lines.append(f"worst case time: {format_duration(longest)}, attempts included")
+                longest_call = min(longest_call, self.total_budget + self.attempt_timeout)
+            lines.append(f"worst case time: {format_duration(longest_call)}, attempts included")
         if self.total_budget is not None:
             total = format_duration(self.total_budget)
             lines.append(f"total budget: {total}; no attempt starts beyond it")
@@ -424,20 +424,20 @@ def _worst_case(policy: Policy) -> tuple[list[tuple[float, float, float]], int, 
     """
     rows: list[tuple[float, float, float]] = []
     longest_wait = shortest_wait = 0.0
-    low = high = None
+    shortest = longest = None
     retry_count = policy.max_attempts - 1
     for k in range(1, min(retry_count, _MAX_EXPLAINED_RETRIES) + 1):
         ceiling = policy.ceiling(k)
-        low = policy.delay(ceiling, low, 0.0)
-        high = policy.delay(ceiling, high, _HIGHEST_U)
-        shortest_wait += low
+        shortest = policy.delay(ceiling, shortest, 0.0)
+        longest = policy.delay(ceiling, longest, _HIGHEST_U)
+        shortest_wait += shortest
         if policy.total_budget is not None and shortest_wait >= policy.total_budget:
             retry_count = k - 1
             break
-        longest_wait += high
-        rows.append((ceiling, low, high))
+        longest_wait += longest
+        rows.append((ceiling, shortest, longest))
     # Each further retry is assumed to wait as long as the last one: the ceiling no longer grows.
-    longest_wait += max(0, retry_count - _MAX_EXPLAINED_RETRIES) * (high or 0.0)
+    longest_wait += max(0, retry_count - _MAX_EXPLAINED_RETRIES) * (longest or 0.0)
     if policy.total_budget is not None:
         longest_wait = min(longest_wait, policy.total_budget)
     return rows, retry_count, longest_wait

@@ -28,9 +28,9 @@ StatusName: TypeAlias = Literal["PENDING", "IN_FLIGHT", "SUCCEEDED", "EXHAUSTED"
 STATUS_NAMES: tuple[StatusName, ...] = get_args(StatusName)
 """The index of a name is the number of the status in the store."""
 LaneStateName: TypeAlias = Literal["OPEN", "PAUSED", "PARKED", "PROBING"]
-"""OPEN: tasks are sent. PAUSED: by an operator. PARKED, PROBING: the breaker is open, half-open."""
-Backoff: TypeAlias = Literal["EXPONENTIAL", "FIXED", "LINEAR", "SCHEDULE"]
-Jitter: TypeAlias = Literal["DECORRELATED", "EQUAL", "FULL", "NONE"]
+"""PAUSED by an operator; PARKED while the breaker is open, PROBING while half-open; else OPEN."""
+BackoffType: TypeAlias = Literal["EXPONENTIAL", "FIXED", "LINEAR", "SCHEDULE"]
+JitterType: TypeAlias = Literal["DECORRELATED", "EQUAL", "FULL", "NONE"]
 PolicyName: TypeAlias = Annotated[
     str, Meta(min_length=1, max_length=100, pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$")
 ]
@@ -77,7 +77,7 @@ class RetryTaskRequest(_RequestBody):
     idempotency_key: IdempotencyKeyText | None = None
     delay_ms: Annotated[int, Meta(ge=0, le=MAX_DURATION_MS)] | None = None
     next_attempt_at: EpochMs | None = None
-    policy: dict[str, Any] | None = None
+    policy: dict[str, Any] | None = None  # values that replace fields of the policy
     callback_url: UrlText | None = None
 
 
@@ -87,7 +87,7 @@ class TargetResponse(_Body, omit_defaults=True):
     The response is not stored. A body of valid UTF-8 is in `body`, any other in `bodyBase64`.
     """
 
-    status: int | str | None
+    status: int | str | None  # an HTTP status, or the name of a gRPC status code
     headers: dict[str, str]
     body: str | None = None
     body_base64: str | None = None
@@ -120,7 +120,7 @@ class RetryTask(_Body, kw_only=False):
     callback_url: str | None
     cancelling: bool
     """Whether the task was cancelled while an attempt was running."""
-    replays: int
+    replays: int  # the number of replays of this dead letter
     version: int
     """Incremented by every change of the task, except a request to cancel it."""
     response: TargetResponse | None = None
@@ -168,7 +168,7 @@ class CallbackBody(_Body):
     attempt_number: int
     """Number of attempts."""
     response_status: int | str | None
-    """The status of the response to the last attempt; null without a response."""
+    """The HTTP status or gRPC status code of the last attempt; null without a response."""
     created_at: int
 
 
@@ -276,8 +276,8 @@ class RetryPolicy(_Body, omit_defaults=True):
     max_delay_ms: int | float
     total_budget_ms: int | float | None
     attempt_timeout_ms: int | float | None
-    backoff_type: Backoff
-    jitter_type: Jitter
+    backoff_type: BackoffType
+    jitter_type: JitterType
     retryable_status_codes: list[int]
     retryable_grpc_codes: list[str]
     throttled_delay_ms: int | float
