@@ -138,7 +138,7 @@ def test_other_backoffs_that_come_to_the_same(
         ),
         (
             {"jitter": "equal"},
-            "jitter = equal: Envoy chooses every delay from 0 to the ceiling (full)",
+            "jitter = equal: Envoy chooses every delay from 0 to the ceiling (full jitter)",
         ),
         ({"jitter": "decorrelated"}, "jitter = decorrelated: Envoy chooses every delay from 0"),
         (

@@ -99,7 +99,7 @@ def test_budget_becomes_a_retry_constraint() -> None:
     }
 
     assert expected == made.documents[1]
-    assert "when it is exceeded, the client gets a 503" in difference_text(made, "budget")
+    assert "if the budget is exceeded, the client gets a 503" in difference_text(made, "budget")
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def test_the_budget_is_twice_the_retries_outside_outages() -> None:
     assert "ratio" == suggestion.proposed["kind"]
     assert 2 * 0.033 == pytest.approx(suggestion.proposed["ratio"], rel=0.25)
     assert "twice the retry ratio outside outages" == suggestion.reason
-    assert suggestion.basis.endswith(" % over all")
+    assert suggestion.basis.endswith(" % of all")
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_latency_target_below_the_p995_gives_a_warning(budget: float, late: str)
     assert (
         f" is shorter than {late} of the successful attempts (median 49.7 ms, p99.5 182" in warning
     )
-    assert warning.endswith(" ms): these cannot end in time")
+    assert warning.endswith(" ms): these end too late")
 
 
 def test_warning_of_a_small_log_has_no_p995() -> None:

@@ -7,7 +7,7 @@ accepted as if it were quoted. Any other value raises `MalformedKey`. A bad key 
 because a client that sends a key relies on it.
 
 The name of a record in the store is a digest of the request's host, method, path, caller and key,
-so equal keys of different callers have different records. It is the argument `key` of the stores.
+so equal keys of different callers have different records. Stores get this name as `key`.
 The fingerprint is a digest that also covers the content (query, content type and body), because a
 key must not be used again for different content.
 """
@@ -182,7 +182,8 @@ def record_name_and_fingerprint(
     path = external_and_internal_path(scope)[0] if scope.get("root_path") else scope["path"]
     host = _host_with_length(headers[b"host"][0]) if b"host" in headers else ""
     # Different combinations of host, path, method, caller and key never give the same text: it has
-    # the lengths of path and host, a method has no spaces, and a key has no line breaks.
+    # the lengths of path and host, a path begins with a slash (which shows that the host is left
+    # out), a method has no spaces, and a key has no line breaks.
     text = f"{len(path)} {host}{path}{scope['method']} {caller}\n{key}"
     digest = sha256(text.encode("utf-8", "surrogatepass"))
     name = digest.hexdigest()

@@ -7,9 +7,8 @@ response is streamed to the client, and when it is complete, only its status and
 
 A request keeps running when its client disconnects, because the client may send the request again
 with the same key. The handler gets the `http.disconnect` message only after its response has been
-stored or has started to stream.
-
-To settle a lease means to finish its key, which stores the response, or to release the key.
+stored or has started to stream. To settle a lease means to finish its key, which stores the
+response, or to release the key.
 
 The responses of the middleware itself are problem details (RFC 9457), with the titles of
 draft-ietf-httpapi-idempotency-key-header, section 2.7. The middleware raises them as `Rejection`.

@@ -11,7 +11,7 @@ Rules for stores:
 - `key` is the record name that `record_name_and_fingerprint` returns, not the text of the header.
 - Each call is one atomic step.
 - A store has its own clock. If processes share a database, it is the clock of the database.
-- `owner` is a random string that only the request which claimed the key knows. A request whose
+- `owner` is a random string that identifies the request which claimed the key. A request whose
   lease has expired therefore cannot change a record that another request has claimed since.
 - An expired lease alone does no harm. Until another request claims the key, the first owner may
   still extend the lease and finish the key, even if `sweep` has deleted the record.

@@ -30,7 +30,7 @@ _GRPC_CODES = frozenset(
 )
 _NO_RESPONSE_CONDITIONS = ("connect-failure", "refused-stream", "reset")
 """Retry conditions for attempts without a response; `reset` also covers a timeout."""
-_TOO_EARLY = 425
+_TOO_EARLY_STATUS = 425
 _NO_BACKOFF = {"base_interval": "0.001s", "max_interval": "0.001s"}
 """Envoy waits a random number of whole milliseconds below the interval, here always 0."""
 
@@ -57,7 +57,7 @@ def to_envoy(defence: Defence, *, host: str, name: str | None = None) -> Exporte
 
 # The next four functions are also used for Istio, which configures Envoy.
 def retry_conditions(policy: Policy, converter: Converter) -> list[str]:
-    """Return the retry conditions that are not HTTP statuses."""
+    """Return the retry conditions that are not HTTP statuses, and report unsupported gRPC codes."""
     converter.report_codes(policy, _GRPC_CODES)
     supported = sorted(policy.retryable_codes & _GRPC_CODES)
     return [*_NO_RESPONSE_CONDITIONS, *(code.lower().replace("_", "-") for code in supported)]
@@ -68,12 +68,12 @@ def report_backoff(policy: Policy, converter: Converter, base: float, cap: float
     envoy_delays = [min(cap, base * 2**k) for k in range(len(translation.first_ceilings(policy)))]
     converter.report_delays(policy, envoy_delays, policy.max_attempts - 1)
     if policy.jitter != "full":
-        effect = f"{converter.system} chooses every delay from 0 to the ceiling (full)"
+        effect = f"{converter.system} chooses every delay from 0 to the ceiling (full jitter)"
         converter.report("jitter", policy.jitter, effect)
     has_own_statuses = policy.retryable_statuses != RETRYABLE_STATUSES  # not the default
-    if has_own_statuses and _TOO_EARLY in policy.retryable_statuses:
+    if has_own_statuses and _TOO_EARLY_STATUS in policy.retryable_statuses:
         effect = f"{converter.system} retries this status at once, without delay"
-        converter.report("retryable_statuses", _TOO_EARLY, effect, Severity.DETAIL)
+        converter.report("retryable_statuses", _TOO_EARLY_STATUS, effect, Severity.DETAIL)
 
 
 def convert_limiter(defence: Defence, converter: Converter) -> int | None:
@@ -118,8 +118,8 @@ def _export_policy(action: dict[str, Any], policy: Policy, converter: Converter)
     report_backoff(policy, converter, base, cap)
     if policy.max_hint:
         effect = (
-            "Envoy reads Retry-After in whole seconds only, adds up to half, and ignores a longer "
-            "wait instead of giving up"
+            "Envoy reads Retry-After in whole seconds only, adds up to half of it, and ignores a "
+            "wait longer than max_hint instead of giving up"
         )
         converter.report("max_hint", policy.max_hint, effect, Severity.DETAIL)
         retry["rate_limited_retry_back_off"] = {
@@ -152,9 +152,9 @@ def _export_hedging(action: dict[str, Any], hedging: Hedging, converter: Convert
     effect = "Envoy sends a copy when per_try_timeout is over, also of a POST"
     converter.report("hedging.after", after, effect, Severity.LOAD)
     if hedging.max_extra_load is not None:
-        effect = "Envoy bounds copies by its retry budget only"
+        effect = "Envoy limits copies by its retry budget only"
         converter.report("hedging.max_extra_load", hedging.max_extra_load, effect, Severity.LOAD)
-    effect = "Envoy ignores Retry-After here"
+    effect = "Envoy ignores Retry-After when it hedges"
     converter.report("hedging.max_hint", hedging.max_hint, effect, Severity.DETAIL)
 
 
@@ -218,6 +218,8 @@ def _export_breaker(breaker: dict[str, Any], converter: Converter) -> dict[str, 
         detection["max_ejection_time_jitter"] = jitter
     report_ejection(breaker, converter)
     if longest > open_for:
-        effect = "ejection n lasts n x open_for in Envoy, up to max_open, and spread does not grow"
+        effect = (
+            "ejection n lasts n x open_for in Envoy, up to max_open; spread does not grow with n"
+        )
         converter.report("breaker.growth", breaker["growth"], effect, Severity.DETAIL)
     return detection

@@ -44,7 +44,7 @@ _PERMANENT_CODES = frozenset(
 
 
 def explain(defence: Defence) -> str:
-    """Return a description of a defence as text, with one line for each part."""
+    """Return a description of a defence as text."""
     hedging = defence.hedging
     lines = [defence.policy.explain()] if hedging is None else _explain_hedging(hedging)
     repeats = "retries" if hedging is None else "copies"

@@ -25,8 +25,8 @@ _REQUIRED_STATUSES = frozenset({500, 502, 503, 504})
 """Every implementation must support retries for these statuses."""
 _LOWEST_STATUS = 400  # that a route can retry
 _MAX_PORT = 65_535
-_MIN_INTERVAL_S, _MAX_INTERVAL_S = 1.0, 3600.0
-_DEFAULT_INTERVAL_S = 10.0
+_MIN_BUDGET_INTERVAL_S, _MAX_BUDGET_INTERVAL_S = 1.0, 3600.0
+_DEFAULT_BUDGET_INTERVAL_S = 10.0
 _MAX_MIN_RETRY_COUNT = 1_000_000  # the limit of minRetryRate.count
 
 
@@ -72,14 +72,14 @@ def _export_policy(rule: dict[str, Any], policy: Policy, converter: Converter) -
         return
     statuses = sorted(status for status in policy.retryable_statuses if status >= _LOWEST_STATUS)
     _report_statuses(policy, converter)
-    first = converter.round_duration("initial_delay", translation.delay_bounds(policy)[0])
+    delay = converter.round_duration("initial_delay", translation.delay_bounds(policy)[0])
     rule["retry"] = {
         **({"codes": statuses} if statuses else {}),
         "attempts": policy.max_attempts - 1,
-        "backoff": format_gateway_duration("initial_delay", first),
+        "backoff": format_gateway_duration("initial_delay", delay),
     }
     effect = (
-        f"{first:g} s is the shortest wait; growth, cap and jitter depend on the implementation"
+        f"{delay:g} s is the shortest wait; growth, cap and jitter depend on the implementation"
     )
     if isinstance(policy.backoff, Schedule):
         effect = f"{translation.INEXPRESSIBLE_SCHEDULE}: {effect}"
@@ -114,9 +114,9 @@ def _export_budget(budget: translation.BudgetSummary, converter: Converter) -> d
     """Return the retry constraint that is closest to the budget: a whole percentage of calls."""
     exact_percent = 100 * budget.share
     percent = max(1, round(exact_percent))
-    window = budget.arguments["window"] if budget.kind == "ratio" else _DEFAULT_INTERVAL_S
-    interval = min(_MAX_INTERVAL_S, max(_MIN_INTERVAL_S, window))
-    minimum = max(1, min(_MAX_MIN_RETRY_COUNT, round(budget.burst * interval / window)))
+    window = budget.arguments["window"] if budget.kind == "ratio" else _DEFAULT_BUDGET_INTERVAL_S
+    interval = min(_MAX_BUDGET_INTERVAL_S, max(_MIN_BUDGET_INTERVAL_S, window))
+    min_retries = max(1, min(_MAX_MIN_RETRY_COUNT, round(budget.burst * interval / window)))
     if budget.kind != "ratio":
         effect = f"retries are at most {percent} % of the requests in {interval:g} s"
         converter.report("budget.kind", budget.kind, effect, Severity.LOAD)
@@ -125,14 +125,14 @@ def _export_budget(budget: translation.BudgetSummary, converter: Converter) -> d
     if interval != window:
         effect = f"changed to {interval:g} s, because the allowed range is 1 s to 1 h"
         converter.report("budget.window", window, effect, Severity.DETAIL)
-    if budget.kind == "ratio" and abs(minimum - budget.burst * interval / window) > 1e-9:  # noqa: PLR2004 - as above
-        effect = f"rounded to {minimum} retries in {interval:g} s"
+    if budget.kind == "ratio" and abs(min_retries - budget.burst * interval / window) > 1e-9:  # noqa: PLR2004 - as above
+        effect = f"rounded to {min_retries} retries in {interval:g} s"
         minimum_rate = budget.arguments["min_per_second"]
         converter.report("budget.min_per_second", minimum_rate, effect, Severity.DETAIL)
-    effect = "when it is exceeded, the client gets a 503 instead of the last response"
+    effect = "if the budget is exceeded, the client gets a 503 instead of the last response"
     converter.report("budget", budget.kind, effect)
     interval_text = _format_rounded(converter, "budget.window", interval)
     return {
         "budget": {"percent": percent, "interval": interval_text},
-        "minRetryRate": {"count": minimum, "interval": interval_text},
+        "minRetryRate": {"count": min_retries, "interval": interval_text},
     }

@@ -132,7 +132,7 @@ def _limit_attempts(field: str, attempts: int, converter: Converter) -> int:
 def _export_hedging(hedging: Hedging, converter: Converter) -> dict[str, Any]:
     after = translation.hedging_delay(hedging, "grpc")
     if hedging.max_extra_load is not None:
-        effect = "gRPC bounds hedges by retryThrottling only"
+        effect = "gRPC limits copies by retryThrottling only"
         converter.report("hedging.max_extra_load", hedging.max_extra_load, effect, Severity.LOAD)
     converter.report("hedging.max_hint", hedging.max_hint, _PUSHBACK_BEHAVIOUR, Severity.DETAIL)
     effect = "Java and .NET hedge; grpcio and C++ ignore a hedgingPolicy"
@@ -291,7 +291,7 @@ def _import_hedging(hedge: DocumentTable, converter: Converter) -> Hedging:
     attempts = _import_attempts(hedge, converter)
     codes = _import_codes(hedge, "nonFatalStatusCodes")
     if codes != RETRYABLE_CODES:
-        effect = "the errors that start the next copy are an argument of the call, on="
+        effect = "in tarry, the argument `on` of a call selects the errors that start a copy"
         converter.report(hedge.path_of("nonFatalStatusCodes"), codes, effect)
     delay = hedge.seconds("hedgingDelay", allow_zero=True, parse=parse_proto_duration) or 0.0
     converter.report_unread(hedge)
@@ -303,7 +303,9 @@ def _import_hedging(hedge: DocumentTable, converter: Converter) -> Hedging:
 def _import_attempts(table: DocumentTable, converter: Converter) -> int:
     attempts = table.count("maxAttempts", minimum=2)
     if attempts > _MAX_ATTEMPTS:
-        converter.report(table.path_of("maxAttempts"), attempts, "imported as 5, as gRPC uses it")
+        converter.report(
+            table.path_of("maxAttempts"), attempts, "imported as 5, the maximum of gRPC"
+        )
     return min(attempts, _MAX_ATTEMPTS)
 
 

@@ -37,7 +37,7 @@ _EXCEPTION_CONDITIONS = ("connect-failure", "refused-stream", "reset", "reset-be
 """Failures that raise an exception in tarry; the argument `on` of a call selects the exceptions."""
 _UNSUPPORTED_CONDITIONS = ("retriable-headers", "envoy-ratelimited", "http3-post-connect-failure")
 _CONDITION_CODES = {name.lower().replace("_", "-"): name for name in GRPC_CODES}
-_TOO_EARLY = 425
+_TOO_EARLY_STATUS = 425
 _HOST_CHOICE_KEYS = ("retryRemoteLocalities", "retryIgnorePreviousHosts")
 _RETRIES_KEYS = ("attempts", "perTryTimeout", "retryOn", "backoff", *_HOST_CHOICE_KEYS)
 _FIELDS = ("max_attempts", "initial_delay", "max_delay", "retryable_statuses", "retryable_codes")
@@ -103,12 +103,12 @@ def _export_traffic_policy(defence: Defence, converter: Converter) -> dict[str, 
 
 def _export_breaker(breaker: dict[str, Any], converter: Converter) -> dict[str, Any] | None:
     rate, consecutive = breaker["failure_rate"], breaker["consecutive"]
-    if consecutive is None:
-        effect = "left out: Istio ejects hosts by errors in a row only, so set breaker.consecutive"
-        converter.report("breaker.failure_rate", rate, effect, Severity.LOAD)
-        return None
     effect = "Istio ejects hosts by errors in a row only"
+    if consecutive is None:
+        effect = f"left out: {effect}, so set breaker.consecutive"
     converter.report("breaker.failure_rate", rate, effect, Severity.LOAD)
+    if consecutive is None:
+        return None
     envoy.report_ejection(breaker, converter)
     open_for = breaker["open_for"]
     longest = max(_MAX_EJECTION_S, open_for)
@@ -216,13 +216,14 @@ def _import_conditions(retries: DocumentTable, converter: Converter) -> tuple[se
             converter.report(path, condition, "left out: tarry has no such condition")
         elif condition not in (*_EXCEPTION_CONDITIONS, "retriable-status-codes"):
             raise ConfigurationError(path, "must list conditions of Envoy or statuses", condition)
-    if _TOO_EARLY in statuses:
+    if _TOO_EARLY_STATUS in statuses:
         effect = "Istio retries this status at once, tarry after the usual delay"
-        converter.report(path, _TOO_EARLY, effect)
+        converter.report(path, _TOO_EARLY_STATUS, effect)
     return statuses, codes
 
 
 def _import_parts(destination: DocumentTable, converter: Converter) -> dict[str, dict[str, Any]]:
+    """Return the arguments of the breaker, budget and limiter."""
     parts: dict[str, dict[str, Any]] = {}
     traffic = destination.table_or_empty("trafficPolicy")
     detection = traffic.table("outlierDetection")
@@ -245,7 +246,8 @@ def _import_parts(destination: DocumentTable, converter: Converter) -> dict[str,
 def _import_breaker(detection: DocumentTable, converter: Converter) -> dict[str, Any] | None:
     consecutive_5xx = detection.count("consecutive5xxErrors", 5)
     gateway_errors = detection.count("consecutiveGatewayErrors", 0)
-    # Marked as read, so that they are not reported: both have no effect on consecutive errors.
+    # Read, so that they are not reported: consecutive errors eject at once, whatever the interval,
+    # and the percentage limits hosts, which a breaker does not know.
     detection.get("interval")
     detection.get("maxEjectionPercent")
     open_for = detection.seconds("baseEjectionTime") or 30.0

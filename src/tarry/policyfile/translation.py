@@ -66,10 +66,7 @@ class Difference(NamedTuple):
 
 
 class Converter:
-    """Converts settings between tarry and another system, and collects the differences.
-
-    `system` is the name of the other system, as it appears in the texts.
-    """
+    """Converts settings between tarry and another system (`system`), and collects differences."""
 
     def __init__(self, system: str) -> None:
         self.system = system
@@ -89,8 +86,8 @@ class Converter:
                 self.report(table.path_of(key), value, effect)
 
     def report_delays(self, policy: Policy, system_delays: list[float], retries: int) -> None:
-        """Report that the other system, which makes `retries` retries, has different delays."""
-        if policy.jitter == "decorrelated":
+        """Report the delays of the other system, which makes `retries` retries, if they differ."""
+        if policy.jitter == "decorrelated":  # which has no fixed delays to compare
             return
         delays, max_retries = first_ceilings(policy), policy.max_attempts - 1
         total = _total_wait(policy, delays, max_retries)
@@ -171,9 +168,8 @@ class Converter:
             self.report("throttled_delay", policy.throttled_delay, f"{self.system} {effect}")
         if not policy.ignore_retried_below:
             effect = f"{self.system} also retries calls that a layer below has already retried"
-            self.report(
-                "ignore_retried_below", policy.ignore_retried_below, effect, Severity.DETAIL
-            )
+            field, value = "ignore_retried_below", policy.ignore_retried_below
+            self.report(field, value, effect, Severity.DETAIL)
 
     def report_proxy_behaviour(self, policy: Policy) -> None:
         """Report what every proxy does differently."""
@@ -193,7 +189,7 @@ class Converter:
             self.report("retryable_codes", unsupported, effect, Severity.LOAD)
 
     def report_hint(self, path: str, hint: str, behaviour: str, max_hint: float) -> None:
-        """Report the use of a hint of the server; `behaviour` is that of the other system."""
+        """Report how the other system treats a hint (what a server asks about the next attempt)."""
         effect = f"{behaviour}; tarry waits for up to {format_duration(max_hint)}, or gives up"
         self.report(path, hint, effect)
 
@@ -210,7 +206,7 @@ class Converter:
             self.report("limiter.kind", defence.limiter["kind"], effect, Severity.LOAD)
 
     def convert_budget(self, defence: Defence) -> tuple[float, int] | None:
-        """Return the limit of retries in flight for Envoy and Istio: percentage and minimum."""
+        """Return percentage and minimum of the budget for Envoy and Istio; None without one."""
         budget = summarize_budget(defence)
         if budget is None:
             return None
@@ -262,8 +258,7 @@ def format_value(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, float):
         return f"{value:.10g}"
-    # The type of the items is unknown, and does not matter.
-    if isinstance(value, (set, frozenset)):
+    if isinstance(value, (set, frozenset)):  # of items of any type, which pyright rejects
         return _join(sorted(map(str, value)))  # pyright: ignore[reportUnknownArgumentType]
     if isinstance(value, (list, tuple)):
         return _join(list(map(format_value, value)))  # pyright: ignore[reportUnknownArgumentType]

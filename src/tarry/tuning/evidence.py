@@ -96,10 +96,9 @@ class AttemptSuccessRate(NamedTuple):
 
 
 class HedgeEstimate(NamedTuple):
-    """The estimated effect of a hedge: a second copy of an attempt, sent after `delay` seconds.
+    """The estimated effect of a hedge: a second copy of a healthy attempt, after `delay` seconds.
 
-    The estimate is for healthy attempts, and assumes that the durations of both copies are
-    independent.
+    The estimate assumes that the durations of both copies are independent.
     """
 
     percentile: str

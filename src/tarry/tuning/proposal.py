@@ -181,8 +181,7 @@ def _latency_target_warnings(evidence: Evidence, target: float) -> Iterator[str]
             measured += f", p99.5 {format_duration(quantile(durations, TIMEOUT_QUANTILE))}"
         yield (
             f"a latency target of {format_duration(target)} is shorter than "
-            f"{format_percent(missed)} of the successful attempts ({measured}): these cannot"
-            " end in time"
+            f"{format_percent(missed)} of the successful attempts ({measured}): these end too late"
         )
 
 

@@ -56,7 +56,7 @@ _MIN_EQUAL_FAILURES = 3
 _SLOW_QUANTILE = 0.99
 """Failures faster than this quantile of the successes are error responses and not timeouts. They
 are ignored, because error responses can have nearly equal durations, too."""
-INTERVAL = "95 % interval"
+INTERVAL_NAME = "95 % interval"
 """The name of the confidence intervals that `tarry.tuning.evidence` computes."""
 _DURATION_FIELDS = ("attempt_timeout", "initial_delay", "max_delay", "total_budget")
 _MIN_INTEGER_PERCENT = 9.95
@@ -214,13 +214,13 @@ def suggest_retry_budget(evidence: Evidence, current: Defence) -> Suggestion:
         reason += f", and {limit} than {format_percent(ratio)}"
     basis = (
         f"{format_percent(measured)} of {evidence.healthy_calls:,} calls outside outages, "
-        f"{format_percent(evidence.retries / evidence.calls)} over all"
+        f"{format_percent(evidence.retries / evidence.calls)} of all"
     )
     return Suggestion("budget", current_budget, proposed, reason, basis)
 
 
 def suggest_hedging(evidence: Evidence, current: Defence) -> Suggestion:
-    """Suggest the lowest percentile that adds little load; if the defence retries, as advice."""
+    """Suggest the lowest percentile whose hedges add little load; only advice for a policy."""
     field = "hedging.after"
     current_after = None if current.hedging is None else current.hedging.after
     durations = evidence.success_durations
@@ -270,7 +270,7 @@ def _suggest_by_success_rate(evidence: Evidence, current: int) -> Suggestion:
         available = f"attempt {number} was made {format_count(attempts, 'time')}{where}"
         return keep_without_data(field, current, available, required)
     if last.low < MIN_SUCCESS_RATE:
-        up_to = f"{INTERVAL} up to {format_percent(last.high)}"
+        up_to = f"{INTERVAL_NAME} up to {format_percent(last.high)}"
         counts = f"{last.successes:,} of {last.attempts:,}"
         reason = f"attempt {last.number} cannot be ruled out: {counts}, {up_to}"
         return Suggestion(field, current, last.number, reason)
@@ -292,16 +292,13 @@ def _choose_success_rate(
         or (healthy.attempts >= MIN_CLEAR_ATTEMPTS and healthy.low >= MIN_SUCCESS_RATE)
     ):
         return healthy
-    if overall.attempts >= MIN_ATTEMPTS and (
-        overall.high >= MIN_SUCCESS_RATE or outage_count >= MIN_OUTAGES
-    ):
-        return overall
-    return None
+    is_conclusive = overall.high >= MIN_SUCCESS_RATE or outage_count >= MIN_OUTAGES
+    return overall if overall.attempts >= MIN_ATTEMPTS and is_conclusive else None
 
 
 def _format_success_rate(rate: AttemptSuccessRate) -> str:
     low, high = format_percent(rate.low), format_percent(rate.high)
-    return f"{rate.successes:,} of {rate.attempts:,} ({INTERVAL} {low} to {high})"
+    return f"{rate.successes:,} of {rate.attempts:,} ({INTERVAL_NAME} {low} to {high})"
 
 
 class ObservedTimeout(NamedTuple):
@@ -413,7 +410,7 @@ def _describe_basis(
     value, shortest, longest = (
         f"over {timeout}" if time == inf else format_duration(time) for time in (p995, low, high)
     )
-    interval = "" if shortest == longest else f" ({INTERVAL} {shortest} to {longest})"
+    interval = "" if shortest == longest else f" ({INTERVAL_NAME} {shortest} to {longest})"
     basis = f"{value}{interval} of {sample_size:,}"
     if observed is None:
         return basis
