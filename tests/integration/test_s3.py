@@ -50,4 +50,4 @@ def test_bodies_in_s3(case: Case, endpoint: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("AWS_REGION", "us-east-1")
-    asyncio.run(case(BodyStore("s3://bucket/", max_bytes=1 << 20, endpoint=endpoint)))
+    asyncio.run(case(BodyStore("s3://bucket/", max_object_bytes=1 << 20, endpoint=endpoint)))

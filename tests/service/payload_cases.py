@@ -91,7 +91,7 @@ async def deleting_twice_is_no_error(payloads: BodyStore) -> None:
 async def changed_object_of_the_caller_is_rejected(payloads: BodyStore) -> None:
     """A caller's object that was written again is not sent."""
     await payloads._obstore.put_async(payloads._store, "default/inv/7.json", b"{}")
-    ref = payloads.validate_ref("default", "default/inv/7.json")
+    ref = payloads.check_ref("default", "default/inv/7.json")
     size, etag = await payloads.head_object(ref)
     content = TaskContent(url="", body_ref=ref, body_size=size, etag=etag)
     assert b"{}" == await payloads.read(content)

@@ -41,7 +41,7 @@ def test_items_that_arrive_during_a_commit_share_the_next() -> None:
         assert [[4, 6], [8]] == [list(await other) for other in others]
         assert [[1], [2, 3, 4]] == commit.calls
         await commits.flush()
-        assert 0 == commits.pending
+        assert 0 == commits.pending_count
 
     asyncio.run(main())
 
@@ -65,7 +65,7 @@ def test_second_group_starts_early_when_enough_items_wait() -> None:
         assert list(sizes) == [len(await answer) for answer in answers]
         assert [1, 32, 50] == [len(call) for call in commit.calls]
         await commits.flush()
-        assert 0 == commits.pending
+        assert 0 == commits.pending_count
 
     asyncio.run(main())
 
@@ -105,7 +105,7 @@ def test_failed_group_does_not_affect_the_other_in_flight() -> None:
         with pytest.raises(StoreUnavailable):
             await failed
         await commits.flush()
-        assert 0 == commits.pending
+        assert 0 == commits.pending_count
 
     asyncio.run(main())
 
@@ -176,7 +176,7 @@ def test_error_of_one_part_fails_the_whole_entry() -> None:
         with pytest.raises(StoreUnavailable):
             await commits.submit([1, 2, 3])
         await commits.flush()
-        assert 0 == commits.pending
+        assert 0 == commits.pending_count
 
     asyncio.run(main())
 
@@ -249,7 +249,7 @@ def test_posted_items_are_committed_in_order(caplog: pytest.LogCaptureFixture) -
         await commits.flush()
         commit.error = None
         assert [8] == list(await commits.submit([4]))
-        assert 0 == commits.pending
+        assert 0 == commits.pending_count
 
     asyncio.run(main())
     assert ["group commit failed, and no caller waits for its result"] == [
@@ -267,7 +267,7 @@ def test_posted_items_respect_max_items() -> None:
             commits.post(item)
         between = commits.submit([5, 6])
         commits.post(7)
-        assert 7 == commits.pending
+        assert 7 == commits.pending_count
         await asyncio.sleep(0)
         commits.post(8)  # the first group is in flight
         commit.may_finish.set()
@@ -275,7 +275,7 @@ def test_posted_items_respect_max_items() -> None:
         await commits.flush()
 
         assert [[1, 2, 3], [4, 5, 6], [7, 8]] == commit.calls
-        assert 0 == commits.pending
+        assert 0 == commits.pending_count
 
     asyncio.run(main())
 

@@ -19,7 +19,7 @@ from tests.service.payload_cases import CASES, Case, SyncRecorder
 KILLED = """
 import asyncio, os, sys
 from tarry.service.payloads import BodyStore
-payloads = BodyStore(sys.argv[1], max_bytes=100)
+payloads = BodyStore(sys.argv[1], max_object_bytes=100)
 asyncio.run(payloads.put("default", "before", b"x"))
 os.fsync = lambda _: os._exit(9)
 asyncio.run(payloads.put("default", "killed", b"x"))
@@ -31,7 +31,7 @@ asyncio.run(payloads.put("default", "killed", b"x"))
 def test_bodies(case: Case, place: str, tmp_path: Path) -> None:
     """Each case passes with a folder and with memory."""
     url = str(tmp_path / "bodies") if place == "folder" else "memory:///"
-    asyncio.run(case(BodyStore(url, max_bytes=1 << 20)))
+    asyncio.run(case(BodyStore(url, max_object_bytes=1 << 20)))
 
 
 @pytest.mark.parametrize(
@@ -39,16 +39,16 @@ def test_bodies(case: Case, place: str, tmp_path: Path) -> None:
 )
 def test_ref_outside_the_tenant_is_rejected(ref: str) -> None:
     """A caller can use its own objects only."""
-    payloads = BodyStore("memory:///", max_bytes=10)
+    payloads = BodyStore("memory:///", max_object_bytes=10)
     with pytest.raises(ConfigurationError, match="bodyRef must"):
-        payloads.validate_ref("default", ref)
+        payloads.check_ref("default", ref)
 
 
 def test_oversized_object_is_rejected() -> None:
     """An object that could not be sent is not accepted."""
 
     async def main() -> None:
-        payloads = BodyStore("memory:///", max_bytes=10)
+        payloads = BodyStore("memory:///", max_object_bytes=10)
         await payloads._obstore.put_async(payloads._store, "default/x", b"x" * 11)
         with pytest.raises(ConfigurationError, match="at most 10 bytes, got 11"):
             await payloads.head_object("default/x")
@@ -59,13 +59,13 @@ def test_oversized_object_is_rejected() -> None:
 def test_unknown_url_is_rejected() -> None:
     """The error names the setting."""
     with pytest.raises(ConfigurationError, match=r"cannot use .* for bodies"):
-        BodyStore("ftp://x", max_bytes=10)
+        BodyStore("ftp://x", max_object_bytes=10)
 
 
 def test_unwritable_folder_is_unavailable(tmp_path: Path) -> None:
     """A folder that cannot be written raises StoreUnavailable."""
     folder = tmp_path / "bodies"
-    payloads = BodyStore(str(folder), max_bytes=10)
+    payloads = BodyStore(str(folder), max_object_bytes=10)
     (folder / ".tarry").write_text("a file, where a folder should be")
     with pytest.raises(StoreUnavailable, match="storage of bodies failed"):
         asyncio.run(payloads.put("default", "t", b"x"))
@@ -76,10 +76,12 @@ def test_encrypted_bodies(tmp_path: Path) -> None:
 
     async def main() -> None:
         folder = str(tmp_path / "bodies")
-        plain = BodyStore(folder, max_bytes=100)
+        plain = BodyStore(folder, max_object_bytes=100)
         early, checksum = await plain.put("default", "early", b"hush hush")
         way = Codec([Fernet.generate_key().decode()])
-        sealed = BodyStore(folder, max_bytes=100, encrypt=way.encrypt, decrypt=way.decrypt)
+        sealed = BodyStore(
+            folder, max_object_bytes=100, encrypt=way.encrypt_body, decrypt=way.decrypt_body
+        )
         late, _ = await sealed.put("default", "late", b"hush hush")
         assert b"hush" not in (tmp_path / "bodies" / late).read_bytes()
         for ref in (early, late):
@@ -93,7 +95,7 @@ def test_encrypted_bodies(tmp_path: Path) -> None:
 
 def test_folder_is_private(tmp_path: Path) -> None:
     """Other users of the machine cannot read the folder."""
-    BodyStore(str(tmp_path / "bodies"), max_bytes=10)
+    BodyStore(str(tmp_path / "bodies"), max_object_bytes=10)
 
     assert 0o700 == (tmp_path / "bodies").stat().st_mode & 0o777
 
@@ -103,10 +105,10 @@ def test_unmounted_folder_loses_nothing(tmp_path: Path) -> None:
     folder, away = tmp_path / "bodies", tmp_path / "away"
 
     async def main() -> None:
-        before = BodyStore(str(folder), max_bytes=100)
+        before = BodyStore(str(folder), max_object_bytes=100)
         refs = [await before.put("default", "t1", b"one")]
         folder.rename(away)
-        payloads = BodyStore(str(folder), max_bytes=100)
+        payloads = BodyStore(str(folder), max_object_bytes=100)
         contents = [TaskContent(url="", body_ref=ref, checksum=checksum) for ref, checksum in refs]
         for reader in (before, payloads):
             with pytest.raises(StoreUnavailable, match="mount or restore the storage"):
@@ -128,7 +130,7 @@ def test_location_is_stable(tmp_path: Path) -> None:
     """Concurrent first bodies, restarts and other processes use the same location."""
 
     async def main() -> set[str]:
-        first, second = (BodyStore(str(tmp_path), max_bytes=100) for _ in range(2))
+        first, second = (BodyStore(str(tmp_path), max_object_bytes=100) for _ in range(2))
         put = await asyncio.gather(*(first.put("default", f"t{n}", b"x") for n in range(9)))
         put.append(await second.put("default", "t", b"x"))
         return {ref.split("/")[1] for ref, _ in put}
@@ -140,7 +142,7 @@ def test_body_in_a_folder_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """The body, its marker and all parent folders are synced before the task is stored."""
     synced = SyncRecorder(monkeypatch)
     folder = tmp_path / "new" / "bodies"
-    payloads = BodyStore(str(folder), max_bytes=10)
+    payloads = BodyStore(str(folder), max_object_bytes=10)
     ours = folder / ".tarry"
     assert synced.is_exactly([tmp_path, tmp_path / "new"])
 
@@ -160,7 +162,7 @@ def test_body_that_cannot_be_synced_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A failing disk raises StoreUnavailable."""
-    payloads = BodyStore(str(tmp_path), max_bytes=10)
+    payloads = BodyStore(str(tmp_path), max_object_bytes=10)
     ref, _ = asyncio.run(payloads.put("default", "t1", b"x"))
     SyncRecorder(monkeypatch, good=0)
     with pytest.raises(StoreUnavailable, match="failed: no sync"):
@@ -180,7 +182,7 @@ def test_partial_body_of_a_killed_process_is_swept(tmp_path: Path) -> None:
     bodies = next(tmp_path.glob(".tarry/*/default"))
     assert {bodies / "before", bodies / "killed"} == {*bodies.iterdir()}
 
-    payloads = BodyStore(str(tmp_path), max_bytes=100)
+    payloads = BodyStore(str(tmp_path), max_object_bytes=100)
     assert 1 == asyncio.run(payloads.delete_orphans(is_live, now=4e9, limit=10))
     assert [bodies / "before"] == [*bodies.iterdir()]
 
@@ -188,33 +190,33 @@ def test_partial_body_of_a_killed_process_is_swept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ref", ["default/m#1", "default/m/x", f"default/{'x' * 300}"])
 def test_impossible_file_name_is_rejected(ref: str, tmp_path: Path) -> None:
     """It is an error of the caller, and a retry does not help."""
-    payloads = BodyStore(str(tmp_path), max_bytes=10)
+    payloads = BodyStore(str(tmp_path), max_object_bytes=10)
     (tmp_path / "default").mkdir()
     (tmp_path / "default/m").write_text("a file")
     (tmp_path / "default/m#1").write_text("another")
     with pytest.raises(ConfigurationError, match="bodyRef"):
-        asyncio.run(payloads.head_object(payloads.validate_ref("default", ref)))
+        asyncio.run(payloads.head_object(payloads.check_ref("default", ref)))
 
 
 @pytest.mark.parametrize("name", ["m#1#2", "m##1", "m#", "m#1x", "m#1/x"])
 def test_other_names_with_a_hash_are_valid(name: str, tmp_path: Path) -> None:
     """Only names that cannot be read back are rejected."""
-    payloads = BodyStore(str(tmp_path), max_bytes=10)
+    payloads = BodyStore(str(tmp_path), max_object_bytes=10)
     (tmp_path / "default" / name).parent.mkdir(parents=True)
     (tmp_path / "default" / name).write_text("x")
-    size, _ = asyncio.run(payloads.head_object(payloads.validate_ref("default", f"default/{name}")))
+    size, _ = asyncio.run(payloads.head_object(payloads.check_ref("default", f"default/{name}")))
     assert 1 == size
 
 
 def test_reserved_file_names_are_valid_in_a_bucket() -> None:
     """Only folders have temporary names."""
-    payloads = BodyStore("memory:///", max_bytes=10)
-    assert "default/m#1" == payloads.validate_ref("default", "default/m#1")
+    payloads = BodyStore("memory:///", max_object_bytes=10)
+    assert "default/m#1" == payloads.check_ref("default", "default/m#1")
 
 
 def test_object_whose_folder_became_a_file_is_missing(tmp_path: Path) -> None:
     """No attempt waits for an object that cannot come back."""
-    payloads = BodyStore(str(tmp_path), max_bytes=10)
+    payloads = BodyStore(str(tmp_path), max_object_bytes=10)
     (tmp_path / "default").write_text("a file")
     with pytest.raises(BodyUnavailable, match="no longer exists"):
         asyncio.run(payloads.read(TaskContent(url="", body_ref="default/x", body_size=1)))
@@ -228,7 +230,7 @@ def _bucket(monkeypatch: pytest.MonkeyPatch, server: asyncio.Server) -> BodyStor
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test")
     port = server.sockets[0].getsockname()[1]
-    return BodyStore("s3://bucket/", max_bytes=10, endpoint=f"http://127.0.0.1:{port}")
+    return BodyStore("s3://bucket/", max_object_bytes=10, endpoint=f"http://127.0.0.1:{port}")
 
 
 def test_hanging_storage_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ def test_secrets_are_not_shown() -> None:
 
     assert ("[redacted]",) == loaded.redacted_value("encryption_keys")
     assert "http://[redacted]@proxy:3128" == loaded.redacted_value("egress_proxy")
-    assert "1 kept secret" == loaded.format("encryption_keys")
+    assert "1 not shown" == loaded.format("encryption_keys")
     assert "none" == loaded.format("signing_secrets")
     assert "true" == loaded.format("dev")
     assert "none" == loaded.format("allow_target")
@@ -112,9 +112,9 @@ def test_an_error_names_the_source_and_the_rule(
         ("store", "postgres://x", "store must be sqlite:PATH or memory:, got 'postgres://x'"),
         ("store", "sqlite:", "store must name a file: sqlite:PATH"),
         ("store", "sqlite:/usr", "store must be a file, but /usr is a folder: write sqlite:/usr/"),
-        ("store", f"sqlite:{_FILE}/x", f"store must be in a folder, but {_FILE} is not a folder"),
-        ("bodies", "ftp://x", "bodies must be a folder, or a bucket like s3://bucket/path ("),
-        ("bodies", _FILE, f"bodies must be in a folder, but {_FILE} is not a folder"),
+        ("store", f"sqlite:{_FILE}/x", f"store cannot be used, because {_FILE} is not a folder"),
+        ("bodies", "ftp://x", "bodies must be a folder or a URL like s3://bucket/path ("),
+        ("bodies", _FILE, f"bodies cannot be used, because {_FILE} is not a folder"),
         ("bodies_endpoint", "minio:9000", "bodies_endpoint must be a URL like http://host:port"),
         ("host", "http://x", "host must name a host that consists of letters"),
         ("host", "", "host must name a host"),
@@ -149,7 +149,9 @@ def test_a_folder_must_be_writable(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error is raised before the service creates its file."""
     monkeypatch.setattr("os.access", lambda *_: False)
 
-    with pytest.raises(ConfigurationError, match=r"^--store: store must be in a writable folder"):
+    with pytest.raises(
+        ConfigurationError, match=r"^--store: store cannot be used, because the folder"
+    ):
         load_settings({"store": "sqlite:x/tarry.db"}, {})
 
 

@@ -32,7 +32,7 @@ try:
     from tarry.service.engine.reporting import Reporter
     from tarry.service.engine.result_writer import build_callback_task
     from tarry.service.payloads import BodyStore
-    from tarry.service.settings import MEMORY, SQLITE, check_setting, sqlite_path
+    from tarry.service.settings import MEMORY_URL, SQLITE_SCHEME, check_setting, sqlite_path
     from tarry.service.store import LeaseTerms, Retention
 except ImportError as _missing:
     _message = f"the service needs {_missing.name}: pip install 'tarry[service]'"
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 class Service:
     """One process of the service: an ASGI application that starts and stops the engine.
 
-    `writer_process` starts a separate process that writes to SQLite.
+    With `writer_process`, a separate process writes to SQLite.
     """
 
     def __init__(
@@ -73,15 +73,15 @@ class Service:
         )
         self.store: Store = make_store(settings.store, writer_process=writer_process)
         codec = Codec(settings.encryption_keys)
-        bodies = settings.bodies or "memory:///"
-        if not settings.bodies and settings.store.startswith(SQLITE):
-            bodies = str(sqlite_path(settings.store).parent / "bodies")
+        bodies_url = settings.bodies or "memory:///"
+        if not settings.bodies and settings.store.startswith(SQLITE_SCHEME):
+            bodies_url = str(sqlite_path(settings.store).parent / "bodies")
         body_store = BodyStore(
-            bodies,
-            max_bytes=settings.max_body_bytes,
+            bodies_url,
+            max_object_bytes=settings.max_body_bytes,
             endpoint=settings.bodies_endpoint,
-            encrypt=codec.encrypt,
-            decrypt=codec.decrypt,
+            encrypt=codec.encrypt_body,
+            decrypt=codec.decrypt_body,
         )
         signing_secrets = settings.signing_secrets
         self._signer = Signer(signing_secrets) if signing_secrets else None
@@ -117,7 +117,7 @@ class Service:
             )
         )
         require_api_keys = are_api_keys_required(settings)
-        hosts = frozenset((settings.host, *settings.allow_host))
+        accepted_hosts = frozenset((settings.host, *settings.allow_host))
         self.api: Api = Api(
             ApiContext(
                 engine=self.engine,
@@ -130,7 +130,7 @@ class Service:
                 render_metrics=self._render_metrics,
                 require_api_keys=require_api_keys,
                 operator_tenant=settings.operator,
-                allowed_hosts=None if require_api_keys else hosts,
+                allowed_hosts=None if require_api_keys else accepted_hosts,
                 has_grpc=has_grpc(),
                 limits=ApiLimits(
                     max_request_bytes=settings.max_body_bytes,
@@ -148,12 +148,12 @@ class Service:
         await self.engine.start()
 
     def begin_shutdown(self) -> None:
-        """Stop starting attempts, and end waiting requests and event streams."""
+        """Start no more attempts, answer requests that wait for a result, and end event streams."""
         self.engine.stop_starting()
         self.api.close()
 
     async def close(self) -> None:
-        """Finish running attempts, release other leased tasks, and close everything."""
+        """Wait for running attempts, release other leased tasks, and close delivery and store."""
         self.begin_shutdown()
         await self.engine.stop(self.settings.drain_ms / 1000)
         await self._delivery_client.close()
@@ -164,14 +164,14 @@ class Service:
         if scope["type"] != "lifespan":
             await self.api(scope, receive, send)
             return
-        await receive()
+        await receive()  # lifespan.startup
         try:
             await self.open()
         except Exception as error:  # noqa: BLE001 - the server logs it and exits
             await send({"type": "lifespan.startup.failed", "message": str(error)})
             return
         await send({"type": "lifespan.startup.complete"})
-        await receive()
+        await receive()  # lifespan.shutdown
         await self.close()
         await send({"type": "lifespan.shutdown.complete"})
 
@@ -186,17 +186,17 @@ class Service:
 
 
 def make_store(url: str, *, writer_process: bool = False) -> Store:
-    """Return the store of a URL: `sqlite:PATH` or `memory:`."""
+    """Return the store for a URL, `sqlite:PATH` or `memory:`; create its file if it is missing."""
     check_setting("store", url)
     from tarry.service.stores.sqlite import IN_MEMORY, SqliteStore
 
-    if url == MEMORY:
+    if url == MEMORY_URL:
         return SqliteStore(IN_MEMORY)  # a writer process could not access this memory
     path = sqlite_path(url)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            path.touch(mode=0o600)  # readable only by the owner, because it contains callers' data
+            path.touch(mode=0o600)  # only the owner may read the data of callers
     except OSError as error:
         msg = f"store: cannot create {path}: {error.strerror}"
         raise ConfigurationError(msg) from error
@@ -205,13 +205,13 @@ def make_store(url: str, *, writer_process: bool = False) -> Store:
 
 def data_location(settings: Settings) -> str:
     """Describe where the data is stored, for the start message."""
-    if settings.store.startswith(SQLITE):
+    if settings.store.startswith(SQLITE_SCHEME):
         return str(sqlite_path(settings.store).absolute())
     return "memory: it is lost when the process stops"
 
 
 def are_api_keys_required(settings: Settings) -> bool:
-    """Return whether callers need an API key, as they always do outside of loopback."""
+    """Return whether callers need an API key. Only on a loopback address is it optional."""
     return settings.require_keys or not is_loopback(settings.host)
 
 

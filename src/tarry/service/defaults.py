@@ -1,4 +1,4 @@
-"""Default limits and durations, for `Settings` and for components that are built without it."""
+"""Default limits and durations, also for components that are built without `Settings`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Final
 MAX_REQUEST_BYTES: Final = 10_485_760
 """Largest JSON body of one API request (10 MiB), except a batch."""
 INLINE_BODY_BYTES: Final = 16_384
-"""Largest task body that is stored with its task; larger bodies go to object storage."""
+"""Largest task body that is stored in the row of its task; `BodyStore` stores larger bodies."""
 MAX_RESPONSE_BYTES: Final = 1_048_576
-"""Largest part of a target's response that is read (1 MiB)."""
+"""Length of a target's response body after which the rest is not read (1 MiB)."""
 MAX_ATTEMPT_TIMEOUT_MS: Final = 60_000
 """Largest `attemptTimeoutMs` that a policy may have."""
 LEASE_GRACE_MS: Final = 5_000
-"""Time that is left of a lease after the longest attempt, to store the result."""
+"""How much longer than the longest attempt a lease must be, so that the result can be stored."""
 MAX_IN_FLIGHT: Final = 512
-"""Concurrent attempts of one process."""
+"""Most attempts that one process runs at a time."""
 MAX_LANE_IN_FLIGHT: Final = 128
-"""Concurrent attempts of one process to one downstream."""
+"""Most attempts to one downstream that one process runs at a time."""

@@ -1,8 +1,9 @@
-"""Encoding of a task's content for the store: msgpack, encrypted when a key is configured.
+"""Encoding of a task's content for the store: msgpack, encrypted if keys are configured.
 
-Encrypted content starts with a byte that msgpack never uses, so one store can contain plain and
-encrypted content, for example after the first key was configured. New content is encrypted with the
-first key. All configured keys can decrypt, so that keys can be rotated.
+Encrypted content starts with a byte with which msgpack data never starts. One store can therefore
+contain encrypted content, and older content from the time before keys were configured. New content
+is encrypted with the first key. Content is decrypted with whichever key fits, so keys can be
+rotated.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
 
     from cryptography.fernet import MultiFernet
 
-_pack = msgspec.msgpack.Encoder().encode
-_unpack = msgspec.msgpack.Decoder(TaskContent).decode
-_ENCRYPTED_PREFIX = b"\xc1"  # the only byte with which msgpack data never starts
+_encode_msgpack = msgspec.msgpack.Encoder().encode
+_decode_msgpack = msgspec.msgpack.Decoder(TaskContent).decode
+_ENCRYPTED_PREFIX = b"\xc1"  # not used by msgpack
 
 
 class DecryptionFailed(TarryError):
@@ -29,7 +30,7 @@ class DecryptionFailed(TarryError):
 
 
 class Codec:
-    """Encodes content, and encrypts it if there are `keys`: Fernet keys, the newest first."""
+    """Encodes and decodes task content and large bodies. `keys` are Fernet keys, newest first."""
 
     _fernet: MultiFernet | None = None
 
@@ -48,34 +49,38 @@ class Codec:
             raise ConfigurationError("an encryption key", rule) from error
         self._invalid_token = InvalidToken
 
-    def encrypt(self, body: bytes) -> bytes:
-        """Return a large body as it is stored."""
+    def encrypt_body(self, body: bytes) -> bytes:
+        """Encrypt a body for the `BodyStore`; return it unchanged if no keys are configured."""
         return body if self._fernet is None else self._fernet.encrypt(body)
 
-    def decrypt(self, stored: bytes) -> bytes:
-        """Return a large body. A body that was stored without encryption is returned unchanged."""
+    def decrypt_body(self, stored: bytes) -> bytes:
+        """Decrypt a body from the `BodyStore`; return it unchanged if no key can decrypt it.
+
+        Such a body was stored before keys were configured, or its key is no longer configured. The
+        caller detects the latter by the checksum.
+        """
         if self._fernet is None:
             return stored
         try:
             return self._fernet.decrypt(stored)
         except self._invalid_token:
-            return stored  # the caller detects a wrong key by the checksum
+            return stored
 
     def pack(self, content: TaskContent) -> bytes:
-        """Return the content of a task, encoded for the store."""
+        """Encode the content of a task, and encrypt it if keys are configured."""
         if self._fernet is None:
-            return _pack(content)
-        return _ENCRYPTED_PREFIX + self._fernet.encrypt(_pack(content))
+            return _encode_msgpack(content)
+        return _ENCRYPTED_PREFIX + self._fernet.encrypt(_encode_msgpack(content))
 
     def unpack(self, stored: bytes) -> TaskContent:
-        """Decode the content of a task; raise DecryptionFailed if its key is not configured."""
+        """Decrypt and decode content; raise DecryptionFailed if its key is not configured."""
         if stored[:1] != _ENCRYPTED_PREFIX:
-            return _unpack(stored)
+            return _decode_msgpack(stored)
         if self._fernet is None:
             msg = "the content is encrypted, but no encryption key is set (TARRY_ENCRYPTION_KEYS)"
             raise DecryptionFailed(msg)
         try:
-            return _unpack(self._fernet.decrypt(stored[1:]))
+            return _decode_msgpack(self._fernet.decrypt(stored[1:]))
         except self._invalid_token as error:
             msg = "the content was encrypted with a key that is not configured"
             raise DecryptionFailed(msg) from error

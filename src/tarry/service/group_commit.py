@@ -1,23 +1,24 @@
-"""Group commit: work that arrives while a commit runs is committed together in the next one.
+"""Group commit: entries that arrive while a commit runs are committed together by the next commit.
 
-Four queues on the path of a task are group commits: new tasks, results and released leases in the
-engine (one store call per group), and the SQLite executors (one transaction, so one fsync, per
-group). An **entry** is what one caller submits; its **weight** is the number of its items: tasks,
+Four queues of the service are group commits: new tasks, results and released leases in the engine
+(one store call per group), and the SQLite executors (one transaction, and so one fsync, per group).
+An **entry** is the work that one call submits. Its **weight** is the number of its items: tasks,
 results or leases. All queues follow the same rules:
 
 * **Order.** Entries are committed in the order in which they were submitted. An entry is never
   split over two groups.
-* **Start.** A group starts in the next iteration of the event loop, so that everything submitted
-  in the same iteration shares it.
-* **Overlap.** One group is in flight. A second one starts early once `EARLY_START_WEIGHT` items are
-  waiting, so that the event loop and the store work at the same time; there is never a third
-  one. Measured with one group at a time, the service was idle for 36 % of the time, and the SQLite
-  writer process for 40 %. With two, a batch takes 25 % less time, and a single task 10 % less.
-* **Backpressure.** A queue refuses an entry if items are pending (waiting or in flight) and the
-  entry would raise them above `max_pending`. An entry larger than that is accepted by a queue in
-  which nothing is pending. With `max_pending=None`, a queue refuses nothing. That is for results
-  and releases: they report what has already happened, and there are never more of them than
-  leased tasks.
+* **Start.** A group starts in the next iteration of the event loop, so that all entries submitted
+  in the same iteration share a group.
+* **Overlap.** Usually one group is in flight (being committed). Once `EARLY_START_WEIGHT` items are
+  waiting, a second group starts, so that the event loop and the store work at the same time. There
+  is never a third group. Measured with one group at a time, the service was idle for 36 % of the
+  time, and the SQLite writer process for 40 %. With two groups, a batch takes 25 % less time, and a
+  single task 10 % less.
+* **Backpressure.** Pending items are waiting or in flight. A queue rejects an entry that would
+  raise their number above `max_pending`, unless nothing is pending: then it accepts an entry of
+  any weight. With `max_pending=None`, a queue accepts everything. Results and releases are
+  committed so, because they report what has already happened, and there are never more of them
+  than leased tasks.
 """
 
 from __future__ import annotations
@@ -40,13 +41,14 @@ R = TypeVar("R")
 
 _logger = logging.getLogger("tarry.service")
 RETRY_AFTER_S = 1.0
+"""When the caller of a full queue should try again."""
 MAX_GROUPS_IN_FLIGHT = 2
 EARLY_START_WEIGHT = 32
 """Number of waiting items from which a second group is worth its own store call or transaction."""
 
 
 class Entry(Struct, Generic[T], eq=False):
-    """What one caller submits; `future` is None if no caller waits for the result."""
+    """The work of one call; `future` is None if no caller waits for the result."""
 
     work: T
     future: asyncio.Future[Any] | None
@@ -56,9 +58,9 @@ class Entry(Struct, Generic[T], eq=False):
 class GroupCommit(ABC, Generic[T]):
     """A queue of entries that are committed in groups; subclasses start the commits.
 
-    A group is closed before `max_weight` is exceeded. With `may_exceed` it is closed once
-    `max_weight` is reached, so that its last entry may exceed the maximum. This suits entries of
-    very different weights, for which fewer transactions are worth more than groups of equal size.
+    The weight of a group of several entries is at most `max_weight`. With `may_exceed`, entries are
+    added until `max_weight` is reached, and the last one may exceed it. This suits entries of very
+    different weights, for which fewer transactions are worth more than groups of equal size.
     """
 
     def __init__(
@@ -69,43 +71,45 @@ class GroupCommit(ABC, Generic[T]):
         self._may_exceed = may_exceed
         self._waiting: deque[Entry[T]] = deque()
         self._waiting_weight = 0
-        self._in_flight: list[list[Entry[T]]] = []
+        self._groups_in_flight: list[list[Entry[T]]] = []
         """The groups that are being committed, oldest first."""
         self._is_start_scheduled = False
-        self.submitted: int = 0
+        self.submitted_count: int = 0
         """Items submitted since the queue was created."""
-        self.pending: int = 0
+        self.pending_count: int = 0
         """Items that wait or are in flight."""
 
     @abstractmethod
     def _start_soon(self) -> None:
-        """Arrange that the next group is started in the next iteration of the event loop."""
+        """Schedule the start of the next group for the next iteration of the event loop."""
 
     def _overload_error(self) -> Exception:
-        return Overloaded(f"{self.pending} tasks wait to be written", retry_after=RETRY_AFTER_S)
+        return Overloaded(
+            f"{self.pending_count} tasks wait to be written", retry_after=RETRY_AFTER_S
+        )
 
     def _check_capacity(self, weight: int) -> None:
         limit = self._max_pending
-        if limit is not None and self.pending and self.pending + weight > limit:
+        if limit is not None and self.pending_count and self.pending_count + weight > limit:
             raise self._overload_error()
 
-    def _grow(self, entry: Entry[T]) -> None:
-        """Count one more item in an entry that waits."""
+    def _count_item(self, entry: Entry[T]) -> None:
+        """Count an item that was added to a waiting entry."""
         entry.weight += 1
         self._waiting_weight += 1
-        self.submitted += 1
-        self.pending += 1
+        self.submitted_count += 1
+        self.pending_count += 1
         self._schedule_start()
 
     def _enqueue(self, entry: Entry[T]) -> None:
         self._waiting.append(entry)
         self._waiting_weight += entry.weight
-        self.submitted += entry.weight
-        self.pending += entry.weight
+        self.submitted_count += entry.weight
+        self.pending_count += entry.weight
         self._schedule_start()
 
     def _can_start(self) -> bool:
-        in_flight = len(self._in_flight)
+        in_flight = len(self._groups_in_flight)
         return bool(self._waiting) and (
             not in_flight
             or (in_flight < MAX_GROUPS_IN_FLIGHT and self._waiting_weight >= EARLY_START_WEIGHT)
@@ -117,7 +121,7 @@ class GroupCommit(ABC, Generic[T]):
             self._start_soon()
 
     def _take_group(self) -> list[Entry[T]]:
-        """Remove the entries of the next group from the queue; they are in flight from now on."""
+        """Remove the entries of the next group from the queue, and count the group as in flight."""
         waiting, limit = self._waiting, self._max_weight
         group: list[Entry[T]] = []
         weight = 0
@@ -129,18 +133,18 @@ class GroupCommit(ABC, Generic[T]):
             group.append(entry)
             weight += entry.weight
         self._waiting_weight -= weight
-        self._in_flight.append(group)
+        self._groups_in_flight.append(group)
         return group
 
     def _end_group(self, group: list[Entry[T]]) -> None:
-        self._in_flight.remove(group)
-        self.pending -= sum([entry.weight for entry in group])
+        self._groups_in_flight.remove(group)
+        self.pending_count -= sum([entry.weight for entry in group])
 
 
 class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
-    """Commits groups of at most `max_items` items with a coroutine function.
+    """Commits groups of at most `max_items` items.
 
-    `commit` receives the items of a group and returns one result for each, in their order.
+    `commit` is called with the items of a group, and returns one result per item in their order.
     """
 
     def __init__(
@@ -155,17 +159,17 @@ class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
         self._committers: list[asyncio.Task[None]] = []
 
     def submit(self, items: list[T]) -> asyncio.Future[Sequence[R]]:
-        """Commit items; the future has their results in order, or the error of the commit.
+        """Submit items; the future has their results in order, or the error of the commit.
 
-        More than `max_items` items are submitted as several consecutive entries. Raises
-        `Overloaded` if too many items are pending.
+        More than `max_items` items become several consecutive entries. Raises `Overloaded` if too
+        many items are pending.
         """
         self._check_capacity(len(items))
         limit = self._max_weight
         if len(items) <= limit:
             return self._submit(items)
-        parts = [self._submit(items[i : i + limit]) for i in range(0, len(items), limit)]
-        return asyncio.ensure_future(_gather(parts))
+        futures = [self._submit(items[i : i + limit]) for i in range(0, len(items), limit)]
+        return asyncio.ensure_future(_join_results(futures))
 
     def _submit(self, items: list[T]) -> asyncio.Future[Sequence[R]]:
         future: asyncio.Future[Sequence[R]] = asyncio.get_running_loop().create_future()
@@ -173,17 +177,17 @@ class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
         return future
 
     def post(self, item: T) -> None:
-        """Commit an item without a future; an error of the commit is logged.
+        """Submit an item for whose result no caller waits; an error of the commit is logged.
 
-        Consecutive posted items share one entry: at thousands of results a second, an entry and a
-        future for each of them would cost more than the rest of the queue.
+        Consecutive posted items share one entry. At thousands of results a second, an entry and a
+        future for each item would cost more than the rest of the queue.
         """
         last = self._waiting[-1] if self._waiting else None
         if last is None or last.future is not None or last.weight >= self._max_weight:
             self._enqueue(Entry([item], None, 1))
             return
         last.work.append(item)
-        self._grow(last)
+        self._count_item(last)
 
     def _start_soon(self) -> None:
         committer = asyncio.get_running_loop().create_task(self._commit_groups())
@@ -217,27 +221,28 @@ class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
             _fail(group, error)
             if not isinstance(error, Exception):
                 raise
-            # The traceback of the error refers to this frame, and the futures in the group to the
-            # error: without `clear`, only the cycle collector would free them.
+            # The error refers to this frame (by its traceback), the frame to the group, and the
+            # futures of the group to the error. Without `clear`, only the cyclic garbage collector
+            # would free them.
             group.clear()
         else:
             self._end_group(group)
             _resolve(group, results)
 
     async def flush(self) -> None:
-        """Return when nothing is pending."""
+        """Wait until nothing is pending."""
         while self._committers:
             await asyncio.wait(self._committers)
 
     async def stop(self) -> None:
-        """Cancel the running commits, which may still take effect; waiting entries stay queued."""
+        """Cancel the commits in flight, which may still take effect. Waiting entries stay."""
         committers, self._committers = self._committers, []
         for committer in committers:
             committer.remove_done_callback(self._committer_done)
             committer.cancel()
         if committers:
             await asyncio.wait(committers)
-        # A committer that was cancelled before its first step has not reset this.
+        # A committer that was cancelled before its first step has not reset this flag.
         self._is_start_scheduled = False
 
 
@@ -252,7 +257,7 @@ def _resolve(group: list[Entry[list[T]]], results: Sequence[R]) -> None:
 
 
 def _fail(group: list[Entry[list[T]]], error: BaseException) -> None:
-    """Give each future of a group the error; log it if an item was posted without a future."""
+    """Set the error as the result of each future; log the error if an entry has no future."""
     for entry in group:
         future = entry.future
         if future is not None and not future.done():
@@ -261,5 +266,5 @@ def _fail(group: list[Entry[list[T]]], error: BaseException) -> None:
         _logger.error("group commit failed, and no caller waits for its result", exc_info=error)
 
 
-async def _gather(parts: list[asyncio.Future[Sequence[R]]]) -> Sequence[R]:
-    return [result for results in await asyncio.gather(*parts) for result in results]
+async def _join_results(futures: list[asyncio.Future[Sequence[R]]]) -> Sequence[R]:
+    return [result for results in await asyncio.gather(*futures) for result in results]

@@ -1,11 +1,11 @@
 """Large task bodies in object storage.
 
-A body is written before the row that refers to it, and deleted after that row. Its path is
+A body is written before the row of its task, and deleted after that row. Its path is
 `.tarry/STORAGE_ID/TENANT/TASK`, so a body without a task (an orphan) is found by its path.
 STORAGE_ID is generated when the first body is stored, together with the marker object
-`.tarry/places/STORAGE_ID`. If a body and the marker are both missing, the storage itself is missing
-(for example, a folder is not mounted), and the body is not treated as lost. A task may also refer
-to an object of the caller under `TENANT/`, which is never deleted.
+`.tarry/places/STORAGE_ID`. If a body and its marker are both missing, the storage itself is missing
+(for example, a folder is not mounted), and the task waits. If only the body is missing, the task
+fails. A task may also refer to an object of the caller under `TENANT/`, which is never deleted.
 
 In a folder, a body is written directly to its final path. A temporary file is not needed, because
 no task refers to the body yet, and an incomplete file is deleted like any orphan.
@@ -35,34 +35,34 @@ _MARKER_FOLDER = ".tarry/places"
 _MARKER_TEXT = b"tarry stores request bodies in this storage. Keep this object with the bodies.\n"
 _MAX_REF_BYTES = 1024
 _MIN_ORPHAN_AGE = timedelta(hours=1)
-"""Younger bodies are kept, because the task of a body is stored after the body."""
+"""A younger body is no orphan yet: its task is stored after the body."""
 _CALL_TIMEOUT_S = 30.0
 """Timeout of one storage call including its retries."""
 _RETRY_CONFIG = {"max_retries": 3, "retry_timeout": timedelta(seconds=10)}
 _REQUEST_TIMEOUT = timedelta(seconds=20)
 _RESERVED_NAME = re.compile(r"[^#]*#[0-9]+")
 """File names that `obstore` uses internally in a folder, and that it does not list."""
-_IMPOSSIBLE_PATH = tuple(f"(os error {code})" for code in (errno.ENOTDIR, errno.ENAMETOOLONG))
-"""Endings of `obstore` errors about a path that no file can have."""
+_INVALID_PATH_ERRORS = tuple(f"(os error {code})" for code in (errno.ENOTDIR, errno.ENAMETOOLONG))
+"""Endings of the messages of `obstore` for a path that no file can have."""
 
 
 class BodyUnavailable(TarryError):
-    """A body is missing or was changed, so that no attempt can be made."""
+    """No attempt can be made, because the body is missing, damaged or changed."""
 
 
 class BodyStore:
     """Stores bodies at `url`: a folder, or a URL that `obstore` supports (s3://, gs://, az://).
 
     `endpoint` is the URL of an S3-compatible server. Credentials come from the environment
-    variables of the provider. `encrypt` and `decrypt` apply to the bodies that `put` stores,
-    not to objects of callers.
+    variables of the provider. `max_object_bytes` applies to objects of callers; `encrypt` and
+    `decrypt` apply to the bodies that `put` stores.
     """
 
     def __init__(
         self,
         url: str,
         *,
-        max_bytes: int,
+        max_object_bytes: int,
         endpoint: str = "",
         encrypt: Callable[[bytes], bytes] = bytes,
         decrypt: Callable[[bytes], bytes] = bytes,
@@ -74,7 +74,7 @@ class BodyStore:
             msg = "large bodies need obstore: pip install 'tarry[service]'"
             raise MissingExtra(msg) from error
         self._obstore: Any = obstore
-        self._max_bytes = max_bytes
+        self._max_object_bytes = max_object_bytes
         self._storage_id: str | None = None
         self._storage_id_lock = asyncio.Lock()
         self._encrypt, self._decrypt = encrypt, decrypt
@@ -102,8 +102,8 @@ class BodyStore:
         await _call(self._write(ref, self._encrypt(body)))
         return ref, sha256(body).digest()
 
-    def validate_ref(self, tenant: str, ref: str) -> str:
-        """Return the path of a caller's object, or raise ConfigurationError if it is not valid."""
+    def check_ref(self, tenant: str, ref: str) -> str:
+        """Return `ref` if it can be the path of a caller's object, or raise ConfigurationError."""
         parts = ref.split("/")
         is_short_text = ref.isprintable() and len(ref.encode()) <= _MAX_REF_BYTES
         if not is_short_text or {"", ".", ".."} & {*parts}:
@@ -117,22 +117,27 @@ class BodyStore:
         return ref
 
     async def head_object(self, ref: str) -> tuple[int, str | None]:
-        """Return the size and the ETag of a caller's object, which must exist."""
+        """Return the size and the ETag of a caller's object.
+
+        Raise ConfigurationError if the object does not exist or is too large.
+        """
         try:
             meta = await _call_existing(self._obstore.head_async(self._store, ref))
         except FileNotFoundError:
             rule = f"names an object that does not exist: {short_repr(ref)}"
             raise ConfigurationError("bodyRef", rule) from None
-        if meta["size"] > self._max_bytes:
-            rule = f"must name an object of at most {self._max_bytes} bytes, got {meta['size']}"
+        if meta["size"] > self._max_object_bytes:
+            rule = (
+                f"must name an object of at most {self._max_object_bytes} bytes, got {meta['size']}"
+            )
             raise ConfigurationError("bodyRef", rule)
         return meta["size"], meta["e_tag"]
 
     async def read(self, content: TaskContent) -> bytes:
-        """Return the body of a task; raise BodyUnavailable if it is missing or was changed."""
+        """Return the body of a task; raise BodyUnavailable if it is missing, damaged or changed."""
         ref = content.body_ref
         assert ref is not None  # noqa: S101 - only called for a stored body
-        has_checksum = content.checksum is not None  # only a body that `put` has stored
+        has_checksum = content.checksum is not None  # if not: the object belongs to the caller
         try:
             stored_object = await _call_existing(self._obstore.get_async(self._store, ref))
         except FileNotFoundError:
@@ -163,14 +168,17 @@ class BodyStore:
     async def delete_orphans(
         self, task_exists: Callable[[str, str], Awaitable[bool]], now: float, limit: int
     ) -> int:
-        """Delete up to about `limit` orphans and return their number; `now` is in epoch seconds."""
-        before = datetime.fromtimestamp(now, UTC) - _MIN_ORPHAN_AGE
+        """Delete orphans and return their number, which is at most about `limit`.
+
+        `task_exists` is called with tenant and task id; `now` is in epoch seconds.
+        """
+        modified_before = datetime.fromtimestamp(now, UTC) - _MIN_ORPHAN_AGE
         orphans: list[str] = []
         batches = self._obstore.list(self._store, prefix=_ROOT, chunk_size=limit)
         while (batch := await _call(anext(batches, None))) is not None:
             for entry in batch:
                 match entry["path"].split("/"):
-                    case [_, _, tenant, task_id] if entry["last_modified"] < before:
+                    case [_, _, tenant, task_id] if entry["last_modified"] < modified_before:
                         if not await task_exists(tenant, task_id):
                             orphans.append(entry["path"])
                     case _:
@@ -201,7 +209,7 @@ class BodyStore:
             await asyncio.to_thread(create_file, self._folder, ref, data)
 
     async def _check_storage(self, ref: str) -> None:
-        """Raise StoreUnavailable if the marker of a missing body is missing, too."""
+        """Raise StoreUnavailable if the marker of the missing body `ref` is missing, too."""
         marker = f"{_MARKER_FOLDER}/{ref.split('/')[1]}"
         try:
             await _call_existing(self._obstore.head_async(self._store, marker))
@@ -232,7 +240,7 @@ async def _call_existing(operation: Any) -> Any:
         return await _call(operation)
     except StoreUnavailable as error:
         cause = error.__cause__
-        if isinstance(cause, FileNotFoundError) or str(error).endswith(_IMPOSSIBLE_PATH):
+        if isinstance(cause, FileNotFoundError) or str(error).endswith(_INVALID_PATH_ERRORS):
             raise FileNotFoundError from error
         raise
 
@@ -241,13 +249,13 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
 
 
-def create_file(folder: Path, name: str, data: bytes) -> None:
-    """Create a file that only its owner can read; `name` is its path relative to `folder`.
+def create_file(folder: Path, ref: str, data: bytes) -> None:
+    """Create a file that only its owner can read; `ref` is its path relative to `folder`.
 
     Raise FileExistsError if the file exists. Every folder of the path is synced each time, because
     another process may have created a folder and not synced it yet.
     """
-    path = folder / name
+    path = folder / ref
     create_folder(path.parent)
     with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         try:

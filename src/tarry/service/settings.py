@@ -1,12 +1,12 @@
 """The settings of the service, and how they are loaded.
 
-Sources, the strongest first: flags, `--set`, `TARRY_*` environment variables, a TOML file, the
-defaults. This module is the only reader of the environment and of the file. An error names the
-source of the wrong value.
+Sources, the strongest first: flags of single settings such as `--port`, `--set NAME=VALUE`,
+`TARRY_*` environment variables, a TOML file, the defaults. No other module reads the environment
+variables or the file. An error names the source of the wrong value.
 
-Client commands import this module too, to find misspelt environment variables. It therefore imports
-the components of the service, which check the values of their settings, only when settings are
-loaded. A check does not create or change files.
+Client commands import this module too, to find misspelt environment variables. `check_setting`
+therefore imports the components of the service, which check the values of their settings, only when
+it is called. It does not create or change files.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 DEFAULT_SOURCE = "default"
-"""The name of the source of a setting that is not set anywhere."""
+"""The source of a setting that has its default value."""
 SECRET_SETTINGS = frozenset({"encryption_keys", "signing_secrets"})
-MEMORY, SQLITE = "memory:", "sqlite:"
-"""URLs of the store: `memory:`, or `sqlite:` followed by the path of a file."""
+MEMORY_URL = "memory:"
+SQLITE_SCHEME = "sqlite:"
+"""Followed by the path of a file."""
 
 _REDACTED = "[redacted]"
 
@@ -47,83 +48,94 @@ def _help(text: str, *, ge: int | None = None, le: int | None = None) -> Meta:
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All settings of the service, with their defaults and their help."""
+    """All settings of the service, with their defaults and help texts."""
 
     store: Annotated[str, _help("Where tasks are stored: sqlite:PATH or memory:")] = (
         "sqlite:tarry-data/tarry.db"
     )
     bodies: Annotated[
-        str, _help("Where large bodies are stored: a folder, or s3://, gs://, az://")
+        str,
+        _help(
+            "Where large task bodies are kept: a folder, s3://, gs:// or az://; empty: next to `store`"
+        ),
     ] = ""
     bodies_endpoint: Annotated[
-        str, _help("The URL of an S3-compatible server: http://minio:9000")
+        str, _help("The URL of an S3-compatible server for `bodies`: http://minio:9000")
     ] = ""
     host: Annotated[str, _help("The address to listen on")] = "127.0.0.1"
     port: Annotated[int, _help("The port to listen on; 0 chooses a free one", ge=0, le=65535)] = (
         8080
     )
-    dev: Annotated[bool, _help("Allow loopback targets, for development")] = False
+    dev: Annotated[bool, _help("Allow targets on loopback addresses, for development")] = False
     allow_target: Annotated[
-        tuple[str, ...], _help("Allowed targets besides public addresses: networks and host names")
+        tuple[str, ...],
+        _help("Networks and host names that are allowed as targets besides public addresses"),
     ] = ()
-    require_keys: Annotated[bool, _help("Require API keys on loopback, too")] = False
+    require_keys: Annotated[
+        bool, _help("Require API keys even if `host` is a loopback address")
+    ] = False
     operator: Annotated[str, _help("The tenant whose keys can read the metrics of all tenants")] = (
         ""
     )
     allow_host: Annotated[
-        tuple[str, ...], _help("Accepted Host headers on loopback, besides loopback names")
+        tuple[str, ...],
+        _help("Values of the Host header accepted besides loopback names, if no keys are required"),
     ] = ()
-    horizon_ms: Annotated[int, _help("How long before they are due tasks are claimed", ge=1)] = (
-        1_000
-    )
+    horizon_ms: Annotated[
+        int, _help("How long before its due time a task may be claimed", ge=1)
+    ] = 1_000
     max_attempt_timeout_ms: Annotated[
         int, _help("The largest attemptTimeoutMs that a policy may have", ge=1)
     ] = defaults.MAX_ATTEMPT_TIMEOUT_MS
     lease_ms: Annotated[
         int, _help("The duration of a lease; 0: max_attempt_timeout_ms plus 10 s", ge=0)
     ] = 0
-    in_flight: Annotated[int, _help("Concurrent attempts of one process", ge=1)] = (
+    in_flight: Annotated[int, _help("The most attempts that one process runs at a time", ge=1)] = (
         defaults.MAX_IN_FLIGHT
     )
-    lane_in_flight: Annotated[int, _help("Concurrent attempts of one process per lane", ge=1)] = (
-        defaults.MAX_LANE_IN_FLIGHT
-    )
-    max_body_bytes: Annotated[int, _help("The largest body of a request to the API", ge=1)] = (
-        defaults.MAX_REQUEST_BYTES
-    )
+    lane_in_flight: Annotated[
+        int, _help("The most attempts to one downstream that one process runs at a time", ge=1)
+    ] = defaults.MAX_LANE_IN_FLIGHT
+    max_body_bytes: Annotated[
+        int, _help("The largest body of an API request, except a batch, and of a bodyRef", ge=1)
+    ] = defaults.MAX_REQUEST_BYTES
     head_timeout_ms: Annotated[
-        int, _help("How long the headers of a request may take to arrive", ge=1)
+        int, _help("How long the headers of an API request may take to arrive", ge=1)
     ] = 10_000
     body_timeout_ms: Annotated[
-        int, _help("How long the body of a request may take to arrive", ge=1)
+        int, _help("How long the body of an API request may take to arrive", ge=1)
     ] = 60_000
     inline_body_bytes: Annotated[
-        int, _help("Task bodies above this size are stored in `bodies`", ge=0)
+        int, _help("The largest task body that is stored with its task, not in `bodies`", ge=0)
     ] = defaults.INLINE_BODY_BYTES
-    max_response_bytes: Annotated[int, _help("How much of a target's response is read", ge=1)] = (
-        defaults.MAX_RESPONSE_BYTES
-    )
+    max_response_bytes: Annotated[
+        int, _help("How many bytes of a target's response body are read", ge=1)
+    ] = defaults.MAX_RESPONSE_BYTES
     tenant_pending: Annotated[
-        int, _help("Unfinished tasks that a tenant may have; 0: no limit", ge=0)
+        int, _help("The most PENDING and IN_FLIGHT tasks of a tenant; 0: no limit", ge=0)
     ] = 0
     tenant_rate: Annotated[
-        float, _help("Tasks per second that a tenant may add; 0: no limit", ge=0)
+        float,
+        _help("The most tasks per second that a tenant may add on average; 0: no limit", ge=0),
     ] = 0.0
-    keep_succeeded_ms: Annotated[int, _help("Retention of succeeded and cancelled tasks", ge=1)] = (
-        604_800_000
-    )
-    keep_dead_ms: Annotated[int, _help("Retention of dead letters", ge=1)] = 2_592_000_000
-    egress_proxy: Annotated[str, _help("A proxy for all attempts: http://host:port")] = ""
+    keep_succeeded_ms: Annotated[
+        int, _help("How long succeeded and cancelled tasks are kept", ge=1)
+    ] = 604_800_000
+    keep_dead_ms: Annotated[int, _help("How long dead letters are kept", ge=1)] = 2_592_000_000
+    egress_proxy: Annotated[
+        str, _help("The proxy for all attempts: http://host:port or https://host:port")
+    ] = ""
     ca_file: Annotated[
-        str, _help("A PEM file of trusted certificates, instead of the system's")
+        str, _help("A PEM file of CA certificates to trust instead of those of the system")
     ] = ""
     signing_secrets: Annotated[
-        tuple[str, ...], _help("Standard Webhooks secrets (whsec_...), the newest first")
+        tuple[str, ...],
+        _help("Standard Webhooks secrets (whsec_...) that sign attempts, the newest first"),
     ] = ()
     encryption_keys: Annotated[
         tuple[str, ...], _help("Keys that encrypt stored tasks and bodies, the newest first")
     ] = ()
-    drain_ms: Annotated[int, _help("How long running attempts may take at shutdown", ge=0)] = 30_000
+    drain_ms: Annotated[int, _help("How long a shutdown waits for running attempts", ge=0)] = 30_000
     log: Annotated[Literal["text", "json"], _help("The format of log lines: text or json")] = "text"
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], _help("The lowest level that is logged")
@@ -131,7 +143,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def lease_duration_ms(self) -> int:
-        """The duration of a lease: `lease_ms`, or computed from the longest attempt."""
+        """The duration of a lease: `lease_ms`, or computed from `max_attempt_timeout_ms` if 0."""
         return self.lease_ms or self.max_attempt_timeout_ms + 2 * LEASE_GRACE_MS
 
 
@@ -142,7 +154,7 @@ class LoadedSettings(msgspec.Struct, frozen=True):
     sources: dict[str, str]
 
     def redacted_value(self, name: str) -> Any:
-        """Return the value of a setting without its secrets."""
+        """Return the value of a setting, with secrets replaced."""
         value = getattr(self.settings, name)
         if name in SECRET_SETTINGS:
             return (_REDACTED,) * len(value)
@@ -152,24 +164,24 @@ class LoadedSettings(msgspec.Struct, frozen=True):
         return value
 
     def format(self, name: str) -> str:
-        """Return the value of a setting as text, without its secrets."""
+        """Return the value of a setting as text, with secrets replaced."""
         value = self.redacted_value(name)
         if name in SECRET_SETTINGS:
-            return f"{len(value)} kept secret" if value else "none"
+            return f"{len(value)} not shown" if value else "none"
         if isinstance(value, tuple):
             return ", ".join(map(str, cast("tuple[object, ...]", value))) or "none"
         return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 _PREFIX = "TARRY_"
-_KUBERNETES_VARIABLE = re.compile(
+_KUBERNETES_SERVICE_VARIABLE = re.compile(
     r"TARRY_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_\d+_(TCP|UDP|SCTP)(_.+)?)"
 )
-_TYPES = {field.name: field.type for field in msgspec.structs.fields(Settings)}
-_VARIABLE_NAMES = (*_TYPES, "key", "server")
-"""The names of all variables: the settings, and TARRY_KEY and TARRY_SERVER of clients."""
+_SETTING_TYPES = {field.name: field.type for field in msgspec.structs.fields(Settings)}
+_VARIABLE_NAMES = (*_SETTING_TYPES, "key", "server")
+"""All names that TARRY_ variables can have: the settings, and `key` and `server` of clients."""
 _BOUND = re.compile(r" [<>]=? \S+$")
-"""The end of msgspec's message about a number that is too large or too small."""
+"""The end of msgspec's message about a number out of bounds, such as ` >= 1`."""
 _TYPE_TEXTS = {
     bool: "true or false",
     int: "a whole number",
@@ -189,7 +201,7 @@ def load_settings(
     """Load the settings. `set_values` are the values of `--set`; a flag of None was not given."""
     values: dict[str, Any] = {}
     sources = dict.fromkeys(Settings.__struct_fields__, DEFAULT_SOURCE)
-    # By source and name of the setting, the weakest source first.
+    # By (source, name of the setting), the weakest source first.
     raw_values: dict[tuple[str, str], Any] = {}
     if file is not None:
         raw_values |= {
@@ -201,7 +213,7 @@ def load_settings(
     raw_values |= {(f"--{name.replace('_', '-')}", name): value for name, value in flags.items()}
     for (source, name), value in raw_values.items():
         if value is not None:
-            # TOML has types: there, a number in quotes is not a number.
+            # TOML values have types: a number in quotes is a string.
             is_typed = (source, name) in from_file
             values[name] = _convert(source, name, value, is_typed=is_typed)
             sources[name] = source
@@ -216,18 +228,18 @@ def load_settings(
     min_ms = settings.max_attempt_timeout_ms + LEASE_GRACE_MS
     if settings.lease_duration_ms < min_ms:
         msg = (
-            f"{sources['lease_ms']}: lease_ms must be at least max_attempt_timeout_ms plus "
-            f"{LEASE_GRACE_MS} ms to store the result ({min_ms}), got {settings.lease_duration_ms}"
+            f"{sources['lease_ms']}: lease_ms must be at least {min_ms} (max_attempt_timeout_ms "
+            f"plus {LEASE_GRACE_MS} for storing the result), got {settings.lease_duration_ms}"
         )
         raise ConfigurationError(msg)
     return loaded
 
 
 def check_environment(environ: Mapping[str, str] | None = None) -> None:
-    """Raise ConfigurationError for an unknown `TARRY_*` variable: its name may be misspelt."""
+    """Raise ConfigurationError for an unknown `TARRY_*` variable, which may be misspelt."""
     known = {_variable_name(name) for name in _VARIABLE_NAMES}
     for variable, text in (os.environ if environ is None else environ).items():
-        is_tarry_variable = variable.startswith(_PREFIX) and not _is_kubernetes_variable(
+        is_tarry_variable = variable.startswith(_PREFIX) and not _is_kubernetes_service_variable(
             variable, text
         )
         if is_tarry_variable and variable not in known:
@@ -249,17 +261,17 @@ def _read_file(file: Path) -> dict[str, Any]:
 def _read_environment(environ: Mapping[str, str] | None) -> list[tuple[str, str]]:
     environ = os.environ if environ is None else environ
     check_environment(environ)
-    texts = {name: environ.get(_variable_name(name)) for name in _TYPES}
+    texts = {name: environ.get(_variable_name(name)) for name in _SETTING_TYPES}
     return [
         (name, text)
         for name, text in texts.items()
-        if text is not None and not _is_kubernetes_variable(_variable_name(name), text)
+        if text is not None and not _is_kubernetes_service_variable(_variable_name(name), text)
     ]
 
 
-def _is_kubernetes_variable(variable: str, text: str) -> bool:
-    """Return whether Kubernetes has set a variable, for a Service named tarry or tarry-*."""
-    return _KUBERNETES_VARIABLE.fullmatch(variable) is not None or (
+def _is_kubernetes_service_variable(variable: str, text: str) -> bool:
+    """Return whether Kubernetes has set the variable for a Service named tarry or tarry-*."""
+    return _KUBERNETES_SERVICE_VARIABLE.fullmatch(variable) is not None or (
         variable.endswith("_PORT") and "://" in text  # NAME_PORT=tcp://ADDRESS:PORT
     )
 
@@ -271,7 +283,7 @@ def _variable_name(name: str) -> str:
 def _unknown_setting(
     source: str, name: str, known_names: Iterable[str], format_name: Callable[[str], str]
 ) -> ConfigurationError:
-    """Return the error for an unknown setting; `format_name` writes a name as its source does."""
+    """Return the error for an unknown setting. `format_name` formats a name for the source."""
     names = sorted(known_names)
     hint = f"the settings are {', '.join(map(format_name, names))}"
     if similar := suggest(name, names):
@@ -280,14 +292,14 @@ def _unknown_setting(
 
 
 def _convert(source: str, name: str, value: Any, *, is_typed: bool) -> Any:
-    if name not in _TYPES:
-        raise _unknown_setting(source, name, _TYPES, str)
-    setting_type = get_args(_TYPES[name])[0]  # without Annotated
+    if name not in _SETTING_TYPES:
+        raise _unknown_setting(source, name, _SETTING_TYPES, str)
+    setting_type = get_args(_SETTING_TYPES[name])[0]  # without Annotated
     base_type = get_origin(setting_type) or setting_type
     if base_type is tuple and isinstance(value, str) and not is_typed:
         value = [part.strip() for part in value.split(",") if part.strip()]
     try:
-        return msgspec.convert(value, _TYPES[name], strict=is_typed)
+        return msgspec.convert(value, _SETTING_TYPES[name], strict=is_typed)
     except msgspec.ValidationError as error:
         if base_type is Literal:
             *choices, last = get_args(setting_type)
@@ -302,7 +314,7 @@ def _convert(source: str, name: str, value: Any, *, is_typed: bool) -> Any:
 
 
 def check_setting(name: str, value: Any) -> None:
-    """Raise ConfigurationError for a value of the right type that breaks a rule of its setting."""
+    """Raise ConfigurationError if a value of the right type is not valid for its setting."""
     if not value and name not in {"host", "store"}:  # only these must not be empty
         return
     from tarry.service.api.auth import check_tenant
@@ -330,13 +342,13 @@ def check_setting(name: str, value: Any) -> None:
     try:
         checks[name](value)
     except ConfigurationError as error:
-        # The error names the parameter of a component; the operator knows the name of the setting.
+        # The error names a parameter of the component; the operator knows the name of the setting.
         raise error.with_field(name) from None
 
 
 def sqlite_path(url: str) -> Path:
     """Return the file of a sqlite: URL; `sqlite:///srv/t.db` means `sqlite:/srv/t.db`."""
-    rest = url.removeprefix(SQLITE)
+    rest = url.removeprefix(SQLITE_SCHEME)
     path = "/" + rest.lstrip("/") if rest.startswith("/") else rest
     if not path.strip("/"):
         raise ConfigurationError("store", "must name a file: sqlite:PATH", url)
@@ -344,9 +356,9 @@ def sqlite_path(url: str) -> Path:
 
 
 def _check_store(url: str) -> None:
-    if url == MEMORY:
+    if url == MEMORY_URL:
         return
-    if not url.startswith(SQLITE):
+    if not url.startswith(SQLITE_SCHEME):
         raise ConfigurationError("store", "must be sqlite:PATH or memory:", url)
     path = sqlite_path(url)
     if path.is_dir():
@@ -360,9 +372,9 @@ def _check_bodies(url: str) -> None:
 
     if "://" in url:
         try:
-            BodyStore(url, max_bytes=1)
+            BodyStore(url, max_object_bytes=1)
         except ConfigurationError as error:
-            rule = f"must be a folder, or a bucket like s3://bucket/path ({error})"
+            rule = f"must be a folder or a URL like s3://bucket/path ({error})"
             raise ConfigurationError("bodies", rule) from None
     else:
         _check_folder("bodies", Path(url))
@@ -371,9 +383,9 @@ def _check_bodies(url: str) -> None:
 def _check_folder(name: str, path: Path) -> None:
     existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not existing.is_dir():
-        raise ConfigurationError(name, f"must be in a folder, but {existing} is not a folder")
+        raise ConfigurationError(name, f"cannot be used, because {existing} is not a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
-        rule = f"must be in a writable folder, but {existing} is not writable"
+        rule = f"cannot be used, because the folder {existing} is not writable"
         raise ConfigurationError(name, rule)
 
 

@@ -129,7 +129,7 @@ class FakePayloads(BodyStore):
         self.bodies[f".tarry/{tenant}/{task_id}"] = body
         return f".tarry/{tenant}/{task_id}", sha256(body).digest()
 
-    def validate_ref(self, tenant: str, ref: str) -> str:
+    def check_ref(self, tenant: str, ref: str) -> str:
         """Accept names below the tenant's prefix."""
         if not ref.startswith(f"{tenant}/"):
             raise ConfigurationError("bodyRef", f"must be under {tenant}/", ref)

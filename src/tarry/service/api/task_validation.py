@@ -127,7 +127,7 @@ class TaskBuilder:
         if content.body_ref is not None:
             body_store = self._context.body_store
             with field_errors("bodyRef"):
-                body_store.validate_ref(task.tenant, content.body_ref)
+                body_store.check_ref(task.tenant, content.body_ref)
                 content.body_size, content.etag = await body_store.head_object(content.body_ref)
         elif len(content.body) > self._context.limits.inline_body_bytes:
             put = self._context.body_store.put

@@ -89,7 +89,7 @@ class Engine:
         # Each task that waits to be written may take one of the slots.
         free_slots = 0
         if not self._is_stopping:
-            free_slots = self.worker.leased_tasks.free_slots - self._ingest_queue.pending
+            free_slots = self.worker.leased_tasks.free_slots - self._ingest_queue.pending_count
         lanes = self._context.lanes
         can_lease: dict[str, bool] = {}
         for new in new_tasks:

@@ -62,7 +62,7 @@ class ResultWriter:
     @property
     def has_pending_writes(self) -> bool:
         """Whether results or released leases are not written yet."""
-        return bool(self.result_queue.pending or self._release_queue.pending)
+        return bool(self.result_queue.pending_count or self._release_queue.pending_count)
 
     async def flush(self) -> None:
         """Wait until all results and released leases are written."""

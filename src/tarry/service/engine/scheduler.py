@@ -86,8 +86,8 @@ class Scheduler:
         """Return whether results of an outage are unwritten; must be called before each claim."""
         results = self._worker.result_writer.result_queue
         if self._context.health.delayed_writes:
-            self._submitted_at_last_outage = results.submitted
-        return results.submitted - results.pending < self._submitted_at_last_outage
+            self._submitted_at_last_outage = results.submitted_count
+        return results.submitted_count - results.pending_count < self._submitted_at_last_outage
 
     async def run(self) -> None:
         """Claim until stopped: at once while due tasks are left, else after `wake` or a timeout."""

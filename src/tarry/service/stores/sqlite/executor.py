@@ -45,7 +45,7 @@ class Executor(GroupCommit[Any]):
 
     def _overload_error(self) -> Exception:
         # The error for a missing disk, so that callers treat a slow disk in the same way.
-        msg = f"the store is slow: {self.pending:,} changes wait for the disk already"
+        msg = f"the store is slow: {self.pending_count:,} changes wait for the disk already"
         return StoreUnavailable(msg)
 
     def _start_soon(self) -> None:
@@ -65,9 +65,9 @@ class Executor(GroupCommit[Any]):
 
     async def close(self) -> None:
         """Return when all operations are done; the executor cannot be used again."""
-        # `self.pending` would not do: operations that change no task have a weight of 0. Nor would
-        # the futures: the future of a cancelled caller is done before its group is.
-        while self._in_flight or self._waiting:
+        # Not `self.pending_count`: operations that change no task have a weight of 0. Nor the
+        # futures: the future of a cancelled caller is done before its group is.
+        while self._groups_in_flight or self._waiting:
             self._group_done.clear()
             await self._group_done.wait()
 

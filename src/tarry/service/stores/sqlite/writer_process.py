@@ -187,7 +187,7 @@ class WriterProcessExecutor(Executor):
             self.process.send(frame)
 
     def _on_answers(self, frame: bytes) -> None:
-        group = self._in_flight[0]
+        group = self._groups_in_flight[0]
         try:
             answers = decode_answers([entry.work for entry in group], frame)
         except Exception as error:  # noqa: BLE001 - else its callers would wait for ever
@@ -200,7 +200,7 @@ class WriterProcessExecutor(Executor):
         msg = f"the writer process of {self._database.path} has ended, and is started again"
         if not self._is_closing:
             _logger.warning(msg)
-        for group in tuple(self._in_flight):
+        for group in tuple(self._groups_in_flight):
             self._fail(group, StoreUnavailable(msg))
         self._schedule_start()
 
