@@ -56,7 +56,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     bodies: Annotated[
         str,
         _help(
-            "Where large task bodies are kept: a folder, s3://, gs:// or az://; empty: next to `store`"
+            "Where to keep large task bodies: a folder, s3://, gs://, az://; empty: next to `store`"
         ),
     ] = ""
     bodies_endpoint: Annotated[

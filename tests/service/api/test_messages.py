@@ -51,7 +51,7 @@ def test_partial_bodies_are_limited_together(monkeypatch: pytest.MonkeyPatch) ->
         (
             "DELETE",
             "/dead-letters",
-            "body must be empty; the query parameters are policyId, lane, reason.",
+            "body must be empty: use the query parameters policyId, lane, reason.",
         ),
         ("DELETE", "/retry-tasks/{task}", "body must be empty."),
         ("POST", "/retry-tasks/{task}/retry", "body must be empty."),

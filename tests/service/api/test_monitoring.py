@@ -89,7 +89,7 @@ def test_metrics_have_their_content_type() -> None:
 
 def test_a_store_that_does_not_respond_is_failing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The request does not wait forever."""
-    monkeypatch.setattr("tarry.service.api.monitoring._STORE_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("tarry.service.api.monitoring._STORE_CHECK_TIMEOUT_S", 0.0)
 
     async def test(api: ApiHarness) -> None:
         async def ping() -> int:

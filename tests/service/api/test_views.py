@@ -19,8 +19,8 @@ from tarry.service.model import TaskContent
 )  # fmt: skip
 def test_secret_names(name: str) -> None:
     """In any case."""
-    assert views.is_secret(name)
-    assert views.is_secret(name.upper())
+    assert views.is_secret_name(name)
+    assert views.is_secret_name(name.upper())
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_secret_names(name: str) -> None:
 )
 def test_names_that_are_not_secret(name: str) -> None:
     """Their values are shown."""
-    assert not views.is_secret(name)
+    assert not views.is_secret_name(name)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _CREATE_TASK_PATH = "/retry-tasks"
 _PUBLIC_TENANT = ""
-"""The tenant of requests to paths that need no API key."""
+"""The tenant of requests to public paths, which need no API key."""
 
 
 class Api:
@@ -47,7 +47,9 @@ class Api:
             self._events,
             HealthResource(context),
         )
-        operations = [pair for resource in resources for pair in resource_operations(resource)]
+        operations = [
+            operation for resource in resources for operation in resource_operations(resource)
+        ]
         handlers = _docs_handlers(operations, version, require_api_keys=context.require_api_keys)
         public_paths = {*handlers}
         for operation, handler in operations:
@@ -64,15 +66,16 @@ class Api:
             )
             for path, by_method in handlers.items()
         }
-        self._endpoint_by_path = {
+        self._endpoint_by_fixed_path = {
             path: endpoint for path, endpoint in endpoints.items() if "{" not in path
         }
-        """Paths without parameters: a dict lookup is faster than Starlette's router."""
+        """Only paths without parameters: a dict lookup is faster than Starlette's router."""
         self.fast_routes: dict[bytes, BufferedRequestHandler] = {
             _CREATE_TASK_PATH.encode(): endpoints[_CREATE_TASK_PATH].handle_buffered
         }
-        """By path: the handlers of `POST` requests that the HTTP server has received completely."""
-        # Paths without parameters, then longer paths: `{lane}` must not match `{lane}/pause`.
+        """By path: handlers for `POST` requests that the HTTP server has received completely."""
+        # Paths without parameters first, then longer paths first, because `{lane}` would also
+        # match `{lane}/pause`.
         in_match_order = sorted(endpoints, key=lambda path: ("{" in path, -path.count("/")))
         self._router = Router(
             [
@@ -84,14 +87,15 @@ class Api:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one ASGI connection."""
-        # The path of a mounted application begins with `root_path`, which only the router removes.
+        """Handle one ASGI request."""
+        # If this application is mounted in another one, `path` begins with `root_path`, which only
+        # the router removes.
         is_unmounted_http = scope["type"] == "http" and not scope.get("root_path")
-        endpoint = self._endpoint_by_path.get(scope["path"]) if is_unmounted_http else None
+        endpoint = self._endpoint_by_fixed_path.get(scope["path"]) if is_unmounted_http else None
         await (endpoint or self._router)(scope, receive, send)
 
     def close(self) -> None:
-        """End event streams and waiting requests, so that the server can shut down."""
+        """Answer requests that wait for a result and end event streams, to allow a shutdown."""
         self._result_waiter.close()
         self._events.close()
 
@@ -99,7 +103,7 @@ class Api:
 def _docs_handlers(
     operations: list[tuple[Operation, Handler]], version: str, *, require_api_keys: bool
 ) -> dict[str, dict[str, Handler]]:
-    """Return the handlers of /openapi.json and /docs, which the OpenAPI document does not list."""
+    """Return the handlers of /openapi.json and /docs by path and method."""
     build_document = cache(
         lambda: build_openapi(operations, version=version, require_api_keys=require_api_keys)
     )

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 KEY_PREFIX = "tarry_"
-"""A fixed prefix, by which scanners for leaked secrets recognise a key."""
+"""Every key begins with this, so that scanners for leaked secrets recognise it."""
 DEFAULT_TENANT = "default"
 
 _TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _MAX_KEY_LENGTH = 200
 _MAX_CACHED_KEYS = 10_000
 _CACHE_TTL_S = 5.0
-"""How long the result of a lookup is cached. A revoked key may stay valid for this time."""
+"""How long the result of a lookup is cached. A revoked key may still be accepted for this time."""
 
 
 class Authenticator:
@@ -45,8 +45,8 @@ class Authenticator:
         self.authenticate: Callable[[ApiRequest], Awaitable[str] | str] | None = (
             self._authenticate if context.require_api_keys else None
         )
-        """Returns the tenant of a request: as an awaitable if the API key is not cached. None if no
-        API key is required: all requests then belong to `DEFAULT_TENANT`."""
+        """Returns the tenant of a request, or an awaitable of it if the API key is not cached. None
+        if no API key is required: then all requests belong to `DEFAULT_TENANT`."""
         self.check_host: Callable[[dict[bytes, bytes]], None] | None = (
             None if context.allowed_hosts is None else AllowedHosts(context.allowed_hosts).check
         )
@@ -75,7 +75,7 @@ class Authenticator:
 
 
 class AllowedHosts:
-    """The `Host` names that the service accepts, in addition to loopback names.
+    """The names that the service accepts in the `Host` header, in addition to loopback names.
 
     Protects a service without API keys against DNS rebinding: a web page can make its own host
     name resolve to loopback, but the browser still sends that name as `Host`.
@@ -90,7 +90,7 @@ class AllowedHosts:
         """Raise ApiError if `Host` is not accepted."""
         host = headers.get(b"host")
         if host is None or host == self._last_accepted:
-            return  # None: the request does not come from a browser
+            return  # None: not from a browser, which always sends `Host`
         text = host.decode("latin-1")
         name = _host_name(text)
         if name not in self._names and not is_loopback(name):
@@ -103,21 +103,23 @@ class AllowedHosts:
 
 
 class ApiKeyCache:
-    """Finds the tenants of API keys; caches valid and invalid keys for a few seconds."""
+    """Finds the tenant of an API key. Caches valid and unknown keys for `_CACHE_TTL_S`."""
 
     def __init__(self, store: Store, monotonic: Callable[[], float]) -> None:
         self._store = store
         self._now = monotonic
         # Two caches, so that many invalid keys do not evict the valid ones.
         self._valid: dict[bytes, tuple[str, float]] = {}
+        """By digest of the key: the tenant, and when the entry expires."""
         self._invalid: dict[bytes, float] = {}
+        """By digest of the key: when the entry expires."""
 
     def cached_tenant(self, key: str) -> str | None:
         """Return the tenant of a key that is cached as valid, else None."""
         if len(key) > _MAX_KEY_LENGTH:
             return None
-        cached = self._valid.get(key_digest(key))
-        return cached[0] if cached is not None and self._now() < cached[1] else None
+        tenant, expires_at = self._valid.get(key_digest(key), (None, 0.0))
+        return tenant if tenant is not None and self._now() < expires_at else None
 
     async def find_tenant(self, key: str) -> str | None:
         """Return the tenant of a key, or None if the key is unknown or revoked."""
@@ -156,17 +158,17 @@ def key_digest(key: str) -> bytes:
 
 
 def make_key(tenant: str, key_id: str, name: str = "") -> tuple[str, ApiKeyRecord]:
-    """Return a new API key, and the record to store, which has only the digest of the key."""
+    """Return a new API key, and the record to store, which contains only its digest."""
     key = KEY_PREFIX + secrets.token_urlsafe(32)
     record = ApiKeyRecord(id=key_id, tenant=check_tenant(tenant), digest=key_digest(key), name=name)
     return key, record
 
 
-def _put_in_cache(cache: dict[bytes, T], digest: bytes, value: T) -> None:
+def _put_in_cache(cache: dict[bytes, T], digest: bytes, entry: T) -> None:
     cache.pop(digest, None)
     if len(cache) >= _MAX_CACHED_KEYS:
         del cache[next(iter(cache))]  # the oldest entry
-    cache[digest] = value
+    cache[digest] = entry
 
 
 def _host_name(host: str) -> str:
@@ -179,7 +181,7 @@ def _host_name(host: str) -> str:
 
 
 def is_loopback(name: str) -> bool:
-    """Return whether a host name or address is a loopback one."""
+    """Return whether a name is `localhost` or a loopback address."""
     try:
         return name == "localhost" or ip_address(name).is_loopback
     except ValueError:

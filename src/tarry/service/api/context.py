@@ -19,30 +19,30 @@ if TYPE_CHECKING:
 
 
 class ApiLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Upper bounds for one request, one tenant and one process."""
+    """Limits of one request, one tenant and one process."""
 
     max_request_bytes: int = defaults.MAX_REQUEST_BYTES
     """Largest JSON body of a request, except a batch."""
     max_batch_bytes: int = 16 << 20
     """Largest JSON body of a batch."""
     inline_body_bytes: int = defaults.INLINE_BODY_BYTES
-    """A task body of up to this size is stored with its task, a larger one in `body_store`."""
+    """A task body up to this size is stored with its task, a larger one in `body_store`."""
     max_headers: int = 100
     """Largest number of headers of one task."""
     max_header_bytes: int = 32 << 10
-    """Largest size of all header names and values of one task."""
+    """Largest total size of the header names and values of one task."""
     max_wait_s: int = 60
-    """Longest `Prefer: wait`; a longer wait is reduced to this."""
+    """Longest wait for a result (`Prefer: wait`); a longer one is reduced to this."""
     max_waiting_requests: int = 1_000
-    """Requests that may wait for a result at the same time; others are answered at once."""
+    """Requests that may wait for a result at the same time; further ones do not wait."""
     max_event_streams: int = 100
     """Largest number of open `/events` streams."""
     max_attempt_timeout_s: float = defaults.MAX_ATTEMPT_TIMEOUT_MS / 1000
-    """Longest attempt that a policy may allow, because a lease must last longer than an attempt."""
+    """Longest attempt timeout of a policy. Leases are longer than this."""
     tenant_tasks_per_s: float | None = None
     """Tasks that one tenant may add per second on average; None for no limit."""
     tenant_burst: float = 1_000.0
-    """Tasks that a tenant may add at once before `tenant_tasks_per_s` applies."""
+    """Tasks that a tenant may add at once in spite of `tenant_tasks_per_s`."""
 
 
 class ApiContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,18 +55,18 @@ class ApiContext(msgspec.Struct, frozen=True, kw_only=True):
     codec: Codec
     """Encodes task content for the store, encrypted if encryption keys are configured."""
     target_guard: Guard
-    """Rejects targets that attempts must not connect to."""
+    """Blocks targets that attempts must not connect to."""
     new_id: Callable[[], str]
     """Returns a new UUIDv7."""
     monotonic: Callable[[], float]
     render_metrics: Callable[[str | None], Awaitable[tuple[bytes, str]]]
-    """Returns the metrics of one tenant, or of all for None, and their content type."""
+    """Returns the metrics of one tenant (None: of all tenants), and their content type."""
     require_api_keys: bool = False
     """Whether an API key is required; if not, every request belongs to the default tenant."""
     operator_tenant: str = ""
     """The tenant whose keys may read the metrics of all tenants."""
     allowed_hosts: frozenset[str] | None = None
-    """Accepted `Host` names in addition to loopback names; None accepts any `Host`."""
+    """Names accepted in the `Host` header in addition to loopback names; None: all names."""
     has_grpc: bool = True
     """Whether gRPC targets are supported (grpcio is installed)."""
     limits: ApiLimits = ApiLimits()

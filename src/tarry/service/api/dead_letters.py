@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 _replay_decoder = msgspec.json.Decoder(ReplayRequest)
 _REPLAYS_PATH = "/dead-letters/replays"
 _REPLAY_PATH = "/dead-letters/replays/{replayId}"
-_PURGE_CHUNK = 500
-"""Tasks that one call of the store deletes."""
+_PURGE_CHUNK_TASKS = 500
+"""Most tasks that one call of the store deletes."""
 _MAX_PURGE_CHUNKS = 20
-"""Calls of the store per request; the response reports whether more dead letters are left."""
+"""Most calls of the store per request; the response reports whether dead letters are left."""
 
 
 class DeadLetterResource:
@@ -48,14 +48,16 @@ class DeadLetterResource:
         """Delete dead letters permanently."""
         query = request.parse_query(PurgeQuery)
         task_filter = build_filter(request.tenant, query, Status.EXHAUSTED)
-        purged, has_more = 0, True
+        purged_count, has_more = 0, True
         for _ in range(_MAX_PURGE_CHUNKS):
-            removed = await self._context.store.purge(request.tenant, task_filter, _PURGE_CHUNK)
-            purged += removed
-            has_more = removed == _PURGE_CHUNK
+            deleted_count = await self._context.store.purge(
+                request.tenant, task_filter, _PURGE_CHUNK_TASKS
+            )
+            purged_count += deleted_count
+            has_more = deleted_count == _PURGE_CHUNK_TASKS
             if not has_more:
                 break
-        return json_response(200, PurgeResult(purged=purged, more=has_more))
+        return json_response(200, PurgeResult(purged=purged_count, more=has_more))
 
     @Operation(
         "POST", _REPLAYS_PATH, "createReplay", ReplayJob, statuses=(200, 201), body=ReplayRequest

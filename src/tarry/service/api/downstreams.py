@@ -1,4 +1,7 @@
-"""`/downstreams`: read, pause, resume or reset downstreams. Each is a lane (queue) of the store."""
+"""`/downstreams`: read, pause, resume and reset downstreams.
+
+In the path and in the store, a downstream is called a lane: the queue of its tasks.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ class DownstreamResource:
 
     @Operation("GET", "/downstreams", "listDownstreams", Page[DownstreamInfo], query=PageQuery)
     async def list_downstreams(self, request: ApiRequest) -> ApiResponse:
-        """List downstreams by name, with breaker, budget, latency and backlog."""
+        """List downstreams, sorted by name, with breaker, budget, latency and backlog."""
         query = request.parse_query(PageQuery)
         with problems.field_errors("cursor"):
             page = await self._context.store.list_lanes(
@@ -37,7 +40,7 @@ class DownstreamResource:
 
     @Operation("POST", "/downstreams/{lane}/pause", "pauseDownstream", DownstreamInfo)
     async def pause(self, request: ApiRequest) -> ApiResponse:
-        """Start no more attempts until the downstream is resumed. Running ones finish."""
+        """Start no more attempts until the downstream is resumed. Running attempts finish."""
         return await self._change(request, self._context.engine.pause)
 
     @Operation("POST", "/downstreams/{lane}/resume", "resumeDownstream", DownstreamInfo)

@@ -1,4 +1,4 @@
-"""Requests and responses of the API. A response is complete, pending or streamed."""
+"""Requests and responses of the API, and the decoding of JSON bodies and queries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 
 MAX_PARTIAL_BODIES_BYTES = 256 << 20
-"""Limit for the memory used by all request bodies that have not arrived completely."""
+"""Largest total size of all request bodies of which only a part has arrived."""
 
 _MAX_QUERY_BYTES = 8192
 _MAX_QUERY_FIELDS = 100
@@ -36,7 +36,7 @@ _NO_CONTENT = 204
 
 
 class _PartialBodies:
-    size_bytes = 0  # limited, because many slow clients could otherwise use up the memory
+    total_bytes = 0  # limited, because many slow clients could otherwise use up the memory
 
 
 class NoQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,7 +62,7 @@ class ApiRequest(msgspec.Struct, eq=False):
     scope: Scope
     receive: Receive
     headers: dict[bytes, bytes]
-    """Values by lower-case name; only the last value of a header that is repeated."""
+    """Values by lower-case name. Of a repeated header, only the last value."""
     body: bytes | None = None
     """The complete body if it arrived together with the headers, else None."""
     tenant: str = ""
@@ -77,7 +77,7 @@ class ApiRequest(msgspec.Struct, eq=False):
         return [value for header, value in self.scope["headers"] if header == name]
 
     def check_json_body(self, max_bytes: int) -> None:
-        """Raise ApiError unless the body is declared as JSON and is not larger than `max_bytes`."""
+        """Raise ApiError for a query, for a body that is not declared as JSON, or is too large."""
         if self.scope.get("query_string"):  # no operation has both a JSON body and a query
             self._parse_query_string(NoQuery)
         content_type = self.headers.get(b"content-type", b"")
@@ -115,11 +115,11 @@ class ApiRequest(msgspec.Struct, eq=False):
                 if not message.get("more_body"):
                     return b"".join((*chunks, chunk)) if chunks else chunk
                 chunks.append(chunk)
-                _PartialBodies.size_bytes += len(chunk)
-                if _PartialBodies.size_bytes > MAX_PARTIAL_BODIES_BYTES:
+                _PartialBodies.total_bytes += len(chunk)
+                if _PartialBodies.total_bytes > MAX_PARTIAL_BODIES_BYTES:
                     raise problems.unavailable("Too many large requests arrive at the same time.")
         finally:
-            _PartialBodies.size_bytes -= sum(map(len, chunks))
+            _PartialBodies.total_bytes -= sum(map(len, chunks))
 
     def parse_query(self, query_type: type[S]) -> S:
         """Return the query parameters of a request, which must not have a body."""
@@ -128,7 +128,7 @@ class ApiRequest(msgspec.Struct, eq=False):
         # With GET and HEAD a body is ignored, because some clients send one.
         if has_body and self.scope["method"] not in _READ_METHODS:
             names = ", ".join(query_type.__struct_encode_fields__)
-            rule = f"must be empty; the query parameters are {names}" if names else "must be empty"
+            rule = f"must be empty: use the query parameters {names}" if names else "must be empty"
             raise problems.invalid("body", rule)
         return self._parse_query_string(query_type)
 
@@ -153,7 +153,8 @@ class ApiRequest(msgspec.Struct, eq=False):
             raise problems.from_decode_error(error, query_type) from None
         for field in msgspec.structs.fields(query_type):
             name = field.encode_name
-            if name in values and getattr(query, field.name) is None:  # the string "null"
+            if name in values and getattr(query, field.name) is None:
+                # msgspec converts the string "null" to None.
                 raise problems.invalid(name, "must have a value or be omitted")
         return query
 
@@ -190,7 +191,7 @@ class ApiResponse(msgspec.Struct, eq=False):
 class PendingResponse(msgspec.Struct, eq=False):
     """A response that is not ready yet: `build_response` builds it when `result` is available.
 
-    The fast path adds a callback to `result`, so that it needs no asyncio task for a
+    `Endpoint.handle_buffered` adds a callback to `result`, so that it needs no asyncio task for a
     `POST /retry-tasks`. Other callers await the PendingResponse like a coroutine.
     """
 
@@ -204,17 +205,17 @@ class PendingResponse(msgspec.Struct, eq=False):
 BufferedRequestHandler: TypeAlias = (
     "Callable[[Scope, bytes, Callable[[ApiResponse], None]], Task[Any] | None]"
 )
-"""Handles a request that was received completely. Called with scope, body and response callback.
+"""Handles a request that was received completely. Arguments: scope, body, response callback.
 
 Returns the asyncio task that computes the response, or None if no task was needed.
 """
 
 
 class ResponseStream(Protocol):
-    """A response whose body is sent in parts, with no length known in advance."""
+    """A response whose body is sent in parts, without a known length."""
 
     async def run(self, receive: Receive, send: Send) -> None:
-        """Send the response until the client or the service ends it."""
+        """Send the response; return when the client or the service ends it."""
         ...
 
 
@@ -225,7 +226,7 @@ def decode_json(
 ) -> T:
     """Return the decoded JSON, or raise an ApiError that names the invalid field.
 
-    `document_type` is the type of the document if that is not the type of the decoder.
+    `document_type` has the fields that an error may name; by default, the type of the decoder.
     """
     try:
         return decoder.decode(body)
@@ -235,9 +236,9 @@ def decode_json(
         raise problems.from_decode_error(error, document_type or decoder.type) from None
 
 
-def json_response(status: int, value: object, *headers: tuple[bytes, bytes]) -> ApiResponse:
+def json_response(status: int, document: object, *headers: tuple[bytes, bytes]) -> ApiResponse:
     """Return a response with a JSON body."""
-    return ApiResponse(status, _encode(value), [_JSON_CONTENT_TYPE, *headers])
+    return ApiResponse(status, _encode(document), [_JSON_CONTENT_TYPE, *headers])
 
 
 def problem_response(error: problems.ApiError) -> ApiResponse:

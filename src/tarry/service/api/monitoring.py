@@ -1,8 +1,8 @@
 """Monitoring: `/events`, `/healthz`, `/readyz` and `/metrics`.
 
-`GET /events` streams attempts and state changes as server-sent events (HTML Standard, 9.2), from
-the time it is opened. A client that reads too slowly receives the number of events that it missed.
-A stream ends when its API key is revoked.
+`GET /events` streams attempts and state changes from now on as server-sent events (HTML Standard,
+section 9.2). A client that reads too slowly receives the number of events that it missed. A stream
+ends when its API key is revoked.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _encode = msgspec.json.Encoder().encode
 _HEARTBEAT_S = 15.0
-"""Interval of comments on an idle stream, because proxies close idle connections."""
+"""Interval at which a comment is sent on an idle stream: proxies close idle connections."""
 _KEY_CHECK_INTERVAL_S = 1.0
 """Interval at which the API key of a stream is checked; most checks only read the key cache."""
 _TOO_MANY_STREAMS_RETRY_AFTER_S = 10.0
@@ -40,7 +40,7 @@ _RESPONSE_HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"x-accel-buffering", b"no"),
 ]
-_STORE_TIMEOUT_S = 5.0
+_STORE_CHECK_TIMEOUT_S = 5.0
 _STORE_CHECK_TTL_S = 1.0
 """How long the result of a store check is cached, because /readyz needs no API key and each check
 writes to the store."""
@@ -80,7 +80,7 @@ class EventStream:
         self._request = request
         self._subscription = Subscription(resource.context.engine.events, request.tenant)
         self.end_requested: asyncio.Event = asyncio.Event()
-        self._sent_events = 0
+        self._sent_event_count = 0
 
     async def run(self, receive: Receive, send: Send) -> None:
         """Send events until the client disconnects, its key is revoked or the service stops."""
@@ -95,19 +95,19 @@ class EventStream:
 
     async def _run(self, receive: Receive, send: Send) -> None:
         loop = asyncio.get_running_loop()
-        running: set[asyncio.Task[Any]] = {
+        asyncio_tasks: set[asyncio.Task[Any]] = {
             loop.create_task(self._send_events(send)),
             loop.create_task(self._wait_until_unauthorized()),
             loop.create_task(_wait_until_disconnected(receive)),
             loop.create_task(self.end_requested.wait()),
         }
         try:
-            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(asyncio_tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in running:
+            for task in asyncio_tasks:
                 task.cancel()
-            await asyncio.wait(running)
-        for task in running:
+            await asyncio.wait(asyncio_tasks)
+        for task in asyncio_tasks:
             if not task.cancelled():
                 task.result()  # raises if the task failed
 
@@ -141,13 +141,13 @@ class EventStream:
             await self._send_event(send, event.at, _event_view(event))
 
     async def _send_event(self, send: Send, at: int, data: ServiceEvent) -> None:
-        self._sent_events += 1
-        head = f"id: {at}-{self._sent_events}\nevent: {data.kind}\ndata: "
+        self._sent_event_count += 1
+        head = f"id: {at}-{self._sent_event_count}\nevent: {data.kind}\ndata: "
         await _write(send, head.encode() + _encode(data) + b"\n\n")
 
 
 def _event_view(event: Event) -> ServiceEvent:
-    """Return an event as the API shows it, without text of the target: it may contain secrets."""
+    """Return the view of an event, without texts of the target, which may contain secrets."""
     attempt = None
     if event.attempt is not None:
         attempt = attempt_view(event.task_id or "", event.attempt, secrets=[])
@@ -167,8 +167,8 @@ def _event_view(event: Event) -> ServiceEvent:
     )
 
 
-async def _write(send: Send, text: bytes) -> None:
-    await send({"type": "http.response.body", "body": text, "more_body": True})
+async def _write(send: Send, data: bytes) -> None:
+    await send({"type": "http.response.body", "body": data, "more_body": True})
 
 
 async def _wait_until_disconnected(receive: Receive) -> None:
@@ -183,7 +183,7 @@ class HealthStatus(msgspec.Struct):
 
 
 class HealthResource:
-    """The operations for monitoring."""
+    """The operations for liveness, readiness and metrics."""
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
@@ -213,7 +213,9 @@ class HealthResource:
 
     @Operation("GET", "/metrics", "getMetrics", "text/plain", query=None)
     async def get_metrics(self, request: ApiRequest) -> ApiResponse:
-        """Get the metrics in the Prometheus format; if API keys are required, of one tenant."""
+        """Get the metrics in the Prometheus format: of all tenants if no API key is required or the
+        key belongs to the operator, else of the tenant.
+        """
         context = self._context
         reads_all = not context.require_api_keys or request.tenant == context.operator_tenant
         tenant = None if reads_all else request.tenant
@@ -226,11 +228,11 @@ class HealthResource:
             return
         self._checked_at = now
         try:
-            async with asyncio.timeout(_STORE_TIMEOUT_S):
+            async with asyncio.timeout(_STORE_CHECK_TIMEOUT_S):
                 await self._context.store.ping()
         except StoreUnavailable as error:
             self._store_error = str(error)
         except TimeoutError:
-            self._store_error = f"no response for {_STORE_TIMEOUT_S:g} s"
+            self._store_error = f"no response for {_STORE_CHECK_TIMEOUT_S:g} s"
         else:
             self._store_error = None

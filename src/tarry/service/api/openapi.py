@@ -61,7 +61,7 @@ td, th { text-align: left; vertical-align: top; padding: .25rem .6rem .25rem 0;
 tr:target { background: var(--soft); }
 """
 
-_CODE = re.compile("`([^`]*)`")
+_BACKTICKS = re.compile("`([^`]*)`")
 _RULE_TEXTS = {
     "minimum": "at least",
     "exclusiveMinimum": "above",
@@ -94,15 +94,15 @@ def build_openapi(
     schemas["Problem"] = _PROBLEM_SCHEMA
     paths: dict[str, Any] = {}
     for operation, handler in operations:
-        described: dict[str, Any] = {
+        operation_object: dict[str, Any] = {
             "operationId": operation.operation_id,
             "summary": " ".join((handler.__doc__ or "").split()),
             **_describe_messages(operation, schema_by_type, schemas),
         }
         if require_api_keys and not operation.is_public:
-            described["responses"]["401"] = _describe_problem(401)
-            described["security"] = [{"key": []}]
-        paths.setdefault(operation.path, {})[operation.method.lower()] = described
+            operation_object["responses"]["401"] = _describe_problem(401)
+            operation_object["security"] = [{"key": []}]
+        paths.setdefault(operation.path, {})[operation.method.lower()] = operation_object
     # Query types are not listed: their fields appear as parameters of the operations.
     listed_schemas = {name: schema for name, schema in schemas.items() if name not in query_names}
     components: dict[str, Any] = {"schemas": listed_schemas}
@@ -125,7 +125,7 @@ def build_openapi(
 
 
 def _add_untyped_rules(schemas: dict[str, Any]) -> None:
-    """Add rules that the Python types cannot express: JSON values, formats, overrides."""
+    """Add rules that the Python types of the fields do not express."""
     tasks = schemas[BatchRequest.__name__]["properties"]["tasks"]
     # Any JSON value is accepted, because an invalid task does not fail the batch: it gets its own
     # result.
@@ -147,6 +147,7 @@ def _add_untyped_rules(schemas: dict[str, Any]) -> None:
 def _describe_messages(
     operation: Operation, schema_by_type: dict[str, Any], schemas: dict[str, Any]
 ) -> dict[str, Any]:
+    """Return the fields of an operation that describe its requests, responses and callbacks."""
     json_type, body = operation.response, {}
     if isinstance(json_type, str):
         body = {"content": {json_type: {"schema": {"type": "string"}}}}
@@ -158,7 +159,7 @@ def _describe_messages(
     }
     for status in operation.error_statuses:
         responses[str(status)] = _describe_problem(status)
-    described: dict[str, Any] = {"responses": responses}
+    fields: dict[str, Any] = {"responses": responses}
     parameters: list[dict[str, Any]] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         for name in _PATH_PARAMETER.findall(operation.path)
@@ -174,10 +175,10 @@ def _describe_messages(
         for name, description in operation.headers.items()
     ]
     if parameters:
-        described["parameters"] = parameters
+        fields["parameters"] = parameters
     if operation.body is not None:
         content = _json_content(schema_by_type[str(operation.body)])
-        described["requestBody"] = {"required": True, "content": content}
+        fields["requestBody"] = {"required": True, "content": content}
     if operation.callback is not None:
         content = _json_content(schema_by_type[str(operation.callback)])
         post = {
@@ -186,8 +187,8 @@ def _describe_messages(
             "requestBody": {"required": True, "content": content},
             "responses": {"2XX": {"description": "The callback was received."}},
         }
-        described["callbacks"] = {"finished": {"{$request.body#/callbackUrl}": {"post": post}}}
-    return described
+        fields["callbacks"] = {"finished": {"{$request.body#/callbackUrl}": {"post": post}}}
+    return fields
 
 
 def _json_content(schema: dict[str, Any]) -> dict[str, Any]:
@@ -201,7 +202,7 @@ def _describe_problem(status: int) -> dict[str, Any]:
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a query parameter: it may be omitted, but not null."""
+    """Return a schema without null, because a query parameter is omitted instead."""
     result: dict[str, Any] = {name: value for name, value in schema.items() if value is not None}
     choices = [choice for choice in result.pop("anyOf", ()) if choice != {"type": "null"}]
     for choice in choices:
@@ -276,7 +277,7 @@ def _render_problems() -> Iterator[str]:
     yield '<h2 id="problems">Problems</h2><p>The <code>type</code> of a problem links to its row.'
     yield "</p><table>"
     for problem_type in PROBLEM_TYPES:
-        help_text = _CODE.sub(r"<code>\1</code>", escape(problem_type.help))
+        help_text = _BACKTICKS.sub(r"<code>\1</code>", escape(problem_type.help))
         statuses = ", ".join(map(str, problem_type.statuses))
         yield f'<tr id="{problem_type.anchor}"><td><code>{problem_type.name}</code></td>'
         yield f"<td>{statuses}</td><td>{escape(problem_type.title)}</td><td>{help_text}</td></tr>"
@@ -291,7 +292,7 @@ def _render_content(content: dict[str, Any]) -> str:
 
 
 def _render_schema(schema: dict[str, Any]) -> str:
-    """Return a schema as one line of HTML; named types are links."""
+    """Return a schema as one line of HTML, in which named types are links."""
     if ref := schema.get("$ref"):
         name = escape(ref.rpartition("/")[2])
         return f'<a href="#type-{name}">{name}</a>'

@@ -32,8 +32,8 @@ _POLICY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _PATH = "/retry-policies"
 _POLICY_PATH = "/retry-policies/{policyId}"
 _encode_sorted = msgspec.json.Encoder(order="deterministic").encode
-_PRESET_CURSOR = "preset:"
-"""Cursors with this prefix are positions in the list of built-in policies (presets), which come
+_PRESET_CURSOR_PREFIX = "preset:"
+"""A cursor with this prefix is a position among the built-in policies (presets), which are listed
 last. The cursors of the store are policy ids, which have no colon."""
 
 
@@ -73,12 +73,14 @@ PolicyFields: type[msgspec.Struct] = msgspec.defstruct(
     kw_only=True,
     omit_defaults=True,
 )
-"""The JSON body of a policy, for OpenAPI; every field is optional."""
-PolicyFields.__doc__ = "The fields of a policy; omitted ones have the values of the default policy."
+"""The JSON body of a policy, only for OpenAPI and error messages; every field is optional."""
+PolicyFields.__doc__ = (
+    "The fields of a policy. An omitted field has its value in the built-in default policy."
+)
 
 
 class VersionQuery(msgspec.Struct, rename="camel", frozen=True, forbid_unknown_fields=True):
-    """The version to return; the newest if omitted."""
+    """The version of the policy to return; the newest if omitted."""
 
     version: Annotated[int, Meta(ge=1, le=wire.MAX_NUMBER)] | None = None
 
@@ -113,7 +115,7 @@ class PolicyResource:
         query = request.parse_query(PageQuery)
         items: list[RetryPolicy] = []
         cursor = query.cursor
-        if cursor is None or not cursor.startswith(_PRESET_CURSOR):
+        if cursor is None or not cursor.startswith(_PRESET_CURSOR_PREFIX):
             with problems.field_errors("cursor"):
                 page = await self._context.store.list_policies(
                     request.tenant, cursor=cursor, limit=query.limit
@@ -121,13 +123,15 @@ class PolicyResource:
             items = [_stored_view(policy) for policy in page.items]
             if page.cursor is not None:
                 return json_response(200, Page(items=items, next_cursor=page.cursor))
-            cursor = _PRESET_CURSOR
-        last_name = cursor.removeprefix(_PRESET_CURSOR)
+            cursor = _PRESET_CURSOR_PREFIX
+        last_name = cursor.removeprefix(_PRESET_CURSOR_PREFIX)
         for name in sorted(SERVICE_PRESETS):
             if name <= last_name:
                 continue
             if len(items) == query.limit:
-                return json_response(200, Page(items=items, next_cursor=_PRESET_CURSOR + last_name))
+                return json_response(
+                    200, Page(items=items, next_cursor=_PRESET_CURSOR_PREFIX + last_name)
+                )
             if await self._context.store.get_policy(request.tenant, name) is None:
                 items.append(_preset_view(name))
             last_name = name
@@ -194,8 +198,9 @@ class PolicyResource:
         policy = check_policy(fields, SERVICE_PRESETS["default"], self._context.limits)
         # All fields are written, in sorted order, so that equal policies have equal documents.
         document = _encode_sorted(wire.policy_to_json(policy))
-        version = PolicyVersion(tenant=tenant, id=policy_id, version=0, document=document)
-        result = await self._context.store.put_policy(version, replace=replace)
+        # The store replaces version 0 by the next number.
+        new_version = PolicyVersion(tenant=tenant, id=policy_id, version=0, document=document)
+        result = await self._context.store.put_policy(new_version, replace=replace)
         self._context.engine.policies.forget(tenant, policy_id)
         return result
 
@@ -229,7 +234,7 @@ def check_policy_id(policy_id: str) -> str:
 
 
 def describe_versions(policy_id: str, newest: int | None) -> str:
-    """Describe the versions of a policy; `newest` is None for a built-in policy."""
+    """Describe which versions a policy has; `newest` is None for a built-in policy."""
     if newest is None:
         return f"{policy_id} is built in and has no versions"
     return f"the newest version of {policy_id} is {newest}"

@@ -1,7 +1,7 @@
-"""Errors of the API: each becomes a response with problem details (RFC 9457).
+"""Errors of the API. Each becomes a response with problem details (RFC 9457).
 
-The `type` of a problem is a link to its row on `GET /docs`, which explains how to solve it. The
-functions return the exception, so that the caller writes `raise problems.too_large(limit)`.
+The `type` of a problem is a link to its row on the page `GET /docs`, which explains the solution.
+The functions return the exception, so that the caller writes `raise problems.too_large(limit)`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ApiError(Exception):
-    """The response is a problem. Nothing was stored, unless the problem says otherwise."""
+    """The response is `problem`. Nothing was stored, unless the problem says otherwise."""
 
     def __init__(self, problem: Problem, headers: Headers) -> None:
         super().__init__(problem.detail)
@@ -34,20 +34,20 @@ class ApiError(Exception):
 
 
 class ProblemType(NamedTuple):
-    """A type of problem (RFC 9457, 3.1.1): the parts that all its problems have in common."""
+    """A type of problem (RFC 9457, 3.1.1): the members that all its problems have in common."""
 
     name: str
     statuses: tuple[int, ...]
-    """The HTTP statuses of such a problem, the usual one first."""
+    """The HTTP statuses that such a problem can have, the default first."""
     title: str
     help: str
     """What the problem means and how to solve it."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
-    """Headers of the response."""
+    """Headers of every response with such a problem."""
 
     @property
     def anchor(self) -> str:
-        """The id of the row on `GET /docs`."""
+        """The id of its row on the page `GET /docs`."""
         return f"problem-{self.name}"
 
     @property
@@ -127,12 +127,12 @@ _PYTHON_TYPES = re.compile(r"`([a-z| ]+)`")
 _JSON_TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
 _TRUNCATED = r"The JSON is truncated, or has half of a \u surrogate pair (\ud83d alone)."
 _MAX_NAME_CHARS = 100
-"""Length at which an unknown field name is cut off in a message."""
+"""An unknown field name is cut off after this length in a message."""
 _NO_VALUE = object()
 
 
 def invalid(field: str, rule: str, value: object = _NO_VALUE, *, status: int = 422) -> ApiError:
-    """Return the error for an invalid field: `field` is its JSON path, or a parameter or header.
+    """Return the error for `field`: the path of a JSON field, or a query parameter or header.
 
     `rule` continues a sentence that begins with the field, as in "maxAttempts must be at least 1,
     got 0.". This sentence is the detail; `field`, `rule` and `value` are extension members.
@@ -149,7 +149,7 @@ def invalid(field: str, rule: str, value: object = _NO_VALUE, *, status: int = 4
 
 
 def from_configuration_error(field: str, error: ConfigurationError) -> ApiError:
-    """Return the error for `field`, whose value was rejected with a ConfigurationError."""
+    """Return the error for `field`, whose value has caused a ConfigurationError."""
     return invalid(field, error.rule, error.value if error.has_value else _NO_VALUE)
 
 
@@ -163,7 +163,7 @@ def field_errors(field: str) -> Generator[None]:
 
 
 def unknown_field(parent: str, name: str, known_names: Iterable[str]) -> ApiError:
-    """Return the error for a field that does not exist; it suggests the most similar name."""
+    """Return the error for an unknown field, which suggests the most similar known name."""
     name, known_names = name[:_MAX_NAME_CHARS], list(known_names)
     rule = "is not a known field"
     if similar := suggest(name, known_names):
@@ -184,7 +184,7 @@ def no_such(resource: str) -> ApiError:
 
 
 def too_large(max_bytes: int) -> ApiError:
-    """Return the error for a body of more than `max_bytes`."""
+    """Return the error (413) for a body of more than `max_bytes`."""
     detail = f"The request may have at most {max_bytes} bytes. Use `bodyRef` for larger bodies."
     return TOO_LARGE.error(detail)
 

@@ -40,13 +40,13 @@ class Operation(msgspec.Struct, frozen=True):
     statuses: tuple[int, ...] = (200,)
     """Statuses of responses that are not problems."""
     errors: tuple[int, ...] = ()
-    """Statuses of problems in addition to those of `error_statuses`."""
+    """Statuses of problems in addition to those that `error_statuses` derives from other fields."""
     body: type[msgspec.Struct] | None = None
     """The type of the JSON of a request."""
     query: type[msgspec.Struct] | None = messages.NoQuery
     """The query parameters of an operation without a JSON body; None if they are ignored."""
     headers: dict[str, str] = {}
-    """Request headers that change the result, with a description."""
+    """Request headers that change the response, with their descriptions."""
     callback: type[msgspec.Struct] | None = None
     """The type of the JSON that is later posted to the `callbackUrl` of the request."""
     is_public: bool = False
@@ -71,11 +71,11 @@ class Operation(msgspec.Struct, frozen=True):
 
 
 _operations: dict[Callable[..., Any], Operation] = {}
-"""By handler, a method of a resource class."""
+"""By handler, which is a method of a resource class."""
 
 
 def resource_operations(resource: object) -> list[tuple[Operation, Handler]]:
-    """Return the operations of a resource with their handlers, in the order of definition."""
+    """Return the operations of a resource with their handlers, in the order of their definition."""
     methods = vars(type(resource)).items()
     return [
         (_operations[function], getattr(resource, name))
@@ -85,7 +85,7 @@ def resource_operations(resource: object) -> list[tuple[Operation, Handler]]:
 
 
 class Endpoint:
-    """An ASGI application for one path: authenticates, dispatches by method, reports errors."""
+    """The ASGI application for one path: authenticates requests and calls their handlers."""
 
     def __init__(
         self,
@@ -105,10 +105,10 @@ class Endpoint:
         self._authenticate = authenticate
         self._default_tenant = default_tenant
         self._check_host = check_host
-        self._allowed = ", ".join(sorted({*self._handlers, "OPTIONS"}))
+        self._allowed_methods = ", ".join(sorted({*self._handlers, "OPTIONS"}))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one ASGI request. Every exception becomes a response."""
+        """Handle one ASGI request. Every exception except `Disconnected` becomes a response."""
         try:
             response = await self._dispatch(scope, receive)
         except messages.Disconnected:
@@ -160,10 +160,10 @@ class Endpoint:
         return handler(request)
 
     async def _handle_other_method(self, method: str) -> ApiResponse:
-        allow = (b"allow", self._allowed.encode())
+        allow = (b"allow", self._allowed_methods.encode())
         if method == "OPTIONS":
             return ApiResponse(204, b"", [allow])
-        detail = f"This path supports {self._allowed}."
+        detail = f"This path supports {self._allowed_methods}."
         raise problems.METHOD_NOT_ALLOWED.error(detail, headers=[allow])
 
 
@@ -192,7 +192,7 @@ async def _receive_disconnect() -> NoReturn:
 
 
 def _error_response(error: BaseException, scope: Scope) -> ApiResponse:
-    """Return the response for an exception; log an exception that is not expected."""
+    """Return the response for an exception; log exceptions that are not the client's fault."""
     if isinstance(error, problems.ApiError):
         api_error = error
     elif isinstance(error, RecursionError):
@@ -215,7 +215,7 @@ def _error_response(error: BaseException, scope: Scope) -> ApiResponse:
 def _check_origin(headers: dict[bytes, bytes]) -> None:
     """Raise ApiError for a request that a browser sends for a web page of another origin.
 
-    On loopback the service needs no API key, so such a page could otherwise use it.
+    A service on loopback needs no API key, so such a page could otherwise use the service.
     """
     origin = headers[b"origin"]
     if origin.rpartition(b"://")[2] != headers.get(b"host"):

@@ -1,4 +1,4 @@
-"""`POST /retry-tasks`, the hot path of the API, and `POST /retry-tasks/batch`."""
+"""`POST /retry-tasks`, which is optimised for speed, and `POST /retry-tasks/batch`."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ _logger = logging.getLogger("tarry.service")
 _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _YIELD_EVERY_TASKS = 50
-"""Number of tasks after which the validation of a batch yields to the event loop."""
+"""After each such number of tasks, the validation of a batch yields to the event loop."""
 _UNFINISHED_RETRY_AFTER_S = 10.0
-"""`Retry-After` for a tenant at its limit of unfinished tasks; some may be finished by then."""
+"""`Retry-After` for a tenant at its limit of unfinished tasks, some of which may finish by then."""
 _MINIMAL_APPLIED = (b"preference-applied", b"return=minimal")
-_MAX_BUCKETS = 10_000
+_MAX_TENANT_BUCKETS = 10_000
 """Largest number of tenants whose bucket is kept in memory."""
-_MAX_STORE_FAILURES = 3
-"""Consecutive failures of the store after which the remaining tasks of a batch are rejected if
-their validation needs the store."""
+_MAX_CONSECUTIVE_STORE_FAILURES = 3
+"""After this many failures of the store in a row, those of the remaining tasks of a batch that need
+the store for validation are rejected."""
 
 
 class _IdempotencyKeyOnly(msgspec.Struct, rename="camel"):
@@ -79,17 +79,17 @@ class TenantRateLimiter:
         self._burst = burst
         self._now = monotonic
         self._buckets: dict[str, tuple[float, float]] = {}
-        """By tenant: the number of tokens, and the time of the last change; least recent first."""
+        """By tenant: balance in tokens, and time of the last change. Least recently used first."""
 
     def take(self, tenant: str, tokens: int) -> float:
-        """Take tokens and return 0. If there is no token, return the seconds until there is one."""
+        """Take tokens and return 0, or return the seconds until there is a token, and take none."""
         now = self._now()
         balance, updated_at = self._buckets.pop(tenant, (self._burst, now))
         balance = min(self._burst, balance + (now - updated_at) * self._rate)
         wait_s = (1.0 - balance) / self._rate if balance < 1.0 else 0.0
         if not wait_s:
             balance -= tokens
-        if len(self._buckets) >= _MAX_BUCKETS:
+        if len(self._buckets) >= _MAX_TENANT_BUCKETS:
             # The least recently used bucket is the most likely to be full again.
             del self._buckets[next(iter(self._buckets))]
         self._buckets[tenant] = balance, now
@@ -123,8 +123,8 @@ class TaskCreation:
         """Create a task. A repeated request with the same idempotencyKey and content returns the
         existing task (200).
         """
-        # Not a coroutine: if the body is complete and only the store has to be awaited, a
-        # PendingResponse is returned, for which the fast path needs no asyncio task.
+        # Not a coroutine: if the body is complete and only the insert has to be awaited, a
+        # PendingResponse is returned, for which `Endpoint.handle_buffered` needs no asyncio task.
         if request.body is None:
             return self._read_and_create(request)
         request.check_json_body(self._context.limits.max_request_bytes)
@@ -147,20 +147,20 @@ class TaskCreation:
         # An invalid traceparent is ignored (W3C Trace Context).
         if b"traceparent" in headers and _TRACEPARENT.fullmatch(headers[b"traceparent"]):
             trace = headers[b"traceparent"].decode()
-        self._charge(request.tenant, 1)
+        self._charge_rate_limit(request.tenant, 1)
         new_task, content = self._task_builder.build_task(
             request.tenant, task_request, idempotency_key, trace
         )
         # Empty `packed_content`: the policy or the body needs I/O, see `finish_building`.
         if not new_task.task.packed_content or b"prefer" in headers:
-            return self._create_slowly(request, new_task, content)
+            return self._create_with_more_io(request, new_task, content)
         pending_results = self._context.engine.submit([new_task], [content])
         return PendingResponse(pending_results, partial(self._build_response, content))
 
-    async def _create_slowly(
+    async def _create_with_more_io(
         self, request: ApiRequest, new_task: NewTask, content: TaskContent
     ) -> ApiResponse:
-        """Create a task that needs more I/O than its insert, or handle a `Prefer` header."""
+        """Create a task whose request has to await more than the insert: policy, body or result."""
         if not new_task.task.packed_content:
             await self._task_builder.finish_building(new_task.task, content)
         (add_result,) = await self._context.engine.submit([new_task], [content])
@@ -192,8 +192,8 @@ class TaskCreation:
         if len(tasks) > wire.MAX_BATCH_SIZE:
             rule = f"must have at most {wire.MAX_BATCH_SIZE} entries"
             raise problems.invalid("tasks", rule, len(tasks))
-        self._charge(request.tenant, len(tasks))
-        results: list[BatchResult | None] = []  # None for a valid task that is not added yet
+        self._charge_rate_limit(request.tenant, len(tasks))
+        results: list[BatchResult | None] = []  # None: the task is valid, but not added yet
         new_tasks: list[NewTask] = []
         contents: list[TaskContent] = []
         store_failures = 0
@@ -206,8 +206,8 @@ class TaskCreation:
                     request.tenant, task_request, None, None
                 )
                 if not new_task.task.packed_content:
-                    if store_failures == _MAX_STORE_FAILURES:
-                        raise _not_stored()
+                    if store_failures == _MAX_CONSECUTIVE_STORE_FAILURES:
+                        raise _not_stored_error()
                     await self._task_builder.finish_building(new_task.task, content)
                     store_failures = 0
             except ApiError as error:
@@ -217,7 +217,7 @@ class TaskCreation:
             except StoreUnavailable as error:
                 _logger.info("store unavailable for a task of a batch, index=%d: %s", i - 1, error)
                 store_failures += 1
-                results.append(_error_result(_not_stored()))
+                results.append(_error_result(_not_stored_error()))
             else:
                 results.append(None)
                 new_tasks.append(new_task)
@@ -246,9 +246,9 @@ class TaskCreation:
         return BatchResult(status=status, task=view)
 
     def _decode_batch(self, body: bytes) -> Sequence[RetryTaskRequest | msgspec.Raw]:
-        """Return the tasks of a batch, decoded if every task can be decoded, else as raw JSON.
+        """Return the tasks of a batch: decoded if every task can be decoded, else as raw JSON.
 
-        The caller decodes raw tasks one by one, so that each has its own result.
+        The caller decodes raw tasks one by one, so that an invalid task only fails itself.
         """
         if len(body) <= self._context.limits.max_request_bytes:
             with suppress(*_DECODE_ERRORS):
@@ -261,8 +261,8 @@ class TaskCreation:
             raise problems.too_large(max_bytes)
         return decode_json(_task_decoder, task)
 
-    def _charge(self, tenant: str, task_count: int) -> None:
-        """Take tokens for new tasks from the rate limit of a tenant, or raise ApiError (429)."""
+    def _charge_rate_limit(self, tenant: str, task_count: int) -> None:
+        """Take a token per new task from the bucket of a tenant, or raise ApiError (429)."""
         if self._rate_limiter is not None and (
             wait_s := self._rate_limiter.take(tenant, task_count)
         ):
@@ -307,10 +307,10 @@ def _has_idempotency_key(task: RetryTaskRequest | msgspec.Raw) -> bool:
     try:
         return _key_decoder.decode(task).idempotency_key is not None
     except _DECODE_ERRORS:
-        return True  # the task is invalid, which is reported as its result in the batch
+        return True  # an invalid task, for which the batch has an error as its result
 
 
-def _not_stored() -> ApiError:
+def _not_stored_error() -> ApiError:
     detail = "The store is unavailable. This task was not stored: send it again."
     return problems.unavailable(detail)
 

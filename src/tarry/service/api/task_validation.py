@@ -1,4 +1,4 @@
-"""Validation of new tasks: turns a `RetryTaskRequest` into a task that can be stored."""
+"""Validation of new tasks: builds the task to store from a `RetryTaskRequest`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _GRPC_SCHEMES = frozenset({"grpc", "grpcs"})
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
 _is_header_value = re.compile(r"(?:[!-~]++(?:[\t ]++[!-~]++)*+)?").fullmatch
-"""Visible ASCII with blanks inside (RFC 9110, 5.5), which cannot inject another header."""
+"""Matches visible ASCII with blanks inside (RFC 9110, 5.5), which cannot inject a header."""
 _RESERVED_HEADERS = frozenset({
     "accept-encoding", "content-length", "expect", "host", "idempotency-key", "traceparent",
     "tracestate", "x-retry-attempt",
@@ -46,7 +46,7 @@ _decode_string = msgspec.json.Decoder(str).decode
 
 
 class TaskBuilder:
-    """Validates new tasks and stores their large bodies."""
+    """Validates requests, builds the tasks to add, and stores their large bodies."""
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
@@ -77,11 +77,11 @@ class TaskBuilder:
         callback_url = request.callback_url
         if callback_url is not None:
             callback_url = self._parse_target("callbackUrl", callback_url).url
-        first_attempt_at = request.next_attempt_at
-        if first_attempt_at is not None:
+        next_attempt_at = request.next_attempt_at
+        if next_attempt_at is not None:
             if request.delay_ms is not None:
                 raise invalid("nextAttemptAt", "must not be given together with delayMs")
-            check_epoch_ms("nextAttemptAt", first_attempt_at)
+            check_epoch_ms("nextAttemptAt", next_attempt_at)
         idempotency_key = _choose_idempotency_key(request.idempotency_key, idempotency_key_header)
         task_id = context.new_id()
         content = TaskContent(
@@ -104,7 +104,7 @@ class TaskBuilder:
             packed_content=b"",
             policy_id=check_policy_id(request.policy_id) if request.policy_id else "default",
             policy_version=request.policy_version,
-            next_attempt_at=first_attempt_at or 0,
+            next_attempt_at=next_attempt_at or 0,
         )
         if (
             not request.policy
@@ -115,12 +115,12 @@ class TaskBuilder:
             task.fingerprint = _fingerprint(task, content, header_names)
             task.packed_content = context.codec.pack(content)
         delay_ms = request.delay_ms
-        if delay_ms is None and first_attempt_at is None:
+        if delay_ms is None and next_attempt_at is None:
             delay_ms = 0
         return NewTask(task, delay_ms), content
 
     async def finish_building(self, task: Task, content: TaskContent) -> None:
-        """Check the policy, store or look up a large body, and pack the content."""
+        """Build the rest with I/O: load the policy, store or look up the body, pack the content."""
         await self._check_policy(task, content.overrides)
         header_names = check_header_names(tuple(content.headers))
         task.fingerprint = _fingerprint(task, content, header_names)
@@ -137,7 +137,7 @@ class TaskBuilder:
         task.packed_content = self._context.codec.pack(content)
 
     async def delete_body(self, content: TaskContent) -> None:
-        """Delete the stored body of a task that was not added."""
+        """Delete the body that `finish_building` has stored for a task that was then not added."""
         if content.service_owns_body and content.body_ref is not None:
             with suppress(StoreUnavailable):  # maintenance then deletes the body later
                 await self._context.body_store.delete([content.body_ref])
@@ -170,7 +170,7 @@ class TaskBuilder:
 
 
 def check_epoch_ms(field: str, time: int | None) -> None:
-    """Raise ApiError for a time near 1970, which is probably in seconds."""
+    """Raise ApiError for a time near 1970, which was probably given in seconds."""
     if time is not None and time < MIN_TIME_MS:
         rule = f"must be milliseconds since 1970, at least {MIN_TIME_MS} (are these seconds?)"
         raise invalid(field, rule, time)
@@ -180,12 +180,13 @@ def check_headers(headers: dict[str, Any], limits: ApiLimits) -> tuple[str, ...]
     """Return the header names in lower case, or raise ApiError for an invalid header."""
     if len(headers) > limits.max_headers:
         raise invalid("headers", f"must have at most {limits.max_headers} fields", len(headers))
-    lower = check_header_names(tuple(headers))
+    lower_names = check_header_names(tuple(headers))
     size = 0
     for name, value in headers.items():
         if not isinstance(value, str):
             raise invalid(_header_path(name), "must be a string", value)
-        # Three quick checks accept most values; the regular expression also accepts tabs.
+        # Three quick checks accept most values. The regular expression decides about the others,
+        # which may contain tabs.
         is_plain = value.isascii() and value.isprintable() and value == value.strip()
         if not is_plain and not _is_header_value(value):
             rule = "must be visible ASCII characters, with blanks only between them"
@@ -193,27 +194,27 @@ def check_headers(headers: dict[str, Any], limits: ApiLimits) -> tuple[str, ...]
         size += len(name) + len(value) + 4
     if size > limits.max_header_bytes:
         raise invalid("headers", f"must have at most {limits.max_header_bytes} bytes", size)
-    return lower
+    return lower_names
 
 
-@lru_cache(256)  # most tasks have the same few names; long or invalid names are not cached
+@lru_cache(256)  # most tasks have the same few names; errors are not cached
 def check_header_names(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return header names in lower case, or raise ApiError for a name that must not be set."""
-    lower = tuple(name.lower() for name in names)
-    for name, lower_name in zip(names, lower, strict=True):
+    """Return header names in lower case, or raise ApiError for an invalid or reserved name."""
+    lower_names = tuple(name.lower() for name in names)
+    for name, lower_name in zip(names, lower_names, strict=True):
         path = _header_path(name)
         if not _HEADER_NAME.fullmatch(name):
             max_chars = _MAX_HEADER_NAME_CHARS
-            rule = f"must have a token (RFC 9110) of 1 to {max_chars} characters as its name"
+            rule = f"has an invalid name: use a token (RFC 9110) of 1 to {max_chars} characters"
             raise invalid(path, rule, name)
         if lower_name in HOP_BY_HOP_HEADERS:
             raise invalid(path, "applies only to one connection and must not be set")
         if lower_name in _RESERVED_HEADERS or lower_name.startswith("webhook-"):
             raise invalid(path, "is set by the service itself")
-    if len(set(lower)) < len(lower):
-        repeated = next(name for name in names if lower.count(name.lower()) > 1)
+    if len(set(lower_names)) < len(lower_names):
+        repeated = next(name for name in names if lower_names.count(name.lower()) > 1)
         raise invalid(_header_path(repeated), "is given twice, in different case")
-    return lower
+    return lower_names
 
 
 def _header_path(name: str) -> str:
@@ -254,7 +255,7 @@ def _encode_body(request: RetryTaskRequest) -> tuple[bytes, bool]:
         try:
             return b64decode(request.body_base64, validate=True), False
         except (Base64Error, ValueError):
-            raise invalid("bodyBase64", "must be base64 (RFC 4648, 4)") from None
+            raise invalid("bodyBase64", "must be base64 (RFC 4648, section 4)") from None
     if not has_body:
         return b"", False
     try:
@@ -267,14 +268,14 @@ def _encode_body(request: RetryTaskRequest) -> tuple[bytes, bool]:
 
 
 def _fingerprint(task: Task, content: TaskContent, header_names: tuple[str, ...]) -> bytes:
-    """Return a digest of a task, to compare requests that have the same idempotency key.
+    """Return a digest by which requests with the same idempotency key are compared.
 
-    Empty if the caller gave no idempotency key. `header_names` are in lower case. The digest does
-    not contain the time of the first attempt, because a repeated request may have another delay.
+    It is empty if the caller gave no idempotency key. `header_names` are in lower case. The digest
+    does not depend on the time of the first attempt, which may differ in a repeated request.
     """
     if task.key == task.id:
         return b""
-    requested = (
+    request_fields = (
         content.url,
         content.method,
         sorted(zip(header_names, content.headers.values(), strict=True)),
@@ -285,5 +286,5 @@ def _fingerprint(task: Task, content: TaskContent, header_names: tuple[str, ...]
         task.policy_id,
         task.policy_version,
     )
-    # SHA-256 is fast, because most CPUs have instructions for it. 16 bytes of it are enough.
-    return sha256(_encode_canonically(requested)).digest()[:16]
+    # SHA-256 is fast, because most CPUs have instructions for it. 16 bytes suffice.
+    return sha256(_encode_canonically(request_fields)).digest()[:16]

@@ -1,4 +1,4 @@
-"""`/retry-tasks`: read, list, cancel and retry tasks, and the `Prefer` header (RFC 7240)."""
+"""`/retry-tasks`: read, list, cancel and retry tasks; and waiting for results (`Prefer: wait`)."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ WAIT_HEADER = {"Prefer": "wait=SECONDS delays the response until the task is fin
 _WAIT_PREFERENCE = re.compile(rb'(?:^|,)\s*wait\s*=\s*"?([0-9]{1,9})"?\s*(?=$|[;,])', re.IGNORECASE)
 _RETURN_PREFERENCE = re.compile(rb'(?:^|,)\s*return\s*=\s*"?([a-z]+)"?\s*(?=$|[;,])', re.IGNORECASE)
 _POLL_INTERVAL_S = 1.0
-"""The task is polled, because another process may finish it without notifying this one."""
+"""A task is polled, because another process may finish it without notifying this process."""
 _TASK_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _TASK_PATH = "/retry-tasks/{taskId}"
 _REASONS = tuple(Reason)
 _MAX_EXPLAINED_ATTEMPTS = 100
 _ATTEMPT_CURSOR = re.compile(r"[0-9]{1,9}")
 _YIELD_EVERY_TASKS = 100
-"""Number of tasks after which the decoding of a page yields to the event loop."""
+"""After each such number of tasks, the decoding of a page yields to the event loop."""
 
 
 class PurgeQuery(msgspec.Struct, rename="camel", frozen=True, forbid_unknown_fields=True):
@@ -65,7 +65,7 @@ class TaskQuery(DeadLetterQuery, frozen=True):
 
 
 class ResultWaiter:
-    """Delays responses until a task is finished, for a limited number of requests."""
+    """Delays responses until a task is finished, for a limited number of requests at a time."""
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
@@ -77,9 +77,9 @@ class ResultWaiter:
     ) -> tuple[RetryTask, list[tuple[bytes, bytes]]]:
         """Wait until a task is finished, for at most as long as `Prefer: wait` says.
 
-        Return the current view of the task, and the response header that confirms the wait. The
-        view has the response of the target if the task was finished during the wait. There is no
-        wait if the request has no valid `Prefer: wait`, or too many requests wait already.
+        Return the current view of the task, and the response header that confirms the wait. If this
+        process finished the task during the wait, the view has the response of the target. There is
+        no wait if the request has no valid `Prefer: wait`, or if too many requests wait already.
         """
         limits = self._context.limits
         wait_match = _WAIT_PREFERENCE.search(b",".join(request.header_values(b"prefer")))
@@ -186,7 +186,7 @@ class TaskResource:
         attempts = await self._context.store.list_attempts(
             request.tenant, task.id, after=after_number, limit=query.limit + 1
         )
-        # One more than requested was read, to find out whether there is another page.
+        # One more attempt than requested was read, to find out whether there is another page.
         page, has_more = attempts[: query.limit], len(attempts) > query.limit
         secrets = views.find_secrets(views.read_content(self._context, task))
         items = [views.attempt_view(task.id, attempt, secrets) for attempt in page]
@@ -240,7 +240,7 @@ class TaskResource:
 def build_filter(
     tenant: str, query: DeadLetterQuery | PurgeQuery, status: Status | None
 ) -> TaskFilter:
-    """Return the filter of a query; a `status` of None matches any status."""
+    """Return the filter for a query and a status; None matches any status."""
     check_reason("reason", query.reason)
     return TaskFilter(
         status=status,
@@ -251,14 +251,14 @@ def build_filter(
 
 
 def check_reason(field: str, reason: str | None) -> None:
-    """Raise ApiError for an unknown reason: an empty list would look as if nothing had failed."""
+    """Raise ApiError for an unknown reason. An empty list could mean that no task has failed."""
     if reason is not None and reason not in _REASONS:
         raise problems.invalid(field, f"must be {' or '.join(_REASONS)}", reason)
 
 
 def prefers_minimal(request: ApiRequest) -> bool:
     """Return whether the request has `Prefer: return=minimal`."""
-    # The first preference of a name counts (RFC 7240, 2).
+    # If a preference is repeated, the first one counts (RFC 7240, section 2).
     return_match = _RETURN_PREFERENCE.search(b",".join(request.header_values(b"prefer")))
     return return_match is not None and return_match[1].lower() == b"minimal"
 

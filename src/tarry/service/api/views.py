@@ -1,4 +1,7 @@
-"""JSON representations of stored records, with public names and with secrets redacted; no I/O."""
+"""Views: JSON representations of stored records, with public names and redacted secrets.
+
+This module does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -39,22 +42,22 @@ _SECRET_NAME = re.compile(
 )
 _QUERY_PARAMETER = re.compile(r"([?&;])([^=&;#]*)=([^&;#]*)")
 _MIN_SECRET_LENGTH = 6
-"""Shorter secrets are not redacted in texts, where they would match by chance."""
+"""Shorter secrets are not redacted in texts, because other words could match them by chance."""
 _ENCRYPTED = "[encrypted]"
 _UNREADABLE_CONTENT = TaskContent(url=_ENCRYPTED, method=_ENCRYPTED)
-"""Shown instead of content whose encryption key is not configured."""
+"""Shown instead of content that cannot be decrypted, because its key is not configured."""
 _REASON_TEXTS = {reason.value: reason.description for reason in Reason}
 _MAX_ERROR_LENGTH = 200
 _EARLY_TOLERANCE_MS, _LATE_TOLERANCE_MS = 50, 1_000
-"""If the actual wait differs from the decided wait by no more than this, only the decided wait is
-described."""
+"""If the actual wait is at most this much shorter or longer than the decided wait, only the decided
+wait is described."""
 
 
 def task_view(task: Task, content: TaskContent, status: Status) -> RetryTask:
-    """Return the view of a task; `status` is its current status."""
+    """Return the view of a task; `status` is the status to show."""
     return RetryTask(
         # The first twelve arguments are positional for speed: CPython builds a tuple and a dict for
-        # a call with more than 30 arguments, of which each keyword argument counts twice.
+        # a call with more than 30 arguments, and counts each keyword argument twice.
         task.id,
         STATUS_NAMES[status],
         task.reason,
@@ -86,7 +89,7 @@ def stored_task_view(context: ApiContext, task: Task) -> RetryTask:
 
 
 def read_content(context: ApiContext, task: Task) -> TaskContent | None:
-    """Return the content of a task; None if its encryption key is not configured."""
+    """Return the content of a task, or None if its encryption key is not configured."""
     try:
         return context.codec.unpack(task.packed_content)
     except DecryptionFailed:
@@ -165,7 +168,10 @@ def replay_view(job: ReplayRecord, *, dry_run: bool = False) -> wire.ReplayJob:
 def downstream_view(
     lane: LaneRecord, local: wire.LocalStats | None, now: int
 ) -> wire.DownstreamInfo:
-    """Return the view of a lane (a downstream of the API); `local` is its state in this process."""
+    """Return the view of a lane, which the API calls a downstream.
+
+    `local` is its state in this process, None if this process has none.
+    """
     state: wire.LaneStateName = "OPEN"
     if lane.paused:
         state = "PAUSED"
@@ -185,12 +191,12 @@ def downstream_view(
 
 
 def public_lane_name(lane: str) -> str:
-    """Return the name of a lane without its tenant, as the API shows it."""
+    """Return the name of a lane in the API, from its name in the store."""
     return lane.partition("/")[2]
 
 
 def stored_lane_name(tenant: str, public_name: str) -> str:
-    """Return the name of a lane in the store, which begins with its tenant."""
+    """Return the name of a lane in the store: tenant, slash, name in the API."""
     return f"{tenant}/{public_name}"
 
 
@@ -205,7 +211,7 @@ def explain_task(
 ) -> wire.Explanation:
     """Explain the latest attempts of a task and its next step.
 
-    `named_policy` is the policy that the task names, None if that policy was deleted.
+    `named_policy` is the policy that the task names, or None if that policy was deleted.
     """
     status = task.status_at(now)
     policy = named_policy or SERVICE_PRESETS["default"]
@@ -214,7 +220,7 @@ def explain_task(
         with suppress(ConfigurationError):
             policy = policy_from_json(content.overrides, policy)
     secrets = find_secrets(content)
-    # When the wait after each attempt ended; None while it lasts.
+    # The time at which the wait after each attempt ended; None if the task still waits.
     wait_ends: list[int | None] = [
         max(attempt.started_at, attempt.scheduled_at) for attempt in attempts[1:]
     ]
@@ -252,7 +258,7 @@ def explain_task(
 
 
 def _describe_attempt(attempt: AttemptRecord, error: str | None, wait_end: int | None) -> str:
-    """Describe an attempt and the wait after it, which ended at `wait_end` (None: not yet).
+    """Describe an attempt and the wait after it, which ended at `wait_end` (None: still waiting).
 
     `error` is the error message of the attempt without secrets.
     """
@@ -274,7 +280,7 @@ def _describe_attempt(attempt: AttemptRecord, error: str | None, wait_end: int |
 
 
 def _describe_decision(decision: Decision, waited_ms: float | None) -> str:
-    """Describe a decision; `waited_ms` is the actual wait, None while it lasts."""
+    """Describe a decision; `waited_ms` is the actual wait, or None if the task still waits."""
     details: list[str] = []
     if decision.ceiling_ms is not None:
         details.append(f"ceiling {format_duration(decision.ceiling_ms / 1000)}")
@@ -288,14 +294,14 @@ def _describe_decision(decision: Decision, waited_ms: float | None) -> str:
         reason = decision.reason or "unknown"
         return f"stopped: {_REASON_TEXTS.get(reason, reason)}{suffix}"
     delay_ms = decision.delay_ms or 0.0
-    planned = f"{format_duration(delay_ms / 1000)}{suffix}"
+    planned_wait = f"{format_duration(delay_ms / 1000)}{suffix}"
     if waited_ms is None:
-        return f"waits {planned}"
+        return f"waits {planned_wait}"
     if -_EARLY_TOLERANCE_MS <= waited_ms - delay_ms <= _LATE_TOLERANCE_MS:
-        return f"waited {planned}"
-    actual = format_duration(max(0.0, waited_ms) / 1000)
-    ending = f"cut short after {actual}" if waited_ms < delay_ms else f"waited {actual}"
-    return f"was to wait {planned}, {ending}"
+        return f"waited {planned_wait}"
+    actual_wait = format_duration(max(0.0, waited_ms) / 1000)
+    ending = f"cut short after {actual_wait}" if waited_ms < delay_ms else f"waited {actual_wait}"
+    return f"was to wait {planned_wait}, {ending}"
 
 
 def _led_to_stop(attempt: AttemptRecord) -> bool:
@@ -331,18 +337,18 @@ def _next_step(
 
 
 @lru_cache(4096)
-def is_secret(name: str) -> bool:
+def is_secret_name(name: str) -> bool:
     """Return whether the value of a header or query parameter of this name is a secret."""
     return _SECRET_NAME.search(name) is not None
 
 
 def redact_headers(headers: dict[str, str]) -> dict[str, str]:
     """Return headers with their secret values redacted."""
-    return {name: REDACTED if is_secret(name) else value for name, value in headers.items()}
+    return {name: REDACTED if is_secret_name(name) else value for name, value in headers.items()}
 
 
 def redact_url(url: str) -> str:
-    """Return a URL with the secret values of its query redacted."""
+    """Return a URL with the secret values of its query parameters redacted."""
     if "?" not in url:
         return url
     path, separator, query = url.partition("?")
@@ -352,10 +358,10 @@ def redact_url(url: str) -> str:
 def redact_text(
     text: str | None, secrets: Sequence[str] | None, *, is_truncated: bool = False
 ) -> str | None:
-    """Return a text that the target sent, without the secrets that the task sent to the target.
+    """Return a text that the target sent, with the `secrets` of the task's request redacted.
 
     If the secrets are unknown (None), the whole text is redacted. A truncated text may end with
-    the beginning of a secret, which is redacted too.
+    the beginning of a secret. This beginning is redacted, too.
     """
     if not text:
         return text
@@ -374,7 +380,7 @@ def redact_text(
 def redact_bytes(
     data: bytes, secrets: Sequence[str] | None, *, is_truncated: bool = False
 ) -> bytes:
-    """Do the same as `redact_text` for bytes that the target sent."""
+    """Return bytes that the target sent, redacted as `redact_text` redacts a text."""
     # The secrets as they look in UTF-8 bytes that are decoded as Latin-1.
     latin1_secrets = secrets and [
         secret.encode("utf-8", "surrogatepass").decode("latin-1") for secret in secrets
@@ -384,20 +390,20 @@ def redact_bytes(
 
 
 def find_secrets(content: TaskContent | None) -> list[str] | None:
-    """Return the secrets that a task sends, the longest first; None if its content is unknown."""
+    """Return the secrets in a task's request, the longest first, or None without `content`."""
     if content is None:
         return None
-    secrets = {value for name, value in content.headers.items() if is_secret(name)}
+    secrets = {value for name, value in content.headers.items() if is_secret_name(name)}
     for value in tuple(secrets):
         secrets.update(value.split())  # "Bearer SECRET": also SECRET alone
     for _, name, value in _QUERY_PARAMETER.findall(content.url):
-        if is_secret(unquote_plus(name)):
+        if is_secret_name(unquote_plus(name)):
             secrets.update((value, unquote_plus(value)))
-    long_enough = (secret for secret in secrets if len(secret) >= _MIN_SECRET_LENGTH)
-    return sorted(long_enough, key=len, reverse=True)
+    long_secrets = (secret for secret in secrets if len(secret) >= _MIN_SECRET_LENGTH)
+    return sorted(long_secrets, key=len, reverse=True)
 
 
 def _redact_parameter(match: re.Match[str]) -> str:
     separator, name, value = match.groups()
-    redacted = REDACTED if value and is_secret(unquote_plus(name)) else value
+    redacted = REDACTED if value and is_secret_name(unquote_plus(name)) else value
     return f"{separator}{name}={redacted}"

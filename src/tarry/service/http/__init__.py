@@ -1,1 +1,1 @@
-"""The HTTP server: uvicorn with limits per connection and a fast path for new tasks."""
+"""The HTTP server: uvicorn with limits for each request, and a fast path for new tasks."""

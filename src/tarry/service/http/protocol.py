@@ -1,19 +1,20 @@
 """The uvicorn protocol of the service: limits for each request, and a fast path for new tasks.
 
-**Limits.** uvicorn itself limits neither the size of headers nor the duration of a request.
+**Limits.** uvicorn limits neither the size of headers nor the time in which a request must arrive.
 
 **Fast path.** For each request uvicorn creates an asyncio task, which receives the body and sends
-the response as ASGI messages. If the headers and the body of a `POST /retry-tasks` arrive together,
-neither the task nor the messages are needed: the protocol calls the API with headers and body, and
-the API calls back with the response once the store has committed. The time that the protocol takes
-per request falls from 37.5 us to 26.8 us.
+the response as ASGI messages. If the headers and the body of a `POST /retry-tasks` arrive in one
+read, neither the asyncio task nor the messages are needed: the protocol calls the API with headers
+and body, and the API calls back with the response once the new task is stored. The time that the
+protocol takes per request falls from 37.5 us to 26.8 us.
 
-All other requests are handled by uvicorn: other methods and paths, HTTP/1.0, `Connection: close`,
+uvicorn handles all other requests: other methods and paths, HTTP/1.0, `Connection: close`,
 `Upgrade`, `Expect: 100-continue`, a body that arrives later, a pipelined request whose predecessor
-has no response yet, and a client that does not read its responses.
+has no response yet, and a request of a client that does not read its responses.
 
-The class overrides parts of uvicorn that are not a public API.
-`tests/service/http/test_protocol_internals.py` lists them and fails when one of them changes.
+`ServiceHttpProtocol` overrides parts of uvicorn that are not a public API.
+`tests/service/http/test_protocol_internals.py` lists these parts and fails when one of them
+changes.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from tarry.wire.http import Problem
 
 _Awaited: TypeAlias = Literal["first", "headers", "body"]
-"""What the client has to send next: its first request, or the rest of headers or of a body."""
+"""What the client has to send next: its first request, the rest of the headers, or of the body."""
 
 _logger = logging.getLogger("tarry.service")
 _MAX_HEADER_BYTES = 65_536
@@ -45,11 +46,11 @@ _HEADERS_TOO_LARGE = problems.HEADERS_TOO_LARGE.problem(
 )
 _TIMED_OUT = problems.TIMEOUT.problem("The rest of the request did not arrive in time.")
 _UNREAD_RESPONSE_GRACE_S = 1.0
-"""Time that a client has at shutdown to read its response."""
+"""At shutdown, a client that has not read its response after this time is disconnected."""
 
 
 class _FastPathCycle:
-    """The state of one request, with the attributes of uvicorn's `RequestResponseCycle`."""
+    """The state of a request on the fast path, instead of uvicorn's `RequestResponseCycle`."""
 
     body = b""
     more_body = True
@@ -65,11 +66,11 @@ class _FastPathCycle:
 
 
 class ServiceHttpProtocol(HttpToolsProtocol):
-    """A connection that limits the size of headers and trailers, and the time of each request.
+    """A connection that limits the size of headers and trailers, and the time that requests take.
 
-    Complete `POST` requests are passed to `fast_routes` by path. A request that arrives in one
-    read, as most do, sets no timer. The keep-alive timer is not cancelled by each request; when it
-    fires, it checks how long the connection has been idle.
+    A complete `POST` request is passed to the handler in `fast_routes` for its path. A request that
+    arrives in one read, as most do, sets no timer. A request does not cancel the keep-alive timer:
+    when that timer fires, it checks how long the connection has been idle.
     """
 
     cycle: Any
@@ -77,12 +78,14 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     headers: list[tuple[bytes, bytes]]
     expect_100_continue: bool
     _candidate: _FastPathCycle | None = None
-    """A request that takes the fast path if it is complete at the end of the current read."""
+    """A request that takes the fast path if its body is complete after the current read."""
     _later_header_bytes = 0
-    """Bytes of the headers or trailers that arrive, without the read in which they began."""
-    _read_bytes = _first_read_bytes = 0
-    """Bytes of the last read, and of the read in which the request began, which may include bytes
-    of the previous request."""
+    """Bytes of headers or trailers received so far, except those of the read in which the headers
+    or trailers began."""
+    _read_bytes = 0
+    """Size of the last read."""
+    _first_read_bytes = 0
+    """Size of the read in which the request began. It may include bytes of the previous request."""
     _are_headers_too_large = False
     _awaited: _Awaited | None = "first"
     _timer_for: _Awaited | None = None
@@ -90,8 +93,8 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     _timer: TimerHandle | None = None
     _idle_since: float | None = None
     _served_cycle: Any = None
-    """The cycle of the request that is being served, once the client sends pipelined requests.
-    `cycle` is then the cycle of the newest request."""
+    """Set once the client has sent pipelined requests: the cycle of the request that is being
+    served. `cycle` is then the cycle of the newest request."""
 
     def __init__(
         self,
@@ -111,6 +114,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: BaseTransport) -> None:
         """Start the timer for the first request."""
+        # uvicorn expects an asyncio.Transport, which `transport` always is.
         super().connection_made(transport)  # type: ignore[arg-type]
         self._update_timer()
 
@@ -132,7 +136,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         self._abort_if_unread(was_unread=False)
 
     def _abort_if_unread(self, *, was_unread: bool) -> None:
-        """Abort the connection if its response is unread, and `was_unread` at the last check."""
+        """Abort the connection if part of its response is unread now and was at the last check."""
         if self not in self.connections:
             return
         is_unread = self.transport.get_write_buffer_size() > 0
@@ -143,7 +147,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             self.loop.call_later(_UNREAD_RESPONSE_GRACE_S, check)
 
     def data_received(self, data: bytes) -> None:
-        """Parse the data, serve a fast-path request that is now complete, and apply the limits."""
+        """Parse the data, serve a request on the fast path if it is complete, apply the limits."""
         self._read_bytes = len(data)
         self._later_header_bytes += self._read_bytes
         super().data_received(data)
@@ -170,7 +174,8 @@ class ServiceHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Choose between the fast path and uvicorn, and wait for the body."""
-        # The sum may include a large body of the same read: then the headers are measured exactly.
+        # The sum may include a body that was received in the same read. Only if the sum is too
+        # large, the headers are measured exactly.
         if self._first_read_bytes + self._later_header_bytes > _MAX_HEADER_BYTES:
             size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
             self._are_headers_too_large = size > _MAX_HEADER_BYTES
@@ -209,7 +214,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         """End the wait for the body."""
         self._awaited = None
         if self._timer_for is not None:
-            # Cancelled now: the next request may begin in the same read, and would inherit it.
+            # Cancel the timer now: the next request may begin in the same read and inherit it.
             self._update_timer()
         candidate = self._candidate
         if candidate is not None and self.cycle is candidate:
@@ -218,7 +223,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Serve the next pipelined request, or become idle."""
+        """Serve the next pipelined request, or wait for a request with the keep-alive timeout."""
         if self.pipeline or self.transport.is_closing():
             self._served_cycle = self.pipeline[-1][0] if self.pipeline else None
             super().on_response_complete()
@@ -263,7 +268,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
 
     def _unset_keepalive_if_required(self) -> None:
         # uvicorn cancels the keep-alive timer here and sets a new one after each response. Both
-        # cost time on the hot path, so the timer stays and only `_idle_since` changes.
+        # cost time in each request, so the timer keeps running and only `_idle_since` changes.
         self._idle_since = None
 
     def timeout_keep_alive_handler(self) -> None:
@@ -282,7 +287,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         self.timeout_keep_alive_task = self.loop.call_later(seconds, check)
 
     def send_400_response(self, msg: str) -> None:
-        """Send a problem for bytes that are not a valid request, and close the connection."""
+        """Respond to bytes that are not a valid request, and close the connection."""
         self._reject(
             _HEADERS_TOO_LARGE if self._are_headers_too_large else problems.NOT_HTTP.problem(msg)
         )
@@ -297,8 +302,12 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             self._timer = self.loop.call_later(self._timeouts_s[awaited], self._reject_incomplete)
 
     def _reject_incomplete(self) -> None:
-        """Reject a request that has not arrived completely, unless this side has paused reading."""
-        # While headers arrive, `cycle` belongs to the previous request, or is None.
+        """Close the connection, because a request has not arrived completely in time.
+
+        A problem (408) is sent first, unless the client has sent nothing or its response has begun.
+        If an earlier request is being served, or reading is paused, the timer is only set again.
+        """
+        # While headers arrive, `cycle` belongs to the previous request (None if there is none).
         awaited, cycle = self._awaited, self.cycle
         is_responding = bool(cycle) and not cycle.response_complete
         if self.pipeline or self.flow.read_paused or (is_responding and awaited == "headers"):

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from tarry.service.app import Service
 
 _logger = logging.getLogger("tarry.service")
-_BACKLOG = 2048
+_LISTEN_BACKLOG = 2048
 _GC_THRESHOLD = 10_000
-"""Allocations between two runs of the cyclic garbage collector. The service creates few reference
+"""New objects after which the cyclic garbage collector runs. The service creates few reference
 cycles; with the default of 700, the collector took 5 % of the CPU time."""
 _KEEP_ALIVE_S = 75
-"""Longer than the idle timeout of most load balancers (60 s), so that the balancer closes first."""
+"""Longer than the idle timeout of most load balancers (60 s), which must close idle connections."""
 _encode = msgspec.json.Encoder(enc_hook=str).encode
-_STANDARD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+_STANDARD_RECORD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
 class Server(uvicorn.Server):
@@ -54,7 +54,7 @@ class Server(uvicorn.Server):
             port=settings.port,
             http=http_protocol,
             access_log=False,
-            backlog=_BACKLOG,
+            backlog=_LISTEN_BACKLOG,
             lifespan="on",
             log_config=None,
             proxy_headers=False,
@@ -65,10 +65,10 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
-        """Start, and call `on_ready`."""
+        """Start listening, and call `on_ready`."""
         await super().startup(sockets)
         gc.collect()
-        gc.freeze()  # the collector need not visit the objects of startup again
+        gc.freeze()  # the collector then skips the objects that exist now
         gc.set_threshold(_GC_THRESHOLD)
         if self.started and self.servers:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
@@ -76,7 +76,7 @@ class Server(uvicorn.Server):
             self._on_ready(f"http://{url_host}:{port}")
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
-        """End waiting requests and event streams of the service, then close the connections."""
+        """Call `Service.begin_shutdown`, then close the connections."""
         _logger.info("stopping: running attempts finish, other leased tasks are released")
         self._service.begin_shutdown()
         await super().shutdown(sockets)
@@ -95,7 +95,9 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         line |= {
-            name: value for name, value in vars(record).items() if name not in _STANDARD_ATTRIBUTES
+            name: value
+            for name, value in vars(record).items()
+            if name not in _STANDARD_RECORD_ATTRIBUTES
         }
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
