@@ -31,7 +31,7 @@ def test_a_batch_can_overdraw_its_bucket() -> None:
 
 def test_the_number_of_buckets_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """The least recently used one is dropped."""
-    monkeypatch.setattr("tarry.service.api.task_creation._MAX_BUCKETS", 2)
+    monkeypatch.setattr("tarry.service.api.task_creation._MAX_TENANT_BUCKETS", 2)
     rates = TenantRateLimiter(1.0, 1.0, lambda: 0.0)
     for tenant in "abc":
         rates.take(tenant, 1)
