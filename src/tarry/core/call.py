@@ -61,9 +61,9 @@ class Call:
         self.attempts: int = 0
         """Number of attempts started."""
         self.previous_delay: float | None = None
-        """Seconds of the last wait; None before it, and after an exact hint (gRPC pushback)."""
+        """The last wait in seconds; None before any wait, and after an exact hint (pushback)."""
         self.backoff_offset: int = 0
-        """Attempts made before an exact hint last made backoff start over; 0 if none did."""
+        """Number of attempts before an exact hint last made backoff start over; 0 if never."""
         self._newest_step: _StepNode | None = None
         self._cleared_delay = 0.0  # the sum of the delays of steps that were cleared
         if downstream is not None:  # without a downstream these attributes are never read

@@ -49,12 +49,12 @@ class CallProgress(Protocol):
 
     @property
     def previous_delay(self) -> float | None:
-        """Seconds of the last wait; None before it, and after an exact hint (gRPC pushback)."""
+        """The last wait in seconds; None before any wait, and after an exact hint (pushback)."""
         ...
 
     @property
     def backoff_offset(self) -> int:
-        """Attempts made before an exact hint last made backoff start over; 0 if none did."""
+        """Number of attempts before an exact hint last made backoff start over; 0 if never."""
         ...
 
 

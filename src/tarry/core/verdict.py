@@ -119,9 +119,9 @@ class Progress(NamedTuple):
     started: float = 0.0
     """The time at which the call started; epoch seconds when the state is stored."""
     previous_delay: float | None = None
-    """Seconds of the last wait; None before it, and after an exact hint (gRPC pushback)."""
+    """The last wait in seconds; None before any wait, and after an exact hint (pushback)."""
     backoff_offset: int = 0
-    """Attempts made before an exact hint last made backoff start over; 0 if none did."""
+    """Number of attempts before an exact hint last made backoff start over; 0 if never."""
 
 
 class Step(NamedTuple):
