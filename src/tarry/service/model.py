@@ -1,12 +1,17 @@
 """The stored values of the service: tasks, attempts, policies, lanes, API keys, replays.
 
-The states of a task:
+The states of a task, with the event that leads from one state to the next:
 
-    PENDING ──claim──▶ IN_FLIGHT ──2xx──▶ SUCCEEDED
-       ▲  │                │ ├── Wait ──▶ PENDING
-       │  └─cancel─▶ CANCELLED◀─ cancel ─┤ └── Stop ──▶ EXHAUSTED (reason) ──replay──▶ PENDING
+    PENDING    ── claim ──▶ IN_FLIGHT
+    PENDING    ── cancel ─▶ CANCELLED
+    IN_FLIGHT  ── success ▶ SUCCEEDED
+    IN_FLIGHT  ── Wait ───▶ PENDING      the core's verdict: another attempt after a delay
+    IN_FLIGHT  ── Stop ───▶ EXHAUSTED    the core's verdict: no other attempt (a dead letter)
+    IN_FLIGHT  ── cancel ─▶ CANCELLED    when the attempt ends without success
+    EXHAUSTED  ── replay ─▶ PENDING
 
-This module does no I/O. Times are epoch milliseconds on the store's clock, durations milliseconds.
+This module does no I/O. Times are epoch milliseconds on the store's clock. Durations are
+milliseconds, except `Task.previous_delay`.
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ class Status(IntEnum):
     CANCELLED = 4
 
     is_finished: bool
-    """Whether no attempt follows, unless an operator replays the task."""
+    """Whether no other attempt follows. Only a replay continues an EXHAUSTED task."""
 
     def __init__(self, number: int) -> None:
         self.is_finished = number > 1  # neither PENDING nor IN_FLIGHT
@@ -42,101 +47,102 @@ TRANSITIONS: dict[Status, frozenset[Status]] = {
     Status.EXHAUSTED: frozenset({Status.PENDING}),
     Status.CANCELLED: frozenset(),
 }
-"""The statuses that may follow each status."""
+"""The statuses to which a task can change from each status."""
 
 LOST = "lost"
-"""The outcome of an attempt whose worker disappeared: its real outcome is unknown."""
+"""The logged outcome of an attempt whose lease expired before the worker reported a result."""
 
 
 class TaskContent(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
-    """The request to send, and its target. A store keeps it packed, and encrypted if configured."""
+    """The request to send. It is stored packed (as msgpack) and, if configured, encrypted."""
 
     url: str
     method: str = "POST"
     headers: dict[str, str] = {}
     body: bytes = b""
     body_ref: str | None = None
-    """The object in the `BodyStore` that contains the body; None if `body` contains it."""
+    """The object in the `BodyStore` that contains the body; None: the body is in `body`."""
     body_size: int = 0
     checksum: bytes | None = None
     """SHA-256 of a body that the service wrote to the `BodyStore`."""
     etag: str | None = None
-    """The entity tag of the caller's object `body_ref` when the task was added. A different entity
-    tag later shows that the caller has replaced the object."""
-    service_owns_body: bool = msgspec.field(default=False, name="owned")  # stored by this name
-    """Whether the service wrote the object `body_ref`, and deletes it with the task."""
+    """If the caller wrote the object `body_ref`: its entity tag when the task was added. A
+    different entity tag later shows that the object was replaced."""
+    owns_body_object: bool = msgspec.field(default=False, name="owned")  # stored by this name
+    """Whether the service wrote the object `body_ref`, and deletes it when the task is deleted."""
     overrides: dict[str, Any] | None = None
     """Policy fields that this task overrides."""
     callback_url: str | None = None
     trace: str | None = None
-    """The `traceparent` header of the request that created the task."""
+    """The `traceparent` header (W3C) of the request that created the task."""
 
 
 class Task(msgspec.Struct, kw_only=True, array_like=True, gc=False):
-    """One durable call, as stored."""
+    """A request that the service sends until it succeeds or the policy stops, as stored."""
 
     id: str
     """A UUIDv7 in its text form."""
     tenant: str
     lane: str
-    """The name of its lane: `tenant/scheme:host:port`."""
+    """The name of the lane (the queue of one downstream): `tenant/scheme:host:port`."""
     key: str
-    """The idempotency key, sent with every attempt; never changes."""
+    """The idempotency key, which is sent with every attempt and never changes."""
     fingerprint: bytes
-    """A digest of the request that created the task: another request with the same idempotency
-    key but a different digest is a conflict. Empty when the caller gave no idempotency key."""
-    packed_content: bytes
-    """A `TaskContent`, packed and, if keys are configured, encrypted."""
-    body_ref: str | None = None
+    """A digest of the request that created the task. Another request with the same idempotency key
+    and a different digest is a conflict. Empty if the caller gave no idempotency key."""
+    content: bytes
+    """A `TaskContent`, as it is stored."""
+    owned_body_ref: str | None = None
     """The object to delete with the task: `TaskContent.body_ref` if the service owns it."""
     policy_id: str = "default"
     policy_version: int | None = None
-    """The version that the caller pinned; None: the newest version applies."""
+    """The policy version that the caller requested; None: the newest version applies."""
     created_at: int = 0
     """Set by the store when the task is added."""
     next_attempt_at: int = 0
-    """When the next attempt is due. A new task may have `NewTask.delay_ms` instead."""
-    started_at: int = 0
-    """When the first attempt was due: the policy's `total_budget` of time counts from here. A
-    replay resets it."""
+    """When the next attempt is due. For a new task, the store computes it from `NewTask.delay_ms`,
+    if that is set."""
+    first_due_at: int = 0
+    """When the first attempt was due: the start of the policy's `total_budget`, which limits the
+    time for all attempts. A replay sets it to its own time."""
     status: Status = Status.PENDING
     reason: str | None = None
     """Why the task is EXHAUSTED."""
     attempts: int = 0
-    """Attempts made, including lost ones."""
+    """The number of attempts made, including lost ones."""
     attempts_before_replay: int = 0
-    """Attempts made before the last replay. `attempts` includes them, but the policy does not
-    count them."""
+    """The number of attempts made before the last replay. `attempts` includes them, but the policy
+    does not count them."""
     lost_attempts: int = 0
-    """Attempts since the last replay whose worker disappeared, perhaps before it sent them. The
-    policy does not count them, but their number is limited."""
+    """The number of attempts since the last replay whose lease expired: their worker has probably
+    crashed, perhaps before it sent the request. The policy does not count them, but the engine
+    limits their number."""
     previous_delay: float | None = None
-    """The delay, in seconds, that the last decision set. It is an input of the next decision, like
-    `backoff_offset` and `last_outcome_kind`."""
+    """The last delay, in seconds, from which the core may compute the next one; None before the
+    first retry and after an exact hint (gRPC pushback, which sets the delay exactly)."""
     backoff_offset: int = 0
-    """Counted attempts when an exact hint of the server last restarted the backoff, which grows
-    with the attempts since then; 0 if there was no such hint."""
+    """The number of counted attempts when an exact hint last restarted the backoff; 0: none has."""
     last_outcome_kind: str | None = None
-    """The kind of the last outcome; None before the first attempt."""
+    """The kind of the last attempt's outcome, not counting lost attempts; None if there is none."""
     version: int = 0
     """Incremented by every change of the task, except a request to cancel it."""
     worker: str | None = None
     """The worker that has the lease, while IN_FLIGHT."""
     wake_at: int = 0
-    """The time by which claims select the task: `next_attempt_at` while PENDING, the end of the
-    lease while IN_FLIGHT."""
+    """`next_attempt_at` while PENDING, the end of the lease while IN_FLIGHT. Claims select tasks by
+    this time."""
     cancelling: bool = False
-    """Whether the task was cancelled during an attempt: no further attempt follows."""
+    """Whether a cancellation was requested while the task was IN_FLIGHT."""
     replays: int = 0
     finished_at: int | None = None
-    """When the task became terminal."""
+    """When the task became SUCCEEDED, EXHAUSTED or CANCELLED."""
 
     def as_stored(
         self, created_at: int, due: int, *, wake_at: int | None = None, worker: str | None = None
     ) -> Task:
         """Return this new task as it is first stored: only fields that a caller may set are copied.
 
-        Its first attempt is due at `due`. With `worker`, it is leased to that worker at once, until
+        Its first attempt is due at `due`. With `worker`, the task is leased to that worker until
         `wake_at`.
         """
         return Task(
@@ -145,42 +151,43 @@ class Task(msgspec.Struct, kw_only=True, array_like=True, gc=False):
             lane=self.lane,
             key=self.key,
             fingerprint=self.fingerprint,
-            packed_content=self.packed_content,
-            body_ref=self.body_ref,
+            content=self.content,
+            owned_body_ref=self.owned_body_ref,
             policy_id=self.policy_id,
             policy_version=self.policy_version,
             created_at=created_at,
             next_attempt_at=due,
-            started_at=due,
+            first_due_at=due,
             status=Status.PENDING if worker is None else Status.IN_FLIGHT,
             worker=worker,
             wake_at=due if wake_at is None else wake_at,
         )
 
     def status_at(self, now: int) -> Status:
-        """Return the status to show: a task that is leased before it is due still is PENDING."""
+        """Return the status to show: PENDING for a task that was leased before it is due."""
         is_early = self.status is Status.IN_FLIGHT and now < self.next_attempt_at
         return Status.PENDING if is_early else self.status
 
 
 class Decision(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
-    """The verdict of the core after an attempt, and the inputs of that verdict."""
+    """The verdict of the core after an attempt, and values on which it was based."""
 
     action: str
     """`done`, `wait` or `stop`."""
     reason: str | None = None
     delay_ms: float | None = None
     ceiling_ms: float | None = None
-    """Upper bound of the delay, before jitter."""
+    """The upper bound of the delay, from which jitter draws it."""
     jitter: str | None = None
-    """The kind of jitter by which the delay was drawn below the ceiling; None: no jitter."""
+    """The kind of jitter that was applied; None: no jitter."""
     hint_ms: float | None = None
+    """The delay that the server asked for (Retry-After or pushback)."""
     hint_source: str | None = None
     policy_version: int | None = None
     budget: float | None = None
-    """Balance of the retry budget when the verdict was made."""
+    """The balance of the retry budget at that time."""
     breaker: str | None = None
-    """State of the breaker when the verdict was made."""
+    """The state of the breaker at that time."""
 
 
 class AttemptRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
@@ -195,23 +202,23 @@ class AttemptRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     tls_ms: float | None = None
     first_byte_ms: float | None = None
     remote: str | None = None
-    """The address that was connected to."""
+    """The network address of the server."""
     status: int | str | None = None
-    """The HTTP status, or the name of a gRPC status code."""
+    """The HTTP status, or the name of the gRPC status code."""
     error: str | None = None
     error_class: str | None = None
     outcome: str
-    """The kind of the outcome, or `lost`."""
+    """The kind of the outcome, or `LOST`."""
     decision: Decision | None = None
     excerpt: str | None = None
-    """The beginning of the response: shortened, redacted, printable."""
+    """The beginning of the response body; unprintable characters are replaced by spaces."""
     truncated: bool = False
-    """Whether the response is longer than the excerpt."""
+    """Whether the response body is longer than the excerpt."""
     worker: str | None = None
 
 
 class PolicyVersion(msgspec.Struct, kw_only=True, gc=False):
-    """One version of a tenant's policy; `document` is its JSON."""
+    """One version of a tenant's policy; `document` is the policy as JSON."""
 
     tenant: str
     id: str
@@ -221,27 +228,31 @@ class PolicyVersion(msgspec.Struct, kw_only=True, gc=False):
 
 
 class LaneRecord(msgspec.Struct, kw_only=True, gc=False):
-    """The queue of one downstream, and the breaker state that all workers share."""
+    """A lane: the queue of one downstream, with the state of the breaker that all workers share.
+
+    `pending`, `in_flight` and `exhausted` are the numbers of its tasks in these statuses.
+    """
 
     name: str
     tenant: str
     parked_until: int | None = None
-    """No task is claimed before this time. After it the lane is half-open: at most
-    `probes` tasks are leased at a time, until the lane is unparked or resumed."""
+    """When the breaker was opened: no task is leased before this time (the lane is parked). After
+    it the lane is half-open, until it is unparked or resumed."""
     probes: int = 0
+    """How many tasks may be leased at a time while the lane is half-open."""
     consecutive_opens: int = 0
     """How often in a row the breaker has opened. It stays open longer each time."""
     paused: bool = False
-    """Whether an operator paused the lane, until it is resumed."""
+    """Whether an operator has paused the lane: no task is leased until the lane is resumed."""
     pending: int = 0
     in_flight: int = 0
     exhausted: int = 0
     last_claim_at: int | None = None
-    """When tasks of the lane were last claimed."""
+    """When tasks of the lane were last leased by a claim."""
 
 
 class ApiKeyRecord(msgspec.Struct, kw_only=True, gc=False):
-    """The digest of an API key, and its tenant. The key itself is not stored."""
+    """An API key. Only its digest is stored, not the key itself."""
 
     id: str
     tenant: str
@@ -252,7 +263,10 @@ class ApiKeyRecord(msgspec.Struct, kw_only=True, gc=False):
 
 
 class ReplayRecord(msgspec.Struct, kw_only=True, gc=False):
-    """A job that replays dead letters; its cursor is stored, so that it survives a crash."""
+    """A replay: makes the dead letters that match its fields PENDING again, step by step.
+
+    Its progress is stored, so that it continues after a crash.
+    """
 
     id: str
     tenant: str
@@ -262,14 +276,16 @@ class ReplayRecord(msgspec.Struct, kw_only=True, gc=False):
     before: int = 0
     """Only dead letters that became EXHAUSTED at this time or earlier are replayed."""
     rate: float = 0.0
-    """Tasks per second; 0: no limit."""
+    """The maximum number of tasks per second; 0: no limit."""
     matched: int = 0
-    """Dead letters that matched when the job was created."""
+    """The number of dead letters that matched when the replay was created."""
     replayed: int = 0
+    """The number of dead letters replayed so far."""
     cursor: str | None = None
+    """The position after which the next step continues; its format depends on the store."""
     status: str = "running"
     """`running`, `done` or `cancelled`."""
     created_at: int = 0
     next_at: int = 0
-    """When the next step is due, according to the rate."""
+    """When the next step is due, as the rate requires."""
     finished_at: int | None = None

@@ -2,17 +2,24 @@
 
 Every implementation follows these rules, which one conformance suite checks:
 
-* Calls take batches. Every call is idempotent: repeating it after an error or a lost reply leads to
-  the same state.
-* The changes of a call are durable when it returns. A call that raises `StoreUnavailable` may have
-  applied all of its batch or nothing.
+* Every call may be repeated after an error or a lost reply. No change is made twice; `claim`,
+  `replay_step`, `purge` and `sweep` continue with other tasks.
+* The changes of a call are durable when it returns. `add`, `finish` and `release` take batches. If
+  one of them raises `StoreUnavailable`, it has applied its whole batch or nothing of it.
 * The store's own clock decides what is due; `claim` returns its time. Times are epoch milliseconds.
-* The cost of a call depends on what it returns, not on how many tasks and lanes are stored.
+* The cost of a call depends on the number of tasks that it returns or changes, not on the number of
+  stored tasks and lanes. Only `count_dead_letters` and `start_replay` read all dead letters
+  (EXHAUSTED tasks) of a tenant.
 * Counters are updated with each change, not computed when they are read.
-* Changes of one task are atomic. Each change of a task except a request to cancel it increments
-  its version. Returned values are copies.
-* Live tasks are PENDING or IN_FLIGHT. An id that is unknown, malformed or of another tenant counts
-  as missing.
+* Changes of one task are atomic. Every change of a task increments its version, except a request to
+  cancel the task. `finish` and `release` detect a lost lease by the version.
+* Returned values are copies.
+* An id that is unknown, malformed or of another tenant is treated as missing.
+
+A task is *live* while it is PENDING or IN_FLIGHT, and *finished* when it is SUCCEEDED, EXHAUSTED or
+CANCELLED. A lane is the queue of one downstream. It is *parked* while the downstream's breaker is
+open. After that it is *half-open*: only a few tasks, the probes, are leased at a time, until the
+lane is unparked.
 """
 
 from __future__ import annotations
@@ -33,16 +40,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_REPLAY_LAG_MS = 1000
-"""A replay that is behind its rate catches up on at most this much time."""
+"""A late replay makes up for at most this much of its delay; it does not make up for the rest."""
 _MAX_REPLAY_PAUSE_MS = 1e12
-"""Thirty years: a very small rate must not lead to a time that overflows an integer column."""
+"""About thirty years: with a very small rate, the next time would overflow an integer column."""
 
 
 class LeaseTerms(msgspec.Struct, frozen=True):
-    """The terms on which one worker leases tasks: who, how early and for how long.
+    """For which worker, how early and for how long a call leases tasks.
 
     A task is leased at most `horizon_ms` before its `next_attempt_at`. The lease ends `length_ms`
-    after `next_attempt_at`, or after now if the task is overdue.
+    after `next_attempt_at`, or `length_ms` from now if the task is overdue.
     """
 
     worker: str
@@ -51,16 +58,18 @@ class LeaseTerms(msgspec.Struct, frozen=True):
 
 
 class NewTask(msgspec.Struct, array_like=True, gc=False):
-    """A task to add. Its first attempt is due after `delay_ms`, or at `task.next_attempt_at`.
+    """A task to add.
 
-    A time in the past means now. State in `task`, such as its status or attempts, is ignored.
+    Its first attempt is due `delay_ms` from now or, if `delay_ms` is None, at
+    `task.next_attempt_at`; a time in the past means now. The store ignores fields of `task` that it
+    sets itself, such as status and attempts.
     """
 
     task: Task
     delay_ms: int | None = None
     lease_on_add: bool = False
-    """Lease the task to the worker that adds it, if it is due within the horizon and its lane is
-    neither paused nor parked nor half-open."""
+    """Lease the task to the worker that adds it, if the task is due within the horizon and its lane
+    is neither paused nor parked nor half-open."""
 
 
 class AddStatus(StrEnum):
@@ -68,16 +77,16 @@ class AddStatus(StrEnum):
 
     ADDED = "added"
     EXISTING = "existing"
-    """A task with this idempotency key and fingerprint is stored. A key is known until its task is
-    deleted."""
+    """A task with this idempotency key and fingerprint is stored already. A key can be used again
+    after its task was deleted."""
     CONFLICT = "conflict"
-    """A task with this idempotency key and another fingerprint is stored."""
+    """A task with this idempotency key and another fingerprint is stored already."""
     FULL = "full"
-    """The tenant has reached its quota of live tasks. `AddResult.task` was not stored."""
+    """The tenant has reached its quota of live tasks; the task was not stored."""
 
 
 class AddResult(msgspec.Struct, gc=False):
-    """The result for one new task; `task` is the stored task, or the refused one if FULL."""
+    """The result for one new task; `task` is the stored task or, if FULL, the given one."""
 
     status: AddStatus
     task: Task
@@ -85,60 +94,59 @@ class AddResult(msgspec.Struct, gc=False):
 
 
 class ClaimResult(msgspec.Struct):
-    """The tasks that a claim has leased, earliest first."""
+    """The tasks that a claim has leased, sorted by due time."""
 
     now: int
     tasks: list[Task]
     opens_by_half_open_lane: dict[str, int]
     """For each half-open lane of these tasks: how often in a row its breaker has opened."""
     next_at: int | None
-    """The earliest time at which the next claim may find a task; None: no task is waiting.
+    """A lower bound of the time at which the next claim can lease a task; None: no task waits.
 
-    Tasks of paused lanes do not count. Tasks of a half-open lane whose probes are all leased count
-    from the end of the earliest of these leases. The time is later than `now` if nothing could be
-    claimed."""
+    Tasks of paused lanes are ignored. If all probes of a half-open lane are leased, the lane's time
+    is the earliest end of these leases. If no task was claimed, `next_at` is later than `now`."""
     lost_attempts: int = 0
-    """Attempts with expired leases that were logged as lost."""
+    """The number of attempts that were logged as lost, because their leases had expired."""
 
 
 class TaskResult(msgspec.Struct, kw_only=True, gc=False):
-    """The result of an attempt, and the next state. `task` is the task as it was leased.
-
-    A status of PENDING requires `next_attempt_at`. With `renewed_lease`, the worker keeps its
-    lease for the next attempt, which must be due within the horizon; the version is incremented
-    only once, for the result and the lease together. If `attempt` is None, no attempt is counted.
-    """
+    """The result of an attempt, and the next state of its task, with the fields of `Task`."""
 
     task: Task
+    """The task as it was leased."""
     attempt: AttemptRecord | None
+    """The entry for the attempt log; None: no attempt was made, and none is counted."""
     status: Status
     reason: str | None = None
     next_attempt_at: int = 0
+    """Required if `status` is PENDING."""
     renewed_lease: LeaseTerms | None = None
+    """With `status` PENDING: leases the task to the worker for the next attempt too, which must be
+    due within the horizon. The task stays IN_FLIGHT, and its version is incremented only once."""
     previous_delay: float | None = None
     backoff_offset: int = 0
     last_outcome_kind: str | None = None
-    callback_task: Task | None = None
-    """A task to add in the same change, if the result is APPLIED. Its key is unique, and no quota
-    applies to it."""
+    callback: Task | None = None
+    """A task to add in the same transaction, if `finish` returns APPLIED. It has a new idempotency
+    key, and no quota applies to it."""
 
 
 class FinishStatus(StrEnum):
-    """The result of `finish` or `release` for one task."""
+    """What `finish` or `release` returns for one task."""
 
     APPLIED = "applied"
     SUPERSEDED = "superseded"
     """The lease was lost, or the task was deleted: nothing was changed. An expired lease is lost
     only when a claim leases the task again."""
     CANCELLED = "cancelled"
-    """The task was cancelled during the attempt: the attempt is logged, and no other attempt
-    follows. If the attempt succeeded, the task is SUCCEEDED and this result is APPLIED."""
+    """A cancellation had been requested. The attempt, if any, is logged, and the task is CANCELLED.
+    If the attempt succeeded, the task is SUCCEEDED instead, and `finish` returns APPLIED."""
 
 
 class Release(msgspec.Struct, gc=False):
-    """A lease to release before an attempt.
+    """A lease to release before the attempt starts; `task` is the task as it was leased.
 
-    The task is due as before, or at `next_attempt_at` if that is later.
+    The task keeps its due time, unless `next_attempt_at` is later.
     """
 
     task: Task
@@ -146,7 +154,7 @@ class Release(msgspec.Struct, gc=False):
 
 
 class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Filter for tasks; None matches all. `status` is compared with the stored status."""
+    """Filter for tasks; None matches all. `status` is the stored status, not `Task.status_at`."""
 
     status: Status | None = None
     policy_id: str | None = None
@@ -157,8 +165,8 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
 class Page(msgspec.Struct, Generic[T]):
     """One page of a list; `cursor` requests the next page, and is None on the last page.
 
-    A page may be short or even empty before the end: with a filter that rarely matches, only a
-    bounded number of rows is read for one page.
+    Only a bounded number of rows is read for one page. So with a filter that rarely matches, a page
+    may be short or even empty, although it is not the last one.
     """
 
     items: list[T]
@@ -170,75 +178,76 @@ class CancelStatus(StrEnum):
 
     CANCELLED = "cancelled"
     REQUESTED = "requested"
-    """The task is IN_FLIGHT, so an attempt may be running; no further attempt follows."""
+    """The task is IN_FLIGHT, so an attempt may be running. No further attempt follows."""
     FINISHED = "finished"
-    """The task was terminal before, perhaps because it was cancelled earlier."""
+    """The task was finished before the request, perhaps by an earlier cancellation."""
 
 
 class RetryNowStatus(StrEnum):
     """The result of a request to retry a task now."""
 
     DUE = "due"
-    """The task was PENDING or EXHAUSTED and is due now; its lane may still be parked or paused."""
+    """The task was PENDING or EXHAUSTED, and is due now. Its lane may still be parked or paused."""
     IN_FLIGHT = "in_flight"
-    """The task is IN_FLIGHT."""
+    """The task is leased, so nothing was changed."""
     SUCCEEDED_OR_CANCELLED = "succeeded_or_cancelled"
-    """The task succeeded or was cancelled."""
+    """The task cannot be retried any more."""
 
 
 class PolicyWriteStatus(StrEnum):
     """The result of writing or deleting a policy."""
 
     CREATED = "created"
-    """The policy did not exist, or was deleted before."""
+    """The policy did not exist, or had been deleted."""
     REPLACED = "replaced"
-    """A new version was added."""
-    DELETED = "deleted"
+    """The policy existed, and has a new version now."""
     UNCHANGED = "unchanged"
-    """The newest version has this content already."""
+    """The newest version has this document already."""
+    DELETED = "deleted"
     CONFLICT = "conflict"
-    """Writing: the id exists with other content. Deleting: live tasks use the policy."""
+    """Not written, because the policy exists with another document; or not deleted, because live
+    tasks use the policy."""
     MISSING = "missing"
 
 
 class Counters(msgspec.Struct):
-    """The number of stored tasks for every status, and the number of superseded results."""
+    """The number of stored tasks in each status, and of results that were SUPERSEDED so far."""
 
     task_counts: dict[Status, int]
     superseded_count: int = 0
 
 
 class AttemptsOfMinute(msgspec.Struct):
-    """Attempts of one minute, by outcome. `minute` is its start."""
+    """The number of attempts in one minute, by outcome; `minute` is the start of the minute."""
 
     minute: int
     counts_by_outcome: dict[str, int]
 
 
 class SweepResult(msgspec.Struct):
-    """The number of removed tasks, and whether further expired tasks remain."""
+    """The number of removed tasks, and whether another sweep would find more to remove."""
 
     removed_task_count: int
     has_more: bool
 
 
 class Retention(msgspec.Struct, frozen=True):
-    """How long terminal tasks are stored after they finished."""
+    """How long finished tasks stay stored."""
 
     succeeded_ms: int  # also for cancelled tasks
     exhausted_ms: int
 
 
-def next_replay_step_at(replay: ReplayRecord, replayed: int, now: int) -> int:
-    """Return when the next step of a replay is due, after a step that replayed `replayed` tasks."""
+def next_replay_step_at(replay: ReplayRecord, task_count: int, now: int) -> int:
+    """Return when the next step of a replay is due, after a step that replayed some tasks."""
     if replay.rate <= 0:
         return now
-    pause = min(replayed * 1000 / replay.rate, _MAX_REPLAY_PAUSE_MS)
+    pause = min(task_count * 1000 / replay.rate, _MAX_REPLAY_PAUSE_MS)
     return max(replay.next_at, now - MAX_REPLAY_LAG_MS) + ceil(pause)
 
 
 class Store(Protocol):
-    """Durable storage of tasks, lanes, policies and API keys."""
+    """Durable storage of tasks, lanes, policies, API keys and replays."""
 
     async def open(self) -> None:
         """Connect, and migrate the schema to the current version."""
@@ -249,16 +258,16 @@ class Store(Protocol):
         ...
 
     async def ping(self) -> int:
-        """Do a small write and a read, to prove that both work; return the store's time."""
+        """Make a small write, to check that the store works; return the store's time."""
         ...
 
     async def add(
         self, tasks: Sequence[NewTask], terms: LeaseTerms | None = None, *, quota: int | None = None
     ) -> list[AddResult]:
-        """Add tasks independently of each other; `quota` limits the live tasks of each tenant.
+        """Add tasks, each with its own result; `quota` limits the live tasks of each tenant.
 
         If two tasks of a batch have the same tenant and idempotency key, the second is EXISTING or
-        CONFLICT. These two take precedence over FULL.
+        CONFLICT. A task is FULL only if its key is new.
         """
         ...
 
@@ -267,36 +276,38 @@ class Store(Protocol):
     ) -> ClaimResult:
         """Lease tasks that are due within the horizon, and tasks whose lease has expired.
 
-        Tenants take turns, and the least recently served lane of a tenant comes first. At most
-        `per_lane` tasks of a lane and none of the lanes in `skip` are leased. Within a lane the
-        order is `wake_at`, then the order of adding. Nothing is leased from paused and parked
-        lanes, and of a half-open lane at most `probes` tasks are leased at a time. With a `limit`
-        of 0, only the time is returned.
+        Tenants take turns, and of each tenant the least recently served lane comes first. At most
+        `limit` tasks, and at most `per_lane` tasks of a lane, are leased. Within a lane the order
+        is `wake_at` (the due time, or the end of an expired lease), then the order of adding.
+        Nothing is leased from lanes that are in `skip`, paused or parked. Of a half-open lane, at
+        most `LaneRecord.probes` tasks are leased at a time. With a `limit` of 0, the result has
+        only the times.
 
-        The attempt of an expired lease is logged as lost, with its due time as its start and with
-        the worker that had the lease, and counted in `lost_attempts`. The due time of the next
-        attempt is the end of that lease. A task that is being cancelled becomes CANCELLED instead
-        of leased, and counts towards the limit.
+        The attempt of an expired lease is logged as lost. In the log, it starts at its due time,
+        and has the worker that had the lease. The task's next attempt is due at the end of that
+        lease. But if a cancellation of the task was requested, the task becomes CANCELLED and is
+        not leased; it counts towards the limits all the same.
         """
         ...
 
     async def finish(self, results: Sequence[TaskResult]) -> list[FinishStatus]:
-        """Store each attempt and next state atomically, if the version still matches."""
+        """Log each attempt and write the task's next state, if the version still matches."""
         ...
 
     async def release(self, releases: Sequence[Release]) -> list[FinishStatus]:
-        """Release leases that still exist, without counting an attempt.
+        """Make leased tasks PENDING again, without counting an attempt.
 
-        A task that is being cancelled becomes CANCELLED. For a lost lease the result is SUPERSEDED,
-        which the counter of superseded results does not include.
+        If a cancellation was requested, the task becomes CANCELLED. For a lost lease the status is
+        SUPERSEDED, but `Counters.superseded_count` stays the same, because no result was lost.
         """
         ...
 
     async def park(self, lane: str, until: int, *, probes: int, consecutive_opens: int) -> None:
         """Lease no task of the lane until this time, and afterwards `probes` tasks at a time.
 
-        The last call wins. A lane that does not exist is created, as by `pause`; its tenant is the
-        part of its name before the first slash.
+        `consecutive_opens` is how often in a row the breaker has opened. The values of an earlier
+        call are overwritten. Like `pause`, this creates a lane that does not exist; the part of its
+        name before the first slash is the tenant.
         """
         ...
 
@@ -315,109 +326,108 @@ class Store(Protocol):
     async def list_lanes(
         self, tenant: str | None, *, cursor: str | None = None, limit: int = 100
     ) -> Page[LaneRecord]:
-        """List lanes by name, of one tenant or of all (None)."""
+        """List the lanes of one tenant, or of all tenants (None), sorted by name."""
         ...
 
     async def get_lane(self, name: str) -> LaneRecord | None:
-        """Return a lane, or None."""
+        """Return a lane, or None if it does not exist."""
         ...
 
     async def get_task(self, tenant: str, task_id: str) -> Task | None:
-        """Return a task, or None."""
+        """Return a task, or None if it does not exist."""
         ...
 
     async def list_tasks(
         self, tenant: str, task_filter: TaskFilter, *, cursor: str | None = None, limit: int = 100
     ) -> Page[Task]:
-        """List tasks, newest first. Raises `ConfigurationError` for a malformed cursor.
-
-        Ids grow with time, so that the order of ids is the order of adding.
-        """
+        """List tasks, newest first. Raises `ConfigurationError` for a malformed cursor."""
         ...
 
     async def list_attempts(
         self, tenant: str, task_id: str, *, after: int = 0, limit: int = 100
     ) -> list[AttemptRecord]:
-        """Return the attempt log of a task, beginning after attempt number `after`."""
+        """Return the attempt log of a task, starting after attempt number `after`."""
         ...
 
     async def cancel(self, tenant: str, task_id: str) -> CancelStatus | None:
-        """Cancel a task; None: there is no such task."""
+        """Cancel a task, or request its cancellation while it is leased; None: no such task."""
         ...
 
     async def retry_now(self, tenant: str, task_id: str) -> RetryNowStatus | None:
-        """Make a PENDING or EXHAUSTED task due now; None: there is no such task.
+        """Make a PENDING or EXHAUSTED task due now; None: no such task.
 
-        An EXHAUSTED task is replayed: `attempts_before_replay` is set to `attempts`, so that the
-        policy no longer counts them, `started_at` is now, the inputs of the next decision are
-        reset, and `replays` is incremented. A task that is due already keeps its due time.
+        A PENDING task that is overdue keeps its due time. An EXHAUSTED task is replayed:
+        `first_due_at` is set to now, `attempts_before_replay` to `attempts` (which the policy no
+        longer counts), `replays` is incremented, and `lost_attempts`, `previous_delay`,
+        `backoff_offset` and `last_outcome_kind` are reset.
         """
         ...
 
     async def count_dead_letters(self, replay: ReplayRecord) -> int:
         """Return how many dead letters a replay would replay; nothing is changed.
 
-        A dead letter matches if it has the tenant, lane, policy and reason of the replay and became
-        EXHAUSTED at `replay.before` or earlier; a `before` of 0 means now.
+        A dead letter matches if it has the tenant, lane, policy and reason of the replay (None
+        matches all) and became EXHAUSTED at `replay.before` or earlier; a `before` of 0 means now.
         """
         ...
 
     async def start_replay(self, replay: ReplayRecord) -> ReplayRecord:
-        """Store a replay job that is due at once; return an existing job with this id unchanged.
+        """Store a replay that is due at once; return a stored replay with this id unchanged.
 
-        The store sets `before` (now at the latest), `matched` and the times.
+        The store sets `matched` and the times. A `before` of 0 or in the future is set to now.
         """
         ...
 
     async def get_replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
-        """Return a replay job, or None."""
+        """Return a replay, or None if it does not exist."""
         ...
 
     async def list_replays(self, *, running: bool, tenant: str | None = None) -> list[ReplayRecord]:
-        """Return at most 100 jobs: only `running` ones by due time, or all jobs, newest first."""
+        """Return at most 100 replays, newest first; with `running`, running ones, by due time."""
         ...
 
     async def replay_step(self, replay_id: str, limit: int) -> ReplayRecord | None:
-        """Replay up to `limit` dead letters if the job is due, oldest first; set its next due time.
+        """Replay up to `limit` dead letters, oldest first, if the replay is running and due.
 
-        After n tasks the next step is due n / rate seconds later, counted from the due time of this
-        step. So a late job catches up, but on at most `MAX_REPLAY_LAG_MS`. A step that finds
-        fewer than `limit` dead letters ends the job. A job that is not due is returned unchanged.
+        Returns the replay as it is afterwards, or None if it does not exist. After n tasks the next
+        step is due n / rate seconds later, counted from the due time of this step: a late replay
+        makes up for its delay, but for at most `MAX_REPLAY_LAG_MS` of it. A step that finds the
+        last dead letter before it reaches `limit` ends the replay.
         """
         ...
 
     async def cancel_replay(self, tenant: str, replay_id: str) -> ReplayRecord | None:
-        """End a running job; tasks that it has replayed are not changed."""
+        """End a running replay; tasks that it has replayed do not change. None: no such replay."""
         ...
 
     async def purge(self, tenant: str, task_filter: TaskFilter, limit: int) -> int:
-        """Remove up to `limit` dead letters with their logs, oldest first; return how many.
+        """Remove up to `limit` dead letters with their attempt logs, oldest first; return how many.
 
-        Their bodies become orphans. A filter for a status other than EXHAUSTED removes nothing.
+        Their bodies are orphaned, see `list_orphaned_bodies`. A filter for a status other than
+        EXHAUSTED removes nothing.
         """
         ...
 
     async def put_policy(
         self, policy: PolicyVersion, *, replace: bool
     ) -> tuple[PolicyWriteStatus, PolicyVersion]:
-        """Write a policy. If it exists with other content: CONFLICT, or a new version if `replace`.
+        """Create a policy or, with `replace`, add a version to it; return the newest version.
 
-        The store numbers versions from 1 and ignores the given number. Numbers continue after a
-        deletion, so that a pinned version never refers to other content. Returns the newest stored
-        version.
+        The store numbers versions from 1 and ignores `policy.version`. Numbers are not used again
+        after a deletion: a version that a task has pinned never gets another document.
         """
         ...
 
     async def get_policy(
         self, tenant: str, policy_id: str, version: int | None = None
     ) -> PolicyVersion | None:
-        """Return a version of a policy, by default the newest; None if it does not exist."""
+        """Return a version of a policy, by default the newest, or None if it does not exist."""
         ...
 
     async def list_policies(
         self, tenant: str, *, cursor: str | None = None, limit: int = 100
     ) -> Page[PolicyVersion]:
-        """List the newest version of each policy, by id."""
+        """List the newest version of each policy, sorted by id."""
         ...
 
     async def delete_policy(self, tenant: str, policy_id: str) -> PolicyWriteStatus:
@@ -425,49 +435,49 @@ class Store(Protocol):
         ...
 
     async def put_api_key(self, key: ApiKeyRecord) -> None:
-        """Store an API key; a stored key with the same id is not changed."""
+        """Store an API key, unless a key with this id is stored already."""
         ...
 
     async def find_api_key(self, digest: bytes) -> ApiKeyRecord | None:
-        """Return the API key with this digest, revoked or not; None if there is no such key."""
+        """Return the API key with this digest, revoked or not, or None if it does not exist."""
         ...
 
     async def list_api_keys(self, tenant: str | None = None) -> list[ApiKeyRecord]:
-        """Return at most 1,000 API keys."""
+        """Return at most 1,000 API keys of one tenant, or of all tenants (None)."""
         ...
 
     async def revoke_api_key(self, key_id: str) -> bool:
-        """Revoke an API key, unless it is revoked already; return whether there is such a key."""
+        """Revoke an API key, unless it is revoked already; return whether the key exists."""
         ...
 
     async def counters(self, tenant: str | None = None) -> Counters:
-        """Return the counters of one tenant, or of all (None)."""
+        """Return the counters of one tenant, or their sums over all tenants (None)."""
         ...
 
     async def attempts_per_minute(
         self, tenant: str | None, *, since: int
     ) -> list[AttemptsOfMinute]:
-        """Return the attempts of each minute since `since`, earliest first; one day is stored.
+        """Return the attempts of one tenant, or of all tenants (None), earliest minute first.
 
-        Minutes without attempts are omitted.
+        The first minute is the one that contains `since`, but at most a day ago. Minutes without
+        attempts are omitted.
         """
         ...
 
     async def sweep(self, retention: Retention, limit: int) -> SweepResult:
-        """Remove up to `limit` terminal tasks after their retention time, with their logs.
+        """Remove up to `limit` finished tasks after their retention time, with their attempt logs.
 
-        `list_orphaned_bodies` returns the references of their bodies until
-        `forget_orphaned_bodies` is called. While a replay of a tenant runs, the tenant's dead
-        letters stay, because the replay has counted them. Finished replays are removed after the
-        retention time of dead letters. Empty lanes that are neither parked nor paused may be
-        removed too.
+        Their bodies are orphaned, see `list_orphaned_bodies`. While a replay of a tenant runs, the
+        tenant's dead letters stay, because the replay has counted them. Replays that have ended are
+        removed after the retention time of dead letters. Empty lanes that are neither parked nor
+        paused may be removed too.
         """
         ...
 
     async def list_orphaned_bodies(self, limit: int) -> list[str]:
-        """Return references to bodies of removed tasks, to be deleted from the `BodyStore`."""
+        """Return references to bodies of removed tasks; the caller deletes them in `BodyStore`."""
         ...
 
     async def forget_orphaned_bodies(self, refs: Sequence[str]) -> None:
-        """Forget orphans, after their bodies were deleted."""
+        """Remove references from that list, after the bodies were deleted."""
         ...

@@ -240,8 +240,8 @@ def test_a_large_body_is_stored_separately() -> None:
         body = "x" * (16 * 1024 + 1)
         answer = await api.create(body=body)
         task, content = await api.stored_task(answer["taskId"])
-        assert {task.body_ref: body.encode()} == api.payloads.bodies
-        assert (b"", task.body_ref, True) == (
+        assert {task.owned_body_ref: body.encode()} == api.payloads.bodies
+        assert (b"", task.owned_body_ref, True) == (
             content.body,
             content.body_ref,
             content.service_owns_body,
@@ -273,7 +273,7 @@ def test_a_referenced_body_must_exist() -> None:
         answer = await api.create(bodyRef="default/a.json")
         task, content = await api.stored_task(answer["taskId"])
         assert (None, "default/a.json", 7, "tag", False) == (
-            task.body_ref,
+            task.owned_body_ref,
             content.body_ref,
             content.body_size,
             content.etag,

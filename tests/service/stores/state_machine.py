@@ -128,7 +128,7 @@ class StoreMachine(RuleBasedStateMachine):
             fingerprint=b"print %d" % (number % 2),
             policy_id=draft.policy_id,
             next_attempt_at=self.now - 500 + draft.at,
-            body_ref=f"body {number}" if draft.has_body else None,
+            owned_body_ref=f"body {number}" if draft.has_body else None,
         )
         return NewTask(new, draft.delay, draft.lease_on_add)
 

@@ -28,8 +28,8 @@ async def an_added_task_is_stored_unchanged(harness: StoreHarness) -> None:
     new_task = task(
         key="kä ' \" % \\ " + "k" * 200,
         fingerprint=bytes(range(256)),
-        packed_content=bytes(range(256)) * 64,
-        body_ref="bodies/1",
+        content=bytes(range(256)) * 64,
+        owned_body_ref="bodies/1",
         policy_id="webhook",
         policy_version=3,
         next_attempt_at=START_MS + 5000,
@@ -40,7 +40,7 @@ async def an_added_task_is_stored_unchanged(harness: StoreHarness) -> None:
     expected = replace(
         new_task,
         created_at=START_MS,
-        started_at=START_MS + 5000,
+        first_due_at=START_MS + 5000,
         wake_at=START_MS + 5000,
         version=added.task.version,
     )
@@ -57,7 +57,7 @@ async def a_delay_counts_from_the_time_of_adding(harness: StoreHarness) -> None:
 
     [added] = await harness.store.add([NewTask(new_task, delay_ms=2000)])
 
-    times = (added.task.next_attempt_at, added.task.started_at, added.task.wake_at)
+    times = (added.task.next_attempt_at, added.task.first_due_at, added.task.wake_at)
     assert (START_MS + 2000,) * 3 == times
 
 
@@ -67,7 +67,7 @@ async def a_task_with_a_past_time_is_due_now(harness: StoreHarness) -> None:
     added = await harness.add(task(1), task(2, next_attempt_at=START_MS - 5))
 
     assert [START_MS, START_MS] == [result.task.next_attempt_at for result in added]
-    assert [START_MS, START_MS] == [result.task.started_at for result in added]
+    assert [START_MS, START_MS] == [result.task.first_due_at for result in added]
 
 
 @conformance_case
@@ -86,14 +86,14 @@ async def state_of_an_added_task_is_ignored(harness: StoreHarness) -> None:
         cancelling=True,
         replays=3,
         created_at=5,
-        started_at=5,
+        first_due_at=5,
         finished_at=5,
     )
 
     [added] = await harness.add(stale)
 
     fresh = task(
-        created_at=START_MS, next_attempt_at=START_MS, started_at=START_MS, wake_at=START_MS
+        created_at=START_MS, next_attempt_at=START_MS, first_due_at=START_MS, wake_at=START_MS
     )
     assert replace(fresh, version=added.task.version) == added.task == await harness.get(1)
     assert {Status.PENDING: 1} == await harness.counts()

@@ -131,7 +131,7 @@ async def a_replay_revives_its_dead_letters(harness: StoreHarness) -> None:
     """Step by step, oldest first; ids and keys stay, earlier attempts do not count."""
     for number in range(5):
         await harness.add_dead_letter(
-            number, "budget" if number == 3 else "attempts", body_ref=f"b{number}"
+            number, "budget" if number == 3 else "attempts", owned_body_ref=f"b{number}"
         )
     before = [await harness.get(number) for number in range(5)]
     harness.clock.advance(HOUR_MS)
@@ -146,10 +146,10 @@ async def a_replay_revives_its_dead_letters(harness: StoreHarness) -> None:
     assert [0, 1, 2, 4] == await pending_numbers(harness)
     for number in (0, 1, 2, 4):
         revived, old = await harness.get(number), before[number]
-        assert (old.key, old.packed_content, old.body_ref) == (
+        assert (old.key, old.content, old.owned_body_ref) == (
             revived.key,
-            revived.packed_content,
-            revived.body_ref,
+            revived.content,
+            revived.owned_body_ref,
         )
         assert (Status.PENDING, None, None) == (revived.status, revived.reason, revived.finished_at)
         assert (1, 1, 1) == (revived.attempts, revived.attempts_before_replay, revived.replays)
@@ -160,7 +160,7 @@ async def a_replay_revives_its_dead_letters(harness: StoreHarness) -> None:
         )
         assert (START_MS + HOUR_MS,) * 3 == (
             revived.next_attempt_at,
-            revived.started_at,
+            revived.first_due_at,
             revived.wake_at,
         )
         assert old.version + 1 == revived.version
@@ -385,8 +385,8 @@ async def running_replays_are_listed_by_due_time(harness: StoreHarness) -> None:
 async def a_purge_deletes_dead_letters(harness: StoreHarness) -> None:
     """Up to a limit, oldest first, with logs, bodies and keys; nothing else is deleted."""
     for number in range(4):
-        await harness.add_dead_letter(number, body_ref=f"b{number}")
-    await harness.add(task(10, next_attempt_at=START_MS + HOUR_MS, body_ref="b10"))
+        await harness.add_dead_letter(number, owned_body_ref=f"b{number}")
+    await harness.add(task(10, next_attempt_at=START_MS + HOUR_MS, owned_body_ref="b10"))
     leased = await harness.leased(11)
     await harness.store.finish([success_result(leased)])
 

@@ -144,4 +144,4 @@ async def an_abandoned_task_is_due_since_its_lease_ended(harness: StoreHarness) 
         new.next_attempt_at,
         new.wake_at,
     )
-    assert START_MS == new.started_at
+    assert START_MS == new.first_due_at

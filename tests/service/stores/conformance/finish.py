@@ -359,12 +359,16 @@ async def a_callback_is_added_with_the_result(harness: StoreHarness) -> None:
     harness.clock.advance(5)
 
     await harness.store.finish(
-        [success_result(leased, callback_task=task(9, "hook", body_ref="b"))]
+        [success_result(leased, callback=task(9, "hook", owned_body_ref="b"))]
     )
 
     callback = await harness.get(9)
-    times = (callback.created_at, callback.next_attempt_at, callback.started_at, callback.wake_at)
-    assert (Status.PENDING, "b", (START_MS + 5,) * 4) == (callback.status, callback.body_ref, times)
+    times = (callback.created_at, callback.next_attempt_at, callback.first_due_at, callback.wake_at)
+    assert (Status.PENDING, "b", (START_MS + 5,) * 4) == (
+        callback.status,
+        callback.owned_body_ref,
+        times,
+    )
     assert {Status.SUCCEEDED: 1, Status.PENDING: 1} == await harness.counts()
     assert 1 == (await harness.lane(callback.lane)).pending
     assert [9] == task_numbers((await harness.claim()).tasks)

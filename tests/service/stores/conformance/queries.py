@@ -146,7 +146,7 @@ async def retry_now_makes_a_pending_task_due(harness: StoreHarness) -> None:
     assert (START_MS + 5, START_MS + 5, START_MS) == (
         due.next_attempt_at,
         due.wake_at,
-        due.started_at,
+        due.first_due_at,
     )
     assert (1, 0, 2.5, 0) == (
         due.attempts,
@@ -188,8 +188,8 @@ async def retry_now_revives_a_dead_letter(harness: StoreHarness) -> None:
         revived.backoff_offset,
         revived.last_outcome_kind,
     )
-    assert (now, now, now) == (revived.next_attempt_at, revived.started_at, revived.wake_at)
-    assert (leased.key, leased.packed_content, START_MS) == (
+    assert (now, now, now) == (revived.next_attempt_at, revived.first_due_at, revived.wake_at)
+    assert (leased.key, leased.content, START_MS) == (
         revived.key,
         revived.packed_content,
         revived.created_at,

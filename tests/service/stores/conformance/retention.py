@@ -161,7 +161,7 @@ async def a_sweep_respects_its_limit(harness: StoreHarness) -> None:
 @conformance_case
 async def bodies_are_orphans_until_they_are_forgotten(harness: StoreHarness) -> None:
     """Bodies of deleted tasks are listed as orphans, also after a crash."""
-    await harness.add(*(task(number, body_ref=f"b{number}") for number in range(5)))
+    await harness.add(*(task(number, owned_body_ref=f"b{number}") for number in range(5)))
     leased = (await harness.claim(limit=4)).tasks
     await harness.store.finish(
         [success_result(one) for one in leased[:3]] + [dead_result(leased[3])]

@@ -299,7 +299,7 @@ class ModelState:
             row,
             now,
             now,
-            started_at=now,
+            first_due_at=now,
             reason=None,
             finished_at=None,
             attempts_before_replay=row.task.attempts,
@@ -315,8 +315,8 @@ class ModelState:
         task, tenant = row.task, self.tenants[row.task.tenant]
         self._count(row, -1)
         del self.rows[row.number], self.ids[task.id], tenant.keys[task.key]
-        if task.body_ref is not None:
-            self.orphans[task.body_ref] = None
+        if task.owned_body_ref is not None:
+            self.orphans[task.owned_body_ref] = None
         if len(tenant.numbers) > 2 * len(tenant.keys):
             tenant.numbers = [number for number in tenant.numbers if number in self.rows]
 

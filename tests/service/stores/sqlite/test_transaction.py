@@ -48,7 +48,7 @@ def test_none_differs_from_empty_and_zero(
     """None, empty and zero are read back as they were written."""
     batch = [
         NewTask(
-            task(n, policy_version=number, body_ref=ref),
+            task(n, policy_version=number, owned_body_ref=ref),
             lease_on_add=n == 1,
             delay_ms=None if n == 1 else 5,
         )
@@ -62,7 +62,7 @@ def test_none_differs_from_empty_and_zero(
     ended, pending = one_file.run(
         *(partial(queries.get_task, tenant="acme", task_id=task_id(n)) for n in (1, 2))
     )
-    assert (number, ref) == (ended.policy_version, ended.body_ref)
+    assert (number, ref) == (ended.policy_version, ended.owned_body_ref)
     assert (reason, delay) == (ended.reason, ended.previous_delay)
     assert waiting == pending
 

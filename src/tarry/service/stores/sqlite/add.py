@@ -122,7 +122,7 @@ def _insert_tasks(
     parameters: list[Any] = []
     for new, packed_id, tenant in zip(tasks, ids, tenants, strict=True):
         task = new.task
-        version, ref = task.policy_version, task.body_ref
+        version, ref = task.policy_version, task.owned_body_ref
         parameters += (
             packed_id,
             tenant,
