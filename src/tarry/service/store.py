@@ -127,8 +127,8 @@ class TaskResult(msgspec.Struct, kw_only=True, gc=False):
     backoff_offset: int = 0
     last_outcome_kind: str | None = None
     callback: Task | None = None
-    """A task to add in the same transaction, if `finish` returns APPLIED. It has a new idempotency
-    key, and no quota applies to it."""
+    """A task to add in the same transaction, if `finish` returns APPLIED and no other task has its
+    idempotency key. No quota applies to it."""
 
 
 class FinishStatus(StrEnum):

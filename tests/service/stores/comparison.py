@@ -54,11 +54,11 @@ class StoreSnapshot(NamedTuple):
     attempts: dict[str, list[AttemptRecord]]
     lanes: list[LaneRecord]
     counts: dict[str | None, Any]
-    series: dict[str | None, Any]
+    attempts_per_minute: dict[str | None, Any]
     replays: list[ReplayRecord]
     policies: list[Any]
     keys: list[Any]
-    orphans: list[str]
+    orphaned_bodies: list[str]
 
 
 class StoreComparison:

@@ -84,7 +84,7 @@ class StoreHarness:
     async def add_dead_letter(self, number: int, reason: str = "attempts", **fields: Any) -> Task:
         """Return a new dead letter with one attempt."""
         leased = await self.leased(number, **fields)
-        await self.store.finish([dead_result(leased, reason)])
+        await self.store.finish([exhausted_result(leased, reason)])
         return await self.get(number, leased.tenant)
 
     async def get(self, number: int, tenant: str = "acme") -> Task:
@@ -174,7 +174,7 @@ def success_result(leased: Task, **fields: Any) -> TaskResult:
     )
 
 
-def dead_result(leased: Task, reason: str = "attempts", **fields: Any) -> TaskResult:
+def exhausted_result(leased: Task, reason: str = "attempts", **fields: Any) -> TaskResult:
     """Return the result of a failed attempt that makes the task a dead letter."""
     return TaskResult(
         task=leased,

@@ -188,7 +188,9 @@ class StoreMachine(RuleBasedStateMachine):
 
         statuses = self.comparison.call_each(lambda index, store: store.finish(results_for(index)))
         assert [statuses[0]] * len(statuses) == statuses
-        self._remember_kept([self._pick(draft.lease_index)[0].id for draft in batch if draft.keep])
+        self._remember_renewed(
+            [self._pick(draft.lease_index)[0].id for draft in batch if draft.keep]
+        )
 
     def _pick(self, pick: int) -> list[Task]:
         return self.leased[pick % len(self.leased)]
@@ -215,8 +217,8 @@ class StoreMachine(RuleBasedStateMachine):
             callback_task=task(number, "b", leased.tenant) if draft.has_callback else None,
         )
 
-    def _remember_kept(self, ids: list[str]) -> None:
-        """Remember kept leases with the version that each store has now."""
+    def _remember_renewed(self, ids: list[str]) -> None:
+        """Remember renewed leases with the version that each store has now."""
         for leased_id in dict.fromkeys(ids):
             for tenant in TENANTS:
                 self._remember_if_leased(tenant, leased_id)

@@ -86,7 +86,7 @@ def test_heaps_do_not_grow() -> None:
 
 
 def test_deleted_tasks_leave_nothing_behind() -> None:
-    """After 500 tasks were added and deleted, no list has grown and the series covers a day."""
+    """After 500 tasks were added and deleted, no list has grown; attempts of one day are kept."""
 
     async def main(harness: StoreHarness) -> None:
         for number in range(500):
@@ -105,7 +105,7 @@ def test_deleted_tasks_leave_nothing_behind() -> None:
         tenant = state.tenants["acme"]
         assert (0, 0, 0) == (len(state.rows), len(state.ids), len(state.finished[False]))
         assert len(tenant.numbers) < 3
-        assert len(tenant.series) <= DAY_MS // MINUTE_MS // 5 + 1
+        assert len(tenant.attempts_per_minute) <= DAY_MS // MINUTE_MS // 5 + 1
 
     asyncio.run(new_harness().run(main))
 
@@ -132,7 +132,7 @@ def test_a_claim_visits_only_lanes_with_claimable_tasks() -> None:
             visited.extend([queue.lane.name] if queue else [])
             return queue
 
-        state.pop_lane = spy  # type: ignore[method-assign]
+        state.pop_lane = spy  # type: ignore[method-assign]  # only for this test
         await harness.claim()
         assert [LANE] == visited
 

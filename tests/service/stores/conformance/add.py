@@ -15,7 +15,7 @@ from tests.service.stores.harness import (
     START_MS,
     StoreHarness,
     conformance_case,
-    dead_result,
+    exhausted_result,
     task,
     task_id,
     task_numbers,
@@ -173,7 +173,7 @@ async def adding_is_idempotent(harness: StoreHarness) -> None:
 
 @conformance_case
 async def a_key_is_reserved_until_its_task_is_deleted(harness: StoreHarness) -> None:
-    """A terminal task keeps its key; once the task is deleted, the key is free."""
+    """A finished task keeps its key; once the task is deleted, the key is free."""
     await harness.add_dead_letter(1, key="k")
     [existing] = await harness.add(task(2, key="k", fingerprint=b"print 1"))
     assert (AddStatus.EXISTING, Status.EXHAUSTED) == (existing.status, existing.task.status)
@@ -203,14 +203,14 @@ async def a_quota_limits_live_tasks_per_tenant(harness: StoreHarness) -> None:
 
 @conformance_case
 async def a_quota_counts_live_tasks_only(harness: StoreHarness) -> None:
-    """IN_FLIGHT counts, terminal does not; an existing key is reported before the quota."""
+    """IN_FLIGHT tasks count, finished tasks do not; EXISTING goes before FULL."""
     leased = await harness.leased(1)
     assert AddStatus.FULL is (await harness.add(task(2), quota=1))[0].status
     assert AddStatus.EXISTING is (await harness.add(task(1), quota=1))[0].status
     conflict = task(1, fingerprint=b"other")
     assert AddStatus.CONFLICT is (await harness.add(conflict, quota=1))[0].status
 
-    assert [FinishStatus.APPLIED] == await harness.store.finish([dead_result(leased)])
+    assert [FinishStatus.APPLIED] == await harness.store.finish([exhausted_result(leased)])
 
     assert AddStatus.ADDED is (await harness.add(task(2), quota=1))[0].status
     assert AddStatus.FULL is (await harness.add(task(3), quota=0))[0].status
@@ -236,7 +236,7 @@ async def lease_on_add_leases_to_the_adding_worker(harness: StoreHarness) -> Non
     assert now.task == await harness.get(1)
     assert [] == (await harness.claim(OTHER_LEASE)).tasks
     assert {Status.IN_FLIGHT: 2} == await harness.counts()
-    assert [FinishStatus.APPLIED] == await harness.store.finish([dead_result(now.task)])
+    assert [FinishStatus.APPLIED] == await harness.store.finish([exhausted_result(now.task)])
 
 
 @conformance_case

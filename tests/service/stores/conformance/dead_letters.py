@@ -13,7 +13,7 @@ from tests.service.stores.harness import (
     START_MS,
     StoreHarness,
     conformance_case,
-    dead_result,
+    exhausted_result,
     success_result,
     task,
     task_id,
@@ -182,7 +182,9 @@ async def a_replay_does_not_revive_a_task_twice(harness: StoreHarness) -> None:
     await harness.store.start_replay(replay_of_all())
     await replay_step(harness, 2)
     harness.clock.advance(1)
-    await harness.store.finish([dead_result(leased) for leased in (await harness.claim()).tasks])
+    await harness.store.finish(
+        [exhausted_result(leased) for leased in (await harness.claim()).tasks]
+    )
 
     await replay_step(harness, 2)
     done = await replay_step(harness, 2)
@@ -204,7 +206,7 @@ async def a_task_that_dies_at_once_is_not_revived_twice(harness: StoreHarness) -
     for _ in range(2):
         await replay_step(harness, 1)
         await harness.store.finish(
-            [dead_result(leased) for leased in (await harness.claim()).tasks]
+            [exhausted_result(leased) for leased in (await harness.claim()).tasks]
         )
 
     assert ("done", 3) == _progress(await replay_step(harness, 5))
@@ -374,7 +376,7 @@ async def running_replays_are_listed_by_due_time(harness: StoreHarness) -> None:
     for replay_id in ids[:4]:
         await harness.store.retry_now("acme", task_id(0))
         [leased] = (await harness.claim()).tasks
-        await harness.store.finish([dead_result(leased)])
+        await harness.store.finish([exhausted_result(leased)])
         await replay_step(harness, 1, replay_id)
     await harness.reopen()
 

@@ -15,7 +15,7 @@ from tests.service.stores.harness import (
     START_MS,
     StoreHarness,
     conformance_case,
-    dead_result,
+    exhausted_result,
     retry_result,
     success_result,
     task,
@@ -158,7 +158,7 @@ async def the_attempt_log_keeps_every_field(harness: StoreHarness) -> None:
     first.attempt = full
     await harness.store.finish([first])
     [leased] = (await harness.claim()).tasks
-    second = dead_result(leased)
+    second = exhausted_result(leased)
     second.attempt = minimal
     await harness.store.finish([second])
     await harness.reopen()
@@ -195,8 +195,8 @@ async def a_lease_can_be_kept_for_the_next_attempt(harness: StoreHarness) -> Non
 
 
 @conformance_case
-async def a_kept_lease_expires(harness: StoreHarness) -> None:
-    """A worker that dies with a kept lease loses it like any other."""
+async def a_renewed_lease_expires(harness: StoreHarness) -> None:
+    """A worker that dies with a renewed lease loses it like any other lease."""
     leased = await harness.leased(1)
     await harness.store.finish([retry_result(leased, START_MS + 500, renewed_lease=LEASE)])
     harness.clock.now = START_MS + 500 + LEASE.length_ms
@@ -210,8 +210,8 @@ async def a_kept_lease_expires(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_terminal_task_keeps_no_lease(harness: StoreHarness) -> None:
-    """`keep` is ignored for a terminal status."""
+async def a_finished_task_keeps_no_lease(harness: StoreHarness) -> None:
+    """`renewed_lease` is ignored for a finished status."""
     leased = await harness.leased(1)
 
     await harness.store.finish([success_result(leased, renewed_lease=LEASE)])
@@ -237,7 +237,7 @@ async def finishing_again_is_superseded(harness: StoreHarness) -> None:
     leased = (await harness.claim()).tasks
     batch = [
         success_result(leased[0]),
-        dead_result(leased[1]),
+        exhausted_result(leased[1]),
         retry_result(leased[2], START_MS + SECOND_MS, renewed_lease=LEASE),
         retry_result(leased[3], START_MS + HOUR_MS, callback_task=task(9)),
     ]
@@ -271,7 +271,7 @@ async def each_result_has_its_own_status(harness: StoreHarness) -> None:
         [
             success_result(unknown),
             success_result(one),
-            dead_result(one),
+            exhausted_result(one),
             retry_result(two, START_MS + HOUR_MS),
         ]
     )
@@ -314,10 +314,8 @@ async def a_task_being_cancelled_gets_no_further_attempt(harness: StoreHarness) 
 
     statuses = await harness.store.finish(
         [
-            retry_result(
-                leased[0], START_MS + SECOND_MS, renewed_lease=LEASE, callback_task=task(8)
-            ),
-            dead_result(leased[1], callback_task=task(9)),
+            retry_result(leased[0], START_MS + SECOND_MS, renewed_lease=LEASE, callback=task(8)),
+            exhausted_result(leased[1], callback=task(9)),
             deferral,
         ]
     )
@@ -378,7 +376,7 @@ async def a_callback_is_added_with_the_result(harness: StoreHarness) -> None:
 
 @conformance_case
 async def a_callback_with_an_existing_key_is_not_added(harness: StoreHarness) -> None:
-    """The stored task with that key is unchanged, and the result is DONE."""
+    """The stored task with that key is unchanged, and the result is APPLIED."""
     [first] = await harness.add(task(9, next_attempt_at=START_MS + HOUR_MS))
     leased = await harness.leased(1)
 

@@ -13,7 +13,7 @@ from tests.service.stores.harness import (
     START_MS,
     StoreHarness,
     conformance_case,
-    dead_result,
+    exhausted_result,
     retry_result,
     success_result,
     task,
@@ -105,8 +105,8 @@ async def a_late_result_frees_no_second_probe(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def probing_names_only_lanes_with_leased_tasks(harness: StoreHarness) -> None:
-    """`probing` names only lanes of which the claim has tasks."""
+async def opens_are_returned_only_for_lanes_with_leased_tasks(harness: StoreHarness) -> None:
+    """`opens_by_half_open_lane` has only lanes of which the claim has tasks."""
     await harness.add(task(1, next_attempt_at=START_MS + HOUR_MS), task(2, "b"))
     await harness.store.park(LANE, START_MS, probes=1, consecutive_opens=1)
 
@@ -239,7 +239,7 @@ async def a_lane_counts_its_tasks(harness: StoreHarness) -> None:
     await harness.store.finish(
         [
             success_result(leased[0]),
-            dead_result(leased[1]),
+            exhausted_result(leased[1]),
             retry_result(leased[2], START_MS + HOUR_MS),
         ]
     )

@@ -12,7 +12,7 @@ from tests.service.stores.harness import (
     START_MS,
     StoreHarness,
     conformance_case,
-    dead_result,
+    exhausted_result,
     task,
 )
 
@@ -28,7 +28,7 @@ def new_policy(policy_id: str = "p", document: bytes = b'{"a":1}', **fields: Any
 
 @conformance_case
 async def writing_a_policy_is_idempotent(harness: StoreHarness) -> None:
-    """The same document is SAME; another document is a CONFLICT with the stored policy."""
+    """The same document is UNCHANGED; another document is a CONFLICT with the stored policy."""
     change, first = await harness.store.put_policy(new_policy(version=7), replace=False)
     assert PolicyWriteStatus.CREATED is change
     assert new_policy(version=1, created_at=START_MS) == first
@@ -108,7 +108,7 @@ async def a_policy_in_use_is_not_deleted(harness: StoreHarness) -> None:
     assert PolicyWriteStatus.CONFLICT is await harness.store.delete_policy("acme", "p")
     leased = next(one for one in (await harness.claim()).tasks if one.tenant == "acme")
     assert PolicyWriteStatus.CONFLICT is await harness.store.delete_policy("acme", "p")
-    await harness.store.finish([dead_result(leased)])
+    await harness.store.finish([exhausted_result(leased)])
 
     assert PolicyWriteStatus.DELETED is await harness.store.delete_policy("acme", "p")
 

@@ -15,7 +15,7 @@ from tests.service.stores.harness import (
     START_MS,
     StoreHarness,
     conformance_case,
-    dead_result,
+    exhausted_result,
     retry_result,
     success_result,
     task,
@@ -72,7 +72,7 @@ async def tasks_of_another_tenant_are_invisible(harness: StoreHarness) -> None:
 
 @conformance_case
 async def a_pending_task_is_cancelled_at_once(harness: StoreHarness) -> None:
-    """It is terminal, and is not claimed."""
+    """It is CANCELLED, and is not claimed."""
     [added] = await harness.add(task(1))
     harness.clock.advance(5)
 
@@ -101,7 +101,7 @@ async def cancelling_a_task_in_flight_is_requested(harness: StoreHarness) -> Non
         current.cancelling,
         current.version,
     )
-    assert [FinishStatus.CANCELLED] == await harness.store.finish([dead_result(leased)])
+    assert [FinishStatus.CANCELLED] == await harness.store.finish([exhausted_result(leased)])
 
 
 @conformance_case
@@ -114,8 +114,8 @@ async def cancelling_an_early_lease_is_requested(harness: StoreHarness) -> None:
 
 
 @conformance_case
-async def a_terminal_task_cannot_be_cancelled(harness: StoreHarness) -> None:
-    """A terminal task is unchanged, also if it was cancelled before."""
+async def a_finished_task_cannot_be_cancelled(harness: StoreHarness) -> None:
+    """A finished task is unchanged, also if it was cancelled before."""
     await harness.add_dead_letter(1)
     leased = await harness.leased(2)
     await harness.store.finish([success_result(leased)])
@@ -174,7 +174,7 @@ async def retry_now_keeps_an_earlier_due_time(harness: StoreHarness) -> None:
 async def retry_now_revives_a_dead_letter(harness: StoreHarness) -> None:
     """Attempts stay in the log but no longer count, and the total budget starts now."""
     leased = await harness.leased(1)
-    await harness.store.finish([dead_result(leased, previous_delay=1.0, backoff_offset=2)])
+    await harness.store.finish([exhausted_result(leased, previous_delay=1.0, backoff_offset=2)])
     harness.clock.advance(HOUR_MS)
     now = harness.clock.now
 

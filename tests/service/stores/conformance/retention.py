@@ -1,4 +1,4 @@
-"""Conformance: counters, the time series, and retention."""
+"""Conformance: counters, attempts per minute, and retention."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.service.stores.harness import (
     START_MS,
     StoreHarness,
     conformance_case,
-    dead_result,
+    exhausted_result,
     retry_result,
     success_result,
     task,
@@ -37,7 +37,7 @@ async def counters_follow_every_change(harness: StoreHarness) -> None:
     await harness.store.finish(
         [
             success_result(leased[0]),
-            dead_result(leased[1]),
+            exhausted_result(leased[1]),
             retry_result(leased[2], START_MS + HOUR_MS),
         ]
     )
@@ -62,7 +62,7 @@ async def the_series_counts_attempts_by_minute(harness: StoreHarness) -> None:
     await harness.add(task(1), task(2), task(3, tenant="beta"))
     one, two, three = sorted((await harness.claim()).tasks, key=lambda leased: leased.id)
     harness.clock.now = START_MS + MINUTE_MS - 1
-    await harness.store.finish([success_result(one), dead_result(three)])
+    await harness.store.finish([success_result(one), exhausted_result(three)])
     harness.clock.now = START_MS + 3 * MINUTE_MS
     await harness.store.finish([success_result(two)])
 
@@ -164,7 +164,7 @@ async def bodies_are_orphans_until_they_are_forgotten(harness: StoreHarness) -> 
     await harness.add(*(task(number, owned_body_ref=f"b{number}") for number in range(5)))
     leased = (await harness.claim(limit=4)).tasks
     await harness.store.finish(
-        [success_result(one) for one in leased[:3]] + [dead_result(leased[3])]
+        [success_result(one) for one in leased[:3]] + [exhausted_result(leased[3])]
     )
     await harness.add(task(9))
     await harness.store.cancel("acme", task_id(9))
@@ -185,14 +185,14 @@ async def bodies_are_orphans_until_they_are_forgotten(harness: StoreHarness) -> 
 
 @conformance_case
 async def a_revived_dead_letter_is_not_swept(harness: StoreHarness) -> None:
-    """A revived task does not expire until it is terminal again."""
+    """A revived task does not expire until it is finished again."""
     await harness.add_dead_letter(1)
     harness.clock.advance(DAY_MS - 1)
     await harness.store.retry_now("acme", task_id(1))
     harness.clock.advance(DAY_MS)
     assert 0 == await sweep_all(harness, 10)
     [leased] = (await harness.claim()).tasks
-    await harness.store.finish([dead_result(leased)])
+    await harness.store.finish([exhausted_result(leased)])
     harness.clock.advance(DAY_MS - 1)
 
     assert 0 == await sweep_all(harness, 10)

@@ -163,6 +163,7 @@ class Tenant:
     """The tasks, counters, policies and ready lanes of one tenant."""
 
     __slots__ = (
+        "attempts_per_minute",
         "counts",
         "dead_letters",
         "keys",
@@ -173,7 +174,6 @@ class Tenant:
         "policy_use",
         "policy_versions",
         "ready_lanes",
-        "series",
         "superseded",
     )
 
@@ -186,7 +186,7 @@ class Tenant:
         self.dead_letters: set[int] = set()
         self.counts: Counter[Status] = Counter()
         self.superseded: int = 0
-        self.series: dict[int, Counter[str]] = defaultdict(Counter)
+        self.attempts_per_minute: dict[int, Counter[str]] = defaultdict(Counter)
         self.policies: dict[str, list[PolicyVersion]] = {}
         self.policy_use: Counter[str] = Counter()
         """Number of live tasks of each policy."""
@@ -213,7 +213,7 @@ class ModelState:
         """Tenants that have lanes in the rotation, least recently served first."""
         self.finished: dict[bool, list[WakeEntry]] = {True: [], False: []}
         """Terminal tasks by the time they finished; True: dead letters."""
-        self.orphans: dict[str, None] = {}
+        self.orphaned_bodies: dict[str, None] = {}
         self.replays: dict[str, ReplayRecord] = {}
         self.keys: dict[str, ApiKeyRecord] = {}
         self.digests: dict[bytes, str] = {}
@@ -290,7 +290,7 @@ class ModelState:
         self.change(row, now, **fields)
 
     def finish(self, row: Row, status: Status, now: int, **fields: Any) -> None:
-        """Change a task to a terminal status."""
+        """Change a task to a finished status."""
         self.change(row, now, **fields, status=status, worker=None, wake_at=0, finished_at=now)
 
     def revive(self, row: Row, now: int) -> None:
@@ -311,24 +311,24 @@ class ModelState:
         )
 
     def delete(self, row: Row) -> None:
-        """Delete a terminal task; its body becomes an orphan."""
+        """Delete a finished task; its body becomes an orphan."""
         task, tenant = row.task, self.tenants[row.task.tenant]
         self._count(row, -1)
         del self.rows[row.number], self.ids[task.id], tenant.keys[task.key]
         if task.owned_body_ref is not None:
-            self.orphans[task.owned_body_ref] = None
+            self.orphaned_bodies[task.owned_body_ref] = None
         if len(tenant.numbers) > 2 * len(tenant.keys):
             tenant.numbers = [number for number in tenant.numbers if number in self.rows]
 
     def log_attempt(self, row: Row, attempt: AttemptRecord, now: int) -> None:
-        """Add an attempt to the log and to the time series."""
+        """Add an attempt to the attempt log and to the attempts per minute."""
         row.log.append(msgspec.msgpack.encode(attempt))
-        series = self.tenants[row.task.tenant].series
-        series[now - now % MINUTE_MS][attempt.outcome] += 1
-        for minute in list(series):
+        counts = self.tenants[row.task.tenant].attempts_per_minute
+        counts[now - now % MINUTE_MS][attempt.outcome] += 1
+        for minute in list(counts):
             if minute >= now - DAY_MS:
                 break
-            del series[minute]
+            del counts[minute]
 
     def log_lost_attempt(self, row: Row, now: int) -> None:
         """Log the attempt of an expired lease as lost."""

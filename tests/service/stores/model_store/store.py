@@ -527,7 +527,7 @@ class ModelStore:
         first = max(since, self._clock() - DAY_MS)
         total: dict[int, Counter[str]] = {}
         for one in self._tenants(tenant):
-            for minute, outcomes in one.series.items():
+            for minute, outcomes in one.attempts_per_minute.items():
                 if minute > first - MINUTE_MS:
                     total.setdefault(minute, Counter()).update(outcomes)
         return [AttemptsOfMinute(minute, dict(total[minute])) for minute in sorted(total)]
@@ -564,7 +564,7 @@ class ModelStore:
                 del self.state.replays[replay.id]
 
     def _first_finished(self, until: int, *, is_dead: bool) -> Row | None:
-        """Return the terminal task that finished first, unless it finished after `until`."""
+        """Return the finished task that finished first, unless it finished after `until`."""
         entries = self.state.finished[is_dead]
         while entries:
             finished_at, number, version = entries[0]
@@ -576,12 +576,12 @@ class ModelStore:
 
     async def list_orphaned_bodies(self, limit: int) -> list[str]:
         """Return references to bodies whose task was deleted."""
-        return list(self.state.orphans)[:limit]
+        return list(self.state.orphaned_bodies)[:limit]
 
     async def forget_orphaned_bodies(self, refs: Sequence[str]) -> None:
         """Forget bodies that have been deleted."""
         for ref in refs:
-            self.state.orphans.pop(ref, None)
+            self.state.orphaned_bodies.pop(ref, None)
 
 
 def _system_clock() -> int:

@@ -17,7 +17,7 @@ from tests.service.stores.harness import (
     HOUR_MS,
     LEASE,
     START_MS,
-    dead_result,
+    exhausted_result,
     retry_result,
     success_result,
     task,
@@ -36,7 +36,7 @@ def results_of_every_status(leased: list[Task]) -> list[TaskResult]:
     """Return results of every status for leased tasks."""
     builders: list[Callable[[Task], TaskResult]] = [
         success_result,
-        dead_result,
+        exhausted_result,
         lambda leased: retry_result(leased, START_MS + HOUR_MS),
         lambda leased: retry_result(
             leased, START_MS + 5, renewed_lease=LEASE, previous_delay=0.5, backoff_offset=1
@@ -80,7 +80,7 @@ def test_two_results_of_one_task_in_a_batch(one_file: DatabaseFile) -> None:
         [
             success_result(first),
             retry_result(second, START_MS, renewed_lease=LEASE),
-            dead_result(first),
+            exhausted_result(first),
             success_result(replace(second, version=second.version + 1)),
         ]
     )
@@ -102,7 +102,7 @@ def test_results_match_states_in_any_row_order(
     monkeypatch.setattr(finish, "_decode_states", lambda text: decode(text)[::-1])
 
     ends = [
-        dead_result(one) if n % 2 else success_result(one)
+        exhausted_result(one) if n % 2 else success_result(one)
         for n, one in enumerate([late, *leased[1:]])
     ]
     results = one_file.finish(ends)

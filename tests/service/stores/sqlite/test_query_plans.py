@@ -14,7 +14,7 @@ from tests.service.stores.harness import (
     OTHER_LEASE,
     START_MS,
     ManualClock,
-    dead_result,
+    exhausted_result,
     retry_result,
     success_result,
     task,
@@ -50,7 +50,7 @@ def test_no_statement_scans_a_table(tmp_path: Path) -> None:
         leased = (await store.claim(LEASE, limit=5, per_lane=2)).tasks
         results = [
             success_result(leased[0]),
-            dead_result(leased[1]),
+            exhausted_result(leased[1]),
             retry_result(leased[2], START_MS + 5, renewed_lease=LEASE),
         ]
         await store.finish([*results, retry_result(leased[3], START_MS + HOUR_MS)])

@@ -11,7 +11,7 @@ from tarry.service.store import NewTask, TaskFilter
 from tarry.service.stores.sqlite import SqliteStore
 from tests.service.stores.conformance import dead_letters, retention
 from tests.service.stores.conformance.suite import Case, case_name
-from tests.service.stores.harness import LEASE, dead_result, task
+from tests.service.stores.harness import LEASE, exhausted_result, task
 from tests.service.stores.sqlite.harness import cases_of, run_case, run_on_store
 
 
@@ -28,7 +28,7 @@ def test_many_dead_letters_are_read_in_steps(tmp_path: Path) -> None:
         new = [NewTask(task(number), lease_on_add=True) for number in range(4100)]
         leased = [added.task for added in await store.add(new, LEASE)]
         await store.finish(
-            [dead_result(one, "rare" if one is leased[4000] else "usual") for one in leased]
+            [exhausted_result(one, "rare" if one is leased[4000] else "usual") for one in leased]
         )
 
         assert 4100 == await store.count_dead_letters(ReplayRecord(id="", tenant="acme"))

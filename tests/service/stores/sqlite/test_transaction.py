@@ -15,7 +15,7 @@ from tests.service.stores.harness import (
     HOUR_MS,
     LEASE,
     START_MS,
-    dead_result,
+    exhausted_result,
     retry_result,
     success_result,
     task,
@@ -57,7 +57,7 @@ def test_none_differs_from_empty_and_zero(
     leased, waiting = (added.task for added in one_file.add(batch))
     delay = None if number is None else float(number)
 
-    one_file.finish([replace(dead_result(leased, previous_delay=delay), reason=reason)])
+    one_file.finish([replace(exhausted_result(leased, previous_delay=delay), reason=reason)])
 
     ended, pending = one_file.run(
         *(partial(queries.get_task, tenant="acme", task_id=task_id(n)) for n in (1, 2))

@@ -86,7 +86,7 @@ def test_opening_a_store_recovers_leases_of_a_killed_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One attempt is logged as lost, and two leases return to the queue."""
-    monkeypatch.setattr(store, "_LEASES_PER_RECOVERY", 1)
+    monkeypatch.setattr(store, "_MAX_LEASES_PER_RECOVERY", 1)
     path = tmp_path / "tasks.db"
     with worker_process(path) as process:
         process.kill()
@@ -96,6 +96,7 @@ def test_opening_a_store_recovers_leases_of_a_killed_worker(
             store = await open_store(path)
             try:
                 assert {0: 1, 1: 0, 2: 0, 3: 0} == {
+                    # The tasks exist, so `get_task` does not return None.
                     number: (await store.get_task("acme", task_id(number))).status  # type: ignore[union-attr]
                     for number in range(4)
                 }
@@ -236,10 +237,10 @@ def test_leases_expire_where_locks_do_not_work(
     other = WorkerLock(tmp_path / "tasks.db")
     other.acquire()
     assert other.token is None
-    assert [] == other.remove_dead([str(held_lock.token)])
+    assert [] == other.remove_dead_locks([str(held_lock.token)])
     assert [f"tasks.db.worker-{held_lock.token}"] == lock_files(tmp_path / "tasks.db")
     monkeypatch.setattr(worker_locks, "fcntl", None)
-    assert [] == other.remove_dead([str(held_lock.token)])
+    assert [] == other.remove_dead_locks([str(held_lock.token)])
     held_lock.release()
 
 
@@ -266,16 +267,16 @@ def test_a_lock_file_removed_during_acquire_is_replaced(
     assert 3 == len(locked_files)
     assert f"tasks.db.worker-{lock.token}" in lock_files(path)
     monkeypatch.setattr(fcntl, "flock", flock)
-    assert [] == WorkerLock(path).remove_dead([str(lock.token)])
+    assert [] == WorkerLock(path).remove_dead_locks([str(lock.token)])
     WorkerLock(path).remove_leftover_files()
     assert [f"tasks.db.worker-{lock.token}"] == lock_files(path)
     token = str(lock.token)
     lock.release()
-    assert [token] == WorkerLock(path).remove_dead([token])
+    assert [token] == WorkerLock(path).remove_dead_locks([token])
 
 
 def test_a_folder_named_like_a_lock_is_ignored(tmp_path: Path) -> None:
     """Something else with the name of a lock file is left alone."""
     (tmp_path / "tasks.db.worker-folder").mkdir()
 
-    assert [] == WorkerLock(tmp_path / "tasks.db").remove_dead(["folder"])
+    assert [] == WorkerLock(tmp_path / "tasks.db").remove_dead_locks(["folder"])

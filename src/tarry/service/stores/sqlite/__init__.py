@@ -1,14 +1,14 @@
 """The store in a SQLite file: for one machine, without a server to start.
 
-Transactions are synchronous. `SqliteStore` reads in one thread, and writes in another thread or
-process. Operations that arrive while a commit runs are committed together in the next transaction.
+`SqliteStore` reads in one thread, and writes in another thread or process. Operations that arrive
+while a transaction is committed share the next transaction.
 
     store                       the methods of `tarry.service.store.Store`
-    executor, writer_process    run operations off the event loop, in groups
+    executor, writer_process    run operations outside the event loop, in groups
     add, claim, finish, transitions, terminal_tasks, policies, queries
                                 the operations and queries themselves
-    transaction                 time, cached lanes, counters and names of one transaction
-    database, schema            connection, errors, WAL, tables
+    transaction                 the time, lanes, counters and names that one transaction uses
+    database, schema            connection, errors, write-ahead log, tables
     worker_locks                which worker processes are alive
 """
 

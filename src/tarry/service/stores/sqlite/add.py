@@ -1,4 +1,4 @@
-"""Adding tasks: a batch is inserted with a few statements, but each task has its own result."""
+"""Adding tasks: a few statements insert a batch, but each task of it has its own result."""
 
 from __future__ import annotations
 
@@ -41,27 +41,27 @@ VALUES [?, ?, ?, ?, ?, ?, ?, ?, {NUMBER_OR_NULL}]
 
 
 InitialState: TypeAlias = tuple[int, int, int, bool]
-"""`created_at`, `next_attempt_at`, `wake_at` of an added task, and whether it is leased.
+"""`created_at`, `next_attempt_at` and `wake_at` of an added task, and whether it is leased.
 
-The caller knows all other fields of the task, so the writer process returns only these: 7 KB
-instead of 400 KB for 270 tasks."""
+`wake_at` is the end of the lease, or `next_attempt_at` without a lease. The caller knows all other
+fields, so the writer process returns only these: 7 KB instead of 400 KB for 270 tasks."""
 
 
 class _LaneAndPolicy(Struct, gc=False):
-    """The lane and policy that some tasks of a batch share, and how many of them were added."""
+    """The lane and policy that some tasks of a batch share, and how many tasks were added."""
 
     tenant: int
     lane: LaneRow
     policy: int
-    is_claimable: bool  # neither parked nor paused
-    pending: int = 0
-    leased: int = 0
+    can_lease: bool  # the lane is neither parked nor half-open nor paused
+    pending_count: int = 0
+    leased_count: int = 0
 
 
 def to_add_results(
     tasks: Sequence[NewTask], terms: LeaseTerms | None, results: Sequence[InitialState | AddResult]
 ) -> list[AddResult]:
-    """Return the results of `add` with complete tasks, as `Store.add` defines them."""
+    """Convert the results of `add` below into those of `Store.add`."""
     worker = None if terms is None else terms.worker
     complete: list[AddResult] = []
     for new, result in zip(tasks, results, strict=True):
@@ -78,18 +78,18 @@ def to_add_results(
 def add(
     tx: Transaction, tasks: Sequence[NewTask], terms: LeaseTerms | None, quota: int | None
 ) -> list[InitialState | AddResult]:
-    """Add tasks, and lease tasks with `lease_on_add`, so that the worker starts them at once."""
+    """Add tasks, and lease those with `lease_on_add`; see `Store.add`."""
     if quota is None:
         return add_without_quota(tx, tasks, terms)
     # Quick check: no tenant would exceed the quota even if all the tasks were its own.
     max_live = quota - len(tasks)
     tenants = dict.fromkeys(new.task.tenant for new in tasks)
-    if all(tx.live_tasks(tx.names.tenant_id(tenant)) <= max_live for tenant in tenants):
+    if all(tx.count_live_tasks(tx.names.tenant_id(tenant)) <= max_live for tenant in tenants):
         return add_without_quota(tx, tasks, terms)
     results: list[InitialState | AddResult] = []
     for new in tasks:
         tenant_id = tx.names.tenant_id(new.task.tenant)
-        if tx.live_tasks(tenant_id) < quota:
+        if tx.count_live_tasks(tenant_id) < quota:
             results += add_without_quota(tx, [new], terms)
         else:
             existing = _find_existing(tx, tenant_id, new.task)
@@ -113,7 +113,7 @@ def add_without_quota(
 def _insert_tasks(
     tx: Transaction, tasks: Sequence[NewTask], tenants: Sequence[int]
 ) -> list[int | None]:
-    """Insert rows into `task`; return the `seq` of each, None if its key or id exists already."""
+    """Insert rows into `task`; return the `seq` of each, or None if its key or id exists."""
     now = tx.now
     ids = pack_ids([new.task.id for new in tasks])
     if None in ids:
@@ -122,17 +122,10 @@ def _insert_tasks(
     parameters: list[Any] = []
     for new, packed_id, tenant in zip(tasks, ids, tenants, strict=True):
         task = new.task
-        version, ref = task.policy_version, task.owned_body_ref
-        parameters += (
-            packed_id,
-            tenant,
-            task.key,
-            now,
-            NULL_FOR_NUMBER if version is None else version,
-            bytearray(task.fingerprint),
-            NULL_FOR_TEXT if ref is None else ref,
-            bytearray(task.packed_content),
-        )
+        version = NULL_FOR_NUMBER if task.policy_version is None else task.policy_version
+        ref = NULL_FOR_TEXT if task.owned_body_ref is None else task.owned_body_ref
+        fingerprint, content = bytearray(task.fingerprint), bytearray(task.content)
+        parameters += (packed_id, tenant, task.key, now, version, fingerprint, ref, content)
     seqs: list[int | None] = []
     for size, cursor in _INSERT_TASKS.execute_chunks(tx.execute, parameters):
         seqs += _inserted_seqs(tx, tasks[len(seqs) : len(seqs) + size], cursor)
@@ -142,10 +135,10 @@ def _insert_tasks(
 def _inserted_seqs(
     tx: Transaction, chunk: Sequence[NewTask], cursor: sqlite3.Cursor
 ) -> Sequence[int | None]:
-    """Return the `seq` of each task of a chunk, None for tasks that were not inserted.
+    """Return the `seq` of each task of a chunk, or None if it was not inserted.
 
-    `seq` is the row id. SQLite assigns consecutive row ids: if all rows were inserted, the last one
-    and the number of rows determine them all. RETURNING, with a row for each task, is slower.
+    `seq` is the row id, and SQLite assigns consecutive row ids. So if all rows were inserted, the
+    last row id is enough. RETURNING is slower, because it has to fetch a row for each task.
     """
     if not cursor.rowcount:
         return [None] * len(chunk)
@@ -166,7 +159,7 @@ def _insert_states(
     seqs: Sequence[int | None],
     terms: LeaseTerms | None,
 ) -> list[InitialState | None]:
-    """Insert the rows of `state` for tasks that were inserted; return None for the others."""
+    """Insert a row into `state` for each task that has a `seq`; return None for the others."""
     now = tx.now
     pairs: dict[tuple[str, str, str], _LaneAndPolicy] = {}
     lanes = dict.fromkeys([new.task.lane for new, seq in zip(tasks, seqs, strict=True) if seq])
@@ -183,30 +176,29 @@ def _insert_states(
         if pair is None:
             lane = tx.lane(tx.names.lane_id(task.lane))
             policy = tx.names.policy_id(task.tenant, task.policy_id)
-            is_claimable = lane.parked_until is None and not lane.paused
-            pair = pairs[pair_key] = _LaneAndPolicy(tenant, lane, policy, is_claimable)
+            can_lease = lane.parked_until is None and not lane.paused
+            pair = pairs[pair_key] = _LaneAndPolicy(tenant, lane, policy, can_lease)
         lane = pair.lane
         due = max(now, task.next_attempt_at if new.delay_ms is None else now + new.delay_ms)
-        lease_on_add = terms if new.lease_on_add and pair.is_claimable else None
+        lease_on_add = terms if new.lease_on_add and pair.can_lease else None
         worker: int | str
-        # `wake_at` is the end of the lease of a leased task, and the due time of a pending task.
         if lease_on_add is not None and due <= now + lease_on_add.horizon_ms:
             status, wake_at = IN_FLIGHT, due + lease_on_add.length_ms
             worker = tx.names.worker_id(lease_on_add.worker)
             lane.note_lease(wake_at)
-            pair.leased += 1
+            pair.leased_count += 1
         else:
             status, wake_at, worker = PENDING, due, NULL_FOR_NUMBER
             lane.note_due(wake_at)
-            pair.pending += 1
-        # `started_at` is the time at which the first attempt is due.
+            pair.pending_count += 1
+        # The column `started_at`, which is `Task.first_due_at`, is `due` too.
         parameters += (seq, tenant, lane.id, pair.policy, status, wake_at, due, due, worker)
         states.append((now, due, wake_at, status == IN_FLIGHT))
     _INSERT_STATES.execute(tx.execute, parameters)
     for pair in pairs.values():
         lane, policy = pair.lane, pair.policy
-        tx.count_transition(pair.tenant, lane, policy, None, PENDING, pair.pending)
-        tx.count_transition(pair.tenant, lane, policy, None, IN_FLIGHT, pair.leased)
+        tx.count_transition(pair.tenant, lane, policy, None, PENDING, pair.pending_count)
+        tx.count_transition(pair.tenant, lane, policy, None, IN_FLIGHT, pair.leased_count)
     return states
 
 

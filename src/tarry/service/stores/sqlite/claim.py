@@ -1,11 +1,12 @@
 """Claims: lease due tasks and tasks with an expired lease, in a fair order of lanes.
 
 The order is: tenants in turn, and of each tenant the least recently served lane. Lanes and tenants
-are either *ready*, that is in the rotation that a claim walks through, or asleep until one of their
-check times (see `transaction`). A claim first makes ready the lanes and tenants whose check time
-has come. A lane from which tasks were leased moves to the end of the rotation; a lane that has no
-more tasks for now goes to sleep. So the cost of a claim grows with the number of tasks it returns,
-not with the number of lanes that sleep, are parked, or have tasks for later.
+are either *ready*, that is in the rotation that a claim walks through, or *asleep* until one of
+their check times (see `transaction`). A claim first wakes the lanes and tenants whose check time
+has come: it makes them ready. A lane from which tasks were leased moves to the end of the rotation.
+A lane from which no more tasks can be leased now is put to sleep. So the cost of a claim grows with
+the number of tasks it returns, not with the number of lanes that are asleep: those that are parked
+(their breaker is open), paused, or have only tasks for later.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ ON CONFLICT (seq) DO UPDATE SET status = 1, wake_at = excluded.wake_at,
     next_attempt_at = excluded.next_attempt_at, version = excluded.version,
     attempts = excluded.attempts, lost = excluded.lost, worker = excluded.worker
 """)
-_MAX_TENANTS_WOKEN = 1000
-_PAGE_SIZE = 16
-_MAX_TENANTS_CORRECTED = 16
+_MAX_TENANTS_WOKEN = 1000  # in one claim
+_PAGE_SIZE = 16  # ready tenants or lanes that are read with one query
+_MAX_CHECK_TIMES_CORRECTED = 16  # in one claim and column, see `_earliest_check`
 _CHECK_COLUMNS = ("due_check_at", "expiry_check_at")
 _WAKE_TENANTS = tuple(
     "UPDATE tenant SET ready = 1 WHERE id IN (SELECT id FROM tenant "
@@ -64,7 +65,7 @@ _WAKE_LANES = tuple(
     f"WHERE tenant = ? AND ready = 0 AND {column} <= ? ORDER BY {column} LIMIT ?)"
     for column in _CHECK_COLUMNS
 )
-_NEXT_SLEEPING_TENANT = tuple(
+_EARLIEST_SLEEPING_TENANT = tuple(
     f"SELECT {column}, id FROM tenant WHERE ready = 0 AND {column} IS NOT NULL "
     f"ORDER BY {column} LIMIT 1"
     for column in _CHECK_COLUMNS
@@ -73,7 +74,7 @@ _EARLIEST_LANE_CHECKS = "SELECT " + ", ".join(
     f"(SELECT min({column}) FROM lane WHERE tenant = ?1 AND ready = 0 AND {column} IS NOT NULL)"
     for column in _CHECK_COLUMNS
 )
-_TASK_TIMES = "SELECT " + ", ".join(
+_EARLIEST_DUE_AND_LEASE_END = "SELECT " + ", ".join(
     f"(SELECT min(wake_at) FROM state WHERE lane = ?1 AND status = {status})"
     for status in (PENDING, IN_FLIGHT)
 )
@@ -91,26 +92,24 @@ SELECT count(*), min(wake_at) FROM (
     SELECT wake_at FROM state WHERE lane = ? AND status = {IN_FLIGHT} AND wake_at > ?
     ORDER BY wake_at LIMIT ?)
 """
-_SUSPEND_TENANT = "UPDATE tenant SET due_check_at = ?, expiry_check_at = ?, ready = 0 WHERE id = ?"
+_PUT_TENANT_TO_SLEEP = (
+    "UPDATE tenant SET due_check_at = ?, expiry_check_at = ?, ready = 0 WHERE id = ?"
+)
 
 
 def claim(
-    tx: Transaction,
-    terms: LeaseTerms,
-    limit: int,
-    max_per_lane: int,
-    skipped_lanes: Collection[str],
+    tx: Transaction, terms: LeaseTerms, limit: int, max_per_lane: int, skip: Collection[str]
 ) -> ClaimResult:
     """Lease up to `limit` tasks; see `Store.claim`."""
     tx.flush()  # the statements below read lanes from the file
     lost_before = tx.lost_attempts
-    order = ClaimRotation(tx, terms.horizon_ms, limit, skipped_lanes)
+    rotation = ClaimRotation(tx, terms.horizon_ms, limit, skip)
     served_lanes: set[int] = set()
-    leased: list[tuple[int, int, Task]] = []  # (due time, row id, task)
-    opens_by_half_open_lane: dict[str, int] = {}
-    lanes, slots_left = order.lanes(), limit
+    leased: list[tuple[int, int, Task]] = []  # (due time, `seq`, task)
+    opens_by_lane: dict[str, int] = {}  # of half-open lanes
+    lanes, slots_left = rotation.lanes(), limit
     while slots_left > 0 and (lane := next(lanes, None)):
-        rows = _find_claimable(tx, order, lane, terms, min(slots_left, max_per_lane))
+        rows = _find_claimable(tx, rotation, lane, terms, min(slots_left, max_per_lane))
         if not rows:
             continue
         slots_left -= len(rows)
@@ -118,25 +117,23 @@ def claim(
         leased_of_lane = _lease_rows(tx, lane, terms, rows)
         leased += leased_of_lane
         if leased_of_lane and lane.parked_until is not None:
-            opens_by_half_open_lane[lane.name] = lane.consecutive_opens
-    order.record_served(served_lanes)
+            opens_by_lane[lane.name] = lane.consecutive_opens
+    rotation.record_served(served_lanes)
     leased.sort(key=lambda entry: entry[:2])
     tasks = [task for _, _, task in leased]
-    next_at = order.next_claim_at(is_full=slots_left <= 0)
-    return ClaimResult(
-        tx.now, tasks, opens_by_half_open_lane, next_at, tx.lost_attempts - lost_before
-    )
+    next_at = rotation.next_claim_at(is_full=slots_left <= 0)
+    return ClaimResult(tx.now, tasks, opens_by_lane, next_at, tx.lost_attempts - lost_before)
 
 
 def _find_claimable(
-    tx: Transaction, order: ClaimRotation, lane: LaneRow, terms: LeaseTerms, limit: int
+    tx: Transaction, rotation: ClaimRotation, lane: LaneRow, terms: LeaseTerms, limit: int
 ) -> list[Row]:
     """Return the rows of up to `limit` tasks of a lane that may be leased, earliest first."""
     now = tx.now
     if lane.parked_until is not None:
         if lane.parked_until > now:
             return []
-        limit = min(limit, lane.probes - order.running_leases(lane)[0])
+        limit = min(limit, lane.probes - rotation.running_leases(lane)[0])
     if limit <= 0:
         return []
     rows = tx.execute(_DUE_TASKS, (lane.id, now + terms.horizon_ms, limit)).fetchall()
@@ -149,13 +146,13 @@ def _find_claimable(
 def _lease_rows(
     tx: Transaction, lane: LaneRow, terms: LeaseTerms, rows: list[Row]
 ) -> list[tuple[int, int, Task]]:
-    """Lease the tasks of rows; return due time, row id and task of each leased task."""
+    """Lease the tasks of rows; return due time, `seq` and task of each leased task."""
     worker = tx.names.worker_id(terms.worker)
     leased: list[tuple[int, int, Task]] = []
     parameters: list[Any] = []
     for row in rows:
         task = decode_task(row)
-        if task.status is Status.IN_FLIGHT and _log_lost_attempt(tx, task, row):
+        if task.status is Status.IN_FLIGHT and _end_lost_attempt(tx, task, row):
             continue
         task.status = Status.IN_FLIGHT
         task.version += 1
@@ -170,8 +167,8 @@ def _lease_rows(
     return leased
 
 
-def _log_lost_attempt(tx: Transaction, task: Task, row: Row) -> bool:
-    """Log the attempt of an expired lease as lost; return whether the task is CANCELLED now."""
+def _end_lost_attempt(tx: Transaction, task: Task, row: Row) -> bool:
+    """Log the attempt of an expired lease as lost; then cancel the task (True) or make it due."""
     task.attempts += 1
     task.lost_attempts += 1
     tx.lost_attempts += 1
@@ -179,9 +176,9 @@ def _log_lost_attempt(tx: Transaction, task: Task, row: Row) -> bool:
     attempt = AttemptRecord(
         number=task.attempts, scheduled_at=due, started_at=due, outcome=LOST, worker=task.worker
     )
-    packed = bytearray(encode(attempt))
+    encoded_attempt = bytearray(encode(attempt))
     seq, tenant, _, _ = row[SEQ:]
-    log_attempts(tx, [(tenant, seq, task.attempts, LOST, packed)])
+    log_attempts(tx, [(tenant, seq, task.attempts, LOST, encoded_attempt)])
     if task.cancelling:
         mark_cancelled(tx, row[SEQ:], IN_FLIGHT, task.attempts)
         return True
@@ -190,9 +187,9 @@ def _log_lost_attempt(tx: Transaction, task: Task, row: Row) -> bool:
 
 
 class ClaimRotation:
-    """Iterates through the rotation for one claim, and updates the rotation afterwards.
+    """The rotation as one claim uses it: yields the ready lanes, then updates the rotation.
 
-    Usage: iterate over `lanes`, call `record_served`, then call `next_claim_at`.
+    Iterate over `lanes`, call `record_served`, then call `next_claim_at`.
     """
 
     def __init__(
@@ -201,36 +198,37 @@ class ClaimRotation:
         self._tx = tx
         self._horizon_ms = horizon_ms
         self._check_until = (tx.now + horizon_ms, tx.now)
-        """For each of `_CHECK_COLUMNS`: lanes with a check time up to this time are made ready."""
+        """For each of `_CHECK_COLUMNS`: lanes and tenants with a time up to this one are woken."""
         self._max_lanes_woken = 2 * limit + 64  # of each tenant
         self._skipped_names = frozenset(skipped_lanes)
-        self._tenants: list[int] = []
-        self._finished_tenants: set[int] = set()
-        """Tenants whose ready lanes have all been visited."""
-        self._visited: list[LaneRow] = []
+        self._visited_tenants: list[int] = []
+        self._fully_visited_tenants: set[int] = set()
+        """Tenants whose ready lanes were all visited, except skipped lanes."""
+        self._visited_lanes: list[LaneRow] = []
 
     def lanes(self) -> Iterator[LaneRow]:
         """Yield one ready lane of each tenant, then another of each tenant, and so on."""
         for statement, until in zip(_WAKE_TENANTS, self._check_until, strict=True):
             self._tx.execute(statement, (until, _MAX_TENANTS_WOKEN))
         new_tenants = self._ready_tenants()
-        visited_tenants: deque[tuple[int, Iterator[LaneRow]]] = deque()
+        # Tenants that have had a turn, each with the iterator over its remaining lanes.
+        waiting_tenants: deque[tuple[int, Iterator[LaneRow]]] = deque()
         while True:
             tenant = next(new_tenants, None)
             if tenant is not None:
-                self._tenants.append(tenant)
+                self._visited_tenants.append(tenant)
                 lanes = self._ready_lanes(tenant)
-            elif visited_tenants:
-                tenant, lanes = visited_tenants.popleft()
+            elif waiting_tenants:
+                tenant, lanes = waiting_tenants.popleft()
             else:
                 return
             lane = next(lanes, None)
             if lane is None:
-                self._finished_tenants.add(tenant)
+                self._fully_visited_tenants.add(tenant)
             else:
-                self._visited.append(lane)
+                self._visited_lanes.append(lane)
                 yield lane
-                visited_tenants.append((tenant, lanes))
+                waiting_tenants.append((tenant, lanes))
 
     def _ready_tenants(self) -> Iterator[int]:
         last_turn, tenant = -1, -1
@@ -250,66 +248,69 @@ class ClaimRotation:
             last_turn, lane, _ = page[-1]
 
     def running_leases(self, lane: LaneRow) -> tuple[int, int | None]:
-        """Return how many leases of a half-open lane run, and when the first of them ends."""
-        # Half-open: the parking has ended, and up to `probes` tasks may be leased. The count stops
-        # at `probes`, because callers only compare it with that number.
+        """Return how many leases of a half-open lane have not expired, and their earliest end.
+
+        A half-open lane was parked before: up to `lane.probes` of its tasks may be leased. The
+        count stops at `lane.probes`, because callers only compare it with that number.
+        """
         parameters = (lane.id, self._tx.now, lane.probes)
         [(count, first_end)] = self._tx.execute(_RUNNING_LEASES, parameters)
         return count, first_end
 
     def record_served(self, served_lanes: Collection[int]) -> None:
-        """Move served lanes to the end of the rotation; remove lanes that have no more tasks."""
+        """Move served lanes to the end of the rotation, and update which lanes are ready."""
         tx = self._tx
-        # Each served lane gets the next turn, so `last_turn` orders lanes by when they were served.
+        # Each served lane gets the next turn number: `last_turn` orders lanes by their last turns.
         turn = old_turn = tx.execute("SELECT value FROM meta WHERE name = 'turn'").fetchone()[0]
         turn_of_tenant: dict[int, int] = {}
-        for lane in self._visited:
+        for lane in self._visited_lanes:
             lane.schedule_changed = True
             if lane.id in served_lanes:
                 turn += 1
                 lane.last_claim_at, lane.last_turn = tx.now, turn
                 turn_of_tenant[lane.tenant] = turn
-            self._update_schedule(lane)
+            self._update_ready(lane)
         tx.flush()
         if turn != old_turn:
             tx.execute("UPDATE meta SET value = ? WHERE name = 'turn'", (turn,))
             rows = [(turn, tenant) for tenant, turn in turn_of_tenant.items()]
             tx.executemany("UPDATE tenant SET last_turn = ? WHERE id = ?", rows)
 
-    def _update_schedule(self, lane: LaneRow) -> None:
-        """Remove a lane from the rotation, unless a claim could lease more of its tasks now."""
+    def _update_ready(self, lane: LaneRow) -> None:
+        """Put a lane to sleep, unless a claim could lease more of its tasks now."""
         horizon_end, now = self._check_until
-        lane.due_at, lane.lease_end_at = self._tx.execute(_TASK_TIMES, (lane.id,)).fetchone()
+        times = self._tx.execute(_EARLIEST_DUE_AND_LEASE_END, (lane.id,)).fetchone()
+        lane.due_at, lane.lease_end_at = times
         if lane.parked_until is not None:
             if lane.parked_until > now:
-                lane.schedule(None, lane.parked_until)
+                lane.sleep_until(None, lane.parked_until)
                 return
             running, first_end = self.running_leases(lane)
             if running >= lane.probes:
-                lane.schedule(None, first_end)
+                lane.sleep_until(None, first_end)
                 return
         has_due_task = lane.due_at is not None and lane.due_at <= horizon_end
         has_expired_lease = lane.lease_end_at is not None and lane.lease_end_at <= now
         if not (has_due_task or has_expired_lease):
-            lane.leave_rotation()
+            lane.put_to_sleep()
 
     def next_claim_at(self, *, is_full: bool) -> int | None:
-        """Return a lower bound for when the next claim may find a task; None if there is no task.
+        """Return `ClaimResult.next_at`, and put visited tenants without a ready lane to sleep.
 
-        Also removes tenants without a ready lane from the rotation. `is_full` means that the claim
-        stopped at its limit, so that tenants which it did not visit may have tasks now.
+        `is_full` means that the claim stopped at its limit: tenants that it did not visit may have
+        tasks now.
         """
         tx, now = self._tx, self._tx.now
         times: list[int] = []
-        for tenant in self._tenants:
+        for tenant in self._visited_tenants:
             due_check, expiry_check = tx.execute(_EARLIEST_LANE_CHECKS, (tenant,)).fetchone()
             if not tx.execute(_HAS_READY_LANE, (tenant,)).fetchall():
-                tx.execute(_SUSPEND_TENANT, (due_check, expiry_check, tenant))
-            elif tenant in self._finished_tenants:
-                # All ready lanes of the tenant are skipped. The tenant stays ready, therefore
-                # `_earliest_check` below does not see its sleeping lanes.
+                tx.execute(_PUT_TENANT_TO_SLEEP, (due_check, expiry_check, tenant))
+            elif tenant in self._fully_visited_tenants:
+                # If no visited lane is ready, all ready lanes of this tenant are skipped ones. The
+                # tenant stays ready, so `_earliest_check` below ignores its sleeping lanes.
                 times += self._claim_times(due_check, expiry_check)
-        if any(lane.ready for lane in self._visited):
+        if any(lane.ready for lane in self._visited_lanes):
             return now
         if is_full and tx.execute(_READY_TENANTS, (-1, -1, 1)).fetchall():
             return now
@@ -318,24 +319,25 @@ class ClaimRotation:
         return max(now, min(times)) if times else None
 
     def _earliest_check(self, index: int) -> int | None:
-        """Return the earliest time in a column of `_CHECK_COLUMNS`, among sleeping tenants.
+        """Return the earliest time in a column of `_CHECK_COLUMNS` among sleeping tenants.
 
-        The check time of a tenant is a lower bound: it stays the same when those of its lanes
-        become later. A time that is too early is corrected here, for a few tenants.
+        The check time of a tenant is a lower bound: it is not updated when the check times of its
+        lanes become later. Here a few of these outdated times are corrected.
         """
         execute = self._tx.execute
         earliest: int | None = None
-        for _ in range(_MAX_TENANTS_CORRECTED):
-            row = execute(_NEXT_SLEEPING_TENANT[index]).fetchone()
+        for _ in range(_MAX_CHECK_TIMES_CORRECTED):
+            row = execute(_EARLIEST_SLEEPING_TENANT[index]).fetchone()
             if row is None:
                 return None
             earliest, tenant = row
             exact_checks = execute(_EARLIEST_LANE_CHECKS, (tenant,)).fetchone()
             if exact_checks[index] == earliest:
                 break
-            execute(_SUSPEND_TENANT, (*exact_checks, tenant))
+            execute(_PUT_TENANT_TO_SLEEP, (*exact_checks, tenant))
         return earliest
 
     def _claim_times(self, due_check: int | None, expiry_check: int | None) -> list[int]:
+        """Return when a claim wakes a lane or tenant with these check times."""
         times = (None if due_check is None else due_check - self._horizon_ms, expiry_check)
         return [at for at in times if at is not None]

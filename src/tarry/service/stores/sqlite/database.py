@@ -1,13 +1,13 @@
 """One database connection: opens the file, and runs write operations and queries in transactions.
 
-Synchronous: no threads and no asyncio, so that tests can run it in a deterministic simulation.
-Errors of SQLite are raised as `StoreUnavailable`.
+It starts no thread and does not use asyncio, so that tests can run it in a deterministic
+simulation. Errors of SQLite become `StoreUnavailable`.
 
-SQLite overwrites the write-ahead log (WAL) from its beginning only when a writer finds that no
-connection reads from it. Under steady reading that never happens, and the file would grow without
-limit. So once the WAL is larger than `MAX_WAL_BYTES`, the writer copies all of it into the database
-file and truncates it. This checkpoint waits for reads that have begun, in this process or another,
-but not for reads that begin later.
+SQLite reuses the file of the write-ahead log (WAL) from its beginning only when a writer finds that
+no connection reads from it. With one read after another that never happens, and the WAL would grow
+without limit. So once the WAL is larger than `MAX_WAL_BYTES`, the writer makes a checkpoint: it
+copies the WAL into the database file and truncates it. A checkpoint waits for reads that have
+begun, in this process or another, but not for reads that begin later.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
     Operation = Callable[[Transaction], Any]
     Query = Callable[[ReadTransaction], Any]
     Answer = tuple[Any, Exception | None]
-    """The value of an operation or query, or the error that it raised."""
+    """The value that an operation or query returned, or the error that it raised."""
 
 IN_MEMORY = ":memory:"
 """Path of a database in memory, which is lost when its only connection is closed."""
 _MIN_SQLITE_VERSION = (3, 38, 0)  # the first in which the JSON functions are always built in
 _BUSY_TIMEOUT_MS = 5_000
-_READS_PER_TRANSACTION = 8
-"""Bounds the duration of a read transaction, during which the WAL cannot be truncated."""
+_MAX_READS_PER_TRANSACTION = 8
+"""Limits the duration of a read transaction, during which the WAL cannot be truncated."""
 MAX_WAL_BYTES = 64 << 20
-"""Size above which the writer truncates the WAL; SQLite leaves a file of at most this size."""
+"""The size above which the writer truncates the WAL."""
 _MAX_CHECKPOINT_TRIES, _CHECKPOINT_TIMEOUT_MS = 10, 50
 """A checkpoint waits until a slot in SQLite's table of readers is free, not until one read ends. If
-one read follows another in the same slot, waiting longer does not help. A new try does, because the
-later read uses the newest state and does not block the checkpoint."""
+another read follows in the same slot, waiting longer does not help. A new try helps, because the
+later read uses the newest state, and so does not block the new try."""
 
 _CAUSES = {
     sqlite3.SQLITE_BUSY: "another process holds its write lock",
@@ -72,11 +72,11 @@ _INVALID_OPERATION_CODES = {
 }
 """Errors that are caused by the operation, not by the database."""
 _BUSY_CODES = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
-# None stands for an error that the operation caused.
+# In the next two sets, None stands for an error that the operation caused.
 _CONNECTION_USABLE_CODES = {None, *_BUSY_CODES, sqlite3.SQLITE_FULL}
-"""Errors after which the file need not be opened again."""
+"""Errors after which the connection can still be used."""
 _MAY_SUCCEED_ALONE_CODES = {None, sqlite3.SQLITE_FULL, sqlite3.SQLITE_ERROR}
-"""Errors of a group that may not occur if its operations run one by one: a full disk, for example,
+"""Errors of a group that may not occur if its operations run one by one. For example, a full disk
 may have space for a smaller transaction."""
 
 
@@ -91,8 +91,8 @@ def _database_error_code(error: BaseException) -> int | None:
 class Database:
     """One connection to the file at `path`; `clock` returns epoch milliseconds.
 
-    The connection is opened on first use. It is closed after an error that it may have caused, and
-    opened again for the next operation.
+    The connection is opened on first use. It is closed after an error that may have made it
+    unusable, and opened again for the next operation.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Database:
         self.path = path
         self.worker_lock = worker_lock
         self._clock = clock
-        # The reads and writes of a database in memory come from two threads and share a connection.
+        # A database in memory has only one connection, which the reader and writer threads share.
         self._lock = threading.RLock()
         self._is_on_disk = path != IN_MEMORY
         self._wal_path = f"{os.path.realpath(path)}-wal"
@@ -114,8 +114,8 @@ class Database:
     def apply(self, operations: Sequence[Operation]) -> list[Answer]:
         """Run operations in one transaction; return the value or the error of each.
 
-        If one of them fails, the transaction is rolled back and each operation runs in a
-        transaction of its own, so that a failing operation does not affect the others.
+        If one of them fails, the transaction is rolled back, and each operation runs in its own
+        transaction, so that one failing operation does not affect the others.
         """
         with self._lock:
             try:
@@ -128,14 +128,14 @@ class Database:
             return [answer for operation in operations for answer in self.apply([operation])]
 
     def read(self, queries: Sequence[Query]) -> list[Answer]:
-        """Run queries, a few in each read transaction; return the value or the error of each."""
-        size = _READS_PER_TRANSACTION
+        """Run queries in small read transactions; return the value or the error of each."""
+        size = _MAX_READS_PER_TRANSACTION
         chunks = [queries[begin : begin + size] for begin in range(0, len(queries), size)]
         with self._lock:
             return [answer for chunk in chunks for answer in self._read_chunk(chunk)]
 
     def open(self) -> tuple[sqlite3.Connection, InternedNames]:
-        """Return the connection and its cache of names; open the file if it is not open."""
+        """Return the connection and its cache of names; connect if there is no connection."""
         if self._file_id is not None and self._file_id != _read_file_id(self.path):
             # SQLite would continue to write to the old file, which no other process can see.
             raise StoreUnavailable(
@@ -156,13 +156,13 @@ class Database:
         """Create the file and acquire the worker lock, before the writer process opens the file."""
         try:
             self.open()
-        except Exception as error:  # noqa: BLE001 - raised again below
+        except Exception as error:  # noqa: BLE001 - raised again in the next line
             raise self._translate(error) from None
         finally:
             self.close()
 
     def close(self) -> None:
-        """Close the file; the next operation opens it again."""
+        """Close the connection; the next operation opens it again."""
         if self._connection_and_names is not None:
             connection, _ = self._connection_and_names
             self._connection_and_names = None
@@ -183,15 +183,15 @@ class Database:
     def _truncate_wal_if_long(self, connection: sqlite3.Connection) -> None:
         """Truncate the WAL if it is larger than `MAX_WAL_BYTES`. Must not run in a transaction."""
         try:
-            # os.stat instead of Path.stat: this runs before every transaction.
-            size = os.stat(self._wal_path).st_size  # noqa: PTH116
+            size = os.stat(self._wal_path).st_size  # noqa: PTH116 - faster than Path.stat, runs often
         except OSError:
             size = 0
         if size <= MAX_WAL_BYTES:
             self._truncate_wal_above = MAX_WAL_BYTES
         if size <= self._truncate_wal_above:
             return
-        # If a long read, such as a backup, prevents this, the WAL must grow before the next try.
+        # A long read, such as a backup, prevents truncation. The next try follows only when the WAL
+        # has grown by another `MAX_WAL_BYTES`.
         self._truncate_wal_above = size + MAX_WAL_BYTES
         [(timeout,)] = connection.execute("PRAGMA busy_timeout").fetchall()
         connection.execute(f"PRAGMA busy_timeout = {_CHECKPOINT_TIMEOUT_MS}")
@@ -223,7 +223,7 @@ class Database:
         return answers
 
     def _roll_back(self, error: Exception) -> None:
-        """Roll back the transaction that failed; close the connection if it is no longer usable."""
+        """Roll back a failed transaction; close the connection if it is no longer usable."""
         if self._connection_and_names is None:
             return
         connection, names = self._connection_and_names
@@ -239,7 +239,7 @@ class Database:
             self.close()
 
     def _translate(self, error: Exception) -> Exception:
-        """Return `StoreUnavailable` for an error of the database, and any other error as it is."""
+        """Return `StoreUnavailable` for an error of the database, or any other error unchanged."""
         code = _database_error_code(error)
         if code is None:
             return error
@@ -252,21 +252,21 @@ class Database:
 def _read_file_id(path: StorePath) -> tuple[int, int] | None:
     """Return the device and inode of a file, or None if it does not exist."""
     try:
-        status = os.stat(path)  # noqa: PTH116 - called often, and faster than Path.stat
+        status = os.stat(path)  # noqa: PTH116 - faster than Path.stat, runs often
     except OSError:
         return None
     return status.st_dev, status.st_ino
 
 
 def connect(path: StorePath) -> sqlite3.Connection:
-    """Open the file, creating it if it is missing, and upgrade its schema."""
+    """Open the file, or create it if it is missing, and upgrade its schema."""
     if sqlite3.sqlite_version_info < _MIN_SQLITE_VERSION:
         raise ConfigurationError(
             f"the SQLite store needs SQLite {'.'.join(map(str, _MIN_SQLITE_VERSION))} or newer, "
             f"and this Python has {sqlite3.sqlite_version}"
         )
-    # When two processes open a new file at once, one of them cannot switch it to WAL mode: SQLite
-    # does not apply the busy timeout to that.
+    # If two processes open a new file at once, switching to WAL mode fails in one of them, because
+    # SQLite does not apply the busy timeout to that. So opening is retried.
     return call(_connect, path, on=lambda error: _database_error_code(error) in _BUSY_CODES)
 
 
@@ -275,7 +275,7 @@ def _connect(path: StorePath) -> sqlite3.Connection:
         path,
         timeout=_BUSY_TIMEOUT_MS / 1000,
         isolation_level=None,  # `Database` begins and ends transactions itself
-        check_same_thread=False,  # one thread opens and closes it, another uses it
+        check_same_thread=False,  # it is not always closed in the thread that opened it
         cached_statements=1024,  # all sizes of all multi-row statements
     )
     try:
@@ -292,7 +292,7 @@ def _connect(path: StorePath) -> sqlite3.Connection:
 def _configure(connection: sqlite3.Connection, path: StorePath) -> None:
     for pragma in (
         "synchronous = FULL",  # COMMIT returns when the changes are on the disk
-        "fullfsync = ON",  # macOS would otherwise leave them in the cache of the drive
+        "fullfsync = ON",  # without it, macOS leaves them in the cache of the drive
         "cache_size = -16384",  # 16 MiB
         f"journal_size_limit = {MAX_WAL_BYTES}",
         "secure_delete = FAST",
@@ -301,7 +301,7 @@ def _configure(connection: sqlite3.Connection, path: StorePath) -> None:
         connection.execute(f"PRAGMA {pragma}")
     version = schema.read_version(connection, path)
     # In WAL mode, readers and the writer do not block each other. The mode is stored in the file,
-    # but is set on every opening: a restored copy may lack it.
+    # but a restored copy may lack it, so it is set each time.
     [(mode,)] = connection.execute("PRAGMA journal_mode = WAL").fetchall()
     if mode not in {"wal", "memory"}:
         raise ConfigurationError(

@@ -1,7 +1,8 @@
-"""Runs the store's operations off the event loop, in groups: one transaction for each group.
+"""Runs the store's operations outside the event loop, in groups: one transaction for each group.
 
-`ThreadExecutor` runs them in a thread, `WriterProcessExecutor` (in `writer_process`) in another
-process. `tarry.service.group_commit` describes how groups are formed.
+`ThreadExecutor` runs groups in a thread, `WriterProcessExecutor` (in `writer_process`) in another
+process. `tarry.service.group_commit` describes how groups are formed. An `Answer` is the value that
+an operation returned, or the error that it raised.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
 
     Group = list[Entry[Any]]
 
-_MAX_GROUP_WEIGHT = 2_000  # changed tasks
+_MAX_GROUP_WEIGHT = 2_000  # tasks that one transaction changes
 MAX_PENDING = 50_000
-"""Backpressure limit: the approximate number of changed tasks that may wait for the disk."""
+"""Backpressure limit: the approximate number of task changes that may wait for the disk."""
 
 
 class Executor(GroupCommit[Any]):
-    """Takes operations, and sets the results of their futures, on the event loop."""
+    """Runs submitted operations in groups; all methods here run on the event loop."""
 
     def __init__(self, max_group_weight: int) -> None:
         super().__init__(max_weight=max_group_weight, max_pending=MAX_PENDING, may_exceed=True)
@@ -37,20 +38,20 @@ class Executor(GroupCommit[Any]):
         self._group_done = asyncio.Event()
 
     def submit(self, operation: Any, weight: int) -> asyncio.Future[Any]:
-        """Run an operation in one of the next groups; the future has its result."""
+        """Run an operation in one of the next groups; the future gets its value or error."""
         self._check_capacity(weight)
         future: asyncio.Future[Any] = self._loop.create_future()
         self._enqueue(Entry(operation, future, weight))
         return future
 
     def _overload_error(self) -> Exception:
-        # The error for a missing disk, so that callers treat a slow disk in the same way.
+        # The error of an unreachable store, so that callers treat a slow disk in the same way.
         msg = f"the store is slow: {self.pending_count:,} changes wait for the disk already"
         return StoreUnavailable(msg)
 
     def _start_soon(self) -> None:
-        # In the next iteration, not now: the answers of a group wake callers, which submit their
-        # next operations in that iteration. One transaction for all of them saves an fsync.
+        # Not now, but in the next iteration of the event loop: in it, callers that have just got an
+        # answer submit their next operations. One transaction for all of these saves fsyncs.
         self._loop.call_soon(self._start_group)
 
     def _start_group(self) -> None:
@@ -61,18 +62,18 @@ class Executor(GroupCommit[Any]):
 
     @abstractmethod
     def _run_group(self, group: Group) -> None:
-        """Start a group elsewhere; `_set_answers` is called on the event loop when it is done."""
+        """Start a group outside the event loop; when it has run, `_set_answers` is called."""
 
     async def close(self) -> None:
-        """Return when all operations are done; the executor cannot be used again."""
-        # Not `self.pending_count`: operations that change no task have a weight of 0. Nor the
-        # futures: the future of a cancelled caller is done before its group is.
+        """Return when all operations have run; the executor cannot be used again."""
+        # Neither `self.pending_count` (a sum of weights; operations that change no task weigh 0)
+        # nor the futures (done at once if the caller is cancelled) show whether all have run.
         while self._groups_in_flight or self._waiting:
             self._group_done.clear()
             await self._group_done.wait()
 
     def _set_answers(self, group: Group, answers: Sequence[Answer]) -> None:
-        """Set the results of a group, then start the next one."""
+        """Set the futures of a group, then start the next group."""
         self._end_group(group)
         self._group_done.set()
         for entry, (value, error) in zip(group, answers, strict=True):
@@ -87,7 +88,7 @@ class Executor(GroupCommit[Any]):
 
 
 class ThreadExecutor(Executor):
-    """Runs groups in a thread, by calling `run` with the operations of a group."""
+    """Runs groups in a thread named `name`, by calling `run` with the operations of a group."""
 
     def __init__(self, name: str, run: Callable[[Sequence[Any]], list[Answer]]) -> None:
         super().__init__(_MAX_GROUP_WEIGHT)
@@ -100,7 +101,7 @@ class ThreadExecutor(Executor):
         self._groups.put(group)
 
     async def close(self) -> None:
-        """End the thread when everything that was submitted is done."""
+        """End the thread when all submitted operations have run."""
         await super().close()
         self._groups.put(None)
         await self._loop.run_in_executor(None, self._thread.join)
@@ -111,5 +112,5 @@ class ThreadExecutor(Executor):
                 answers = self._run([entry.work for entry in group])
             except Exception as error:  # noqa: BLE001 - else its callers would wait for ever
                 answers = [(None, error) for _ in group]
-            with suppress(RuntimeError):  # the loop is closed: no caller waits any more
+            with suppress(RuntimeError):  # the event loop is closed: no caller waits any more
                 self._loop.call_soon_threadsafe(self._set_answers, group, answers)

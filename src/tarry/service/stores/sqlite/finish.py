@@ -1,4 +1,4 @@
-"""Results of attempts: log the attempt and write the task's next state."""
+"""Writing the results of attempts: log the attempt and write the task's next state."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     Row = tuple[Any, ...]
 
-# All states come as one JSON row, because each fetched row releases the GIL. Their
-# order is not defined, so each has its position in the batch.
+# All states come as one JSON row, because each fetched row releases the GIL. Their order is not
+# defined, so each state has the position of its result in the batch.
 _READ_STATES = MultiRowStatement("""
 WITH wanted (position, id) AS (VALUES [?, ?])
 SELECT json_group_array(json_array(
@@ -42,8 +42,10 @@ SELECT json_group_array(json_array(
 FROM wanted LEFT JOIN task AS t ON t.id = wanted.id
     LEFT JOIN state AS s ON s.seq = t.seq AND s.status = 1
 """)
-"""Reads the states of tasks that are IN_FLIGHT (status 1)."""
+"""Reads the states of tasks; the columns after the position are NULL unless a task is IN_FLIGHT."""
 _LANE_COLUMN = 3
+# In the next two statements the rows exist, so only the part after DO UPDATE is applied. The column
+# `restarted` is `Task.backoff_offset`; `wake_at` is the due time if PENDING, or the lease's end.
 _CONTINUE_TASKS = MultiRowStatement(f"""
 INSERT INTO state (seq, tenant, lane, policy, started_at, status, wake_at, next_attempt_at, worker,
     attempts, previous_delay, restarted, last_kind)
@@ -53,7 +55,7 @@ ON CONFLICT (seq) DO UPDATE SET status = excluded.status, wake_at = excluded.wak
     attempts = excluded.attempts, previous_delay = excluded.previous_delay,
     restarted = excluded.restarted, last_kind = excluded.last_kind, version = version + 1
 """)
-_END_TASKS = MultiRowStatement(f"""
+_FINISH_TASKS = MultiRowStatement(f"""
 INSERT INTO state (seq, tenant, lane, policy, started_at, wake_at, next_attempt_at, status,
     finished_at, reason, attempts, previous_delay, restarted, last_kind)
 VALUES [?, 0, 0, 0, 0, 0, 0, ?, ?, {TEXT_OR_NULL}, ?, {NUMBER_OR_NULL}, ?, ?]
@@ -67,17 +69,17 @@ ON CONFLICT (seq) DO UPDATE SET status = excluded.status, finished_at = excluded
 class PackedResult(Struct, array_like=True, gc=False):
     """A `TaskResult` as it is sent to the writer process.
 
-    It has only the id and the version of the task, and the attempt encoded as the log stores it:
-    270 results take 75 KB instead of 480 KB.
+    It has only the id, tenant and version of the task, and the attempt as it is stored in the
+    attempt log: 270 results take 75 KB instead of 480 KB.
     """
 
     id: str
     tenant: str
     version: int
     outcome: str | None
-    """Outcome of the attempt; None if no attempt is logged."""
+    """The outcome of the attempt; None: there is no attempt to log."""
     attempt: bytearray
-    """Encoded `AttemptRecord`. The fields below are explained in `TaskResult` and `Task`."""
+    """The encoded `AttemptRecord`. The fields below are those of `TaskResult`."""
     status: Status
     reason: str | None
     next_attempt_at: int
@@ -88,16 +90,16 @@ class PackedResult(Struct, array_like=True, gc=False):
     callback_task: Task | None
 
 
-_get_next_state = attrgetter(*PackedResult.__struct_fields__[5:])
+_get_other_fields = attrgetter(*PackedResult.__struct_fields__[5:])  # from `status` on
 
 
 def pack_result(result: TaskResult) -> PackedResult:
-    """Return the parts of a result that the store needs."""
+    """Convert a result into the form in which it is sent to the writer process."""
     task, attempt = result.task, result.attempt
     outcome = None if attempt is None else attempt.outcome
-    packed = bytearray() if attempt is None else bytearray(encode(attempt))
+    encoded = bytearray() if attempt is None else bytearray(encode(attempt))
     return PackedResult(
-        task.id, task.tenant, task.version, outcome, packed, *_get_next_state(result)
+        task.id, task.tenant, task.version, outcome, encoded, *_get_other_fields(result)
     )
 
 
@@ -108,16 +110,16 @@ def finish(tx: Transaction, results: Sequence[PackedResult]) -> list[FinishStatu
     """Log the attempts and write the next states of tasks whose version still matches."""
     if len({result.id for result in results}) == len(results):
         return _finish_batch(tx, results)
-    # A task has several results. Each must see the version that the previous result has set.
+    # A task has several results: each must match the version that the previous one has set.
     return [status for result in results for status in _finish_batch(tx, [result])]
 
 
 def _finish_batch(tx: Transaction, results: Sequence[PackedResult]) -> list[FinishStatus]:
-    """Write the results of different tasks with a few statements for all."""
+    """Write the results of different tasks, with a few statements for all of them."""
     now = tx.now
     statuses: list[FinishStatus] = []
     attempt_rows: list[AttemptRow] = []
-    ended_rows: list[Any] = []  # parameters of `_END_TASKS`
+    finished_rows: list[Any] = []  # parameters of `_FINISH_TASKS`
     continued_rows: list[Any] = []  # parameters of `_CONTINUE_TASKS`
     task_counts: dict[tuple[int, int, int, int], int] = {}  # by tenant, lane, policy, new status
     callbacks: list[NewTask] = []
@@ -136,10 +138,10 @@ def _finish_batch(tx: Transaction, results: Sequence[PackedResult]) -> list[Fini
         progress = (attempts, stored_delay, result.backoff_offset, result.last_outcome_kind)
         if is_cancelled:
             status = CANCELLED
-            ended_rows += (seq, status, now, NULL_FOR_TEXT, *progress)
-        elif status >= SUCCEEDED:  # any terminal status
+            finished_rows += (seq, status, now, NULL_FOR_TEXT, *progress)
+        elif status >= SUCCEEDED:  # any finished status
             reason = NULL_FOR_TEXT if result.reason is None else result.reason
-            ended_rows += (seq, status, now, reason, *progress)
+            finished_rows += (seq, status, now, reason, *progress)
         elif result.renewed_lease is None:
             continued_rows += (seq, status, due, due, NULL_FOR_NUMBER, *progress)
             tx.lane(lane_id).note_due(due)
@@ -156,17 +158,17 @@ def _finish_batch(tx: Transaction, results: Sequence[PackedResult]) -> list[Fini
             callbacks.append(NewTask(result.callback_task))
         statuses.append(FinishStatus.CANCELLED if is_cancelled else FinishStatus.APPLIED)
     log_attempts(tx, attempt_rows)
-    _END_TASKS.execute(tx.execute, ended_rows)
+    _FINISH_TASKS.execute(tx.execute, finished_rows)
     _CONTINUE_TASKS.execute(tx.execute, continued_rows)
-    for (tenant, lane_id, policy, status), tasks in task_counts.items():
-        tx.count_transition(tenant, tx.lane(lane_id), policy, IN_FLIGHT, status, tasks)
+    for (tenant, lane_id, policy, status), count in task_counts.items():
+        tx.count_transition(tenant, tx.lane(lane_id), policy, IN_FLIGHT, status, count)
     if callbacks:
         add_without_quota(tx, callbacks, None)
     return statuses
 
 
 def _read_states(tx: Transaction, results: Sequence[PackedResult]) -> list[Row]:
-    """Return the row of `_READ_STATES` for each result, and load the lanes of all rows."""
+    """Return the row of `_READ_STATES` for each result, and load the lanes of these tasks."""
     wanted: list[Any] = []
     for position_and_id in enumerate(pack_ids([result.id for result in results])):
         wanted += position_and_id

@@ -1,4 +1,4 @@
-"""Policies and their versions, and API keys, of which only digests are stored."""
+"""Policies with their versions, and API keys."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ WHERE p.tenant = (SELECT id FROM tenant WHERE name = ?) AND
 _NEWEST_VERSION = _SELECT_POLICY + "p.id = ? ORDER BY p.version DESC LIMIT 1"
 _ONE_VERSION = _SELECT_POLICY + "p.id = ? AND p.version = ?"
 _NEXT_POLICY = _SELECT_POLICY + "p.id > ? ORDER BY p.id, p.version DESC LIMIT 1"
-_SELECT_KEY = "SELECT id, tenant, digest, name, created_at, revoked_at FROM api_key"
-_MAX_LISTED_KEYS = 1000
+_SELECT_API_KEY = "SELECT id, tenant, digest, name, created_at, revoked_at FROM api_key"
+_MAX_LISTED_API_KEYS = 1000
 
 
 def put_policy(
@@ -31,7 +31,7 @@ def put_policy(
     policy: PolicyVersion,
     replace: bool,  # noqa: FBT001 - the writer process gets arguments by position
 ) -> tuple[PolicyWriteStatus, PolicyVersion]:
-    """Add a policy; with `replace`, add a new version of a policy that exists."""
+    """Create a policy; with `replace`, add a new version to a policy that exists."""
     newest = get_policy(tx, policy.tenant, policy.id)
     if newest is not None:
         if newest.document == policy.document:
@@ -40,7 +40,7 @@ def put_policy(
             return PolicyWriteStatus.CONFLICT, newest
         last_version = newest.version
     else:
-        # Version numbers are never reused: a task may have pinned a version of a deleted policy.
+        # Version numbers are never reused: a task may refer to a version of a deleted policy.
         policy_row_id = tx.names.policy_id(policy.tenant, policy.id)
         statement = "SELECT deleted_version FROM policy_use WHERE id = ?"
         [(last_version,)] = tx.execute(statement, (policy_row_id,))
@@ -55,7 +55,7 @@ def put_policy(
 def get_policy(
     tx: ReadTransaction, tenant: str, policy_id: str, version: int | None = None
 ) -> PolicyVersion | None:
-    """Return a version of a policy, by default the newest."""
+    """Return a version of a policy, by default the newest, or None if it does not exist."""
     statement = _NEWEST_VERSION if version is None else _ONE_VERSION
     version_parameter = () if version is None else (version,)
     row = tx.execute(statement, (tenant, policy_id, *version_parameter)).fetchone()
@@ -65,7 +65,7 @@ def get_policy(
 def list_policies(
     tx: ReadTransaction, tenant: str, cursor: str | None = None, limit: int = 100
 ) -> Page[PolicyVersion]:
-    """List the newest version of each policy; the cursor is the last id of the previous page."""
+    """List the newest version of each policy; the cursor is the previous page's last policy id."""
     policies: list[PolicyVersion] = []
     after = cursor or ""
     while row := tx.execute(_NEXT_POLICY, (tenant, after)).fetchone():
@@ -77,11 +77,11 @@ def list_policies(
 
 
 def delete_policy(tx: Transaction, tenant: str, policy_id: str) -> PolicyWriteStatus:
-    """Delete all versions of a policy, unless tasks that are not terminal use it."""
+    """Delete all versions of a policy, unless live (PENDING or IN_FLIGHT) tasks use it."""
     newest = get_policy(tx, tenant, policy_id)
     if newest is None:
         return PolicyWriteStatus.MISSING
-    tx.flush()  # the statement below reads `live_tasks` from the file
+    tx.flush()  # because `delete_if_unused` reads the column `live_tasks`
     policy_row_id = tx.names.policy_id(tenant, policy_id)
     delete_if_unused = "UPDATE policy_use SET deleted_version = ? WHERE id = ? AND live_tasks <= 0"
     if not tx.execute(delete_if_unused, (newest.version, policy_row_id)).rowcount:
@@ -92,25 +92,25 @@ def delete_policy(tx: Transaction, tenant: str, policy_id: str) -> PolicyWriteSt
 
 
 def put_api_key(tx: Transaction, key: ApiKeyRecord) -> None:
-    """Store an API key, unless its id exists."""
+    """Store an API key, unless a key with this id is stored already."""
     row = (key.id, key.tenant, key.digest, key.name, tx.now)
     tx.execute("INSERT INTO api_key VALUES (?, ?, ?, ?, ?, NULL) ON CONFLICT (id) DO NOTHING", row)
 
 
 def find_api_key(tx: ReadTransaction, digest: bytes) -> ApiKeyRecord | None:
-    """Return the API key with a digest, revoked or not."""
-    row = tx.execute(f"{_SELECT_KEY} WHERE digest = ?", (digest,)).fetchone()
+    """Return the API key with this digest, revoked or not, or None if it does not exist."""
+    row = tx.execute(f"{_SELECT_API_KEY} WHERE digest = ?", (digest,)).fetchone()
     return None if row is None else decode_row(row, ApiKeyRecord)
 
 
 def list_api_keys(tx: ReadTransaction, tenant: str | None = None) -> list[ApiKeyRecord]:
     """List the API keys of a tenant, or of all tenants (None)."""
     where, parameters = ("", ()) if tenant is None else ("WHERE tenant = ?", (tenant,))
-    rows = tx.execute(f"{_SELECT_KEY} {where} ORDER BY id LIMIT {_MAX_LISTED_KEYS}", parameters)
-    return [decode_row(row, ApiKeyRecord) for row in rows]
+    statement = f"{_SELECT_API_KEY} {where} ORDER BY id LIMIT {_MAX_LISTED_API_KEYS}"
+    return [decode_row(row, ApiKeyRecord) for row in tx.execute(statement, parameters)]
 
 
 def revoke_api_key(tx: Transaction, key_id: str) -> bool:
-    """Revoke an API key, unless it was revoked before; return whether it exists."""
+    """Revoke an API key, unless it is revoked already; return whether the key exists."""
     statement = "UPDATE api_key SET revoked_at = ifnull(revoked_at, ?) WHERE id = ?"
     return tx.execute(statement, (tx.now, key_id)).rowcount > 0

@@ -1,4 +1,4 @@
-"""Queries for tasks, attempt logs, lanes, counters and outcomes, and the conversion of rows."""
+"""Queries for tasks, attempts, lanes and counters, and the conversion of rows into records."""
 
 from __future__ import annotations
 
@@ -32,14 +32,17 @@ CROSS JOIN lane AS l ON l.id = s.lane
 CROSS JOIN policy_use AS u ON u.id = s.policy
 LEFT JOIN worker AS w ON w.id = s.worker
 """
-"""Start of a query for tasks, to which a WHERE clause on `s` is appended. The columns are the
-fields of `Task` in their order, and `TaskRowIds`. In SQLite, CROSS JOIN fixes the join order: `s`
-is read first, and the other tables are looked up for each of its rows."""
+"""Start of a query for tasks; the caller appends a WHERE clause on `s`.
+
+The columns are the fields of `Task` in their order, some under other names (`forgiven` is
+`attempts_before_replay`, `restarted` is `backoff_offset`), and then `TaskRowIds`. In SQLite, CROSS
+JOIN fixes the join order: `s` is read first, and for each of its rows the other tables."""
 STATUS, WAKE_AT, _CANCELLING, SEQ = 12, 22, 23, 26
-"""Positions of columns of `SELECT_TASK`."""
+"""Positions of columns in `SELECT_TASK`. `wake_at` is the due time of a PENDING task, and the end
+of the lease of an IN_FLIGHT task."""
 
 MAX_SCANNED_ROWS = 2000
-"""Maximum number of rows that are read for one page of a filtered list. The page may be short."""
+"""Maximum number of rows that are read for one page of a filtered list, even if few match."""
 DAY_MS = 86_400_000
 _AFTER_ALL_ROWS = 1 << 62  # greater than every row id
 _CURSOR_PATTERN = re.compile(r"[0-9]{1,18}", re.ASCII)
@@ -57,7 +60,7 @@ _LIVE_TASKS = """
 SELECT seq, status, lane, policy, reason FROM state
 WHERE tenant = ?1 AND finished_at IS NULL AND seq < ?2 ORDER BY seq DESC LIMIT ?3
 """
-_TERMINAL_TASKS = {
+_FINISHED_TASKS = {
     status: f"""
 SELECT seq, status, lane, policy, reason FROM state
 WHERE tenant = ?1 AND status = {int(status)} AND finished_at IS NOT NULL AND seq < ?2
@@ -66,9 +69,9 @@ ORDER BY seq DESC LIMIT ?3
     for status in Status
     if status.is_finished
 }
-# Live tasks, and the tasks of each terminal status, can be read newest first from a range of an
-# index. A list of all tasks merges these ranges by `seq`, which is column 1.
-_TASK_RANGES = [f"SELECT * FROM ({query})" for query in (_LIVE_TASKS, *_TERMINAL_TASKS.values())]
+# An index holds the live tasks, and the tasks of each finished status, in the order of adding. A
+# list of all tasks merges these ranges of the indexes by `seq`, which is column 1.
+_TASK_RANGES = [f"SELECT * FROM ({query})" for query in (_LIVE_TASKS, *_FINISHED_TASKS.values())]
 _ALL_TASKS = " UNION ALL ".join(_TASK_RANGES) + " ORDER BY 1 DESC LIMIT ?3"
 # The columns are in the order of the fields of `LaneRecord`.
 _SELECT_LANE = """
@@ -77,7 +80,7 @@ SELECT l.name, n.name, l.parked_until, l.probes, l.opened, l.paused, l.pending, 
 FROM lane AS l CROSS JOIN tenant AS n ON n.id = l.tenant
 """
 _COUNTERS = ", ".join(f"ifnull(sum({name}), 0)" for name in TENANT_COUNTERS)
-_SERIES = f"""
+_ATTEMPTS_PER_MINUTE = f"""
 SELECT minute, outcome, count FROM series
 WHERE tenant = iif(?1 IS NULL, 0, ({_TENANT_ID})) AND minute >= ?2 ORDER BY minute
 """
@@ -91,7 +94,7 @@ _decode_attempt: Callable[[bytes], AttemptRecord] = msgspec.msgpack.Decoder(Atte
 
 
 def decode_task(row: Sequence[Any]) -> Task:
-    """Return the task in a row of `SELECT_TASK`."""
+    """Convert a row of `SELECT_TASK` into a task."""
     fields = list(row[:SEQ])
     fields[0] = unpack_id(fields[0])
     fields[_CANCELLING] = bool(fields[_CANCELLING])
@@ -100,19 +103,19 @@ def decode_task(row: Sequence[Any]) -> Task:
 
 
 def decode_row(row: Sequence[Any], record_type: type[R]) -> R:
-    """Return the record whose fields are the columns of a row, in their order."""
+    """Convert a row into a record; the columns are in the order of the record's fields."""
     fields = dict(zip(record_type.__struct_fields__, row, strict=True))
     return msgspec.convert(fields, record_type, strict=False)  # not strict: 0 and 1 are booleans
 
 
 def attempt_row_id(seq: int, number: int) -> int:
-    """Return the row id of an attempt; the attempts of a task have adjacent row ids, in order."""
+    """Return the row id of an attempt, so that the attempts of a task are adjacent and in order."""
     return seq << _ATTEMPT_NUMBER_BITS | number
 
 
 def pack_ids(task_ids: Sequence[str]) -> list[bytearray | None]:
     """Return each task id as 16 bytes, or None if it is malformed; see `pack_id`."""
-    # To check and convert all ids as one string takes half as long as to call `pack_id` for each.
+    # Checking and converting all ids as one string takes half as long as `pack_id` for each.
     lines = "\n".join([*task_ids, ""])
     if len(lines) != _ID_LINE_LENGTH * len(task_ids) or not _match_id_lines(lines):
         return [pack_id(task_id) for task_id in task_ids]
@@ -121,7 +124,7 @@ def pack_ids(task_ids: Sequence[str]) -> list[bytearray | None]:
 
 
 def pack_id(task_id: str) -> bytearray | None:
-    """Return a task id as 16 bytes, or None if it is malformed: no task has such an id."""
+    """Return a task id as 16 bytes, as it is stored, or None if it is malformed."""
     return bytearray.fromhex(task_id.replace("-", "")) if _match_id(task_id) else None
 
 
@@ -132,7 +135,7 @@ def unpack_id(packed: bytes) -> str:
 
 
 def get_task(tx: ReadTransaction, tenant: str, task_id: str) -> Task | None:
-    """Return a task of a tenant, or None."""
+    """Return a task of a tenant, or None if it does not exist."""
     statement = f"{SELECT_TASK} WHERE s.seq = ({_SEQ_BY_ID})"
     row = tx.execute(statement, (tenant, pack_id(task_id))).fetchone()
     return None if row is None else decode_task(row)
@@ -150,26 +153,23 @@ def list_attempts(
 
 
 def list_tasks(
-    tx: ReadTransaction,
-    tenant: str,
-    task_filter: TaskFilter,
-    cursor: str | None = None,
-    limit: int = 100,
+    tx: ReadTransaction, tenant: str, task_filter: TaskFilter, cursor: str | None, limit: int
 ) -> Page[Task]:
-    """List tasks, newest first; the cursor is the last row id that the previous page has read."""
+    """List tasks, newest first; the cursor is the last `seq` read for the previous page."""
     before = _AFTER_ALL_ROWS if cursor is None else parse_cursor(cursor)
     name_ids = resolve_names(tx, tenant, task_filter.lane, task_filter.policy_id)
     if name_ids is None:
         return Page(items=[], cursor=None)
     tenant_id, lane, policy = name_ids
-    if task_filter.status is None:
+    wanted_status, wanted_reason = task_filter.status, task_filter.reason
+    if wanted_status is None:
         statement = _ALL_TASKS
     else:
-        statement = _TERMINAL_TASKS.get(task_filter.status, _LIVE_TASKS)
-    # The statement selects by tenant, and by status if the status is terminal. With any other
-    # filter, not every row that the statement returns belongs to the page.
-    is_live_status = task_filter.status is not None and not task_filter.status.is_finished
-    is_filtered = is_live_status or (lane, policy, task_filter.reason) != (None, None, None)
+        statement = _FINISHED_TASKS.get(wanted_status, _LIVE_TASKS)
+    # The statement selects by tenant, and by status if that is a finished one. With any other
+    # filter, some rows that the statement returns do not match.
+    is_live_status = wanted_status is not None and not wanted_status.is_finished
+    is_filtered = is_live_status or (lane, policy, wanted_reason) != (None, None, None)
     max_rows = max(MAX_SCANNED_ROWS, limit + 1) if is_filtered else limit + 1
     items: list[Task] = []
     scanned, last_seq = 0, before
@@ -179,17 +179,17 @@ def list_tasks(
             return Page(items, str(last_seq))
         scanned, last_seq = scanned + 1, seq
         if (
-            (task_filter.status is None or task_filter.status == status)
+            (wanted_status is None or wanted_status == status)
             and (lane is None or lane == lane_id)
             and (policy is None or policy == policy_id)
-            and (task_filter.reason is None or task_filter.reason == reason)
+            and (wanted_reason is None or wanted_reason == reason)
         ):
             items.append(decode_task(tx.execute(_TASK_BY_SEQ, (seq,)).fetchone()))
     return Page(items, str(last_seq) if scanned == max_rows else None)
 
 
 def parse_cursor(cursor: str) -> int:
-    """Return the row id in a cursor; raise `ConfigurationError` if it is malformed."""
+    """Return the `seq` in a cursor; raise `ConfigurationError` if the cursor is malformed."""
     if not _CURSOR_PATTERN.fullmatch(cursor):
         raise ConfigurationError("cursor", "must be the cursor of an earlier page", cursor)
     return int(cursor)
@@ -198,9 +198,9 @@ def parse_cursor(cursor: str) -> int:
 def resolve_names(
     tx: ReadTransaction, tenant: str, lane: str | None, policy: str | None
 ) -> tuple[int, int | None, int | None] | None:
-    """Return the ids of a tenant, lane and policy; None if a name is unknown, so nothing matches.
+    """Return the ids of a tenant, lane and policy; None if one of the names is unknown.
 
-    The id of a lane or policy is None if its name is None: it is not part of the filter.
+    If the name of the lane or policy is None (not part of a filter), its id is None too.
     """
     tenant_id, lane_id, policy_id = tx.execute(_NAME_IDS, (tenant, lane, policy)).fetchone()
     is_lane_unknown = lane is not None and lane_id is None
@@ -211,7 +211,7 @@ def resolve_names(
 
 
 def counters(tx: ReadTransaction, tenant: str | None = None) -> Counters:
-    """Return the number of tasks for each status, of one tenant or of all (None)."""
+    """Return the counters of one tenant, or their sums over all tenants (None)."""
     where, parameters = ("", ()) if tenant is None else ("WHERE name = ?", (tenant,))
     row = tx.execute(f"SELECT {_COUNTERS} FROM tenant {where}", parameters).fetchone()
     return Counters({status: row[status] for status in Status}, row[len(Status)])
@@ -220,18 +220,18 @@ def counters(tx: ReadTransaction, tenant: str | None = None) -> Counters:
 def attempts_per_minute(
     tx: ReadTransaction, tenant: str | None, since: int
 ) -> list[AttemptsOfMinute]:
-    """Return the outcomes of attempts by minute, from the minute of `since`, for up to a day."""
+    """Return the attempts of each minute from the minute of `since`, but of one day at most."""
     since = max(since - since % MINUTE_MS, tx.now - DAY_MS)
-    points: list[AttemptsOfMinute] = []
-    for minute, outcome, count in tx.execute(_SERIES, (tenant, since)):
-        if not points or points[-1].minute != minute:
-            points.append(AttemptsOfMinute(minute, {}))
-        points[-1].counts_by_outcome[outcome] = count
-    return points
+    minutes: list[AttemptsOfMinute] = []
+    for minute, outcome, count in tx.execute(_ATTEMPTS_PER_MINUTE, (tenant, since)):
+        if not minutes or minutes[-1].minute != minute:
+            minutes.append(AttemptsOfMinute(minute, {}))
+        minutes[-1].counts_by_outcome[outcome] = count
+    return minutes
 
 
 def get_lane(tx: ReadTransaction, name: str) -> LaneRecord | None:
-    """Return a lane, or None."""
+    """Return a lane, or None if it does not exist."""
     row = tx.execute(f"{_SELECT_LANE} WHERE l.name = ?", (name,)).fetchone()
     return None if row is None else decode_row(row, LaneRecord)
 
@@ -239,7 +239,7 @@ def get_lane(tx: ReadTransaction, name: str) -> LaneRecord | None:
 def list_lanes(
     tx: ReadTransaction, tenant: str | None, cursor: str | None = None, limit: int = 100
 ) -> Page[LaneRecord]:
-    """List lanes by name; the cursor is the last name of the previous page."""
+    """List lanes, sorted by name; the cursor is the last name of the previous page."""
     where = "WHERE l.name > ?1"
     if tenant is not None:
         where += " AND l.tenant = (SELECT id FROM tenant WHERE name = ?3)"

@@ -1,22 +1,23 @@
 """Tables, indexes and migrations of the SQLite store.
 
-Three tables hold a task, split by how often they change:
+The data of a task is in three tables, according to how often it changes:
 
-    task      content of the request: written once, read when an attempt is due
-    state     status and times: small rows, because every transition rewrites one
-    attempt   attempt log; the row id is `seq << 24 | attempt number`, so the table needs no index:
-              its own B-tree keeps the rows of a task next to each other
+    task      the request: written once, read when the task is claimed
+    state     status and times: small rows, because every transition of a task rewrites its row
+    attempt   the attempt log. The row id is `seq << 24 | attempt number`: the rows of a task are
+              next to each other in the table, which therefore needs no index
 
 Names of tenants, lanes, policies and workers are stored once; other tables refer to them by a small
 integer (see `InternedNames` in `transaction`).
 
-Every index serves one query, because each index of `state` makes every transition more expensive:
+The indexes serve these queries. There are few, because each index of `state` makes every transition
+more expensive:
 
     state_due, state_leased      claim: due tasks and expired leases of a lane
-    state_live, state_ended      list of a tenant's tasks; claims and retries do not write them
-    state_swept                  retention: terminal tasks by the time they finished
+    state_live, state_ended      list of a tenant's tasks; claims and retries do not change them
+    state_swept                  retention: finished tasks by the time they finished
     lane_due_check, lane_expiry_check, tenant_due_check, tenant_expiry_check
-                                 claim: lanes and tenants that may have tasks by now
+                                 claim: sleeping lanes and tenants that may have tasks by now
     lane_rotation, tenant_rotation
                                  claim: ready lanes and tenants, least recently served first
 """
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 
     StorePath = str | PathLike[str]
 
-_APPLICATION_ID = 0x74617279  # "tary" in the file header: marks the file as a store of tarry
-_UNRELEASED_APPLICATION_ID = 0x74617272  # before the first release, tables had other columns
+_APPLICATION_ID = 0x74617279  # "tary": marks the file, in its header, as a store of tarry
+_UNRELEASED_APPLICATION_ID = 0x74617272  # of files with the tables before the first release
 
 # Statements are split at semicolons, so comments and strings must not contain one.
 MIGRATIONS = (
@@ -185,7 +186,7 @@ MIGRATIONS = (
 
 
 def read_version(connection: sqlite3.Connection, path: StorePath) -> int:
-    """Return the schema version of the file, 0 when it is empty."""
+    """Return the schema version of the file (0: empty); raise if the file is no usable store."""
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     is_empty = not connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
@@ -207,12 +208,12 @@ def read_version(connection: sqlite3.Connection, path: StorePath) -> int:
 
 
 def upgrade(connection: sqlite3.Connection, path: StorePath, version: int) -> None:
-    """Run the migrations that a file of this schema version lacks, in one transaction."""
+    """Upgrade a file from this schema version to the newest one, in one transaction."""
     if version == len(MIGRATIONS):
         return
     connection.execute("BEGIN IMMEDIATE")  # after an error, closing the connection rolls back
-    # Another process may have migrated since the version was first read, so it is read again
-    # under the write lock.
+    # The version is read again, now with the write lock: another process may have upgraded the
+    # file since the caller read the version.
     for number in range(read_version(connection, path), len(MIGRATIONS)):
         for statement in MIGRATIONS[number].split(";"):
             connection.execute(statement)

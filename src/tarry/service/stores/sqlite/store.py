@@ -1,6 +1,6 @@
 """`SqliteStore`: implements `tarry.service.store.Store` with a SQLite database.
 
-Reads run on a second connection, so that they do not wait for commits.
+Queries use a second connection, so that they do not wait for commits.
 """
 
 # ruff: noqa: D102 - the methods are documented in `tarry.service.store.Store`
@@ -44,15 +44,16 @@ if TYPE_CHECKING:
     from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
 
 
-_LEASES_PER_RECOVERY = 1000
+_MAX_LEASES_PER_RECOVERY = 1000
 
 
 class SqliteStore:
     """A store in the SQLite file at `path`, which is created if it is missing.
 
     `clock` returns epoch milliseconds. Several processes of one machine may use one file. With
-    `writer_process`, another process does the writing, with the machine's clock. The path
-    `IN_MEMORY` keeps everything in the memory of this process until the store is closed.
+    `writer_process`, another process makes all changes; it uses the machine's clock, and `clock`
+    applies only to queries. With the path `IN_MEMORY`, everything is kept in the memory of this
+    process until the store is closed.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class SqliteStore:
         if path == IN_MEMORY:
             if writer_process:
                 raise ConfigurationError("a store in memory cannot have a writer process")
-            # Only one connection sees a database in memory, so both threads share it.
+            # A database in memory can have only one connection, so both threads share it.
             self.database: Database = Database(path, clock)
             self._read_database = self.database
         else:
@@ -72,7 +73,7 @@ class SqliteStore:
         self._reader: Executor | None = None
 
     async def open(self) -> None:
-        """Open the database, upgrade its schema, and end the leases of dead worker processes."""
+        """Open the database, upgrade its schema, and end leases of worker processes that died."""
         if self._writer is None:
             self._writer = (
                 WriterProcessExecutor(self.database)
@@ -80,7 +81,7 @@ class SqliteStore:
                 else ThreadExecutor("tarry-sqlite-writer", self.database.apply)
             )
             self._reader = ThreadExecutor("tarry-sqlite-reader", self._read_database.read)
-        while await self.write(OperationCall(transitions.recover_leases, _LEASES_PER_RECOVERY)):
+        while await self.write(OperationCall(transitions.recover_leases, _MAX_LEASES_PER_RECOVERY)):
             pass
 
     async def close(self) -> None:
@@ -95,9 +96,10 @@ class SqliteStore:
             self.database.worker_lock.release()
 
     async def write(self, operation: Callable[[Transaction], T], weight: int = 1) -> T:
-        """Run an operation in a transaction that is durable before this returns.
+        """Run an operation in a transaction, whose changes are durable when this returns.
 
-        `weight` is the approximate number of changed tasks. It counts for the limits of the queue.
+        `weight` is the approximate number of tasks that the operation changes. The executor limits
+        the weights of a transaction and of waiting operations.
         """
         return await _submit(self._writer, operation, weight)
 
@@ -230,7 +232,7 @@ class SqliteStore:
         return await self.read(lambda tx: terminal_tasks.list_orphaned_bodies(tx, limit))
 
     async def count_dead_letters(self, replay: model.ReplayRecord) -> int:
-        """Count in steps, so that other queries can run in between."""
+        """Count dead letters in steps, so that other queries can run in between."""
         total, after = 0, 0
         while True:
             find = partial(terminal_tasks.find_dead_letters, replay=replay, after=after)
@@ -254,7 +256,7 @@ class SqliteStore:
         return await self.write(OperationCall(terminal_tasks.replay_step, replay_id, limit), limit)
 
     async def purge(self, tenant: str, task_filter: store.TaskFilter, limit: int) -> int:
-        """Delete in steps, so that other operations can run in between."""
+        """Delete dead letters in steps, so that other operations can run in between."""
         total, after = 0, 0
         while total < limit:
             step = OperationCall(terminal_tasks.purge, tenant, task_filter, after, limit - total)

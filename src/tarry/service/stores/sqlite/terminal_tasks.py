@@ -1,6 +1,7 @@
-"""Terminal tasks: replay and purge of dead letters, and retention.
+"""Finished tasks: replay and purge of dead letters (EXHAUSTED tasks), and retention.
 
-Each call reads and changes a bounded number of rows, so that other operations can run in between.
+Each function reads and changes a bounded number of rows, so that other operations can run between
+two calls.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _TENANTS_WITH_REPLAYS = """
 SELECT tenant FROM replay INDEXED BY replay_running WHERE running = 1 ORDER BY next_at, id LIMIT ?
 """
 _MAX_TENANTS_WITH_REPLAYS = 1_000
-_DELETE_OLD_SERIES = """
+_DELETE_OLD_ATTEMPT_COUNTS = """
 DELETE FROM series WHERE (tenant, minute, outcome) IN (
     SELECT tenant, minute, outcome FROM series WHERE minute < ? LIMIT ?)
 """
@@ -65,14 +66,14 @@ _decode_replay = msgspec.msgpack.Decoder(ReplayRecord).decode
 def find_dead_letters(
     tx: ReadTransaction, replay: ReplayRecord, after: int, limit: int = MAX_SCANNED_ROWS
 ) -> tuple[list[TaskRowIds], int | None]:
-    """Find up to `limit` dead letters that a replay would revive, oldest first, after a row id.
+    """Find up to `limit` dead letters with a `seq` above `after` that match a replay, oldest first.
 
-    Returns them, and the row id after which the next page begins; None if this is the last page.
+    Returns their ids, and the `seq` after which the next page begins; None on the last page.
     """
-    ids = resolve_names(tx, replay.tenant, replay.lane, replay.policy_id)
-    if ids is None:
+    name_ids = resolve_names(tx, replay.tenant, replay.lane, replay.policy_id)
+    if name_ids is None:
         return [], None
-    tenant, lane, policy = ids
+    tenant, lane, policy = name_ids
     matched: list[TaskRowIds] = []
     scanned, last_seq = 0, after
     rows = tx.execute(_DEAD_LETTERS, (tenant, after, MAX_SCANNED_ROWS))
@@ -93,16 +94,11 @@ def find_dead_letters(
 def purge(
     tx: Transaction, tenant: str, task_filter: TaskFilter, after: int, limit: int
 ) -> tuple[int, int | None]:
-    """Delete matching dead letters after a row id; return their number and the next row id."""
+    """Delete matching dead letters; return how many, and the `after` of the next call or None."""
     if task_filter.status not in {None, Status.EXHAUSTED}:
         return 0, None
-    replay = ReplayRecord(
-        id="",
-        tenant=tenant,
-        lane=task_filter.lane,
-        policy_id=task_filter.policy_id,
-        reason=task_filter.reason,
-    )
+    lane, policy_id, reason = task_filter.lane, task_filter.policy_id, task_filter.reason
+    replay = ReplayRecord(id="", tenant=tenant, lane=lane, policy_id=policy_id, reason=reason)
     dead_letters, cursor = find_dead_letters(tx, replay, after, limit)
     for ids in dead_letters:
         _delete_task(tx, ids, EXHAUSTED)
@@ -119,13 +115,13 @@ def start_replay(tx: Transaction, replay: ReplayRecord) -> ReplayRecord:
 
 
 def get_replay(tx: ReadTransaction, tenant: str, replay_id: str) -> ReplayRecord | None:
-    """Return a replay of a tenant."""
+    """Return a replay of this tenant, or None if it does not exist."""
     replay = find_replay(tx, replay_id)
     return replay if replay is not None and replay.tenant == tenant else None
 
 
 def find_replay(tx: ReadTransaction, replay_id: str) -> ReplayRecord | None:
-    """Return a replay of any tenant."""
+    """Return a replay of any tenant, or None if it does not exist."""
     row = tx.execute("SELECT job FROM replay WHERE id = ?", (replay_id,)).fetchone()
     return None if row is None else _decode_replay(row[0])
 
@@ -133,7 +129,7 @@ def find_replay(tx: ReadTransaction, replay_id: str) -> ReplayRecord | None:
 def list_replays(
     tx: ReadTransaction, *, running: bool, tenant: str | None = None
 ) -> list[ReplayRecord]:
-    """List all replays, newest first, or only running replays by their due time."""
+    """List replays, newest first; with `running`, only running ones, sorted by due time."""
     tenant_condition = "" if tenant is None else "AND tenant = ?"
     if running:
         source = f"replay INDEXED BY replay_running WHERE running = 1 {tenant_condition}"
@@ -146,7 +142,7 @@ def list_replays(
 
 
 def replay_step(tx: Transaction, replay_id: str, limit: int) -> ReplayRecord | None:
-    """Revive up to `limit` dead letters if the replay is due, and set when it is due again."""
+    """Replay up to `limit` dead letters if the replay is due, and set when it is due again."""
     replay = find_replay(tx, replay_id)
     if replay is None or replay.status != "running" or replay.next_at > tx.now:
         return replay
@@ -167,7 +163,7 @@ def replay_step(tx: Transaction, replay_id: str, limit: int) -> ReplayRecord | N
 
 
 def cancel_replay(tx: Transaction, tenant: str, replay_id: str) -> ReplayRecord | None:
-    """Stop a replay; dead letters that it has revived stay revived."""
+    """End a replay; see `Store.cancel_replay`."""
     replay = get_replay(tx, tenant, replay_id)
     if replay is not None and replay.status == "running":
         replay.status, replay.finished_at = "cancelled", tx.now
@@ -176,13 +172,13 @@ def cancel_replay(tx: Transaction, tenant: str, replay_id: str) -> ReplayRecord 
 
 
 def _update_replay(tx: Transaction, replay: ReplayRecord) -> None:
-    # For a replay that has ended, the column `next_at` is the time of its end, for retention.
+    # When a replay has ended, its column `next_at` is the time of its end, for retention.
     next_at = replay.finished_at or replay.next_at
     tx.execute(_UPDATE_REPLAY, (replay.status == "running", next_at, encode(replay), replay.id))
 
 
 def sweep(tx: Transaction, retention: Retention, limit: int) -> SweepResult:
-    """End leases of dead processes; delete expired tasks, replays and series; `limit` of each."""
+    """Delete old tasks, replays and attempt counts; end leases of dead workers; `limit` of each."""
     has_more_leases = recover_leases(tx, limit)
     # Dead letters of a tenant with a running replay are kept: the replay has counted them.
     tenants = {name for (name,) in tx.execute(_TENANTS_WITH_REPLAYS, (_MAX_TENANTS_WITH_REPLAYS,))}
@@ -197,14 +193,14 @@ def sweep(tx: Transaction, retention: Retention, limit: int) -> SweepResult:
         expired += tx.execute(_EXPIRED_TASKS, parameters).fetchall()
     for *ids, status in expired[:limit]:
         _delete_task(tx, ids, status)
-    points = tx.execute(_DELETE_OLD_SERIES, (tx.now - DAY_MS, limit)).rowcount
+    counts = tx.execute(_DELETE_OLD_ATTEMPT_COUNTS, (tx.now - DAY_MS, limit)).rowcount
     replays = tx.execute(_DELETE_OLD_REPLAYS, (tx.now - retention.exhausted_ms, limit)).rowcount
-    has_more = has_more_leases or len(expired) > limit or max(points, replays) == limit > 0
+    has_more = has_more_leases or len(expired) > limit or max(counts, replays) == limit > 0
     return SweepResult(min(len(expired), limit), has_more)
 
 
 def _delete_task(tx: Transaction, ids: TaskRowIds, status: int) -> None:
-    """Delete a terminal task and its attempt log; a body in object storage becomes an orphan."""
+    """Delete a finished task and its attempt log; a body in the `BodyStore` becomes an orphan."""
     seq, tenant, lane_id, policy = ids
     execute = tx.execute
     attempts = (attempt_row_id(seq, 0), attempt_row_id(seq + 1, 0))
@@ -217,10 +213,10 @@ def _delete_task(tx: Transaction, ids: TaskRowIds, status: int) -> None:
 
 
 def list_orphaned_bodies(tx: ReadTransaction, limit: int) -> list[str]:
-    """Return references to bodies in object storage whose task was deleted."""
+    """Return references to bodies in the `BodyStore` whose task was deleted."""
     return [ref for (ref,) in tx.execute("SELECT ref FROM orphan LIMIT ?", (limit,))]
 
 
 def forget_orphaned_bodies(tx: Transaction, refs: Sequence[str]) -> None:
-    """Delete references to bodies that were deleted from object storage."""
+    """Delete references to bodies that were deleted from the `BodyStore`."""
     tx.executemany("DELETE FROM orphan WHERE ref = ?", [(ref,) for ref in refs])

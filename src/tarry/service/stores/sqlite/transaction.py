@@ -1,23 +1,23 @@
-"""The context of one transaction: its time, and the lanes, counters and names that it uses.
+"""One transaction: its time, and the lanes, counters and names that it uses.
 
 Each lane row and counter is read at most once, changed in memory, and written once by `flush`. So a
 thousand tasks of one lane cost only one UPDATE of that lane.
 
-Two columns of a lane determine when claims check the lane again, its *check times*. `due_check_at`
-is the due time of its earliest pending task: claims check the lane one lease horizon earlier.
-`expiry_check_at` is the end of its earliest lease or of its parking: claims check the lane at that
-time. See `ClaimRotation` in `claim`.
+A lane is *ready*, that is in the rotation that claims walk through (see `ClaimRotation` in
+`claim`), or *asleep* until one of its two *check times*. `due_check_at` is the due time of its
+earliest pending task. A claim makes the lane ready one lease horizon earlier, because tasks are
+leased that long before they are due. `expiry_check_at` is the end of its earliest lease or, if the
+lane is parked (its breaker is open), of the parking. A claim makes the lane ready at that time.
 
-Three costs decide how rows are read and written, because the event loop may share the interpreter
-with the store:
+Three costs decide how rows are read and written:
 
-* Each executed statement, and each row that is fetched, releases the GIL, and the event loop may
-  then keep it for a while. One statement for many rows (`MultiRowStatement`) made batches 18 % and
-  single tasks 7 % faster.
-* Existing rows are changed with INSERT ... ON CONFLICT DO UPDATE. An UPDATE can take many rows only
-  FROM a table of values, for which SQLite would build two temporary tables each time.
-* `sqlite3` looks for an adapter for every parameter that is not an int, float, str or bytearray,
-  which costs about ten times as much as binding it. So bytes are passed as bytearray, and
+* Each executed statement, and each fetched row, releases the GIL. If the event loop runs in the
+  same process, it may then keep the GIL for a while. One statement for many rows
+  (`MultiRowStatement`) made batches 18 % and single tasks 7 % faster.
+* One UPDATE for many rows would need UPDATE ... FROM (VALUES ...), for which SQLite builds two
+  temporary tables. So existing rows are changed with INSERT ... ON CONFLICT DO UPDATE.
+* `sqlite3` looks for an adapter for every parameter that is not an int, float, str or bytearray.
+  This costs about ten times as much as binding the parameter. So bytes are passed as bytearray, and
   parameters that are mostly None are passed as a sentinel that SQL turns into NULL
   (`NULL_FOR_NUMBER`, `NULL_FOR_TEXT`).
 """
@@ -39,19 +39,19 @@ if TYPE_CHECKING:
 
     Execute = Callable[[str, list[Any]], Cursor]
     TaskRowIds: TypeAlias = Sequence[int]
-    """Row id, tenant, lane and policy of a task."""
+    """The `seq` (row id) of one task, and the ids of its tenant, lane and policy."""
 
 MINUTE_MS = 60_000
 # Plain ints: comparing them is faster than comparing enum members.
 PENDING, IN_FLIGHT, SUCCEEDED, EXHAUSTED, CANCELLED = (int(status) for status in Status)
 TENANT_COUNTERS = (*[status.name.lower() for status in Status], "superseded")
 """Columns with a tenant's number of tasks in each status, and of superseded results."""
-_SUPERSEDED = len(Status)
+_SUPERSEDED_INDEX = len(Status)  # in TENANT_COUNTERS
 _MAX_CACHED_NAMES = 100_000
 
 _CHUNK_SIZES = (64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
 """Numbers of rows for which a statement exists. Preparing a statement takes longer than running it
-twice, so there are few sizes, and all statements stay cached. Most batches need two of them."""
+twice. So there are few sizes, whose statements stay cached, and most batches are split in two."""
 
 NUMBER_OR_NULL, NULL_FOR_NUMBER = "nullif(?, '')", ""
 """The SQL for a number that may be NULL, and the parameter that stands for NULL."""
@@ -61,7 +61,7 @@ differs from every text, even from '0'."""
 
 
 class MultiRowStatement:
-    """A statement for any number of rows: `[?, ?]` in `text` stands for rows "(?, ?), (?, ?)"."""
+    """A statement for any number of rows: `[?, ?]` in `text` becomes "(?, ?), (?, ?), ..."."""
 
     def __init__(self, text: str) -> None:
         before, row, after = re.split(r"[\[\]]", text)
@@ -92,13 +92,13 @@ class MultiRowStatement:
 
 _INCREMENTS = ", ".join(f"{name} = {name} + ?" for name in TENANT_COUNTERS)
 _ADD_TO_TENANT_COUNTERS = f"UPDATE tenant SET {_INCREMENTS} WHERE id = ?"
-_LOWER_DUE_CHECK, _LOWER_EXPIRY_CHECK = (
+_MOVE_DUE_CHECK_EARLIER, _MOVE_EXPIRY_CHECK_EARLIER = (
     f"UPDATE tenant SET {column} = ?1 "
     f"WHERE id = ?2 AND ready = 0 AND ({column} IS NULL OR {column} > ?1)"
     for column in ("due_check_at", "expiry_check_at")
 )
 _ADD_TO_POLICY_USE = "UPDATE policy_use SET live_tasks = live_tasks + ? WHERE id = ?"
-_ADD_TO_SERIES = MultiRowStatement("""
+_ADD_TO_ATTEMPTS_PER_MINUTE = MultiRowStatement("""
 INSERT INTO series (tenant, minute, outcome, count) VALUES [?, ?, ?, ?]
 ON CONFLICT DO UPDATE SET count = count + excluded.count
 """)
@@ -136,12 +136,12 @@ class LaneRow(msgspec.Struct, gc=False, array_like=True):
     name: str
     parked_until: int | None
     probes: int
-    consecutive_opens: int
+    consecutive_opens: int  # column `opened`
     paused: int
     pending: int
     in_flight: int
-    exhausted: int
-    last_claim_at: int | None
+    exhausted: int  # column `dead`
+    last_claim_at: int | None  # column `served_at`
     last_turn: int
     due_at: int | None
     lease_end_at: int | None
@@ -149,22 +149,22 @@ class LaneRow(msgspec.Struct, gc=False, array_like=True):
     expiry_check_at: int | None
     ready: int
     schedule_changed: bool = False
-    """Whether the columns of `_WRITE_LANE_SCHEDULES` have to be written. Most transitions only
-    change the counts; some of the other columns are indexed, which makes writing them expensive."""
+    """Whether `_WRITE_LANE_SCHEDULES` has to be executed. Most transitions change only the columns
+    of `_WRITE_LANE_COUNTS`, which are cheaper to write, because no index contains them."""
 
     def note_due(self, due_at: int) -> None:
-        """Record that a pending task is due at this time."""
+        """Take into account that a pending task is due at this time."""
         if self.due_at is None or due_at < self.due_at:
             self.due_at = due_at
-            self.reschedule()
+            self.update_check_times()
 
     def note_lease(self, end_at: int) -> None:
-        """Record a lease that ends at this time."""
+        """Take into account a lease that ends at this time."""
         if self.lease_end_at is None or end_at < self.lease_end_at:
             self.lease_end_at = end_at
-            self.reschedule()
+            self.update_check_times()
 
-    def reschedule(self) -> None:
+    def update_check_times(self) -> None:
         """Update the check times of a lane that is asleep; a ready lane needs none."""
         if self.ready:
             return
@@ -173,19 +173,19 @@ class LaneRow(msgspec.Struct, gc=False, array_like=True):
             due_check = expiry_check = None
         elif self.parked_until is not None:
             # No task of a parked lane is leased before the parking ends. So if a task is due before
-            # that time, the lane is checked exactly when the parking ends.
+            # that time, the lane is made ready exactly when the parking ends.
             if due_check is not None and due_check <= self.parked_until:
                 due_check, expiry_check = None, self.parked_until
             elif expiry_check is not None:
                 expiry_check = max(expiry_check, self.parked_until)
-        self.schedule(due_check, expiry_check)
+        self.sleep_until(due_check, expiry_check)
 
-    def leave_rotation(self) -> None:
-        """Take the lane out of the rotation until one of its check times has come."""
+    def put_to_sleep(self) -> None:
+        """Take the lane out of the rotation, and compute its check times."""
         self.ready, self.schedule_changed = 0, True
-        self.reschedule()
+        self.update_check_times()
 
-    def schedule(self, due_check: int | None, expiry_check: int | None) -> None:
+    def sleep_until(self, due_check: int | None, expiry_check: int | None) -> None:
         """Take the lane out of the rotation, and set its check times."""
         if self.ready or due_check != self.due_check_at or expiry_check != self.expiry_check_at:
             self.due_check_at, self.expiry_check_at = due_check, expiry_check
@@ -196,11 +196,11 @@ _decode_lanes = msgspec.json.Decoder(list[LaneRow]).decode
 
 
 class InternedNames:
-    """Maps tenants, lanes, policies and workers to the ids (integers) by which rows refer to them.
+    """Maps the names of tenants, lanes, policies and workers to ids, and caches the ids.
 
-    A name keeps its id for ever. So cached ids stay valid although other processes write to the
-    file, except ids that a failed transaction has assigned. `lock_token` is the token of
-    this process's `WorkerLock`; None if it has no lock.
+    Rows refer to a name by its id, an integer that never changes. So cached ids stay valid although
+    other processes write to the file. Only ids that a failed transaction has assigned become
+    invalid. `lock_token` is the token of this process's `WorkerLock`; None if it has no lock.
     """
 
     def __init__(self, connection: Connection, lock_token: str | None = None) -> None:
@@ -209,7 +209,7 @@ class InternedNames:
         self._cache: dict[str | tuple[str, ...], int] = {}
 
     def clear(self) -> None:
-        """Empty the cache after a failed transaction."""
+        """Empty the cache. Called after a failed transaction."""
         self._cache.clear()
 
     def tenant_id(self, name: str) -> int:
@@ -222,7 +222,7 @@ class InternedNames:
         )
 
     def lane_id(self, name: str) -> int:
-        """Return the id of a lane; the tenant is the part of the name before the slash."""
+        """Return the id of a lane. The part of its name before the slash is the tenant."""
         return self._cache.get(("lane", name)) or self._find_or_insert(
             ("lane", name),
             "SELECT id FROM lane WHERE name = ?2",
@@ -260,7 +260,7 @@ class InternedNames:
 
 
 class ReadTransaction:
-    """The context of queries: one state of the file, and the time in epoch milliseconds."""
+    """What a query needs: a snapshot of the database, and the time in epoch milliseconds."""
 
     def __init__(self, connection: Connection, now: int) -> None:
         self.execute: Callable[..., Cursor] = connection.execute
@@ -268,7 +268,7 @@ class ReadTransaction:
 
 
 class Transaction(ReadTransaction):
-    """The context of operations; call `flush` before SQL that reads lanes or counters."""
+    """What an operation that writes needs. Call `flush` before SQL that reads lanes or counters."""
 
     def __init__(
         self, connection: Connection, names: InternedNames, now: int, lock: WorkerLock | None
@@ -278,19 +278,20 @@ class Transaction(ReadTransaction):
         self.names = names
         self.worker_lock = lock
         self.lost_attempts: int = 0
-        """Attempts that claims of this transaction have logged as lost."""
+        """The number of attempts that claims of this transaction have logged as lost."""
         self._lanes: dict[int, LaneRow] = {}
-        self._tenant_counters: dict[int, list[int]] = {}
-        """Changes of each tenant's number of tasks by status, and of superseded results."""
-        self._stored_live_tasks: dict[int, int] = {}
-        """Live tasks of each tenant in the file, without the changes of this transaction."""
-        self._policy_use: dict[int, int] = {}
-        """Changes of the number of live tasks that use each policy."""
-        self._outcomes: dict[tuple[int, str], int] = {}
-        """Number of attempts by tenant and outcome."""
+        self._counter_changes: dict[int, list[int]] = {}
+        """For each tenant: the changes of `TENANT_COUNTERS`."""
+        self._stored_live_counts: dict[int, int] = {}
+        """For each tenant: the number of live (PENDING or IN_FLIGHT) tasks in the file, without the
+        changes of this transaction."""
+        self._policy_changes: dict[int, int] = {}
+        """For each policy: the change of the number of live tasks that use it."""
+        self._attempt_counts: dict[tuple[int, str], int] = {}
+        """The number of logged attempts by tenant and outcome."""
 
     def lane(self, lane_id: int) -> LaneRow:
-        """Return a lane; `flush` writes changes that the caller makes to it."""
+        """Return a lane. The caller may change it; `flush` writes the changes."""
         lane = self._lanes.get(lane_id)
         if lane is None:
             self.load_lanes([lane_id])
@@ -298,7 +299,7 @@ class Transaction(ReadTransaction):
         return lane
 
     def load_lanes(self, lane_ids: Iterable[int]) -> None:
-        """Read lanes with one statement, before `lane` is called for each of them."""
+        """Read lanes that are not cached with one statement for many of them."""
         missing = [lane_id for lane_id in lane_ids if lane_id not in self._lanes]
         for _, cursor in _READ_LANES.execute_chunks(self.execute, missing):
             for lane in _decode_lanes(cursor.fetchone()[0]):
@@ -309,60 +310,62 @@ class Transaction(ReadTransaction):
         tenant: int,
         lane: LaneRow,
         policy: int,
-        old: int | None,
-        new: int | None,
-        tasks: int = 1,
+        old_status: int | None,
+        new_status: int | None,
+        task_count: int = 1,
     ) -> None:
-        """Count tasks that change from status `old` (None: added) to `new` (None: deleted)."""
-        counters = self._tenant_counters.get(tenant)
-        if counters is None:
-            counters = self._tenant_counters[tenant] = [0] * len(TENANT_COUNTERS)
+        """Count tasks that change their status; None: they are added (old) or deleted (new)."""
+        changes = self._counter_changes.get(tenant)
+        if changes is None:
+            changes = self._counter_changes[tenant] = [0] * len(TENANT_COUNTERS)
         live_change = 0
-        if old is not None:
-            counters[old] -= tasks
-            if old == PENDING:
-                lane.pending -= tasks
-                live_change = -tasks
+        if old_status is not None:
+            changes[old_status] -= task_count
+            if old_status == PENDING:
+                lane.pending -= task_count
+                live_change = -task_count
                 if not lane.pending:
                     lane.due_at = None
-                    lane.reschedule()
-            elif old == IN_FLIGHT:
-                lane.in_flight -= tasks
-                live_change = -tasks
+                    lane.update_check_times()
+            elif old_status == IN_FLIGHT:
+                lane.in_flight -= task_count
+                live_change = -task_count
                 if not lane.in_flight:
                     lane.lease_end_at = None
+                # When a probe of a half-open lane ends, another may start.
                 if not lane.in_flight or lane.parked_until is not None:
-                    lane.reschedule()  # when a probe of a half-open lane ends, another may start
-            elif old == EXHAUSTED:
-                lane.exhausted -= tasks
-        if new is not None:
-            counters[new] += tasks
-            if new == PENDING:
-                lane.pending += tasks
-                live_change += tasks
-            elif new == IN_FLIGHT:
-                lane.in_flight += tasks
-                live_change += tasks
-            elif new == EXHAUSTED:
-                lane.exhausted += tasks
+                    lane.update_check_times()
+            elif old_status == EXHAUSTED:
+                lane.exhausted -= task_count
+        if new_status is not None:
+            changes[new_status] += task_count
+            if new_status == PENDING:
+                lane.pending += task_count
+                live_change += task_count
+            elif new_status == IN_FLIGHT:
+                lane.in_flight += task_count
+                live_change += task_count
+            elif new_status == EXHAUSTED:
+                lane.exhausted += task_count
         if live_change:
-            self._policy_use[policy] = self._policy_use.get(policy, 0) + live_change
+            self._policy_changes[policy] = self._policy_changes.get(policy, 0) + live_change
 
     def count_superseded(self, tenant: int) -> None:
         """Count a result that arrived after its lease was lost."""
-        self._tenant_counters.setdefault(tenant, [0] * len(TENANT_COUNTERS))[_SUPERSEDED] += 1
+        changes = self._counter_changes.setdefault(tenant, [0] * len(TENANT_COUNTERS))
+        changes[_SUPERSEDED_INDEX] += 1
 
     def count_attempt(self, tenant: int, outcome: str) -> None:
-        """Count an attempt in the time series of outcomes."""
-        self._outcomes[tenant, outcome] = self._outcomes.get((tenant, outcome), 0) + 1
+        """Count an attempt for `attempts_per_minute`."""
+        self._attempt_counts[tenant, outcome] = self._attempt_counts.get((tenant, outcome), 0) + 1
 
-    def live_tasks(self, tenant: int) -> int:
+    def count_live_tasks(self, tenant: int) -> int:
         """Return how many live tasks a tenant has, including changes of this transaction."""
-        if tenant not in self._stored_live_tasks:
+        if tenant not in self._stored_live_counts:
             row = self.execute("SELECT pending + in_flight FROM tenant WHERE id = ?", (tenant,))
-            self._stored_live_tasks[tenant] = row.fetchone()[0]
-        changes = self._tenant_counters.get(tenant, (0, 0))
-        return self._stored_live_tasks[tenant] + changes[PENDING] + changes[IN_FLIGHT]
+            self._stored_live_counts[tenant] = row.fetchone()[0]
+        changes = self._counter_changes.get(tenant, (0, 0))
+        return self._stored_live_counts[tenant] + changes[PENDING] + changes[IN_FLIGHT]
 
     def flush(self) -> None:
         """Write the changed lanes and counters to the file, and empty the caches."""
@@ -383,34 +386,34 @@ class Transaction(ReadTransaction):
                 _keep_earliest(expiry_checks, lane.tenant, expiry_check)
         _WRITE_LANE_COUNTS.execute(self.execute, counts)
         _WRITE_LANE_SCHEDULES.execute(self.execute, schedules)
-        tenant_counters = [(*changes, tenant) for tenant, changes in self._tenant_counters.items()]
-        policy_use = [(change, policy) for policy, change in self._policy_use.items() if change]
+        tenant_counters = [(*changes, tenant) for tenant, changes in self._counter_changes.items()]
+        policy_use = [(change, policy) for policy, change in self._policy_changes.items() if change]
         for statement, rows in (
-            (_LOWER_DUE_CHECK, [(at, tenant) for tenant, at in due_checks.items()]),
-            (_LOWER_EXPIRY_CHECK, [(at, tenant) for tenant, at in expiry_checks.items()]),
+            (_MOVE_DUE_CHECK_EARLIER, [(at, tenant) for tenant, at in due_checks.items()]),
+            (_MOVE_EXPIRY_CHECK_EARLIER, [(at, tenant) for tenant, at in expiry_checks.items()]),
             (_ADD_TO_TENANT_COUNTERS, tenant_counters),
             (_ADD_TO_POLICY_USE, policy_use),
         ):
             if rows:
                 self.executemany(statement, rows)
-        self._write_series()
+        self._write_attempts_per_minute()
         self._lanes.clear()
-        self._tenant_counters.clear()
-        self._stored_live_tasks.clear()
-        self._policy_use.clear()
-        self._outcomes.clear()
+        self._counter_changes.clear()
+        self._stored_live_counts.clear()
+        self._policy_changes.clear()
+        self._attempt_counts.clear()
 
-    def _write_series(self) -> None:
-        """Add the attempts to this minute of each tenant, and of tenant 0, the sum of all."""
+    def _write_attempts_per_minute(self) -> None:
+        """Add the attempts to the current minute of their tenants and of tenant 0 (the totals)."""
         minute = self.now - self.now % MINUTE_MS
         totals: dict[str, int] = {}
-        points: list[Any] = []
-        for (tenant, outcome), count in self._outcomes.items():
-            points += (tenant, minute, outcome, count)
+        parameters: list[Any] = []
+        for (tenant, outcome), count in self._attempt_counts.items():
+            parameters += (tenant, minute, outcome, count)
             totals[outcome] = totals.get(outcome, 0) + count
         for outcome, count in totals.items():
-            points += (0, minute, outcome, count)
-        _ADD_TO_SERIES.execute(self.execute, points)
+            parameters += (0, minute, outcome, count)
+        _ADD_TO_ATTEMPTS_PER_MINUTE.execute(self.execute, parameters)
 
 
 def _number_or_null(number: int | None) -> int | str:

@@ -1,4 +1,4 @@
-"""State transitions of tasks between their attempts, and of lanes."""
+"""State transitions of lanes, and those of tasks that are not the result of an attempt."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ _SET_CANCELLED = f"""
 UPDATE state SET status = {CANCELLED}, finished_at = ?, attempts = ?, version = version + 1,
     worker = NULL, wake_at = 0 WHERE seq = ?
 """
+# `restarted` is `Task.backoff_offset`, `forgiven` is `Task.attempts_before_replay`.
 _REVIVE = f"""
 UPDATE state SET status = {PENDING}, wake_at = ?1, next_attempt_at = ?1, started_at = ?1,
     finished_at = NULL, reason = NULL, version = version + 1, forgiven = attempts,
@@ -51,26 +52,26 @@ DELETE FROM worker WHERE lock = ? AND id NOT IN (
     WHERE status = {IN_FLIGHT} AND worker IS NOT NULL)
 """
 AttemptRow: TypeAlias = tuple[int, int, int, str, bytearray]
-"""Tenant, row id of the task, attempt number, outcome, and the encoded `AttemptRecord`."""
+"""Tenant, `seq` of the task, attempt number, outcome, and the encoded `AttemptRecord`."""
 _INSERT_ATTEMPTS = MultiRowStatement("INSERT INTO attempt (id, log) VALUES [?, ?]")
 
 
 def release(tx: Transaction, releases: Sequence[Release]) -> list[FinishStatus]:
-    """Put leased tasks whose attempt has not started back into the queue."""
-    return [_release(tx, lease) for lease in releases]
+    """Make leased tasks PENDING again; see `Store.release`."""
+    return [_release(tx, release) for release in releases]
 
 
-def _release(tx: Transaction, lease: Release) -> FinishStatus:
-    row = tx.execute(_READ_STATE, (pack_id(lease.task.id),)).fetchone()
+def _release(tx: Transaction, release: Release) -> FinishStatus:
+    row = tx.execute(_READ_STATE, (pack_id(release.task.id),)).fetchone()
     if row is None:
         return FinishStatus.SUPERSEDED
     *ids, version, status, cancelling, attempts, due = row
-    if version != lease.task.version or status != IN_FLIGHT:
+    if version != release.task.version or status != IN_FLIGHT:
         return FinishStatus.SUPERSEDED
     if cancelling:
         mark_cancelled(tx, ids, IN_FLIGHT, attempts)
         return FinishStatus.CANCELLED
-    due = due if lease.next_attempt_at is None else max(due, lease.next_attempt_at)
+    due = due if release.next_attempt_at is None else max(due, release.next_attempt_at)
     _make_pending(tx, ids, IN_FLIGHT, due)
     return FinishStatus.APPLIED
 
@@ -93,7 +94,7 @@ def mark_cancelled(tx: Transaction, ids: TaskRowIds, old_status: int, attempts: 
 
 
 def log_attempts(tx: Transaction, rows: Sequence[AttemptRow]) -> None:
-    """Write attempts to the log and count their outcomes."""
+    """Write attempts to the attempt log, and count them by outcome."""
     parameters: list[Any] = []
     for tenant, seq, number, outcome, attempt in rows:
         parameters += (attempt_row_id(seq, number), attempt)
@@ -102,7 +103,7 @@ def log_attempts(tx: Transaction, rows: Sequence[AttemptRow]) -> None:
 
 
 def cancel(tx: Transaction, tenant: str, task_id: str) -> CancelStatus | None:
-    """Cancel a task; an IN_FLIGHT task is cancelled when its attempt ends."""
+    """Cancel a task; an IN_FLIGHT task becomes CANCELLED only when its lease ends."""
     row = tx.execute(_READ_STATE, (pack_id(task_id),)).fetchone()
     if row is None or row[1] != tx.names.tenant_id(tenant):
         return None
@@ -118,7 +119,7 @@ def cancel(tx: Transaction, tenant: str, task_id: str) -> CancelStatus | None:
 
 
 def retry_now(tx: Transaction, tenant: str, task_id: str) -> RetryNowStatus | None:
-    """Make a pending task or a dead letter due now."""
+    """Make a pending task or a dead letter (an EXHAUSTED task) due now."""
     row = tx.execute(_READ_STATE, (pack_id(task_id),)).fetchone()
     if row is None or row[1] != tx.names.tenant_id(tenant):
         return None
@@ -127,32 +128,30 @@ def retry_now(tx: Transaction, tenant: str, task_id: str) -> RetryNowStatus | No
         revive_dead_letter(tx, ids)
     elif status == PENDING:
         _make_pending(tx, ids, PENDING, min(due, tx.now))
+    elif status == IN_FLIGHT:
+        return RetryNowStatus.IN_FLIGHT
     else:
-        return (
-            RetryNowStatus.IN_FLIGHT
-            if status == IN_FLIGHT
-            else RetryNowStatus.SUCCEEDED_OR_CANCELLED
-        )
+        return RetryNowStatus.SUCCEEDED_OR_CANCELLED
     return RetryNowStatus.DUE
 
 
 def revive_dead_letter(tx: Transaction, ids: TaskRowIds) -> None:
-    """Make a dead letter due now; the policy does not count its attempts so far."""
+    """Make a dead letter PENDING and due now; the policy will not count its attempts so far."""
     _make_pending(tx, ids, EXHAUSTED, tx.now, _REVIVE)
 
 
 def recover_leases(tx: Transaction, limit: int) -> bool:
-    """End up to `limit` leases of dead worker processes; return True if there may be more.
+    """End up to `limit` leases of worker processes that have died; return whether more may remain.
 
-    An attempt that may have started is abandoned: its lease ends now, and the next claim logs the
-    attempt as lost. A task that was leased ahead of its due time is put back into the queue. A
-    worker is deleted together with its last lease.
+    If the task is due, its attempt may have started. Then the lease expires now, and the next claim
+    logs the attempt as lost. A task that is not due yet becomes PENDING again. Workers without any
+    remaining lease are deleted.
     """
     worker_lock, leases_left = tx.worker_lock, limit
     if worker_lock is None:
         return False
     tokens = {token for (token,) in tx.execute(_WORKER_LOCKS).fetchall()}
-    for token in worker_lock.remove_dead(tokens):
+    for token in worker_lock.remove_dead_locks(tokens):
         rows = tx.execute(_LEASES_OF_LOCK, (tx.now, token, leases_left)).fetchall()
         for *ids, due, cancelling, attempts in rows:
             if due <= tx.now:
@@ -160,7 +159,7 @@ def recover_leases(tx: Transaction, limit: int) -> bool:
                 tx.execute("UPDATE state SET wake_at = ? WHERE seq = ?", (tx.now, seq))
                 lane = tx.lane(lane_id)
                 lane.note_lease(tx.now)
-                lane.reschedule()  # when a probe of a half-open lane ends, another may start
+                lane.update_check_times()  # a probe of a half-open lane ended: another may start
             elif cancelling:
                 mark_cancelled(tx, ids, IN_FLIGHT, attempts)
             else:
@@ -176,19 +175,16 @@ def recover_leases(tx: Transaction, limit: int) -> bool:
 def park(tx: Transaction, lane: str, until: int, probes: int, consecutive_opens: int) -> None:
     """Lease no task of a lane until this time, and afterwards `probes` tasks at a time."""
     lane_row = tx.lane(tx.names.lane_id(lane))
-    lane_row.parked_until, lane_row.probes, lane_row.consecutive_opens = (
-        until,
-        probes,
-        consecutive_opens,
-    )
-    lane_row.leave_rotation()
+    lane_row.parked_until, lane_row.probes = until, probes
+    lane_row.consecutive_opens = consecutive_opens
+    lane_row.put_to_sleep()
 
 
 def pause(tx: Transaction, lane: str) -> None:
     """Lease no task of a lane until it is resumed."""
     lane_row = tx.lane(tx.names.lane_id(lane))
     lane_row.paused = 1
-    lane_row.leave_rotation()
+    lane_row.put_to_sleep()
 
 
 def unpark(tx: Transaction, lane: str) -> None:
@@ -196,7 +192,7 @@ def unpark(tx: Transaction, lane: str) -> None:
     for (lane_id,) in tx.execute("SELECT id FROM lane WHERE name = ?", (lane,)):
         lane_row = tx.lane(lane_id)
         lane_row.parked_until, lane_row.probes, lane_row.consecutive_opens = None, 0, 0
-        lane_row.leave_rotation()
+        lane_row.put_to_sleep()
 
 
 def resume(tx: Transaction, lane: str) -> None:

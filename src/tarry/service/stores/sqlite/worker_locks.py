@@ -1,8 +1,8 @@
 """File locks that show which worker processes are alive.
 
-Every open store holds a lock on a file of its own, `<database>.worker-<token>`. The *token* is
-random. The kernel releases the lock when the process ends for whatever reason, but not when it is
-suspended (SIGSTOP). So the leases of a dead process can be ended at once, before they expire.
+Every open store holds a lock on its own file, `<database>.worker-<token>`, with a random *token*.
+The kernel releases the lock when the process ends, for whatever reason, but not when the process is
+suspended (SIGSTOP). So the leases of a dead process can be ended before they expire.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from uuid import uuid4
 try:
     import fcntl
 except ImportError:  # pragma: no cover - Windows has no flock: leases end when they expire
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None  # type: ignore[assignment]  # mypy expects a module
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
 class WorkerLock:
-    """The lock of one open store; also finds the locks of processes that have ended.
+    """The lock of one open store; also finds the lock files of processes that have ended.
 
-    With a writer process, the service holds the lock, and passes the `token` to that process.
+    With a writer process, the service holds the lock and passes the `token` to the writer process.
     """
 
     def __init__(self, database: str | os.PathLike[str], token: str | None = None) -> None:
-        # The real path, so that processes which open the file by another path see the same locks.
+        # The real path: another process may open the same database by another path.
         self._path_prefix = Path(f"{os.path.realpath(database)}.worker-")
         self._descriptor: int | None = None
         self.token: str | None = token
-        """The suffix of the lock file; None while no lock is held, or if files cannot be locked."""
+        """The suffix of the lock file; None before `acquire`, or if files cannot be locked."""
 
     def acquire(self) -> None:
-        """Create a file and lock it. If that fails, leases end only when they expire."""
+        """Create a lock file and lock it. If that fails, leases end only when they expire."""
         while self.token is None:
             token = uuid4().hex
             try:
@@ -50,25 +50,26 @@ class WorkerLock:
             if is_locked is None:
                 self._path(token).unlink(missing_ok=True)
                 return
-            # Another process found the file before it was locked, and locked or deleted it as the
-            # file of a dead process: try again with a new file.
+            # Another process found the file before this one locked it, and locked or deleted it,
+            # because it took it for the file of a dead process. Try again with a new file.
 
     def release(self) -> None:
-        """Release the lock and delete its file; other processes then end remaining leases."""
+        """Release the lock and delete its file; other processes may then end remaining leases."""
         if self._descriptor is not None:
             self._path(str(self.token)).unlink(missing_ok=True)
             os.close(self._descriptor)
             self._descriptor = self.token = None
 
-    def remove_dead(self, tokens: Iterable[str]) -> list[str]:
-        """Return the tokens whose process has ended, and delete their lock files."""
+    def remove_dead_locks(self, tokens: Iterable[str]) -> list[str]:
+        """Delete the lock files of processes that have ended; return their tokens."""
         return [token for token in tokens if token != self.token and self._remove_if_dead(token)]
 
     def remove_leftover_files(self) -> None:
-        """Delete the lock files of processes that ended before they registered a worker."""
+        """Delete the lock files of processes that died before they registered a worker."""
         prefix = self._path_prefix.name
         names = [path.name for path in self._path_prefix.parent.iterdir()]
-        self.remove_dead([name.removeprefix(prefix) for name in names if name.startswith(prefix)])
+        tokens = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+        self.remove_dead_locks(tokens)
 
     def _path(self, token: str) -> Path:
         return self._path_prefix.with_name(self._path_prefix.name + token)
@@ -90,7 +91,7 @@ class WorkerLock:
 
 
 def _try_lock(descriptor: int) -> bool | None:
-    """Lock a file. Return False if another process holds the lock, None if locks do not work."""
+    """Lock a file. Return False if another process holds the lock, None if locking fails."""
     if fcntl is None:
         return None
     try:

@@ -1,14 +1,14 @@
 """The writer process: the SQLite operations that change the file run outside the service's process.
 
-SQLite work and the event loop would otherwise take turns on one interpreter lock. The service
-starts the process, which runs `main`, and exchanges frames with it over its standard input and
-output. A frame holds a group, that is the operation calls that are committed together, or their
-answers. Groups are answered in order. A call has the name of an operation in `OPERATIONS`, and its
-arguments.
+Otherwise SQLite and the event loop would take turns on one interpreter lock (GIL). The service
+starts the writer process, which runs `main`, and exchanges frames with it over its standard input
+and output. A frame contains the operation calls of a group, which are committed together, or their
+answers. Groups are answered in order. A call consists of the name of an operation in `OPERATIONS`
+and its arguments.
 
-The process ends when its input is closed, so it never outlives the service. If it ends earlier, it
-is started again. The calls that it had received then fail with `StoreUnavailable`, although
-they may have been committed.
+The writer process ends when its input is closed, so it never outlives the service. If it ends
+earlier, the service starts it again. The calls that it had received then fail with
+`StoreUnavailable`, although they may have been committed.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ T = TypeVar("T")
 
 _logger = logging.getLogger("tarry.service")
 _MAIN_PROGRAM = f"import sys; from {__name__} import main; main(*sys.argv[1:])"
-_MAX_GROUP_WEIGHT = 128  # changed tasks
-"""Less than for `ThreadExecutor`: while the process commits one group, the event loop handles the
-answers of the previous group and fills the next one. Groups of 500 to 1,000 took 25 to 75 ms; the
-p99 delay of retries was 240 ms, and is 115 ms with this limit."""
+_MAX_GROUP_WEIGHT = 128  # tasks that one transaction changes
+"""Less than for `ThreadExecutor`, because the event loop handles the answers of one group and fills
+the next one while the process commits another. Groups of 500 to 1,000 tasks took 25 to 75 ms, and
+the p99 delay of retries was 240 ms. With this limit it is 115 ms."""
 _EXIT_TIMEOUT_S = 10.0
 _FRAME_LENGTH = struct.Struct("!Q")
 """The header of a frame: the number of bytes that follow."""
 
 
 class Operation:
-    """A function that runs in a transaction, and the decoders of its arguments and its result."""
+    """A function that runs in a transaction, and the decoders for its arguments and its result."""
 
     def __init__(self, run: Callable[..., Any], argument_types: Any, result_type: Any) -> None:
         self.run: Callable[..., Any] = run
@@ -76,7 +76,7 @@ class OperationCall(Generic[T]):
     ) -> None:
         self.run: Callable[..., T] = run
         self.arguments: tuple[Any, ...] = arguments
-        if named:  # arguments are sent by position
+        if named:  # because arguments are sent by position
             self.arguments = signature(run).bind(None, *arguments, **named).args[1:]
 
     def __call__(self, tx: Transaction) -> T:
@@ -85,7 +85,7 @@ class OperationCall(Generic[T]):
 
 
 def ping(tx: Transaction) -> int:
-    """Write a value, to check that the store works; return the store's time."""
+    """Make a small write, to check that the store works; return the store's time."""
     tx.execute("UPDATE meta SET value = ? WHERE name = 'pinged'", (tx.now,))
     return tx.now
 
@@ -129,7 +129,7 @@ OPERATIONS: dict[str, Operation] = {
 
 
 class WriterProcessExecutor(Executor):
-    """Runs groups in the writer process; `database` creates the file and holds the `WorkerLock`."""
+    """Runs groups in the writer process; the service's `database` only holds the `WorkerLock`."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(_MAX_GROUP_WEIGHT)
@@ -139,7 +139,7 @@ class WriterProcessExecutor(Executor):
         self._is_closing = False
 
     async def close(self) -> None:
-        """End the process when everything that was submitted is done."""
+        """End the process when all submitted operations have run."""
         await super().close()
         self._is_closing = True
         if self.process is not None:
@@ -163,8 +163,8 @@ class WriterProcessExecutor(Executor):
                 sys.executable, "-c", _MAIN_PROGRAM,
                 str(self._database.path), token, version("tarry"),
                 stderr=None,
-                # Ctrl-C in a terminal goes to the whole process group. It is meant for the service,
-                # which still has results to write before it ends.
+                # Ctrl-C signals all processes of the terminal's process group. It is meant for the
+                # service, which still has results to write before it ends.
                 start_new_session=True,
             )  # fmt: skip
         except Exception as error:  # noqa: BLE001 - passed to all callers that wait for the process
@@ -181,7 +181,7 @@ class WriterProcessExecutor(Executor):
             self._fail(group, error)
             return
         assert self.process is not None  # noqa: S101 - `_start_group` has checked it
-        # If the process has ended, uvloop raises here before it reports the end; `_on_process_end`
+        # If the process has ended, uvloop may raise here, before it calls `_on_process_end`, which
         # then fails this group.
         with suppress(OSError, RuntimeError):
             self.process.send(frame)
@@ -209,7 +209,7 @@ class WriterProcessExecutor(Executor):
 
 
 class WriterProcess(asyncio.SubprocessProtocol):
-    """The running process: sends frames to it, and calls `on_frame` for each frame it returns."""
+    """The running writer process; calls `on_frame` for each frame from it, then `on_end`."""
 
     def __init__(self, on_frame: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
         self._on_frame = on_frame
@@ -218,11 +218,11 @@ class WriterProcess(asyncio.SubprocessProtocol):
         self._ended = asyncio.Event()
 
     def send(self, frame: bytes) -> None:
-        """Send a frame."""
+        """Write a frame to the input of the process."""
         self._input.write(_FRAME_LENGTH.pack(len(frame)) + frame)
 
     async def close(self) -> None:
-        """Close the input, so that the process ends, and kill it if it does not."""
+        """Close the input, so that the process ends, and kill the process if it does not."""
         self._input.close()
         try:
             async with asyncio.timeout(_EXIT_TIMEOUT_S):
@@ -232,13 +232,13 @@ class WriterProcess(asyncio.SubprocessProtocol):
             await self._ended.wait()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called when the process runs."""
+        """Called when the process has started."""
         self._transport = cast("asyncio.SubprocessTransport", transport)
         self.pid: int = self._transport.get_pid()
         self._input = cast("asyncio.WriteTransport", self._transport.get_pipe_transport(0))
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        """Called with a part of the process's output, which may end anywhere in a frame."""
+        """Called with the next bytes of the process's output, which may end within a frame."""
         del fd
         self._received += data
         while len(self._received) >= _FRAME_LENGTH.size:
@@ -263,7 +263,7 @@ _answers_decoder = Decoder(list[tuple[Raw, tuple[str, str] | None]])
 
 
 def encode_calls(calls: Sequence[OperationCall[Any]]) -> bytes:
-    """Return the frame for calls: the name and the arguments of each."""
+    """Return a frame with the operation name and the arguments of each call."""
     return _encode([(call.run.__name__, call.arguments) for call in calls])
 
 
@@ -281,7 +281,7 @@ def run_calls(database: Database, frame: bytes) -> bytes:
 
 
 def decode_answers(calls: Sequence[OperationCall[Any]], frame: bytes) -> list[Answer]:
-    """Return the answers in a frame; `calls` are the calls that they answer."""
+    """Return the answers in a frame; `calls` are the calls of the same group."""
     return [
         (OPERATIONS[call.run.__name__].decode_result(value), None)
         if error is None
@@ -291,7 +291,7 @@ def decode_answers(calls: Sequence[OperationCall[Any]], frame: bytes) -> list[An
 
 
 def _decode_error(class_name: str, message: str) -> Exception:
-    """Return an error of the same class if it is one of tarry's own, else a `RuntimeError`."""
+    """Return an error of this class if it is in `tarry.errors`, else a `RuntimeError`."""
     error_class = getattr(errors, class_name, None)
     if isinstance(error_class, type):
         return cast("Exception", error_class(message))
@@ -299,11 +299,11 @@ def _decode_error(class_name: str, message: str) -> Exception:
 
 
 def main(path: str, lock_token: str, service_version: str) -> None:
-    """Run the calls of each frame from standard input, until the service closes it."""
+    """Run the calls of each frame from standard input, until the input is closed."""
     if service_version != version("tarry"):  # frames of another version cannot be decoded safely
         sys.exit("tarry was upgraded while the service ran: restart the service")
-    # A supervisor may signal all processes. The service decides when this one ends: it still has
-    # results to write.
+    # A supervisor may signal all processes. The service, which still has results to write, decides
+    # when this process ends.
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, signal.SIG_IGN)
     source, sink = sys.stdin.buffer, sys.stdout.buffer
