@@ -68,7 +68,7 @@ class TaskContent(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     etag: str | None = None
     """If the caller wrote the object `body_ref`: its entity tag when the task was added. A
     different entity tag later shows that the object was replaced."""
-    owns_body_object: bool = msgspec.field(default=False, name="owned")  # stored by this name
+    service_owns_body: bool = msgspec.field(default=False, name="owned")  # stored by this name
     """Whether the service wrote the object `body_ref`, and deletes it when the task is deleted."""
     overrides: dict[str, Any] | None = None
     """Policy fields that this task overrides."""
@@ -90,8 +90,8 @@ class Task(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     fingerprint: bytes
     """A digest of the request that created the task. Another request with the same idempotency key
     and a different digest is a conflict. Empty if the caller gave no idempotency key."""
-    content: bytes
-    """A `TaskContent`, as it is stored."""
+    packed_content: bytes
+    """A `TaskContent`, packed and, if keys are configured, encrypted."""
     owned_body_ref: str | None = None
     """The object to delete with the task: `TaskContent.body_ref` if the service owns it."""
     policy_id: str = "default"
@@ -151,7 +151,7 @@ class Task(msgspec.Struct, kw_only=True, array_like=True, gc=False):
             lane=self.lane,
             key=self.key,
             fingerprint=self.fingerprint,
-            content=self.content,
+            packed_content=self.packed_content,
             owned_body_ref=self.owned_body_ref,
             policy_id=self.policy_id,
             policy_version=self.policy_version,

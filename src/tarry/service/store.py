@@ -126,7 +126,7 @@ class TaskResult(msgspec.Struct, kw_only=True, gc=False):
     previous_delay: float | None = None
     backoff_offset: int = 0
     last_outcome_kind: str | None = None
-    callback: Task | None = None
+    callback_task: Task | None = None
     """A task to add in the same transaction, if `finish` returns APPLIED and no other task has its
     idempotency key. No quota applies to it."""
 

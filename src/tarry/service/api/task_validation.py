@@ -132,9 +132,9 @@ class TaskBuilder:
         elif len(content.body) > self._context.limits.inline_body_bytes:
             put = self._context.body_store.put
             content.body_ref, content.checksum = await put(task.tenant, task.id, content.body)
-            content.body, content.owns_body_object = b"", True
+            content.body, content.service_owns_body = b"", True
             task.owned_body_ref = content.body_ref
-        task.content = self._context.codec.pack(content)
+        task.packed_content = self._context.codec.pack(content)
 
     async def delete_body(self, content: TaskContent) -> None:
         """Delete the body that `finish_building` has stored for a task that was then not added."""

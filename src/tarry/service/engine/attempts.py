@@ -30,9 +30,9 @@ _MAX_EXCERPT_CHARS = 512
 
 
 def build_call(task: Task, policy: Policy, downstream: Downstream) -> DurableCall:
-    """Return the core's call for a task, with its progress since the last replay."""
+    """Return the core's call for a task, with the task's progress since it was last replayed."""
     call = DurableCall(policy, downstream, task.first_due_at / 1000)
-    # Lost attempts do not count: a worker that died may not have sent the tasks that it leased.
+    # Lost attempts do not count: a worker that died may not have sent its leased tasks.
     call.attempts = task.attempts - task.attempts_before_replay - task.lost_attempts
     call.previous_delay = task.previous_delay
     call.backoff_offset = task.backoff_offset

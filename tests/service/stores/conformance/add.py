@@ -28,7 +28,7 @@ async def an_added_task_is_stored_unchanged(harness: StoreHarness) -> None:
     new_task = task(
         key="kä ' \" % \\ " + "k" * 200,
         fingerprint=bytes(range(256)),
-        content=bytes(range(256)) * 64,
+        packed_content=bytes(range(256)) * 64,
         owned_body_ref="bodies/1",
         policy_id="webhook",
         policy_version=3,

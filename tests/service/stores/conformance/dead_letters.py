@@ -146,9 +146,9 @@ async def a_replay_revives_its_dead_letters(harness: StoreHarness) -> None:
     assert [0, 1, 2, 4] == await pending_numbers(harness)
     for number in (0, 1, 2, 4):
         revived, old = await harness.get(number), before[number]
-        assert (old.key, old.content, old.owned_body_ref) == (
+        assert (old.key, old.packed_content, old.owned_body_ref) == (
             revived.key,
-            revived.content,
+            revived.packed_content,
             revived.owned_body_ref,
         )
         assert (Status.PENDING, None, None) == (revived.status, revived.reason, revived.finished_at)

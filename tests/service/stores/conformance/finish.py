@@ -314,8 +314,10 @@ async def a_task_being_cancelled_gets_no_further_attempt(harness: StoreHarness) 
 
     statuses = await harness.store.finish(
         [
-            retry_result(leased[0], START_MS + SECOND_MS, renewed_lease=LEASE, callback=task(8)),
-            exhausted_result(leased[1], callback=task(9)),
+            retry_result(
+                leased[0], START_MS + SECOND_MS, renewed_lease=LEASE, callback_task=task(8)
+            ),
+            exhausted_result(leased[1], callback_task=task(9)),
             deferral,
         ]
     )
@@ -357,7 +359,7 @@ async def a_callback_is_added_with_the_result(harness: StoreHarness) -> None:
     harness.clock.advance(5)
 
     await harness.store.finish(
-        [success_result(leased, callback=task(9, "hook", owned_body_ref="b"))]
+        [success_result(leased, callback_task=task(9, "hook", owned_body_ref="b"))]
     )
 
     callback = await harness.get(9)

@@ -189,7 +189,7 @@ async def retry_now_revives_a_dead_letter(harness: StoreHarness) -> None:
         revived.last_outcome_kind,
     )
     assert (now, now, now) == (revived.next_attempt_at, revived.first_due_at, revived.wake_at)
-    assert (leased.key, leased.content, START_MS) == (
+    assert (leased.key, leased.packed_content, START_MS) == (
         revived.key,
         revived.packed_content,
         revived.created_at,

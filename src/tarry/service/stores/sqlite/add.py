@@ -124,7 +124,7 @@ def _insert_tasks(
         task = new.task
         version = NULL_FOR_NUMBER if task.policy_version is None else task.policy_version
         ref = NULL_FOR_TEXT if task.owned_body_ref is None else task.owned_body_ref
-        fingerprint, content = bytearray(task.fingerprint), bytearray(task.content)
+        fingerprint, content = bytearray(task.fingerprint), bytearray(task.packed_content)
         parameters += (packed_id, tenant, task.key, now, version, fingerprint, ref, content)
     seqs: list[int | None] = []
     for size, cursor in _INSERT_TASKS.execute_chunks(tx.execute, parameters):
