@@ -256,7 +256,7 @@ def test_deadline_ends_with_the_request(fails: bool) -> None:
     scopes: list[Any] = []
 
     async def app(_scope: Any, _receive: Any, _send: Any) -> None:
-        scopes.append(deadlines.scope.get())
+        scopes.append(deadlines.current_scope.get())
         if fails:
             raise ValueError
 
@@ -264,7 +264,7 @@ def test_deadline_ends_with_the_request(fails: bool) -> None:
         scope = {"type": "http", "headers": [DEADLINE]}
         with suppress(ValueError):
             await OneRetryLayerMiddleware(app)(scope, None, None)  # type: ignore[arg-type]
-        scopes.append(deadlines.scope.get())
+        scopes.append(deadlines.current_scope.get())
 
     asyncio.run(main())
 

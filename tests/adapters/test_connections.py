@@ -46,7 +46,7 @@ def test_breaker_opens_during_the_wait(
 
     with client.open(downstream=payments, policy=Policy(jitter=opens)) as session:
         if plan == "long":
-            with pytest.raises(tarry.BreakerOpen, match="the last response was 503"):
+            with pytest.raises(tarry.BreakerOpen, match="the last attempt failed with 503"):
                 session.send("GET", server.url(plan))
         else:
             assert ClientResponse(503, "answer 1") == session.send("GET", server.url(plan))

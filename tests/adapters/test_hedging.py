@@ -162,7 +162,7 @@ def test_copy_that_is_not_allowed_after_a_wait(
     url = server.url(f"{first}:retry-after-ms=1")
     with client.open(hedging=NEVER, downstream=payments) as session:
         if first == "long":
-            with pytest.raises(tarry.BreakerOpen, match="the last response was 503"):
+            with pytest.raises(tarry.BreakerOpen, match="the last attempt failed with 503"):
                 session.send("GET", url)
         else:
             assert ClientResponse(503, "answer 1") == session.send("GET", url)

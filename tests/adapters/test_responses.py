@@ -80,7 +80,7 @@ def test_deadline_during_the_wait(
     monkeypatch.setattr(environment, "async_sleep", ajump)
     with client.open() as session, tarry.deadline(60):
         if plan == "long":
-            with pytest.raises(tarry.DeadlineExceeded, match="the last response was 503"):
+            with pytest.raises(tarry.DeadlineExceeded, match="the last attempt failed with 503"):
                 session.send("GET", server.url(plan))
         else:
             assert ClientResponse(503, "answer 1") == session.send("GET", server.url(plan))

@@ -21,9 +21,9 @@ from tests.runtime.drivers import DRIVERS, FAIL, OK, Dependency, Driver, Step
 @pytest.fixture(autouse=True)
 def _own_scope() -> Iterator[None]:
     """Remove a deadline that a failing test leaves behind."""
-    deadlines.scope.set(None)
+    deadlines.current_scope.set(None)
     yield
-    deadlines.scope.set(None)
+    deadlines.current_scope.set(None)
 
 
 class Bang(BaseException):

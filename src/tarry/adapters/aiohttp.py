@@ -45,7 +45,9 @@ _MAYBE_SENT_ERRORS = (*_CLIENT_ERRORS, ConnectionError, TimeoutError)
 """Errors after which the server may have read the request."""
 
 _last_key: ContextVar[tuple[object, str, str] | None] = ContextVar("tarry_key", default=None)
-"""Call identity, method and Idempotency-Key of this asyncio task's last request with a key."""
+"""Call identity, method and Idempotency-Key of this asyncio task's last request with a key. The
+call identity is an object that all requests of one call of the session share: redirects and
+retries."""
 _last_error: ContextVar[tuple[object, Exception] | None] = ContextVar("tarry_aiohttp", default=None)
 """Call identity and error of this asyncio task's last call that was given up."""
 
@@ -73,10 +75,10 @@ class RetryMiddleware:
     ) -> None:
         self._idempotency_key = messages.check_idempotency_key(idempotency_key)
         self._origins = OriginRegistry(
-            policy, downstream, _classify_error, _classify_response, _release
+            policy, downstream, _classify_error, _classify_response, _release_connection
         )
         self._attempt_timeout = self._origins.policy.attempt_timeout
-        self._hand_off = HandOff(hand_off, self._origins.policy, _FUNCTIONS)
+        self._hand_off = HandOff(hand_off, self._origins.policy, _HTTP_FUNCTIONS)
 
     async def __call__(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
         """Send a request and retry it; return the last response."""
@@ -88,7 +90,7 @@ class RetryMiddleware:
         except ResultNotAccepted as error:
             await self._hand_off.async_try_hand_off(request, error)
             response: Any = messages.final_response(error)
-            return response  # type: ignore[no-any-return]
+            return response  # type: ignore[no-any-return]  # Any: the result of any client
         except Exception as error:
             messages.add_not_repeatable_note(error, can_resend_body=can_resend_body)
             await self._hand_off.async_try_hand_off(request, error)
@@ -114,8 +116,8 @@ class RetryMiddleware:
     ) -> ClientResponse:
         if call.attempts > 1:
             await request.close()  # the previous attempt may still be reading the body
-        limit = messages.attempt_time_limit(self._attempt_timeout)
-        messages.set_attempt_headers(request.headers, call.attempts, limit)
+        time_limit = messages.limit_by_deadline(self._attempt_timeout)
+        messages.set_attempt_headers(request.headers, call.attempts, time_limit)
         try:
             return await handler(request)
         except TimeoutError as error:
@@ -127,7 +129,8 @@ class RetryMiddleware:
 
 
 def _call_identity(request: ClientRequest) -> object:
-    """Return a (private) object that all requests of one call of the session share."""
+    """Return an object that all requests of one call of the session share."""
+    # Private, but no public attribute of the request is shared in this way.
     return request._traces  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
@@ -135,7 +138,7 @@ def _raise_if_given_up(request: ClientRequest) -> None:
     """Raise the error of a call that was given up, if this request is aiohttp's retry of that call.
 
     When a connection is lost, aiohttp itself sends an idempotent request a second time, through all
-    middlewares. The attempts of tarry and of aiohttp would multiply.
+    middlewares. Without this check, the attempts of tarry and of aiohttp would multiply.
     """
     last_error = _last_error.get()
     if last_error is not None:
@@ -149,6 +152,7 @@ def _can_resend(body: Any) -> bool:
     if isinstance(body, (bytes, BytesPayload)):
         return True
     if isinstance(body, aiohttp.IOBasePayload):
+        # Private, but a payload has no public access to its file.
         return bool(body._value.seekable())  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     return isinstance(body, aiohttp.MultipartWriter) and all(_can_resend(part) for part, *_ in body)
 
@@ -156,6 +160,7 @@ def _can_resend(body: Any) -> bool:
 def _snapshot(request: ClientRequest) -> RequestSnapshot:
     body: Any = request.body
     if isinstance(body, BytesPayload):
+        # Private, but a payload has no public access to its bytes without an `await`.
         body = body._value  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     # With `compress`, aiohttp compresses the body while it sends it. The headers describe the
     # compressed body, which is not available here.
@@ -164,7 +169,7 @@ def _snapshot(request: ClientRequest) -> RequestSnapshot:
     return RequestSnapshot(request.method, str(request.url), request.headers.items(), body_bytes)
 
 
-def _classify_error(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT001
+def _classify_error(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT001 - passed by position
     detail, timeout = type(error).__name__, isinstance(error, TimeoutError)
     if isinstance(error, aiohttp.ClientHttpProxyError):
         return messages.classify_proxy_refusal(error.status)
@@ -177,13 +182,13 @@ def _classify_error(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT
     return PERMANENT
 
 
-def _classify_response(policy: Policy, repeatable: bool, response: ClientResponse) -> Outcome:  # noqa: FBT001
+def _classify_response(policy: Policy, repeatable: bool, response: ClientResponse) -> Outcome:  # noqa: FBT001 - passed by position
     headers = response.headers
-    return messages.classify_response(response.status, headers, policy, repeatable=repeatable)
+    return messages.classify_status(response.status, headers, policy, repeatable=repeatable)
 
 
-async def _release(response: ClientResponse) -> bool:
-    """Read a short body, and free the connection; return whether the body was read completely."""
+async def _release_connection(response: ClientResponse) -> bool:
+    """Read a short body, and release the connection; return whether the whole body was read."""
     is_complete = False
     with suppress(aiohttp.ClientError):  # if reading fails, the connection is closed
         if messages.is_worth_draining(response.headers):
@@ -193,6 +198,7 @@ async def _release(response: ClientResponse) -> bool:
                     if not body.add(chunk):
                         break
                 else:
+                    # Private, but there is no public way to give a response a body that was read.
                     response._body = body.content()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
                     await response.read()  # waits until the connection is released
                     is_complete = True
@@ -202,10 +208,10 @@ async def _release(response: ClientResponse) -> bool:
     return is_complete
 
 
-_FUNCTIONS = HttpClientFunctions(
+_HTTP_FUNCTIONS = HttpClientFunctions(
     is_async=True,
     classify_error=_classify_error,
     classify_response=_classify_response,
-    release=_release,
+    release_connection=_release_connection,
     snapshot=_snapshot,
 )

@@ -2,19 +2,19 @@
 
     app = OneRetryLayerMiddleware(app)
 
-Deadlines: a request may have a header with the time that its client waits. All calls that the
+Deadlines: a request may have a header with the time that its client still waits. All calls that the
 handler of the request makes share this deadline, until the response is sent.
 
 Retries: a handler may fail because one of its calls was given up, after retries or because of an
-open breaker. The response then has `X-Should-Retry: false`, because the client should not retry
-what this server has retried. A call that is not repeatable was not retried and does not count.
-Two cases:
+open breaker. The response then has the header `X-Should-Retry: false`, because the client should
+not retry what this server has retried. A call that was made only once, because it is not
+repeatable, does not cause the header. There are two cases:
 
 - The handler raises an error. If the error comes from a call that was given up, the middleware
-  sends the response.
-- The handler sends a response with a status of 500 or more. The middleware adds the header, unless
-  the response has `Retry-After` or `X-Should-Retry`. Any call that was given up suffices, because
-  the response does not show its cause.
+  sends a 503 with the header.
+- The handler sends a response with a status of 500 or more. The middleware adds the header if any
+  call was given up, because a response does not show which error caused it. It adds nothing if the
+  response has `Retry-After` or `X-Should-Retry`.
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ class OneRetryLayerMiddleware:
             await self._app(scope, receive, send)
             return
         values = [value for name, value in scope["headers"] if name.lower() == _DEADLINE]
-        # None if the header is missing, repeated or invalid.
         text = values[0].decode("latin-1") if len(values) == 1 else ""
+        # `remaining` is None if the header is missing, repeated or invalid.
         remaining = http.parse_deadline_ms(text)
         deadline_handle = (
             None if remaining is None else deadlines.enter(environment.now() + remaining)
         )
         given_up_calls = GivenUpCalls()
         token = current_given_up_calls.set(given_up_calls)
-        response = _ResponseSender(send, given_up_calls, deadline_handle)
+        sender = _ResponseSender(send, given_up_calls, deadline_handle)
         try:
-            await self._app(scope, receive, response.send)
+            await self._app(scope, receive, sender.send)
         except Exception as error:
             record = given_up_calls.find(error)
-            if record is not None and not response.has_started:
-                await response.send_failure(record)
+            if record is not None and not sender.has_started:
+                await sender.send_failure(record)
             raise  # the server still logs the error
         finally:
             given_up_calls.close()
@@ -78,7 +78,7 @@ class OneRetryLayerMiddleware:
 
 
 class _ResponseSender:
-    """The ASGI `send` of one request. It adds `X-Should-Retry: false` to failed responses."""
+    """Wraps the ASGI `send` of one request, to add `X-Should-Retry: false` to the response."""
 
     def __init__(
         self,
@@ -102,11 +102,13 @@ class _ResponseSender:
         await self._send(message)
         is_last = message_type in _BODY_MESSAGES and not message.get("more_body", False)
         if self._deadline_handle is not None and is_last:
-            self._deadline_handle.has_ended = True  # no client waits for later background work
+            # The client does not wait for background work that the handler does from now on.
+            self._deadline_handle.has_ended = True
 
     async def send_failure(self, record: CallRecord) -> None:
         """Send a 503 for a handler that raised, with `Retry-After` if the delay is known."""
-        problem = Problem(503, "Service Unavailable", "A service behind this one does not answer.")
+        detail = "A call to another service failed and was given up."
+        problem = Problem(503, "Service Unavailable", detail)
         body = problem.to_json()
         headers = [
             (b"content-type", PROBLEM_MEDIA_TYPE.encode()),

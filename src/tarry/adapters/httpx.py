@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tarry.core.hedging import Hedging
     from tarry.core.policy import Policy
 
-    # Base classes only for type checkers: at run time neither client requires them.
+    # Base classes for type checkers only: at run time, neither httpx nor httpx2 requires them.
     class _BaseTransport(httpx.BaseTransport, httpx2.BaseTransport):
         def handle_request(self, request: Any) -> Any: ...
 
@@ -56,21 +56,21 @@ _CacheKey: TypeAlias = "tuple[str, str, str, int | None, type[Any]]"
 """Method, scheme, host and port of a request, and the type of its body."""
 
 _BYTES_STREAM = "ByteStream"
-"""The name of the type of bodies that are bytes, including empty bodies."""
+"""The name of the class of bodies that are bytes, including empty bodies."""
 _TIMEOUT_PHASES = ("connect", "read", "write", "pool")
 _CONNECT_SHARE = 0.9
 """The share of an attempt's time limit that is available for connecting. Connecting thus times out
-before the attempt is cancelled: the client's timeout error shows that nothing was sent, and a
-cancellation does not."""
+before the attempt is cancelled. This is better, because the client's timeout error shows that
+nothing was sent, and a cancellation does not."""
 _NOT_SENT_ERRORS = frozenset({"ConnectError", "ConnectTimeout", "PoolTimeout"})
 _MAYBE_SENT_ERRORS = {"TimeoutException", "NetworkError", "RemoteProtocolError", "ProxyError"}
-"""Errors after which the server may have read the request."""
+"""The names of errors after which the server may have read the request."""
 
-_get_deadline_scope = deadlines.scope.get
+_get_deadline_scope = deadlines.current_scope.get
 
 
 def _checked_transport(transport: Any, class_name: str, method: str) -> Any:
-    """Return the user's transport, or a new one of this class; raise if it cannot be used."""
+    """Return the user's inner transport, or a new one of this class; raise if it is unsuitable."""
     if transport is None:
         for package in ("httpx", "httpx2"):
             try:
@@ -80,7 +80,7 @@ def _checked_transport(transport: Any, class_name: str, method: str) -> Any:
             return getattr(module, class_name)()
         raise errors.MissingExtra("this needs httpx: pip install 'tarry[httpx]'")
     retries: Any = getattr(getattr(transport, "_pool", None), "_retries", 0)
-    if retries or hasattr(transport, "tarry_retries"):
+    if retries or hasattr(transport, "is_tarry_transport"):
         raise errors.ConfigurationError(
             f"the inner transport must not retry, got {transport!r}: the attempts of two layers "
             f"multiply; leave retries= of {class_name} at 0, and use "
@@ -98,7 +98,7 @@ def _package_name(value: object) -> str:
 
 
 class _AttemptTimeouts(dict[str, Any]):
-    """A copy of the user's timeouts for one attempt, which `_release` may therefore change."""
+    """The timeouts of one attempt. `_release_connection` may change them: they are a copy."""
 
 
 def _can_resend_body(request: Any, *, in_parallel: bool = False) -> bool:
@@ -119,14 +119,14 @@ def _can_resend_body(request: Any, *, in_parallel: bool = False) -> bool:
     return True
 
 
-def _attempt_request(request: Any, number: int, attempt_timeout: float | None) -> Any:
+def _copy_for_attempt(request: Any, number: int, attempt_timeout: float | None) -> Any:
     """Return a copy of the request with the headers and timeouts of an attempt."""
-    limit = messages.attempt_time_limit(attempt_timeout)
+    time_limit = messages.limit_by_deadline(attempt_timeout)
     timeouts = _AttemptTimeouts(request.extensions.get("timeout") or {})
-    if limit is not None:
-        timeout = max(limit, messages.MIN_TIMEOUT_S)
+    if time_limit is not None:
+        limit = max(time_limit, messages.MIN_TIMEOUT_S)
         for phase in _TIMEOUT_PHASES:
-            phase_limit = timeout * _CONNECT_SHARE if phase in ("connect", "pool") else timeout
+            phase_limit = limit * _CONNECT_SHARE if phase in ("connect", "pool") else limit
             timeouts[phase] = min(phase_limit, timeouts.get(phase) or phase_limit)
     copy = type(request)(
         request.method,
@@ -135,7 +135,7 @@ def _attempt_request(request: Any, number: int, attempt_timeout: float | None) -
         stream=request.stream,
         extensions={**request.extensions, "timeout": timeouts},
     )
-    messages.set_attempt_headers(copy.headers, number, limit)
+    messages.set_attempt_headers(copy.headers, number, time_limit)
     return copy
 
 
@@ -145,7 +145,7 @@ def _snapshot(request: Any) -> RequestSnapshot:
     return RequestSnapshot(request.method, str(request.url), request.headers.multi_items(), body)
 
 
-def _classify_error(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT001
+def _classify_error(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT001 - passed by position
     names = {base.__name__ for base in type(error).__mro__}
     detail = type(error).__name__
     timeout = "TimeoutException" in names
@@ -164,7 +164,7 @@ def _classify_error(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT
 def _is_tls_error(error: Exception) -> bool:
     """Return whether a permanent TLS error, such as an invalid certificate, is the cause.
 
-    The cause of an httpx error is an httpcore error. The httpcore error has no cause, but its
+    The cause of an httpx error is an httpcore error. If this httpcore error has no cause, its
     context is the original error. The context of the original error is not searched, because it may
     be an unrelated error of the user.
     """
@@ -175,13 +175,14 @@ def _is_tls_error(error: Exception) -> bool:
     return original is not None
 
 
-def _release(response: Any) -> bool:
-    """Read a short body, and free the connection; return whether the body was read completely."""
+def _release_connection(response: Any) -> bool:
+    """Read a short body, and release the connection; return whether the whole body was read."""
     stream, is_complete = response.stream, False
     with suppress(Exception):  # if reading fails, the connection is closed
         if messages.is_worth_draining(response.headers):
             body = DrainedBody()
-            with suppress(RuntimeError):  # `request` is not set if the user's own request was sent
+            # `response.request` raises RuntimeError if `_send` sent the user's request, not a copy.
+            with suppress(RuntimeError):
                 timeouts = response.request.extensions.get("timeout")
                 if isinstance(timeouts, _AttemptTimeouts):
                     timeouts["read"] = min(timeouts.get("read") or body.timeout, body.timeout)
@@ -190,7 +191,7 @@ def _release(response: Any) -> bool:
     return is_complete
 
 
-async def _release_async(response: Any) -> bool:
+async def _release_connection_async(response: Any) -> bool:
     stream, is_complete = response.stream, False
     with suppress(Exception):
         if messages.is_worth_draining(response.headers):
@@ -213,44 +214,47 @@ def _restore_body(response: Any, body: DrainedBody) -> bool:
 
 # These are functions, not methods: with bound methods, a transport would refer to itself, and its
 # connections would stay open until the garbage collector breaks the reference cycle.
-def _send(transport: Any, request: Any, *, limit: float | None, number: int = 1) -> Any:
-    if number > 1 or limit is not None or _get_deadline_scope() is not None:
-        request = _attempt_request(request, number, limit)
+def _send(transport: Any, request: Any, *, attempt_timeout: float | None, number: int = 1) -> Any:
+    if number > 1 or attempt_timeout is not None or _get_deadline_scope() is not None:
+        request = _copy_for_attempt(request, number, attempt_timeout)
         response = transport.handle_request(request)
-        # `_release` reads the timeouts from this request. The client later replaces it with the
-        # user's request.
+        # `_release_connection` changes the timeouts of this request. The client later replaces the
+        # request with the user's request.
         response.request = request
         return response
     return transport.handle_request(request)
 
 
-def _send_first(transport: Any, request: Any) -> Any:
-    return transport.handle_request(request)  # looked up for each request: it may be patched
+def _send_unchanged(transport: Any, request: Any) -> Any:
+    # The method is looked up for each request, because tests may patch it.
+    return transport.handle_request(request)
 
 
-async def _send_async(transport: Any, request: Any, *, limit: float | None, number: int = 1) -> Any:
-    if number > 1 or limit is not None or _get_deadline_scope() is not None:
-        request = _attempt_request(request, number, limit)
+async def _send_async(
+    transport: Any, request: Any, *, attempt_timeout: float | None, number: int = 1
+) -> Any:
+    if number > 1 or attempt_timeout is not None or _get_deadline_scope() is not None:
+        request = _copy_for_attempt(request, number, attempt_timeout)
     return await transport.handle_async_request(request)
 
 
-def _send_first_async(transport: Any, request: Any) -> Any:
+def _send_unchanged_async(transport: Any, request: Any) -> Any:
     return transport.handle_async_request(request)
 
 
-_FUNCTIONS = HttpClientFunctions(
+_HTTP_FUNCTIONS = HttpClientFunctions(
     is_async=False,
     classify_error=_classify_error,
     classify_response=messages.make_response_classifier(
         lambda response: response.headers.multi_items()
     ),
-    release=_release,
+    release_connection=_release_connection,
     snapshot=_snapshot,
 )
 
 
 def _raise_wrong_client(transport: object, *_: object) -> Never:
-    """Raise because a sync transport was passed to an async client, or the reverse."""
+    """Raise because a sync transport was passed to an async client, or the opposite."""
     raise errors.ConfigurationTypeError(
         "a Client takes a RetryTransport, and an AsyncClient an AsyncRetryTransport; this client "
         f"got the wrong one, {type(transport).__name__}"
@@ -260,13 +264,13 @@ def _raise_wrong_client(transport: object, *_: object) -> Never:
 class _RetryTransportBase(Generic[C]):
     """The code that both transports share."""
 
-    _client_functions: ClassVar[HttpClientFunctions]
+    _http_functions: ClassVar[HttpClientFunctions]
     _attempt_functions: ClassVar[tuple[Callable[..., Any], Callable[..., Any]]]
-    """The arguments `send` and `send_first` of the `RequestSender`, without the transport."""
+    """The arguments `send` and `send_unchanged` of the `RequestSender`, without the transport."""
     _inner_class_and_method: ClassVar[tuple[str, str]]
-    """The class of the default inner transport, and the method that sends its requests."""
-    tarry_retries: ClassVar[bool] = True
-    """Marks a transport that retries, so that it is not wrapped in another one."""
+    """The class of the default inner transport, and the method of an inner transport that sends."""
+    is_tarry_transport: ClassVar[bool] = True
+    """Marks a transport that retries, so that `_checked_transport` rejects it."""
 
     def __init__(
         self,
@@ -280,7 +284,7 @@ class _RetryTransportBase(Generic[C]):
     ) -> None:
         self._transport: Any = _checked_transport(transport, *self._inner_class_and_method)
         self._sender = RequestSender(
-            self._client_functions,
+            self._http_functions,
             *(partial(send, self._transport) for send in self._attempt_functions),
             policy=policy,
             hedging=hedging,
@@ -289,10 +293,13 @@ class _RetryTransportBase(Generic[C]):
             hand_off=hand_off,
         )
         self._send_cache: LRUCache[_CacheKey, Callable[..., Any]] = LRUCache()
-        """Functions that send requests whose method and body type show that they are repeatable."""
+        """The functions for requests whose method and body type show that they are repeatable."""
 
     def _send_function(self, request: Any, cache_key: _CacheKey) -> Callable[..., Any]:
-        """Return the function that sends a request; cache it in `_send_cache` if possible."""
+        """Return the function that sends a request.
+
+        Cache it in `_send_cache` if all requests with this key are repeatable.
+        """
         sender, (method, scheme, host, port, stream_type) = self._sender, cache_key
         can_cache = method in http.IDEMPOTENT_METHODS and stream_type.__name__ == _BYTES_STREAM
         repeatable = can_cache or (
@@ -303,7 +310,10 @@ class _RetryTransportBase(Generic[C]):
         return self._send_cache.add(cache_key, send) if can_cache else send
 
     def _explain_error(self, request: Any, error: Exception) -> None:
-        """Explain an error that is hard to understand: raise a better one, or add a note."""
+        """Raise a clearer error if httpx and httpx2 are mixed; else add a note to the error.
+
+        The note says why a request that is not repeatable was not retried.
+        """
         inner, outer = _package_name(self._transport), _package_name(request)
         if isinstance(error, AssertionError) and {inner, outer} == {"httpx", "httpx2"}:
             raise errors.ConfigurationError(
@@ -329,8 +339,8 @@ class RetryTransport(_RetryTransportBase["SyncTaskClient"], _BaseTransport):
             and `HandedOff` is raised.
     """
 
-    _client_functions = _FUNCTIONS
-    _attempt_functions = _send, _send_first
+    _http_functions = _HTTP_FUNCTIONS
+    _attempt_functions = _send, _send_unchanged
     _inner_class_and_method = "HTTPTransport", "handle_request"
 
     def handle_request(self, request: Any) -> Any:
@@ -351,7 +361,7 @@ class RetryTransport(_RetryTransportBase["SyncTaskClient"], _BaseTransport):
             self._sender.hand_off.try_hand_off(request, error)
             raise
 
-    if not TYPE_CHECKING:  # a type checker reports that the methods are missing
+    if not TYPE_CHECKING:  # hidden from type checkers, so that they report the wrong client
         handle_async_request = __aenter__ = _raise_wrong_client
 
     def close(self) -> None:
@@ -372,8 +382,10 @@ class AsyncRetryTransport(_RetryTransportBase["AsyncTaskClient"], _AsyncBaseTran
     The arguments are those of `RetryTransport`, but `hand_off` is a `tarry.AsyncClient`.
     """
 
-    _client_functions = _FUNCTIONS._replace(is_async=True, release=_release_async)
-    _attempt_functions = _send_async, _send_first_async
+    _http_functions = _HTTP_FUNCTIONS._replace(
+        is_async=True, release_connection=_release_connection_async
+    )
+    _attempt_functions = _send_async, _send_unchanged_async
     _inner_class_and_method = "AsyncHTTPTransport", "handle_async_request"
 
     async def handle_async_request(self, request: Any) -> Any:
@@ -391,7 +403,7 @@ class AsyncRetryTransport(_RetryTransportBase["AsyncTaskClient"], _AsyncBaseTran
             await self._sender.hand_off.async_try_hand_off(request, error)
             raise
 
-    if not TYPE_CHECKING:
+    if not TYPE_CHECKING:  # see `RetryTransport`
         handle_request = __enter__ = _raise_wrong_client
 
     async def aclose(self) -> None:

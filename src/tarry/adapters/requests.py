@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tarry.core.policy import Policy
 
 _TUNNEL_REFUSAL = re.compile(r"Tunnel connection failed: ([0-9]+)(?: |$)")
-"""The error text if a proxy refused to open a tunnel, with the status of its response."""
+"""The text of the error if a proxy refused to open a tunnel, with the status of its response."""
 
 
 class RetryAdapter(HTTPAdapter):
@@ -88,7 +88,7 @@ class RetryAdapter(HTTPAdapter):
             "idempotency_key": idempotency_key,
             "hand_off": hand_off,
         }
-        self._sender = RequestSender(_FUNCTIONS, _send, **self._options)
+        self._sender = RequestSender(_HTTP_FUNCTIONS, _send, **self._options)
         super().__init__(pool_connections, pool_maxsize, 0, pool_block)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -98,20 +98,20 @@ class RetryAdapter(HTTPAdapter):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the adapter, with new breakers and budgets."""
         super().__setstate__(state)
-        self._sender = RequestSender(_FUNCTIONS, _send, **self._options)
+        self._sender = RequestSender(_HTTP_FUNCTIONS, _send, **self._options)
 
-    def send(  # the positions of the arguments are those of HTTPAdapter
+    def send(
         self,
         request: PreparedRequest,
-        stream: bool = False,  # noqa: FBT001, FBT002
+        stream: bool = False,  # noqa: FBT001, FBT002 - the signature of HTTPAdapter
         timeout: Any = None,
-        verify: Any = True,  # noqa: FBT002
+        verify: Any = True,  # noqa: FBT002 - the same
         cert: Any = None,
         proxies: Any = None,
     ) -> Response:
         """Send a request and retry it; return the last response."""
         body_start = _body_position(request.body)
-        # Two hedged copies cannot read one file in parallel.
+        # Two hedged copies (parallel attempts) cannot read one file at the same time.
         is_shared_file = self._sender.hedging is not None and _is_file(request.body)
         can_resend_body = body_start is not None and not is_shared_file
         send = partial(super().send, stream=stream, verify=verify, cert=cert, proxies=proxies)
@@ -134,7 +134,7 @@ class RetryAdapter(HTTPAdapter):
             self._sender.hand_off.try_hand_off(request, error)
             raise
         response.request = request  # instead of the copy that was sent
-        return response  # type: ignore[no-any-return]
+        return response  # type: ignore[no-any-return]  # Any: `send_with_retries` is untyped
 
 
 def _send(
@@ -143,17 +143,18 @@ def _send(
     body_start: int | None,
     timeout: Any,
     *,
-    limit: float | None,
+    attempt_timeout: float | None,
     number: int = 1,
 ) -> Response:
+    """Send one attempt; `timeout` is the user's, and `attempt_timeout` the policy's."""
     if number > 1 and body_start is not None and _is_file(request.body):
         cast("Any", request.body).seek(body_start)
-    limit = messages.attempt_time_limit(limit)
-    if number > 1 or limit is not None:
+    time_limit = messages.limit_by_deadline(attempt_timeout)
+    if number > 1 or time_limit is not None:
         request = request.copy()  # the user's request stays unchanged
-        messages.set_attempt_headers(cast("Any", request.headers), number, limit)
-    if limit is not None:
-        timeout = _limit_timeout(timeout, max(limit, messages.MIN_TIMEOUT_S))
+        messages.set_attempt_headers(cast("Any", request.headers), number, time_limit)
+    if time_limit is not None:
+        timeout = _limit_timeout(timeout, max(time_limit, messages.MIN_TIMEOUT_S))
     return send(request, timeout=timeout)
 
 
@@ -170,7 +171,7 @@ def _snapshot(request: PreparedRequest) -> RequestSnapshot:
 
 
 def _body_position(body: Any) -> int | None:
-    """Return the position from which to read the body; None if the body cannot be rewound."""
+    """Return the position from which an attempt reads the body; None if it cannot be rewound."""
     if body is None or isinstance(body, (bytes, bytearray, str)):
         return 0
     try:
@@ -185,7 +186,10 @@ def _is_file(body: Any) -> bool:
 
 
 def _limit_timeout(timeout: Any, limit: float) -> Any:
-    """Return the user's timeout, limited to `limit` seconds for connecting and for each read."""
+    """Return the user's timeout, with at most `limit` seconds for connecting and for each read.
+
+    A urllib3 `Timeout` gets this limit for the whole request.
+    """
     if isinstance(timeout, Urllib3Timeout):
         limited = timeout.clone()
         total = limited.total
@@ -195,7 +199,7 @@ def _limit_timeout(timeout: Any, limit: float) -> Any:
     return min(limit, connect or limit), min(limit, read or limit)
 
 
-def _classify_error(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT001
+def _classify_error(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT001 - passed by position
     detail, timeout = type(error).__name__, isinstance(error, Timeout)
     original = _original_error(error)
     if isinstance(original, OSError) and (refusal := _TUNNEL_REFUSAL.match(str(original))):
@@ -214,10 +218,10 @@ def _classify_error(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT
 def _original_error(error: Exception) -> Any:
     """Return the original error, whose type shows whether the request may have been sent.
 
-    The type of the requests error does not show that. A `ProxyError` may mean that the proxy has
-    read the request, and an `SSLError` that the connection was lost later. The requests error
-    contains a `MaxRetryError` of urllib3, which contains the original error. With a proxy or TLS,
-    there is one more error between these two.
+    The type of the requests error does not show this. A `ProxyError` may mean that the proxy has
+    read the request, and an `SSLError` that the connection was lost after the request was sent. The
+    requests error contains a `MaxRetryError` of urllib3, which contains the original error. With a
+    proxy or TLS, there is one more error between the `MaxRetryError` and the original error.
     """
     wrapped: Any = error.args[0] if error.args else None
     reason = getattr(wrapped, "reason", wrapped)
@@ -225,28 +229,29 @@ def _original_error(error: Exception) -> Any:
     return reason.args[0] if isinstance(reason, Urllib3SSLError) and reason.args else reason
 
 
-def _release(response: Response) -> bool:
-    """Read a short body, and free the connection; return whether the body was read completely."""
+def _release_connection(response: Response) -> bool:
+    """Read a short body, and release the connection; return whether the whole body was read."""
     is_complete = False
     with suppress(RequestException, OSError):  # if reading fails, the connection is closed
         if messages.is_worth_draining(response.headers):
             body = DrainedBody()
             socket = getattr(getattr(response.raw, "connection", None), "sock", None)
             if socket is not None:
-                socket.settimeout(body.timeout)  # the next request on the connection sets its own
+                socket.settimeout(body.timeout)  # the next request sets its own timeout
             if all(map(body.add, response.iter_content(1024))):
+                # Private, but there is no public way to give a response a body that was read.
                 response._content = body.content()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
                 is_complete = True
     response.close()
     return is_complete
 
 
-_FUNCTIONS = HttpClientFunctions(
+_HTTP_FUNCTIONS = HttpClientFunctions(
     is_async=False,
     classify_error=_classify_error,
     classify_response=messages.make_response_classifier(
         lambda response: response.raw.headers.iteritems()
     ),
-    release=_release,
+    release_connection=_release_connection,
     snapshot=_snapshot,
 )

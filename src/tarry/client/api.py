@@ -21,7 +21,7 @@ from tarry.core.hints import parse_retry_after
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError, ConfigurationTypeError, TarryError, short_repr
 from tarry.runtime.clocks import environment
-from tarry.runtime.deadlines import earliest
+from tarry.runtime.deadlines import cap_at_deadline
 from tarry.wire import http
 from tarry.wire import tasks as wire
 from tarry.wire.policies import policy_to_service
@@ -386,7 +386,7 @@ def _poll_until(
     `build_request` takes the seconds that the service may wait before it responds.
     """
     timeout_s = inf if timeout is None else options.to_seconds("timeout", timeout)
-    deadline = earliest(environment.now() + timeout_s)
+    deadline = cap_at_deadline(environment.now() + timeout_s)
     delay: float | None = None
     pause_count = 0
     while True:

@@ -1,9 +1,9 @@
-"""The state of a call that a driver runs: the core's `Call` with clock, random numbers, events.
+"""The state of a call that a driver runs: the core's `Call` with clock, random numbers and events.
 
-A driver is the loop that makes the attempts. It calls `begin_attempt`, makes the attempt, and
-passes the error to `try_continue` or the result to `try_finish`. If the call continues, the driver
-calls `wait` or `async_wait` and begins the next attempt. If a limiter admits an attempt only after
-a delay, `begin_attempt` returns that delay, and the driver sleeps before it makes the attempt.
+A driver is the loop that makes the attempts of a call. It calls `begin_attempt`, makes the attempt,
+and passes its error to `try_continue` or its result to `try_finish`. If the call continues, the
+driver calls `wait` or `async_wait` and begins the next attempt. If a limiter admits an attempt only
+after a delay, `begin_attempt` returns that delay, and the driver sleeps before the attempt.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tarry.runtime.config import RetryConfig
 
 FirstFailure: TypeAlias = "tuple[Outcome, str, Wait]"
-"""The outcome of a first attempt that failed, the type name of its error, and the wait after it."""
+"""The outcome of a failed first attempt, the type name of its error, and the wait that follows."""
 
 _REJECTION_CLASSES: dict[Reason, type[errors.Rejected]] = {
     Reason.BREAKER_OPEN: errors.BreakerOpen,
@@ -48,8 +48,8 @@ class RunningCall(Call):
 
     __slots__ = (
         "_error",
-        "_is_observed",
-        "_record_count_at_start",
+        "_has_emitted_failure",
+        "_record_count",
         "_uses_clock",
         "_wait",
         "config",
@@ -69,12 +69,13 @@ class RunningCall(Call):
         Call.__init__(self, policy, config.downstream, started or 0.0, deadline)
         self.config: RetryConfig = config
         self._uses_clock = started is not None
-        self._record_count_at_start = record_count
-        """The value of `bus.record_count` when the attempt began; see `error_record`."""
+        self._record_count = record_count
+        """The number of the newest error record when the attempt began. Newer records come from
+        retry loops inside the attempt: see `error_record`."""
         self._error: Exception | None = None
         """The error of the last attempt, while the call waits for the next one."""
-        self._is_observed = False
-        """Whether events of this call have been emitted, so that its later events must be too."""
+        self._has_emitted_failure = False
+        """Whether a failed attempt has been emitted. All later events are then emitted too."""
 
     @classmethod
     def new(cls, config: RetryConfig) -> Self:
@@ -83,20 +84,23 @@ class RunningCall(Call):
         if config.deadline is None:
             deadline = deadlines.current()
         else:
-            deadline = deadlines.earliest(now + config.deadline)
+            deadline = deadlines.cap_at_deadline(now + config.deadline)
         return cls(config, now, deadline, 0)
 
     @classmethod
     def after_first_attempt(
         cls, config: RetryConfig, started: float, record_count: int, permit: int
     ) -> Self:
-        """Return the state of a call whose first attempt was made without a `RunningCall`."""
+        """Return the state of a call whose first attempt was made without a `RunningCall`.
+
+        `permit` is the permit of that attempt, which a success or a failure releases.
+        """
         running = cls(config, started, None, record_count)
         running.adopt_first_attempt(permit)
         return running
 
     def begin_attempt(self) -> Attempt:
-        """Begin the next attempt; raise the last error, or a rejection, if none may begin."""
+        """Begin the next attempt; if it is rejected, raise the last error or a `Rejected`."""
         command = self.start(environment.now() if self._uses_clock else 0.0)
         # The error's traceback refers to this object: break the reference cycle.
         error, self._error = self._error, None
@@ -109,30 +113,31 @@ class RunningCall(Call):
                 raise error
             finally:
                 del error  # its traceback refers to this frame: break the reference cycle
-        self._record_count_at_start = bus.record_count
-        if bus.listeners or self._is_observed:
+        self._record_count = bus.record_count
+        if bus.listeners or self._has_emitted_failure:
             self._emit_started()
         return command
 
     def try_continue(self, error: Exception, outcome: Outcome | None = None) -> bool:
-        """Record a failed attempt and return whether another attempt follows.
+        """Record a failed attempt; return whether another attempt follows.
 
-        The error is classified unless the caller passes its outcome.
+        The error is classified unless `outcome` is given.
         """
         config = self.config
         try:
             if outcome is None:
-                classify = config.classify_error  # a local variable is faster: see `Environment`
-                outcome = classify(error, self._record_count_at_start)
+                # Calling a slot through a local variable is faster: see `Environment`.
+                classify = config.classify_error
+                outcome = classify(error, self._record_count)
             now = environment.now() if self._uses_clock else 0.0
             random_number = (config.draw_random or environment.draw_random)()
             verdict = self.record_failure(outcome, now, random_number, type(error).__name__)
             log_enabled = bus.log_enabled
             if bus.listeners or log_enabled(LOG_WARNING):
-                # For the log alone, no event is emitted when an attempt starts: emit it now.
-                if not self._is_observed and not bus.listeners:
+                # Without listeners, the start of the attempt was not emitted: emit it for the log.
+                if not self._has_emitted_failure and not bus.listeners:
                     self._emit_started()
-                self._is_observed = True
+                self._has_emitted_failure = True
                 self._emit_failed(outcome, verdict, error)
             if isinstance(verdict, Stop):
                 self._record_give_up(verdict, error)
@@ -144,14 +149,18 @@ class RunningCall(Call):
         return True
 
     def try_finish(self, result: object) -> bool:
-        """Record the result of an attempt; return whether the call ends with this result."""
+        """Record the result of an attempt; return whether the call ends with this result.
+
+        A permanent failure, such as a 404, also ends the call with its result. Raises
+        `ResultNotAccepted` if the result is a failure and no attempt follows.
+        """
         classify_result = self.config.classify_result
         if classify_result is not None:
             outcome = classify_result(result)
-            if outcome.kind is Kind.PERMANENT:  # such as a 404
+            if outcome.kind is Kind.PERMANENT:
                 random_number = (self.config.draw_random or environment.draw_random)()
                 verdict = self.record_failure(outcome, environment.now(), random_number)
-                if isinstance(verdict, Stop) and (bus.listeners or self._is_observed):
+                if isinstance(verdict, Stop) and (bus.listeners or self._has_emitted_failure):
                     self._emit_failed(outcome, verdict, None)
                     emit_gave_up(self._call_record(verdict), verdict.hint, None, self._last_detail)
                 return True
@@ -164,14 +173,16 @@ class RunningCall(Call):
             self.record_success(
                 environment.now(), (self.config.draw_random or environment.draw_random)()
             )
-        if bus.listeners or self._is_observed:
-            import tarry.core.events as types
+        if bus.listeners or self._has_emitted_failure:
+            import tarry.core.events as core_events
 
-            bus.emit(types.Succeeded(self.config.operation, self._downstream_name, self.attempts))
+            bus.emit(
+                core_events.Succeeded(self.config.operation, self._downstream_name, self.attempts)
+            )
         return True
 
     def _reject_result(self, result: object, outcome: Outcome, problem: str) -> bool:
-        """Record a result as a failure; return False if a retry follows, else raise."""
+        """Record a result as a failure; raise `ResultNotAccepted`, or return False for a retry."""
         error = errors.ResultNotAccepted(f"{self.config.operation}: {problem}", result)
         if self.try_continue(error, outcome):
             return False
@@ -181,11 +192,14 @@ class RunningCall(Call):
             del error
 
     def discard_error(self) -> None:
-        """Drop the last `ResultNotAccepted`, so that `begin_attempt` does not raise it."""
+        """Drop the last error, so that `begin_attempt` does not raise it.
+
+        Called if the error is a `ResultNotAccepted` with a response that can no longer be read.
+        """
         self._error = None
 
     def abort(self) -> None:
-        """Release the permit of a running attempt; drivers call this before they raise."""
+        """Release the permit of a running attempt. Drivers call this before they raise."""
         if self.downstream is not None:
             self.cancel_attempt(environment.now())
 
@@ -201,7 +215,7 @@ class RunningCall(Call):
 
     def wait(self) -> None:
         """Block until the next attempt is due."""
-        wait_started = environment.now() if self._is_observed else None
+        wait_started = environment.now() if self._has_emitted_failure else None
         try:
             blocking_wait(self.config, self._wait.delay, self._error)
         except BaseException:
@@ -212,7 +226,7 @@ class RunningCall(Call):
 
     async def async_wait(self) -> None:
         """Like `wait`, but sleep on the event loop instead of blocking."""
-        wait_started = environment.now() if self._is_observed else None
+        wait_started = environment.now() if self._has_emitted_failure else None
         try:
             if self._wait.delay > 0:
                 await environment.async_sleep(self._wait.delay)
@@ -232,21 +246,21 @@ class RunningCall(Call):
         attach_record_and_note(
             error,
             record,
-            self._record_count_at_start,
+            self._record_count,
             no_outer_retry=forbids_outer_retry(stop, self.attempts, self.policy.max_attempts),
-            check_traceback=not self._is_block,
+            check_traceback=not self._is_block,  # the error of a block passes no driver function
         )
-        if self._is_observed or bus.is_observed():
+        if self._has_emitted_failure or bus.is_observed():
             if stop.reason is Reason.BUDGET_EMPTY:
-                import tarry.core.events as types
+                import tarry.core.events as core_events
 
-                bus.emit(types.BudgetEmpty(record.operation, record.downstream))
+                bus.emit(core_events.BudgetEmpty(record.operation, record.downstream))
             detail = "" if isinstance(error, errors.Rejected) else self._last_detail
             emit_gave_up(record, stop.hint, error, detail or type(error).__name__)
 
     def _call_record(self, stop: Stop) -> CallRecord:
-        first_fields = self.config.operation, self._downstream_name, self.attempts
-        return CallRecord(*first_fields, self.waited, stop.reason, stop.retry_after, self.steps)
+        call_fields = self.config.operation, self._downstream_name, self.attempts
+        return CallRecord(*call_fields, self.waited, stop.reason, stop.retry_after, self.steps)
 
     @property
     def _downstream_name(self) -> str | None:
@@ -254,41 +268,48 @@ class RunningCall(Call):
 
     @property
     def _last_detail(self) -> str:
-        """The description of the last failed attempt; "" before the first."""
+        """A description of the last failed attempt; "" if no attempt has failed."""
         steps = self.steps
         return steps[-1].detail if steps else ""
 
     # The functions that emit events import `tarry.core.events` themselves, so that programs
-    # without failures and listeners do not load it. `from ... import` would take 1.0 us longer.
+    # without failures and listeners do not load the module. With `from tarry.core import events`,
+    # each of these imports would take 1.0 us longer.
 
     def _emit_started(self) -> None:
-        import tarry.core.events as types
+        import tarry.core.events as core_events
 
         operation, limit = self.config.operation, self.policy.max_attempts
-        bus.emit(types.AttemptStarted(operation, self._downstream_name, self.attempts, limit))
+        bus.emit(core_events.AttemptStarted(operation, self._downstream_name, self.attempts, limit))
 
     def _emit_failed(self, outcome: Outcome, verdict: Wait | Stop, error: Exception | None) -> None:
-        """Emit that an attempt failed, and that the call will wait if a retry follows."""
-        import tarry.core.events as types
+        """Emit that an attempt failed and, if a retry follows, that the call will wait."""
+        import tarry.core.events as core_events
 
         name, number, limit = self._downstream_name, self.attempts, self.policy.max_attempts
         operation, kind, detail = self.config.operation, outcome.kind, outcome.detail
         detail = detail or type(error).__name__
-        bus.emit(types.AttemptFailed(operation, name, number, limit, kind, error, detail=detail))
+        bus.emit(
+            core_events.AttemptFailed(operation, name, number, limit, kind, error, detail=detail)
+        )
         if isinstance(verdict, Wait):
             ceiling, delay, hint = verdict.ceiling, verdict.delay, verdict.hint
-            first_fields = operation, name, number, limit - 1
-            bus.emit(types.WillWait(*first_fields, ceiling, delay, hint, error, detail=detail))
+            retry_fields = operation, name, number, limit - 1
+            bus.emit(
+                core_events.WillWait(*retry_fields, ceiling, delay, hint, error, detail=detail)
+            )
 
     def _emit_waited(self, wait_started: float) -> None:
-        import tarry.core.events as types
+        import tarry.core.events as core_events
 
         slept = environment.now() - wait_started
-        first_fields = self.config.operation, self._downstream_name, self.attempts
+        call_fields = self.config.operation, self._downstream_name, self.attempts
         max_retries, error, wait = self.policy.max_attempts - 1, self._error, self._wait
-        planned = wait.ceiling, wait.delay, wait.hint
+        wait_fields = wait.ceiling, wait.delay, wait.hint
         detail = self._last_detail
-        bus.emit(types.Waited(*first_fields, max_retries, *planned, error, slept, detail=detail))
+        bus.emit(
+            core_events.Waited(*call_fields, max_retries, *wait_fields, error, slept, detail=detail)
+        )
 
 
 class RunningBlock(RunningCall):
@@ -303,10 +324,10 @@ class RunningBlock(RunningCall):
         self.release_permit_in_finalizer()
 
     def release_permit_in_finalizer(self) -> None:
-        """Put the permit into `abandoned_permits`, from which the next `admit` releases it.
+        """Put the permit into `abandoned_permits`; the downstream's next `admit` releases it.
 
-        A finalizer may run in a thread that holds the downstream's lock. It must therefore not
-        acquire the lock to release the permit itself.
+        A finalizer may run in a thread that holds the downstream's lock, so it must not acquire the
+        lock to release the permit itself.
         """
         downstream, permit = self.config.downstream, self.take_permit()
         if downstream is not None and permit is not None:
@@ -319,21 +340,21 @@ def decide_after_first_failure(
     """Decide whether a call without a downstream continues after its first attempt has failed.
 
     Returns a `RunningCall` or a `FirstFailure` if the driver must wait and retry, and None if it
-    must raise the error. Most calls succeed at the second attempt. If neither a listener nor the
-    log needs events, a `RunningCall` is therefore created only after two failed attempts.
+    must raise the error. Most of these calls succeed at the second attempt. If neither a listener
+    nor the log needs events, a `RunningCall` is therefore created only after two failed attempts.
     """
     log_enabled = bus.log_enabled
     outcome = None
     if not bus.listeners and environment.max_attempts is None and not log_enabled(LOG_WARNING):
         classify = config.classify_error
         outcome = classify(error, record_count)
+        # All calls share one object: they are equal after one attempt, and `decide` only reads it.
         call = config.state_after_one_attempt
         if call is None:
             config.state_after_one_attempt = call = RunningCall(config, None, None, 0)
             call.attempts = 1
-        verdict = decide(
-            config.policy, call, outcome, 0.0, (config.draw_random or environment.draw_random)()
-        )
+        random_number = (config.draw_random or environment.draw_random)()
+        verdict = decide(config.policy, call, outcome, 0.0, random_number)
         if isinstance(verdict, Wait):
             return outcome, type(error).__name__, verdict
     running = RunningCall(config, None, None, record_count)
@@ -342,12 +363,17 @@ def decide_after_first_failure(
 
 
 def blocking_wait(config: RetryConfig, delay: float, error: Exception | None) -> None:
-    """Sleep; raise if that would block an event loop, or if the call has been cancelled."""
+    """Sleep for `delay` seconds.
+
+    Raises `BlockingWait` if that would block an event loop, and `Cancelled` if the call has been
+    cancelled, both from `error`, the error of the last attempt.
+    """
     if delay > 0:
         if clocks.in_event_loop():
             raise errors.BlockingWait(
                 f"{config.operation}: a wait of {format_duration(delay)} would block the running "
-                "event loop; use an async def (for a block: async for), or run it in a thread"
+                "event loop; retry a coroutine function instead (or a block with `async for`), or "
+                "make the call in a thread"
             ) from error
         sleep = environment.blocking_sleep
         sleep(delay, config.cancel)
@@ -359,20 +385,22 @@ def blocking_wait(config: RetryConfig, delay: float, error: Exception | None) ->
 def emit_gave_up(
     record: CallRecord, hint: Hint | None, error: Exception | None, detail: str
 ) -> None:
-    """Emit that a call ends without an accepted result."""
-    import tarry.core.events as types
+    """Emit that a call was given up; `error` is None if it returns a permanent failure."""
+    import tarry.core.events as core_events
 
     operation, downstream, attempts, waited, reason, retry_after, _steps = record
-    first_fields = operation, downstream, attempts
-    bus.emit(types.GaveUp(*first_fields, reason, waited, retry_after, hint, error, detail=detail))
+    call_fields = operation, downstream, attempts
+    bus.emit(
+        core_events.GaveUp(*call_fields, reason, waited, retry_after, hint, error, detail=detail)
+    )
 
 
 def rejection_error(
     stop: Stop, operation: str, downstream: str | None, last_failure: str = ""
 ) -> errors.Rejected:
-    """Return the error for a call that was rejected; `last_failure` describes its last attempt."""
+    """Return the error for a rejected call; `last_failure` describes its last attempt, if any."""
     after = "" if stop.retry_after is None else f"; retry after {format_duration(stop.retry_after)}"
-    last_response_text = f"; the last response was {last_failure}" if last_failure else ""
-    msg = f"{downstream or operation}: {stop.reason.description}{after}{last_response_text}"
+    last_failure_text = f"; the last attempt failed with {last_failure}" if last_failure else ""
+    msg = f"{downstream or operation}: {stop.reason.description}{after}{last_failure_text}"
     error_class = _REJECTION_CLASSES.get(stop.reason, errors.Rejected)
     return error_class(msg, downstream=downstream, retry_after=stop.retry_after)

@@ -1,8 +1,8 @@
-"""The deadline of the current context, shared by all calls that are made in the context.
+"""The deadline of the current context (contextvars), shared by all calls made in the context.
 
 Generators and pools may leave deadlines in another order than they entered them, or in another
-context. The deadlines therefore form an immutable linked list of `DeadlineScope`. Leaving one sets
-a new list without the scope of that deadline, which need not be the innermost one.
+context. The deadlines therefore form an immutable linked list of `DeadlineScope`. Leaving a
+deadline, which need not be the innermost one, sets a new list without its scope.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class DeadlineHandle:
     """Identifies a deadline: `enter` returns the handle, and `leave` takes it."""
 
     has_ended: bool = False
-    """Set to True to end the deadline in all contexts, also in those of tasks and threads that were
-    started before."""
+    """Set to True to end the deadline in all contexts, including those of tasks and threads that
+    were started while it applied."""
 
 
 class DeadlineScope(NamedTuple):
@@ -31,36 +31,36 @@ class DeadlineScope(NamedTuple):
 
     handle: DeadlineHandle
     moment: float
-    """The time of the monotonic clock at which the deadline passes."""
+    """The time of the monotonic clock at which the deadline passes, or the outer one if earlier."""
     outer: DeadlineScope | None
 
 
-scope: ContextVar[DeadlineScope | None] = ContextVar("tarry_deadline", default=None)
-"""The innermost scope of the context."""
+current_scope: ContextVar[DeadlineScope | None] = ContextVar("tarry_deadline", default=None)
+"""The innermost scope of the context; None without a deadline."""
 
 
 def enter(moment: float) -> DeadlineHandle:
-    """Set a deadline for this context until `leave` is called with the returned handle."""
+    """Set a deadline at `moment` for this context, until `leave` is called with the handle."""
     handle = DeadlineHandle()
-    scope.set(DeadlineScope(handle, earliest(moment), scope.get()))
+    current_scope.set(DeadlineScope(handle, cap_at_deadline(moment), current_scope.get()))
     return handle
 
 
 def leave(handle: object) -> None:
     """Remove a deadline from this context."""
-    scope.set(_without_scope(handle, scope.get()))
+    current_scope.set(_without_scope(handle, current_scope.get()))
 
 
 def current() -> float | None:
-    """Return the moment of the current deadline, or None."""
-    inner = scope.get()
+    """Return the moment at which the current deadline passes; None without a deadline."""
+    inner = current_scope.get()
     while inner is not None and inner.handle.has_ended:
         inner = inner.outer
     return None if inner is None else inner.moment
 
 
-def earliest(moment: float) -> float:
-    """Return the earlier one of `moment` and the current deadline."""
+def cap_at_deadline(moment: float) -> float:
+    """Return `moment`, or the current deadline if that is earlier."""
     outer = current()
     return moment if outer is None else min(moment, outer)
 
@@ -79,7 +79,7 @@ def deadline(seconds: float) -> Generator[None]:
 
 
 def remaining() -> float | None:
-    """Return the seconds until the current deadline, or None; usable as a client's timeout."""
+    """Return the seconds until the current deadline, as a timeout; None without a deadline."""
     moment = current()
     return None if moment is None else max(0.0, moment - environment.now())
 

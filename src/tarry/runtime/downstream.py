@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tarry.core.verdict import DelayedPermit, Stop
 
 MAX_ABANDONED_PERMITS = 10_000
-"""Limit of permits in `abandoned_permits`; beyond that, the oldest are dropped unreleased."""
+"""The maximum size of `abandoned_permits`. Beyond it, the oldest permits are never released."""
 
 _downstreams: WeakSet[Downstream] = WeakSet()
 
@@ -45,37 +45,37 @@ def live_downstreams() -> list[Downstream]:
     while True:
         try:
             return sorted(_downstreams, key=lambda downstream: downstream.name)
-        except RuntimeError:  # another thread added one during the iteration
+        except RuntimeError:  # another thread added a downstream during the iteration
             continue
 
 
 class LockedDownstream(core.Downstream):
     """The core's state of a dependency, with methods that acquire a lock.
 
-    The drivers, which run the attempts of calls, use these methods. `Downstream` adds the methods
-    for users.
+    The drivers, which make the attempts of calls, use these methods. The subclass `Downstream` adds
+    the methods for users.
     """
 
     __slots__ = ("__weakref__", "_lock", "abandoned_permits", "uncounted_successes")
 
-    # Constants of the class, so that drivers need not import this module or `core.breaker`.
+    # Attributes of the class, so that drivers need not import this module or `core.breaker`.
     closed_state = BreakerState.CLOSED
     max_uncounted_successes = 32
-    """A driver that makes `uncounted_successes` longer than this calls `count_successes`."""
+    """A driver that has made `uncounted_successes` longer than this calls `count_successes`."""
 
     def _create_lock_and_queues(self) -> None:
-        """Create the lock and the queues of entries that wait for it; called by `__init__`."""
+        """Create the lock, and the queues for what drivers and finalizers add without the lock."""
         self._lock = threading.Lock()
         self.abandoned_permits: deque[int] = deque(maxlen=MAX_ABANDONED_PERMITS)
         """Permits of attempts that were garbage collected. Finalizers may run in a thread that
-        holds the lock, so they only append permits here. The next `admit` releases them."""
+        holds the lock, so they only append permits here. The next `admit` releases the permits."""
         self.uncounted_successes: deque[tuple[int, float, float]] = deque()
         """The permit, start and end of successful first attempts that are not counted yet. Each
-        method that reads the counts first adds these. Counting them in bulk saves a lock and three
-        function calls for each successful call."""
+        method that reads counts first counts these attempts. Counting in bulk saves a lock and
+        three function calls for each successful call."""
 
     def admit(self, now: float) -> int | DelayedPermit | Stop:
-        """Return a permit for an attempt, a permit with a delay, or a `Stop` with the reason."""
+        """Return a permit for an attempt, possibly with a delay, or a `Stop` with the reason."""
         with self._lock:
             self._count_successes_locked()
             while self.abandoned_permits:
@@ -119,12 +119,12 @@ class LockedDownstream(core.Downstream):
             self._emit_transitions()
 
     def release(self, permit: int, duration: float, now: float) -> None:
-        """Release the permit of an attempt that ended without an outcome."""
+        """Release the permit of an attempt without an outcome, such as a cancelled one."""
         with self._lock:
             super().release(permit, duration, now)
 
     def check_retry(self, outcome: Outcome, now: float) -> Stop | None:
-        """Return a `Stop` if no retry may follow `outcome`, else None; changes no state."""
+        """Return a `Stop` if no retry may follow `outcome`, else None; change no state."""
         with self._lock:
             self._count_successes_locked()
             return super().check_retry(outcome, now)
@@ -141,25 +141,25 @@ class LockedDownstream(core.Downstream):
             super().deposit(paid, now)
 
     def status(self, now: float) -> tuple[str | None, float | None]:
-        """Return the breaker's state and the budget's balance."""
+        """Return the breaker's state and the budget's balance; None for a part that is missing."""
         with self._lock:
             self._count_successes_locked()
             return super().status(now)
 
     def expected_duration(self) -> float:
-        """Return the median duration of the latest successful attempts."""
+        """Return the median duration of the latest successful attempts, in seconds."""
         with self._lock:
             self._count_successes_locked()
             return super().expected_duration()
 
     def hedge_delay(self, quantile: float, min_samples: int) -> float | None:
-        """Return a quantile of the latest durations, or None while there are too few of them."""
+        """Return a quantile of the latest durations; None if there are fewer than `min_samples`."""
         with self._lock:
             self._count_successes_locked()
             return super().hedge_delay(quantile, min_samples)
 
     def add_hedge_credit(self, amount: float) -> None:
-        """Add the credit that one call earns; a hedge costs a credit of 1."""
+        """Add the credit that one call earns; a hedge (an additional copy) costs a credit of 1."""
         with self._lock:
             super().add_hedge_credit(amount)
 
@@ -174,7 +174,7 @@ class LockedDownstream(core.Downstream):
             super().return_hedge_credit()
 
     def _emit_transitions(self) -> None:
-        """Emit the breaker's transitions; called without the lock, as listeners are user code."""
+        """Emit the breaker's transitions, without holding the lock: listeners are user code."""
         # Imported late, so that `import tarry` stays fast.
         from tarry.core.events import BreakerStateChanged
 
@@ -190,9 +190,9 @@ class LockedDownstream(core.Downstream):
 class Downstream(LockedDownstream):
     """One dependency, shared by every call to it: `Downstream("payments", breaker=Breaker())`.
 
-    breaker: stops calls while the dependency fails.
+    breaker: rejects calls while the dependency fails.
     budget: limits retries to a share of the calls.
-    limiter: limits the rate or the concurrency of calls, adaptively.
+    limiter: limits the rate or the concurrency of calls; the limit adapts to the dependency.
     max_in_flight: a fixed limit of concurrent calls.
     """
 
@@ -231,16 +231,16 @@ class Downstream(LockedDownstream):
             return None if self.budget is None else self.budget.balance(environment.now())
 
     def quantile(self, q: float) -> float | None:
-        """Return the `q` quantile of the durations of the latest successes, or None without any."""
+        """Return the `q` quantile of the latest successes' durations; None without successes."""
         check_ratio("q", q)
         with self._lock:
             self._count_successes_locked()
             return self.latency.quantile(q)
 
     def force(self, state: str) -> None:
-        """Force the breaker into a state: open, disabled, metrics-only, or closed.
+        """Force the breaker into a state: "open", "disabled", "metrics-only" or "closed".
 
-        Forcing it to "closed" also lets it change its state automatically again.
+        It then keeps this state. Only from "closed" does it change its state automatically again.
         """
         if self.breaker is None:
             msg = f"downstream {self.name!r} has no breaker; pass one with breaker="

@@ -1,10 +1,10 @@
-"""The drivers: they run the attempts of functions, coroutine functions and (async) generators.
+"""The drivers, which make the attempts of functions, coroutine functions and (async) generators.
 
-Each driver has a blocking and an async form, which runs on asyncio and trio. Both forms leave all
-decisions to `RunningCall`; they differ only in how they call the function and in how they wait.
+Each driver has a blocking form and an async form, which runs on asyncio and trio. Both forms leave
+all decisions to `RunningCall`. They differ only in how they call the function and how they wait.
 
-The drivers read `bus.record_count` before each attempt. After a failure, they use this number
-to find out whether an inner retry loop has given up on the error during the attempt: see
+The drivers read `bus.record_count`, the number of the newest error record, before each attempt. If
+the error of the attempt has a newer record, an inner retry loop has given up on this error: see
 `error_record`.
 """
 
@@ -32,12 +32,12 @@ Kwargs: TypeAlias = "Mapping[str, Any]"
 AsyncFunction: TypeAlias = "Callable[..., Awaitable[T]]"
 CoroutineFunction: TypeAlias = "Callable[..., Coroutine[Any, Any, T]]"
 
-_get_deadline_scope = deadlines.scope.get
+_get_deadline_scope = deadlines.current_scope.get
 
 
 def wrap(fn: Callable[..., T], config: RetryConfig) -> Callable[..., T]:
     """Return the fastest wrapper of `fn` that supports the options in `config`."""
-    if config.needs_full_driver:
+    if config.needs_running_call:
 
         @wraps(fn)
         def call(*args: Any, **kwargs: Any) -> T:
@@ -45,13 +45,13 @@ def wrap(fn: Callable[..., T], config: RetryConfig) -> Callable[..., T]:
 
         return call
     if config.downstream is None:
-        return _wrap_plain(fn, config)
-    return _wrap_guarded(fn, config, config.downstream)
+        return _wrap_without_downstream(fn, config)
+    return _wrap_with_downstream(fn, config, config.downstream)
 
 
 def wrap_async(fn: AsyncFunction[T], config: RetryConfig) -> CoroutineFunction[T]:
     """Like `wrap`, for coroutine functions."""
-    if config.needs_full_driver:
+    if config.needs_running_call:
 
         @wraps(fn)
         async def call(*args: Any, **kwargs: Any) -> T:
@@ -59,15 +59,16 @@ def wrap_async(fn: AsyncFunction[T], config: RetryConfig) -> CoroutineFunction[T
 
         return call
     if config.downstream is None:
-        return _wrap_plain_async(fn, config)
-    return _wrap_guarded_async(fn, config, config.downstream)
+        return _wrap_without_downstream_async(fn, config)
+    return _wrap_with_downstream_async(fn, config, config.downstream)
 
 
-def _wrap_plain(fn: Callable[..., T], config: RetryConfig) -> Callable[..., T]:
-    """Return the wrapper for calls without a downstream and without limits.
+def _wrap_without_downstream(fn: Callable[..., T], config: RetryConfig) -> Callable[..., T]:
+    """Return the wrapper for calls without a downstream and without time limits.
 
     If neither a listener nor the log needs events, a `RunningCall` is created only after two failed
-    attempts. After one, `decide_after_first_failure` returns the cheaper tuple `FirstFailure`.
+    attempts. After one failed attempt, `decide_after_first_failure` returns a `FirstFailure`, which
+    is a tuple and cheaper.
     """
 
     @wraps(fn)
@@ -83,7 +84,7 @@ def _wrap_plain(fn: Callable[..., T], config: RetryConfig) -> Callable[..., T]:
             decision = decide_after_first_failure(config, error, record_count)
             if decision is None:
                 raise
-            if isinstance(decision, tuple):  # a `FirstFailure`; its last item is the wait
+            if isinstance(decision, tuple):  # a `FirstFailure`, whose last item is the wait
                 blocking_wait(config, decision[2].delay, error)
         if isinstance(decision, tuple):
             record_count = bus.record_count
@@ -102,8 +103,10 @@ def _wrap_plain(fn: Callable[..., T], config: RetryConfig) -> Callable[..., T]:
     return call
 
 
-def _wrap_plain_async(fn: AsyncFunction[T], config: RetryConfig) -> CoroutineFunction[T]:
-    """Like `_wrap_plain`, which has the comments."""
+def _wrap_without_downstream_async(
+    fn: AsyncFunction[T], config: RetryConfig
+) -> CoroutineFunction[T]:
+    """Like `_wrap_without_downstream`, which has the comments."""
 
     @wraps(fn)
     async def call(*args: Any, **kwargs: Any) -> T:
@@ -118,7 +121,7 @@ def _wrap_plain_async(fn: AsyncFunction[T], config: RetryConfig) -> CoroutineFun
             decision = decide_after_first_failure(config, error, record_count)
             if decision is None:
                 raise
-            # A tuple is a `FirstFailure`; its last item is the wait.
+            # A tuple is a `FirstFailure`, whose last item is the wait.
             if isinstance(decision, tuple) and decision[2].delay > 0:
                 await environment.async_sleep(decision[2].delay)
         if isinstance(decision, tuple):
@@ -138,19 +141,19 @@ def _wrap_plain_async(fn: AsyncFunction[T], config: RetryConfig) -> CoroutineFun
     return call
 
 
-def _wrap_guarded(
+def _wrap_with_downstream(
     fn: Callable[..., T], config: RetryConfig, downstream: Downstream
 ) -> Callable[..., T]:
-    """Return the wrapper for calls with a downstream, fast if the first attempt succeeds.
+    """Return the wrapper for calls with a downstream, which is fast if the first attempt succeeds.
 
-    A first attempt that succeeds while the breaker is closed creates no `RunningCall` and acquires
-    no lock. Its success is appended to `downstream.uncounted_successes`, whose entries are counted
-    in bulk. In all other cases the call continues in `drive`.
+    A first attempt that succeeds while the breaker is closed creates no `RunningCall`. If the
+    breaker has also seen no recent failure, the attempt acquires no lock: its success is appended
+    to `downstream.uncounted_successes`, whose entries are counted in bulk. `drive` makes the
+    attempts if the breaker is not closed, and the retries if the first attempt fails.
 
-    This code is duplicated in `_wrap_guarded_async` and, for one argument, in
-    `adapters/http/send.py`. Moving the choice of the permit and the counting of a success into
-    shared functions would add 0.12 us to the 1.35 us of a call with a budget and a breaker (9 %,
-    CPython 3.11).
+    This code is duplicated in `_wrap_with_downstream_async` and, for functions with one argument,
+    in `adapters/http/send.py`. Functions shared by these three places would add 0.12 us to the
+    1.35 us of a call with a budget and a breaker (9 %, CPython 3.11).
     """
     closed_state, successes = downstream.closed_state, downstream.uncounted_successes
     classify_result, max_uncounted = config.classify_result, downstream.max_uncounted_successes
@@ -158,8 +161,8 @@ def _wrap_guarded(
     @wraps(fn)
     def call(*args: Any, **kwargs: Any) -> T:
         breaker = downstream.breaker
-        # Reads the breaker's state without the lock. A call that starts while another thread opens
-        # the breaker is treated as if it had started just before.
+        # Reads the breaker's state without its lock. A call that starts while another thread opens
+        # the breaker is therefore treated as if it had started just before.
         if (
             (breaker is not None and breaker.state is not closed_state)
             or bus.listeners
@@ -199,10 +202,10 @@ def _wrap_guarded(
     return call
 
 
-def _wrap_guarded_async(
+def _wrap_with_downstream_async(
     fn: AsyncFunction[T], config: RetryConfig, downstream: Downstream
 ) -> CoroutineFunction[T]:
-    """Like `_wrap_guarded`, which has the comments and says why the code is duplicated."""
+    """Like `_wrap_with_downstream`, which has the comments and says why the code is duplicated."""
     closed_state, successes = downstream.closed_state, downstream.uncounted_successes
     classify_result, max_uncounted = config.classify_result, downstream.max_uncounted_successes
 
@@ -304,16 +307,19 @@ async def drive_async(running: RunningCall, fn: AsyncFunction[T], args: Args, kw
 
 
 def release_result(running: RunningCall, result: object) -> None:
-    """Release the connection of a result that was not accepted, before the wait for a retry."""
-    release = running.config.release
-    if release is not None and not release(result):
+    """Release the connection of a result that was not accepted, before the wait for a retry.
+
+    If the result can no longer be read, it is not raised in a `ResultNotAccepted` later.
+    """
+    release_connection = running.config.release_connection
+    if release_connection is not None and not release_connection(result):
         running.discard_error()
 
 
 async def release_result_async(running: RunningCall, result: object) -> None:
-    """Like `release_result`, with a `release` that is a coroutine function."""
-    release = running.config.release
-    if release is not None and not await release(result):
+    """Like `release_result`, for a `release_connection` that is a coroutine function."""
+    release_connection = running.config.release_connection
+    if release_connection is not None and not await release_connection(result):
         running.discard_error()
 
 
@@ -322,13 +328,15 @@ def _call_with_timeout(
 ) -> T:
     deadline_handle = deadlines.enter(environment.now() + timeout)
     try:
-        if running.policy.attempt_timeout is None:  # only an attempt timeout interrupts `fn`
+        if running.policy.attempt_timeout is None:
+            # `timeout` is the time until the deadline, which does not interrupt `fn`. Calls inside
+            # `fn` see the deadline.
             return fn(*args, **kwargs)
         from tarry.runtime.parallel import ThreadCopies
 
         threads = ThreadCopies(lambda _number: fn(*args, **kwargs))
         threads.start(running.attempts)
-        finished = threads.next(timeout)
+        finished = threads.next_finished(timeout)
     finally:
         deadlines.leave(deadline_handle)
     if finished is None:
@@ -394,8 +402,8 @@ def wrap_async_generator(
     @wraps(fn)
     async def first_item(*args: Any, **kwargs: Any) -> tuple[AsyncGenerator[Any, Any] | None, Any]:
         generator = fn(*args, **kwargs)
-        # Hide the inner generator from the event loop. At shutdown the loop closes all generators
-        # that it knows, at the same time. The outer generator, `generate`, closes the inner one.
+        # Hide this inner generator from the event loop. At shutdown the loop closes all generators
+        # that it knows at the same time, but the outer generator, `generate`, must close this one.
         hooks = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(None, None)
         try:
@@ -427,7 +435,7 @@ def wrap_async_generator(
         except StopAsyncIteration:
             return
         finally:
-            # If the generator is running, the event loop is closing it at shutdown.
+            # If the inner generator is running, the event loop is already closing it at shutdown.
             if not getattr(generator, "ag_running", False):
                 await generator.aclose()
 

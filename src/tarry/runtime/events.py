@@ -1,6 +1,6 @@
-"""The event bus of the process: passes the events of calls to listeners.
+"""The event bus of the process, which passes the events of calls to listeners.
 
-Without listeners, it costs a successful call one test of an attribute.
+Without listeners, the bus costs a successful call only the test of one attribute.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ LOG_WARNING = 30
 """The value of `logging.WARNING`. `logging` itself is not imported before the first failure."""
 
 _LOG_LISTENER_MODULE = "tarry.telemetry.logs"
-"""The module of the built-in log listener. It is imported on first use, as programs without
-failures do not need it, and by name, as `runtime` must not depend on `telemetry`. A program that
-imports only an adapter gets log lines too."""
+"""The module of the built-in log listener. It is imported on first use, because programs without
+failures do not need it, and by name, because `runtime` must not depend on `telemetry`."""
 
 
 class EventBus:
-    """The listeners of this process."""
+    """The listeners of this process, and the number of error records."""
 
     __slots__ = ("listeners", "lock", "log_enabled", "log_listener", "record_count")
 
@@ -40,9 +39,10 @@ class EventBus:
         self.log_listener: Listener | None = None
         """The built-in log listener. It logs nothing for calls whose first attempt succeeds."""
         self.log_enabled: Callable[[int], bool] = self._load_log_and_check
-        """Returns whether the log listener logs at a level. The first call loads the listener."""
+        """Returns whether the log listener logs at a level. The first call loads it."""
         self.record_count: int = 0
-        """The number of the record that was last attached to an error; see `error_record`."""
+        """How many records have been attached to errors, which is also the number of the newest
+        record; see `error_record`."""
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Call `listener` with every event from now on; return a function that removes it."""
@@ -62,7 +62,7 @@ class EventBus:
         return remove
 
     def is_observed(self) -> bool:
-        """Return whether there is a listener, or the log records failures."""
+        """Return whether there is a listener, or the log is enabled for warnings."""
         return bool(self.listeners) or self.log_enabled(LOG_WARNING)
 
     def emit(self, event: Event) -> None:
@@ -74,7 +74,7 @@ class EventBus:
             except Exception:
                 import logging
 
-                function = getattr(listener, "func", listener)  # see `subscription`
+                function = getattr(listener, "func", listener)  # unwraps the partial of `listen`
                 message = "event listener raised an error, which is ignored, listener=%r"
                 logging.getLogger("tarry").exception(message, function)
 

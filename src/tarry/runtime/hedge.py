@@ -1,7 +1,7 @@
-"""Hedged calls: if the first copy of a call takes too long, another copy starts.
+"""Hedged calls: if the first copy of a call takes too long, another copy starts in parallel.
 
 A copy is one execution of the function. The first copy to return a result ends the call.
-`RunningHedgedCall` adds a clock, random numbers and events to the core's `HedgedCall`; `drive` and
+`RunningHedgedCall` adds a clock, random numbers and events to the core's `HedgedCall`. `drive` and
 `drive_async` run the copies.
 """
 
@@ -57,8 +57,8 @@ async def hedge(
         copies add at most 5 % to the number of calls, and `after` is "p95" unless it is given.
     max_attempts: the maximum number of copies, including the first (default 2).
     on: errors after which the next copy starts at once; any other error ends the call.
-    downstream: the dependency, whose latency is measured. By default each function has its own.
-    policy: raises if it is not None, because a call is either retried or hedged.
+    downstream: measures the latency of the dependency. By default each function has its own.
+    policy: must be None, because a call is either retried or hedged.
     """
     hedging = Hedging(after=after, max_extra_load=max_extra_load, max_attempts=max_attempts)
     call = _new_call("hedge", fn, hedging, on, downstream, name, policy)
@@ -79,8 +79,8 @@ def hedge_sync(
 ) -> T:
     """Call a plain function in a thread; start another copy when it takes too long.
 
-    Takes the arguments of `hedge`. A copy that is still running when another copy has returned the
-    result cannot be cancelled. Its thread continues, and its result is discarded.
+    Takes the arguments of `hedge`. A copy that still runs when another copy has returned its result
+    cannot be cancelled. Its thread continues, and its result is discarded.
     """
     hedging = Hedging(after=after, max_extra_load=max_extra_load, max_attempts=max_attempts)
     call = _new_call("hedge_sync", fn, hedging, on, downstream, name, policy)
@@ -111,27 +111,31 @@ def _new_call(
 def drive(
     call: RunningHedgedCall,
     fn: Callable[[int], T],
-    release_result: Callable[[Any], bool] | None = None,
+    release_connection: Callable[[Any], bool] | None = None,
 ) -> T:
     """Run copies of a function in threads until one of them returns a result that is accepted.
 
-    `fn` takes the number of the copy. `release_result` is called with each result that was not
-    accepted. It releases the connection of the result and returns whether the result is still
-    usable.
+    `fn` takes the number of the copy. `release_connection` is called with each result that is not
+    accepted. It releases the connection of the result, and returns whether the result can still be
+    read.
     """
-    copies: ThreadCopies[T] = ThreadCopies(fn, release_result)
+    copies: ThreadCopies[T] = ThreadCopies(fn, release_connection)
     try:
         first = call.begin_first_copy()
         copies.start(first.number, first.delay)
         while True:
-            finished = copies.next(call.seconds_to_wait())
+            finished = copies.next_finished(call.seconds_to_wait())
             if finished is None:
                 next_copy = call.on_timeout()
             else:
                 next_copy = call.on_finished(finished)
                 if call.has_final_result:
                     return finished.result()
-                if release_result and finished.has_result and not release_result(finished.result()):
+                if (
+                    release_connection
+                    and finished.has_result
+                    and not release_connection(finished.result())
+                ):
                     call.discard_error()
             if next_copy is not None and not _try_start(copies, next_copy):
                 call.record_not_started(next_copy.number)
@@ -145,10 +149,7 @@ def drive(
 def _try_start(copies: ThreadCopies[T], attempt: Attempt) -> bool:
     try:
         copies.start(attempt.number, attempt.delay)
-    except (
-        errors.LimitReached,
-        RuntimeError,
-    ):  # no thread is available: continue without this copy
+    except (errors.LimitReached, RuntimeError):  # too many threads, in tarry or in the process
         return False
     return True
 
@@ -156,25 +157,25 @@ def _try_start(copies: ThreadCopies[T], attempt: Attempt) -> bool:
 async def drive_async(
     call: RunningHedgedCall,
     fn: Callable[[int], Awaitable[T]],
-    release_result: Callable[[Any], Awaitable[bool]] | None = None,
+    release_connection: Callable[[Any], Awaitable[bool]] | None = None,
 ) -> T:
     """Like `drive`, but run copies of a coroutine function in tasks of the running event loop."""
     try:
         first = call.begin_first_copy()
-        copies: TaskCopies[T] = TaskCopies(fn, release_result)
+        copies: TaskCopies[T] = TaskCopies(fn, release_connection)
         async with copies:
             copies.start(first.number, first.delay)
             while True:
-                finished = await copies.next(call.seconds_to_wait())
+                finished = await copies.next_finished(call.seconds_to_wait())
                 if finished is None:
                     next_copy = call.on_timeout()
                 else:
                     next_copy = call.on_finished(finished)
                     if call.has_final_result:
                         return finished.result()
-                    if release_result and finished.has_result:
-                        is_usable = await release_result(finished.result())
-                        if not is_usable:
+                    if release_connection and finished.has_result:
+                        can_be_read = await release_connection(finished.result())
+                        if not can_be_read:
                             call.discard_error()
                 if next_copy is not None:
                     copies.start(next_copy.number, next_copy.delay)
@@ -184,7 +185,7 @@ async def drive_async(
 
 
 _downstreams: WeakKeyDictionary[Any, Downstream] = WeakKeyDictionary()
-"""The default downstream of each hedged function. It keeps the measured latencies between calls."""
+"""The default downstream of each hedged function, which keeps the latencies of earlier calls."""
 _locks = [threading.RLock()]
 """Holds the one lock of `_downstreams`. A list, so that the lock can be replaced after a fork."""
 
@@ -226,29 +227,33 @@ class RunningHedgedCall:
         self._classify = classify
         self._classify_result = classify_result
         self._deadline = deadlines.current()
-        self._record_count_at_start = bus.record_count
-        """Shows whether an inner retry loop gave up on an error since then; see `error_record`."""
+        self._record_count = bus.record_count
+        """The number of the newest error record when the call began. Newer records come from retry
+        loops inside the copies: see `error_record`."""
         self._error: Exception | None = None
         """The error of the copy that failed last, while the call continues."""
         self._detail = ""
-        """A description of the last failure, for events."""
+        """A description of the last failure, for events; "" if no copy has failed."""
         self.has_final_result: bool = False
         """Whether the call has ended with the result of a copy, not with an error."""
 
     def begin_first_copy(self) -> Attempt:
-        """Return the first copy to start; raise if the call is rejected."""
+        """Return the first copy, which must now start; raise if the call is rejected."""
         command = self._call.start(self._now_before_deadline())
         if isinstance(command, Stop):
             self._raise_final_error(command)
         return command
 
     def seconds_to_wait(self) -> float | None:
-        """Return the seconds until the next copy is due or the deadline passes, or None."""
+        """Return the seconds until the next copy is due or the deadline passes; None if neither."""
         moments = [m for m in (self._call.next_hedge_at, self._deadline) if m is not None]
         return max(0.0, min(moments) - environment.now()) if moments else None
 
     def on_timeout(self) -> Attempt | None:
-        """Return the next copy to start if one is due and allowed; raise if the call must end."""
+        """Return the next copy to start; None if none is due or allowed; raise if the call ends.
+
+        Called when `seconds_to_wait` has passed and no copy has finished.
+        """
         now = self._now_before_deadline()
         if self._call.next_hedge_at is None or now < self._call.next_hedge_at:
             return None
@@ -275,7 +280,7 @@ class RunningHedgedCall:
                     raise errors.ResultNotAccepted(f"{self._operation}: {outcome.detail}", result)
         except Exception as error:
             if outcome is None:
-                outcome = self._classify(error, self._record_count_at_start)
+                outcome = self._classify(error, self._record_count)
             self._detail = outcome.detail
             now, random_number = environment.now(), environment.draw_random()
             command = self._call.record_failure(finished.number, outcome, now, random_number)
@@ -296,8 +301,10 @@ class RunningHedgedCall:
         if is_success:
             self._call.record_success(number, environment.now(), environment.draw_random())
         else:
-            self._call.cancel(environment.now())  # a permanent failure is no evidence of bad health
-        # The log alone needs no event if the first copy succeeded. `is_observed` is slower.
+            # A permanent failure, such as a 404, does not count as a failure of the dependency.
+            self._call.cancel(environment.now())
+        # Without listeners, the log needs no event if the first copy returned the result. This is
+        # tested first, because `is_observed` is slower.
         if bus.listeners or (number > 1 and bus.is_observed()):
             if number > 1:
                 bus.emit(HedgeWon(self._operation, self._downstream.name, number))
@@ -308,12 +315,12 @@ class RunningHedgedCall:
                 emit_gave_up(record, None, None, outcome.detail)
 
     def record_not_started(self, number: int) -> None:
-        """Record that a copy was not started for lack of a thread; raise if no other copy runs."""
+        """Record that a copy got no thread and was not started; raise if no other copy runs."""
         if not self._call.record_unsent(number, environment.now()):
             self._raise_final_error(Stop(Reason.LIMIT))
 
     def discard_error(self) -> None:
-        """Drop the last `ResultNotAccepted`, because the response in it is no longer usable."""
+        """Drop the last `ResultNotAccepted`, because its response can no longer be read."""
         self._error = None
 
     def abort(self) -> None:
@@ -321,7 +328,10 @@ class RunningHedgedCall:
         self._call.cancel(environment.now())
 
     def _raise_final_error(self, stop: Stop) -> Never:
-        """Raise the error of the copy that failed last, or a rejection; no copy runs any more."""
+        """Raise the error of the copy that failed last, or a `Rejected` if there is none.
+
+        Called when no copy runs any more.
+        """
         error, self._error = self._error, None
         if error is None:
             error = rejection_error(stop, self._operation, self._downstream.name, self._detail)
@@ -346,11 +356,9 @@ class RunningHedgedCall:
 
     def _record_give_up(self, stop: Stop, error: Exception) -> None:
         record = self._call_record(stop)
-        # An error of the only copy was neither retried nor hedged: an outer loop may retry it.
+        # If there was only one copy, its error was not hedged: an outer retry loop may retry it.
         no_outer_retry = record.attempts != 1
-        attach_record_and_note(
-            error, record, self._record_count_at_start, no_outer_retry=no_outer_retry
-        )
+        attach_record_and_note(error, record, self._record_count, no_outer_retry=no_outer_retry)
         if bus.is_observed():
             detail = "" if isinstance(error, errors.Rejected) else self._detail
             emit_gave_up(record, stop.hint, error, detail or type(error).__name__)

@@ -1,8 +1,8 @@
 """Copies of a call that run in parallel: in threads, or in tasks of asyncio or trio.
 
-`ThreadCopies` and `TaskCopies` both have `start(number, delay)`, which starts a copy, and
-`next(timeout)`, which waits for a copy to finish and returns it. The result of a copy that finishes
-after the call has ended is passed to `discard`.
+A copy is one execution of the function that is called. `ThreadCopies` and `TaskCopies` both have
+`start`, which starts a copy, and `next_finished`, which waits until a copy has finished. The result
+of a copy that finishes after the call has ended is passed to `discard`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_ATTEMPT_THREADS = 256
-"""Limit of attempts that run in threads, including attempts that timed out but still run."""
+"""How many attempts may run in threads, including attempts that have timed out but still run."""
 
 _thread_slots = [threading.BoundedSemaphore(MAX_ATTEMPT_THREADS)]
 """Holds the one semaphore. A list, so that the semaphore can be replaced after a fork."""
@@ -59,7 +59,7 @@ class FinishedCopy(Generic[T]):
                 raise error
             finally:
                 del error  # its traceback refers to this frame: break the reference cycle
-        return self._result  # type: ignore[return-value]
+        return self._result  # type: ignore[return-value]  # None only if `T` includes None
 
 
 class ThreadCopies(Generic[T]):
@@ -81,9 +81,9 @@ class ThreadCopies(Generic[T]):
         self._is_closed = False
 
     def start(self, number: int, delay: float = 0.0) -> None:
-        """Start a copy in a new thread after `delay` seconds, with the caller's context variables.
+        """Start a thread that runs a copy after `delay` seconds, in a copy of the caller's context.
 
-        Raises LimitReached if too many threads run already.
+        Raises LimitReached if `MAX_ATTEMPT_THREADS` run already.
         """
         slots = _thread_slots[0]
         if not slots.acquire(blocking=False):
@@ -99,8 +99,8 @@ class ThreadCopies(Generic[T]):
             slots.release()
             raise
 
-    def next(self, timeout: float | None) -> FinishedCopy[T] | None:
-        """Return the next finished copy, or None after `timeout` seconds."""
+    def next_finished(self, timeout: float | None) -> FinishedCopy[T] | None:
+        """Return the next copy that finishes; None if that takes longer than `timeout` seconds."""
         try:
             return self._finished.get(timeout=timeout and min(timeout, threading.TIMEOUT_MAX))
         except Empty:
@@ -124,10 +124,10 @@ class ThreadCopies(Generic[T]):
         self._discard_result(finished)
 
     def close(self) -> None:
-        """Stop waiting for copies: each copy that finishes from now on discards its own result."""
+        """Discard the results of finished copies; later copies discard their own results."""
         with self._lock:
             self._is_closed = True
-        while (finished := self.next(0.0)) is not None:
+        while (finished := self.next_finished(0.0)) is not None:
             self._discard_result(finished)
 
     def _discard_result(self, finished: FinishedCopy[T]) -> None:
@@ -138,7 +138,7 @@ class ThreadCopies(Generic[T]):
 class TaskCopies(Generic[T]):
     """Copies of a coroutine function, each in a task. The function takes the copy's number.
 
-    Used as an `async with` block. Leaving the block cancels the copies that still run.
+    Used as a context manager (`async with`). Leaving the block cancels the copies that still run.
     """
 
     def __init__(
@@ -151,12 +151,13 @@ class TaskCopies(Generic[T]):
         self._finished: deque[FinishedCopy[T]] = deque()
         self._new_event: Callable[[], asyncio.Event | trio.Event]
         self._finished_event: asyncio.Event | trio.Event | None = None
-        """Set when a copy finishes; created by `next` when it waits."""
+        """Set when a copy finishes; None until `next_finished` waits for the first time."""
         self._tasks: set[asyncio.Task[None]] = set()
+        """The tasks of the copies; empty on trio."""
         self._trio: tuple[AbstractAsyncContextManager[trio.Nursery], trio.Nursery] | None = None
-        """The nursery and its context manager; None on asyncio."""
+        """The context manager of the trio nursery, and the nursery; None on asyncio."""
         self._cancelled_error: type[BaseException] | tuple[()] = ()
-        """trio's cancellation error, which a copy must not catch; () on asyncio."""
+        """trio's cancellation error, which `_run` must not catch; () on asyncio."""
 
     async def __aenter__(self) -> Self:
         """Open a nursery if the event loop is trio's."""
@@ -191,12 +192,12 @@ class TaskCopies(Generic[T]):
             try:
                 await manager.__aexit__(None, None, None)
             finally:
-                # `discard` releases the connection of a response: run it even when cancelled.
+                # `discard` releases the connection of a response, also if this task is cancelled.
                 with trio.CancelScope(shield=True):
                     await self._discard_results()
 
     def start(self, number: int, delay: float = 0.0) -> None:
-        """Start a copy in a new task after `delay` seconds."""
+        """Start a task that runs a copy after `delay` seconds."""
         if self._trio is None:
             import asyncio
 
@@ -204,15 +205,15 @@ class TaskCopies(Generic[T]):
         else:
             self._trio[1].start_soon(self._run, number, delay)
 
-    async def next(self, timeout: float | None) -> FinishedCopy[T] | None:
-        """Return the next finished copy, or None after `timeout` seconds."""
+    async def next_finished(self, timeout: float | None) -> FinishedCopy[T] | None:
+        """Return the next copy that finishes; None if that takes longer than `timeout` seconds."""
         if timeout is None:
-            return await self._next_finished()
+            return await self._wait_for_finished()
         with clocks.timeout(timeout):
-            return await self._next_finished()
-        return None  # the timeout expired before a copy finished
+            return await self._wait_for_finished()
+        return None  # reached only if the timeout has expired: see `clocks.timeout`
 
-    async def _next_finished(self) -> FinishedCopy[T]:
+    async def _wait_for_finished(self) -> FinishedCopy[T]:
         while not self._finished:
             self._finished_event = self._new_event()
             await self._finished_event.wait()

@@ -70,11 +70,11 @@ def retry(
         exception. The predicate may also return an `Outcome`, with a kind and a server's hint.
     until: a predicate over the result. If it returns false, the call is retried.
     attempts: the maximum number of attempts, including the first (default 4).
-    timeout: the time limit of one attempt in seconds. A plain function then runs in a thread, which
-        is not stopped by the timeout; its result is discarded.
+    timeout: the time limit of one attempt in seconds. A plain function then runs in a thread. The
+        thread continues after the timeout, and its result is discarded.
     deadline: the time limit of the whole call in seconds, including all attempts and waits. Calls
         that the function makes share the deadline.
-    policy: all other settings: delays, jitter, total budget, statuses.
+    policy: the other settings, such as delays, jitter and the total budget.
     downstream: the dependency's breaker, retry budget and limits.
     name: the name in logs and metrics; by default the name of the function.
     cancel: a token that ends the waits of a plain function.
@@ -82,7 +82,7 @@ def retry(
     """
     if misused:
         raise ConfigurationTypeError(
-            "@tarry.retry needs on=, which errors are worth another attempt, as in "
+            "@tarry.retry needs on=, the errors that are worth another attempt, as in "
             "@tarry.retry(on=ConnectionError); a bare @tarry.retry would also retry bugs"
         )
     if hedging is not None:
@@ -120,8 +120,8 @@ def call(
     """Call a plain function with retries: `tarry.call(fetch, url, on=OSError)`.
 
     Takes the arguments of `retry`. To pass keyword arguments to the function, use a lambda or
-    `functools.partial`. If a policy is given, `on` is optional. By default, the standard library's
-    connection errors and timeouts are then retried.
+    `functools.partial`. With a policy, `on` is optional: by default, the connection errors and
+    timeouts of the standard library are then retried.
     """
     check_callable("call", fn)
     if flags_of(fn) & COROUTINE:
@@ -151,7 +151,10 @@ async def acall(
     name: str | None = None,
     random: Random | None = None,
 ) -> T:
-    """Await a coroutine function with retries: `await tarry.acall(fetch, url, on=OSError)`."""
+    """Await a coroutine function with retries: `await tarry.acall(fetch, url, on=OSError)`.
+
+    Takes the arguments of `call` except `cancel`: cancel the task instead.
+    """
     check_callable("acall", fn)
     _check_no_generator(fn)
     if on is None and policy is not None:
@@ -177,11 +180,13 @@ def attempts(
 ) -> Attempts:
     """Retry a block: `for attempt in tarry.attempts(on=OSError):` and `with attempt:` inside.
 
-    In a coroutine, use `async for`, but still a plain `with`. Takes the arguments of
+    In a coroutine, use `async for`, but still `with`, not `async with`. Takes the arguments of
     `retry` except `until`, because a block has no result. A `timeout` needs `async for`, because
-    a plain block cannot be interrupted.
+    a block in a `for` loop cannot be interrupted.
     """
-    if not name:  # use the name of the function that contains the loop; `inspect` is slow to import
+    if not name:
+        # The name of the function that contains the loop. `inspect.currentframe` has no underscore,
+        # but `inspect` is slow to import.
         frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001 - see above
         name = frame.f_code.co_qualname
     return Attempts(
@@ -226,7 +231,7 @@ class AttemptBlock:
 
     @property
     def number(self) -> int:
-        """The number of this attempt, from 1."""
+        """The number of this attempt, counted from 1."""
         return self._attempt.number
 
     def __enter__(self) -> Self:
@@ -250,7 +255,7 @@ class AttemptBlock:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        """End the attempt; suppress its error when another attempt follows."""
+        """End the attempt; return True to suppress its error if another attempt follows."""
         running, scope = self._call, self._timeout_scope
         try:
             try:
@@ -279,7 +284,7 @@ class AttemptBlock:
 
 
 class Attempts:
-    """The value of `attempts(...)`. Each `for` or `async for` loop over it is a new call."""
+    """The return value of `attempts`. Each `for` or `async for` loop over it is a new call."""
 
     __slots__ = ("_config",)
 

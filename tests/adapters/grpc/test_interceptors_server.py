@@ -278,7 +278,7 @@ def test_thread_does_not_keep_the_deadline(serve: Any) -> None:
     remaining: list[deadlines.DeadlineScope | None] = []
 
     def charge(_request: bytes, _context: Any) -> bytes:
-        remaining.append(deadlines.scope.get())
+        remaining.append(deadlines.current_scope.get())
         return b"paid"
 
     methods = {"Charge": grpc.unary_unary_rpc_method_handler(charge)}
@@ -342,7 +342,7 @@ def test_chain_retries_at_one_layer() -> None:
 
     assert Reason.OVERLOADED == reason_of(caught.value)
     assert 1 == len(handler.remaining)
-    assert "a service behind this one does not answer" == caught.value.details()
+    assert "a call to another service failed and was given up" == caught.value.details()
 
 
 def test_trailers_of_an_abort_are_kept() -> None:

@@ -11,10 +11,10 @@ import tarry
 from tarry import Kind, Policy, Reason
 from tarry.adapters.http.messages import (
     add_not_repeatable_note,
-    attempt_time_limit,
     check_idempotency_key,
-    classify_response,
+    classify_status,
     is_worth_draining,
+    limit_by_deadline,
     make_response_classifier,
     set_attempt_headers,
     try_make_repeatable,
@@ -83,10 +83,10 @@ def test_attempt_time_limit(
     """The limit is the policy's timeout or the remaining time, whichever is less."""
     with VirtualClock(start=0.0):
         if left is None:
-            actual = attempt_time_limit(limit)
+            actual = limit_by_deadline(limit)
         else:
             with tarry.deadline(left):
-                actual = attempt_time_limit(limit)
+                actual = limit_by_deadline(limit)
 
     assert expected == actual
 
@@ -94,7 +94,7 @@ def test_attempt_time_limit(
 def test_deadline_in_the_past() -> None:
     """A deadline in the past gives a limit of 0, not None."""
     with VirtualClock(), tarry.deadline(0):
-        assert 0.0 == attempt_time_limit(None)
+        assert 0.0 == limit_by_deadline(None)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_responses_are_classified_by_the_policy(status: int, kind: Kind) -> None
 
     judge = make_response_classifier(lambda response: response.headers)
     assert kind is judge(policy, True, answer).kind
-    assert kind is classify_response(status, {}, policy, repeatable=True).kind
+    assert kind is classify_status(status, {}, policy, repeatable=True).kind
 
 
 @pytest.mark.parametrize(

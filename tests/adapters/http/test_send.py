@@ -29,7 +29,7 @@ def make_sender(send: Any, first: Any = None, **options: Any) -> RequestSender:
         is_async=False,
         classify_error=lambda _, repeatable: Outcome(Kind.TRANSIENT, repeatable=repeatable),
         classify_response=make_response_classifier(lambda response: response.headers),
-        release=lambda _: True,
+        release_connection=lambda _: True,
         snapshot=lambda _: RequestSnapshot("GET", "http://a/", (), b""),
     )
     changed = {name: options.pop(name) for name in functions._fields if name in options}
@@ -50,12 +50,12 @@ class FakeServer:
     def __init__(self, *statuses: int) -> None:
         self._statuses = iter(statuses)
         self.numbers: list[int] = []
-        self.limits: list[float | None] = []
+        self.attempt_timeouts: list[float | None] = []
 
-    def send(self, *, limit: float | None, number: int = 1) -> Any:
+    def send(self, *, attempt_timeout: float | None, number: int = 1) -> Any:
         """Handle one attempt."""
         self.numbers.append(number)
-        self.limits.append(limit)
+        self.attempt_timeouts.append(attempt_timeout)
         return make_response(next(self._statuses))
 
 
@@ -127,7 +127,7 @@ def test_sync_client_enforces_the_attempt_timeout() -> None:
     sender = make_sender(server.send, policy=Policy(attempt_timeout=2.0))
 
     assert 200 == sender.send_function(GET)().status_code
-    assert [2.0] == server.limits
+    assert [2.0] == server.attempt_timeouts
 
 
 def test_hedged_or_sent_once() -> None:
@@ -165,8 +165,8 @@ class FakeClient:
         def first(_request: str) -> Any:
             return self._reply("first")
 
-        def send(_request: str, *, limit: float | None, number: int = 1) -> Any:
-            assert limit is None
+        def send(_request: str, *, attempt_timeout: float | None, number: int = 1) -> Any:
+            assert attempt_timeout is None
             return self._reply(f"attempt {number}")
 
         async def async_first(request: str) -> Any:

@@ -1,7 +1,8 @@
 """Retried gRPC calls: their state, and the call objects for users of `grpc` (not `grpc.aio`).
 
-A blocking call returns the call object of its last attempt. `future()` returns a `RetriedFuture`,
-and a call with a response stream returns a `RetriedStream`.
+The call object of an attempt is what gRPC returns for one call. A blocking call returns that of its
+last attempt. `future()` returns a `RetriedFuture`, and a call with a response stream returns a
+`RetriedStream`.
 """
 
 from __future__ import annotations
@@ -47,17 +48,17 @@ _CANCELLED_DURING_BACKOFF = "cancelled while waiting for the next attempt"
 _CLOCK_TOLERANCE_S = 0.01
 """gRPC measures deadlines with its own clock, which may be ahead of tarry's by this much."""
 _MAX_WORKER_THREADS = 32
-"""Limit of threads for interceptors and callbacks, which may block the background loop."""
+"""How many threads run interceptors and callbacks, which might block the background loop."""
 _END_OF_STREAM = object()
 _GET_RESULT = methodcaller("result")
 
 
 class GrpcCall(RunningBlock):
-    """The state of one gRPC call with all its attempts, whose time limits gRPC enforces.
+    """The state of one gRPC call. gRPC itself enforces the time limits of the attempts.
 
     This is a `RunningBlock`, so that an outer retry loop does not look for a driver function in the
-    traceback of the final error. gRPC raises this error again, possibly in another thread, and its
-    traceback then contains no driver function.
+    traceback of the final error. gRPC raises this error again, possibly in another thread, where
+    the traceback has no driver function.
     """
 
     __slots__ = ("_attempt_ends_at", "_pending_first_attempt")
@@ -67,7 +68,7 @@ class GrpcCall(RunningBlock):
     ) -> None:
         super().__init__(config, started, deadline, record_count)
         self._pending_first_attempt: Attempt | None = None
-        """The first attempt, from `begin_first_attempt` until the driver calls `begin_attempt`."""
+        """The first attempt, after `begin_first_attempt` and until `begin_attempt` returns it."""
         self._attempt_ends_at: float | None = None
         """The time at which the running attempt reaches its time limit."""
 
@@ -79,7 +80,7 @@ class GrpcCall(RunningBlock):
         self._pending_first_attempt = Attempt(attempt.number)
 
     def begin_attempt(self) -> Attempt:
-        """Begin the next attempt, without a timeout for the driver: gRPC enforces `time_limit`."""
+        """Begin the next attempt. It has no timeout for the driver: gRPC enforces `time_limit`."""
         pending, self._pending_first_attempt = self._pending_first_attempt, None
         if pending is not None:
             return pending
@@ -87,7 +88,7 @@ class GrpcCall(RunningBlock):
         return Attempt(attempt.number, None, attempt.delay)
 
     def time_limit(self, attempt_timeout: float | None) -> float | None:
-        """Return the time limit in seconds of an attempt that starts now, and remember its end."""
+        """Return the time limit of an attempt that starts now in seconds, and store its end."""
         now = environment.now()
         remaining = None if self.deadline is None else self.deadline - now
         limits = [limit for limit in (remaining, attempt_timeout) if limit is not None]
@@ -95,8 +96,8 @@ class GrpcCall(RunningBlock):
         return min(limits, default=None)
 
     def try_continue(self, error: Exception, outcome: Outcome | None = None) -> bool:
-        """Record a failed attempt and return whether another attempt follows."""
-        classified = outcome or self.config.classify_error(error, self._record_count_at_start)
+        """Record a failed attempt; return whether another attempt follows."""
+        classified = outcome or self.config.classify_error(error, self._record_count)
         ends_at = self._attempt_ends_at
         has_timed_out = ends_at is not None and environment.now() >= ends_at - _CLOCK_TOLERANCE_S
         if classified.timeout and classified.kind is Kind.PERMANENT and has_timed_out:
@@ -106,7 +107,7 @@ class GrpcCall(RunningBlock):
 
 
 class CallFactory:
-    """Creates the calls of one interceptor, which may serve several channels."""
+    """Creates the calls of one interceptor; the arguments are those of `RetryInterceptor`."""
 
     def __init__(
         self,
@@ -129,13 +130,14 @@ class CallFactory:
             policy,
             downstream,
             self._classify_error,
-            classify_response=lambda _, __, ___: SUCCESS,  # gRPC raises its failures
-            release=lambda _: None,  # a failed call holds no connection
+            # A failed gRPC call raises, so each response is a success and none is released.
+            classify_response=lambda _, __, ___: SUCCESS,
+            release_connection=lambda _: None,
         )
         self.attempt_timeout: float | None = self._origins.policy.attempt_timeout
 
     def new_call(self, details: Any) -> GrpcCall:
-        """Return a new call. The timeout that the user gave it covers all attempts (gRFC A6)."""
+        """Return a new call. The user's timeout, in `details`, covers all attempts (gRFC A6)."""
         path = details.method
         method = (path.decode() if isinstance(path, bytes) else str(path)).lstrip("/")
         operation, downstream_name = method, self._target
@@ -152,7 +154,7 @@ class CallFactory:
             call.deadline = deadline if call.deadline is None else min(deadline, call.deadline)
         return call
 
-    def _classify_error(self, error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT001
+    def _classify_error(self, error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT001 - passed by position
         if not isinstance(error, grpc.RpcError) or not hasattr(error, "code"):
             return PERMANENT
         rpc_error: Any = error
@@ -167,8 +169,9 @@ class CallFactory:
 class RetriedCall:
     """The call object that the user gets. It makes the attempts and delegates to the latest one.
 
-    The first attempt is already running when the user gets this object. The methods for the status
-    and the metadata wait until no further attempt will be made.
+    An attempt is represented by its own call object, which gRPC returns. The first attempt is
+    already running when the user gets the `RetriedCall`. The methods for the status and the
+    metadata wait until no further attempt will be made.
     """
 
     def __init__(self, call: GrpcCall, send: Callable[[], Any], first_attempt: Any) -> None:
@@ -180,8 +183,8 @@ class RetriedCall:
         self._send = send
         self._latest_attempt = first_attempt
         self._is_first_attempt_pending = True
-        """Whether no driver has got the first attempt from `_next_attempt` yet."""
-        # Later attempts run with the context variables of the first attempt, in any thread.
+        """True until a driver gets the first attempt from `_next_attempt`."""
+        # Later attempts, in any thread, run with the context variables of the first attempt.
         self._context = copy_context()
 
     def cancel(self) -> bool:
@@ -201,6 +204,7 @@ class RetriedCall:
             raise cancelled.args[0] from None
 
     def _attempt_result(self, get_result: Callable[[Any], Any], attempt: Any) -> Any:
+        """Return the result of an attempt, or raise its error."""
         try:
             return get_result(attempt)
         except Exception as error:
@@ -210,7 +214,7 @@ class RetriedCall:
 
     def _final_attempt(self) -> Any:
         """Wait until no further attempt will be made, and return the latest attempt."""
-        raise NotImplementedError
+        raise NotImplementedError  # abstract: each subclass waits in its own way
 
     def code(self) -> Any:
         """Wait for the call and return its status code."""
@@ -250,6 +254,7 @@ class _CancelledAttempt(BaseException):
     """Holds the error of a cancelled attempt, so that the driver does not classify and retry it."""
 
 
+# grpcio is untyped, so type checkers do not know the base class.
 class _StreamCancelled(Cancelled, grpc.RpcError):  # type: ignore[misc]  # pyright: ignore[reportUntypedBaseClass]
     """The user cancelled a stream that was waiting for its next attempt."""
 
@@ -266,8 +271,9 @@ class RetriedStream(RetriedCall):
     def __init__(self, call: GrpcCall, send: Callable[[], Any], first_attempt: Any) -> None:
         super().__init__(call, send, first_attempt)
         self._has_final_attempt = False
-        """Whether `_latest_attempt` is the final one, because no retry will follow."""
+        """Whether no attempt will follow `_latest_attempt`."""
         self._callbacks: list[tuple[str, Callable[..., None]]] = []
+        """The user's callbacks for the final attempt, each with the method that adds it."""
         self._lock = threading.RLock()  # one thread may read while another waits for the status
         self._unread: list[Any] = []
         """The first message, until the user reads it; then empty."""
@@ -283,11 +289,11 @@ class RetriedStream(RetriedCall):
             try:
                 raise error
             finally:
-                del error  # its traceback refers to this frame: avoid a reference cycle
+                del error  # its traceback refers to this frame: break the reference cycle
         return self._unread.pop() if self._unread else next(self._latest_attempt)
 
     def _final_attempt(self) -> Any:
-        """Make attempts until a first message arrives or the call is given up."""
+        """Make attempts until the first message arrives or the call is given up."""
         with self._lock:
             if self._has_final_attempt:
                 return self._latest_attempt
@@ -310,7 +316,7 @@ class RetriedStream(RetriedCall):
 
     def cancel(self) -> bool:
         """Cancel the stream, or the wait for its next attempt."""
-        if self._is_first_attempt_pending:  # no driver runs yet that would end the call
+        if self._is_first_attempt_pending:  # there is no driver yet that would end the call
             self._call.abort()
             self._end_retries()
         return super().cancel()
@@ -335,7 +341,8 @@ class RetriedStream(RetriedCall):
         self._has_final_attempt = True
         while self._callbacks:
             method, callback = self._callbacks.pop(0)
-            if getattr(self._latest_attempt, method)(callback) is False:  # the attempt has ended
+            # `add_callback` returns False if the attempt has already ended.
+            if getattr(self._latest_attempt, method)(callback) is False:
                 callback()
 
 
@@ -368,13 +375,13 @@ class RetriedFuture(RetriedCall, Future[Any]):
             finish = partial(self.set_result, result)
         except _CancelledAttempt as cancelled:
             finish = partial(self.set_exception, cancelled.args[0])
-        except asyncio.CancelledError:  # by `cancel`, which alone can cancel the task
+        except asyncio.CancelledError:  # only `cancel` cancels this task
             finish = partial(self.set_exception, grpc.FutureCancelledError())
         except Exception as error:
             finish = partial(self.set_exception, error)
         try:
-            await asyncio.to_thread(finish)  # callbacks may block
-        except RuntimeError:  # the interpreter is shutting down and starts no more threads
+            await asyncio.to_thread(finish)  # in a thread, because the user's callbacks may block
+        except RuntimeError:  # at shutdown, the interpreter starts no more threads
             finish()
 
     async def _make_attempt(self) -> Any:
@@ -456,7 +463,7 @@ class RetriedFuture(RetriedCall, Future[Any]):
 
 _lock = threading.Lock()
 _loops: list[asyncio.AbstractEventLoop] = []
-"""The background loop of all `RetriedFuture`s; empty until it is started."""
+"""Holds the one background loop of all `RetriedFuture`s; empty until the loop is started."""
 
 
 def _background_loop() -> asyncio.AbstractEventLoop:

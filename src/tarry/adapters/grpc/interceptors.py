@@ -6,13 +6,13 @@ The server interceptors prevent a server and its clients from both retrying the 
     server = grpc.aio.server(interceptors=[AsyncOneRetryLayerInterceptor()])
 
 All calls that a handler makes share the deadline of the handler's own client. A handler may fail
-because one of its calls was given up after retries. The trailers then contain
-`grpc-retry-pushback-ms: -1`, which gRPC and tarry understand as "do not retry". Two cases:
+because one of its calls was given up after retries. The interceptor then adds a pushback, which
+tells the client not to retry: the trailer `grpc-retry-pushback-ms: -1`. There are two cases:
 
-- The handler raises an error. If the error comes from a call that was given up, the status is
-  UNAVAILABLE, unless the handler has set another code.
-- The handler sets a code or aborts. The trailers contain the pushback if the code means a failure
-  of the server, unless the handler sends its own pushback.
+- The handler raises an error that comes from a call that was given up. The status is UNAVAILABLE
+  with the pushback, unless the handler has set a code.
+- The handler sets a code that means a failure of the server, or aborts with one, and any call was
+  given up. The pushback is added, unless the handler sends its own.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class RetryInterceptor:
             target. By default each target gets its own, with a breaker and a retry budget.
         repeatable: whether a call can safely be sent again after the server has read it: True,
             False, or a function that takes the method ("shop.Payments/Charge") and returns a bool.
-        target: the address of the channel, which names the downstream. Without it there is one
-            downstream for each gRPC service.
+        target: the address of the channel. It is used as the name of the downstream. Without it,
+            there is one downstream for each gRPC service.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class RetryInterceptor:
     def intercept_unary_stream(
         self, continuation: Any, client_call_details: Any, request: Any
     ) -> Any:
-        """Start a response stream. Reading its first message retries failures before that."""
+        """Start a response stream. It is retried while the user waits for its first message."""
         if _is_timeout_over(client_call_details):
             return continuation(client_call_details, request)
         # Without the policy's attempt_timeout: gRPC would apply it to the whole stream.
@@ -115,7 +115,7 @@ class RetryInterceptor:
     def _start_call(
         self, continuation: Any, call_details: Any, request: Any, attempt_timeout: float | None
     ) -> tuple[GrpcCall, Callable[[], Any], Any]:
-        """Send the first attempt in the thread of the caller, as gRPC does.
+        """Send the first attempt in the thread of the caller, as gRPC itself does.
 
         Return the call, a function that sends the next attempt, and the first attempt.
         """
@@ -141,22 +141,22 @@ class RetryInterceptor:
 
 
 def _attempt_metadata(call: GrpcCall, details: Any) -> list[Any]:
-    # A server may forward its own client's metadata, with the number of that client's attempts.
+    # Drop the number of another client's attempts: a server may forward its client's metadata.
     metadata = [pair for pair in details.metadata or () if pair[0] != _PREVIOUS_ATTEMPTS]
     previous = call.attempts - 1
     return [*metadata, (_PREVIOUS_ATTEMPTS, str(previous))] if previous else metadata
 
 
 def _is_timeout_over(details: Any) -> bool:
-    """Return whether the user's timeout has no time left; gRPC then raises its own error."""
+    """Return whether the user's timeout is not positive; gRPC then raises its own error."""
     return details.timeout is not None and details.timeout <= 0
 
 
 def _is_future_call(response: Any) -> bool:
-    """Return whether the user called `future()`; gRPC does not tell interceptors.
+    """Return whether the user called `future()`, which gRPC does not tell interceptors.
 
-    A blocking call is already done at this point; a future usually is not. A future that failed at
-    once is done too, but it is an iterator, and its exception is the future itself.
+    A blocking call is already done at this point. A future usually is not. A future that failed at
+    once is done too, but it is also an iterator, and its exception is the future itself.
     """
     is_done = response.done()
     return not is_done or (hasattr(response, "__next__") and response.exception() is response)
@@ -224,7 +224,7 @@ class _AsyncUnaryStreamInterceptor:
 class _StartedStream:
     """A response stream whose first message has been read.
 
-    An iterator suffices, because gRPC itself keeps the call object of the last attempt.
+    It need not be a call object, because gRPC itself keeps the call object of the last attempt.
     """
 
     def __init__(self, unread: list[Any], messages: Any) -> None:
@@ -252,8 +252,8 @@ def _async_attempt_details(call: GrpcCall, call_details: Any, attempt_timeout: f
 def channel_options(options: Iterable[tuple[str, Any]] | None = None) -> list[tuple[str, Any]]:
     """Return the options for a channel on which tarry retries, with gRPC's own retries turned off.
 
-    Raise ConfigurationError for options that enable gRPC's own retries: the attempts of two layers
-    multiply.
+    Raise ConfigurationError for options that enable gRPC's own retries, because the attempts of two
+    layers multiply.
     """
     try:
         pairs = [(name, value) for name, value in (() if options is None else options)]
@@ -261,12 +261,12 @@ def channel_options(options: Iterable[tuple[str, Any]] | None = None) -> list[tu
         rule = 'must be pairs of a name and a value, as in [("grpc.max_message_length", -1)]'
         raise ConfigurationTypeError("options", rule, options) from None
     for name, value in pairs:
-        found = _find_retry_policy(value) if name == _SERVICE_CONFIG else None
+        problem = _find_retry_policy(value) if name == _SERVICE_CONFIG else None
         if name == _ENABLE_RETRIES and value:
-            found = f"{_ENABLE_RETRIES} is {value!r}"
-        if found is not None:
+            problem = f"{_ENABLE_RETRIES} is {value!r}"
+        if problem is not None:
             raise ConfigurationError(
-                f"{found}: the channel would retry beneath tarry, and the attempts of two layers "
+                f"{problem}: the channel would retry beneath tarry, and the attempts of two layers "
                 "multiply; remove it (`tarry policy import --from grpc` converts it to a policy), "
                 "or do not use tarry on this channel"
             )
@@ -276,13 +276,13 @@ def channel_options(options: Iterable[tuple[str, Any]] | None = None) -> list[tu
 
 
 def _find_retry_policy(config: Any) -> str | None:
-    """Describe the first retry or hedging policy of a service config; None if it has none."""
+    """Return a description of the first retry or hedging policy of a service config, if any."""
     try:
         document = json.loads(config)
     except (TypeError, ValueError) as error:
         rule = f"must be a service config as JSON, got {short_repr(config)}: {error}"
         raise ConfigurationError(_SERVICE_CONFIG, rule) from None
-    # A document with a different structure has no policies. If it is invalid, gRPC reports that.
+    # A document with another structure has no policies. If it is invalid, gRPC reports that.
     for entry in _get_list(document, "methodConfig"):
         for policy in ("retryPolicy", "hedgingPolicy"):
             if _get_value(entry, policy) is not None:
@@ -291,12 +291,13 @@ def _find_retry_policy(config: Any) -> str | None:
     return None
 
 
-def _get_value(value: Any, key: str) -> Any:
-    return value.get(key) if isinstance(value, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+# pyright does not know the types of the items in a JSON document.
+def _get_value(json_object: Any, key: str) -> Any:
+    return json_object.get(key) if isinstance(json_object, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
-def _get_list(value: Any, key: str) -> list[Any]:
-    found = _get_value(value, key)
+def _get_list(json_object: Any, key: str) -> list[Any]:
+    found = _get_value(json_object, key)
     return list(found) if isinstance(found, list) else []  # pyright: ignore[reportUnknownArgumentType]
 
 
@@ -306,7 +307,11 @@ def _method_name(name: Any) -> str:
 
 
 class OneRetryLayerInterceptor:
-    """Passes client deadlines to handlers, and tells clients not to retry what was retried here."""
+    """Passes client deadlines to handlers, and tells clients not to retry what was retried here.
+
+    For a `grpc` server. A call that was made only once, because it is not repeatable, was not
+    retried here.
+    """
 
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         """Return the wrapped handler of a method."""
@@ -333,7 +338,7 @@ class _HandlerContext:
         self._aborted = False
 
     def activate(self) -> None:
-        """Set the deadline and the log of given-up calls as context variables."""
+        """Set the deadline and `current_given_up_calls` in the current context (contextvars)."""
         error_record.current_given_up_calls.set(self._given_up_calls)
         remaining = self._context.time_remaining()
         if remaining is not None and remaining < _NO_DEADLINE_S:
@@ -348,7 +353,7 @@ class _HandlerContext:
         if not self._aborted:
             if error is not None and self._code is None and self._given_up_calls.find(error):
                 self.set_code(grpc.StatusCode.UNAVAILABLE)
-                self._context.set_details("a service behind this one does not answer")
+                self._context.set_details("a call to another service failed and was given up")
             self._set_trailers(self._code, self._trailers)
         self._given_up_calls.close()
         if self._deadline_handle is not None:

@@ -38,9 +38,9 @@ HAND_OFF_REASONS = frozenset({
     Reason.ATTEMPTS, Reason.BREAKER_OPEN, Reason.BUDGET_EMPTY, Reason.LIMIT,
     Reason.HINT_TOO_LONG, Reason.TOTAL_BUDGET, Reason.DEADLINE,
 })  # fmt: skip
-"""Reasons for giving up a call that may still succeed later."""
+"""The reasons for which a call is given up although it may succeed later."""
 HAND_OFF_TIMEOUT_S = 5.0
-"""Applies instead of the caller's deadline, which may have passed before the hand-off starts."""
+"""The deadline of a hand-off. The caller's deadline does not apply: it may have passed already."""
 
 _DROPPED_HEADERS = http.HOP_BY_HOP_HEADERS | frozenset({
     # Headers that belong to one attempt. The retry service sets its own.
@@ -53,7 +53,7 @@ _ESCAPED_CHARACTER = re.compile(r"\\(.)")
 
 
 class TaskClient(Protocol[T_co]):
-    """The part of the retry service's clients that a hand-off uses."""
+    """The method of the retry service's clients that a hand-off uses."""
 
     def enqueue(
         self,
@@ -65,7 +65,7 @@ class TaskClient(Protocol[T_co]):
         key: str,
         delay: float | None,
     ) -> T_co:
-        """Enqueue a task. The task is durable when this returns (async: when it was awaited)."""
+        """Enqueue a task. The task is stored when this returns (async: has been awaited)."""
         ...
 
 
@@ -101,43 +101,43 @@ class HandOff:
 
     def try_hand_off(self, request: Any, error: Exception) -> None:
         """Hand off the call that failed with this error and raise HandedOff, or return."""
-        # The coroutine never suspends: it waits only for the functions of an async client.
+        # With a sync client the coroutine awaits nothing, so one `send` runs it to its end.
         with suppress(StopIteration):
             self.async_try_hand_off(request, error).send(None)
 
     async def async_try_hand_off(self, request: Any, error: Exception) -> None:
-        """Do the same as `try_hand_off`, for async adapters."""
+        """Like `try_hand_off`, for async adapters."""
         record = record_of(error)
         if self._task_client is None or record is None or record.reason not in HAND_OFF_REASONS:
             return
         try:
             arguments = self._enqueue_arguments(request, error)
-            token = deadlines.scope.set(None)
+            token = deadlines.current_scope.set(None)
             try:
                 deadlines.enter(environment.now() + HAND_OFF_TIMEOUT_S)
                 task = self._task_client.enqueue(**arguments)
                 if self._http_functions.is_async:
                     task = await task
             finally:
-                deadlines.scope.reset(token)
+                deadlines.current_scope.reset(token)
         except Exception as failure:
             _report_failure(error, record, failure)
             return
         except BaseException:
-            await self._release(error)
+            await self._release_response(error)
             raise
-        await self._release(error)
+        await self._release_response(error)
         task_id, reason = getattr(task, "task_id", task), record.reason.description
         handed_off = HandedOff(f"{record.operation}: handed off as task {task_id}: {reason}", task)
-        # An outer retry would create a second task. This error is new, so no other call can have
-        # raised it, and its traceback need not be checked.
+        # An outer retry would create a second task. This error object is new and raised only here,
+        # so outer retry loops can rely on its record without a check of its traceback.
         attach_record(handed_off, record, no_outer_retry=True, check_traceback=False)
         raise handed_off from error
 
-    async def _release(self, error: Exception) -> None:
-        """Release the connection of the response with which the call failed, if any."""
+    async def _release_response(self, error: Exception) -> None:
+        """Release the connection of the last response, if the call failed with a response."""
         if isinstance(error, ResultNotAccepted):
-            released = self._http_functions.release(error.result)
+            released = self._http_functions.release_connection(error.result)
             if self._http_functions.is_async:
                 await released
 
@@ -150,8 +150,8 @@ class HandOff:
         headers = _task_headers(header_lines)
         host = headers.get("host", authority)
         if _normalized_origin(scheme, host) == _normalized_origin(scheme, authority):
-            # The retry service sets this Host header itself. A Host header that differs from the
-            # URL is not dropped: the service then rejects the task instead of changing the request.
+            # The retry service itself sends this Host header. A Host header that differs from the
+            # URL is kept: the service then rejects the task, and does not change the request.
             headers.pop("host", None)
         key_header = headers.pop(http.IDEMPOTENCY_KEY_HEADER.lower(), "")
         if not http.is_repeatable(method, has_key=bool(key_header)):
@@ -180,15 +180,15 @@ class HandOff:
         }
 
     def _first_delay(self, error: Exception, key: str) -> float | None:
-        """Return the delay that the server's last response requested, plus some spread.
+        """Return the delay that the server's last response requested, plus a spread; None if none.
 
-        The spread is derived from the key, so that a request that is handed off twice has the same
-        delay.
+        The spread keeps tasks with the same delay from starting at once. It is derived from the
+        key, so that a request that is handed off twice gets the same delay.
         """
         if not isinstance(error, ResultNotAccepted):
             return None
         classify = self._http_functions.classify_response
-        repeatable = True  # has no effect on the hint
+        repeatable = True  # either value gives the same hint
         hint = classify(self._policy, repeatable, error.result).hint
         requested = None if hint is None else valid_duration(hint.delay)
         if not requested:
@@ -199,7 +199,7 @@ class HandOff:
 def _report_failure(error: Exception, record: CallRecord, failure: Exception) -> None:
     """Report why a call was not handed off: in a note on its error, and in the log.
 
-    The log is for calls that return their last response, which cannot have a note.
+    The log is needed for calls that return their last response, because a response has no notes.
     """
     is_unsuitable = isinstance(failure, _CannotHandOff)
     reason = f"{failure}" if is_unsuitable else f"{type(failure).__name__}: {failure}"
@@ -215,15 +215,18 @@ def _report_failure(error: Exception, record: CallRecord, failure: Exception) ->
 
 
 def _task_headers(lines: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the headers that are the same in each attempt; join repeated ones (RFC 9110, 5.3)."""
+    """Return the headers for a task: those that each attempt sends.
+
+    The values of a repeated header are joined (RFC 9110, 5.3).
+    """
     headers: dict[str, str] = {}
     for original_name, value in lines:
         name = original_name.lower()
         separator = "; " if name == "cookie" else ", "
         headers[name] = f"{headers[name]}{separator}{value}" if name in headers else value
-    # The Connection header lists further headers of the connection.
-    connection = {name.strip().lower() for name in headers.get("connection", "").split(",")}
-    dropped = _DROPPED_HEADERS | connection
+    # The Connection header lists further headers that apply only to this connection.
+    hop_by_hop = {name.strip().lower() for name in headers.get("connection", "").split(",")}
+    dropped = _DROPPED_HEADERS | hop_by_hop
     return {name: value for name, value in headers.items() if name not in dropped}
 
 
@@ -237,7 +240,7 @@ def _normalized_origin(scheme: str, authority: str) -> str:
 
 
 def _parse_key_header(header: str) -> str | None:
-    """Return the key in the header; None if the retry service would send a different header."""
+    """Return the key in the header; None if the retry service would write the key differently."""
     key = _ESCAPED_CHARACTER.sub(r"\1", header[1:-1])
     is_same = (
         key and key.isascii() and key.isprintable() and http.format_idempotency_key(key) == header

@@ -1,4 +1,7 @@
-"""Requests and responses of any HTTP client. Names of headers are case-insensitive."""
+"""What the HTTP adapters share for requests and responses: headers, classification, draining.
+
+Header mappings that adapters pass to these functions must ignore the case of names.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,9 @@ if TYPE_CHECKING:
 IdempotencyKey: TypeAlias = "str | Callable[[Any], str | None] | None"
 """An adapter's `idempotency_key`: None, "auto" for random keys, or a function of the request."""
 ResponseHeaders: TypeAlias = "Mapping[str, str] | Iterable[tuple[str, str]]"
-"""The headers of a response."""
+"""The headers of a response. A repeated header is a pair for each value, or one joined value."""
 
-_get_deadline_scope = deadlines.scope.get
+_get_deadline_scope = deadlines.current_scope.get
 
 _MIN_ERROR_STATUS = 400
 _MAX_DRAINED_BYTES = 65_536
@@ -36,7 +39,8 @@ _MAX_DRAINED_BYTES = 65_536
 _MAX_CONTENT_LENGTH_DIGITS = len(str(_MAX_DRAINED_BYTES))
 DRAIN_TIMEOUT_S = 0.1
 MIN_TIMEOUT_S = 0.001
-"""The shortest timeout that is passed to clients. Some reject 0 or treat it as non-blocking."""
+"""The shortest timeout that is passed to HTTP clients. Some clients reject a timeout of 0, or treat
+it as non-blocking."""
 
 _NO_KEY_NOTE = (
     "tarry: the server may have read the request, and its method is not idempotent; an "
@@ -55,22 +59,23 @@ class RequestSnapshot(NamedTuple):
     url: str
     headers: Iterable[tuple[str, str]]
     body: bytes | None
-    """b"" if the request has no body; None if its body is not bytes, as that of a file upload."""
+    """b"" if the request has no body; None if its body is not bytes, such as a file."""
 
 
 class HttpClientFunctions(NamedTuple):
-    """The functions of an adapter that are specific to its HTTP client, such as httpx."""
+    """The functions of an adapter that depend on its HTTP client, such as httpx."""
 
     is_async: bool
     classify_error: Callable[[Exception, bool], Outcome]
     """Takes an error and whether the request is repeatable."""
     classify_response: Callable[[Policy, bool, Any], Outcome]
     """Takes the policy, whether the request is repeatable, and a response."""
-    release: Callable[[Any], Any]
+    release_connection: Callable[[Any], Any]
     """Releases the connection of a response, and returns whether the user can still read the
-    response. If the rest of the body is short, it is read first, so that the connection can be
-    reused. A coroutine function if `is_async`."""
+    response. If the rest of the body is short, the function reads it first, so that the connection
+    can be reused. A coroutine function if `is_async`."""
     snapshot: Callable[[Any], RequestSnapshot]
+    """Takes a request of the client."""
 
 
 def check_idempotency_key(idempotency_key: IdempotencyKey) -> IdempotencyKey:
@@ -103,21 +108,23 @@ def try_make_repeatable(
         if key is not None:
             headers[http.IDEMPOTENCY_KEY_HEADER] = http.format_idempotency_key(key)
             return True
-    return http.is_repeatable(method, has_key=False)
+    return http.is_repeatable(
+        method, has_key=False
+    )  # also accepts idempotent methods in lower case
 
 
-def attempt_time_limit(attempt_timeout: float | None) -> float | None:
-    """Return the shorter of the policy's timeout and the seconds until the deadline, or None."""
+def limit_by_deadline(timeout_s: float | None) -> float | None:
+    """Return the timeout, or the seconds until the deadline if that is sooner; None if neither."""
     if _get_deadline_scope() is None:
-        return attempt_timeout
-    limits = (attempt_timeout, deadlines.remaining())
+        return timeout_s
+    limits = (timeout_s, deadlines.remaining())
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def set_attempt_headers(
     headers: MutableMapping[str, str], number: int, limit_s: float | None
 ) -> None:
-    """Set the headers with the number of the attempt and its time limit."""
+    """Set the headers with the number of a retry, and with the time limit of the attempt."""
     if number > 1:
         headers[http.ATTEMPT_HEADER] = str(number)
     if limit_s is not None:
@@ -125,28 +132,28 @@ def set_attempt_headers(
 
 
 def make_response_classifier(
-    header_pairs: Callable[[Any], ResponseHeaders],
+    get_headers: Callable[[Any], ResponseHeaders],
 ) -> Callable[[Policy, bool, Any], Outcome]:
     """Return a function that classifies responses with an attribute `status_code`.
 
-    `header_pairs` returns the headers of a response, with one pair for each header line. The values
-    of a repeated header must not be joined, because the result could not be parsed.
+    `get_headers` returns the headers of a response as pairs, one for each header line. It must not
+    join the values of a repeated header, because the joined value could not be parsed.
     """
 
-    def classify(policy: Policy, repeatable: bool, response: Any) -> Outcome:  # noqa: FBT001 - by position
+    def classify(policy: Policy, repeatable: bool, response: Any) -> Outcome:  # noqa: FBT001 - passed by position
         status: int = response.status_code
         # Hot path: most responses can be classified without reading their headers.
         if status < _MIN_ERROR_STATUS and status not in policy.retryable_statuses:
             return SUCCESS
-        return classify_response(status, header_pairs(response), policy, repeatable=repeatable)
+        return classify_status(status, get_headers(response), policy, repeatable=repeatable)
 
     return classify
 
 
-def classify_response(
+def classify_status(
     status: int, headers: ResponseHeaders, policy: Policy, *, repeatable: bool
 ) -> Outcome:
-    """Classify a response by its status and headers."""
+    """Classify the status of a response, with the hints in its headers."""
     now, retryable = environment.unix_time(), policy.retryable_statuses
     return outcome_of_status(status, headers, now=now, retryable=retryable, repeatable=repeatable)
 
@@ -157,12 +164,12 @@ def classify_proxy_refusal(status: int) -> Outcome:
 
 
 def is_permanent_tls_error(error: object) -> bool:
-    """Return whether an error is a TLS error that does not mean a lost connection."""
+    """Return whether an error is a TLS error other than a lost connection."""
     return isinstance(error, SSLError) and not isinstance(error, (SSLEOFError, SSLZeroReturnError))
 
 
 def is_worth_draining(headers: Mapping[str, str]) -> bool:
-    """Return whether a body is short according to its headers, or of unknown length."""
+    """Return whether the headers say that the body is short, or do not give its length."""
     length = headers.get("Content-Length", "0")
     is_number = length.isascii() and length.isdigit() and len(length) <= _MAX_CONTENT_LENGTH_DIGITS
     return is_number and int(length) <= _MAX_DRAINED_BYTES
@@ -172,8 +179,8 @@ class DrainedBody:
     """Collects the rest of a body, within limits of size and time."""
 
     def __init__(self) -> None:
-        self.timeout: float = attempt_time_limit(DRAIN_TIMEOUT_S) or 0.0
-        """Seconds that are available for reading."""
+        self.timeout: float = limit_by_deadline(DRAIN_TIMEOUT_S) or 0.0
+        """The seconds that are available for reading."""
         self._ends_at = environment.now() + self.timeout
         self._chunks: list[bytes] = []
         self._bytes_left = _MAX_DRAINED_BYTES
@@ -190,13 +197,19 @@ class DrainedBody:
 
 
 def final_response(error: ResultNotAccepted) -> Any:
-    """Return the last response of a call that was given up, with its record for `record_of`."""
+    """Return the last response of a call that was given up.
+
+    The record of the call is attached to the response, where `tarry.record_of` finds it.
+    """
     object.__setattr__(error.result, RECORD_ATTRIBUTE, getattr(error, RECORD_ATTRIBUTE, None))
     return error.result
 
 
 def result_without_wait(error: BlockingWait) -> Any:
-    """Return the last response or raise the last error, because the call cannot wait."""
+    """Return the last response or raise the last error of a call that cannot wait for a retry.
+
+    It cannot wait, because a blocking wait would block the event loop of its thread.
+    """
     cause = error.__cause__
     if isinstance(cause, ResultNotAccepted):
         warnings.warn(f"{error}; this response is returned", RuntimeWarning, stacklevel=2)
