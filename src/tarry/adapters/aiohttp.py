@@ -45,9 +45,8 @@ _MAYBE_SENT_ERRORS = (*_CLIENT_ERRORS, ConnectionError, TimeoutError)
 """Errors after which the server may have read the request."""
 
 _last_key: ContextVar[tuple[object, str, str] | None] = ContextVar("tarry_key", default=None)
-"""Call identity, method and Idempotency-Key of this asyncio task's last request with a key. The
-call identity is an object that all requests of one call of the session share: redirects and
-retries."""
+"""Call identity (see `_call_identity`), method and Idempotency-Key of this asyncio task's last
+request with a key."""
 _last_error: ContextVar[tuple[object, Exception] | None] = ContextVar("tarry_aiohttp", default=None)
 """Call identity and error of this asyncio task's last call that was given up."""
 
@@ -130,7 +129,7 @@ class RetryMiddleware:
 
 def _call_identity(request: ClientRequest) -> object:
     """Return an object that all requests of one call of the session share."""
-    # Private, but no public attribute of the request is shared in this way.
+    # No public attribute is shared in this way.
     return request._traces  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 

@@ -60,8 +60,7 @@ _BYTES_STREAM = "ByteStream"
 _TIMEOUT_PHASES = ("connect", "read", "write", "pool")
 _CONNECT_SHARE = 0.9
 """The share of an attempt's time limit that is available for connecting. Connecting thus times out
-before the attempt is cancelled. This is better, because the client's timeout error shows that
-nothing was sent, and a cancellation does not."""
+before the attempt is cancelled: unlike a cancellation, the timeout shows that nothing was sent."""
 _NOT_SENT_ERRORS = frozenset({"ConnectError", "ConnectTimeout", "PoolTimeout"})
 _MAYBE_SENT_ERRORS = {"TimeoutException", "NetworkError", "RemoteProtocolError", "ProxyError"}
 """The names of errors after which the server may have read the request."""
@@ -181,8 +180,7 @@ def _release_connection(response: Any) -> bool:
     with suppress(Exception):  # if reading fails, the connection is closed
         if messages.is_worth_draining(response.headers):
             body = DrainedBody()
-            # `response.request` raises RuntimeError if `_send` sent the user's request, not a copy.
-            with suppress(RuntimeError):
+            with suppress(RuntimeError):  # `response.request` is not set if `_send` made no copy
                 timeouts = response.request.extensions.get("timeout")
                 if isinstance(timeouts, _AttemptTimeouts):
                     timeouts["read"] = min(timeouts.get("read") or body.timeout, body.timeout)
@@ -226,8 +224,7 @@ def _send(transport: Any, request: Any, *, attempt_timeout: float | None, number
 
 
 def _send_unchanged(transport: Any, request: Any) -> Any:
-    # The method is looked up for each request, because tests may patch it.
-    return transport.handle_request(request)
+    return transport.handle_request(request)  # looked up for each request: tests may patch it
 
 
 async def _send_async(
@@ -296,10 +293,7 @@ class _RetryTransportBase(Generic[C]):
         """The functions for requests whose method and body type show that they are repeatable."""
 
     def _send_function(self, request: Any, cache_key: _CacheKey) -> Callable[..., Any]:
-        """Return the function that sends a request.
-
-        Cache it in `_send_cache` if all requests with this key are repeatable.
-        """
+        """Return the function that sends a request; cache it if the key shows repeatability."""
         sender, (method, scheme, host, port, stream_type) = self._sender, cache_key
         can_cache = method in http.IDEMPOTENT_METHODS and stream_type.__name__ == _BYTES_STREAM
         repeatable = can_cache or (
@@ -310,10 +304,7 @@ class _RetryTransportBase(Generic[C]):
         return self._send_cache.add(cache_key, send) if can_cache else send
 
     def _explain_error(self, request: Any, error: Exception) -> None:
-        """Raise a clearer error if httpx and httpx2 are mixed; else add a note to the error.
-
-        The note says why a request that is not repeatable was not retried.
-        """
+        """Raise a clearer error if httpx and httpx2 are mixed; else add a note if one helps."""
         inner, outer = _package_name(self._transport), _package_name(request)
         if isinstance(error, AssertionError) and {inner, outer} == {"httpx", "httpx2"}:
             raise errors.ConfigurationError(

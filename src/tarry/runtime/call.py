@@ -46,14 +46,7 @@ class RunningCall(Call):
     It is a subclass of `Call`, so that a failure allocates one object instead of two.
     """
 
-    __slots__ = (
-        "_error",
-        "_has_emitted_failure",
-        "_record_count",
-        "_uses_clock",
-        "_wait",
-        "config",
-    )
+    __slots__ = ("_emits_events", "_error", "_record_count", "_uses_clock", "_wait", "config")
 
     _is_block = False
     """Whether the attempts are `with` blocks, not calls of a function."""
@@ -70,12 +63,11 @@ class RunningCall(Call):
         self.config: RetryConfig = config
         self._uses_clock = started is not None
         self._record_count = record_count
-        """The number of the newest error record when the attempt began. Newer records come from
-        retry loops inside the attempt: see `error_record`."""
+        """The newest error record's number when the attempt began; see `error_record`."""
         self._error: Exception | None = None
         """The error of the last attempt, while the call waits for the next one."""
-        self._has_emitted_failure = False
-        """Whether a failed attempt has been emitted. All later events are then emitted too."""
+        self._emits_events = False
+        """True once a failed attempt was emitted: all later events must be emitted too."""
 
     @classmethod
     def new(cls, config: RetryConfig) -> Self:
@@ -91,10 +83,7 @@ class RunningCall(Call):
     def after_first_attempt(
         cls, config: RetryConfig, started: float, record_count: int, permit: int
     ) -> Self:
-        """Return the state of a call whose first attempt was made without a `RunningCall`.
-
-        `permit` is the permit of that attempt, which a success or a failure releases.
-        """
+        """Return a call whose first attempt, with this permit, was made without a `RunningCall`."""
         running = cls(config, started, None, record_count)
         running.adopt_first_attempt(permit)
         return running
@@ -114,20 +103,16 @@ class RunningCall(Call):
             finally:
                 del error  # its traceback refers to this frame: break the reference cycle
         self._record_count = bus.record_count
-        if bus.listeners or self._has_emitted_failure:
+        if bus.listeners or self._emits_events:
             self._emit_started()
         return command
 
     def try_continue(self, error: Exception, outcome: Outcome | None = None) -> bool:
-        """Record a failed attempt; return whether another attempt follows.
-
-        The error is classified unless `outcome` is given.
-        """
+        """Record a failed attempt, with or without its outcome; return whether another follows."""
         config = self.config
         try:
             if outcome is None:
-                # Calling a slot through a local variable is faster: see `Environment`.
-                classify = config.classify_error
+                classify = config.classify_error  # calling the slot is slower: see `Environment`
                 outcome = classify(error, self._record_count)
             now = environment.now() if self._uses_clock else 0.0
             random_number = (config.draw_random or environment.draw_random)()
@@ -135,9 +120,9 @@ class RunningCall(Call):
             log_enabled = bus.log_enabled
             if bus.listeners or log_enabled(LOG_WARNING):
                 # Without listeners, the start of the attempt was not emitted: emit it for the log.
-                if not self._has_emitted_failure and not bus.listeners:
+                if not self._emits_events and not bus.listeners:
                     self._emit_started()
-                self._has_emitted_failure = True
+                self._emits_events = True
                 self._emit_failed(outcome, verdict, error)
             if isinstance(verdict, Stop):
                 self._record_give_up(verdict, error)
@@ -160,7 +145,7 @@ class RunningCall(Call):
             if outcome.kind is Kind.PERMANENT:
                 random_number = (self.config.draw_random or environment.draw_random)()
                 verdict = self.record_failure(outcome, environment.now(), random_number)
-                if isinstance(verdict, Stop) and (bus.listeners or self._has_emitted_failure):
+                if isinstance(verdict, Stop) and (bus.listeners or self._emits_events):
                     self._emit_failed(outcome, verdict, None)
                     emit_gave_up(self._call_record(verdict), verdict.hint, None, self._last_detail)
                 return True
@@ -170,15 +155,13 @@ class RunningCall(Call):
         if until is not None and not until(result):
             return self._reject_result(result, TRANSIENT, "`until` did not accept the result")
         if self.downstream is not None:
-            self.record_success(
-                environment.now(), (self.config.draw_random or environment.draw_random)()
-            )
-        if bus.listeners or self._has_emitted_failure:
-            import tarry.core.events as core_events
+            random_number = (self.config.draw_random or environment.draw_random)()
+            self.record_success(environment.now(), random_number)
+        if bus.listeners or self._emits_events:
+            import tarry.core.events as event
 
-            bus.emit(
-                core_events.Succeeded(self.config.operation, self._downstream_name, self.attempts)
-            )
+            operation, name = self.config.operation, self._downstream_name
+            bus.emit(event.Succeeded(operation, name, self.attempts))
         return True
 
     def _reject_result(self, result: object, outcome: Outcome, problem: str) -> bool:
@@ -192,10 +175,7 @@ class RunningCall(Call):
             del error
 
     def discard_error(self) -> None:
-        """Drop the last error, so that `begin_attempt` does not raise it.
-
-        Called if the error is a `ResultNotAccepted` with a response that can no longer be read.
-        """
+        """Drop the last `ResultNotAccepted`, because its response can no longer be read."""
         self._error = None
 
     def abort(self) -> None:
@@ -215,7 +195,7 @@ class RunningCall(Call):
 
     def wait(self) -> None:
         """Block until the next attempt is due."""
-        wait_started = environment.now() if self._has_emitted_failure else None
+        wait_started = environment.now() if self._emits_events else None
         try:
             blocking_wait(self.config, self._wait.delay, self._error)
         except BaseException:
@@ -226,7 +206,7 @@ class RunningCall(Call):
 
     async def async_wait(self) -> None:
         """Like `wait`, but sleep on the event loop instead of blocking."""
-        wait_started = environment.now() if self._has_emitted_failure else None
+        wait_started = environment.now() if self._emits_events else None
         try:
             if self._wait.delay > 0:
                 await environment.async_sleep(self._wait.delay)
@@ -250,11 +230,11 @@ class RunningCall(Call):
             no_outer_retry=forbids_outer_retry(stop, self.attempts, self.policy.max_attempts),
             check_traceback=not self._is_block,  # the error of a block passes no driver function
         )
-        if self._has_emitted_failure or bus.is_observed():
+        if self._emits_events or bus.is_observed():
             if stop.reason is Reason.BUDGET_EMPTY:
-                import tarry.core.events as core_events
+                import tarry.core.events as event
 
-                bus.emit(core_events.BudgetEmpty(record.operation, record.downstream))
+                bus.emit(event.BudgetEmpty(record.operation, record.downstream))
             detail = "" if isinstance(error, errors.Rejected) else self._last_detail
             emit_gave_up(record, stop.hint, error, detail or type(error).__name__)
 
@@ -272,44 +252,37 @@ class RunningCall(Call):
         steps = self.steps
         return steps[-1].detail if steps else ""
 
-    # The functions that emit events import `tarry.core.events` themselves, so that programs
-    # without failures and listeners do not load the module. With `from tarry.core import events`,
-    # each of these imports would take 1.0 us longer.
+    # `tarry.core.events` is imported where it is used, so that programs without failures and
+    # listeners do not load it. `from tarry.core import events` would take 1.0 us longer.
 
     def _emit_started(self) -> None:
-        import tarry.core.events as core_events
+        import tarry.core.events as event
 
         operation, limit = self.config.operation, self.policy.max_attempts
-        bus.emit(core_events.AttemptStarted(operation, self._downstream_name, self.attempts, limit))
+        bus.emit(event.AttemptStarted(operation, self._downstream_name, self.attempts, limit))
 
     def _emit_failed(self, outcome: Outcome, verdict: Wait | Stop, error: Exception | None) -> None:
         """Emit that an attempt failed and, if a retry follows, that the call will wait."""
-        import tarry.core.events as core_events
+        import tarry.core.events as event
 
         name, number, limit = self._downstream_name, self.attempts, self.policy.max_attempts
         operation, kind, detail = self.config.operation, outcome.kind, outcome.detail
         detail = detail or type(error).__name__
-        bus.emit(
-            core_events.AttemptFailed(operation, name, number, limit, kind, error, detail=detail)
-        )
+        bus.emit(event.AttemptFailed(operation, name, number, limit, kind, error, detail=detail))
         if isinstance(verdict, Wait):
             ceiling, delay, hint = verdict.ceiling, verdict.delay, verdict.hint
             retry_fields = operation, name, number, limit - 1
-            bus.emit(
-                core_events.WillWait(*retry_fields, ceiling, delay, hint, error, detail=detail)
-            )
+            bus.emit(event.WillWait(*retry_fields, ceiling, delay, hint, error, detail=detail))
 
     def _emit_waited(self, wait_started: float) -> None:
-        import tarry.core.events as core_events
+        import tarry.core.events as event
 
         slept = environment.now() - wait_started
         call_fields = self.config.operation, self._downstream_name, self.attempts
         max_retries, error, wait = self.policy.max_attempts - 1, self._error, self._wait
         wait_fields = wait.ceiling, wait.delay, wait.hint
         detail = self._last_detail
-        bus.emit(
-            core_events.Waited(*call_fields, max_retries, *wait_fields, error, slept, detail=detail)
-        )
+        bus.emit(event.Waited(*call_fields, max_retries, *wait_fields, error, slept, detail=detail))
 
 
 class RunningBlock(RunningCall):
@@ -326,8 +299,7 @@ class RunningBlock(RunningCall):
     def release_permit_in_finalizer(self) -> None:
         """Put the permit into `abandoned_permits`; the downstream's next `admit` releases it.
 
-        A finalizer may run in a thread that holds the downstream's lock, so it must not acquire the
-        lock to release the permit itself.
+        A finalizer must not acquire the downstream's lock: its thread may already hold the lock.
         """
         downstream, permit = self.config.downstream, self.take_permit()
         if downstream is not None and permit is not None:
@@ -363,17 +335,12 @@ def decide_after_first_failure(
 
 
 def blocking_wait(config: RetryConfig, delay: float, error: Exception | None) -> None:
-    """Sleep for `delay` seconds.
-
-    Raises `BlockingWait` if that would block an event loop, and `Cancelled` if the call has been
-    cancelled, both from `error`, the error of the last attempt.
-    """
+    """Sleep; raise if that would block an event loop, or if the call has been cancelled."""
     if delay > 0:
         if clocks.in_event_loop():
             raise errors.BlockingWait(
                 f"{config.operation}: a wait of {format_duration(delay)} would block the running "
-                "event loop; retry a coroutine function instead (or a block with `async for`), or "
-                "make the call in a thread"
+                "event loop; retry a coroutine function (a block: `async for`), or use a thread"
             ) from error
         sleep = environment.blocking_sleep
         sleep(delay, config.cancel)
@@ -386,13 +353,11 @@ def emit_gave_up(
     record: CallRecord, hint: Hint | None, error: Exception | None, detail: str
 ) -> None:
     """Emit that a call was given up; `error` is None if it returns a permanent failure."""
-    import tarry.core.events as core_events
+    import tarry.core.events as event
 
     operation, downstream, attempts, waited, reason, retry_after, _steps = record
     call_fields = operation, downstream, attempts
-    bus.emit(
-        core_events.GaveUp(*call_fields, reason, waited, retry_after, hint, error, detail=detail)
-    )
+    bus.emit(event.GaveUp(*call_fields, reason, waited, retry_after, hint, error, detail=detail))
 
 
 def rejection_error(

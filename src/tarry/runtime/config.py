@@ -49,10 +49,7 @@ _DEFAULT_POLICY = Policy()
 
 
 class RetryConfig:
-    """The configuration of one retry loop.
-
-    All calls of the loop share it. It does not change, except for `state_after_one_attempt`.
-    """
+    """The configuration of one retry loop. It is shared by all calls, and only caches a state."""
 
     # Without slots, a call with a `RunningCall` would take 6.4 us instead of 6 us.
     __slots__ = (
@@ -130,11 +127,10 @@ class RetryConfig:
         )
         self.downstream: Downstream | None = downstream
         self.operation: str = name or ""
-        """The name of the calls in errors, logs and metrics; "" until `with_default_name`."""
+        """The name of the calls in errors, logs and metrics."""
         self.cancel: CancelToken | None = cancel
         self.state_after_one_attempt: Call | None = None
-        """The state of any call after one attempt; None until `decide_after_first_failure` (in
-        call.py) creates it."""
+        """The state of any call after one attempt: the cache of `decide_after_first_failure`."""
         self.draw_random: Callable[[], float] | None = None if random is None else random.random
 
     @property
@@ -187,10 +183,9 @@ class Classifier:
         """Whether `on` can match exception groups or errors that are never retried."""
 
     def classify_error(self, error: Exception, record_count: int) -> Outcome:
-        """Classify an error.
+        """Classify an error; `record_count` is the value of `bus.record_count` before the attempt.
 
-        `record_count` is the number of the newest error record when the attempt began. A newer
-        record on the error means that an inner retry loop has given up on it.
+        If the error has a newer record, an inner retry loop has given up on this error.
         """
         if isinstance(error, self._types):
             if self._matches_broadly and isinstance(error, _NEVER_RETRIED):
@@ -215,8 +210,7 @@ class Classifier:
         if isinstance(error, _NEVER_RETRIED):
             return PERMANENT
         if isinstance(error, _OWN_TIMEOUTS) and not hasattr(error, RECORD_ATTRIBUTE):
-            # Raised by this retry loop itself: a timeout of an attempt, even if `on` lacks it.
-            return self._timeout_outcome
+            return self._timeout_outcome  # raised by this retry loop: retried even if not in `on`
         result: object = self._predicate is not None and self._predicate(error)
         if isinstance(result, Outcome):
             return result
@@ -278,10 +272,7 @@ def check_callable(api_name: str, fn: Any) -> None:
 
 
 def check_not_async(field: str, fn: object) -> None:
-    """Raise if `fn` is a coroutine function or an async generator function.
-
-    The coroutine or generator that `fn` returns would always be truthy.
-    """
+    """Raise if `fn` is async, because what it returns before an `await` is always truthy."""
     if flags_of(fn) & (COROUTINE | ASYNC_GENERATOR):
         rule = f"must be a plain function, got the coroutine function {name_of(fn)}"
         raise ConfigurationTypeError(field, rule)

@@ -67,8 +67,7 @@ def _wrap_without_downstream(fn: Callable[..., T], config: RetryConfig) -> Calla
     """Return the wrapper for calls without a downstream and without time limits.
 
     If neither a listener nor the log needs events, a `RunningCall` is created only after two failed
-    attempts. After one failed attempt, `decide_after_first_failure` returns a `FirstFailure`, which
-    is a tuple and cheaper.
+    attempts. After one, `decide_after_first_failure` returns a `FirstFailure`, a cheaper tuple.
     """
 
     @wraps(fn)
@@ -307,10 +306,7 @@ async def drive_async(running: RunningCall, fn: AsyncFunction[T], args: Args, kw
 
 
 def release_result(running: RunningCall, result: object) -> None:
-    """Release the connection of a result that was not accepted, before the wait for a retry.
-
-    If the result can no longer be read, it is not raised in a `ResultNotAccepted` later.
-    """
+    """Release the connection of a result that was not accepted, before the wait for a retry."""
     release_connection = running.config.release_connection
     if release_connection is not None and not release_connection(result):
         running.discard_error()
@@ -329,9 +325,7 @@ def _call_with_timeout(
     deadline_handle = deadlines.enter(environment.now() + timeout)
     try:
         if running.policy.attempt_timeout is None:
-            # `timeout` is the time until the deadline, which does not interrupt `fn`. Calls inside
-            # `fn` see the deadline.
-            return fn(*args, **kwargs)
+            return fn(*args, **kwargs)  # `timeout` is the deadline's, which does not interrupt `fn`
         from tarry.runtime.parallel import ThreadCopies
 
         threads = ThreadCopies(lambda _number: fn(*args, **kwargs))

@@ -37,9 +37,8 @@ MAX_GROUP_MEMBERS = 10
 
 _DRIVER_MODULES = ("tarry.runtime.", "tarry.adapters.http.")
 _DRIVER_FUNCTIONS = frozenset({"call", "drive", "drive_async", "hedge", "hedge_sync"})
-"""The drivers: the functions in these modules that run a retry loop. If one of them is in the
-traceback of an error, the error was raised through a retry loop. Update the names when a driver is
-renamed."""
+"""The drivers: functions in these modules that run a retry loop. An error whose traceback contains
+one of them was raised through a retry loop. Update the names when a driver is renamed."""
 
 MAX_GIVEN_UP_CALLS = 100
 """How many calls one `GivenUpCalls` keeps; the oldest are dropped."""
@@ -81,11 +80,9 @@ class GivenUpCalls:
         self._entries = deque(maxlen=0)
 
 
-current_given_up_calls: ContextVar[GivenUpCalls | None] = ContextVar(
-    "tarry_given_up_calls", default=None
-)
-"""Set for each request by the server middleware (ASGI) or interceptor (gRPC). It tells the client
-not to retry if a call of the handler was given up. None outside such a server."""
+current_given_up_calls: ContextVar[GivenUpCalls | None] = ContextVar("tarry_calls", default=None)
+"""Set for each request by the server middleware (ASGI) or interceptor (gRPC), which tells the
+client not to retry if a call of the handler was given up."""
 
 
 class ErrorRecord(NamedTuple):
@@ -95,8 +92,7 @@ class ErrorRecord(NamedTuple):
     """The number of this record, from 1; 0 if outer retry loops may retry the error."""
     call_record: CallRecord
     check_traceback: bool
-    """Whether the traceback must show that the error was raised through a driver. False if the
-    attempt leaves no driver in the traceback, as a `with` block."""
+    """False for attempts that leave no driver in the traceback, such as `with` blocks."""
 
 
 def attach_record(
@@ -109,9 +105,8 @@ def attach_record(
         given_up_calls = current_given_up_calls.get()
         # Skip a call that was attempted only once because it is not repeatable. The client of this
         # server may then retry, if its own request is repeatable.
-        if given_up_calls is not None and (
-            record.reason is not Reason.UNSAFE or record.attempts > 1
-        ):
+        was_retried = record.reason is not Reason.UNSAFE or record.attempts > 1
+        if given_up_calls is not None and was_retried:
             given_up_calls.add(error, record)
     # Not `setattr`: the user's class may be frozen by its own __setattr__.
     object.__setattr__(error, RECORD_ATTRIBUTE, ErrorRecord(number, record, check_traceback))

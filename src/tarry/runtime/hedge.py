@@ -228,8 +228,7 @@ class RunningHedgedCall:
         self._classify_result = classify_result
         self._deadline = deadlines.current()
         self._record_count = bus.record_count
-        """The number of the newest error record when the call began. Newer records come from retry
-        loops inside the copies: see `error_record`."""
+        """The newest error record's number when the call began; see `error_record`."""
         self._error: Exception | None = None
         """The error of the copy that failed last, while the call continues."""
         self._detail = ""
@@ -250,10 +249,7 @@ class RunningHedgedCall:
         return max(0.0, min(moments) - environment.now()) if moments else None
 
     def on_timeout(self) -> Attempt | None:
-        """Return the next copy to start; None if none is due or allowed; raise if the call ends.
-
-        Called when `seconds_to_wait` has passed and no copy has finished.
-        """
+        """Return the next copy to start if one is due and allowed; raise if the call must end."""
         now = self._now_before_deadline()
         if self._call.next_hedge_at is None or now < self._call.next_hedge_at:
             return None
@@ -301,10 +297,8 @@ class RunningHedgedCall:
         if is_success:
             self._call.record_success(number, environment.now(), environment.draw_random())
         else:
-            # A permanent failure, such as a 404, does not count as a failure of the dependency.
-            self._call.cancel(environment.now())
-        # Without listeners, the log needs no event if the first copy returned the result. This is
-        # tested first, because `is_observed` is slower.
+            self._call.cancel(environment.now())  # such as a 404: not the dependency's failure
+        # The log needs no event if the first copy returned the result. Test that first: it is fast.
         if bus.listeners or (number > 1 and bus.is_observed()):
             if number > 1:
                 bus.emit(HedgeWon(self._operation, self._downstream.name, number))
@@ -328,10 +322,7 @@ class RunningHedgedCall:
         self._call.cancel(environment.now())
 
     def _raise_final_error(self, stop: Stop) -> Never:
-        """Raise the error of the copy that failed last, or a `Rejected` if there is none.
-
-        Called when no copy runs any more.
-        """
+        """Raise the error of the copy that failed last, or a `Rejected`; no copy runs any more."""
         error, self._error = self._error, None
         if error is None:
             error = rejection_error(stop, self._operation, self._downstream.name, self._detail)

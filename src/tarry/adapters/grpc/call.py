@@ -1,8 +1,7 @@
 """Retried gRPC calls: their state, and the call objects for users of `grpc` (not `grpc.aio`).
 
-The call object of an attempt is what gRPC returns for one call. A blocking call returns that of its
-last attempt. `future()` returns a `RetriedFuture`, and a call with a response stream returns a
-`RetriedStream`.
+gRPC returns a call object for each attempt. A blocking call returns that of its last attempt.
+`future()` returns a `RetriedFuture`, and a call with a response stream returns a `RetriedStream`.
 """
 
 from __future__ import annotations
@@ -169,9 +168,8 @@ class CallFactory:
 class RetriedCall:
     """The call object that the user gets. It makes the attempts and delegates to the latest one.
 
-    An attempt is represented by its own call object, which gRPC returns. The first attempt is
-    already running when the user gets the `RetriedCall`. The methods for the status and the
-    metadata wait until no further attempt will be made.
+    The first attempt is already running when the user gets this object. The methods for the status
+    and the metadata wait until no further attempt will be made.
     """
 
     def __init__(self, call: GrpcCall, send: Callable[[], Any], first_attempt: Any) -> None:

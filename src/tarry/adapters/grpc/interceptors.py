@@ -307,11 +307,7 @@ def _method_name(name: Any) -> str:
 
 
 class OneRetryLayerInterceptor:
-    """Passes client deadlines to handlers, and tells clients not to retry what was retried here.
-
-    For a `grpc` server. A call that was made only once, because it is not repeatable, was not
-    retried here.
-    """
+    """Passes client deadlines to handlers, and tells clients not to retry what was retried here."""
 
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         """Return the wrapped handler of a method."""

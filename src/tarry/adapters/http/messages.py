@@ -39,8 +39,7 @@ _MAX_DRAINED_BYTES = 65_536
 _MAX_CONTENT_LENGTH_DIGITS = len(str(_MAX_DRAINED_BYTES))
 DRAIN_TIMEOUT_S = 0.1
 MIN_TIMEOUT_S = 0.001
-"""The shortest timeout that is passed to HTTP clients. Some clients reject a timeout of 0, or treat
-it as non-blocking."""
+"""The shortest timeout passed to HTTP clients. Some reject 0, or treat it as non-blocking."""
 
 _NO_KEY_NOTE = (
     "tarry: the server may have read the request, and its method is not idempotent; an "
@@ -71,11 +70,10 @@ class HttpClientFunctions(NamedTuple):
     classify_response: Callable[[Policy, bool, Any], Outcome]
     """Takes the policy, whether the request is repeatable, and a response."""
     release_connection: Callable[[Any], Any]
-    """Releases the connection of a response, and returns whether the user can still read the
-    response. If the rest of the body is short, the function reads it first, so that the connection
-    can be reused. A coroutine function if `is_async`."""
+    """Reads the rest of a response if it is short, so that its connection can be reused; releases
+    the connection; returns whether the user can still read the response. A coroutine function if
+    `is_async`."""
     snapshot: Callable[[Any], RequestSnapshot]
-    """Takes a request of the client."""
 
 
 def check_idempotency_key(idempotency_key: IdempotencyKey) -> IdempotencyKey:
@@ -197,19 +195,13 @@ class DrainedBody:
 
 
 def final_response(error: ResultNotAccepted) -> Any:
-    """Return the last response of a call that was given up.
-
-    The record of the call is attached to the response, where `tarry.record_of` finds it.
-    """
+    """Return the last response of a call that was given up, after attaching the call's record."""
     object.__setattr__(error.result, RECORD_ATTRIBUTE, getattr(error, RECORD_ATTRIBUTE, None))
     return error.result
 
 
 def result_without_wait(error: BlockingWait) -> Any:
-    """Return the last response or raise the last error of a call that cannot wait for a retry.
-
-    It cannot wait, because a blocking wait would block the event loop of its thread.
-    """
+    """Return the last response or raise the last error: a wait would block the event loop."""
     cause = error.__cause__
     if isinstance(cause, ResultNotAccepted):
         warnings.warn(f"{error}; this response is returned", RuntimeWarning, stacklevel=2)

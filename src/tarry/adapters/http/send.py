@@ -1,8 +1,7 @@
 """Send the requests of an adapter with retries or hedging, and manage its downstreams.
 
-Each origin (scheme, host and port) has a downstream. All requests with the same method, origin and
-repeatability have one retry configuration and are sent by one function. All of these are created
-on first use and cached.
+Each origin (scheme, host and port) has a downstream. Requests with the same method, origin and
+repeatability share a retry configuration and a function that sends them, created on first use.
 """
 
 from __future__ import annotations
@@ -96,10 +95,7 @@ def default_downstream(origin: str) -> Downstream:
 
 
 class OriginRegistry:
-    """The downstreams of one adapter by origin, and its retry configurations.
-
-    The arguments are options of the adapter, and functions of its `HttpClientFunctions`.
-    """
+    """The downstreams of one adapter by origin, and its retry configurations."""
 
     def __init__(
         self,
@@ -334,7 +330,6 @@ def _wrap_with_fast_path_async(
 def _wrap_hedged(
     send: Callable[..., Any], config: RetryConfig, hedging: Hedging, *, is_async: bool
 ) -> Callable[..., Any]:
-    """Return a function that sends hedged requests; with `is_async`, its result is awaited."""
     from tarry.runtime import hedge
 
     drive: Callable[[Any, Callable[[int], Any], Any], Any]
