@@ -82,7 +82,7 @@ def retry(
     """
     if misused:
         raise ConfigurationTypeError(
-            "@tarry.retry needs on=, the errors that are worth another attempt, as in "
+            "@tarry.retry needs on= to know which errors are worth another attempt, as in "
             "@tarry.retry(on=ConnectionError); a bare @tarry.retry would also retry bugs"
         )
     if hedging is not None:
