@@ -180,7 +180,7 @@ class FakeClient:
 
         if not is_async:
             return make_sender(send, first, **options).send_function(GET)(request)
-        options |= {"is_async": True, "release": async_release}
+        options |= {"is_async": True, "release_connection": async_release}
         call = make_sender(async_send, async_first, **options).send_function(GET)
 
         async def main() -> Any:
