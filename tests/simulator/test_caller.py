@@ -87,7 +87,7 @@ def test_duration_is_network_and_work() -> None:
 
     assert [(3.0, 3.0 + ROUND_TRIP + 1.0, None)] == harness.run()
     assert [(3.0 + NETWORK_DELAY, 1)] == harness.node.seen
-    assert (1, 0) == (harness.recorder.attempts, sum(harness.recorder._failed_attempts))
+    assert (1, 0) == (harness.recorder.attempt_count, sum(harness.recorder._failed_attempts))
 
 
 def test_failure_is_retried_after_the_wait() -> None:
@@ -100,7 +100,7 @@ def test_failure_is_retried_after_the_wait() -> None:
         (0.5 + 1.0 + 3 * NETWORK_DELAY, 2),
         (0.5 + 2.0 + 5 * NETWORK_DELAY, 3),
     ] == harness.node.seen
-    assert (3, 2) == (harness.recorder.attempts, sum(harness.recorder._failed_attempts))
+    assert (3, 2) == (harness.recorder.attempt_count, sum(harness.recorder._failed_attempts))
 
 
 def test_call_fails_after_its_last_attempt() -> None:
@@ -110,7 +110,7 @@ def test_call_fails_after_its_last_attempt() -> None:
     ((started, now, _),) = harness.run()
 
     assert (0.0, 3 * ROUND_TRIP + 2.0, Reason.ATTEMPTS) == (started, now, harness.reason)
-    assert (3, 3) == (harness.recorder.attempts, sum(harness.recorder._failed_attempts))
+    assert (3, 3) == (harness.recorder.attempt_count, sum(harness.recorder._failed_attempts))
 
 
 def test_permanent_failure_ends_the_call() -> None:
@@ -150,7 +150,7 @@ def test_dropped_request_gets_no_second_response() -> None:
     harness.loop.schedule(1.0, lambda now, _: harness.caller.on_response(now, 1, DROPPED))
 
     assert [(0.0, 1.0 + NETWORK_DELAY + 1.0 + 9.0 + ROUND_TRIP, None)] == harness.run()
-    assert (2, 1) == (harness.recorder.attempts, sum(harness.recorder._failed_attempts))
+    assert (2, 1) == (harness.recorder.attempt_count, sum(harness.recorder._failed_attempts))
 
 
 def test_drop_replaces_an_earlier_response() -> None:
@@ -189,7 +189,7 @@ def test_discarded_response_may_time_out() -> None:
     harness.loop.schedule(2.0, lambda now, _: harness.caller.on_response(now, numbers[0], DROPPED))
 
     assert [(0.0, 1.0 + 1.0 + ROUND_TRIP, None)] == harness.run()
-    assert (2, 1) == (harness.recorder.attempts, sum(harness.recorder._failed_attempts))
+    assert (2, 1) == (harness.recorder.attempt_count, sum(harness.recorder._failed_attempts))
 
 
 def test_response_of_an_ended_attempt_cannot_be_discarded() -> None:
@@ -227,7 +227,7 @@ def test_timeout_before_the_request_arrives() -> None:
 
     assert [(0.0, 2.0, None)] == harness.run()
     assert [(2.0, 2), (5.0, 1)] == harness.node.seen
-    assert (2, 1) == (harness.recorder.attempts, sum(harness.recorder._failed_attempts))
+    assert (2, 1) == (harness.recorder.attempt_count, sum(harness.recorder._failed_attempts))
 
 
 def test_timeout_during_the_work() -> None:
@@ -252,7 +252,7 @@ def test_response_at_the_deadline_is_in_time(takes: float, attempts: int) -> Non
     harness = start_call((takes, SUCCESS), WORKS, policy=steady_policy(timeout=1.0))
     harness.run()
 
-    assert attempts == harness.recorder.attempts
+    assert attempts == harness.recorder.attempt_count
 
 
 @pytest.mark.parametrize(("takes", "expected"), [(0.5, "connection refused"), (0.5625, "timeout")])
@@ -283,7 +283,7 @@ def test_late_response_is_ignored(late: float, outcome: Outcome) -> None:
     harness.loop.schedule(late, lambda now, _: harness.caller.on_response(now, 1, outcome))
 
     assert [(0.0, 2.0 + 0.5 + ROUND_TRIP, None)] == harness.run()
-    assert (2, 1) == (harness.recorder.attempts, sum(harness.recorder._failed_attempts))
+    assert (2, 1) == (harness.recorder.attempt_count, sum(harness.recorder._failed_attempts))
 
 
 @pytest.mark.parametrize("outcome", [SUCCESS, TRANSIENT])
@@ -300,7 +300,7 @@ def test_response_in_transit_at_the_deadline_is_a_timeout() -> None:
     harness.loop.schedule(0.875, lambda now, _: harness.caller.on_response(now, 1, SUCCESS))
 
     assert [(0.0, 2.0 + ROUND_TRIP, None)] == harness.run()
-    assert (2, 1) == (harness.recorder.attempts, sum(harness.recorder._failed_attempts))
+    assert (2, 1) == (harness.recorder.attempt_count, sum(harness.recorder._failed_attempts))
 
 
 def test_each_attempt_has_its_own_deadline() -> None:
@@ -329,7 +329,7 @@ def test_open_breaker_ends_the_call_before_it_is_sent() -> None:
     assert stop is not None
     assert Reason.BREAKER_OPEN is stop.reason
     assert [(0.0, 0.0, stop)] == harness.ends.ends
-    assert (0, []) == (harness.recorder.attempts, harness.node.seen)
+    assert (0, []) == (harness.recorder.attempt_count, harness.node.seen)
 
 
 def test_refused_call_makes_no_attempt() -> None:
@@ -357,7 +357,7 @@ def test_a_breaker_that_opens_ends_the_call() -> None:
     harness = start_call(FAILS, FAILS, WORKS, downstream=downstream)
     harness.run()
 
-    assert (Reason.BREAKER_OPEN, 2) == (harness.reason, harness.recorder.attempts)
+    assert (Reason.BREAKER_OPEN, 2) == (harness.reason, harness.recorder.attempt_count)
 
 
 def test_a_breaker_that_opens_during_the_wait_ends_the_call() -> None:
@@ -367,7 +367,7 @@ def test_a_breaker_that_opens_during_the_wait_ends_the_call() -> None:
     harness.loop.schedule(1.0, lambda _now, _about: downstream.force("open"))
 
     assert [ROUND_TRIP + 1.0] == [end.now for end in harness.run()]
-    assert (Reason.BREAKER_OPEN, 1) == (harness.reason, harness.recorder.attempts)
+    assert (Reason.BREAKER_OPEN, 1) == (harness.reason, harness.recorder.attempt_count)
 
 
 def test_limiter_delays_the_attempt() -> None:
@@ -392,7 +392,7 @@ def test_a_full_limiter_ends_the_call() -> None:
     harness = start_call(WORKS, downstream=Downstream("there", limiter=ScriptedLimiter(None)))
     harness.run()
 
-    assert (Reason.LIMIT, 0) == (harness.reason, harness.recorder.attempts)
+    assert (Reason.LIMIT, 0) == (harness.reason, harness.recorder.attempt_count)
 
 
 def test_limiter_is_released_once_per_attempt() -> None:
@@ -465,7 +465,7 @@ def test_call_ends_at_most_once_within_its_attempts(
         )
     told = harness.run()
 
-    attempts = harness.recorder.attempts
+    attempts = harness.recorder.attempt_count
     assert len(told) <= 1
     assert 1 <= attempts <= max_attempts
     assert sorted(number for _, number in harness.node.seen) == list(range(1, attempts + 1))

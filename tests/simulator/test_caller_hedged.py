@@ -69,7 +69,7 @@ def test_fast_response_needs_no_copy() -> None:
 
     assert [(0.0, 0.25 + ROUND_TRIP, None)] == harness.run()
     assert [(NETWORK_DELAY, 1)] == harness.node.seen
-    assert (1, 0) == (harness.recorder.attempts, sum(harness.recorder._failed_attempts))
+    assert (1, 0) == (harness.recorder.attempt_count, sum(harness.recorder._failed_attempts))
 
 
 def test_first_response_wins() -> None:
@@ -78,7 +78,7 @@ def test_first_response_wins() -> None:
 
     assert [(0.0, 1.0 + 0.5 + ROUND_TRIP, None)] == harness.run()
     assert [(NETWORK_DELAY, 1), (1.0 + NETWORK_DELAY, 2)] == harness.node.seen
-    assert (2, 0) == (harness.recorder.attempts, sum(harness.recorder._failed_attempts))
+    assert (2, 0) == (harness.recorder.attempt_count, sum(harness.recorder._failed_attempts))
 
 
 def test_first_copy_may_win() -> None:
@@ -116,7 +116,7 @@ def test_a_failure_sends_the_next_copy_at_once() -> None:
 
     assert [(0.0, 0.25 + 2 * ROUND_TRIP, None)] == harness.run()
     assert [(NETWORK_DELAY, 1), (0.25 + ROUND_TRIP + NETWORK_DELAY, 2)] == harness.node.seen
-    assert (2, 1) == (harness.recorder.attempts, sum(harness.recorder._failed_attempts))
+    assert (2, 1) == (harness.recorder.attempt_count, sum(harness.recorder._failed_attempts))
 
 
 def test_a_failure_of_one_leaves_the_others_running() -> None:
@@ -134,7 +134,7 @@ def test_a_call_fails_with_its_last_copy() -> None:
     assert [2 * ROUND_TRIP] == [end.now for end in harness.run()]
     assert (Reason.ATTEMPTS, 2, 2) == (
         harness.reason,
-        harness.recorder.attempts,
+        harness.recorder.attempt_count,
         sum(harness.recorder._failed_attempts),
     )
 
@@ -161,7 +161,11 @@ def test_ended_call_sends_no_copy(outcome: Outcome, reason: Reason) -> None:
     harness = start_call((0.0, outcome), WORKS)
 
     assert [ROUND_TRIP] == [end.now for end in harness.run()]
-    assert (reason, 1, 1) == (harness.reason, harness.recorder.attempts, len(harness.node.seen))
+    assert (reason, 1, 1) == (
+        harness.reason,
+        harness.recorder.attempt_count,
+        len(harness.node.seen),
+    )
 
 
 def test_permanent_failure_ends_the_other_copies() -> None:
@@ -177,7 +181,7 @@ def test_hedged_call_has_no_timeout() -> None:
     harness = start_call(None, None)
 
     assert [] == harness.run()
-    assert 2 == harness.recorder.attempts
+    assert 2 == harness.recorder.attempt_count
 
 
 def test_responses_may_come_later() -> None:
@@ -252,7 +256,7 @@ def test_open_breaker_ends_the_call_before_it_is_sent() -> None:
     assert stop is not None
     assert Reason.BREAKER_OPEN is stop.reason
     assert [(0.0, 0.0, stop)] == harness.ends.ends
-    assert (0, []) == (harness.recorder.attempts, harness.node.seen)
+    assert (0, []) == (harness.recorder.attempt_count, harness.node.seen)
 
 
 def test_refused_call_sends_no_copy() -> None:
@@ -279,7 +283,7 @@ def test_an_open_breaker_sends_no_copy() -> None:
     harness.loop.schedule(0.5, lambda _now, _about: downstream.force("open"))
 
     assert [(0.0, 3.0 + ROUND_TRIP, None)] == harness.run()
-    assert 1 == harness.recorder.attempts
+    assert 1 == harness.recorder.attempt_count
 
 
 def test_limiter_delays_the_first_copy_and_the_hedge() -> None:
@@ -299,7 +303,7 @@ def test_delayed_copy_is_not_sent_after_the_end() -> None:
 
     assert [(0.0, 2.0 + ROUND_TRIP, None)] == harness.run()
     assert [(NETWORK_DELAY, 1)] == harness.node.seen
-    assert (1, ["", None]) == (harness.recorder.attempts, limits.released)
+    assert (1, ["", None]) == (harness.recorder.attempt_count, limits.released)
 
 
 def test_caller_without_metrics_is_not_counted() -> None:
@@ -344,7 +348,7 @@ def test_call_ends_at_most_once_within_its_copies(
     )
     told = harness.run()
 
-    attempts = harness.recorder.attempts
+    attempts = harness.recorder.attempt_count
     assert len(told) <= 1
     assert attempts == len(harness.node.seen) <= max_attempts
     assert len(set(harness.node.seen)) == attempts

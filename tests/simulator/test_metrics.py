@@ -107,7 +107,7 @@ def test_summary_of_a_run() -> None:
         recorder.record_call(now)
     for _ in range(5):
         recorder.record_request(4.0)
-    recorder.attempts += 6
+    recorder.attempt_count += 6
     for _ in range(9):
         recorder.record_failed_attempt(4.5)
     recorder.record_success(9.5, 2.0)

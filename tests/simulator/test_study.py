@@ -52,7 +52,7 @@ STUDY = Study(
     columns=(),
     plots=(),
     parameters={"width": 1, "depth": 1},
-    trials=2,
+    trial_count=2,
     sweep={"width": (1, 2)},
 )
 

@@ -145,7 +145,7 @@ def _study_to_json(study: Study) -> dict[str, Any]:
         "parameters": dict(study.parameters),
         "sweep": dict(study.sweep),
         "columns": [column._asdict() for column in study.columns],
-        "trials": study.trials,
+        "trials": study.trial_count,
     }
 
 

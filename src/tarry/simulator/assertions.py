@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tarry.simulator.study import Column, StudyResults, StudyRow
 
-_ASSERTION = re.compile(
+_ASSERTION_PATTERN = re.compile(
     r"""\s*(?:(?P<variant>.*\S)\s*:\s*)?
         (?P<metric>\w+)\s*
         (?P<operator><=|>=|==|<|>)\s*
@@ -28,7 +28,7 @@ _ASSERTION = re.compile(
     re.VERBOSE,
 )
 _UNIT_VALUES = {"": 1.0, "x": 1.0, "s": 1.0, "ms": 0.001, "%": 0.01}
-"""One unit, in seconds or as a share, as the values of metrics are stored."""
+"""For each unit, what 1 of it is in seconds or as a share; values of metrics are stored so."""
 _TIME_UNITS = ("s", "ms")
 _BOUND_UNITS = {"": ("",), "x": ("", "x", "%"), "%": ("", "%"), "s": _TIME_UNITS, "ms": _TIME_UNITS}
 """The units in which a bound may be written, by the unit of the metric."""
@@ -73,11 +73,11 @@ class AssertionResult(NamedTuple):
 
     def describe_value(self) -> str:
         """Return the value of the metric as text, or why it has none."""
-        metric, trials = self.assertion.metric, len(self.row.trials)
+        metric, trial_count = self.assertion.metric, len(self.row.trials)
         if not self.missing_count:
             unit = self.assertion.unit if isfinite(self.value) else ""
             return f"{metric} is {self.value / _UNIT_VALUES[unit]:.6g}{unit}"
-        where = f" in {self.missing_count} of {trials} trials" if trials > 1 else ""
+        where = f" in {self.missing_count} of {trial_count} trials" if trial_count > 1 else ""
         cause = f": {_MISSING_VALUE_CAUSES[metric]}" if metric in _MISSING_VALUE_CAUSES else ""
         return f"{metric} has no value{where}{cause}"
 
@@ -89,11 +89,8 @@ def metric_units(columns: Iterable[Column]) -> dict[str, str]:
 
 
 def parse_assertion(text: str, variants: Iterable[str], units: Mapping[str, str]) -> Assertion:
-    """Parse an assertion. Raise for an unknown variant, or a unit that the metric does not have.
-
-    `units` has the units of metrics by name; the unit of another metric is not checked.
-    """
-    match = _ASSERTION.fullmatch(text)
+    """Parse an assertion. Raise for an unknown variant, or a unit that the metric does not have."""
+    match = _ASSERTION_PATTERN.fullmatch(text)
     if match is None:
         msg = (
             f'cannot parse the assertion {text!r}; write "amplification < 1.2" or '

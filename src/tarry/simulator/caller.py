@@ -86,7 +86,7 @@ class RetryingCaller:
         route = self._route
         self._awaited_number = number = attempt.number
         if route.metrics is not None:
-            route.metrics.attempts += 1
+            route.metrics.attempt_count += 1
         sent_at = now + attempt.delay
         arrives_at = sent_at + route.network_delay()
         if attempt.timeout is not None:
@@ -219,7 +219,7 @@ class HedgingCaller:
         route = self._route
         if number in self._running:  # otherwise the call ended while this attempt was delayed
             if route.metrics is not None:
-                route.metrics.attempts += 1
+                route.metrics.attempt_count += 1
             route.schedule(now + route.network_delay(), self._reach_node, number)
 
     def _reach_node(self, now: float, number: int) -> None:

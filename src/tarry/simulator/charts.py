@@ -1,7 +1,7 @@
 """Build the charts of a study: for each plot the panels, a caption and a text description.
 
-A study compares the variants of a scenario. Its results have a row for each variant and combination
-of swept values (values of parameters that the study tries out).
+A study compares the variants of a scenario. Its results have a row for each variant, or for each
+variant and combination of values if parameters are swept (run with several values).
 """
 
 from __future__ import annotations
@@ -39,11 +39,10 @@ _MAX_SERIES_POINTS = 600
 
 
 class Panel(NamedTuple):
-    """One part of a chart, with its own axes."""
+    """One part of a chart, with its own axes. `variant_index` is None if it shows all variants."""
 
     label: str
     variant_index: int | None
-    """None if the panel shows all variants."""
     records: Records
     view: Spec
     """The Vega-Lite specification without the records."""
@@ -214,13 +213,9 @@ def _metric_chart(
 ) -> Chart:
     """Return a chart of the metric `plot.y`; `records` has one record for each row."""
     average_note = describe_average(results, plot.y)
-    values = [
-        (
-            " at ".join(filter(None, (row.variant, format_swept_parameters(row.parameters)))),
-            record["text"],
-        )
-        for row, record in zip(results.rows, records, strict=True)
-    ]
+    rows = ((row.variant, format_swept_parameters(row.parameters)) for row in results.rows)
+    labels = (" at ".join(filter(None, texts)) for texts in rows)
+    values = [(label, record["text"]) for label, record in zip(labels, records, strict=True)]
     caption = join_sentences(caption_sentences[0], average_note, *caption_sentences[1:])
     return Chart(plot.title, kind, caption, describe_values(plot.title, values), panels)
 

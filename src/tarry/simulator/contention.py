@@ -62,11 +62,7 @@ class Contention(NamedTuple):
 def contention(
     *, jitter: str = "full", clients: int = 100, trials: int = 1, seed: int = 0
 ) -> list[Contention]:
-    """Run the study; return one result for each trial.
-
-    `jitter` is "none" (retry at once), "exponential" (backoff without jitter), or the name of the
-    jitter that is added to the backoff.
-    """
+    """Run the study. `jitter`: "none" is no backoff, "exponential" is backoff without jitter."""
     check_one_of("jitter", jitter, _POLICY_ARGUMENTS)
     check_count("clients", clients)
     policy = Policy(max_attempts=_UNLIMITED_ATTEMPTS, max_delay=_CAP_S, **_POLICY_ARGUMENTS[jitter])
@@ -128,6 +124,6 @@ CONTENTION_STUDY = Study(
         Plot("lines", "time", "Time until all clients succeeded", x="clients", is_log=True),
     ),
     parameters={"clients": 100},
-    trials=20,
+    trial_count=20,
     sweep={"clients": (10, 20, 50, 100, 150, 200)},
 )

@@ -108,11 +108,10 @@ class DocumentValue(NamedTuple):
 
     def check_keys(self, known: Iterable[str]) -> None:
         """Raise if this table has a key that is not in `known`; the error suggests a known key."""
-        known_keys = list(known)
+        keys = list(known)
         for key in self.table():
-            if key not in known_keys:
-                msg = f"{self.name} has no key {key!r}; {did_you_mean(key, known_keys)}"
-                raise self.error(msg, key)
+            if key not in keys:
+                raise self.error(f"{self.name} has no key {key!r}; {did_you_mean(key, keys)}", key)
 
     def type_error(self, expected: str) -> ConfigurationError:
         """Return an error about the type of this value."""
@@ -267,10 +266,7 @@ class _Token(NamedTuple):
 
 
 class _LineFinder:
-    """Reads the tokens of a valid TOML or JSON text, and records the line of each key and item.
-
-    The methods `take...` consume tokens. `separator` is the token between a key and its value.
-    """
+    """Reads the tokens of a valid TOML or JSON text, and records the line of each key and item."""
 
     def __init__(self, text: str, pattern: re.Pattern[str], unquote: Callable[[str], str]) -> None:
         self.line_numbers: dict[KeyPath, int] = {}
@@ -301,7 +297,7 @@ class _LineFinder:
         return self.peek()
 
     def take_key(self, separator: str) -> list[str]:
-        """Take a key and the separator after it; return the parts of a dotted key (a.b.c)."""
+        """Take a key and the separator after it, such as "="; return the parts of a dotted key."""
         parts: list[str] = []
         while (text := self.take().text) not in {separator, ""}:
             if text.startswith(_QUOTES):
@@ -368,10 +364,7 @@ def toml_line_numbers(text: str) -> dict[KeyPath, int]:
 
 
 def json_line_numbers(text: str) -> tuple[dict[KeyPath, int], tuple[str, int] | None]:
-    """Return the line of each key and item of a valid JSON text.
-
-    Also return a key that appears twice in a table with the line of the second one, or None.
-    """
+    """Return the line of each key and item of a valid JSON text, and its duplicate key, if any."""
     finder = _LineFinder(text, _JSON_TOKEN, json.loads)
     finder.skip("\n")
     finder.take_value((), ":")

@@ -63,8 +63,6 @@ PLOTS = (
     Plot("series", "succeeded", "Successful calls", y_title="calls"),
     Plot("bars", "amplification", "Load at the last server"),
 )
-
-
 _DISTRIBUTION_KINDS: dict[type, str] = {cls: kind for kind, cls in DISTRIBUTIONS.items()}
 
 
@@ -132,7 +130,7 @@ def _make_study(
     documents: Mapping[str, Document],
     question: str = "",
     lesson: str = "",
-    trials: int = 1,
+    trial_count: int = 1,
 ) -> Study:
     parameters: dict[str, Any] = {}
     scenarios = [build_scenario(document) for document in documents.values()]
@@ -153,7 +151,7 @@ def _make_study(
         plots=PLOTS,
         parameters=parameters,
         with_defences=partial(_with_defences, documents),
-        trials=trials,
+        trial_count=trial_count,
     )
 
 
@@ -166,7 +164,7 @@ def _with_defences(
     for variant, defence in defences.items():
         clients = {**document.data.get("clients", {}), "defence": defence.to_dict()}
         variants[variant] = replace(document, data={**document.data, "clients": clients})
-    return _make_study(study.name, variants, study.question, trials=study.trials)
+    return _make_study(study.name, variants, study.question, trial_count=study.trial_count)
 
 
 def _build_variants(document: Document) -> dict[str, Document]:
@@ -338,10 +336,7 @@ def _iterate_values(name: str, value: object) -> Iterator[tuple[str, Any]]:
 
 
 def _defence_values(defence: Defence) -> dict[str, Any]:
-    """Return the fields of a defence, including those with default values.
-
-    The fields of its breaker, budget, limiter and hedging are in nested dicts.
-    """
+    """Return all fields of a defence; those of its breaker, budget, ... are in nested dicts."""
     data = defence.to_dict()
     values = dict.fromkeys(signature(Policy).parameters) if defence.hedging is None else {}
     values |= data

@@ -23,10 +23,7 @@ _MAX_DESCRIBED_VALUES = 24
 
 
 def format_value(value: float, unit: str = "") -> str:
-    """Return a value with its unit: 12,345, 0.25 s, 250 ms, 99.2 %, 4.1x.
-
-    An infinite time is "never". A missing value (nan) is "-".
-    """
+    """Return a value with its unit: "12,345", "0.25 s", "99.2 %". nan is "-", inf s is "never"."""
     if isnan(value):
         return "-"
     if isinf(value):
@@ -47,10 +44,7 @@ def format_parameter(value: object) -> str:
 
 
 def format_swept_parameters(parameters: dict[str, Any]) -> str:
-    """Return the swept parameters of a row as text: "clients = 100, rate = 5".
-
-    A swept parameter is one that a study runs with several values.
-    """
+    """Return swept parameters (run with several values) as text: "clients = 100, rate = 5"."""
     return ", ".join(
         f"{name.rpartition('.')[2]} = {format_parameter(value)}"
         for name, value in parameters.items()

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 # These tolerances decide whether a bucket is healthy, and whether a run has recovered.
 _TOLERATED_FAILURE_RATE = 0.05
-"""The failure rate of a healthy bucket may exceed that of the servers (`Server.failure_rate`) by
-this much."""
+"""The failure rate of a healthy bucket may exceed that of the servers by this much."""
 _TOLERATED_STANDARD_DEVIATIONS = 4.0
 """The number of failures in a healthy bucket may exceed its expected value by this many standard
 deviations, because the failure rate of a bucket with few calls varies by chance."""
@@ -34,10 +33,7 @@ _RECOVERY_CUTOFF = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Summary:
-    """The metrics of one run, as `METRICS` describes them.
-
-    Times are in seconds. A metric that has no value is nan.
-    """
+    """The metrics of one run, as `METRICS` describes them, in seconds; nan means no value."""
 
     calls: int
     succeeded: int
@@ -111,13 +107,13 @@ METRICS: dict[str, Metric] = {
 
 
 class MetricsRecorder:
-    """Counts the events of one run, in buckets of equal duration."""
+    """Counts the events of one run, in buckets of equal width. Times are in seconds."""
 
-    def __init__(self, duration: float, bucket: float) -> None:
-        self.bucket_count: int = max(1, ceil(duration / bucket - 1e-9))
+    def __init__(self, duration: float, bucket_width: float) -> None:
+        self.bucket_count: int = max(1, ceil(duration / bucket_width - 1e-9))
         size = self.bucket_count + 1  # rounding can put an event at the very end of the run
-        self._bucket_width = bucket
-        self._buckets_per_second = 1 / bucket
+        self._bucket_width = bucket_width
+        self._buckets_per_second = 1 / bucket_width
         self._calls = [0] * size
         self._requests = [0] * size
         self._succeeded = [0] * size
@@ -127,7 +123,7 @@ class MetricsRecorder:
         self._in_progress = [0] * size
         self._durations = array("d")
         self._reasons: dict[str, int] = {}
-        self.attempts: int = 0
+        self.attempt_count: int = 0
 
     def record_call(self, now: float) -> None:
         """Count a started call."""
@@ -169,12 +165,12 @@ class MetricsRecorder:
             succeeded=succeeded,
             failed=failed,
             unfinished=calls - succeeded - failed,
-            attempts=self.attempts,
+            attempts=self.attempt_count,
             requests=requests,
             failures=sum(self._failed_attempts),
             crashes=crash_count,
             success_rate=succeeded / calls if calls else nan,
-            attempts_per_call=self.attempts / calls if calls else nan,
+            attempts_per_call=self.attempt_count / calls if calls else nan,
             amplification=requests / calls if calls else nan,
             peak_load=self._peak_request_rate(scenario) / capacity if capacity else nan,
             recovered=nan if isnan(recovered_after) else float(recovered_after < inf),
@@ -200,10 +196,7 @@ class MetricsRecorder:
         return series
 
     def _peak_request_rate(self, scenario: Scenario) -> float:
-        """Return the highest request rate after the disruption.
-
-        Without a disruption, or if it lasts until the end, return the highest rate of the run.
-        """
+        """Return the highest request rate after the disruption; if nothing follows, of the run."""
         disruption = scenario.disruption()
         start = int(disruption[1] * self._buckets_per_second) if disruption else 0
         counts_after = self._requests[start : self.bucket_count]

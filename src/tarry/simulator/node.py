@@ -92,10 +92,7 @@ class Node(ABC):
                 loop.schedule(failure.end, self._end_freeze, failure)
 
     def handle(self, now: float, requester: Requester, number: int) -> tuple[float, Outcome] | None:
-        """Return the time and outcome of the response.
-
-        Return None if the node calls `on_response` of the requester later, or never responds.
-        """
+        """Return the time and outcome of the response; None if the node responds later or never."""
         if self.metrics is not None:
             self.metrics.record_request(now)
         if now < self._up_at:
@@ -239,10 +236,7 @@ class LeafNode(Node):
         self._restarted_at, self._is_cold = up_at, self._server.warmup > 0
 
     def _cold_factor_at(self, start: float) -> float:
-        """Return how many times as long a request takes that starts at `start` with cold caches.
-
-        Clear `_is_cold` if the caches are warm at that time.
-        """
+        """Return how many times as long a request takes that starts at `start` with cold caches."""
         progress = (start - self._restarted_at) / self._server.warmup
         self._is_cold = progress < 1
         return self._server.cold_factor + (1 - self._server.cold_factor) * min(1.0, progress)

@@ -204,10 +204,7 @@ def _render_run_facts(results: StudyResults) -> str:
 
 
 def _chart_data(charts: list[Chart]) -> str:
-    """Return the data of the charts as JSON for page.js.
-
-    Panels that share their list of records refer to it by its index.
-    """
+    """Return the data of the charts as JSON; a panel has the index of its list of records."""
     autosize = {"type": "fit-x", "contains": "padding"}  # as wide as the panel's container
     padding = {"left": 0, "right": 0, "top": 6, "bottom": 4}
     params = [SELECTED_VARIANT]

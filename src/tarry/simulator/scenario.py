@@ -242,10 +242,7 @@ class Scenario:
         return path
 
     def disruption(self) -> tuple[float, float] | None:
-        """Return the earliest start and the latest end of all surges and failures.
-
-        Only failures of servers on the path count. Return None if there is no surge or failure.
-        """
+        """Return the first start and the last end of surges and failures on the path, if any."""
         periods: list[Failure | Surge] = [*self.clients.surges]
         for name in self.path():
             periods.extend(self.servers[name].failures)

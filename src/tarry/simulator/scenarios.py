@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # seconds, it crashes and is down for 3 s.
 _THINK_TIME = Exponential(30.0)
 _FREEZE_START_S, _FREEZE_END_S = 20.0, 40.0
-_FREEZE_SPANS = ((_FREEZE_START_S, _FREEZE_END_S, "frozen"),)
+_FREEZE = ((_FREEZE_START_S, _FREEZE_END_S, "frozen"),)
 _STORM_LATENCY = Lognormal(0.08, 0.5)
 _CAPACITY_PER_LOAD = 2.0
 """The capacity of the server, divided by its load before the freeze."""
@@ -49,10 +49,7 @@ _STORM_DEFENCES: dict[str, Defence] = {
 def storm(
     *, defence: str = "full", clients: int = 1000, trials: int = 1, seed: int = 0
 ) -> list[Summary]:
-    """Run the storm with one of the built-in defences.
-
-    The capacity of the server is proportional to the number of clients.
-    """
+    """Run the storm with a built-in defence; the server has more workers for more clients."""
     return run_with_defence(
         _build_storm, _STORM_DEFENCES, defence=defence, trials=trials, seed=seed, clients=clients
     )
@@ -104,14 +101,8 @@ _STORM = Study(
         Column("unfinished", "still waiting"),
     ),
     plots=(
-        Plot(
-            "series",
-            "requests",
-            "Requests at the service",
-            y_title="per second",
-            spans=_FREEZE_SPANS,
-        ),
-        Plot("series", "succeeded", "Successful calls", y_title="per second", spans=_FREEZE_SPANS),
+        Plot("series", "requests", "Requests at the service", y_title="per second", spans=_FREEZE),
+        Plot("series", "succeeded", "Successful calls", y_title="per second", spans=_FREEZE),
         Plot("bars", "recovered_after", "Time from the restart to recovery", y_title="s"),
         Plot("bars", "crashes", "Crashes after the restart", y_title="crashes"),
     ),
@@ -187,7 +178,7 @@ _AMPLIFICATION = Study(
 # the server also finishes requests whose client has timed out. Attempts time out after 3 s, and a
 # call makes three: 3 x 40 requests per second exceed the server's capacity of 100.
 _SURGE_START_S, _SURGE_END_S = 20.0, 25.0
-_SURGE_SPANS = ((_SURGE_START_S, _SURGE_END_S, "surge"),)
+_SURGE = ((_SURGE_START_S, _SURGE_END_S, "surge"),)
 _NO_BACKOFF_POLICY = Policy(max_attempts=3, attempt_timeout=3.0, backoff=no_delay, jitter="none")
 _SURGE_DEFENCES: dict[str, Defence] = {
     "retries": Defence(_NO_BACKOFF_POLICY),
@@ -248,15 +239,15 @@ _METASTABLE = Study(
             "Requests in progress",
             y_title="requests",
             is_log=True,
-            spans=_SURGE_SPANS,
+            spans=_SURGE,
         ),
-        Plot("series", "succeeded", "Successful calls", y_title="per second", spans=_SURGE_SPANS),
+        Plot("series", "succeeded", "Successful calls", y_title="per second", spans=_SURGE),
         Plot("bars", "recovered", "Runs that recovered", y_title="share"),
     ),
     parameters={"surge": 80.0},
     with_defences=partial(with_defences_as_variants, _build_metastable),
     build_scenario=_build_metastable,
-    trials=20,
+    trial_count=20,
 )
 
 

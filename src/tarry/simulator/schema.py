@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
 from io import StringIO
 from math import inf, nan
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from tarry.core.breaker import Breaker
 from tarry.core.checks import check_at_least, check_number, check_positive
@@ -32,16 +32,14 @@ if TYPE_CHECKING:
     from tarry.simulator.documents import Document
 
 T = TypeVar("T")
+PartClass: TypeAlias = Callable[..., Any]
 
 MAX_DURATIONS_FILE_BYTES = 50_000_000
 MAX_DURATION_COUNT = 1_000_000
 _DOTTED_NAME = re.compile(r"[A-Za-z_][\w-]*(?:\.[\w-]+)*")
-_CLASSES_BY_KIND: dict[str, Mapping[str, Callable[..., Any]]] = {
-    "budget": BUDGETS,
-    "limiter": LIMITERS,
-}
+_CLASSES_BY_KIND: dict[str, Mapping[str, PartClass]] = {"budget": BUDGETS, "limiter": LIMITERS}
 """For the parts of a defence that have a `kind`: the class of each kind."""
-_CLASSES_WITHOUT_KIND: dict[str, Callable[..., Any]] = {"breaker": Breaker, "hedging": Hedging}
+_CLASSES_WITHOUT_KIND: dict[str, PartClass] = {"breaker": Breaker, "hedging": Hedging}
 """For the parts of a defence that have no `kind`: their class."""
 DEFENCE_KEYS = ("preset", *signature(Policy).parameters, *_CLASSES_WITHOUT_KIND, *_CLASSES_BY_KIND)
 
@@ -61,14 +59,13 @@ def build_defence(value: DocumentValue) -> Defence:
     return _with_location(value, lambda: Defence.from_dict(table))
 
 
-def part_classes(defence: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
+def part_classes(defence: Mapping[str, Any]) -> dict[str, PartClass]:
     """Return the class of each part (breaker, budget, ...) that the data of a defence contains."""
-    by_kind = {
-        name: kinds[defence[name]["kind"]]
-        for name, kinds in _CLASSES_BY_KIND.items()
-        if name in defence
-    }
-    return {name: cls for name, cls in _CLASSES_WITHOUT_KIND.items() if name in defence} | by_kind
+    classes = {name: cls for name, cls in _CLASSES_WITHOUT_KIND.items() if name in defence}
+    for name, kinds in _CLASSES_BY_KIND.items():
+        if name in defence:
+            classes[name] = kinds[defence[name]["kind"]]
+    return classes
 
 
 def read_durations(value: DocumentValue) -> tuple[float, ...]:
@@ -172,7 +169,6 @@ def _build_distribution(value: DocumentValue) -> Distribution:
 
 
 def _get_kind(value: DocumentValue, kinds: Mapping[str, object]) -> str:
-    """Return the `kind` of a table; raise if it is not one of these kinds."""
     table = value.table()
     kind = table.get("kind")
     if not isinstance(kind, str) or kind not in kinds:
@@ -183,10 +179,7 @@ def _get_kind(value: DocumentValue, kinds: Mapping[str, object]) -> str:
 
 
 def _with_location(value: DocumentValue, build: Callable[[], T]) -> T:
-    """Call `build`. If it raises, add the line of the key in `value` that the error is about.
-
-    That is the field of the error, or the first key of `value` that its text mentions.
-    """
+    """Call `build`; add the line of its field, or of the first key it mentions, to an error."""
     try:
         return build()
     except ConfigurationError as error:

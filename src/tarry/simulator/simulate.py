@@ -173,10 +173,7 @@ class ArrivalSource:
         self._schedule_arrival(now, client + 1)
 
     def _first_call_time(self) -> float:
-        """Return when a closed-loop client calls first, by drawing think times from before the run.
-
-        Its calls before the run are not simulated.
-        """
+        """Return when a closed-loop client calls first, after think times from before the run."""
         when = -self._clients.think.mean * (_WARM_UP_THINK_TIMES + self._random.random())
         for _ in range(_MAX_WARM_UP_DRAWS):
             if when >= 0:

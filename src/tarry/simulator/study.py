@@ -1,8 +1,8 @@
 """Studies. A study answers a question by running a scenario in several variants.
 
 The variants differ in one parameter, such as the defence: a policy or hedging, with breaker, budget
-and limiter. A study can also sweep parameters, that is, run with several values of them. Each
-variant is run `trials` times, with different random numbers.
+and limiter. Other parameters can be swept, that is, run with several values. Each variant is run
+once per trial; trials differ in their random numbers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class TrialResult(Protocol):
-    """The result of one trial."""
+    """The result of one trial: `Summary`, or `Contention`."""
 
     def metrics(self) -> dict[str, float]:
         """Return the value of each metric by its name."""
@@ -77,7 +77,7 @@ class Study:
     name: str
     question: str
     lesson: str
-    """What the results teach; shown below them."""
+    """The conclusion from the results, shown below them."""
     run: Callable[..., Sequence[TrialResult]]
     """Runs one variant: takes the variant parameter, `trials`, `seed` and the parameters as keyword
     arguments, and returns one result for each trial."""
@@ -91,17 +91,16 @@ class Study:
     with_defences: Callable[[Study, Mapping[str, Defence]], Study] | None = None
     """Takes the study and returns it with these defences as its variants; None if not supported."""
     build_scenario: Callable[..., Scenario] | None = None
-    """Takes a defence and the parameters, and returns the scenario, whose other settings are shown
-    by `--show`; None if the variants are not defences, or the parameters are all settings."""
-    trials: int = 1
+    """Takes a defence and the parameters, and returns the scenario, so that `--show` can list its
+    settings; None if the variants are not defences, or `parameters` has all settings."""
+    trial_count: int = 1
     sweep: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, "Sequence[Any]"])
     """The parameters that are swept by default, and their values."""
 
     def unit(self, metric: str) -> str:
         """Return the unit in which a metric is shown: that of its column, if it has one."""
         stored_unit = METRICS[metric].unit if metric in METRICS else ""
-        units = (column.unit for column in self.columns if column.metric == metric)
-        return next(units, stored_unit)
+        return next((each.unit for each in self.columns if each.metric == metric), stored_unit)
 
     def title(self, name: str) -> str:
         """Return the title of a metric's column, or the name of a metric or parameter as text."""
@@ -190,7 +189,7 @@ def run_study(
     of processes. A case is one variant with one combination of swept values; `progress` is called
     with the number of cases that have been run and the number of all cases.
     """
-    trial_count = study.trials if trials is None else check_count("trials", trials)
+    trial_count = study.trial_count if trials is None else check_count("trials", trials)
     check_count("jobs", jobs)
     chosen_variants = study.variants if variants is None else tuple(variants)
     for variant in chosen_variants:

@@ -179,8 +179,7 @@ class AxisRange(NamedTuple):
 def axis_range(values: Iterable[float | None], *, is_log: bool, stretch: float = 1.0) -> AxisRange:
     """Return a range that contains all values.
 
-    `stretch` is the length of the axis, divided by its length up to the highest value. An axis
-    without positive values is linear, even if `is_log` is true.
+    `stretch` is the length of the axis, divided by its length up to the highest value.
     """
     known = [value for value in values if value is not None]
     positive = [value for value in known if value > 0]
