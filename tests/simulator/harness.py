@@ -129,15 +129,15 @@ class StartedCall(NamedTuple):
 
 
 class CallStartRecorder:
-    """A `StartCall` function that records calls; the test ends them, or `refuse` does at once."""
+    """A `StartCall` function that records calls; the test ends them, or `reject` does at once."""
 
-    def __init__(self, refuse: Callable[[float], Stop | None] = lambda _: None) -> None:
-        self.refuse = refuse
+    def __init__(self, reject: Callable[[float], Stop | None] = lambda _: None) -> None:
+        self.reject = reject
         self.calls: list[StartedCall] = []
 
     def __call__(self, now: float, client: int, on_end: OnCallEnd) -> Stop | None:
-        """Record a call, or refuse it as a caller does."""
-        stop = self.refuse(now)
+        """Record a call, or reject it as a caller does."""
+        stop = self.reject(now)
         if stop is not None:
             on_end(now, now, stop, 0)
             return stop

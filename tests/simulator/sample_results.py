@@ -63,7 +63,7 @@ def sample_study(**changes: Any) -> Study:
         "columns": COLUMNS,
         "plots": PLOTS,
         "parameters": {"clients": 500, "outage": 20.0, "capacity": 100},
-        "trials": 1,
+        "trial_count": 1,
     }
     return Study(**{**fields, **changes})
 

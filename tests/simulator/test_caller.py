@@ -388,7 +388,7 @@ def test_limiter_delays_the_deadline() -> None:
 
 
 def test_a_full_limiter_ends_the_call() -> None:
-    """A call that the limiter refuses fails."""
+    """A call that the limiter rejects fails."""
     harness = start_call(WORKS, downstream=Downstream("there", limiter=ScriptedLimiter(None)))
     harness.run()
 

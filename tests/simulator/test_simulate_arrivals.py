@@ -36,12 +36,12 @@ class TimedCalls:
         self.running = 0
         self.max_running = 0
         self.started: list[tuple[float, int]] = []
-        self.refusals = 0
+        self.rejections = 0
 
     def __call__(self, now: float, client: int, on_end: OnCallEnd) -> Stop | None:
-        """Start a call, or refuse it."""
+        """Start a call, or reject it."""
         if self.max_calls is not None and self.running >= self.max_calls:
-            self.refusals += 1
+            self.rejections += 1
             stop = Stop(Reason.LIMIT)
             on_end(now, now, stop, 0)
             return stop
@@ -201,9 +201,9 @@ def test_closed_never_has_more_calls_than_clients(
     loop.run(20.0)
 
     assert calls.max_running <= count
-    assert len(calls.started) + calls.refusals == sum(recorder._calls)
+    assert len(calls.started) + calls.rejections == sum(recorder._calls)
     assert sum(recorder._succeeded) == len(calls.started) - calls.running
-    assert calls.refusals == sum(recorder._failed)
+    assert calls.rejections == sum(recorder._failed)
     for client in range(count):
         mine = [now for now, who in calls.started if who == client]
         assert all(later >= now + seconds + think for now, later in pairwise(mine))
@@ -310,14 +310,14 @@ def test_duration_of_a_backlog_call_includes_its_wait() -> None:
 def test_backlog_polls_after_the_retry_after_time(
     retry_after: float | None, expected: float
 ) -> None:
-    """A backlog polls after the time in the refusal, or else ten times per second."""
+    """A backlog polls after the time in the rejection, or else ten times per second."""
     loop, asked = EventLoop(0), []
 
-    def refuse(now: float) -> Stop | None:
+    def reject(now: float) -> Stop | None:
         asked.append(now)
         return Stop(Reason.BREAKER_OPEN, retry_after) if len(asked) == 1 else None
 
-    starts = CallStartRecorder(refuse)
+    starts = CallStartRecorder(reject)
     ArrivalSource(
         Clients(arrivals="backlog", count=2), loop, MetricsRecorder(9.0, 1.0), starts
     ).start()
@@ -327,7 +327,7 @@ def test_backlog_polls_after_the_retry_after_time(
 
 
 def test_backlog_tries_every_instance() -> None:
-    """A refusal by one process does not stop the others, and the earliest retry time counts."""
+    """A rejection by one process does not stop the others, and the earliest retry time counts."""
     loop, asked = EventLoop(0), []
     waits = {0: 5.0, 1: 2.0, 2: 3.0}
 
