@@ -130,7 +130,7 @@ def test_budget_of_a_hedging_is_about_copies() -> None:
             {},
             (
                 "opens when 50 % of the calls of the last 10 s failed (of at least 20); then it "
-                "sends nothing for 30 s, 2 x as long each further time, 5 min at most, plus a "
+                "rejects attempts for 30 s, 2 x as long each further time, 5 min at most, plus a "
                 "random part of up to 10 %, and closes when 3 probes have succeeded"
             ),
         ),
@@ -138,8 +138,8 @@ def test_budget_of_a_hedging_is_about_copies() -> None:
             {"consecutive": 5, "slow_after": 0.5, "growth": 1, "spread": 0, "probes": 2},
             (
                 "opens when 50 % of the calls of the last 10 s failed (of at least 20), or 5 calls "
-                "in a row failed, or 50 % took longer than 500 ms; then it sends nothing for 30 s, "
-                "and closes when 2 probes have succeeded"
+                "in a row failed, or 50 % took longer than 500 ms; then it rejects attempts for "
+                "30 s, and closes when 2 probes have succeeded"
             ),
         ),
     ],

@@ -15,7 +15,7 @@ from tarry.simulator.distributions import Empirical
 from tarry.simulator.metrics import quantile
 from tarry.simulator.simulate import simulate
 from tarry.tuning.comparison import (
-    MAX_CALLS,
+    MAX_SIMULATED_CALLS,
     MIN_SUCCESSES,
     build_scenario,
     compare_policies,
@@ -109,7 +109,7 @@ def test_a_busy_log_is_thinned() -> None:
     """Of a log with 2,000 calls per second, the maximum number of calls is simulated."""
     scenario = build_scenario(replace(EVIDENCE, calls=2_000 * 300), OLD)
 
-    assert MAX_CALLS == pytest.approx(scenario.clients.rate * scenario.duration)
+    assert MAX_SIMULATED_CALLS == pytest.approx(scenario.clients.rate * scenario.duration)
     assert EVIDENCE.span == scenario.duration
 
 
@@ -250,7 +250,7 @@ def test_small_changes_are_left_out(changes: dict[str, float]) -> None:
 def test_loss_of_calls_comes_first() -> None:
     """A loss of calls is stated first, followed by what got worse and better."""
     assert (
-        "The proposal loses calls in this simulation. "
+        "With the proposal, more calls fail in this simulation. "
         "Worse: fewer calls succeed: 97 % → 95.7 %, "
         "because more calls end when no attempts are left: 300 → 430. "
         "Better: calls that succeed end sooner: p99 2,100 ms → 500 ms."

@@ -126,7 +126,7 @@ def _explain_breaker(breaker: Mapping[str, Any]) -> str:
     if breaker["spread"]:
         growth += f", plus a random part of up to {_format_percent(breaker['spread'])}"
     return (
-        f"opens when {', or '.join(conditions)}; then it sends nothing for "
+        f"opens when {', or '.join(conditions)}; then it rejects attempts for "
         f"{format_duration(breaker['open_for'])}{growth}, and closes when "
         f"{breaker['probes']} probes have succeeded"
     )
@@ -163,8 +163,9 @@ def find_warnings(defence: Defence) -> list[str]:
 
 
 def _warn_about_outcomes(policy: Policy) -> Iterator[str]:
-    if success := {status for status in policy.retryable_statuses if status < _LOWEST_ERROR_STATUS}:
-        statuses = format_value(success)
+    non_errors = {status for status in policy.retryable_statuses if status < _LOWEST_ERROR_STATUS}
+    if non_errors:
+        statuses = format_value(non_errors)
         yield f"retryable_statuses has {statuses}: responses without an error are retried"
     if "OK" in policy.retryable_codes:
         yield "retryable_codes has OK, which has no effect: a success is never retried"

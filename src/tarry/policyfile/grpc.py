@@ -27,13 +27,13 @@ _MIN_TOKEN_RATIO = 0.001
 _MIN_BACKOFF_S = 0.005
 """With 1 or 2 ms the C core can lose the retry, and then the call hangs (grpc/grpc#41036)."""
 _JITTER_EFFECTS = {
-    "none": "gRPC waits 0.8 to 1.2 times the ceiling",
-    "full": "gRPC waits 0.8 to 1.2 times the ceiling: on average twice as long, and less spread",
+    "none": "gRPC waits 0.8 to 1.2 times the delay",
+    "full": "gRPC waits 0.8 to 1.2 times the delay: on average twice as long, with less variation",
 }
 _UNSUPPORTED_ROOT_KEYS = ("loadBalancingConfig", "loadBalancingPolicy", "healthCheckConfig")
 _ROOT_KEYS = ("methodConfig", "retryThrottling", *_UNSUPPORTED_ROOT_KEYS)
-_UNSUPPORTED_KEYS = ("waitForReady", "maxRequestMessageBytes", "maxResponseMessageBytes")
-_METHOD_CONFIG_KEYS = ("name", "timeout", "retryPolicy", "hedgingPolicy", *_UNSUPPORTED_KEYS)
+_UNSUPPORTED_METHOD_KEYS = ("waitForReady", "maxRequestMessageBytes", "maxResponseMessageBytes")
+_METHOD_CONFIG_KEYS = ("name", "timeout", "retryPolicy", "hedgingPolicy", *_UNSUPPORTED_METHOD_KEYS)
 _RETRY_POLICY_FIELDS = {
     "maxAttempts": "max_attempts",
     "initialBackoff": "initial_delay",
@@ -112,7 +112,7 @@ def _export_policy(config: dict[str, Any], policy: Policy, converter: Converter)
 
 
 def _export_multiplier(policy: Policy) -> float:
-    """Return the multiplier of an exponential backoff, or the average growth of another one."""
+    """Return the multiplier of an exponential backoff, or the average growth of another backoff."""
     if policy.backoff == "exponential":
         return policy.multiplier
     delays = translation.first_ceilings(policy)[: _MAX_ATTEMPTS - 1]
@@ -257,8 +257,8 @@ def _format_name(name: tuple[str, str]) -> str:
 def _import_policy(retry: DocumentTable, converter: Converter) -> Policy:
     retry.reject_typos(_RETRY_POLICY_FIELDS)
     attempts = _import_attempts(retry, converter)
-    first = _required_seconds(retry, "initialBackoff")
-    longest = _required_seconds(retry, "maxBackoff")
+    initial_delay = _required_seconds(retry, "initialBackoff")
+    max_delay = _required_seconds(retry, "maxBackoff")
     multiplier = retry.number("backoffMultiplier")
     if multiplier <= 0:
         rule = "must be greater than 0"
@@ -270,17 +270,17 @@ def _import_policy(retry: DocumentTable, converter: Converter) -> Policy:
     if not codes:
         rule = "must name at least one code, got none"
         raise ConfigurationError(retry.path_of("retryableStatusCodes"), rule)
-    effect = "gRPC waits 0.8 to 1.2 times the ceiling; imported as equal jitter, 0.5 to 1"
+    effect = "gRPC waits 0.8 to 1.2 times the delay; imported as equal jitter, 0.5 to 1"
     converter.report(retry.path, "jitter of 20 %", effect)
     converter.report_unread(retry)
     policy = Policy(
         max_attempts=attempts,
-        initial_delay=min(first, longest),
+        initial_delay=min(initial_delay, max_delay),
         multiplier=max(_MIN_MULTIPLIER, multiplier),
-        max_delay=longest,
+        max_delay=max_delay,
         jitter="equal",
         retryable_codes=codes,
-        throttled_delay=min(first, longest),
+        throttled_delay=min(initial_delay, max_delay),
     )
     converter.report_hint(retry.path, "pushback", _PUSHBACK_BEHAVIOUR, policy.max_hint)
     return policy

@@ -179,15 +179,15 @@ def _import_policy(spec: DocumentTable, converter: Converter) -> Policy:
         effect = f"Istio's default is imported: {_DEFAULT_ATTEMPTS} retries"
         converter.report(retries.path, None, effect)
     statuses, codes = _import_conditions(retries, converter)
-    first = retries.seconds("backoff") or _DEFAULT_BACKOFF_S
+    initial_delay = retries.seconds("backoff") or _DEFAULT_BACKOFF_S
     policy = Policy(
         max_attempts=attempts + 1,
-        initial_delay=first,
-        max_delay=float(f"{_CAP_FACTOR * first:.12g}"),
+        initial_delay=initial_delay,
+        max_delay=float(f"{_CAP_FACTOR * initial_delay:.12g}"),
         attempt_timeout=retries.seconds("perTryTimeout", allow_zero=True) or None,
         retryable_statuses=statuses,
         retryable_codes=codes,
-        throttled_delay=first,
+        throttled_delay=initial_delay,
     )
     if attempts:
         behaviour = "Istio does not read it"

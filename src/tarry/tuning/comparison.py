@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 MIN_SUCCESSES = 100
 """`compare_policies` returns None if fewer attempts succeeded outside outages."""
-MAX_CALLS = 10_000
-CONCURRENCY_HEADROOM = 2
-QUEUE_PER_WORKER = 100
+MAX_SIMULATED_CALLS = 10_000
+CONCURRENCY_FACTOR = 2
+QUEUE_FACTOR = 100
 """The length of the server's queue, as a multiple of its concurrency."""
-_MIN_DURATION_S = 600.0
+_MIN_RUN_S = 600.0
 """A run is shortened to reduce its number of calls, but not to less than this."""
-_MAX_SAMPLES = 10_000
+_MAX_DURATIONS = 10_000
 _MAX_OUTAGES = 20
 _LEAD_SHARE = 0.1
 """The share of a run that comes before its longest outage."""
@@ -95,16 +95,16 @@ def compare_policies(
 
 def build_scenario(evidence: Evidence, defence: Defence, *, may_hang: bool = True) -> Scenario:
     """Model the logged dependency; with `may_hang`, attempts hang in outages with slow failures."""
-    duration = max(1.0, min(evidence.span, max(_MIN_DURATION_S, MAX_CALLS / evidence.rate)))
-    rate = min(evidence.rate, MAX_CALLS / duration)
+    duration = max(1.0, min(evidence.span, max(_MIN_RUN_S, MAX_SIMULATED_CALLS / evidence.rate)))
+    rate = min(evidence.rate, MAX_SIMULATED_CALLS / duration)
     latency = Empirical(_thin_durations(evidence))
     concurrency = _concurrency(evidence, rate, latency.mean)
     server = Server(
         latency=latency,
         concurrency=concurrency,
-        queue=QUEUE_PER_WORKER * concurrency,
+        queue=QUEUE_FACTOR * concurrency,
         failure_rate=evidence.failure_rate,
-        failures=_failures(evidence, duration, may_hang=may_hang),
+        failures=_outages_of_run(evidence, duration, may_hang=may_hang),
     )
     if any(failure.kind == "hang" for failure in server.failures):
         defence = _limit_timeout(evidence, defence)
@@ -135,7 +135,7 @@ def describe_changes(current: Summary, proposed: Summary) -> str:
         texts, prefix = (better, decrease) if after < before else (worse, increase)
         texts.append(f"{prefix} {_format_change(before, after, unit)}")
     sentences = (
-        "The proposal loses calls in this simulation." if gain < -_MAX_MINOR_DROP else "",
+        "With the proposal, more calls fail in this simulation." if gain < -_MAX_MINOR_DROP else "",
         f"Worse: {'; '.join(worse)}." if worse else "",
         f"Better: {'; '.join(better)}." if better else "",
     )
@@ -150,7 +150,7 @@ def _concurrency(evidence: Evidence, rate: float, mean_duration: float) -> int:
     Poisson distribution, so the result is at least its mean plus four standard deviations.
     """
     mean_in_progress = rate * mean_duration
-    scaled = CONCURRENCY_HEADROOM * evidence.max_concurrency * rate / evidence.rate
+    scaled = CONCURRENCY_FACTOR * evidence.max_concurrency * rate / evidence.rate
     return ceil(max(scaled, mean_in_progress + 4 * sqrt(mean_in_progress) + 1))
 
 
@@ -165,14 +165,14 @@ def _limit_timeout(evidence: Evidence, defence: Defence) -> Defence:
 
 
 def _thin_durations(evidence: Evidence) -> tuple[float, ...]:
-    """Return durations at evenly spaced ranks, so that the quantiles stay the same."""
+    """Return at most 10,000 durations, at evenly spaced ranks, to keep the quantiles."""
     durations = evidence.success_durations
     size = len(durations)
-    count = min(size, _MAX_SAMPLES)
+    count = min(size, _MAX_DURATIONS)
     return tuple(durations[(2 * index + 1) * size // (2 * count)] for index in range(count))
 
 
-def _failures(evidence: Evidence, duration: float, *, may_hang: bool) -> tuple[Failure, ...]:
+def _outages_of_run(evidence: Evidence, duration: float, *, may_hang: bool) -> tuple[Failure, ...]:
     """Return the outages that lie in the simulated period, as failures of the server."""
     if not evidence.outages:
         return ()
