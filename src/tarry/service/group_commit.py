@@ -58,17 +58,17 @@ class Entry(Struct, Generic[T], eq=False):
 class GroupCommit(ABC, Generic[T]):
     """A queue of entries that are committed in groups; subclasses start the commits.
 
-    The weight of a group of several entries is at most `max_weight`. With `may_exceed`, entries are
-    added until `max_weight` is reached, and the last one may exceed it. This suits entries of very
-    different weights, for which fewer transactions are worth more than groups of equal size.
+    The weight of a group of several entries is at most `max_weight`. With `allow_oversize`, entries
+    are added until `max_weight` is reached, and the last one may exceed it. This suits entries of
+    very different weights, for which fewer transactions are worth more than groups of equal size.
     """
 
     def __init__(
-        self, *, max_weight: int, max_pending: int | None, may_exceed: bool = False
+        self, *, max_weight: int, max_pending: int | None, allow_oversize: bool = False
     ) -> None:
         self._max_weight = max_weight
         self._max_pending = max_pending
-        self._may_exceed = may_exceed
+        self._allow_oversize = allow_oversize
         self._waiting: deque[Entry[T]] = deque()
         self._waiting_weight = 0
         self._groups_in_flight: list[list[Entry[T]]] = []
@@ -127,7 +127,7 @@ class GroupCommit(ABC, Generic[T]):
         weight = 0
         while waiting and (
             not group
-            or (weight < limit if self._may_exceed else weight + waiting[0].weight <= limit)
+            or (weight < limit if self._allow_oversize else weight + waiting[0].weight <= limit)
         ):
             entry = waiting.popleft()
             group.append(entry)

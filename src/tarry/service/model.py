@@ -78,7 +78,7 @@ class TaskContent(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
 
 
 class Task(msgspec.Struct, kw_only=True, array_like=True, gc=False):
-    """A request that the service sends until it succeeds or the policy stops, as stored."""
+    """A stored request, which the service sends until it succeeds or the policy stops."""
 
     id: str
     """A UUIDv7 in its text form."""
@@ -134,6 +134,7 @@ class Task(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     cancelling: bool = False
     """Whether a cancellation was requested while the task was IN_FLIGHT."""
     replays: int = 0
+    """How often the task was replayed."""
     finished_at: int | None = None
     """When the task became SUCCEEDED, EXHAUSTED or CANCELLED."""
 
@@ -177,7 +178,7 @@ class Decision(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     reason: str | None = None
     delay_ms: float | None = None
     ceiling_ms: float | None = None
-    """The upper bound of the delay, from which jitter draws it."""
+    """The upper bound of the delay, before jitter."""
     jitter: str | None = None
     """The kind of jitter that was applied; None: no jitter."""
     hint_ms: float | None = None

@@ -2,8 +2,8 @@
 
 Every implementation follows these rules, which one conformance suite checks:
 
-* Every call may be repeated after an error or a lost reply. No change is made twice; `claim`,
-  `replay_step`, `purge` and `sweep` continue with other tasks.
+* Every call may be repeated after an error or a lost reply. No change is made twice. A repeated
+  `claim`, `replay_step`, `purge` or `sweep` continues with other tasks.
 * The changes of a call are durable when it returns. `add`, `finish` and `release` take batches. If
   one of them raises `StoreUnavailable`, it has applied its whole batch or nothing of it.
 * The store's own clock decides what is due; `claim` returns its time. Times are epoch milliseconds.
@@ -13,7 +13,7 @@ Every implementation follows these rules, which one conformance suite checks:
 * Counters are updated with each change, not computed when they are read.
 * Changes of one task are atomic. Every change of a task increments its version, except a request to
   cancel the task. `finish` and `release` detect a lost lease by the version.
-* Returned values are copies.
+* Changing a returned value does not change the store.
 * An id that is unknown, malformed or of another tenant is treated as missing.
 
 A task is *live* while it is PENDING or IN_FLIGHT, and *finished* when it is SUCCEEDED, EXHAUSTED or
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_REPLAY_LAG_MS = 1000
-"""A late replay makes up for at most this much of its delay; it does not make up for the rest."""
+"""A replay that is late makes up for at most this much of its delay."""
 _MAX_REPLAY_PAUSE_MS = 1e12
-"""About thirty years: with a very small rate, the next time would overflow an integer column."""
+"""About thirty years: a longer pause, due to a tiny rate, could overflow an integer column."""
 
 
 class LeaseTerms(msgspec.Struct, frozen=True):
@@ -285,13 +285,13 @@ class Store(Protocol):
 
         The attempt of an expired lease is logged as lost. In the log, it starts at its due time,
         and has the worker that had the lease. The task's next attempt is due at the end of that
-        lease. But if a cancellation of the task was requested, the task becomes CANCELLED and is
-        not leased; it counts towards the limits all the same.
+        lease. If a cancellation of the task was requested, the task is not leased but becomes
+        CANCELLED, and counts towards the limits too.
         """
         ...
 
     async def finish(self, results: Sequence[TaskResult]) -> list[FinishStatus]:
-        """Log each attempt and write the task's next state, if the version still matches."""
+        """Log each attempt and write the task's next state, unless the lease was lost."""
         ...
 
     async def release(self, releases: Sequence[Release]) -> list[FinishStatus]:
@@ -350,7 +350,7 @@ class Store(Protocol):
         ...
 
     async def cancel(self, tenant: str, task_id: str) -> CancelStatus | None:
-        """Cancel a task, or request its cancellation while it is leased; None: no such task."""
+        """Cancel a task; if it is leased, only request its cancellation. None: no such task."""
         ...
 
     async def retry_now(self, tenant: str, task_id: str) -> RetryNowStatus | None:
@@ -411,10 +411,10 @@ class Store(Protocol):
     async def put_policy(
         self, policy: PolicyVersion, *, replace: bool
     ) -> tuple[PolicyWriteStatus, PolicyVersion]:
-        """Create a policy or, with `replace`, add a version to it; return the newest version.
+        """Create a policy; if it exists and `replace` is true, add a version to it.
 
-        The store numbers versions from 1 and ignores `policy.version`. Numbers are not used again
-        after a deletion: a version that a task has pinned never gets another document.
+        Returns the newest version. The store numbers versions from 1 and ignores `policy.version`.
+        Numbers are not reused after a deletion, so a pinned version never has another document.
         """
         ...
 
@@ -475,9 +475,9 @@ class Store(Protocol):
         ...
 
     async def list_orphaned_bodies(self, limit: int) -> list[str]:
-        """Return references to bodies of removed tasks; the caller deletes them in `BodyStore`."""
+        """Return references to bodies of removed tasks, to be deleted from the `BodyStore`."""
         ...
 
     async def forget_orphaned_bodies(self, refs: Sequence[str]) -> None:
-        """Remove references from that list, after the bodies were deleted."""
+        """Remove references from this list, after their bodies were deleted."""
         ...

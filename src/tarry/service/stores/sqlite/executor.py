@@ -33,7 +33,7 @@ class Executor(GroupCommit[Any]):
     """Runs submitted operations in groups; all methods here run on the event loop."""
 
     def __init__(self, max_group_weight: int) -> None:
-        super().__init__(max_weight=max_group_weight, max_pending=MAX_PENDING, may_exceed=True)
+        super().__init__(max_weight=max_group_weight, max_pending=MAX_PENDING, allow_oversize=True)
         self._loop = asyncio.get_running_loop()
         self._group_done = asyncio.Event()
 

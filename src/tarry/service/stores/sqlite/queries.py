@@ -44,7 +44,7 @@ of the lease of an IN_FLIGHT task."""
 MAX_SCANNED_ROWS = 2000
 """Maximum number of rows that are read for one page of a filtered list, even if few match."""
 DAY_MS = 86_400_000
-_AFTER_ALL_ROWS = 1 << 62  # greater than every row id
+_AFTER_ALL_ROWS = 1 << 62  # greater than every `seq`
 _CURSOR_PATTERN = re.compile(r"[0-9]{1,18}", re.ASCII)
 _ATTEMPT_NUMBER_BITS = 24
 _ID_PATTERN = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"

@@ -94,7 +94,7 @@ def find_dead_letters(
 def purge(
     tx: Transaction, tenant: str, task_filter: TaskFilter, after: int, limit: int
 ) -> tuple[int, int | None]:
-    """Delete matching dead letters; return how many, and the `after` of the next call or None."""
+    """Delete matching dead letters; return how many, and the next `after` (None: no more)."""
     if task_filter.status not in {None, Status.EXHAUSTED}:
         return 0, None
     lane, policy_id, reason = task_filter.lane, task_filter.policy_id, task_filter.reason

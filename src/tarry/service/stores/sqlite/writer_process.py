@@ -76,7 +76,7 @@ class OperationCall(Generic[T]):
     ) -> None:
         self.run: Callable[..., T] = run
         self.arguments: tuple[Any, ...] = arguments
-        if named:  # because arguments are sent by position
+        if named:  # make them positional, because arguments are sent by position
             self.arguments = signature(run).bind(None, *arguments, **named).args[1:]
 
     def __call__(self, tx: Transaction) -> T:
@@ -129,7 +129,7 @@ OPERATIONS: dict[str, Operation] = {
 
 
 class WriterProcessExecutor(Executor):
-    """Runs groups in the writer process; the service's `database` only holds the `WorkerLock`."""
+    """Runs groups in the writer process; `database` creates the file and holds the `WorkerLock`."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(_MAX_GROUP_WEIGHT)
@@ -209,7 +209,7 @@ class WriterProcessExecutor(Executor):
 
 
 class WriterProcess(asyncio.SubprocessProtocol):
-    """The running writer process; calls `on_frame` for each frame from it, then `on_end`."""
+    """The running writer process; calls `on_frame` for each frame from it, `on_end` at its end."""
 
     def __init__(self, on_frame: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
         self._on_frame = on_frame
