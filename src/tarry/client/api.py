@@ -209,7 +209,7 @@ class ServiceApi:
         """Wait until a task has finished."""
         return _poll_until(
             lambda wait_s: self.get(task, wait_s),
-            lambda task: task.status in FINISHED_STATUSES,
+            lambda latest: latest.status in FINISHED_STATUSES,
             timeout,
         )
 
@@ -244,10 +244,10 @@ class ServiceApi:
         request: ClientRequest[RetryTask | None] = ClientRequest(
             "DELETE", _task_path(task), parse, extra_statuses=frozenset({_CONFLICT_STATUS})
         )
-        cancelled: RetryTask | None = yield request
-        if cancelled is None:
-            cancelled = yield self.get(task)
-        return cast("RetryTask", cancelled)
+        cancelled_task: RetryTask | None = yield request
+        if cancelled_task is None:
+            cancelled_task = yield self.get(task)
+        return cast("RetryTask", cancelled_task)
 
     def retry(self, task: str | RetryTask) -> ClientRequest[RetryTask]:
         """Make the next attempt of a task now."""
@@ -273,7 +273,7 @@ class ServiceApi:
         return total
 
     def replay(self, arguments: options.ReplayOptions) -> ClientRequest[ReplayJob]:
-        """Start a replay of dead letters. Without an idempotency key, for the reason in `retry`."""
+        """Start a replay of dead letters. Has no idempotency key, for the reason in `retry`."""
         options.check_argument_names("replay", arguments)
         before, rate = arguments.get("before"), arguments.get("rate")
         replay = wire.ReplayRequest(
@@ -304,13 +304,13 @@ class ServiceApi:
         return job
 
     def wait_for_replay(self, job: ReplayJob, timeout: Duration | None) -> Operation[ReplayJob]:
-        """Wait until a replay has finished; return a dry run at once, because it has no id."""
+        """Wait until a replay has finished. A dry run, which has no id, is already finished."""
         if job.replay_id is None:
             return job
         request = _replay_request(job.replay_id, "GET")
         return (
             yield from _poll_until(
-                lambda _wait_s: request, lambda job: job.status != "RUNNING", timeout
+                lambda _wait_s: request, lambda latest: latest.status != "RUNNING", timeout
             )
         )
 

@@ -111,12 +111,12 @@ def _check_url(url: Any) -> str:
         rule = 'must be the address of the service, such as "http://127.0.0.1:8080"'
         raise ConfigurationTypeError("url", rule, url)
     try:
-        split = urlsplit(url)
-        is_address = split.scheme in {"http", "https"} and split.hostname and split.port != 0
-        has_forbidden_parts = split.query or split.fragment or "@" in split.netloc
+        address = urlsplit(url)
+        is_http = address.scheme in {"http", "https"} and address.hostname and address.port != 0
+        has_forbidden_parts = address.query or address.fragment or "@" in address.netloc
     except ValueError:
-        is_address = has_forbidden_parts = False
-    if not is_address or has_forbidden_parts:
+        is_http = has_forbidden_parts = False
+    if not is_http or has_forbidden_parts:
         # The value is not shown, because it may be an API key that was passed by mistake.
         rule = (
             "must be the address of the service, such as http://127.0.0.1:8080, with scheme and "
