@@ -28,7 +28,7 @@ def client(address: str) -> Iterator[Client]:
 
 
 @pytest.fixture
-def ask(address: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., CommandResult]:
+def run_cli(address: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., CommandResult]:
     """Run a command against the service."""
     monkeypatch.setenv("TARRY_SERVER", address)
     return run_command

@@ -28,9 +28,9 @@ HEAVY = (
 
 def test_help_describes_tarry_and_shows_examples() -> None:
     """`tarry --help` describes tarry, lists the commands and shows examples."""
-    done = run_process("--help")
+    result = run_process("--help")
 
-    assert 0 == done.returncode
+    assert 0 == result.returncode
     for words in [
         "To tarry: to wait before going on.",
         "simulate",
@@ -39,7 +39,7 @@ def test_help_describes_tarry_and_shows_examples() -> None:
         "tarry simulate storm",
         'tarry simulate checkout.toml --assert "amplification < 1.2"',
     ]:
-        assert words in done.stdout
+        assert words in result.stdout
 
 
 def test_help_loads_no_simulator() -> None:
@@ -53,9 +53,11 @@ def test_help_loads_no_simulator() -> None:
         f"print([name for name in {HEAVY} if name in sys.modules])\n"
     )
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
 
-    assert "[]\n" == done.stdout
+    assert "[]\n" == result.stdout
 
 
 def test_version_is_that_of_the_package() -> None:
@@ -65,20 +67,20 @@ def test_version_is_that_of_the_package() -> None:
 
 def test_unknown_command_is_rejected() -> None:
     """An unknown command exits with 2."""
-    done = run_process("simulat")
+    result = run_process("simulat")
 
-    assert (2, "") == (done.returncode, done.stdout)
-    assert "No such command 'simulat'" in done.stderr
+    assert (2, "") == (result.returncode, result.stdout)
+    assert "No such command 'simulat'" in result.stderr
 
 
 def test_user_error_is_one_line_without_traceback() -> None:
     """A user error is one line on standard error, and the exit code is 2."""
-    done = run_process("simulate", "no\x1b[31mne.toml")
+    result = run_process("simulate", "no\x1b[31mne.toml")
 
     assert (2, "", "error: no\\x1b[31mne.toml: there is no such file\n") == (
-        done.returncode,
-        done.stdout,
-        done.stderr,
+        result.returncode,
+        result.stdout,
+        result.stderr,
     )
 
 
@@ -87,14 +89,16 @@ def test_missing_packages_are_named(missing: str) -> None:
     """Without the extra packages, the `tarry` command prints what to install."""
     code = f"import sys; sys.modules[{missing!r}] = None; from tarry.cli import main; main()"
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
 
-    assert 1 == done.returncode
-    assert "tarry's command line needs typer and rich: pip install 'tarry[sim]'\n" == done.stderr
+    assert 1 == result.returncode
+    assert "tarry's command line needs typer and rich: pip install 'tarry[sim]'\n" == result.stderr
 
 
 @pytest.mark.parametrize(
-    ("raised", "code", "said"),
+    ("raised", "code", "message"),
     [
         (ConfigurationError("rate [bold]must\x07"), 2, "error: rate [bold]must\\x07\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
@@ -107,7 +111,7 @@ def test_main_maps_errors_to_exit_codes(
     capsys: pytest.CaptureFixture[str],
     raised: BaseException,
     code: int,
-    said: str,
+    message: str,
 ) -> None:
     """An error of a command becomes an exit code and at most one line."""
 
@@ -121,7 +125,7 @@ def test_main_maps_errors_to_exit_codes(
         cli.main()
 
     assert code == caught.value.code
-    assert said == capsys.readouterr().err
+    assert message == capsys.readouterr().err
 
 
 def test_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,6 +124,8 @@ def test_help_of_a_command_loads_neither_client_nor_service() -> None:
         f"print([name for name in {HEAVY} if name in sys.modules])\n"
     )
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
 
-    assert "[]\n" == done.stdout
+    assert "[]\n" == result.stdout

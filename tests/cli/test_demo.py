@@ -70,11 +70,11 @@ def test_service_that_does_not_start_is_reported(tmp_path: Path) -> None:
     """When the service does not start, the demo prints the service's error."""
     environment = {**os.environ, "TARRY_LEASE_MS": "1", "TMPDIR": str(tmp_path)}
 
-    done = subprocess.run(COMMAND, capture_output=True, text=True, check=False, env=environment)
+    result = subprocess.run(COMMAND, capture_output=True, text=True, check=False, env=environment)
 
-    assert 4 == done.returncode
-    assert "error: the service did not start: " in done.stderr
-    assert "TARRY_LEASE_MS: lease_ms must be at least" in done.stderr
+    assert 4 == result.returncode
+    assert "error: the service did not start: " in result.stderr
+    assert "TARRY_LEASE_MS: lease_ms must be at least" in result.stderr
     assert [] == list(tmp_path.iterdir())
 
 

@@ -65,17 +65,17 @@ def test_error_message_has_detail_and_hint() -> None:
 
 def test_no_service_says_how_to_start_one() -> None:
     """When no service answers, the message says how to start one."""
-    done = run_command("tasks", "list", "--server", "http://127.0.0.1:1")
+    result = run_command("tasks", "list", "--server", "http://127.0.0.1:1")
 
-    said = (
+    message = (
         "error: no service answers at http://127.0.0.1:1 (connection refused): start one with "
         "`tarry serve`, or set another address with --server or TARRY_SERVER\n"
     )
-    assert (4, "", said) == done
+    assert (4, "", message) == result
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "said"),
+    ("option", "value", "message"),
     [
         (
             "--server",
@@ -86,10 +86,10 @@ def test_no_service_says_how_to_start_one() -> None:
     ],
     ids=["server", "key"],
 )
-def test_invalid_address_or_key_names_the_option(option: str, value: str, said: str) -> None:
+def test_invalid_address_or_key_names_the_option(option: str, value: str, message: str) -> None:
     """An invalid --server or --key exits with 2 and names the option."""
-    done = run_command("tasks", "list", option, value)
+    result = run_command("tasks", "list", option, value)
 
-    assert (2, "") == (done.code, done.out)
-    assert done.err.startswith(f"error: {option} {said}")
-    assert "key=" not in done.err
+    assert (2, "") == (result.code, result.out)
+    assert result.err.startswith(f"error: {option} {message}")
+    assert "key=" not in result.err

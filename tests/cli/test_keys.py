@@ -40,15 +40,15 @@ def test_only_the_key_is_on_standard_output(store: str) -> None:
     made = run_command("keys", "create", "--tenant", "shop", "--store", store)
 
     listed = run_command("keys", "list", "--store", store)
-    (told,) = run_command("keys", "list", "--tenant", "shop", "--store", store, "--json").json
+    (document,) = run_command("keys", "list", "--tenant", "shop", "--store", store, "--json").json
     others = run_command("keys", "list", "--tenant", "other", "--store", store)
 
     assert made.out.startswith("tarry_")
     assert 1 == len(made.out.split())
     assert "it is not shown again" in made.err
     assert made.out.strip() not in listed.out
-    assert f"{told['id']}  shop" in listed.out
-    assert {"id", "tenant", "name", "createdAt", "revokedAt"} == set(told)
+    assert f"{document['id']}  shop" in listed.out
+    assert {"id", "tenant", "name", "createdAt", "revokedAt"} == set(document)
     assert "none\n" == others.out
 
 
@@ -67,7 +67,7 @@ def test_store_is_found_as_for_serve(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (["list", "--store", "memory:"], 2, "--store must be sqlite:PATH"),
         (["list", "--store", "sqlite:nowhere/none.db"], 2, "nowhere/none.db does not exist"),
@@ -76,12 +76,12 @@ def test_store_is_found_as_for_serve(
     ],
     ids=["memory", "no such file", "unknown store", "tenant"],
 )
-def test_invalid_store_is_reported(arguments: list[str], code: int, said: str) -> None:
+def test_invalid_store_is_reported(arguments: list[str], code: int, message: str) -> None:
     """An invalid store is reported, and no store is created."""
-    done = run_command("keys", *arguments)
+    result = run_command("keys", *arguments)
 
-    assert (code, "") == (done.code, done.out)
-    assert said in done.err
+    assert (code, "") == (result.code, result.out)
+    assert message in result.err
     assert not Path("nowhere").exists()
 
 
@@ -89,6 +89,6 @@ def test_unknown_key_exits_with_3(store: str) -> None:
     """Revoking an unknown key exits with 3."""
     run_command("keys", "create", "--tenant", "shop", "--store", store)
 
-    done = run_command("keys", "revoke", "none", "--store", store)
+    result = run_command("keys", "revoke", "none", "--store", store)
 
-    assert (3, "", "error: there is no key 'none'; `tarry keys list` lists all ids\n") == done
+    assert (3, "", "error: there is no key 'none'; `tarry keys list` lists all ids\n") == result

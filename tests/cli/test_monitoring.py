@@ -21,7 +21,7 @@ from tests.cli.harness import CommandResult, run_command
 from tests.integration.flaky import FlakyServer
 from tests.integration.tenants import two_tenants
 
-Ask = Callable[..., CommandResult]
+RunCli = Callable[..., CommandResult]
 
 
 @contextmanager
@@ -110,39 +110,39 @@ def test_top_prints_json_lines(address: str, lane: str) -> None:
 
 
 def test_top_into_a_pipe_is_one_table(
-    ask: Ask, client: Client, target: FlakyServer, lane: str, monkeypatch: pytest.MonkeyPatch
+    run_cli: RunCli, client: Client, target: FlakyServer, lane: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a pipe, `top` prints one table and exits."""
     monkeypatch.setattr("tarry.cli.monitoring.REFRESH_INTERVAL_S", 0.01)
     client.enqueue(target.url, wait=30)
 
-    done = ask("top")
+    result = run_cli("top")
 
-    assert 0 == done.code, done.err
-    assert done.out.startswith("tasks: PENDING ")
-    assert " tasks succeeded\n" in done.out
-    assert any(line.startswith(f"{lane} ") for line in done.out.splitlines())
+    assert 0 == result.code, result.err
+    assert result.out.startswith("tasks: PENDING ")
+    assert " tasks succeeded\n" in result.out
+    assert any(line.startswith(f"{lane} ") for line in result.out.splitlines())
 
 
 def test_top_of_a_tenant_has_no_rates(tmp_path: Path) -> None:
     """Without an operator's key the rates are missing, not zero."""
     with two_tenants(tmp_path) as callers:
         given = ("top", "--server", f"http://127.0.0.1:{callers.running.port}")
-        done = run_command(*given, "--key", callers.secrets["ann"])
+        result = run_command(*given, "--key", callers.secrets["ann"])
 
     assert (0, "per second: visible only with an operator's key") == (
-        done.code,
-        done.out.splitlines()[1],
+        result.code,
+        result.out.splitlines()[1],
     )
 
 
 @pytest.mark.parametrize("command", ["tail", "top"])
-def test_missing_service_is_reported(ask: Ask, command: str) -> None:
+def test_missing_service_is_reported(run_cli: RunCli, command: str) -> None:
     """Without a service both commands exit with an error."""
-    done = ask(command, "--server", "http://127.0.0.1:1")
+    result = run_cli(command, "--server", "http://127.0.0.1:1")
 
-    assert (4, "") == (done.code, done.out)
-    assert "start one with `tarry serve`" in done.err
+    assert (4, "") == (result.code, result.out)
+    assert "start one with `tarry serve`" in result.err
 
 
 def test_parse_metrics() -> None:
@@ -194,30 +194,32 @@ def test_event_details(event: ServiceEvent, words: str) -> None:
 
 
 def test_list_has_state_backlog_and_latency(
-    ask: Ask, client: Client, target: FlakyServer, lane: str
+    run_cli: RunCli, client: Client, target: FlakyServer, lane: str
 ) -> None:
     """Each host that a task goes to has a row with state, backlog and latency."""
     client.enqueue(target.url, wait=30)
     client.enqueue(target.url, delay=3600)
 
-    heading, *rows = ask("downstreams").out.splitlines()
+    heading, *rows = run_cli("downstreams").out.splitlines()
     (row,) = [row.split() for row in rows if row.split()[0] == lane]
-    (told,) = [one for one in ask("downstreams", "--json").json if one["lane"] == lane]
+    (document,) = [one for one in run_cli("downstreams", "--json").json if one["lane"] == lane]
 
     assert "downstream state pending running dead p50 p95" == " ".join(heading.split())
     assert [lane, "OPEN", "1", "0", "0"] == row[:5]
     assert row[6] in {"ms", "s"}
-    assert 1 == told["pending"]
+    assert 1 == document["pending"]
 
 
-def test_pause_resume_and_reset(ask: Ask, client: Client, target: FlakyServer, lane: str) -> None:
+def test_pause_resume_and_reset(
+    run_cli: RunCli, client: Client, target: FlakyServer, lane: str
+) -> None:
     """A paused downstream gets no attempts until it is resumed."""
     client.enqueue(target.url, wait=30)
 
-    paused = ask("downstreams", "pause", lane)
-    held = ask("send", target.url, "--wait", "200ms", "--json")
-    resumed = ask("downstreams", "resume", lane, "--json")
-    reset = ask("downstreams", "reset", lane)
+    paused = run_cli("downstreams", "pause", lane)
+    held = run_cli("send", target.url, "--wait", "200ms", "--json")
+    resumed = run_cli("downstreams", "resume", lane, "--json")
+    reset = run_cli("downstreams", "reset", lane)
 
     assert (0, f"{lane} PAUSED\n") == (paused.code, paused.out)
     assert (1, 0) == (held.code, held.json["attemptNumber"])
@@ -226,11 +228,11 @@ def test_pause_resume_and_reset(ask: Ask, client: Client, target: FlakyServer, l
     assert "SUCCEEDED" == client.wait(held.json["taskId"], 30).status
 
 
-def test_invalid_arguments_are_reported(ask: Ask) -> None:
+def test_invalid_arguments_are_reported(run_cli: RunCli) -> None:
     """An unknown action, a missing and an unknown downstream are reported."""
-    unknown = ask("downstreams", "stop", "http:x")
-    without = ask("downstreams", "pause")
-    missing = ask("downstreams", "pause", "http:nowhere:80")
+    unknown = run_cli("downstreams", "stop", "http:x")
+    without = run_cli("downstreams", "pause")
+    missing = run_cli("downstreams", "pause", "http:nowhere:80")
 
     assert 2 == unknown.code
     assert "must be one of pause, reset, resume, got 'stop'" in unknown.err

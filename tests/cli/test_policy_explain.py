@@ -39,7 +39,7 @@ def test_explain_describes_the_file(tmp_path: Path, defence: Defence) -> None:
 
 
 @pytest.mark.parametrize(
-    ("plain", "said"),
+    ("plain", "message"),
     [
         ({}, "up to 4 attempts (all fields have their defaults)"),
         ({"max_attempts": 1}, "1 attempt"),
@@ -48,13 +48,13 @@ def test_explain_describes_the_file(tmp_path: Path, defence: Defence) -> None:
     ],
     ids=repr,
 )
-def test_check_summarizes_a_valid_file(tmp_path: Path, plain: dict[str, Any], said: str) -> None:
+def test_check_summarizes_a_valid_file(tmp_path: Path, plain: dict[str, Any], message: str) -> None:
     """`check` prints a one-line summary of a valid file without warnings."""
     path = written(tmp_path, plain)
 
     result = run("check", path)
 
-    assert (f"{path}: ok: {said}\n", "") == (result.stdout, result.stderr)
+    assert (f"{path}: ok: {message}\n", "") == (result.stdout, result.stderr)
 
 
 def test_check_warns(tmp_path: Path) -> None:

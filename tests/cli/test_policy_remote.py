@@ -10,7 +10,7 @@ import pytest
 from tarry.client import Client
 from tests.cli.harness import CommandResult
 
-Ask = Callable[..., CommandResult]
+RunCli = Callable[..., CommandResult]
 
 
 @pytest.fixture
@@ -21,11 +21,11 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_apply_creates_versions(ask: Ask, client: Client, file: Path) -> None:
+def test_apply_creates_versions(run_cli: RunCli, client: Client, file: Path) -> None:
     """The name is the file's; equal content keeps the version, other content adds one."""
-    first, again = ask("policy", "apply", file), ask("policy", "apply", file)
+    first, again = run_cli("policy", "apply", file), run_cli("policy", "apply", file)
     file.write_text("max_attempts = 4\n")
-    changed = ask("policy", "apply", file, "--json")
+    changed = run_cli("policy", "apply", file, "--json")
 
     assert (0, "checkout: version 1 stored\n") == (first.code, first.out)
     assert f"{file}: [breaker] is ignored: the service has its own breaker\n" == first.err
@@ -37,10 +37,10 @@ def test_apply_creates_versions(ask: Ask, client: Client, file: Path) -> None:
     )
 
 
-def test_apply_reports_ignored_parts(ask: Ask, client: Client, file: Path) -> None:
+def test_apply_reports_ignored_parts(run_cli: RunCli, client: Client, file: Path) -> None:
     """Parts that the service ignores are reported."""
     file.write_text("max_attempts = 3\nignore_retried_below = true\n")
-    applied = ask("policy", "apply", file, "--name", "as-file", "--json")
+    applied = run_cli("policy", "apply", file, "--name", "as-file", "--json")
     put = client.put_policy("as-json", {"maxAttempts": 3})
 
     assert f"{file}: ignore_retried_below has no effect in the service\n" == applied.err
@@ -49,50 +49,52 @@ def test_apply_reports_ignored_parts(ask: Ask, client: Client, file: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["default", "interactive", "patient", "webhook"])
-def test_show_output_can_be_applied(ask: Ask, client: Client, tmp_path: Path, name: str) -> None:
+def test_show_output_can_be_applied(
+    run_cli: RunCli, client: Client, tmp_path: Path, name: str
+) -> None:
     """The output of `show` can be applied without loss, schedules included."""
     file = tmp_path / f"copy-of-{name}.toml"
-    file.write_text(ask("policy", "show", name).out)
+    file.write_text(run_cli("policy", "show", name).out)
 
-    applied = ask("policy", "apply", file, "--json")
+    applied = run_cli("policy", "apply", file, "--json")
 
-    told = ask("policy", "show", name, "--json").json
+    document = run_cli("policy", "show", name, "--json").json
     own = {"policyId", "version", "createdAt"}
     assert 0 == applied.code, applied.err
-    assert {field: told[field] for field in told if field not in own} == {
+    assert {field: document[field] for field in document if field not in own} == {
         field: value for field, value in applied.json.items() if field not in own
     }
 
 
-def test_list_has_own_policies_and_built_in_ones(ask: Ask, file: Path) -> None:
+def test_list_has_own_policies_and_built_in_ones(run_cli: RunCli, file: Path) -> None:
     """The list has own and built-in policies with their settings."""
-    ask("policy", "apply", file, "--name", "listed")
+    run_cli("policy", "apply", file, "--name", "listed")
 
-    rows = {line.split()[0]: line for line in ask("policy", "list").out.splitlines()}
-    names = [policy["policyId"] for policy in ask("policy", "list", "--json").json]
+    rows = {line.split()[0]: line for line in run_cli("policy", "list").out.splitlines()}
+    names = [policy["policyId"] for policy in run_cli("policy", "list", "--json").json]
 
     assert "  2.5 s  " in rows["listed"]
     assert "built in" in rows["webhook"]
     assert {"listed", "webhook"} <= set(names)
 
 
-def test_version_can_be_chosen(ask: Ask, file: Path) -> None:
+def test_version_can_be_chosen(run_cli: RunCli, file: Path) -> None:
     """An older version can be shown."""
-    ask("policy", "apply", file, "--name", "versions")
+    run_cli("policy", "apply", file, "--name", "versions")
     file.write_text("max_attempts = 9\n")
-    ask("policy", "apply", file, "--name", "versions")
+    run_cli("policy", "apply", file, "--name", "versions")
 
-    assert "max_attempts = 3\n" in ask("policy", "show", "versions", "--version", "1").out
-    assert "max_attempts = 9\n" in ask("policy", "show", "versions").out
+    assert "max_attempts = 3\n" in run_cli("policy", "show", "versions", "--version", "1").out
+    assert "max_attempts = 9\n" in run_cli("policy", "show", "versions").out
 
 
-def test_unknown_policy_exits_with_3(ask: Ask) -> None:
+def test_unknown_policy_exits_with_3(run_cli: RunCli) -> None:
     """An unknown policy exits with 3."""
-    assert 3 == ask("policy", "show", "none").code
+    assert 3 == run_cli("policy", "show", "none").code
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("[hedging]\nafter = 0.1\n", ": the service does not support hedging"),
         ("max_attempts = 0\n", ":1: max_attempts must be"),
@@ -101,35 +103,35 @@ def test_unknown_policy_exits_with_3(ask: Ask) -> None:
     ],
     ids=["hedging", "wrong here", "wrong there", "wrong there, in a table"],
 )
-def test_invalid_file_is_reported(ask: Ask, tmp_path: Path, text: str, said: str) -> None:
+def test_invalid_file_is_reported(run_cli: RunCli, tmp_path: Path, text: str, message: str) -> None:
     """Errors name the file and its field, whether found locally or by the service."""
     path = tmp_path / "wrong.toml"
     path.write_text(text)
 
-    done = ask("policy", "apply", path)
+    result = run_cli("policy", "apply", path)
 
-    assert 2 == done.code
-    assert done.err.startswith(f"error: {path}{said}")
+    assert 2 == result.code
+    assert result.err.startswith(f"error: {path}{message}")
 
 
-def test_invalid_name_is_reported_as_option(ask: Ask, file: Path) -> None:
+def test_invalid_name_is_reported_as_option(run_cli: RunCli, file: Path) -> None:
     """An invalid name is reported as --name."""
-    done = ask("policy", "apply", file, "--name", "a b")
+    result = run_cli("policy", "apply", file, "--name", "a b")
 
-    assert 2 == done.code
-    assert "error: --name: policyId must be" in done.err
+    assert 2 == result.code
+    assert "error: --name: policyId must be" in result.err
 
 
-def test_unknown_version_names_the_newest(ask: Ask, tmp_path: Path) -> None:
+def test_unknown_version_names_the_newest(run_cli: RunCli, tmp_path: Path) -> None:
     """The error for an unknown version names the newest version."""
     file = tmp_path / "versioned.toml"
     file.write_text("max_attempts = 3\n")
-    ask("policy", "apply", file)
+    run_cli("policy", "apply", file)
 
-    done = ask("policy", "show", "versioned", "--version", "9")
-    built_in = ask("policy", "show", "webhook", "--version", "9")
-    unknown = ask("policy", "show", "nowhere", "--version", "9")
+    result = run_cli("policy", "show", "versioned", "--version", "9")
+    built_in = run_cli("policy", "show", "webhook", "--version", "9")
+    unknown = run_cli("policy", "show", "nowhere", "--version", "9")
 
-    assert (3, "", "error: versioned has no version 9: the newest is 1\n") == done
+    assert (3, "", "error: versioned has no version 9: the newest is 1\n") == result
     assert "error: webhook has no version 9: a built-in policy has no versions\n" == built_in.err
     assert unknown.err.startswith("error: There is no such policy")

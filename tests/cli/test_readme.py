@@ -6,10 +6,10 @@ from tests.cli.harness import ROOT, run_process
 def test_path_of_the_command_is_documented() -> None:
     """`make serve`, the README and the docs show how to put `tarry` on the PATH."""
     make = ["make", "--dry-run", "serve"]
-    said = subprocess.run(make, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    output = subprocess.run(make, capture_output=True, text=True, check=True, cwd=ROOT).stdout
     line = 'export PATH="$PWD/.venv/serve/bin:$PATH"'
 
-    assert f"{line}'\n.venv/serve/bin/tarry serve --dev" in said
+    assert f"{line}'\n.venv/serve/bin/tarry serve --dev" in output
     assert line in (ROOT / "README.md").read_text("utf-8")
     assert line in (ROOT / "docs" / "service.md").read_text("utf-8")
 

@@ -55,12 +55,12 @@ def test_lost_stream_is_reported() -> None:
     """`tail` continues after a lost stream, and reports the loss."""
     event = b'data: {"kind": "resumed", "lane": "http:x"}\n\n'
     with no_wait(), scripted_server((200, EVENTS, event), (404, {}, b"")) as address:
-        done = run_command("tail", "--server", address)
+        result = run_command("tail", "--server", address)
 
-    lost, end = done.err.splitlines()
+    lost, end = result.err.splitlines()
     assert f"event stream lost, reconnecting, url={address}" == lost
     assert end.startswith("error: ")
-    assert 1 == len(done.out.splitlines())
+    assert 1 == len(result.out.splitlines())
 
 
 def test_long_wait_is_reported() -> None:
@@ -68,20 +68,20 @@ def test_long_wait_is_reported() -> None:
     page = b'{"items": [], "nextCursor": null}'
     answers = [(429, {"retry-after": "7"}, b""), (503, {}, b""), (200, {}, page)]
     with no_wait(), scripted_server(*answers) as address:
-        done = run_command("tasks", "list", "--server", address)
+        result = run_command("tasks", "list", "--server", address)
 
-    assert (0, "none\n") == (done.code, done.out)
-    (said,) = done.err.splitlines()
-    assert re.match(r"the service answered 429: retrying in [78]", said)  # 7 s, and jitter
+    assert (0, "none\n") == (result.code, result.out)
+    (message,) = result.err.splitlines()
+    assert re.match(r"the service answered 429: retrying in [78]", message)  # 7 s, and jitter
 
 
 def test_https_to_http_server_suggests_http() -> None:
     """A TLS error of an HTTP server suggests http://."""
     with scripted_server() as address:
-        done = run_command("tasks", "list", "--server", address.replace("http:", "https:"))
+        result = run_command("tasks", "list", "--server", address.replace("http:", "https:"))
 
-    assert (4, "") == (done.code, done.out)
-    assert "; does the service use http:// instead?): start one with" in done.err
+    assert (4, "") == (result.code, result.out)
+    assert "; does the service use http:// instead?): start one with" in result.err
 
 
 @pytest.mark.parametrize(
@@ -92,10 +92,10 @@ def test_unknown_variable_is_rejected(
 ) -> None:
     """An unknown TARRY_ variable is rejected."""
     monkeypatch.setenv(variable, "http://127.0.0.1:1")
-    done = run_command("send", "http://127.0.0.1:1/hook")
+    result = run_command("send", "http://127.0.0.1:1/hook")
 
-    said = f"error: {variable}: there is no such setting; did you mean {meant}?\n"
-    assert (2, "", said) == done
+    message = f"error: {variable}: there is no such setting; did you mean {meant}?\n"
+    assert (2, "", message) == result
 
 
 def test_variables_of_the_service_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_variables_are_checked_without_the_service() -> None:
         "sys.argv = ['tarry', 'tasks', 'list']\n"
         "from tarry import cli; cli.main()"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
@@ -130,5 +130,5 @@ def test_variables_are_checked_without_the_service() -> None:
         env={**os.environ, "TARRY_SEVER": "x"},
     )
 
-    said = "error: TARRY_SEVER: there is no such setting; did you mean TARRY_SERVER?\n"
-    assert (2, said) == (done.returncode, done.stderr)
+    message = "error: TARRY_SEVER: there is no such setting; did you mean TARRY_SERVER?\n"
+    assert (2, message) == (result.returncode, result.stderr)

@@ -11,27 +11,27 @@ from tarry.client import Client
 from tests.cli.harness import CommandResult
 from tests.integration.flaky import FlakyServer
 
-Ask = Callable[..., CommandResult]
+RunCli = Callable[..., CommandResult]
 
 
-def test_result_and_response_are_printed(ask: Ask, target: FlakyServer) -> None:
+def test_result_and_response_are_printed(run_cli: RunCli, target: FlakyServer) -> None:
     """With --wait, a call that succeeds after a retry exits with 0 and prints the response."""
-    done = ask("send", f"{target.url}/?plan=503,200", "-d", "hello", "--wait", "30s")
+    result = run_cli("send", f"{target.url}/?plan=503,200", "-d", "hello", "--wait", "30s")
 
-    task, *rest = done.out.split("\n", 1)
-    assert (0, "") == (done.code, done.err)
+    task, *rest = result.out.split("\n", 1)
+    assert (0, "") == (result.code, result.err)
     assert task.endswith(" SUCCEEDED after 2 attempts")
     assert ["the target answered 200\nanswer 2\n"] == rest
 
 
-def test_delivered_request(ask: Ask, target: FlakyServer) -> None:
+def test_delivered_request(run_cli: RunCli, target: FlakyServer) -> None:
     """Method and headers are delivered, and the same key in each attempt."""
-    done = ask(
+    result = run_cli(
         "send", f"{target.url}/?plan=503,200", "-X", "PUT", "-H", "X-Shop: 7",
         "--idempotency-key", "order-7", "--wait", "30",
     )  # fmt: skip
 
-    assert 0 == done.code, done.err
+    assert 0 == result.code, result.err
     for seen in target.seen[""]:
         assert "PUT" == seen.method
         headers = {name.lower(): value for name, value in seen.headers.items()}
@@ -50,7 +50,7 @@ def test_delivered_request(ask: Ask, target: FlakyServer) -> None:
     ids=["text", "JSON", "almost JSON", "file", "standard input"],
 )
 def test_body_is_unchanged(
-    ask: Ask,
+    run_cli: RunCli,
     target: FlakyServer,
     tmp_path: Path,
     given: str,
@@ -62,56 +62,58 @@ def test_body_is_unchanged(
     file = tmp_path / "order.json"
     file.write_bytes(b"[1,\n 2]")
 
-    done = ask(
+    result = run_cli(
         "send", target.url, "-d", given.replace("FILE", str(file)), "--wait", "30", stdin=typed
     )
 
     (seen,) = target.seen[""]
     headers = {name.lower(): value for name, value in seen.headers.items()}
-    assert 0 == done.code, done.err
+    assert 0 == result.code, result.err
     assert body == seen.body
     assert (kind == "application/json") == (headers.get("content-type") == "application/json")
 
 
-def test_content_type_of_the_user_is_kept(ask: Ask, target: FlakyServer) -> None:
+def test_content_type_of_the_user_is_kept(run_cli: RunCli, target: FlakyServer) -> None:
     """A content type set by the user is kept."""
-    ask("send", target.url, "-d", "{}", "-H", "content-type: text/plain", "--wait", "30")
+    run_cli("send", target.url, "-d", "{}", "-H", "content-type: text/plain", "--wait", "30")
 
     (seen,) = target.seen[""]
     headers = {name.lower(): value for name, value in seen.headers.items()}
     assert "text/plain" == headers["content-type"]
 
 
-def test_failed_call_exits_with_1(ask: Ask, target: FlakyServer) -> None:
+def test_failed_call_exits_with_1(run_cli: RunCli, target: FlakyServer) -> None:
     """A failed call exits with 1 and prints how to see the cause."""
-    done = ask("send", f"{target.url}/?plan=404", "--wait", "30")
+    result = run_cli("send", f"{target.url}/?plan=404", "--wait", "30")
 
-    assert 1 == done.code
-    assert " EXHAUSTED after 1 attempt: permanent\nthe target answered 404\n" in done.out
-    assert "tarry tasks explain " in done.out
+    assert 1 == result.code
+    assert " EXHAUSTED after 1 attempt: permanent\nthe target answered 404\n" in result.out
+    assert "tarry tasks explain " in result.out
 
 
-def test_unfinished_call_exits_with_1(ask: Ask) -> None:
+def test_unfinished_call_exits_with_1(run_cli: RunCli) -> None:
     """A call that is unfinished after --wait exits with 1; the task continues."""
-    done = ask("send", "http://127.0.0.1:1", "--delay", "1h", "--wait", "500ms", "--json")
+    result = run_cli("send", "http://127.0.0.1:1", "--delay", "1h", "--wait", "500ms", "--json")
 
-    assert (1, "PENDING") == (done.code, done.json["status"])
+    assert (1, "PENDING") == (result.code, result.json["status"])
 
 
-def test_without_wait_the_task_is_added(ask: Ask, client: Client, target: FlakyServer) -> None:
+def test_without_wait_the_task_is_added(
+    run_cli: RunCli, client: Client, target: FlakyServer
+) -> None:
     """Without --wait the command returns after adding the task."""
-    done = ask("send", f"{target.url}/?plan=hang", "--policy", "patient", "--json")
+    result = run_cli("send", f"{target.url}/?plan=hang", "--policy", "patient", "--json")
 
-    assert 0 == done.code, done.err
-    assert "patient" == client.get(done.json["taskId"]).policy_id
+    assert 0 == result.code, result.err
+    assert "patient" == client.get(result.json["taskId"]).policy_id
     target.go_on.set()
 
 
-def test_one_key_is_one_task(ask: Ask) -> None:
+def test_one_key_is_one_task(run_cli: RunCli) -> None:
     """Sending twice with one key adds one task; other content with that key is rejected."""
     given = ("send", "http://127.0.0.1:1", "--delay", "1h", "--idempotency-key", "once", "--json")
 
-    first, again, other = ask(*given), ask(*given), ask(*given, "-d", "other")
+    first, again, other = run_cli(*given), run_cli(*given), run_cli(*given, "-d", "other")
 
     assert first.json["taskId"] == again.json["taskId"]
     assert 2 == other.code
@@ -119,7 +121,7 @@ def test_one_key_is_one_task(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["-H", "no colon"], "--header must have the format 'Name: value', got 'no colon'"),
         (["-H", "A: 1", "-H", "a: 2"], "--header sets a twice"),
@@ -131,17 +133,17 @@ def test_one_key_is_one_task(ask: Ask) -> None:
     ],
     ids=["header", "header twice", "file", "delay", "wait", "policy", "method"],
 )
-def test_invalid_options_are_reported(ask: Ask, options: list[str], said: str) -> None:
+def test_invalid_options_are_reported(run_cli: RunCli, options: list[str], message: str) -> None:
     """Invalid options exit with 2 and are named."""
-    done = ask("send", "http://127.0.0.1:1", *options)
+    result = run_cli("send", "http://127.0.0.1:1", *options)
 
-    assert (2, "") == (done.code, done.out)
-    assert said in done.err
+    assert (2, "") == (result.code, result.out)
+    assert message in result.err
 
 
-def test_forbidden_target_is_rejected(ask: Ask) -> None:
+def test_forbidden_target_is_rejected(run_cli: RunCli) -> None:
     """The service's explanation of a forbidden target is printed."""
-    done = ask("send", "http://10.0.0.1/")
+    result = run_cli("send", "http://10.0.0.1/")
 
-    assert 2 == done.code
-    assert "error: targetUrl must be an address that is allowed: 10.0.0.1" in done.err
+    assert 2 == result.code
+    assert "error: targetUrl must be an address that is allowed: 10.0.0.1" in result.err

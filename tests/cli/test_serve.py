@@ -122,10 +122,10 @@ def test_bind_error_is_reported(tmp_path: Path) -> None:
 )
 def test_bind_error_hints(error: OSError, words: str | None) -> None:
     """Known bind errors have a hint; unknown errors have none."""
-    said = _explain_bind_error(error, "nowhere", 80)
+    message = _explain_bind_error(error, "nowhere", 80)
 
-    assert (said or "").endswith(words or "")
-    assert (words is None) == (said is None)
+    assert (message or "").endswith(words or "")
+    assert (words is None) == (message is None)
 
 
 def test_greeting_of_a_wildcard_address(tmp_path: Path) -> None:
@@ -149,16 +149,17 @@ def test_config_shows_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("TARRY_IN_FLIGHT", "3")
     given = ("config", "--config", file, "--port", "4", "--set", "drain-ms=5")
 
-    told, shown = run_command(*given, "--json").json, run_command(*given)
+    document, shown = run_command(*given, "--json").json, run_command(*given)
 
-    assert {"value": 4, "from": "--port"} == told["port"]
-    assert {"value": 3, "from": "TARRY_IN_FLIGHT"} == told["in_flight"]
-    assert {"value": "::1", "from": f"host in {file}"} == told["host"]
-    assert {"value": 5, "from": "--set drain_ms"} == told["drain_ms"]
+    assert {"value": 4, "from": "--port"} == document["port"]
+    assert {"value": 3, "from": "TARRY_IN_FLIGHT"} == document["in_flight"]
+    assert {"value": "::1", "from": f"host in {file}"} == document["host"]
+    assert {"value": 5, "from": "--set drain_ms"} == document["drain_ms"]
     assert [False, [], ["[redacted]"], 0.0] == [
-        told[name]["value"] for name in ("dev", "allow_target", "signing_secrets", "tenant_rate")
+        document[name]["value"]
+        for name in ("dev", "allow_target", "signing_secrets", "tenant_rate")
     ]
-    assert "default" == told["store"]["from"]
+    assert "default" == document["store"]["from"]
     assert SECRET not in shown.out
     assert ["port", "4", "--port"] == next(
         line.split()[:3] for line in shown.out.splitlines() if line.startswith("port ")
@@ -166,7 +167,7 @@ def test_config_shows_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--set", "port"], "--set must have the format NAME=VALUE, got 'port'"),
         (["--set", "prot=1"], "--set prot: there is no such setting; did you mean port?"),
@@ -180,17 +181,17 @@ def test_config_shows_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
-def test_invalid_setting_is_reported(flags: list[str], said: str) -> None:
+def test_invalid_setting_is_reported(flags: list[str], message: str) -> None:
     """`serve` and `config` report an invalid setting before anything starts."""
-    done = run_command("config", *flags)
+    result = run_command("config", *flags)
 
-    assert (2, "") == (done.code, done.out)
-    assert said in done.err
-    assert done == run_command("serve", *flags)
+    assert (2, "") == (result.code, result.out)
+    assert message in result.err
+    assert result == run_command("serve", *flags)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "missing", "said"),
+    ("arguments", "missing", "message"),
     [
         (["serve"], "uvicorn", "pip install 'tarry[service]'"),
         (["config"], "msgspec", "pip install 'tarry[service]'"),
@@ -200,16 +201,18 @@ def test_invalid_setting_is_reported(flags: list[str], said: str) -> None:
     ],
     ids=["serve", "config", "keys", "send", "tasks"],
 )
-def test_missing_extra_is_named(arguments: list[str], missing: str, said: str) -> None:
+def test_missing_extra_is_named(arguments: list[str], missing: str, message: str) -> None:
     """A missing package is reported with the install command."""
     code = (
         f"import sys; sys.modules[{missing!r}] = None; "
         f"sys.argv[1:] = {arguments!r}; from tarry.cli import main; main()"
     )
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
 
-    assert (2, "") == (done.returncode, done.stdout)
-    assert done.stderr.startswith("error: ")
-    assert said in done.stderr
-    assert 1 == done.stderr.count("\n")
+    assert (2, "") == (result.returncode, result.stdout)
+    assert result.stderr.startswith("error: ")
+    assert message in result.stderr
+    assert 1 == result.stderr.count("\n")

@@ -42,10 +42,10 @@ def test_page_shows_a_file_that_runs_and_what_it_prints() -> None:
     """docs/scenario-files.md shows the example file and its output."""
     shown = [block.text for block in blocks_of(PAGE)]
 
-    done = run_process("simulate", "examples/checkout.toml")
+    result = run_process("simulate", "examples/checkout.toml")
 
     command = "$ tarry simulate examples/checkout.toml\n"
-    printed = "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines())
+    printed = "".join(f"{line.rstrip()}\n" for line in result.stdout.splitlines())
     assert CHECKOUT.read_text(encoding="utf-8") == shown[0]
     assert command + printed == shown[1]
 
@@ -87,8 +87,8 @@ def test_reports_are_written(tmp_path: Path) -> None:
     result = run(CHECKOUT, *SHORT, "-q", "--html", str(html), "--png", str(png), "--svg", str(svg))
 
     assert (0, "") == (result.exit_code, result.output)
-    told = run(CHECKOUT, *SHORT, "--svg", svg)
-    assert f"written to {svg}\n" == told.stderr
+    verbose_result = run(CHECKOUT, *SHORT, "--svg", svg)
+    assert f"written to {svg}\n" == verbose_result.stderr
     assert f"tarry simulate {CHECKOUT} --set" in html.read_text("utf-8")
     assert png.read_bytes().startswith(b"\x89PNG")
     assert svg.read_text("utf-8").startswith("<svg")

@@ -31,14 +31,14 @@ def test_assertion_on_a_missing_value_fails(tmp_path: Path) -> None:
     """An assertion on a missing value fails; JSON has null, the table a dash."""
     dead = write_file(tmp_path, "dead.toml", SMALL + "failure_rate = 1\n")
 
-    told = run(dead, "--assert", "p99 < 1s")
+    table_result = run(dead, "--assert", "p99 < 1s")
     result = run(dead, "--json", "--assert", "p99 < 1s")
 
     assert (1, "failed: dead: p99 < 1s, but p99 has no value: no call succeeded\n") == (
-        told.exit_code,
-        told.stderr,
+        table_result.exit_code,
+        table_result.stderr,
     )
-    assert re.search(r"^dead +0 %.* - +-$", told.stdout, re.MULTILINE)
+    assert re.search(r"^dead +0 %.* - +-$", table_result.stdout, re.MULTILINE)
     found = json.loads(result.stdout)
     assert 1 == result.exit_code
     assert (0.0, None) == tuple(

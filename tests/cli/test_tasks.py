@@ -14,7 +14,7 @@ from tarry.runtime.clocks import environment
 from tests.cli.harness import CommandResult
 from tests.integration.flaky import FlakyServer
 
-Ask = Callable[..., CommandResult]
+RunCli = Callable[..., CommandResult]
 NOBODY = "01a1dedf-0000-7000-8000-000000000000"
 
 
@@ -31,24 +31,24 @@ def failed(client: Client, target: FlakyServer) -> str:
     return client.wait(sent, 30).task_id
 
 
-def test_list_is_a_row_for_each_task(ask: Ask, lane: str, waiting: str, failed: str) -> None:
+def test_list_is_a_row_for_each_task(run_cli: RunCli, lane: str, waiting: str, failed: str) -> None:
     """The list has one line per task, newest first."""
-    done = ask("tasks", "list", "--lane", lane)
+    result = run_cli("tasks", "list", "--lane", lane)
 
-    heading, first, second = done.out.splitlines()
-    assert 0 == done.code, done.err
+    heading, first, second = result.out.splitlines()
+    assert 0 == result.code, result.err
     assert ["task", "status", "attempts", "next", "target"] == heading.split()
     assert [failed, "EXHAUSTED", "2", "POST"] == first.split()[:4]
     assert [waiting, "PENDING", "0", "in"] == second.split()[:4]
 
 
-def test_list_as_json(ask: Ask, lane: str, waiting: str, failed: str) -> None:
+def test_list_as_json(run_cli: RunCli, lane: str, waiting: str, failed: str) -> None:
     """With --json the list is one document; filters and limit apply."""
-    every = ask("tasks", "list", "--lane", lane, "--json").json
-    one = ask("tasks", "list", "--lane", lane, "--limit", "1", "--json").json
-    pending = ask("tasks", "list", "--lane", lane, "--status", "pending", "--json").json
-    reason = ask("tasks", "list", "--lane", lane, "--reason", "permanent", "--json").json
-    policy = ask("tasks", "list", "--lane", lane, "--policy", "webhook", "--json").json
+    every = run_cli("tasks", "list", "--lane", lane, "--json").json
+    one = run_cli("tasks", "list", "--lane", lane, "--limit", "1", "--json").json
+    pending = run_cli("tasks", "list", "--lane", lane, "--status", "pending", "--json").json
+    reason = run_cli("tasks", "list", "--lane", lane, "--reason", "permanent", "--json").json
+    policy = run_cli("tasks", "list", "--lane", lane, "--policy", "webhook", "--json").json
 
     assert [failed, waiting] == [task["taskId"] for task in every]
     assert [failed] == [task["taskId"] for task in one]
@@ -57,32 +57,35 @@ def test_list_as_json(ask: Ask, lane: str, waiting: str, failed: str) -> None:
     assert [] == policy
 
 
-def test_limited_list_is_reported(ask: Ask, lane: str, waiting: str, failed: str) -> None:
+def test_limited_list_is_reported(run_cli: RunCli, lane: str, waiting: str, failed: str) -> None:
     """A list that reaches the limit is reported on standard error."""
-    one = ask("tasks", "list", "--lane", lane, "--limit", "1", "--json")
-    every = ask("tasks", "list", "--lane", lane, "--limit", "2", "--json")
+    one = run_cli("tasks", "list", "--lane", lane, "--limit", "1", "--json")
+    every = run_cli("tasks", "list", "--lane", lane, "--limit", "2", "--json")
 
     assert [failed] == [task["taskId"] for task in one.json]
     assert "only the first 1 are listed; use --limit to list more\n" == one.err
     assert ([failed, waiting], "") == ([task["taskId"] for task in every.json], every.err)
 
 
-def test_empty_list(ask: Ask, lane: str) -> None:
+def test_empty_list(run_cli: RunCli, lane: str) -> None:
     """An empty list prints "none"."""
-    assert "none\n" == ask("tasks", "list", "--lane", lane).out
+    assert "none\n" == run_cli("tasks", "list", "--lane", lane).out
 
 
-def test_unknown_status_is_rejected(ask: Ask) -> None:
+def test_unknown_status_is_rejected(run_cli: RunCli) -> None:
     """An unknown status is rejected with the list of statuses."""
-    done = ask("tasks", "list", "--status", "lost")
+    result = run_cli("tasks", "list", "--status", "lost")
 
-    assert (2, "") == (done.code, done.out)
-    assert "--status must be one of CANCELLED, EXHAUSTED," in done.err
+    assert (2, "") == (result.code, result.out)
+    assert "--status must be one of CANCELLED, EXHAUSTED," in result.err
 
 
-def test_show_has_the_task_and_its_attempts(ask: Ask, failed: str) -> None:
+def test_show_has_the_task_and_its_attempts(run_cli: RunCli, failed: str) -> None:
     """`show` prints the task and its attempts in order."""
-    shown, told = ask("tasks", "show", failed), ask("tasks", "show", failed, "--json").json
+    shown, document = (
+        run_cli("tasks", "show", failed),
+        run_cli("tasks", "show", failed, "--json").json,
+    )
 
     facts, attempts = shown.out.split("\n\n")
     assert [failed, "EXHAUSTED"] == [line.split()[-1] for line in facts.splitlines()[:2]]
@@ -92,28 +95,28 @@ def test_show_has_the_task_and_its_attempts(ask: Ask, failed: str) -> None:
     assert " 503     next after " in first
     assert " 404     stopped: permanent" in second
     assert [failed, [503, 404]] == [
-        told["taskId"],
-        [attempt["responseStatus"] for attempt in told["attempts"]],
+        document["taskId"],
+        [attempt["responseStatus"] for attempt in document["attempts"]],
     ]
 
 
-def test_show_of_a_pending_task(ask: Ask, waiting: str) -> None:
+def test_show_of_a_pending_task(run_cli: RunCli, waiting: str) -> None:
     """`show` of a pending task has the next attempt and no attempts."""
-    out = ask("tasks", "show", waiting).out
+    out = run_cli("tasks", "show", waiting).out
 
     assert "next attempt     in " in out
     assert "started" not in out
 
 
-def test_explain_is_a_line_for_each_attempt(ask: Ask, failed: str) -> None:
+def test_explain_is_a_line_for_each_attempt(run_cli: RunCli, failed: str) -> None:
     """`explain` prints a line for each attempt, and what happens next."""
-    done = ask("tasks", "explain", failed)
+    result = run_cli("tasks", "explain", failed)
 
-    first, second, following = done.out.splitlines()
+    first, second, following = result.out.splitlines()
     assert first.startswith("attempt 1 got 503; waited ")
     assert "attempt 2 got 404; stopped: the error is not retryable" == second
     assert following.startswith("It is a dead letter: no attempt follows")
-    assert 2 == len(ask("tasks", "explain", failed, "--json").json["steps"])
+    assert 2 == len(run_cli("tasks", "explain", failed, "--json").json["steps"])
 
 
 def test_explanation_lines_keep_all_text() -> None:
@@ -128,16 +131,23 @@ def test_explanation_lines_keep_all_text() -> None:
     ] == explanation_lines(text, "Nothing follows.")
 
 
-def test_cancel(ask: Ask, waiting: str) -> None:
+def test_cancel(run_cli: RunCli, waiting: str) -> None:
     """Cancelling is idempotent."""
-    first, again = ask("tasks", "cancel", waiting), ask("tasks", "cancel", waiting, "--json")
+    first, again = (
+        run_cli("tasks", "cancel", waiting),
+        run_cli("tasks", "cancel", waiting, "--json"),
+    )
 
     assert (0, f"{waiting} CANCELLED: cancelled\n") == (first.code, first.out)
     assert (0, "CANCELLED") == (again.code, again.json["status"])
 
 
 def test_cancel_message_depends_on_status(
-    ask: Ask, client: Client, target: FlakyServer, waiting: str, monkeypatch: pytest.MonkeyPatch
+    run_cli: RunCli,
+    client: Client,
+    target: FlakyServer,
+    waiting: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The message depends on whether an attempt is running."""
     ended = msgspec.structs.replace(client.cancel(waiting), cancelling=True)
@@ -145,73 +155,73 @@ def test_cancel_message_depends_on_status(
     while client.get(running).status != "IN_FLIGHT":
         environment.blocking_sleep(0.01, None)
 
-    slow = ask("tasks", "cancel", running.task_id)
+    slow = run_cli("tasks", "cancel", running.task_id)
     target.go_on.set()
     monkeypatch.setattr(Client, "cancel", lambda *_: ended)
-    done = ask("tasks", "cancel", waiting)
+    result = run_cli("tasks", "cancel", waiting)
 
     assert f"{running.task_id} IN_FLIGHT: cancelled; the running attempt may finish\n" == slow.out
-    assert f"{waiting} CANCELLED: cancelled\n" == done.out
+    assert f"{waiting} CANCELLED: cancelled\n" == result.out
 
 
-def test_finished_task_cannot_be_cancelled(ask: Ask, failed: str) -> None:
+def test_finished_task_cannot_be_cancelled(run_cli: RunCli, failed: str) -> None:
     """Cancelling a finished task exits with 1."""
-    done = ask("tasks", "cancel", failed)
+    result = run_cli("tasks", "cancel", failed)
 
-    assert (1, "", "error: The task is EXHAUSTED.\n") == done
+    assert (1, "", "error: The task is EXHAUSTED.\n") == result
 
 
 def test_retry_makes_the_next_attempt_now(
-    ask: Ask, client: Client, target: FlakyServer, waiting: str
+    run_cli: RunCli, client: Client, target: FlakyServer, waiting: str
 ) -> None:
     """`retry` makes the attempt that was due in an hour."""
-    done = ask("tasks", "retry", waiting)
+    result = run_cli("tasks", "retry", waiting)
 
-    assert 0 == done.code, done.err
-    assert done.out.startswith(f"{waiting} ")
+    assert 0 == result.code, result.err
+    assert result.out.startswith(f"{waiting} ")
     assert "SUCCEEDED" == client.wait(waiting, 30).status
     assert 1 == len(target.seen[""])
 
 
 def test_retry_reports_a_paused_downstream(
-    ask: Ask, client: Client, lane: str, waiting: str
+    run_cli: RunCli, client: Client, lane: str, waiting: str
 ) -> None:
     """`retry` prints that the downstream is paused."""
     client.pause(lane)
-    done = ask("tasks", "retry", waiting)
+    result = run_cli("tasks", "retry", waiting)
     client.resume(lane)
 
     words = "Attempt 1 of 5 waits until an operator resumes its downstream."
-    assert (0, f"{waiting} PENDING: {words}\n", "") == done
+    assert (0, f"{waiting} PENDING: {words}\n", "") == result
 
 
-def test_retry_of_a_running_task(ask: Ask, client: Client, target: FlakyServer) -> None:
+def test_retry_of_a_running_task(run_cli: RunCli, client: Client, target: FlakyServer) -> None:
     """`retry` during an attempt does not promise another attempt."""
     running = client.enqueue(f"{target.url}/?plan=late&run=slow")
     while client.get(running).status != "IN_FLIGHT":
         environment.blocking_sleep(0.01, None)
 
-    done = ask("tasks", "retry", running.task_id)
+    result = run_cli("tasks", "retry", running.task_id)
     target.go_on.set()
 
     words = "an attempt is running; if it fails, the policy decides when the next starts"
-    assert (0, f"{running.task_id} IN_FLIGHT: {words}\n", "") == done
+    assert (0, f"{running.task_id} IN_FLIGHT: {words}\n", "") == result
 
 
 @pytest.mark.parametrize("command", ["show", "explain", "cancel", "retry"])
-def test_unknown_task_exits_with_3(ask: Ask, command: str) -> None:
+def test_unknown_task_exits_with_3(run_cli: RunCli, command: str) -> None:
     """An unknown task exits with 3."""
-    done = ask("tasks", command, NOBODY)
+    result = run_cli("tasks", command, NOBODY)
 
-    assert (3, "", "error: There is no such task.\n") == done
+    assert (3, "", "error: There is no such task.\n") == result
 
 
 @pytest.mark.parametrize("command", ["show", "explain", "cancel", "retry"])
-def test_id_with_a_slash_exits_with_3(ask: Ask, command: str) -> None:
+def test_id_with_a_slash_exits_with_3(run_cli: RunCli, command: str) -> None:
     """An id with a slash exits with 3, and does not change the path."""
-    done = ask("tasks", command, "../x")
+    result = run_cli("tasks", command, "../x")
 
-    assert (3, "", "error: There is no such task: '../x' has a slash.\n") == done
+    assert (3, "", "error: There is no such task: '../x' has a slash.\n") == result
 
 
 @pytest.fixture
@@ -221,10 +231,10 @@ def dead_letters(client: Client, target: FlakyServer) -> list[str]:
     return [task.task_id for task in reversed(sent)]
 
 
-def test_list(ask: Ask, lane: str, dead_letters: list[str]) -> None:
+def test_list(run_cli: RunCli, lane: str, dead_letters: list[str]) -> None:
     """The list has only dead letters, with the reason of each."""
-    shown = ask("dead", "list", "--lane", lane)
-    told = ask("dead", "list", "--lane", lane, "--limit", "1", "--json").json
+    shown = run_cli("dead", "list", "--lane", lane)
+    document = run_cli("dead", "list", "--lane", lane, "--limit", "1", "--json").json
 
     heading, *rows = shown.out.splitlines()
     assert ["task", "reason", "attempts", "finished", "target"] == heading.split()
@@ -232,25 +242,27 @@ def test_list(ask: Ask, lane: str, dead_letters: list[str]) -> None:
         row.split()[:3] for row in rows
     ]
     assert all(re.search(r" ago +POST http://", row) for row in rows)  # ages differ in width
-    assert dead_letters[:1] == [task["taskId"] for task in told]
+    assert dead_letters[:1] == [task["taskId"] for task in document]
 
 
-def test_dry_run_counts_and_changes_nothing(ask: Ask, lane: str, dead_letters: list[str]) -> None:
+def test_dry_run_counts_and_changes_nothing(
+    run_cli: RunCli, lane: str, dead_letters: list[str]
+) -> None:
     """`replay --dry-run` counts the dead letters and replays none."""
-    done = ask("dead", "replay", "--lane", lane, "--dry-run")
+    result = run_cli("dead", "replay", "--lane", lane, "--dry-run")
 
-    assert (0, "2 dead letters would be replayed\n", "") == done
-    assert 2 == len(ask("dead", "list", "--lane", lane, "--json").json)
+    assert (0, "2 dead letters would be replayed\n", "") == result
+    assert 2 == len(run_cli("dead", "list", "--lane", lane, "--json").json)
 
 
 def test_replay_of_a_downstream(
-    ask: Ask, client: Client, lane: str, dead_letters: list[str]
+    run_cli: RunCli, client: Client, lane: str, dead_letters: list[str]
 ) -> None:
     """`replay --lane` prints the replay job, and its tasks are delivered."""
-    done = ask("dead", "replay", "--lane", lane, "--rate", "1000")
+    result = run_cli("dead", "replay", "--lane", lane, "--rate", "1000")
 
-    assert 0 == done.code, done.err
-    assert done.out.endswith(": 2 dead letters to replay, 1000 per second\n")
+    assert 0 == result.code, result.err
+    assert result.out.endswith(": 2 dead letters to replay, 1000 per second\n")
     for job in client.replays():
         job.wait(30)
     assert ["SUCCEEDED"] * 2 == [client.wait(letter, 30).status for letter in dead_letters]
@@ -258,19 +270,19 @@ def test_replay_of_a_downstream(
 
 @pytest.mark.parametrize("options", [(), ("--dry-run",), ("--json",)])
 def test_replay_without_match_creates_no_job(
-    ask: Ask, client: Client, lane: str, dead_letters: list[str], options: tuple[str, ...]
+    run_cli: RunCli, client: Client, lane: str, dead_letters: list[str], options: tuple[str, ...]
 ) -> None:
     """When no dead letter matches, no replay job is created."""
     before = [job.replay_id for job in client.replays()]
-    done = ask(
+    result = run_cli(
         "dead", "replay", "--lane", lane, "--policy", "default", "--reason", "deadline", *options
     )
 
-    assert 0 == done.code, done.err
+    assert 0 == result.code, result.err
     if "--json" in options:
-        assert (None, 0) == (done.json["replayId"], done.json["matched"])
+        assert (None, 0) == (result.json["replayId"], result.json["matched"])
     else:
-        assert "no dead letters match\n" == done.out
+        assert "no dead letters match\n" == result.out
     assert before == [job.replay_id for job in client.replays()]
 
 
@@ -287,7 +299,7 @@ def test_replay_without_match_creates_no_job(
     ],
 )
 def test_unknown_downstream_or_policy(
-    ask: Ask,
+    run_cli: RunCli,
     client: Client,
     dead_letters: list[str],
     command: tuple[str, ...],
@@ -297,45 +309,45 @@ def test_unknown_downstream_or_policy(
 ) -> None:
     """An unknown downstream or policy in a filter exits with 3, and nothing is done."""
     before = [job.replay_id for job in client.replays()]
-    done = ask("dead", *command, option, name)
+    result = run_cli("dead", *command, option, name)
 
-    assert (3, "") == (done.code, done.out)
-    assert done.err.startswith(f"error: {option}: there is no ")
-    assert done.err.endswith(f"{hint}\n")
+    assert (3, "") == (result.code, result.out)
+    assert result.err.startswith(f"error: {option}: there is no ")
+    assert result.err.endswith(f"{hint}\n")
     assert before == [job.replay_id for job in client.replays()]
 
 
-def test_replay_of_one(ask: Ask, client: Client, lane: str, dead_letters: list[str]) -> None:
+def test_replay_of_one(run_cli: RunCli, client: Client, lane: str, dead_letters: list[str]) -> None:
     """A single dead letter is replayed by its id."""
-    done = ask("dead", "replay", dead_letters[0])
+    result = run_cli("dead", "replay", dead_letters[0])
 
-    assert 0 == done.code, done.err
+    assert 0 == result.code, result.err
     assert "SUCCEEDED" == client.wait(dead_letters[0], 30).status
     assert dead_letters[1:] == [
-        task["taskId"] for task in ask("dead", "list", "--lane", lane, "--json").json
+        task["taskId"] for task in run_cli("dead", "list", "--lane", lane, "--json").json
     ]
 
 
-def test_task_id_and_filters_are_exclusive(ask: Ask) -> None:
+def test_task_id_and_filters_are_exclusive(run_cli: RunCli) -> None:
     """A task id cannot be combined with filters."""
-    done = ask("dead", "replay", "some-id", "--lane", "x")
+    result = run_cli("dead", "replay", "some-id", "--lane", "x")
 
-    assert 2 == done.code
-    assert "TASK cannot be combined with --policy" in done.err
+    assert 2 == result.code
+    assert "TASK cannot be combined with --policy" in result.err
 
 
-def test_invalid_rate_names_the_option(ask: Ask) -> None:
+def test_invalid_rate_names_the_option(run_cli: RunCli) -> None:
     """An invalid rate is reported under the name of the option."""
-    done = ask("dead", "replay", "--rate", "-1")
+    result = run_cli("dead", "replay", "--rate", "-1")
 
-    assert (2, "", "error: --rate must be greater than 0, got -1.0\n") == done
+    assert (2, "", "error: --rate must be greater than 0, got -1.0\n") == result
 
 
-def test_purge_asks_for_confirmation(ask: Ask, lane: str, dead_letters: list[str]) -> None:
+def test_purge_asks_for_confirmation(run_cli: RunCli, lane: str, dead_letters: list[str]) -> None:
     """Without confirmation nothing is deleted and the exit code is 1; "y" deletes."""
-    no = ask("dead", "purge", "--lane", lane, stdin=b"n\n", is_terminal=True)
-    kept = ask("dead", "list", "--lane", lane, "--json").json
-    yes = ask("dead", "purge", "--lane", lane, stdin=b"y\n", is_terminal=True)
+    no = run_cli("dead", "purge", "--lane", lane, stdin=b"n\n", is_terminal=True)
+    kept = run_cli("dead", "list", "--lane", lane, "--json").json
+    yes = run_cli("dead", "purge", "--lane", lane, stdin=b"y\n", is_terminal=True)
 
     assert 1 == no.code
     assert "Delete 2 dead letters permanently? [y/N] nothing was deleted\n" == no.err
@@ -343,17 +355,19 @@ def test_purge_asks_for_confirmation(ask: Ask, lane: str, dead_letters: list[str
     assert (0, "2 dead letters deleted\n") == (yes.code, yes.out)
 
 
-def test_purge_of_nothing_asks_nothing(ask: Ask, lane: str, dead_letters: list[str]) -> None:
+def test_purge_of_nothing_asks_nothing(run_cli: RunCli, lane: str, dead_letters: list[str]) -> None:
     """When no dead letter matches, no confirmation is asked for."""
-    done = ask("dead", "purge", "--lane", lane, "--reason", "deadline", is_terminal=True)
+    result = run_cli("dead", "purge", "--lane", lane, "--reason", "deadline", is_terminal=True)
 
-    assert (0, "no dead letters match\n", "") == done
+    assert (0, "no dead letters match\n", "") == result
 
 
-def test_purge_without_terminal_requires_yes(ask: Ask, lane: str, dead_letters: list[str]) -> None:
+def test_purge_without_terminal_requires_yes(
+    run_cli: RunCli, lane: str, dead_letters: list[str]
+) -> None:
     """Without a terminal, `purge` requires --yes."""
-    without = ask("dead", "purge", "--lane", lane)
-    given = ask("dead", "purge", "--lane", lane, "--yes", "--json")
+    without = run_cli("dead", "purge", "--lane", lane)
+    given = run_cli("dead", "purge", "--lane", lane, "--yes", "--json")
 
     assert 2 == without.code
     assert "--yes is required" in without.err

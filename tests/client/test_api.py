@@ -61,8 +61,8 @@ def paged(key: str, items: list[Any], size: int) -> Any:
 def test_enqueue_and_wait(driver: ClientDriver, service: FakeService) -> None:
     """`wait` is sent in whole seconds, and the target's response is part of the task."""
     response = {"status": 200, "headers": {}, "body": "done"}
-    done = task_json(1, status="SUCCEEDED", response=response)
-    service.responses["POST /retry-tasks"] = (201, done)
+    sent_task = task_json(1, status="SUCCEEDED", response=response)
+    service.responses["POST /retry-tasks"] = (201, sent_task)
 
     task = driver.call("enqueue", HOOK, wait=2.5)
 
@@ -141,12 +141,12 @@ def test_no_tasks(driver: ClientDriver, service: FakeService) -> None:
 
 def test_batch_results(driver: ClientDriver, service: FakeService) -> None:
     """An invalid task does not affect the others; its result has the problem."""
-    refused = {
+    rejected_item = {
         "status": 422,
         "problem": {"title": "Invalid request", "field": "targetUrl"},
     }
-    told = {"results": [{"status": 201, "task": task_json(1)}, refused]}
-    service.responses["POST /retry-tasks/batch"] = (200, told)
+    response = {"results": [{"status": 201, "task": task_json(1)}, rejected_item]}
+    service.responses["POST /retry-tasks/batch"] = (200, response)
     good, bad = driver.call("enqueue_many", [{"url": HOOK}, {"url": "nonsense"}])
     assert (201, "PENDING") == (good.status, good.task.status)
     assert (422, None, "targetUrl") == (bad.status, bad.task, bad.problem["field"])
@@ -226,8 +226,8 @@ def test_replay(driver: ClientDriver, service: FakeService) -> None:
 
 def test_dry_run(driver: ClientDriver, service: FakeService) -> None:
     """A dry run has finished at once: no further request is sent."""
-    told = {**JOB, "replayId": None, "status": "DRY_RUN", "createdAt": None}
-    service.responses["POST /dead-letters/replays"] = (200, told)
+    response = {**JOB, "replayId": None, "status": "DRY_RUN", "createdAt": None}
+    service.responses["POST /dead-letters/replays"] = (200, response)
     replay = driver.call("replay", dry_run=True)
     for act in (replay.refresh, replay.wait, replay.cancel):
         assert 7 == driver.call(act).matched

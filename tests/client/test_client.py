@@ -21,7 +21,7 @@ URL = "http://127.0.0.1:8080"
 
 @pytest.mark.parametrize("kind", CLIENTS)
 @pytest.mark.parametrize(
-    ("url", "options", "said"),
+    ("url", "options", "message"),
     [
         ("127.0.0.1:8080", {}, "url must be the address"),
         ("ftp://host", {}, "url must be the address"),
@@ -38,10 +38,10 @@ URL = "http://127.0.0.1:8080"
     ],
 )
 def test_invalid_arguments_are_rejected(
-    kind: type[Any], url: Any, options: dict[str, Any], said: str
+    kind: type[Any], url: Any, options: dict[str, Any], message: str
 ) -> None:
     """Invalid arguments are rejected, and no secret is shown."""
-    with pytest.raises(ConfigurationError, match=said) as caught:
+    with pytest.raises(ConfigurationError, match=message) as caught:
         kind(url, **options)
     assert "secret" not in str(caught.value)
 
@@ -95,11 +95,13 @@ def test_missing_package(hidden: str, name: str) -> None:
         f"import sys; sys.modules[{hidden!r}] = None\n"
         f"from tarry.client import {name}\n{name}('{URL}')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
     expected = (
         "tarry.errors.MissingExtra: this needs httpx and msgspec: pip install 'tarry[client]'"
     )
-    assert expected == done.stderr.splitlines()[-1]
+    assert expected == result.stderr.splitlines()[-1]
 
 
 def test_import_loads_no_third_party() -> None:
@@ -108,8 +110,10 @@ def test_import_loads_no_third_party() -> None:
         "import sys\nfrom tarry.client import AsyncClient, Client\n"
         "print(*{'httpx', 'msgspec', 'asyncio'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "" == done.stdout.strip()
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert "" == result.stdout.strip()
 
 
 HOOK = "https://example.com/hook"

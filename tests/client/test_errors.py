@@ -85,8 +85,8 @@ def test_problems_become_errors(
     driver: ClientDriver, service: FakeService, status: int, kind: type[errors.ServiceError]
 ) -> None:
     """A problem document becomes the matching error, with the invalid field."""
-    said = problem_response(status, "Bad", "delayMs is too long.", field="delayMs")
-    service.responses["POST /retry-tasks"] = said
+    response = problem_response(status, "Bad", "delayMs is too long.", field="delayMs")
+    service.responses["POST /retry-tasks"] = response
     with pytest.raises(errors.ServiceError) as caught:
         driver.call("enqueue", HOOK)
     error = caught.value

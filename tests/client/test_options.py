@@ -97,7 +97,7 @@ def test_delays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"body": {1, 2}}, "body must be text, bytes or a value that JSON can represent: .*set"),
         ({"body": float("nan")}, "body must be text, bytes or a value that JSON can represent"),
@@ -117,14 +117,14 @@ def test_delays() -> None:
         ({"policy": Policy()}, r"policy must be the name of a policy, got .*put_policy\(\)"),
     ],
 )
-def test_invalid_arguments_are_rejected(options: dict[str, Any], said: str) -> None:
+def test_invalid_arguments_are_rejected(options: dict[str, Any], message: str) -> None:
     """The error for an invalid argument names it."""
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError, match=message):
         encoded(**options)
 
 
 @pytest.mark.parametrize(
-    ("task", "said"),
+    ("task", "message"),
     [
         ({"url": HOOK, "delay": -1}, r"^tasks\[1\]\.delay must be at least 0"),
         (
@@ -139,9 +139,9 @@ def test_invalid_arguments_are_rejected(options: dict[str, Any], said: str) -> N
         (HOOK, r"^tasks\[1\] must be a dict of the arguments of enqueue"),
     ],
 )
-def test_invalid_batch_item_is_rejected(task: Any, said: str) -> None:
+def test_invalid_batch_item_is_rejected(task: Any, message: str) -> None:
     """The error for an invalid task of a batch has its index."""
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError, match=message):
         list(task_batches([{"url": HOOK}, task]))
 
 
