@@ -62,12 +62,10 @@ class Service:
         self.settings: Settings = settings
         target_guard = Guard(settings.allow_target, dev=settings.dev)
         proxy, ca_file = settings.egress_proxy or None, settings.ca_file or None
+        max_bytes = settings.max_response_bytes
         self._delivery_client: DeliveryClient = delivery or DeliveryDispatcher(
             HttpDeliveryClient(
-                target_guard,
-                proxy=proxy,
-                ca_file=ca_file,
-                max_response_bytes=settings.max_response_bytes,
+                target_guard, proxy=proxy, ca_file=ca_file, max_response_bytes=max_bytes
             ),
             partial(GrpcDeliveryClient, target_guard, proxy=proxy, ca_file=ca_file),
         )
@@ -83,8 +81,7 @@ class Service:
             encrypt=codec.encrypt_body,
             decrypt=codec.decrypt_body,
         )
-        signing_secrets = settings.signing_secrets
-        self._signer = Signer(signing_secrets) if signing_secrets else None
+        self._signer = Signer(settings.signing_secrets) if settings.signing_secrets else None
         limits = EngineLimits(
             max_in_flight=settings.in_flight,
             max_lane_in_flight=settings.lane_in_flight,

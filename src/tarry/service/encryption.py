@@ -2,8 +2,7 @@
 
 Encrypted content starts with a byte with which msgpack data never starts. One store can therefore
 contain encrypted content, and older content from the time before keys were configured. New content
-is encrypted with the first key. Content is decrypted with whichever key fits, so keys can be
-rotated.
+is encrypted with the first key. All keys can decrypt, so that keys can be rotated.
 """
 
 from __future__ import annotations
@@ -54,17 +53,13 @@ class Codec:
         return body if self._fernet is None else self._fernet.encrypt(body)
 
     def decrypt_body(self, stored: bytes) -> bytes:
-        """Decrypt a body from the `BodyStore`; return it unchanged if no key can decrypt it.
-
-        Such a body was stored before keys were configured, or its key is no longer configured. The
-        caller detects the latter by the checksum.
-        """
+        """Decrypt a body from the `BodyStore`; return it unchanged if no key can decrypt it."""
         if self._fernet is None:
             return stored
         try:
             return self._fernet.decrypt(stored)
         except self._invalid_token:
-            return stored
+            return stored  # either never encrypted, or the checksum shows that the key is missing
 
     def pack(self, content: TaskContent) -> bytes:
         """Encode the content of a task, and encrypt it if keys are configured."""

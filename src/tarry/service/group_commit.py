@@ -16,9 +16,8 @@ results or leases. All queues follow the same rules:
   single task 10 % less.
 * **Backpressure.** Pending items are waiting or in flight. A queue rejects an entry that would
   raise their number above `max_pending`, unless nothing is pending: then it accepts an entry of
-  any weight. With `max_pending=None`, a queue accepts everything. Results and releases are
-  committed so, because they report what has already happened, and there are never more of them
-  than leased tasks.
+  any weight. With `max_pending=None`, a queue accepts everything. This is used for results and
+  releases: they report what has happened, and are never more than there are leased tasks.
 """
 
 from __future__ import annotations
@@ -40,8 +39,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _logger = logging.getLogger("tarry.service")
-RETRY_AFTER_S = 1.0
-"""When the caller of a full queue should try again."""
+RETRY_AFTER_S = 1.0  # for the caller of a full queue
 MAX_GROUPS_IN_FLIGHT = 2
 EARLY_START_WEIGHT = 32
 """Number of waiting items from which a second group is worth its own store call or transaction."""
@@ -84,9 +82,8 @@ class GroupCommit(ABC, Generic[T]):
         """Schedule the start of the next group for the next iteration of the event loop."""
 
     def _overload_error(self) -> Exception:
-        return Overloaded(
-            f"{self.pending_count} tasks wait to be written", retry_after=RETRY_AFTER_S
-        )
+        msg = f"{self.pending_count} tasks wait to be written"
+        return Overloaded(msg, retry_after=RETRY_AFTER_S)
 
     def _check_capacity(self, weight: int) -> None:
         limit = self._max_pending
@@ -221,9 +218,8 @@ class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
             _fail(group, error)
             if not isinstance(error, Exception):
                 raise
-            # The error refers to this frame (by its traceback), the frame to the group, and the
-            # futures of the group to the error. Without `clear`, only the cyclic garbage collector
-            # would free them.
+            # The traceback of the error refers to this frame and its group, whose futures refer to
+            # the error. Without `clear`, only the cyclic garbage collector would free them.
             group.clear()
         else:
             self._end_group(group)

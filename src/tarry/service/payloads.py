@@ -74,7 +74,7 @@ class BodyStore:
             msg = "large bodies need obstore: pip install 'tarry[service]'"
             raise MissingExtra(msg) from error
         self._obstore: Any = obstore
-        self._max_object_bytes = max_object_bytes
+        self._max_bytes = max_object_bytes
         self._storage_id: str | None = None
         self._storage_id_lock = asyncio.Lock()
         self._encrypt, self._decrypt = encrypt, decrypt
@@ -117,19 +117,14 @@ class BodyStore:
         return ref
 
     async def head_object(self, ref: str) -> tuple[int, str | None]:
-        """Return the size and the ETag of a caller's object.
-
-        Raise ConfigurationError if the object does not exist or is too large.
-        """
+        """Return size and ETag of a caller's object, which must exist and not be too large."""
         try:
             meta = await _call_existing(self._obstore.head_async(self._store, ref))
         except FileNotFoundError:
             rule = f"names an object that does not exist: {short_repr(ref)}"
             raise ConfigurationError("bodyRef", rule) from None
-        if meta["size"] > self._max_object_bytes:
-            rule = (
-                f"must name an object of at most {self._max_object_bytes} bytes, got {meta['size']}"
-            )
+        if meta["size"] > self._max_bytes:
+            rule = f"must name an object of at most {self._max_bytes} bytes, got {meta['size']}"
             raise ConfigurationError("bodyRef", rule)
         return meta["size"], meta["e_tag"]
 
@@ -168,10 +163,7 @@ class BodyStore:
     async def delete_orphans(
         self, task_exists: Callable[[str, str], Awaitable[bool]], now: float, limit: int
     ) -> int:
-        """Delete orphans and return their number, which is at most about `limit`.
-
-        `task_exists` is called with tenant and task id; `now` is in epoch seconds.
-        """
+        """Delete about `limit` orphans at most; return their number. `now` is in epoch seconds."""
         modified_before = datetime.fromtimestamp(now, UTC) - _MIN_ORPHAN_AGE
         orphans: list[str] = []
         batches = self._obstore.list(self._store, prefix=_ROOT, chunk_size=limit)

@@ -36,9 +36,7 @@ if TYPE_CHECKING:
 DEFAULT_SOURCE = "default"
 """The source of a setting that has its default value."""
 SECRET_SETTINGS = frozenset({"encryption_keys", "signing_secrets"})
-MEMORY_URL = "memory:"
-SQLITE_SCHEME = "sqlite:"
-"""Followed by the path of a file."""
+MEMORY_URL, SQLITE_SCHEME = "memory:", "sqlite:"
 
 _REDACTED = "[redacted]"
 
@@ -54,10 +52,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         "sqlite:tarry-data/tarry.db"
     )
     bodies: Annotated[
-        str,
-        _help(
-            "Where to keep large task bodies: a folder, s3://, gs://, az://; empty: next to `store`"
-        ),
+        str, _help("Place of large bodies: a folder, s3://, gs://, az://; empty: next to `store`")
     ] = ""
     bodies_endpoint: Annotated[
         str, _help("The URL of an S3-compatible server for `bodies`: http://minio:9000")
@@ -68,18 +63,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     )
     dev: Annotated[bool, _help("Allow targets on loopback addresses, for development")] = False
     allow_target: Annotated[
-        tuple[str, ...],
-        _help("Networks and host names that are allowed as targets besides public addresses"),
+        tuple[str, ...], _help("Allowed targets besides public addresses: networks, host names")
     ] = ()
-    require_keys: Annotated[
-        bool, _help("Require API keys even if `host` is a loopback address")
-    ] = False
+    require_keys: Annotated[bool, _help("Require API keys on a loopback `host`, too")] = False
     operator: Annotated[str, _help("The tenant whose keys can read the metrics of all tenants")] = (
         ""
     )
     allow_host: Annotated[
-        tuple[str, ...],
-        _help("Values of the Host header accepted besides loopback names, if no keys are required"),
+        tuple[str, ...], _help("Accepted Host headers besides loopback names if no key is required")
     ] = ()
     horizon_ms: Annotated[
         int, _help("How long before its due time a task may be claimed", ge=1)
@@ -115,13 +106,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         int, _help("The most PENDING and IN_FLIGHT tasks of a tenant; 0: no limit", ge=0)
     ] = 0
     tenant_rate: Annotated[
-        float,
-        _help("The most tasks per second that a tenant may add on average; 0: no limit", ge=0),
+        float, _help("The most tasks per second that a tenant may add; 0: no limit", ge=0)
     ] = 0.0
-    keep_succeeded_ms: Annotated[
-        int, _help("How long succeeded and cancelled tasks are kept", ge=1)
-    ] = 604_800_000
-    keep_dead_ms: Annotated[int, _help("How long dead letters are kept", ge=1)] = 2_592_000_000
+    keep_succeeded_ms: Annotated[int, _help("Retention of succeeded and cancelled tasks", ge=1)] = (
+        604_800_000
+    )
+    keep_dead_ms: Annotated[int, _help("Retention of dead letters", ge=1)] = 2_592_000_000
     egress_proxy: Annotated[
         str, _help("The proxy for all attempts: http://host:port or https://host:port")
     ] = ""
@@ -129,8 +119,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         str, _help("A PEM file of CA certificates to trust instead of those of the system")
     ] = ""
     signing_secrets: Annotated[
-        tuple[str, ...],
-        _help("Standard Webhooks secrets (whsec_...) that sign attempts, the newest first"),
+        tuple[str, ...], _help("Standard Webhooks secrets (whsec_...), the newest first")
     ] = ()
     encryption_keys: Annotated[
         tuple[str, ...], _help("Keys that encrypt stored tasks and bodies, the newest first")
@@ -239,10 +228,8 @@ def check_environment(environ: Mapping[str, str] | None = None) -> None:
     """Raise ConfigurationError for an unknown `TARRY_*` variable, which may be misspelt."""
     known = {_variable_name(name) for name in _VARIABLE_NAMES}
     for variable, text in (os.environ if environ is None else environ).items():
-        is_tarry_variable = variable.startswith(_PREFIX) and not _is_kubernetes_service_variable(
-            variable, text
-        )
-        if is_tarry_variable and variable not in known:
+        is_for_tarry = variable.startswith(_PREFIX) and not _is_set_by_kubernetes(variable, text)
+        if is_for_tarry and variable not in known:
             name = variable.removeprefix(_PREFIX).lower()
             raise _unknown_setting(variable, name, _VARIABLE_NAMES, _variable_name)
 
@@ -265,11 +252,11 @@ def _read_environment(environ: Mapping[str, str] | None) -> list[tuple[str, str]
     return [
         (name, text)
         for name, text in texts.items()
-        if text is not None and not _is_kubernetes_service_variable(_variable_name(name), text)
+        if text is not None and not _is_set_by_kubernetes(_variable_name(name), text)
     ]
 
 
-def _is_kubernetes_service_variable(variable: str, text: str) -> bool:
+def _is_set_by_kubernetes(variable: str, text: str) -> bool:
     """Return whether Kubernetes has set the variable for a Service named tarry or tarry-*."""
     return _KUBERNETES_SERVICE_VARIABLE.fullmatch(variable) is not None or (
         variable.endswith("_PORT") and "://" in text  # NAME_PORT=tcp://ADDRESS:PORT

@@ -47,9 +47,7 @@ class Api:
             self._events,
             HealthResource(context),
         )
-        operations = [
-            operation for resource in resources for operation in resource_operations(resource)
-        ]
+        operations = [pair for resource in resources for pair in resource_operations(resource)]
         handlers = _docs_handlers(operations, version, require_api_keys=context.require_api_keys)
         public_paths = {*handlers}
         for operation, handler in operations:
@@ -74,8 +72,7 @@ class Api:
             _CREATE_TASK_PATH.encode(): endpoints[_CREATE_TASK_PATH].handle_buffered
         }
         """By path: handlers for `POST` requests that the HTTP server has received completely."""
-        # Paths without parameters first, then longer paths first, because `{lane}` would also
-        # match `{lane}/pause`.
+        # Longer paths come first, because `{lane}` would also match `{lane}/pause`.
         in_match_order = sorted(endpoints, key=lambda path: ("{" in path, -path.count("/")))
         self._router = Router(
             [
@@ -88,8 +85,7 @@ class Api:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI request."""
-        # If this application is mounted in another one, `path` begins with `root_path`, which only
-        # the router removes.
+        # The path of a mounted application begins with `root_path`, which only the router removes.
         is_unmounted_http = scope["type"] == "http" and not scope.get("root_path")
         endpoint = self._endpoint_by_fixed_path.get(scope["path"]) if is_unmounted_http else None
         await (endpoint or self._router)(scope, receive, send)

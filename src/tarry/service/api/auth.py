@@ -109,10 +109,8 @@ class ApiKeyCache:
         self._store = store
         self._now = monotonic
         # Two caches, so that many invalid keys do not evict the valid ones.
-        self._valid: dict[bytes, tuple[str, float]] = {}
-        """By digest of the key: the tenant, and when the entry expires."""
-        self._invalid: dict[bytes, float] = {}
-        """By digest of the key: when the entry expires."""
+        self._valid: dict[bytes, tuple[str, float]] = {}  # tenant and expiry time, by key digest
+        self._invalid: dict[bytes, float] = {}  # expiry time, by key digest
 
     def cached_tenant(self, key: str) -> str | None:
         """Return the tenant of a key that is cached as valid, else None."""

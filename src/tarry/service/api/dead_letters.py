@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _replay_decoder = msgspec.json.Decoder(ReplayRequest)
 _REPLAYS_PATH = "/dead-letters/replays"
 _REPLAY_PATH = "/dead-letters/replays/{replayId}"
-_PURGE_CHUNK_TASKS = 500
+_PURGE_CHUNK = 500
 """Most tasks that one call of the store deletes."""
 _MAX_PURGE_CHUNKS = 20
 """Most calls of the store per request; the response reports whether dead letters are left."""
@@ -50,11 +50,9 @@ class DeadLetterResource:
         task_filter = build_filter(request.tenant, query, Status.EXHAUSTED)
         purged_count, has_more = 0, True
         for _ in range(_MAX_PURGE_CHUNKS):
-            deleted_count = await self._context.store.purge(
-                request.tenant, task_filter, _PURGE_CHUNK_TASKS
-            )
-            purged_count += deleted_count
-            has_more = deleted_count == _PURGE_CHUNK_TASKS
+            count = await self._context.store.purge(request.tenant, task_filter, _PURGE_CHUNK)
+            purged_count += count
+            has_more = count == _PURGE_CHUNK
             if not has_more:
                 break
         return json_response(200, PurgeResult(purged=purged_count, more=has_more))

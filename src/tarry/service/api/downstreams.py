@@ -1,7 +1,4 @@
-"""`/downstreams`: read, pause, resume and reset downstreams.
-
-In the path and in the store, a downstream is called a lane: the queue of its tasks.
-"""
+"""`/downstreams`: read, pause, resume and reset downstreams (lanes, the queues of the store)."""
 
 from __future__ import annotations
 

@@ -153,8 +153,7 @@ class ApiRequest(msgspec.Struct, eq=False):
             raise problems.from_decode_error(error, query_type) from None
         for field in msgspec.structs.fields(query_type):
             name = field.encode_name
-            if name in values and getattr(query, field.name) is None:
-                # msgspec converts the string "null" to None.
+            if name in values and getattr(query, field.name) is None:  # converted from "null"
                 raise problems.invalid(name, "must have a value or be omitted")
         return query
 

@@ -32,7 +32,7 @@ _POLICY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _PATH = "/retry-policies"
 _POLICY_PATH = "/retry-policies/{policyId}"
 _encode_sorted = msgspec.json.Encoder(order="deterministic").encode
-_PRESET_CURSOR_PREFIX = "preset:"
+_PRESET_PREFIX = "preset:"
 """A cursor with this prefix is a position among the built-in policies (presets), which are listed
 last. The cursors of the store are policy ids, which have no colon."""
 
@@ -74,9 +74,7 @@ PolicyFields: type[msgspec.Struct] = msgspec.defstruct(
     omit_defaults=True,
 )
 """The JSON body of a policy, only for OpenAPI and error messages; every field is optional."""
-PolicyFields.__doc__ = (
-    "The fields of a policy. An omitted field has its value in the built-in default policy."
-)
+PolicyFields.__doc__ = "The fields of a policy. An omitted field is that of the built-in `default`."
 
 
 class VersionQuery(msgspec.Struct, rename="camel", frozen=True, forbid_unknown_fields=True):
@@ -115,7 +113,7 @@ class PolicyResource:
         query = request.parse_query(PageQuery)
         items: list[RetryPolicy] = []
         cursor = query.cursor
-        if cursor is None or not cursor.startswith(_PRESET_CURSOR_PREFIX):
+        if cursor is None or not cursor.startswith(_PRESET_PREFIX):
             with problems.field_errors("cursor"):
                 page = await self._context.store.list_policies(
                     request.tenant, cursor=cursor, limit=query.limit
@@ -123,15 +121,13 @@ class PolicyResource:
             items = [_stored_view(policy) for policy in page.items]
             if page.cursor is not None:
                 return json_response(200, Page(items=items, next_cursor=page.cursor))
-            cursor = _PRESET_CURSOR_PREFIX
-        last_name = cursor.removeprefix(_PRESET_CURSOR_PREFIX)
+            cursor = _PRESET_PREFIX
+        last_name = cursor.removeprefix(_PRESET_PREFIX)
         for name in sorted(SERVICE_PRESETS):
             if name <= last_name:
                 continue
             if len(items) == query.limit:
-                return json_response(
-                    200, Page(items=items, next_cursor=_PRESET_CURSOR_PREFIX + last_name)
-                )
+                return json_response(200, Page(items=items, next_cursor=_PRESET_PREFIX + last_name))
             if await self._context.store.get_policy(request.tenant, name) is None:
                 items.append(_preset_view(name))
             last_name = name
@@ -198,7 +194,6 @@ class PolicyResource:
         policy = check_policy(fields, SERVICE_PRESETS["default"], self._context.limits)
         # All fields are written, in sorted order, so that equal policies have equal documents.
         document = _encode_sorted(wire.policy_to_json(policy))
-        # The store replaces version 0 by the next number.
         new_version = PolicyVersion(tenant=tenant, id=policy_id, version=0, document=document)
         result = await self._context.store.put_policy(new_version, replace=replace)
         self._context.engine.policies.forget(tenant, policy_id)

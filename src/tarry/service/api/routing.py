@@ -95,10 +95,7 @@ class Endpoint:
         *,
         default_tenant: str,
     ) -> None:
-        """`authenticate` returns the tenant of a request; if None, it is always `default_tenant`.
-
-        `check_host` raises ApiError if the `Host` header is not accepted.
-        """
+        """If `authenticate` is None, all requests belong to `default_tenant`."""
         self._handlers = dict(handlers)
         if "GET" in handlers:
             self._handlers["HEAD"] = handlers["GET"]
@@ -192,7 +189,7 @@ async def _receive_disconnect() -> NoReturn:
 
 
 def _error_response(error: BaseException, scope: Scope) -> ApiResponse:
-    """Return the response for an exception; log exceptions that are not the client's fault."""
+    """Return the response for an exception; log store failures and unexpected exceptions."""
     if isinstance(error, problems.ApiError):
         api_error = error
     elif isinstance(error, RecursionError):

@@ -263,9 +263,8 @@ class TaskCreation:
 
     def _charge_rate_limit(self, tenant: str, task_count: int) -> None:
         """Take a token per new task from the bucket of a tenant, or raise ApiError (429)."""
-        if self._rate_limiter is not None and (
-            wait_s := self._rate_limiter.take(tenant, task_count)
-        ):
+        limiter = self._rate_limiter
+        if limiter is not None and (wait_s := limiter.take(tenant, task_count)):
             rate = self._context.limits.tenant_tasks_per_s
             detail = f"A tenant may add {rate:g} tasks per second (setting tenant_rate)."
             raise problems.TENANT_LIMIT.error(detail, headers=[problems.retry_after(wait_s)])
@@ -291,9 +290,8 @@ def _http_status(add_result: AddResult) -> int:
         )
         raise problems.IDEMPOTENCY_KEY_REUSED.error(detail, field="idempotencyKey")
     detail = "The tenant has reached its limit of unfinished tasks (setting tenant_pending)."
-    raise problems.TENANT_LIMIT.error(
-        detail, headers=[problems.retry_after(_UNFINISHED_RETRY_AFTER_S)]
-    )
+    retry_after = problems.retry_after(_UNFINISHED_RETRY_AFTER_S)
+    raise problems.TENANT_LIMIT.error(detail, headers=[retry_after])
 
 
 def _task_response(status: int, task: RetryTask, *headers: tuple[bytes, bytes]) -> ApiResponse:

@@ -1,7 +1,4 @@
-"""Views: JSON representations of stored records, with public names and redacted secrets.
-
-This module does no I/O.
-"""
+"""Views: JSON representations of stored records, with public names and redacted secrets."""
 
 from __future__ import annotations
 
@@ -168,10 +165,7 @@ def replay_view(job: ReplayRecord, *, dry_run: bool = False) -> wire.ReplayJob:
 def downstream_view(
     lane: LaneRecord, local: wire.LocalStats | None, now: int
 ) -> wire.DownstreamInfo:
-    """Return the view of a lane, which the API calls a downstream.
-
-    `local` is its state in this process, None if this process has none.
-    """
+    """Return the view of a lane (a downstream of the API); `local` is its state in this process."""
     state: wire.LaneStateName = "OPEN"
     if lane.paused:
         state = "PAUSED"

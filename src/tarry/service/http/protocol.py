@@ -13,8 +13,7 @@ uvicorn handles all other requests: other methods and paths, HTTP/1.0, `Connecti
 has no response yet, and a request of a client that does not read its responses.
 
 `ServiceHttpProtocol` overrides parts of uvicorn that are not a public API.
-`tests/service/http/test_protocol_internals.py` lists these parts and fails when one of them
-changes.
+`tests/service/http/test_protocol_internals.py` lists these parts and fails when one changes.
 """
 
 from __future__ import annotations
@@ -114,8 +113,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: BaseTransport) -> None:
         """Start the timer for the first request."""
-        # uvicorn expects an asyncio.Transport, which `transport` always is.
-        super().connection_made(transport)  # type: ignore[arg-type]
+        super().connection_made(transport)  # type: ignore[arg-type]  # it is an asyncio.Transport
         self._update_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -174,8 +172,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Choose between the fast path and uvicorn, and wait for the body."""
-        # The sum may include a body that was received in the same read. Only if the sum is too
-        # large, the headers are measured exactly.
+        # The sum may include body bytes of the same read. If it is too large, measure exactly.
         if self._first_read_bytes + self._later_header_bytes > _MAX_HEADER_BYTES:
             size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
             self._are_headers_too_large = size > _MAX_HEADER_BYTES
@@ -302,11 +299,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             self._timer = self.loop.call_later(self._timeouts_s[awaited], self._reject_incomplete)
 
     def _reject_incomplete(self) -> None:
-        """Close the connection, because a request has not arrived completely in time.
-
-        A problem (408) is sent first, unless the client has sent nothing or its response has begun.
-        If an earlier request is being served, or reading is paused, the timer is only set again.
-        """
+        """Reject an incomplete request, or wait longer for it if this side caused the delay."""
         # While headers arrive, `cycle` belongs to the previous request (None if there is none).
         awaited, cycle = self._awaited, self.cycle
         is_responding = bool(cycle) and not cycle.response_complete

@@ -24,9 +24,9 @@ _GC_THRESHOLD = 10_000
 """New objects after which the cyclic garbage collector runs. The service creates few reference
 cycles; with the default of 700, the collector took 5 % of the CPU time."""
 _KEEP_ALIVE_S = 75
-"""Longer than the idle timeout of most load balancers (60 s), which must close idle connections."""
+"""Longer than the idle timeout of most load balancers (60 s): the balancer must close first."""
 _encode = msgspec.json.Encoder(enc_hook=str).encode
-_STANDARD_RECORD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+_RECORD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
 class Server(uvicorn.Server):
@@ -95,9 +95,7 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         line |= {
-            name: value
-            for name, value in vars(record).items()
-            if name not in _STANDARD_RECORD_ATTRIBUTES
+            name: value for name, value in vars(record).items() if name not in _RECORD_ATTRIBUTES
         }
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
