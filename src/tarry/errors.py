@@ -105,7 +105,7 @@ class DeadlineExceeded(Rejected, TimeoutError):
 
 
 class AttemptTimeout(TarryError, TimeoutError):
-    """An attempt took longer than its timeout and was stopped."""
+    """An attempt took longer than its timeout. An attempt in a thread cannot be stopped."""
 
 
 class ResultNotAccepted(TarryError):
