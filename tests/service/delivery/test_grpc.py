@@ -11,7 +11,7 @@ import pytest
 
 from tarry.errors import ConfigurationError, MissingExtra
 from tarry.service.delivery import DeliveryResult, Fault
-from tarry.service.delivery.grpc import MAX_RESPONSE_BYTES, GrpcDeliveryClient, is_installed
+from tarry.service.delivery.grpc import MAX_MESSAGE_BYTES, GrpcDeliveryClient, is_installed
 from tests.integration.hostile import HostileTargets
 from tests.service.delivery.harness import LOOPBACK_GUARD, request, send_all
 
@@ -109,7 +109,7 @@ def test_call_is_sent_unchanged(hostile: HostileTargets) -> None:
 
 def test_oversized_response_is_not_retried(hostile: HostileTargets) -> None:
     """An oversized message is no throttling, but RESOURCE_EXHAUSTED of the target is."""
-    most = MAX_RESPONSE_BYTES
+    most = MAX_MESSAGE_BYTES
 
     async def test(server: FakeServer) -> list[DeliveryResult]:
         url = f"grpc://127.0.0.1:{server.port}/S/M"

@@ -55,7 +55,7 @@ def test_channels_are_bounded(hostile: HostileTargets, monkeypatch: pytest.Monke
         result = [await delivery.send(request(url)) for url in [*urls, *urls, urls[1]]]
         assert [f"grpc:localhost:{server.port}"] == list(delivery._channels)
         result.append(await delivery.send(request("grpc://127.0.0.1:1/S/M")))
-        assert [] == [*delivery._channels, *delivery._draining]
+        assert [] == [*delivery._channels, *delivery._draining_channels]
         await delivery.close()
         return result
 

@@ -135,8 +135,8 @@ class EventStream:
             except TimeoutError:
                 await _write(send, b": still here\n\n")
                 continue
-            if self._subscription.missed:
-                missed, self._subscription.missed = self._subscription.missed, 0
+            if self._subscription.missed_count:
+                missed, self._subscription.missed_count = self._subscription.missed_count, 0
                 await self._send_event(send, event.at, ServiceEvent(kind="missed", missed=missed))
             await self._send_event(send, event.at, _event_view(event))
 

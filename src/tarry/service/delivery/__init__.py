@@ -75,6 +75,7 @@ class DeliveryClient(Protocol):
 
         Returns a coroutine or a future. A future costs less, and has already been started.
         """
+        ...
 
     async def close(self) -> None:
         """Abort running requests and close all connections."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tarry.service.delivery.targets import Target
 
 MAX_CHANNELS = 256
-MAX_RESPONSE_BYTES = 4 << 20  # a longer one is an error: gRPC cannot read a part of a message
+MAX_MESSAGE_BYTES = 4 << 20  # a longer one is an error: gRPC cannot read a part of a message
 _ADDRESS_TTL_S = 60.0  # time after which the addresses of a channel are resolved and checked again
 _IDLE_TIMEOUT_MS = 60_000
 _MAX_ERROR_CHARS = 512
@@ -43,16 +43,16 @@ _CHANNEL_OPTIONS = (
     ("grpc.service_config_disable_resolution", 1),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.client_idle_timeout_ms", _IDLE_TIMEOUT_MS),
-    ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
 )
 _is_metadata_name = re.compile(r"(?!grpc-)[-_.]*[a-z0-9][a-z0-9_.-]*").fullmatch
 _HEADERS_SET_BY_GRPC = frozenset({"accept-encoding", "content-type", "te", "user-agent"})
 # gRPC reports an oversized message as RESOURCE_EXHAUSTED, like throttling; only the text differs.
 _is_oversized = re.compile(
-    rf"Received message larger than max \(\d+ vs\. {MAX_RESPONSE_BYTES}\)"
+    rf"Received message larger than max \(\d+ vs\. {MAX_MESSAGE_BYTES}\)"
     "|Decompressed message larger than"
 ).search
-_OVERSIZED = f"a message is longer than the {MAX_RESPONSE_BYTES} bytes that a response may have"
+_OVERSIZED = f"a message is longer than the {MAX_MESSAGE_BYTES} bytes that a response may have"
 
 
 def is_installed() -> bool:
@@ -76,7 +76,7 @@ class Channel(msgspec.Struct, eq=False):
 
 
 class GrpcDeliveryClient:
-    """Makes attempts over gRPC. Options as for `HttpDeliveryClient`, but a proxy must be http."""
+    """Makes attempts over gRPC. Options as for `HttpDeliveryClient`; `proxy` is an http URL."""
 
     def __init__(
         self, guard: Guard, *, proxy: str | None = None, ca_file: str | None = None
@@ -94,13 +94,13 @@ class GrpcDeliveryClient:
         self._root_certificates = None if ca_file is None else Path(ca_file).read_bytes()
         self._channels: OrderedDict[str, Channel] = OrderedDict()
         """Channels by endpoint. Above `MAX_CHANNELS`, the least recently used one is drained."""
-        self._draining: list[Channel] = []
+        self._draining_channels: list[Channel] = []
         """Channels that get no new attempts. Each is closed when its last attempt has ended."""
 
     async def send(self, request: DeliveryRequest) -> DeliveryResult:
         """Make one attempt; cancelling it cancels the gRPC call."""
         loop = asyncio.get_running_loop()
-        started = loop.time()
+        started_at = loop.time()
         try:
             target, metadata = parse_target(request.url), _encode_metadata(request.headers)
         except ConfigurationError as error:
@@ -118,20 +118,20 @@ class GrpcDeliveryClient:
         except DeliveryError as error:
             result = DeliveryResult(fault=error.fault, error=str(error))
         else:
-            deadline = started + request.timeout
+            deadline = started_at + request.timeout
             try:
                 result = await self._call(channel, target, request, metadata, deadline)
             finally:
                 await self._release(channel)
             result.remote = channel.remote
-        result.duration_ms = (loop.time() - started) * 1000
+        result.duration_ms = (loop.time() - started_at) * 1000
         return result
 
     async def close(self) -> None:
         """Close all channels, which cancels running calls."""
-        channels = [*self._channels.values(), *self._draining]
+        channels = [*self._channels.values(), *self._draining_channels]
         self._channels.clear()
-        self._draining.clear()
+        self._draining_channels.clear()
         for channel in channels:
             await channel.grpc_channel.close()
         await self._dns.close()
@@ -189,15 +189,15 @@ class GrpcDeliveryClient:
             channel.checked_at = now
         self._channels.move_to_end(target.endpoint)
         if len(self._channels) > MAX_CHANNELS:
-            self._draining.append(self._channels.popitem(last=False)[1])
+            self._draining_channels.append(self._channels.popitem(last=False)[1])
         channel.attempt_count += 1
         return channel
 
     async def _release(self, channel: Channel) -> None:
         """End an attempt on a channel, and close the draining channels without attempts."""
         channel.attempt_count -= 1
-        unused = [each for each in self._draining if not each.attempt_count]
-        self._draining = [each for each in self._draining if each.attempt_count]
+        unused = [each for each in self._draining_channels if not each.attempt_count]
+        self._draining_channels = [each for each in self._draining_channels if each.attempt_count]
         for each in unused:
             await each.grpc_channel.close()
 
@@ -205,7 +205,7 @@ class GrpcDeliveryClient:
         """Drain the channel of a target, so that the next attempt resolves the name again."""
         channel = self._channels.pop(target.endpoint, None)
         if channel is not None:
-            self._draining.append(channel)
+            self._draining_channels.append(channel)
 
     async def _resolve_address(self, target: Target) -> str:
         """Return gRPC's address string for a target, with the allowed addresses of its host."""

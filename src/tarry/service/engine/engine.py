@@ -92,16 +92,16 @@ class Engine:
             free_slots = self.worker.leased_tasks.free_slots - self._ingest_queue.pending_count
         lanes = self._context.lanes
         can_lease: dict[str, bool] = {}
-        for new in new_tasks:
+        for new_task in new_tasks:
             if free_slots <= 0:
                 break
-            lane_name = new.task.lane
+            lane_name = new_task.task.lane
             if lane_name not in can_lease:
                 lane = lanes.get(lane_name)
                 is_tripped = lane is not None and lane.is_tripped
                 can_lease[lane_name] = not is_tripped and lane_name not in lanes.fully_leased
             if can_lease[lane_name]:
-                new.lease_on_add = True
+                new_task.lease_on_add = True
                 free_slots -= 1
         contents_or_none: Sequence[TaskContent | None] = contents or [None] * len(new_tasks)
         return self._ingest_queue.submit(list(zip(new_tasks, contents_or_none, strict=True)))
@@ -112,7 +112,7 @@ class Engine:
         This is done here and not by the caller of `submit`, which may have been cancelled
         meanwhile. A leased task that is not passed on would wait until its lease expires.
         """
-        context, new_tasks = self._context, [new for new, _ in items]
+        context, new_tasks = self._context, [new_task for new_task, _ in items]
         try:
             quota = context.limits.max_tenant_live_tasks
             results = await context.store.add(new_tasks, context.lease_terms, quota=quota)

@@ -219,7 +219,7 @@ class LeasedTasks(dict[str, LeasedTask]):
         """`(due time, tie breaker, task)`. Dropped tasks stay in the heap until they are due."""
         self._tie_breaker = count()
         self.rotation: deque[LaneState] = deque()
-        """Lanes with due tasks, in the order in which they are served. Read-only outside."""
+        """Lanes with due tasks, in the order in which they are served. Other classes only read."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
 
@@ -235,10 +235,10 @@ class LeasedTasks(dict[str, LeasedTask]):
         now, lanes = self._now(), self._lanes
         is_due = False
         for task, content in zip(tasks, contents or [None] * len(tasks), strict=True):
-            replaced = self.get(task.id)
-            if replaced is not None:  # leased again after a lost lease, or made due by `retry_now`
-                replaced.is_dropped = True
-                lanes.decrement_leased(replaced.lane)
+            replaced_task = self.get(task.id)
+            if replaced_task is not None:  # it was leased again, or made due by `retry_now`
+                replaced_task.is_dropped = True
+                lanes.decrement_leased(replaced_task.lane)
             lane = lanes[task.lane]
             leased_task = self[task.id] = LeasedTask(task, lane, content)
             lanes.increment_leased(lane)

@@ -37,7 +37,7 @@ class Maintenance:
     async def run_once(self) -> float:
         """Do one small step of each kind of maintenance; return the pause after it in seconds."""
         context, store = self._context, self._context.store
-        removal = await store.sweep(context.retention, _MAX_TASKS_PER_STEP)
+        sweep_result = await store.sweep(context.retention, _MAX_TASKS_PER_STEP)
         next_replay_at = await self._step_replays()
         # The store lists the bodies of removed tasks. Bodies that never had a task are found below.
         orphans = await store.list_orphaned_bodies(_MAX_BODIES_PER_STEP)
@@ -51,7 +51,7 @@ class Maintenance:
         if now >= self._next_idle_lane_check_at:
             self._next_idle_lane_check_at = now + _IDLE_LANE_CHECK_INTERVAL_MS
             context.lanes.forget_idle()
-        if orphans or removal.has_more:
+        if orphans or sweep_result.has_more:
             return _BUSY_PAUSE_S
         if next_replay_at is None:
             return _IDLE_PAUSE_S
@@ -63,20 +63,20 @@ class Maintenance:
         store = self._context.store
         next_times: list[int] = []
         for replay in await store.list_replays(running=True):
-            updated: ReplayRecord | None = replay
+            new_record: ReplayRecord | None = replay
             if replay.next_at <= self._context.clock.now():
                 try:
-                    updated = await store.replay_step(replay.id, replay_step_size(replay.rate))
+                    new_record = await store.replay_step(replay.id, replay_step_size(replay.rate))
                 except StoreUnavailable:
                     raise
                 except Exception:  # other replays continue
                     _logger.exception("replay step failed, replay=%s", replay.id)
                     continue
-            if updated is not None:
-                if updated.replayed > replay.replayed:
+            if new_record is not None:
+                if new_record.replayed > replay.replayed:
                     self._scheduler.wake()
-                if updated.status == "running":
-                    next_times.append(updated.next_at)
+                if new_record.status == "running":
+                    next_times.append(new_record.next_at)
         return min(next_times, default=None)
 
     async def run(self) -> None:

@@ -45,7 +45,7 @@ class PolicyCache:
         self._store = store
         self._now = now
         self._cached: dict[_CacheKey, EffectivePolicy] = {}
-        self._refreshing: set[_CacheKey] = set()
+        self._refreshing_keys: set[_CacheKey] = set()
         """Policies that are being loaded again; the stale policies are used meanwhile."""
         self._overridden: dict[tuple[Any, ...], tuple[EffectivePolicy, EffectivePolicy]] = {}
         """A cached policy, and the policy that results from its combination with overrides."""
@@ -60,9 +60,9 @@ class PolicyCache:
     def try_begin_refresh(self, task: Task) -> bool:
         """Return True if the caller has to call `load_for_task`: no refresh has begun yet."""
         key = (task.tenant, task.policy_id, task.policy_version)
-        if key in self._refreshing:
+        if key in self._refreshing_keys:
             return False
-        self._refreshing.add(key)
+        self._refreshing_keys.add(key)
         return True
 
     async def load_for_task(self, task: Task) -> None:
@@ -73,7 +73,7 @@ class PolicyCache:
                 default = EffectivePolicy(SERVICE_PRESETS["default"], None, self._now() + _TTL_MS)
                 _put(self._cached, (tenant, policy_id, version), default)
         finally:
-            self._refreshing.discard((tenant, policy_id, version))
+            self._refreshing_keys.discard((tenant, policy_id, version))
 
     async def load(
         self, tenant: str, policy_id: str, version: int | None = None

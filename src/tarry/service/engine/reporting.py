@@ -74,7 +74,7 @@ class Subscription:
     def __init__(self, publisher: EventPublisher, tenant: str) -> None:
         self._tenant = tenant
         self._queue: asyncio.Queue[Event] = asyncio.Queue(_MAX_QUEUED_EVENTS)
-        self.missed: int = 0  # events dropped since the reader last reset this to 0
+        self.missed_count: int = 0  # events dropped since the reader last reset this to 0
         self.close: Callable[[], None] = publisher.listen(self._enqueue)  # stops queueing events
 
     def _enqueue(self, event: Event) -> None:
@@ -82,7 +82,7 @@ class Subscription:
             return
         if self._queue.full():
             self._queue.get_nowait()
-            self.missed += 1
+            self.missed_count += 1
         self._queue.put_nowait(event)
 
     async def next(self) -> Event:

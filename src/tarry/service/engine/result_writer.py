@@ -57,7 +57,7 @@ class ResultWriter:
         self._release_queue: AsyncGroupCommit[Release, None] = AsyncGroupCommit(
             self._write_releases, max_items=_MAX_GROUP_ITEMS, max_pending=None
         )
-        self._lane_writes: set[asyncio.Task[None]] = set()
+        self._lane_writes: set[asyncio.Task[None]] = set()  # writes of breaker states
 
     @property
     def has_pending_writes(self) -> bool:
@@ -104,15 +104,15 @@ class ResultWriter:
                 if leased_task is not None:
                     self._leased_tasks.drop(leased_task)
             raise
-        now, leased_before = context.clock.now(), len(self._leased_tasks)
+        now, leased_count_before = context.clock.now(), len(self._leased_tasks)
         for (result, leased_task, delivery_result), status in zip(items, statuses, strict=True):
             if leased_task is not None:
                 try:
-                    self._process_stored(result, leased_task, delivery_result, status, now)
+                    self._process_status(result, leased_task, delivery_result, status, now)
                 except Exception:
                     message = "result stored but post-processing failed, task=%s"
                     _logger.exception(message, result.task.id)
-        if len(self._leased_tasks) < leased_before:
+        if len(self._leased_tasks) < leased_count_before:
             self.on_capacity()
         return statuses
 
@@ -127,7 +127,7 @@ class ResultWriter:
                 statuses.append(FinishStatus.SUPERSEDED)  # as for a lost lease: nothing was changed
         return statuses
 
-    def _process_stored(
+    def _process_status(
         self,
         result: TaskResult,
         leased_task: LeasedTask,
@@ -135,7 +135,7 @@ class ResultWriter:
         status: FinishStatus,
         now: int,
     ) -> None:
-        """Report a result that was written, then requeue the task or drop it."""
+        """Report what the store did with a result, then requeue or drop the task."""
         task, renewed_lease = result.task, result.renewed_lease
         if status is FinishStatus.APPLIED and renewed_lease is not None:
             leased_task.task = msgspec.structs.replace(  # as the store has changed it

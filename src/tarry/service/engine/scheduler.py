@@ -65,22 +65,22 @@ class Scheduler:
         limit, parked_before = max(0, min(limits.max_claimed, capacity)), set(lanes.parked)
         sent_at = context.clock.local_ms()
         full_lanes = tuple(lanes.fully_leased)
-        claimed = await context.store.claim(
+        claim = await context.store.claim(
             context.lease_terms, limit=limit, per_lane=limits.max_lane_claimed, skip=full_lanes
         )
-        context.clock.synchronize(sent_at, claimed.now)
-        if not claimed.tasks and "store" in context.health.failing:
+        context.clock.synchronize(sent_at, claim.now)
+        if not claim.tasks and "store" in context.health.failing:
             # An empty claim writes nothing, so it succeeds even on a full disk. Only a write, which
             # `ping` makes, shows that the store has recovered.
             await context.store.ping()
         context.health.mark_healthy("store")
-        if claimed.lost_attempts:
-            context.reporter.report_lost_attempts(claimed.lost_attempts, claimed.now)
-        for name in dict.fromkeys(task.lane for task in claimed.tasks):
-            opens = claimed.opens_by_half_open_lane.get(name)
+        if claim.lost_attempts:
+            context.reporter.report_lost_attempts(claim.lost_attempts, claim.now)
+        for name in dict.fromkeys(task.lane for task in claim.tasks):
+            opens = claim.opens_by_half_open_lane.get(name)
             self._adopt_lane_state(name, opens, was_parked=name in parked_before)
-        self._worker.add(claimed.tasks)
-        return claimed
+        self._worker.add(claim.tasks)
+        return claim
 
     def _check_outage_backlog(self) -> bool:
         """Return whether results of an outage are unwritten; must be called before each claim."""
@@ -94,14 +94,14 @@ class Scheduler:
         while not self._is_stopping:
             self._wakeup.clear()
             try:
-                claimed = await self.run_once()
+                claim = await self.run_once()
             except StoreUnavailable as error:
                 self._context.health.mark_failing("store", error)
             except Exception:
                 _logger.exception("claim failed")
             else:
-                next_at = claimed.next_at
-                if claimed.tasks and next_at is not None and next_at <= claimed.now:
+                next_at = claim.next_at
+                if claim.tasks and next_at is not None and next_at <= claim.now:
                     continue
             await asyncio.sleep(_MIN_PAUSE_S)
             with suppress(TimeoutError):

@@ -55,7 +55,7 @@ class Stage:
         """Return whether the request has reached the phase."""
         if phase == "waiting" or "sending" in phase or "reading" in phase:
             return self.pending.connection is not None
-        return self.pending.connecting is not None
+        return self.pending.connect_task is not None
 
 
 @asynccontextmanager

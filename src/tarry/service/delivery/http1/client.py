@@ -144,7 +144,7 @@ class HttpDeliveryClient:
             raise DeliveryError(Fault.INVALID, "headers must be valid Unicode text") from None
 
     def _get_pool(self, url: str) -> ConnectionPool:
-        """Return the pool for a URL, after the same checks as when the task was added."""
+        """Parse and check a URL again, and return its pool, or raise DeliveryError."""
         try:
             target = parse_target(url)
         except ConfigurationError as error:
@@ -228,8 +228,8 @@ def _format_headers(headers: list[tuple[str, str]]) -> str:
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
     # Counting the line breaks of all lines at once is faster than a check of each value.
     count = len(headers)
-    is_injected = lines.count("\n") != count or lines.count("\r") != count or "\0" in lines
-    if defaults is None or is_injected:
+    has_injection = lines.count("\n") != count or lines.count("\r") != count or "\0" in lines
+    if defaults is None or has_injection:
         rule = "headers must have valid names (RFC 9110) and no line breaks, and must not set Host"
         message = f"{rule}, Content-Length, Expect or a hop-by-hop header"
         raise DeliveryError(Fault.INVALID, message)

@@ -107,7 +107,7 @@ class PendingRequest(asyncio.Future[DeliveryResult]):
     coroutine of a task for each step of the exchange.
     """
 
-    connecting: asyncio.Task[bool] | None = None  # the task that opens a connection for it
+    connect_task: asyncio.Task[bool] | None = None  # the task that opens a connection for it
     connection: Connection | None = None  # on which the request was sent
     is_resent: bool = False  # whether it was sent before, on a connection that was closed
 
@@ -117,21 +117,21 @@ class PendingRequest(asyncio.Future[DeliveryResult]):
         pool: _Pool,
         request: DeliveryRequest,
         head: bytes,
-        started: float,
+        started_at: float,
         deadlines: DeadlineTimer,
     ) -> None:
         super().__init__(loop=loop)
         self._pool = pool
-        self._started = started
+        self._started_at = started_at
         self.request: DeliveryRequest = request
         self.head: bytes = head  # the request line and the header lines
-        self.deadline: Deadline = deadlines.add(started + request.timeout, self._on_deadline)
+        self.deadline: Deadline = deadlines.add(started_at + request.timeout, self._on_deadline)
 
     def complete(self, result: DeliveryResult, now: float) -> None:
         """Set the result, unless the request was cancelled."""
         self.deadline[CALLBACK] = None
         if not self.done():
-            result.duration_ms = (now - self._started) * 1000
+            result.duration_ms = (now - self._started_at) * 1000
             self.set_result(result)
 
     def set_error(self, error: BaseException) -> None:
@@ -154,7 +154,7 @@ class PendingRequest(asyncio.Future[DeliveryResult]):
 
 
 class Connection(asyncio.Protocol):
-    """A connection to one server, directly or through a proxy."""
+    """A connection to one origin, directly or through a proxy."""
 
     def __init__(self, pool: _Pool, clock: Callable[[], float]) -> None:
         self._pool = pool

@@ -26,7 +26,7 @@ class ConnectionLimit:
     def __init__(self, limit: int, on_limit_reached: Callable[[], None]) -> None:
         self._free_slots = limit
         self._on_limit_reached = on_limit_reached
-        self.waiting: OrderedDict[ConnectionPool, None] = OrderedDict()
+        self.waiting_pools: OrderedDict[ConnectionPool, None] = OrderedDict()
         """Pools that wait to open a connection, first come first served."""
 
     def acquire(self, pool: ConnectionPool) -> bool:
@@ -34,16 +34,16 @@ class ConnectionLimit:
         if self._free_slots:
             self._free_slots -= 1
             return True
-        if pool not in self.waiting:
-            self.waiting[pool] = None
+        if pool not in self.waiting_pools:
+            self.waiting_pools[pool] = None
             self._on_limit_reached()
         return False
 
     def release(self) -> None:
         """Release the slot of a closed connection, and let the next pool open a connection."""
         self._free_slots += 1
-        while self._free_slots and self.waiting:  # a pool may not need a connection any longer
-            self.waiting.popitem(last=False)[0].open_connections()
+        while self._free_slots and self.waiting_pools:  # a pool may not need it any longer
+            self.waiting_pools.popitem(last=False)[0].open_connections()
 
 
 class ConnectionPool:
@@ -66,20 +66,20 @@ class ConnectionPool:
         self.url_prefix: str = ""
         """The origin, if a proxy without a tunnel needs the whole URL in each request line."""
         self.header_lines: str = ""  # the header lines that every request of this pool has
-        self._idle: list[Connection] = []
+        self._idle_connections: list[Connection] = []
         self._connections: set[Connection] = set()
-        self._connecting: dict[asyncio.Task[bool], tuple[PendingRequest, Connection]] = {}
+        self._connect_tasks: dict[asyncio.Task[bool], tuple[PendingRequest, Connection]] = {}
         self._queue: deque[PendingRequest] = deque()  # requests that wait for a connection
 
     @property
     def is_empty(self) -> bool:
         """Whether the pool has neither connections nor requests."""
-        return not (self._connections or self._connecting or self._queue)
+        return not (self._connections or self._connect_tasks or self._queue)
 
     def send(self, pending: PendingRequest, now: float) -> None:
         """Send a request on an idle or a new connection, or queue it for the next free one."""
-        while self._idle:
-            connection = self._idle.pop()
+        while self._idle_connections:
+            connection = self._idle_connections.pop()
             if connection.is_open and now - connection.idle_since < _MAX_IDLE_S:
                 connection.send(pending, now)
                 return
@@ -91,13 +91,13 @@ class ConnectionPool:
         """Open connections for queued requests, within the limits."""
         while (
             self._queue
-            and len(self._connections) + len(self._connecting) < self._max_connections
+            and len(self._connections) + len(self._connect_tasks) < self._max_connections
             and self._limit.acquire(self)
         ):
             pending, connection = self._queue.popleft(), Connection(self, self._clock)
             task = asyncio.get_running_loop().create_task(self._connect(pending, connection))
-            pending.connecting = task
-            self._connecting[task] = pending, connection
+            pending.connect_task = task
+            self._connect_tasks[task] = pending, connection
             task.add_done_callback(self._on_connect_done)
 
     async def _connect(self, pending: PendingRequest, connection: Connection) -> bool:
@@ -111,7 +111,7 @@ class ConnectionPool:
             connection.abort()  # the transport may exist already
             raise
         connection.start(connect_result)
-        pending.connecting = None
+        pending.connect_task = None
         if not connection.is_open:
             result = connection.fault_result(Fault.RESET, CLOSED_WITHOUT_RESPONSE)
             pending.complete(result, self._clock())
@@ -121,10 +121,10 @@ class ConnectionPool:
         return True
 
     def _on_connect_done(self, task: asyncio.Task[bool]) -> None:
-        pending, _ = self._connecting.pop(task)
+        pending, _ = self._connect_tasks.pop(task)
         error = None if task.cancelled() else task.exception()
         if task.cancelled() or error is not None or not task.result():
-            pending.connecting = None
+            pending.connect_task = None
             if error is not None:
                 pending.set_error(error)
             self._limit.release()
@@ -132,7 +132,7 @@ class ConnectionPool:
 
     def release(self, connection: Connection, now: float) -> None:
         """Send the next request on a released connection, keep the connection idle, or close it."""
-        age, waiting_pools = now - connection.opened_at, self._limit.waiting
+        age, waiting_pools = now - connection.opened_at, self._limit.waiting_pools
         if self._queue:
             max_age = _MAX_AGE_WHEN_SCARCE_S if waiting_pools else _MAX_AGE_S
             # A request that is resent must get a new connection.
@@ -144,14 +144,14 @@ class ConnectionPool:
             connection.close()
         else:
             connection.idle_since = now
-            self._idle.append(connection)
+            self._idle_connections.append(connection)
 
     def remove(self, connection: Connection) -> None:
         """Remove a closed connection from the pool."""
         if connection in self._connections:
             self._connections.remove(connection)
-            if connection in self._idle:
-                self._idle.remove(connection)
+            if connection in self._idle_connections:
+                self._idle_connections.remove(connection)
             self._limit.release()
             self.open_connections()
 
@@ -165,8 +165,8 @@ class ConnectionPool:
         within = f"within {pending.request.timeout:g} s"
         if pending.connection is not None:
             result = pending.connection.fault_result(Fault.TIMEOUT, f"No response {within}")
-        elif pending.connecting is not None:
-            _, connection = self._connecting[pending.connecting]
+        elif pending.connect_task is not None:
+            _, connection = self._connect_tasks[pending.connect_task]
             # A proxy that does not answer is a failure of the service, not of the target.
             is_proxy_slow = self._connector.proxy is not None and not connection.is_open
             fault = Fault.INTERNAL if is_proxy_slow else Fault.TIMEOUT
@@ -181,28 +181,28 @@ class ConnectionPool:
         """Drop a request that was cancelled or has timed out."""
         if pending.connection is not None:
             pending.connection.abort()
-        elif pending.connecting is not None:
-            pending.connecting.cancel()
+        elif pending.connect_task is not None:
+            pending.connect_task.cancel()
         else:
             self._queue.remove(pending)
 
     def close_oldest_idle(self) -> bool:
         """Close the connection that has been idle longest; return False if none is idle."""
-        if not self._idle:
+        if not self._idle_connections:
             return False
-        self._idle.pop(0).close()
+        self._idle_connections.pop(0).close()
         return True
 
     def close_expired(self, now: float) -> None:
         """Close connections that have been idle for too long."""
-        while self._idle and now - self._idle[0].idle_since >= _MAX_IDLE_S:
-            self._idle.pop(0).close()
+        while self._idle_connections and now - self._idle_connections[0].idle_since >= _MAX_IDLE_S:
+            self._idle_connections.pop(0).close()
 
     def close(self, now: float) -> list[asyncio.Task[bool]]:
         """Fail all requests and close all connections; return the tasks to wait for."""
-        connect_tasks = list(self._connecting)
+        connect_tasks = list(self._connect_tasks)
         sent = [each.pending for each in self._connections if each.pending is not None]
-        connecting = [pending for pending, _ in self._connecting.values()]
+        connecting = [pending for pending, _ in self._connect_tasks.values()]
         for pending in [*self._queue, *connecting, *sent]:
             result = DeliveryResult(fault=Fault.INTERNAL, error="the service is shutting down")
             pending.complete(result, now)
