@@ -129,8 +129,7 @@ class RetryMiddleware:
 
 def _call_identity(request: ClientRequest) -> object:
     """Return an object that all requests of one call of the session share."""
-    # No public attribute is shared in this way.
-    return request._traces  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    return request._traces  # noqa: SLF001 - no public one exists  # pyright: ignore[reportPrivateUsage]
 
 
 def _raise_if_given_up(request: ClientRequest) -> None:
@@ -151,16 +150,14 @@ def _can_resend(body: Any) -> bool:
     if isinstance(body, (bytes, BytesPayload)):
         return True
     if isinstance(body, aiohttp.IOBasePayload):
-        # Private, but a payload has no public access to its file.
-        return bool(body._value.seekable())  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        return bool(body._value.seekable())  # noqa: SLF001 - no public access  # pyright: ignore[reportPrivateUsage]
     return isinstance(body, aiohttp.MultipartWriter) and all(_can_resend(part) for part, *_ in body)
 
 
 def _snapshot(request: ClientRequest) -> RequestSnapshot:
     body: Any = request.body
     if isinstance(body, BytesPayload):
-        # Private, but a payload has no public access to its bytes without an `await`.
-        body = body._value  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        body = body._value  # noqa: SLF001 - no public access  # pyright: ignore[reportPrivateUsage]
     # With `compress`, aiohttp compresses the body while it sends it. The headers describe the
     # compressed body, which is not available here.
     is_bytes = isinstance(body, (bytes, bytearray, memoryview)) and not request.compress
@@ -197,8 +194,7 @@ async def _release_connection(response: ClientResponse) -> bool:
                     if not body.add(chunk):
                         break
                 else:
-                    # Private, but there is no public way to give a response a body that was read.
-                    response._body = body.content()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+                    response._body = body.content()  # noqa: SLF001 - no public setter  # pyright: ignore[reportPrivateUsage]
                     await response.read()  # waits until the connection is released
                     is_complete = True
     if not is_complete:

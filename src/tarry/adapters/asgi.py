@@ -33,10 +33,11 @@ if TYPE_CHECKING:
     from tarry.core.verdict import CallRecord
     from tarry.wire.http import App, Message, Receive, Scope, Send
 
-_FIRST_SERVER_ERROR = 500
-_DEADLINE = http.DEADLINE_HEADER.lower().encode()
-_SHOULD_RETRY = http.SHOULD_RETRY_HEADER.lower().encode()
-_RETRY_AFTER = b"retry-after"
+_MIN_SERVER_ERROR_STATUS = 500
+_DEADLINE_HEADER = http.DEADLINE_HEADER.lower().encode()
+_SHOULD_RETRY_HEADER = http.SHOULD_RETRY_HEADER.lower().encode()
+_RETRY_AFTER_HEADER = b"retry-after"
+_HINT_HEADERS = (_SHOULD_RETRY_HEADER, _RETRY_AFTER_HEADER)
 _BODY_MESSAGES = frozenset({"http.response.body", "http.response.pathsend"})
 
 
@@ -53,7 +54,7 @@ class OneRetryLayerMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        values = [value for name, value in scope["headers"] if name.lower() == _DEADLINE]
+        values = [value for name, value in scope["headers"] if name.lower() == _DEADLINE_HEADER]
         text = values[0].decode("latin-1") if len(values) == 1 else ""
         # `remaining` is None if the header is missing, repeated or invalid.
         remaining = http.parse_deadline_ms(text)
@@ -96,9 +97,10 @@ class _ResponseSender:
         if message_type == "http.response.start":
             self.has_started = True
             headers = list(message.get("headers", ()))
-            has_advice = {name.lower() for name, _ in headers} & {_SHOULD_RETRY, _RETRY_AFTER}
-            if message["status"] >= _FIRST_SERVER_ERROR and self._given_up_calls and not has_advice:
-                message = {**message, "headers": [*headers, (_SHOULD_RETRY, b"false")]}
+            is_server_error = message["status"] >= _MIN_SERVER_ERROR_STATUS
+            has_hint = any(name.lower() in _HINT_HEADERS for name, _ in headers)
+            if is_server_error and self._given_up_calls and not has_hint:
+                message = {**message, "headers": [*headers, (_SHOULD_RETRY_HEADER, b"false")]}
         await self._send(message)
         is_last = message_type in _BODY_MESSAGES and not message.get("more_body", False)
         if self._deadline_handle is not None and is_last:
@@ -113,9 +115,9 @@ class _ResponseSender:
         headers = [
             (b"content-type", PROBLEM_MEDIA_TYPE.encode()),
             (b"content-length", str(len(body)).encode()),
-            (_SHOULD_RETRY, b"false"),
+            (_SHOULD_RETRY_HEADER, b"false"),
         ]
         if record.retry_after is not None:
-            headers.append((_RETRY_AFTER, str(ceil(record.retry_after)).encode()))
+            headers.append((_RETRY_AFTER_HEADER, str(ceil(record.retry_after)).encode()))
         await self.send({"type": "http.response.start", "status": 503, "headers": headers})
         await self.send({"type": "http.response.body", "body": body})

@@ -151,7 +151,7 @@ def _classify_error(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT
     if names & _NOT_SENT_ERRORS:
         if "ConnectError" in names and _is_tls_error(error):
             return PERMANENT
-        local = "PoolTimeout" in names  # the client's connection pool is exhausted
+        local = "PoolTimeout" in names  # no connection was free in the client's own pool
         return Outcome(Kind.TRANSIENT, timeout=timeout, local=local, detail=detail)
     if "ProxyError" in names and (status := str(error).partition(" ")[0]).isdecimal():
         return messages.classify_proxy_refusal(int(status))
@@ -210,8 +210,8 @@ def _restore_body(response: Any, body: DrainedBody) -> bool:
     return True
 
 
-# These are functions, not methods: with bound methods, a transport would refer to itself, and its
-# connections would stay open until the garbage collector breaks the reference cycle.
+# These are functions, not methods. Through bound methods, a transport would refer to itself, and
+# its connections would stay open until the garbage collector breaks the reference cycle.
 def _send(transport: Any, request: Any, *, attempt_timeout: float | None, number: int = 1) -> Any:
     if number > 1 or attempt_timeout is not None or _get_deadline_scope() is not None:
         request = _copy_for_attempt(request, number, attempt_timeout)

@@ -122,7 +122,7 @@ class RetryAdapter(HTTPAdapter):
             key_option = sender.idempotency_key
             repeatable = messages.try_make_repeatable(method, headers, key_option, request)
             key = method, url.scheme, url.hostname or "", url.port, repeatable and can_resend_body
-            send_with_retries = sender.send_functions.get(key) or sender.send_function(key)
+            send_with_retries = sender.cached_functions.get(key) or sender.send_function(key)
             response = send_with_retries(send, request, body_start, timeout)
         except ResultNotAccepted as error:
             self._sender.hand_off.try_hand_off(request, error)
@@ -186,10 +186,7 @@ def _is_file(body: Any) -> bool:
 
 
 def _limit_timeout(timeout: Any, limit: float) -> Any:
-    """Return the user's timeout, with at most `limit` seconds for connecting and for each read.
-
-    A urllib3 `Timeout` gets this limit for the whole request.
-    """
+    """Return the user's timeout, with at most `limit` seconds to connect and for each read."""
     if isinstance(timeout, Urllib3Timeout):
         limited = timeout.clone()
         total = limited.total
@@ -239,8 +236,7 @@ def _release_connection(response: Response) -> bool:
             if socket is not None:
                 socket.settimeout(body.timeout)  # the next request sets its own timeout
             if all(map(body.add, response.iter_content(1024))):
-                # Private, but there is no public way to give a response a body that was read.
-                response._content = body.content()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+                response._content = body.content()  # noqa: SLF001 - no public setter  # pyright: ignore[reportPrivateUsage]
                 is_complete = True
     response.close()
     return is_complete

@@ -67,7 +67,7 @@ class RunningCall(Call):
         self._error: Exception | None = None
         """The error of the last attempt, while the call waits for the next one."""
         self._emits_events = False
-        """True once a failed attempt was emitted: all later events must be emitted too."""
+        """True after the event of a failed attempt: all later events are then emitted too."""
 
     @classmethod
     def new(cls, config: RetryConfig) -> Self:
@@ -108,7 +108,7 @@ class RunningCall(Call):
         return command
 
     def try_continue(self, error: Exception, outcome: Outcome | None = None) -> bool:
-        """Record a failed attempt, with or without its outcome; return whether another follows."""
+        """Record a failed attempt; return whether another follows. By default classify `error`."""
         config = self.config
         try:
             if outcome is None:
@@ -335,7 +335,7 @@ def decide_after_first_failure(
 
 
 def blocking_wait(config: RetryConfig, delay: float, error: Exception | None) -> None:
-    """Sleep; raise if that would block an event loop, or if the call has been cancelled."""
+    """Sleep; raise, from `error`, if that would block an event loop or the call is cancelled."""
     if delay > 0:
         if clocks.in_event_loop():
             raise errors.BlockingWait(

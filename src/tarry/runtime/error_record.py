@@ -80,7 +80,7 @@ class GivenUpCalls:
         self._entries = deque(maxlen=0)
 
 
-current_given_up_calls: ContextVar[GivenUpCalls | None] = ContextVar("tarry_calls", default=None)
+current_given_up_calls: ContextVar[GivenUpCalls | None] = ContextVar("tarry_given", default=None)
 """Set for each request by the server middleware (ASGI) or interceptor (gRPC), which tells the
 client not to retry if a call of the handler was given up."""
 
@@ -105,10 +105,10 @@ def attach_record(
         given_up_calls = current_given_up_calls.get()
         # Skip a call that was attempted only once because it is not repeatable. The client of this
         # server may then retry, if its own request is repeatable.
-        was_retried = record.reason is not Reason.UNSAFE or record.attempts > 1
-        if given_up_calls is not None and was_retried:
+        is_single_attempt = record.reason is Reason.UNSAFE and record.attempts <= 1
+        if given_up_calls is not None and not is_single_attempt:
             given_up_calls.add(error, record)
-    # Not `setattr`: the user's class may be frozen by its own __setattr__.
+    # Not `setattr`, because the class of the error may forbid that in its own `__setattr__`.
     object.__setattr__(error, RECORD_ATTRIBUTE, ErrorRecord(number, record, check_traceback))
 
 
@@ -169,10 +169,9 @@ def _passed_driver(error: BaseException, *, caught_here: bool) -> bool:
     """Return whether the error passed a driver function on its way to the `except` clause.
 
     A traceback lists the frames from the `except` clause down to the place where the error was
-    raised. If user code raises an object with `raise error` that was raised earlier, the entries
-    below this statement come from the earlier raise and are ignored. There is one exception: if the
-    next entry's frame was seen before, that frame has caught the error and raised it again.
-
+    raised. If user code raises an error that was raised before (`raise error`), the entries below
+    this statement come from the earlier raise and are ignored. There is one exception: if the next
+    entry's frame was seen before, that frame has caught the error and raised it again.
     `caught_here` is whether the caller has caught this error itself, not its cause or context.
     """
     from opcode import opmap  # imported here, because it is needed only after a nested failure

@@ -52,7 +52,7 @@ async def hedge(
     """Await a coroutine function; start another copy of the call when it takes too long.
 
     after: when another copy starts: after these seconds, or after a percentile such as "p95" of the
-        latest successful attempts' durations. A percentile needs 100 of them to have an effect.
+        latest successful attempts' durations. It is used only after 100 such attempts.
     max_extra_load: the maximum number of additional copies as a share of the calls. With 0.05,
         copies add at most 5 % to the number of calls, and `after` is "p95" unless it is given.
     max_attempts: the maximum number of copies, including the first (default 2).

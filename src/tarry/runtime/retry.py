@@ -185,8 +185,7 @@ def attempts(
     a block in a `for` loop cannot be interrupted.
     """
     if not name:
-        # The name of the function that contains the loop. `inspect.currentframe` has no underscore,
-        # but `inspect` is slow to import.
+        # The function that contains the loop. The public `inspect` is slow to import.
         frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001 - see above
         name = frame.f_code.co_qualname
     return Attempts(
@@ -321,6 +320,7 @@ class AttemptIterator:
             self._call.release_permit_in_finalizer()
 
     def _is_finished(self) -> bool:
+        """Return whether no attempt follows; raise if the last `with` block was not entered."""
         if self._block is None:
             return False
         if self._block.is_last is None:

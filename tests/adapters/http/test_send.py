@@ -65,7 +65,7 @@ def test_send_function_is_cached() -> None:
 
     first = sender.send_function(GET)
 
-    assert first is sender.send_functions[GET]
+    assert first is sender.cached_functions[GET]
     assert first is not sender.send_function(POST)
 
 

@@ -49,7 +49,7 @@ _CLOCK_TOLERANCE_S = 0.01
 _MAX_WORKER_THREADS = 32
 """How many threads run interceptors and callbacks, which might block the background loop."""
 _END_OF_STREAM = object()
-_GET_RESULT = methodcaller("result")
+_get_result = methodcaller("result")
 
 
 class GrpcCall(RunningBlock):
@@ -210,29 +210,29 @@ class RetriedCall:
                 raise _CancelledAttempt(error) from None
             raise
 
-    def _final_attempt(self) -> Any:
+    def _wait_for_final_attempt(self) -> Any:
         """Wait until no further attempt will be made, and return the latest attempt."""
         raise NotImplementedError  # abstract: each subclass waits in its own way
 
     def code(self) -> Any:
         """Wait for the call and return its status code."""
-        return self._final_attempt().code()
+        return self._wait_for_final_attempt().code()
 
     def details(self) -> Any:
         """Wait for the call and return the details of its status."""
-        return self._final_attempt().details()
+        return self._wait_for_final_attempt().details()
 
     def initial_metadata(self) -> Any:
         """Wait for the call and return the initial metadata of its last attempt."""
-        return self._final_attempt().initial_metadata()
+        return self._wait_for_final_attempt().initial_metadata()
 
     def trailing_metadata(self) -> Any:
         """Wait for the call and return the trailing metadata of its last attempt."""
-        return self._final_attempt().trailing_metadata()
+        return self._wait_for_final_attempt().trailing_metadata()
 
     def debug_error_string(self) -> Any:
         """Wait for the call and return gRPC's debug information about its last attempt."""
-        return self._final_attempt().debug_error_string()
+        return self._wait_for_final_attempt().debug_error_string()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._latest_attempt, name)
@@ -281,7 +281,7 @@ class RetriedStream(RetriedCall):
         return self
 
     def __next__(self) -> Any:
-        self._final_attempt()
+        self._wait_for_final_attempt()
         error, self._error = self._error, None
         if error is not None:
             try:
@@ -290,7 +290,7 @@ class RetriedStream(RetriedCall):
                 del error  # its traceback refers to this frame: break the reference cycle
         return self._unread.pop() if self._unread else next(self._latest_attempt)
 
-    def _final_attempt(self) -> Any:
+    def _wait_for_final_attempt(self) -> Any:
         """Make attempts until the first message arrives or the call is given up."""
         with self._lock:
             if self._has_final_attempt:
@@ -358,7 +358,7 @@ class RetriedFuture(RetriedCall, Future[Any]):
             loop.call_soon_threadsafe(self._start, loop, context=self._context)
             return
         try:
-            result = self._drive(_GET_RESULT)
+            result = self._drive(_get_result)
         except BaseException as error:  # raised by the user's budget or limiter
             self.set_exception(error)
         else:
@@ -394,7 +394,7 @@ class RetriedFuture(RetriedCall, Future[Any]):
 
         attempt.add_done_callback(on_done)
         await done.wait()
-        return self._attempt_result(_GET_RESULT, attempt)
+        return self._attempt_result(_get_result, attempt)
 
     def cancel(self) -> bool:
         """Cancel the call; return False if it is done."""
@@ -451,7 +451,7 @@ class RetriedFuture(RetriedCall, Future[Any]):
         """Wait for the call and return the details of its status."""
         return _CANCELLED_DURING_BACKOFF if self._was_cancelled() else super().details()
 
-    def _final_attempt(self) -> Any:
+    def _wait_for_final_attempt(self) -> Any:
         super().exception()
         return self._latest_attempt
 

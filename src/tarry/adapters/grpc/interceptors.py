@@ -37,17 +37,17 @@ if TYPE_CHECKING:
     from tarry.adapters.http.send import DownstreamArgument
     from tarry.core.policy import Policy
 
-_ENABLE_RETRIES = "grpc.enable_retries"
-_SERVICE_CONFIG = "grpc.service_config"
-_PUSHBACK_MS = "grpc-retry-pushback-ms"
-_SERVER_FAILURES = frozenset(
+_RETRIES_OPTION = "grpc.enable_retries"
+_SERVICE_CONFIG_OPTION = "grpc.service_config"
+_PUSHBACK_KEY = "grpc-retry-pushback-ms"
+_SERVER_FAILURE_CODES = frozenset(
     getattr(grpc.StatusCode, name)
     for name in ("UNKNOWN", "INTERNAL", "DATA_LOSS", "UNAVAILABLE", "DEADLINE_EXCEEDED")
 )
 _NO_DEADLINE_S = 1e9
 """A `grpc` server reports more remaining seconds than this for a call without a deadline."""
 _END_OF_STREAM = object()
-_PREVIOUS_ATTEMPTS = "grpc-previous-rpc-attempts"
+_PREVIOUS_ATTEMPTS_KEY = "grpc-previous-rpc-attempts"
 
 
 class _CallDetails(NamedTuple):
@@ -142,9 +142,9 @@ class RetryInterceptor:
 
 def _attempt_metadata(call: GrpcCall, details: Any) -> list[Any]:
     # Drop the number of another client's attempts: a server may forward its client's metadata.
-    metadata = [pair for pair in details.metadata or () if pair[0] != _PREVIOUS_ATTEMPTS]
+    metadata = [pair for pair in details.metadata or () if pair[0] != _PREVIOUS_ATTEMPTS_KEY]
     previous = call.attempts - 1
-    return [*metadata, (_PREVIOUS_ATTEMPTS, str(previous))] if previous else metadata
+    return [*metadata, (_PREVIOUS_ATTEMPTS_KEY, str(previous))] if previous else metadata
 
 
 def _is_timeout_over(details: Any) -> bool:
@@ -261,9 +261,9 @@ def channel_options(options: Iterable[tuple[str, Any]] | None = None) -> list[tu
         rule = 'must be pairs of a name and a value, as in [("grpc.max_message_length", -1)]'
         raise ConfigurationTypeError("options", rule, options) from None
     for name, value in pairs:
-        problem = _find_retry_policy(value) if name == _SERVICE_CONFIG else None
-        if name == _ENABLE_RETRIES and value:
-            problem = f"{_ENABLE_RETRIES} is {value!r}"
+        problem = _find_retry_policy(value) if name == _SERVICE_CONFIG_OPTION else None
+        if name == _RETRIES_OPTION and value:
+            problem = f"{_RETRIES_OPTION} is {value!r}"
         if problem is not None:
             raise ConfigurationError(
                 f"{problem}: the channel would retry beneath tarry, and the attempts of two layers "
@@ -272,7 +272,7 @@ def channel_options(options: Iterable[tuple[str, Any]] | None = None) -> list[tu
             )
     # A service config from a resolver is not visible here. With this option at 0, its retry
     # policies have no effect.
-    return [*(pair for pair in pairs if pair[0] != _ENABLE_RETRIES), (_ENABLE_RETRIES, 0)]
+    return [*(pair for pair in pairs if pair[0] != _RETRIES_OPTION), (_RETRIES_OPTION, 0)]
 
 
 def _find_retry_policy(config: Any) -> str | None:
@@ -281,13 +281,14 @@ def _find_retry_policy(config: Any) -> str | None:
         document = json.loads(config)
     except (TypeError, ValueError) as error:
         rule = f"must be a service config as JSON, got {short_repr(config)}: {error}"
-        raise ConfigurationError(_SERVICE_CONFIG, rule) from None
+        raise ConfigurationError(_SERVICE_CONFIG_OPTION, rule) from None
     # A document with another structure has no policies. If it is invalid, gRPC reports that.
     for entry in _get_list(document, "methodConfig"):
         for policy in ("retryPolicy", "hedgingPolicy"):
             if _get_value(entry, policy) is not None:
                 names = ", ".join(map(_method_name, _get_list(entry, "name")))
-                return f"{_SERVICE_CONFIG} has a {policy} for {names or 'an entry without a name'}"
+                names = names or "an entry without a name"
+                return f"{_SERVICE_CONFIG_OPTION} has a {policy} for {names}"
     return None
 
 
@@ -331,7 +332,7 @@ class _HandlerContext:
         self._deadline_handle: deadlines.DeadlineHandle | None = None
         self._code: Any = None
         self._trailers: tuple[Any, ...] = ()
-        self._aborted = False
+        self._was_aborted = False
 
     def activate(self) -> None:
         """Set the deadline and `current_given_up_calls` in the current context (contextvars)."""
@@ -346,7 +347,7 @@ class _HandlerContext:
     def __exit__(
         self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None
     ) -> None:
-        if not self._aborted:
+        if not self._was_aborted:
             if error is not None and self._code is None and self._given_up_calls.find(error):
                 self.set_code(grpc.StatusCode.UNAVAILABLE)
                 self._context.set_details("a call to another service failed and was given up")
@@ -365,7 +366,7 @@ class _HandlerContext:
 
     def abort(self, code: Any, details: str = "", trailing_metadata: Any = ()) -> Any:
         """Abort the call; on a `grpc.aio` server the return value must be awaited."""
-        self._aborted = True
+        self._was_aborted = True
         self._set_trailers(code, tuple(trailing_metadata or ()) or self._trailers)
         return self._context.abort(code, details)
 
@@ -376,9 +377,9 @@ class _HandlerContext:
         return getattr(self._context, name)
 
     def _set_trailers(self, code: Any, trailers: tuple[Any, ...]) -> None:
-        has_pushback = any(key == _PUSHBACK_MS for key, _ in trailers)
-        if code in _SERVER_FAILURES and self._given_up_calls and not has_pushback:
-            trailers = (*trailers, (_PUSHBACK_MS, "-1"))
+        has_pushback = any(key == _PUSHBACK_KEY for key, _ in trailers)
+        if code in _SERVER_FAILURE_CODES and self._given_up_calls and not has_pushback:
+            trailers = (*trailers, (_PUSHBACK_KEY, "-1"))
         if trailers:
             self._context.set_trailing_metadata(trailers)
 
@@ -405,32 +406,32 @@ def _wrap_handler(handler: Any) -> Any:
 
 def _handle_unary(behavior: Callable[..., Any], request: Any, context: Any) -> Any:
     run = copy_context().run  # a copy, because the thread later serves other calls
-    with _HandlerContext(context) as wrapped:
-        run(wrapped.activate)
-        return run(behavior, request, wrapped)
+    with _HandlerContext(context) as handler_context:
+        run(handler_context.activate)
+        return run(behavior, request, handler_context)
 
 
 def _handle_stream(behavior: Callable[..., Any], request: Any, context: Any) -> Iterator[Any]:
     run = copy_context().run
-    with _HandlerContext(context) as wrapped:
-        run(wrapped.activate)
-        messages = iter(run(behavior, request, wrapped))
+    with _HandlerContext(context) as handler_context:
+        run(handler_context.activate)
+        messages = iter(run(behavior, request, handler_context))
         while (message := run(next, messages, _END_OF_STREAM)) is not _END_OF_STREAM:
             yield message
 
 
 async def _handle_unary_async(behavior: Callable[..., Any], request: Any, context: Any) -> Any:
-    with _HandlerContext(context) as wrapped:
-        wrapped.activate()  # each call has its own asyncio task, with its own context variables
-        return await behavior(request, wrapped)
+    with _HandlerContext(context) as handler_context:
+        handler_context.activate()  # each call has its own asyncio task, and thus its own context
+        return await behavior(request, handler_context)
 
 
 async def _handle_stream_async(
     behavior: Callable[..., Any], request: Any, context: Any
 ) -> AsyncIterator[Any]:
-    with _HandlerContext(context) as wrapped:
-        wrapped.activate()
-        async for message in behavior(request, wrapped):
+    with _HandlerContext(context) as handler_context:
+        handler_context.activate()
+        async for message in behavior(request, handler_context):
             yield message
 
 

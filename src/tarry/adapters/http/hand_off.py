@@ -1,8 +1,9 @@
 """Hand a failed call off to the retry service, which retries the request later.
 
 An adapter calls `try_hand_off` after a call has failed. If the service accepts the request as a
-task, `try_hand_off` raises `HandedOff`. Otherwise it returns, and the adapter raises the error of
-the call as it would without a hand-off. A note on the error and a log line then give the reason.
+task, `try_hand_off` raises `HandedOff`. Otherwise it returns, and the adapter raises the error or
+returns the last response, as without a hand-off. If the hand-off failed, a note on the error and a
+log line give the reason.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 IdempotencyKey: TypeAlias = "str | Callable[[Any], str | None] | None"
 """An adapter's `idempotency_key`: None, "auto" for random keys, or a function of the request."""
 ResponseHeaders: TypeAlias = "Mapping[str, str] | Iterable[tuple[str, str]]"
-"""The headers of a response. A repeated header is a pair for each value, or one joined value."""
+"""The headers of a response, as a mapping or as pairs of a name and a value."""
 
 _get_deadline_scope = deadlines.current_scope.get
 
@@ -70,9 +70,9 @@ class HttpClientFunctions(NamedTuple):
     classify_response: Callable[[Policy, bool, Any], Outcome]
     """Takes the policy, whether the request is repeatable, and a response."""
     release_connection: Callable[[Any], Any]
-    """Reads the rest of a response if it is short, so that its connection can be reused; releases
-    the connection; returns whether the user can still read the response. A coroutine function if
-    `is_async`."""
+    """Releases the connection of a response, and returns whether the user can still read the
+    response. Reads the rest of a short body first, so that the connection can be reused. A
+    coroutine function if `is_async`."""
     snapshot: Callable[[Any], RequestSnapshot]
 
 
@@ -106,9 +106,7 @@ def try_make_repeatable(
         if key is not None:
             headers[http.IDEMPOTENCY_KEY_HEADER] = http.format_idempotency_key(key)
             return True
-    return http.is_repeatable(
-        method, has_key=False
-    )  # also accepts idempotent methods in lower case
+    return http.is_repeatable(method, has_key=False)  # accepts methods in lower case, too
 
 
 def limit_by_deadline(timeout_s: float | None) -> float | None:
@@ -120,13 +118,13 @@ def limit_by_deadline(timeout_s: float | None) -> float | None:
 
 
 def set_attempt_headers(
-    headers: MutableMapping[str, str], number: int, limit_s: float | None
+    headers: MutableMapping[str, str], number: int, time_limit_s: float | None
 ) -> None:
     """Set the headers with the number of a retry, and with the time limit of the attempt."""
     if number > 1:
         headers[http.ATTEMPT_HEADER] = str(number)
-    if limit_s is not None:
-        headers[http.DEADLINE_HEADER] = http.format_deadline_ms(limit_s)
+    if time_limit_s is not None:
+        headers[http.DEADLINE_HEADER] = http.format_deadline_ms(time_limit_s)
 
 
 def make_response_classifier(
@@ -195,7 +193,7 @@ class DrainedBody:
 
 
 def final_response(error: ResultNotAccepted) -> Any:
-    """Return the last response of a call that was given up, after attaching the call's record."""
+    """Return the last response of a given-up call, with the call's record for `record_of`."""
     object.__setattr__(error.result, RECORD_ATTRIBUTE, getattr(error, RECORD_ATTRIBUTE, None))
     return error.result
 

@@ -63,20 +63,19 @@ class LRUCache(dict[K, V]):
 
     An exact LRU cache writes on each read. Here a hit costs one dict lookup. The dict itself holds
     the recent half of the items. When this half is full, it becomes the old half, and the previous
-    old half is dropped. `lookup` copies an item that it finds only in the old half to the recent
-    half.
+    old half is dropped. `lookup` copies an item from the old half to the recent half.
     """
 
-    __slots__ = ("_old",)
+    __slots__ = ("_old_half",)
 
     def __init__(self) -> None:
         super().__init__()
-        self._old: dict[K, V] = {}
+        self._old_half: dict[K, V] = {}
 
     def lookup(self, key: K) -> V | None:
         """Return the value from either half; None if the key is in neither."""
         value = self.get(key)
-        if value is None and (value := self._old.get(key)) is not None:
+        if value is None and (value := self._old_half.get(key)) is not None:
             self.add(key, value)
         return value
 
@@ -84,7 +83,7 @@ class LRUCache(dict[K, V]):
         """Add a value and return it; return the existing value if the recent half has one."""
         with _locks[0]:
             if len(self) >= _MAX_CACHED_ITEMS // 2:
-                self._old = dict(self)
+                self._old_half = dict(self)
                 self.clear()
             return self.setdefault(key, value)
 
@@ -208,13 +207,13 @@ class RequestSender:
         self._send = partial(send, attempt_timeout=attempt_timeout)
         self._send_unchanged = send_unchanged if attempt_timeout is None else None
         self._is_async = http_functions.is_async
-        self.send_functions: LRUCache[RequestKey, Callable[..., Any]] = LRUCache()
+        self.cached_functions: LRUCache[RequestKey, Callable[..., Any]] = LRUCache()
         """The functions that `send_function` has created. Adapters look here before they call
         `send_function`, because a dict lookup is cheaper than a function call."""
 
     def send_function(self, key: RequestKey) -> Callable[..., Any]:
         """Return the function that sends the requests with this key; create it if needed."""
-        send = self.send_functions.lookup(key)
+        send = self.cached_functions.lookup(key)
         if send is not None:
             return send
         method, scheme, host, port, repeatable = key
@@ -229,7 +228,7 @@ class RequestSender:
         else:
             wrap = _wrap_with_fast_path_async if is_async else _wrap_with_fast_path
             send = wrap(self._send_unchanged, self._send, config)
-        return self.send_functions.add(key, send)
+        return self.cached_functions.add(key, send)
 
 
 # The inner functions below must be named `call`. `runtime.error_record` looks for this name in the
