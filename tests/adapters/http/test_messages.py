@@ -77,9 +77,7 @@ def test_automatic_keys_differ() -> None:
     ("limit", "left", "expected"),
     [(None, None, None), (2.0, None, 2.0), (None, 3.0, 3.0), (2.0, 3.0, 2.0), (4.0, 3.0, 3.0)],
 )
-def test_attempt_time_limit(
-    limit: float | None, left: float | None, expected: float | None
-) -> None:
+def test_limit_by_deadline(limit: float | None, left: float | None, expected: float | None) -> None:
     """The limit is the policy's timeout or the remaining time, whichever is less."""
     with VirtualClock(start=0.0):
         if left is None:
