@@ -6,20 +6,20 @@ service may already need an API key.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from tarry.cli.options import JsonOption, example_epilog
 from tarry.cli.output import print_json, print_list, print_result, time_since
-from tarry.cli.serve import require_service_packages
+from tarry.cli.serve import ConfigOption, require_service_packages
 from tarry.client.errors import NotFound
 from tarry.errors import ConfigurationError
 from tarry.runtime.clocks import environment
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from pathlib import Path
 
     from tarry.service.store import Store
 
@@ -33,9 +33,6 @@ StoreOption = Annotated[
         help="Store of the service.",
         show_default="as for `tarry serve`: TARRY_STORE, --config, or sqlite:tarry-data/tarry.db",
     ),
-]
-ConfigOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Configuration file of the service, in TOML.")
 ]
 
 app: typer.Typer = typer.Typer(

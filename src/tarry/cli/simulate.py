@@ -142,7 +142,7 @@ def simulate(
     if not quiet or as_json:
         simulate_output.print_results(results, assertion_results, as_json=as_json)
     for path in (html, png, svg):
-        if path is not None and not quiet:  # standard output may be parsed
+        if path is not None and not quiet:  # not on standard output, which may be parsed
             typer.echo(f"written to {to_printable_line(str(path))}", err=True)
     if not simulate_output.report_assertions(assertion_results, quiet=quiet or as_json):
         raise typer.Exit(EXIT_FAILED)

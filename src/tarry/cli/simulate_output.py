@@ -54,7 +54,7 @@ def progress_bar(*, hidden: bool) -> Generator[Callable[[int, int], None]]:
         transient=True,
     ) as progress:
         task = progress.add_task("simulating", total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+        yield lambda finished, total: progress.update(task, completed=finished, total=total)
 
 
 def print_studies(*, as_json: bool) -> None:
