@@ -114,7 +114,7 @@ class RetryingCaller:
     def _reach_node(self, now: float, number: int) -> None:
         route = self._route
         response = route.node.handle(now, self, number)
-        if number != self._awaited_number:  # the attempt timed out before it arrived
+        if number != self._awaited_number:  # the attempt timed out before the request arrived
             return
         if response is None:
             if self._deadline < inf:

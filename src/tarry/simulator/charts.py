@@ -49,7 +49,7 @@ class Panel(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """One plot of a study. It has no panels if there is nothing to draw."""
+    """The chart of one plot of a study. It has no panels if there is nothing to draw."""
 
     title: str
     kind: str
@@ -84,20 +84,20 @@ def _series_chart(results: StudyResults, plot: Plot) -> Chart:
     last_combination = results.rows[-1].parameters
     rows = [row for row in results.rows if row.parameters == last_combination]
     all_series = [(names.index(row.variant), *_thin_series(row, plot.y)) for row in rows]
-    all_series = [(variant, width, points) for variant, width, points in all_series if points]
+    all_series = [(index, width, points) for index, width, points in all_series if points]
     values = (value for *_, points in all_series for value in points)
     y_range = vega.axis_range(values, is_log=plot.is_log, stretch=_SERIES_STRETCH)
     records: Records = [
         {
-            "i": variant,
-            "v": names[variant],
-            "x": index * width,
+            "i": variant_index,
+            "v": names[variant_index],
+            "x": number * width,
             "y": y_range.position(value),
-            "at": format_value(index * width, "s"),
+            "at": format_value(number * width, "s"),
             "text": format_value(value),
         }
-        for variant, width, points in all_series
-        for index, value in enumerate(points)
+        for variant_index, width, points in all_series
+        for number, value in enumerate(points)
     ]
     y_title = _y_title(results, plot)
     duration = max((record["x"] for record in records), default=0.0)
@@ -109,10 +109,10 @@ def _series_chart(results: StudyResults, plot: Plot) -> Chart:
     background = [layer for span in spans for layer in vega.span_layers(span, duration)]
     panels: list[Panel] = []
     peaks: list[tuple[str, str]] = []
-    for variant, _, points in all_series:
-        view = vega.series_view(names, variant, len(points), y_range, y_title, background)
-        panels.append(Panel(names[variant], variant, records, view))
-        peaks.append((names[variant], format_value(max(points))))
+    for index, _, points in all_series:
+        view = vega.series_view(names, index, len(points), y_range, y_title, background)
+        panels.append(Panel(names[index], index, records, view))
+        peaks.append((names[index], format_value(max(points))))
     return Chart(
         plot.title,
         "series",
@@ -156,9 +156,9 @@ def _line_chart(results: StudyResults, plot: Plot) -> Chart:
     x_name = plot.x if x_is_metric else results.swept_names[0]
     x_unit = study.unit(x_name) if x_is_metric else ""
     if x_is_metric:
-        metrics = [row.metrics[x_name] for row in results.rows]
-        x_values = [scale_value(value, x_unit) for value in metrics]
-        x_texts = [format_value(value, x_unit) for value in metrics]
+        metric_values = [row.metrics[x_name] for row in results.rows]
+        x_values = [scale_value(value, x_unit) for value in metric_values]
+        x_texts = [format_value(value, x_unit) for value in metric_values]
     else:
         x_values = [row.parameters[x_name] for row in results.rows]
         x_texts = [format_parameter(value) for value in x_values]
@@ -182,7 +182,7 @@ def _heat_map(results: StudyResults, plot: Plot) -> Chart:
     x_name, y_name, *other_names = results.swept_names
     records = [_build_record(results, row, plot.y) for row in results.rows]
     value_range = vega.axis_range((record["y"] for record in records), is_log=plot.is_log)
-    groups: dict[tuple[int, str], Records] = {}  # by variant and the other swept values
+    groups: dict[tuple[int, str], Records] = {}  # by variant index and other swept values
     for row, record in zip(results.rows, records, strict=True):
         record["a"] = format_parameter(row.parameters[x_name])
         record["b"] = format_parameter(row.parameters[y_name])
@@ -193,14 +193,14 @@ def _heat_map(results: StudyResults, plot: Plot) -> Chart:
     titles = (study.title(x_name), study.title(y_name), study.title(plot.y))
     view = vega.heat_map_view(value_range, columns, rows, titles)
     panels = [
-        Panel(", ".join(filter(None, (names[variant], label))), variant, group, view)
-        for (variant, label), group in groups.items()
+        Panel(", ".join(filter(None, (names[index], label))), index, group, view)
+        for (index, label), group in groups.items()
     ]
-    caption = (
+    sentence = (
         f"{titles[2]} in each cell, one map for each variant, all on the same scale: "
         "a stronger colour means a higher value."
     )
-    return _metric_chart(results, plot, "heat", (caption,), records, panels)
+    return _metric_chart(results, plot, "heat", (sentence,), records, panels)
 
 
 def _metric_chart(
@@ -213,8 +213,8 @@ def _metric_chart(
 ) -> Chart:
     """Return a chart of the metric `plot.y`; `records` has one record for each row."""
     average_note = describe_average(results, plot.y)
-    rows = ((row.variant, format_swept_parameters(row.parameters)) for row in results.rows)
-    labels = (" at ".join(filter(None, texts)) for texts in rows)
+    label_parts = ((row.variant, format_swept_parameters(row.parameters)) for row in results.rows)
+    labels = (" at ".join(filter(None, parts)) for parts in label_parts)
     values = [(label, record["text"]) for label, record in zip(labels, records, strict=True)]
     caption = join_sentences(caption_sentences[0], average_note, *caption_sentences[1:])
     return Chart(plot.title, kind, caption, describe_values(plot.title, values), panels)
@@ -247,7 +247,7 @@ def _thin_series(row: StudyRow, name: str) -> tuple[float, list[float]]:
 
 
 def _y_title(results: StudyResults, plot: Plot) -> str:
-    """Return the title of the y axis, or that of the metric if the plot has only a unit or ""."""
+    """Return `plot.y_title`, or the title of the metric if `plot.y_title` is only a unit or ""."""
     return results.study.title(plot.y) if plot.y_title in UNIT_SUFFIXES else plot.y_title
 
 

@@ -106,9 +106,9 @@ class DocumentValue(NamedTuple):
         except ConfigurationError as error:
             raise self.error(f"{error}{hint}") from None
 
-    def check_keys(self, known: Iterable[str]) -> None:
-        """Raise if this table has a key that is not in `known`; the error suggests a known key."""
-        keys = list(known)
+    def check_keys(self, allowed_keys: Iterable[str]) -> None:
+        """Raise if this table has another key; the error suggests a similar allowed key."""
+        keys = list(allowed_keys)
         for key in self.table():
             if key not in keys:
                 raise self.error(f"{self.name} has no key {key!r}; {did_you_mean(key, keys)}", key)
@@ -123,7 +123,7 @@ class DocumentValue(NamedTuple):
 
 
 class ParsedDocument(NamedTuple):
-    """The data of one document and the line of each value. A YAML file can have several."""
+    """The data of a document and the line of each value. A YAML file can have several documents."""
 
     data: Any
     line_numbers: dict[KeyPath, int]
@@ -280,18 +280,19 @@ class _LineFinder:
             if not match["skip"]:
                 self._tokens.append(_Token(match[0], line))
             line += match[0].count("\n")
-        self._tokens.append(_Token("", line))
+        self._tokens.append(_Token("", line))  # marks the end
 
     def peek(self) -> _Token:
         return self._tokens[self._position]
 
     def take(self) -> _Token:
         token = self.peek()
-        if token.text:  # the empty token marks the end and is never consumed
+        if token.text:
             self._position += 1
         return token
 
     def skip(self, *texts: str) -> _Token:
+        """Take all tokens with these texts; return the token after them without taking it."""
         while self.peek().text in texts:
             self.take()
         return self.peek()

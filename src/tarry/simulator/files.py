@@ -113,7 +113,7 @@ def run_variant(
 
 
 def _read_scenario_file(path: Path) -> tuple[Document, dict[str, Document]]:
-    """Return the document of a file, and by variant a document with the variant's scenario."""
+    """Return the document of a file, and for each variant a document with its scenario."""
     document = _inline_files(read_document(path))
     root = document.root
     root.check_keys((*STUDY_KEYS, *(field.name for field in fields(Scenario))))
@@ -190,7 +190,7 @@ def _build_variants(document: Document) -> dict[str, Document]:
         scenarios[name] = build_scenario(documents[name])
         _check_periods(documents[name], scenarios[name])
     _check_arrivals(document, changes_by_name, scenarios)
-    _check_calls(documents, scenarios)
+    _check_all_called(documents, scenarios)
     return documents
 
 
@@ -260,7 +260,7 @@ def _check_arrivals(
                 raise document.error_at((*key_path, "clients", key), msg)
 
 
-def _check_calls(documents: Mapping[str, Document], scenarios: Mapping[str, Scenario]) -> None:
+def _check_all_called(documents: Mapping[str, Document], scenarios: Mapping[str, Scenario]) -> None:
     """Raise if a server is called in no variant, because a name is probably misspelt."""
     called_names = {name for scenario in scenarios.values() for name in scenario.path()}
     for variant, scenario in scenarios.items():

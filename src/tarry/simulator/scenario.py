@@ -88,7 +88,7 @@ class Server:
         a request is rejected with `reject_status` (429 counts as throttling) and `retry_after`.
     slowdown: seconds added to a request for each request that runs or is queued when it arrives.
     crash_above: with more running and queued requests than this, the server crashes, drops them
-        all and restarts after `restart_after` seconds.
+        all and restarts after `restart_after` seconds; None for no crashes.
     cold_factor: after a restart, requests take this many times as long. The factor decreases to 1
         over `warmup` seconds.
     failure_rate: the share of requests that fail with status 500, also outside `failures`.
@@ -161,8 +161,8 @@ class Clients:
     arrivals:
         poisson: calls start at random times, `rate` per second in total.
         at-once: `count` clients make one call each at the start.
-        closed: each of `count` clients makes a call, pauses for a time drawn from `think`, and
-            repeats.
+        closed: a closed loop. Each of `count` clients makes a call, waits for its end, pauses for
+            a time drawn from `think`, and calls again.
         backlog: `count` calls wait and start as soon as breaker, budget and limiter allow it.
     instances: the number of processes in which the clients run. Each process has its own breaker,
         budget and limiter.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tarry.simulator.documents import Document
 
 T = TypeVar("T")
-PartClass: TypeAlias = Callable[..., Any]
+PartClass: TypeAlias = Callable[..., Any]  # Breaker, Hedging, a budget or a limiter
 
 MAX_DURATIONS_FILE_BYTES = 50_000_000
 MAX_DURATION_COUNT = 1_000_000
@@ -46,7 +46,7 @@ DEFENCE_KEYS = ("preset", *signature(Policy).parameters, *_CLASSES_WITHOUT_KIND,
 
 def build_scenario(document: Document) -> Scenario:
     """Build a scenario from the document of a scenario file."""
-    return _build(Scenario, document.root)
+    return _build_object(Scenario, document.root)
 
 
 def build_defence(value: DocumentValue) -> Defence:
@@ -99,11 +99,11 @@ def _check_part(name: str, value: DocumentValue) -> None:
     _with_location(value, lambda: Defence.from_dict({name: value.table()}))
 
 
-def _build(cls: type[T], value: DocumentValue) -> T:
+def _build_object(cls: type[T], value: DocumentValue) -> T:
     """Build an instance of a dataclass from a table."""
     parameters = _check_arguments(value, cls)
     arguments = {
-        name: _build_value(str(parameters[name].annotation), value.item(name))
+        name: _build_field(str(parameters[name].annotation), value.item(name))
         for name in value.table()
     }
     return _with_location(value, lambda: cls(**arguments))
@@ -122,7 +122,7 @@ def _check_arguments(
     return parameters
 
 
-def _build_value(annotation: str, value: DocumentValue) -> Any:
+def _build_field(annotation: str, value: DocumentValue) -> Any:
     """Build the value of a field of a dataclass; the annotation of the field names its type."""
     data = value.data
     type_name, _, none = annotation.partition(" | ")
@@ -134,15 +134,15 @@ def _build_value(annotation: str, value: DocumentValue) -> Any:
         case "Defence":
             return build_defence(value)
         case "Clients":
-            return _build(Clients, value)
+            return _build_object(Clients, value)
         case "dict[str, Server]":
-            return {name: _build(Server, value.item(name)) for name in value.table()}
+            return {name: _build_object(Server, value.item(name)) for name in value.table()}
         case "tuple[Failure, ...]" | "tuple[Surge, ...]":
             if not isinstance(data, list):
                 raise value.type_error("a list of tables")
             cls = Failure if "Failure" in type_name else Surge
             count = len(cast("list[object]", data))
-            return tuple(_build(cls, value.item(index)) for index in range(count))
+            return tuple(_build_object(cls, value.item(index)) for index in range(count))
         case "tuple[float, ...]":
             if not isinstance(data, (list, tuple)):
                 raise value.type_error("a list")
@@ -165,7 +165,7 @@ def _build_distribution(value: DocumentValue) -> Distribution:
         raise value.error(msg + _number_hint(data))
     kind = _get_kind(value, DISTRIBUTIONS)
     arguments = {key: argument for key, argument in value.table().items() if key != "kind"}
-    return _build(DISTRIBUTIONS[kind], value._replace(data=arguments))
+    return _build_object(DISTRIBUTIONS[kind], value._replace(data=arguments))
 
 
 def _get_kind(value: DocumentValue, kinds: Mapping[str, object]) -> str:

@@ -84,17 +84,17 @@ DARK = Theme(
 def css_properties() -> str:
     """Return CSS custom properties for the theme that the browser prefers, light or dark."""
     return (
-        f":root{{color-scheme:light dark;{_properties(LIGHT)}}}"
-        f"@media (prefers-color-scheme:dark){{:root{{{_properties(DARK)}}}}}"
+        f":root{{color-scheme:light dark;{_theme_properties(LIGHT)}}}"
+        f"@media (prefers-color-scheme:dark){{:root{{{_theme_properties(DARK)}}}}}"
         + "".join(f".v{n}{{--variant:var(--v{n})}}" for n in range(len(LIGHT.marks)))
     )
 
 
-def _properties(theme: Theme) -> str:
+def _theme_properties(theme: Theme) -> str:
     names = ("page", "surface", "ink", "muted", "line", "accent", "wash")
-    named = {name: getattr(theme, name) for name in names}
-    named |= {f"v{n}": colour for n, colour in enumerate(theme.marks)}
-    return "".join(f"--{name}:{value};" for name, value in named.items())
+    colours = {name: getattr(theme, name) for name in names}
+    colours |= {f"v{n}": colour for n, colour in enumerate(theme.marks)}
+    return "".join(f"--{name}:{colour};" for name, colour in colours.items())
 
 
 def vega_config(theme: Theme, *, legend: bool) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def vega_config(theme: Theme, *, legend: bool) -> dict[str, Any]:
     text |= {"titleFontWeight": "normal", "labelFontSize": TEXT_SIZE, "titleFontSize": TEXT_SIZE}
     title = {"color": theme.ink, "subtitleColor": theme.muted, "anchor": "start", "frame": "group"}
     lines = {"gridColor": theme.line, "domainColor": theme.line, "tickColor": theme.line}
-    top = {"orient": "top", "offset": 30, "columns": 2, "symbolSize": 70, "labelLimit": 400}
+    layout = {"orient": "top", "offset": 30, "columns": 2, "symbolSize": 70, "labelLimit": 400}
     ramp = list(theme.ramp)
     ranges = {"category": list(theme.marks), "symbol": list(SHAPES), "ramp": ramp, "heatmap": ramp}
     return {
@@ -112,7 +112,7 @@ def vega_config(theme: Theme, *, legend: bool) -> dict[str, Any]:
         "view": {"stroke": None},
         "title": title,
         "axis": {**text, **lines, "labelPadding": 6, "labelOverlap": True},
-        "legend": {**text, "disable": not legend, **top},
+        "legend": {**text, "disable": not legend, **layout},
         "range": ranges,
         "text": {"color": theme.ink, "fontSize": TEXT_SIZE},
         "style": {
@@ -177,18 +177,18 @@ class AxisRange(NamedTuple):
 
 
 def axis_range(values: Iterable[float | None], *, is_log: bool, stretch: float = 1.0) -> AxisRange:
-    """Return a range that contains all values.
+    """Return a range that contains all values; None stands for a missing or infinite value.
 
     `stretch` is the length of the axis, divided by its length up to the highest value.
     """
-    known = [value for value in values if value is not None]
-    positive = [value for value in known if value > 0]
+    finite = [value for value in values if value is not None]
+    positive = [value for value in finite if value > 0]
     if is_log and positive:
         low = 10.0 ** floor(log10(min(positive)))
         high = max(*positive, low * 10)
         return AxisRange(low, high, high * (high / low) ** (stretch - 1), is_log=True)
-    high = max(known, default=0.0) or 1.0
-    low = min(0.0, *known) if known else 0.0
+    high = max(finite, default=0.0) or 1.0
+    low = min(0.0, *finite) if finite else 0.0
     return AxisRange(low, high, low + (high - low) * stretch, is_log=False)
 
 
@@ -226,7 +226,7 @@ def x_channel(values: Sequence[Any], title: str, unit: str, *, is_swept: bool) -
 
 def series_view(
     names: Sequence[str],
-    variant: int,
+    variant_index: int,
     point_count: int,
     y_range: AxisRange,
     y_title: str,
@@ -235,9 +235,9 @@ def series_view(
     """Return a chart of the time series of one variant; the other variants are grey lines."""
     y_axis = _axis(y_range, "", None, 3)
     y = {"field": "y", "type": "quantitative", "scale": y_range.scale(), "axis": y_axis}
-    is_own = {"field": "i", "equal": variant}
+    is_own = {"field": "i", "equal": variant_index}
     own_records: Spec = {"transform": [{"filter": is_own}]}
-    others: Spec = {"transform": [{"filter": {"not": is_own}}]}
+    other_records: Spec = {"transform": [{"filter": {"not": is_own}}]}
     by_variant = {"detail": {"field": "v"}}
     own_colour = {"color": _variant_channel(names, legend=None)}
     own_area = {**own_colour, "y2": {"datum": y_range.low}}
@@ -251,7 +251,7 @@ def series_view(
         "encoding": {"x": _time_channel("x"), "y": y},
         "layer": [
             *background,
-            {**others, "mark": {"type": "line", "style": "context"}, "encoding": by_variant},
+            {**other_records, "mark": {"type": "line", "style": "context"}, "encoding": by_variant},
             {**own_records, "mark": {"type": "area", "opacity": 0.16}, "encoding": own_area},
             {**own_records, "mark": {"type": "line", "strokeWidth": 1.75}, "encoding": own_colour},
             {**own_records, "mark": point, "encoding": {**own_colour, "opacity": visible}},
