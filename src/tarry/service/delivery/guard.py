@@ -127,9 +127,7 @@ class Guard:
 
     def block_reason(self, address: str, host: str) -> str | None:
         """Return the reason why an address of `host` is blocked; None if it is allowed."""
-        if host in self._allowed_hosts or any(
-            host.endswith(suffix) for suffix in self._allowed_suffixes
-        ):
+        if host in self._allowed_hosts or host.endswith(tuple(self._allowed_suffixes)):
             return None
         try:
             ip = ip_address(address.partition("%")[0])
@@ -143,12 +141,12 @@ class Guard:
 
     def _ip_block_reason(self, ip: _Address) -> str | None:
         """Return the description of a blocked address; None if the address is allowed."""
-        contained = list(_contained_ipv4(ip)) if isinstance(ip, IPv6Address) else []
+        ipv4_addresses = list(_contained_ipv4(ip)) if isinstance(ip, IPv6Address) else []
         if not any(ip in network for network in self._allowed_networks):
-            description = _describe_special(ip) or ("an ISATAP address" if contained else None)
+            description = _describe_special(ip) or ("an ISATAP address" if ipv4_addresses else None)
             if description is not None:
-                return f"{description} of {contained[-1]}" if contained else description
-        for address in contained:
+                return f"{description} of {ipv4_addresses[-1]}" if ipv4_addresses else description
+        for address in ipv4_addresses:
             if (reason := self._ip_block_reason(address)) is not None:
                 return f"a route to {address}, {reason}"
         return None

@@ -109,7 +109,7 @@ class Worker:
             try:
                 content = leased_task.content = context.unpack(task.packed_content)
             except (TarryError, MsgspecError) as error:
-                # `/readyz` reports it as "encryption": the usual cause is a missing encryption key.
+                # The check in `/readyz` is named for the usual cause, a missing encryption key.
                 context.health.mark_failing("encryption", error)
                 self._release_unstartable(leased_task)
                 return True

@@ -1,4 +1,4 @@
-"""Connecting to a server: DNS, the guard's check of each address, TCP, TLS, egress proxy.
+"""Opens connections: DNS, the guard's check of each address, TCP, TLS, egress proxy.
 
 Before each new connection the guard (`Guard`, which blocks internal addresses) checks the address,
 even if the address comes from the DNS cache.
@@ -46,7 +46,7 @@ _MAX_CONNECT_RESPONSE_BYTES = 16 * 1024
 _DEFAULT_PROXY_PORTS = {"http": 80, "https": 443}
 _PROXY_FAULTS = {403: Fault.BLOCKED, 502: Fault.REFUSED, 503: Fault.REFUSED, 504: Fault.REFUSED}
 """Faults of the target by the status of the proxy; others are failures of the proxy itself."""
-_LOCAL_ERRNOS = frozenset({EMFILE, ENFILE, ENOBUFS, ENOMEM})  # not a failure of the target
+_LOCAL_ERRNOS = frozenset({EMFILE, ENFILE, ENOBUFS, ENOMEM})  # failures of this machine
 _CLOSED_IN_HANDSHAKE = "The connection was closed during the TLS handshake"
 
 
@@ -76,7 +76,7 @@ class Connector(msgspec.Struct, frozen=True):
     target: Target
     guard: Guard
     dns: DnsCache
-    tls: ssl.SSLContext | None
+    tls: ssl.SSLContext | None  # None if this machine has no trusted certificates
     proxy: Proxy | None
 
     async def connect(self, protocol: asyncio.Protocol) -> ConnectResult:
