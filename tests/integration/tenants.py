@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tarry.service.api.auth import make_key
+from tarry.service.api.auth import make_api_key
 from tarry.service.stores.sqlite import SqliteStore
 from tests.integration.service import Reply, Service, service
 
@@ -62,7 +62,7 @@ async def _make_keys(database: Path, *tenants: str) -> dict[str, str]:
     await store.open()
     secrets = {}
     for tenant in tenants:
-        secrets[tenant], key = make_key(tenant, f"key-{tenant}")
+        secrets[tenant], key = make_api_key(tenant, f"key-{tenant}")
         await store.put_api_key(key)
     await store.close()
     return secrets

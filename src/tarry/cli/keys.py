@@ -56,9 +56,9 @@ def create(
     require_service_packages()
     from uuid_utils import uuid7
 
-    from tarry.service.api.auth import make_key
+    from tarry.service.api.auth import make_api_key
 
-    key, record = make_key(tenant, str(uuid7()), name)
+    key, record = make_api_key(tenant, str(uuid7()), name)
     _run_with_store(store_url, config, lambda store: store.put_api_key(record), may_create=True)
     if as_json:
         print_json({"id": record.id, "tenant": tenant, "name": name, "key": key})

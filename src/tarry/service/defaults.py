@@ -15,6 +15,6 @@ MAX_ATTEMPT_TIMEOUT_MS: Final = 60_000
 LEASE_GRACE_MS: Final = 5_000
 """How much longer than the longest attempt a lease must be, so that the result can be stored."""
 MAX_IN_FLIGHT: Final = 512
-"""Most attempts that one process runs at a time."""
+"""Maximum number of attempts in flight in one process."""
 MAX_LANE_IN_FLIGHT: Final = 128
-"""Most attempts to one downstream that one process runs at a time."""
+"""Maximum number of attempts in flight to one downstream, in one process."""

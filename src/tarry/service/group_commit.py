@@ -17,7 +17,7 @@ results or leases. All queues follow the same rules:
 * **Backpressure.** Pending items are waiting or in flight. A queue rejects an entry that would
   raise their number above `max_pending`, unless nothing is pending: then it accepts an entry of
   any weight. With `max_pending=None`, a queue accepts everything. This is used for results and
-  releases: they report what has happened, and are never more than there are leased tasks.
+  releases: they report what has happened, and their number is limited by that of the leased tasks.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         "sqlite:tarry-data/tarry.db"
     )
     bodies: Annotated[
-        str, _help("Place of large bodies: a folder, s3://, gs://, az://; empty: next to `store`")
+        str, _help("Storage of large bodies: a folder, s3://, gs://, az://; empty: next to `store`")
     ] = ""
     bodies_endpoint: Annotated[
         str, _help("The URL of an S3-compatible server for `bodies`: http://minio:9000")
@@ -81,11 +81,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     lease_ms: Annotated[
         int, _help("The duration of a lease; 0: max_attempt_timeout_ms plus 10 s", ge=0)
     ] = 0
-    in_flight: Annotated[int, _help("The most attempts that one process runs at a time", ge=1)] = (
-        defaults.MAX_IN_FLIGHT
-    )
+    in_flight: Annotated[
+        int, _help("Maximum number of attempts in flight in one process", ge=1)
+    ] = defaults.MAX_IN_FLIGHT
     lane_in_flight: Annotated[
-        int, _help("The most attempts to one downstream that one process runs at a time", ge=1)
+        int, _help("Maximum number of attempts in flight to one downstream, in one process", ge=1)
     ] = defaults.MAX_LANE_IN_FLIGHT
     max_body_bytes: Annotated[
         int, _help("The largest body of an API request, except a batch, and of a bodyRef", ge=1)
@@ -103,10 +103,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         int, _help("How many bytes of a target's response body are read", ge=1)
     ] = defaults.MAX_RESPONSE_BYTES
     tenant_pending: Annotated[
-        int, _help("The most PENDING and IN_FLIGHT tasks of a tenant; 0: no limit", ge=0)
+        int, _help("Maximum number of PENDING and IN_FLIGHT tasks of a tenant; 0: no limit", ge=0)
     ] = 0
     tenant_rate: Annotated[
-        float, _help("The most tasks per second that a tenant may add; 0: no limit", ge=0)
+        float, _help("Maximum number of tasks that a tenant may add per second; 0: no limit", ge=0)
     ] = 0.0
     keep_succeeded_ms: Annotated[int, _help("Retention of succeeded and cancelled tasks", ge=1)] = (
         604_800_000

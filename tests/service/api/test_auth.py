@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tarry.errors import ConfigurationError
-from tarry.service.api.auth import ApiKeyCache, check_tenant, key_digest, make_key
+from tarry.service.api.auth import ApiKeyCache, api_key_digest, check_tenant, make_api_key
 from tarry.service.model import ApiKeyRecord
 from tests.service.api.harness import TARGET, ApiHarness, Response, run_with_api
 
@@ -72,18 +72,18 @@ def test_other_hosts_are_rejected(host: str) -> None:
 
 async def create_key(api: ApiHarness, tenant: str) -> tuple[str, ApiKeyRecord]:
     """Store a new key and return it."""
-    secret, key = make_key(tenant, f"id-{tenant}")
+    secret, key = make_api_key(tenant, f"id-{tenant}")
     await api.store.put_api_key(key)
     return secret, key
 
 
 def test_only_the_digest_of_a_random_key_is_stored() -> None:
     """Nothing in the record reveals the key."""
-    first, key = make_key("acme", "1", "ci")
-    second, _ = make_key("acme", "2")
+    first, key = make_api_key("acme", "1", "ci")
+    second, _ = make_api_key("acme", "2")
     assert first != second
     assert first.startswith("tarry_")
-    assert (key_digest(first), "acme", "ci") == (key.digest, key.tenant, key.name)
+    assert (api_key_digest(first), "acme", "ci") == (key.digest, key.tenant, key.name)
     assert first not in repr(key)
 
 
@@ -231,7 +231,7 @@ def test_lookups_are_cached_for_a_few_seconds() -> None:
 
         api.store.find_api_key = counted  # type: ignore[method-assign]
         keys = ApiKeyCache(api.store, api.time.seconds)
-        secret, key = make_key("acme", "1")
+        secret, key = make_api_key("acme", "1")
         assert [None, None] == [await keys.find_tenant(secret) for _ in range(2)]
         await api.store.put_api_key(key)
         api.time.ms += 5_000
@@ -246,7 +246,7 @@ def test_lookups_are_cached_for_a_few_seconds() -> None:
 
 def test_the_key_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many invalid keys neither fill the memory nor evict the valid ones."""
-    monkeypatch.setattr("tarry.service.api.auth._MAX_CACHED_KEYS", 10)
+    monkeypatch.setattr("tarry.service.api.auth._MAX_CACHED_API_KEYS", 10)
 
     async def test(api: ApiHarness) -> None:
         secret, _ = await create_key(api, "acme")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tarry.errors import Overloaded, StoreUnavailable
-from tarry.service.api.auth import make_key
+from tarry.service.api.auth import make_api_key
 from tarry.service.api.context import ApiLimits
 from tests.service.api.harness import TARGET, ApiHarness, Response, run_with_api
 
@@ -99,7 +99,7 @@ def test_keys_are_checked() -> None:
     """Unknown, looked up, and cached keys."""
 
     async def test(api: ApiHarness, chunks: bytes | list[bytes]) -> list[Any]:
-        secret, key = make_key("acme", "1")
+        secret, key = make_api_key("acme", "1")
 
         async def request(**headers: str) -> Response:
             return await api.request("POST", "/retry-tasks", body=chunks, headers=headers)

@@ -257,7 +257,7 @@ def test_a_deleted_policy_is_mentioned_if_it_still_matters(status: Status) -> No
         lane=None,
         now=NOW,
     )
-    gone = "Its policy mine was deleted: it uses the default policy."
+    gone = "Its policy mine was deleted: the task uses the default policy."
     ended = status in {Status.SUCCEEDED, Status.CANCELLED}
     assert returned.text.endswith(gone) is not ended
     assert (status is Status.PENDING) is ("Attempt 1 of 5" in returned.text)

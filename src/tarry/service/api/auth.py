@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-KEY_PREFIX = "tarry_"
+API_KEY_PREFIX = "tarry_"
 """Every key begins with this, so that scanners for leaked secrets recognise it."""
 DEFAULT_TENANT = "default"
 
 _TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_MAX_KEY_LENGTH = 200
-_MAX_CACHED_KEYS = 10_000
+_MAX_API_KEY_LENGTH = 200
+_MAX_CACHED_API_KEYS = 10_000
 _CACHE_TTL_S = 5.0
 """How long the result of a lookup is cached. A revoked key may still be accepted for this time."""
 
@@ -114,18 +114,18 @@ class ApiKeyCache:
 
     def cached_tenant(self, key: str) -> str | None:
         """Return the tenant of a key that is cached as valid, else None."""
-        if len(key) > _MAX_KEY_LENGTH:
+        if len(key) > _MAX_API_KEY_LENGTH:
             return None
-        tenant, expires_at = self._valid.get(key_digest(key), (None, 0.0))
+        tenant, expires_at = self._valid.get(api_key_digest(key), (None, 0.0))
         return tenant if tenant is not None and self._now() < expires_at else None
 
     async def find_tenant(self, key: str) -> str | None:
         """Return the tenant of a key, or None if the key is unknown or revoked."""
-        if len(key) > _MAX_KEY_LENGTH:
+        if len(key) > _MAX_API_KEY_LENGTH:
             return None
         if (tenant := self.cached_tenant(key)) is not None:
             return tenant
-        digest, now = key_digest(key), self._now()
+        digest, now = api_key_digest(key), self._now()
         if now < self._invalid.get(digest, now):
             return None
         record = await self._store.find_api_key(digest)
@@ -150,21 +150,23 @@ def check_tenant(tenant: str) -> str:
     return tenant
 
 
-def key_digest(key: str) -> bytes:
-    """Return the digest of a key. The key itself is not stored."""
+def api_key_digest(key: str) -> bytes:
+    """Return the digest of an API key. The key itself is not stored."""
     return sha256(key.encode()).digest()
 
 
-def make_key(tenant: str, key_id: str, name: str = "") -> tuple[str, ApiKeyRecord]:
+def make_api_key(tenant: str, key_id: str, name: str = "") -> tuple[str, ApiKeyRecord]:
     """Return a new API key, and the record to store, which contains only its digest."""
-    key = KEY_PREFIX + secrets.token_urlsafe(32)
-    record = ApiKeyRecord(id=key_id, tenant=check_tenant(tenant), digest=key_digest(key), name=name)
+    key = API_KEY_PREFIX + secrets.token_urlsafe(32)
+    record = ApiKeyRecord(
+        id=key_id, tenant=check_tenant(tenant), digest=api_key_digest(key), name=name
+    )
     return key, record
 
 
 def _put_in_cache(cache: dict[bytes, T], digest: bytes, entry: T) -> None:
     cache.pop(digest, None)
-    if len(cache) >= _MAX_CACHED_KEYS:
+    if len(cache) >= _MAX_CACHED_API_KEYS:
         del cache[next(iter(cache))]  # the oldest entry
     cache[digest] = entry
 

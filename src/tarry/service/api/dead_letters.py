@@ -24,9 +24,9 @@ _replay_decoder = msgspec.json.Decoder(ReplayRequest)
 _REPLAYS_PATH = "/dead-letters/replays"
 _REPLAY_PATH = "/dead-letters/replays/{replayId}"
 _PURGE_CHUNK = 500
-"""Most tasks that one call of the store deletes."""
+"""Maximum number of tasks that one call of the store deletes."""
 _MAX_PURGE_CHUNKS = 20
-"""Most calls of the store per request; the response reports whether dead letters are left."""
+"""Maximum number of such calls per request; the response reports whether tasks are left."""
 
 
 class DeadLetterResource:
@@ -61,7 +61,7 @@ class DeadLetterResource:
         "POST", _REPLAYS_PATH, "createReplay", ReplayJob, statuses=(200, 201), body=ReplayRequest
     )
     async def start_replay(self, request: ApiRequest) -> ApiResponse:
-        """Replay dead letters: a durable job with an optional rate. A dry run only counts them."""
+        """Start a job that replays dead letters at an optional rate. A dry run only counts them."""
         body = await request.read_body(self._context.limits.max_request_bytes)
         replay = decode_json(_replay_decoder, body)
         replay_filter = replay.filter or ReplayFilter()

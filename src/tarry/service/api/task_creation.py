@@ -38,7 +38,7 @@ _logger = logging.getLogger("tarry.service")
 _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _YIELD_EVERY_TASKS = 50
-"""After each such number of tasks, the validation of a batch yields to the event loop."""
+"""The validation of a batch yields to the event loop after every such number of tasks."""
 _UNFINISHED_RETRY_AFTER_S = 10.0
 """`Retry-After` for a tenant at its limit of unfinished tasks, some of which may finish by then."""
 _MINIMAL_APPLIED = (b"preference-applied", b"return=minimal")

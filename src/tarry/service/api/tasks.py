@@ -1,4 +1,4 @@
-"""`/retry-tasks`: read, list, cancel and retry tasks; and waiting for results (`Prefer: wait`)."""
+"""`/retry-tasks`: read, list, cancel and retry tasks, or wait for a result (`Prefer: wait`)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _REASONS = tuple(Reason)
 _MAX_EXPLAINED_ATTEMPTS = 100
 _ATTEMPT_CURSOR = re.compile(r"[0-9]{1,9}")
 _YIELD_EVERY_TASKS = 100
-"""After each such number of tasks, the decoding of a page yields to the event loop."""
+"""The decoding of a page yields to the event loop after every such number of tasks."""
 
 
 class PurgeQuery(msgspec.Struct, rename="camel", frozen=True, forbid_unknown_fields=True):

@@ -232,7 +232,7 @@ def explain_task(
         steps.append(wire.ExplainedStep(attempt_number=attempt.number, text=text, attempt=view))
     next_step = _next_step(task, status, policy, lane, now)
     if named_policy is None and status not in {Status.SUCCEEDED, Status.CANCELLED}:
-        note = f"Its policy {task.policy_id} was deleted: it uses the default policy."
+        note = f"Its policy {task.policy_id} was deleted: the task uses the default policy."
         next_step = wire.NextStep(text=f"{next_step.text} {note}", at=next_step.at)
     sentences = [step.text for step in steps]
     if attempts and attempts[0].number > 1:
