@@ -1,4 +1,4 @@
-"""The dependencies of the API. `tarry.service.app` builds them; tests use fakes."""
+"""The dependencies of the API. `tarry.service.app` builds them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ApiLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_wait_s: int = 60
     """Longest wait for a result (`Prefer: wait`); a longer one is reduced to this."""
     max_waiting_requests: int = 1_000
-    """Requests that may wait for a result at the same time; further ones do not wait."""
+    """Requests that may wait for a result at the same time; further requests do not wait."""
     max_event_streams: int = 100
     """Largest number of open `/events` streams."""
     max_attempt_timeout_s: float = defaults.MAX_ATTEMPT_TIMEOUT_MS / 1000

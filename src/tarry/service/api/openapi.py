@@ -127,8 +127,7 @@ def build_openapi(
 def _add_untyped_rules(schemas: dict[str, Any]) -> None:
     """Add rules that the Python types of the fields do not express."""
     tasks = schemas[BatchRequest.__name__]["properties"]["tasks"]
-    # Any JSON value is accepted, because an invalid task does not fail the batch: it gets its own
-    # result.
+    # Any JSON value is accepted as a task: an invalid task does not fail the whole batch.
     task = {"$ref": _REF_TEMPLATE.format(name=RetryTaskRequest.__name__)}
     tasks.update(items={"anyOf": [task, {}]}, maxItems=MAX_BATCH_SIZE)
     fields = schemas[RetryTaskRequest.__name__]["properties"]

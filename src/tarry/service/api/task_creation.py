@@ -38,15 +38,15 @@ _logger = logging.getLogger("tarry.service")
 _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _YIELD_EVERY_TASKS = 50
-"""The validation of a batch yields to the event loop after every such number of tasks."""
+"""Number of tasks after which the validation of a batch yields to the event loop."""
 _UNFINISHED_RETRY_AFTER_S = 10.0
 """`Retry-After` for a tenant at its limit of unfinished tasks, some of which may finish by then."""
 _MINIMAL_APPLIED = (b"preference-applied", b"return=minimal")
 _MAX_TENANT_BUCKETS = 10_000
 """Largest number of tenants whose bucket is kept in memory."""
 _MAX_CONSECUTIVE_STORE_FAILURES = 3
-"""After this many failures of the store in a row, those of the remaining tasks of a batch that need
-the store for validation are rejected."""
+"""After this many failures of the store in a row, the remaining tasks of a batch are rejected if
+their validation needs the store."""
 
 
 class _IdempotencyKeyOnly(msgspec.Struct, rename="camel"):

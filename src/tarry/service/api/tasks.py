@@ -36,7 +36,7 @@ _REASONS = tuple(Reason)
 _MAX_EXPLAINED_ATTEMPTS = 100
 _ATTEMPT_CURSOR = re.compile(r"[0-9]{1,9}")
 _YIELD_EVERY_TASKS = 100
-"""The decoding of a page yields to the event loop after every such number of tasks."""
+"""Number of tasks after which the decoding of a page yields to the event loop."""
 
 
 class PurgeQuery(msgspec.Struct, rename="camel", frozen=True, forbid_unknown_fields=True):

@@ -127,7 +127,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """Close the connection. A request that has not arrived completely is rejected."""
+        """Close the connection after a running request. An incomplete request is rejected."""
         super().shutdown()
         if self._awaited is not None and not self.transport.is_closing():
             self._reject_incomplete()
