@@ -129,7 +129,7 @@ class RetryMiddleware:
 
 def _call_identity(request: ClientRequest) -> object:
     """Return an object that all requests of one call of the session share."""
-    return request._traces  # noqa: SLF001 - no public one exists  # pyright: ignore[reportPrivateUsage]
+    return request._traces  # noqa: SLF001 - no public attribute is shared  # pyright: ignore[reportPrivateUsage]
 
 
 def _raise_if_given_up(request: ClientRequest) -> None:

@@ -1,1 +1,1 @@
-"""Drivers around the core: real clocks, dice, locks, threads and event loops."""
+"""Runs the core (the decisions) with real clocks, random numbers, locks, threads, event loops."""

@@ -124,7 +124,7 @@ class LockedDownstream(core.Downstream):
             super().release(permit, duration, now)
 
     def check_retry(self, outcome: Outcome, now: float) -> Stop | None:
-        """Return a `Stop` if no retry may follow `outcome`, else None; change no state."""
+        """Return a `Stop` if no retry may follow `outcome`, else None; withdraw nothing."""
         with self._lock:
             self._count_successes_locked()
             return super().check_retry(outcome, now)
@@ -147,7 +147,7 @@ class LockedDownstream(core.Downstream):
             return super().status(now)
 
     def expected_duration(self) -> float:
-        """Return the median duration of the latest successful attempts, in seconds."""
+        """Return the median duration of the latest successful attempts; 0 if there are none."""
         with self._lock:
             self._count_successes_locked()
             return super().expected_duration()

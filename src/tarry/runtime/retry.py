@@ -79,8 +79,9 @@ def retry(
     name: the name in logs and metrics; by default the name of the function.
     cancel: a token that ends the waits of a plain function.
     random: the source of random numbers for jitter, such as random.Random(7).
+    hedging: must be None, because a call is either retried or hedged.
     """
-    if misused:
+    if misused:  # the decorator was used without parentheses, or with a positional argument
         raise ConfigurationTypeError(
             "@tarry.retry needs on= to know which errors are worth another attempt, as in "
             "@tarry.retry(on=ConnectionError); a bare @tarry.retry would also retry bugs"

@@ -183,8 +183,8 @@ class HandOff:
     def _first_delay(self, error: Exception, key: str) -> float | None:
         """Return the delay that the server's last response requested, plus a spread; None if none.
 
-        The spread keeps tasks with the same delay from starting at once. It is derived from the
-        key, so that a request that is handed off twice gets the same delay.
+        The spread is derived from the key, so that a request that is handed off twice gets the same
+        delay.
         """
         if not isinstance(error, ResultNotAccepted):
             return None
@@ -216,10 +216,7 @@ def _report_failure(error: Exception, record: CallRecord, failure: Exception) ->
 
 
 def _task_headers(lines: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the headers for a task: those that each attempt sends.
-
-    The values of a repeated header are joined (RFC 9110, 5.3).
-    """
+    """Return the headers that each attempt sends; join repeated headers (RFC 9110, 5.3)."""
     headers: dict[str, str] = {}
     for original_name, value in lines:
         name = original_name.lower()
