@@ -76,7 +76,7 @@ def _run_trial(policy: Policy, clients: int, loop: EventLoop) -> Contention:
     """Run all clients. A `Call` is the whole work of one client: reads and writes until success."""
     schedule, draw = loop.schedule, loop.random_source("jitter").random
     network_delay = loop.sampler(_NETWORK_DELAY, "network")
-    version = writes = 0
+    version = write_count = 0
     last_success_at = 0.0
 
     def start(now: float, call: Call) -> None:
@@ -87,9 +87,9 @@ def _run_trial(policy: Policy, clients: int, loop: EventLoop) -> Contention:
         schedule(now + network_delay() + network_delay(), write, (call, version))
 
     def write(now: float, call_and_version: tuple[Call, int]) -> None:
-        nonlocal version, writes, last_success_at
+        nonlocal version, write_count, last_success_at
         call, read_version = call_and_version
-        writes += 1
+        write_count += 1
         received_at = now + network_delay()
         if read_version == version:
             version += 1
@@ -103,7 +103,7 @@ def _run_trial(policy: Policy, clients: int, loop: EventLoop) -> Contention:
     for _ in range(clients):
         start(0.0, Call(policy))
     loop.run(inf)
-    return Contention(writes, last_success_at * 1000)
+    return Contention(write_count, last_success_at * 1000)
 
 
 CONTENTION_STUDY = Study(

@@ -71,5 +71,5 @@ class EventLoop:
 
 
 def trial_seed(seed: int, trial: int) -> str:
-    """Return the seed of the trial with this index: each trial of a study has another one."""
+    """Return the seed of one trial; `seed` is that of all trials, `trial` the index of this one."""
     return f"{seed}/{trial}"

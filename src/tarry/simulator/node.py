@@ -290,18 +290,16 @@ class RelayNode(Node):
             self._respond(now, request, INTERNAL_ERROR)
             return
 
-        def on_end(_started: float, now: float, stop: Stop | None, attempts: int) -> None:
+        def on_end(_started_at: float, now: float, stop: Stop | None, attempts: int) -> None:
             if request not in self._running:
                 return
             if stop is None:
                 self._respond(now, request, SUCCESS)
             else:
-                # Also true if this node did not retry because a node below had already retried.
-                retried_below = stop.reason is Reason.RETRIED_BELOW
-                is_retried = retried_below or forbids_outer_retry(
-                    stop, attempts, self._max_attempts
-                )
-                self._respond(now, request, UNAVAILABLE_RETRIED if is_retried else UNAVAILABLE)
+                # A node that did not retry, because a node below had retried, passes the mark on.
+                is_marked = stop.reason is Reason.RETRIED_BELOW
+                is_marked |= forbids_outer_retry(stop, attempts, self._max_attempts)
+                self._respond(now, request, UNAVAILABLE_RETRIED if is_marked else UNAVAILABLE)
 
         self._start_call(now, 0, on_end)
 
