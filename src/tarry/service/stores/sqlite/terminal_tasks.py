@@ -22,7 +22,7 @@ from tarry.service.stores.sqlite.queries import (
     resolve_names,
 )
 from tarry.service.stores.sqlite.transaction import CANCELLED, EXHAUSTED, SUCCEEDED
-from tarry.service.stores.sqlite.transitions import recover_leases, revive_dead_letter
+from tarry.service.stores.sqlite.transitions import recover_leases, replay_dead_letter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -149,7 +149,7 @@ def replay_step(tx: Transaction, replay_id: str, limit: int) -> ReplayRecord | N
     after = 0 if replay.cursor is None else parse_cursor(replay.cursor)
     dead_letters, cursor = find_dead_letters(tx, replay, after, limit)
     for ids in dead_letters:
-        revive_dead_letter(tx, ids)
+        replay_dead_letter(tx, ids)
     replay.replayed += len(dead_letters)
     replay.next_at = next_replay_step_at(replay, len(dead_letters), tx.now)
     if cursor is not None:
@@ -193,9 +193,10 @@ def sweep(tx: Transaction, retention: Retention, limit: int) -> SweepResult:
         expired += tx.execute(_EXPIRED_TASKS, parameters).fetchall()
     for *ids, status in expired[:limit]:
         _delete_task(tx, ids, status)
-    counts = tx.execute(_DELETE_OLD_ATTEMPT_COUNTS, (tx.now - DAY_MS, limit)).rowcount
-    replays = tx.execute(_DELETE_OLD_REPLAYS, (tx.now - retention.exhausted_ms, limit)).rowcount
-    has_more = has_more_leases or len(expired) > limit or max(counts, replays) == limit > 0
+    old_counts = tx.execute(_DELETE_OLD_ATTEMPT_COUNTS, (tx.now - DAY_MS, limit))
+    old_replays = tx.execute(_DELETE_OLD_REPLAYS, (tx.now - retention.exhausted_ms, limit))
+    max_deleted = max(old_counts.rowcount, old_replays.rowcount)
+    has_more = has_more_leases or len(expired) > limit or max_deleted == limit > 0
     return SweepResult(min(len(expired), limit), has_more)
 
 

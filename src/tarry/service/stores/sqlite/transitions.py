@@ -24,6 +24,7 @@ _READ_STATE = """
 SELECT seq, tenant, lane, policy, version, status, cancelling, attempts, next_attempt_at
 FROM state WHERE seq = (SELECT seq FROM task WHERE id = ?)
 """
+# `wake_at` is the due time of a PENDING task, and the end of the lease of an IN_FLIGHT task.
 _SET_PENDING = f"""
 UPDATE state SET status = {PENDING}, wake_at = ?1, next_attempt_at = ?1, version = version + 1,
     worker = NULL WHERE seq = ?2
@@ -32,8 +33,9 @@ _SET_CANCELLED = f"""
 UPDATE state SET status = {CANCELLED}, finished_at = ?, attempts = ?, version = version + 1,
     worker = NULL, wake_at = 0 WHERE seq = ?
 """
-# `restarted` is `Task.backoff_offset`, `forgiven` is `Task.attempts_before_replay`.
-_REVIVE = f"""
+# `Task` has other names for some of these columns: `first_due_at` (column `started_at`),
+# `attempts_before_replay` (`forgiven`) and `backoff_offset` (`restarted`).
+_REPLAY = f"""
 UPDATE state SET status = {PENDING}, wake_at = ?1, next_attempt_at = ?1, started_at = ?1,
     finished_at = NULL, reason = NULL, version = version + 1, forgiven = attempts,
     replays = replays + 1, lost = 0, previous_delay = NULL, restarted = 0, last_kind = NULL
@@ -125,7 +127,7 @@ def retry_now(tx: Transaction, tenant: str, task_id: str) -> RetryNowStatus | No
         return None
     *ids, _, status, _, _, due = row
     if status == EXHAUSTED:
-        revive_dead_letter(tx, ids)
+        replay_dead_letter(tx, ids)
     elif status == PENDING:
         _make_pending(tx, ids, PENDING, min(due, tx.now))
     elif status == IN_FLIGHT:
@@ -135,9 +137,9 @@ def retry_now(tx: Transaction, tenant: str, task_id: str) -> RetryNowStatus | No
     return RetryNowStatus.DUE
 
 
-def revive_dead_letter(tx: Transaction, ids: TaskRowIds) -> None:
+def replay_dead_letter(tx: Transaction, ids: TaskRowIds) -> None:
     """Make a dead letter PENDING and due now; the policy will not count its attempts so far."""
-    _make_pending(tx, ids, EXHAUSTED, tx.now, _REVIVE)
+    _make_pending(tx, ids, EXHAUSTED, tx.now, _REPLAY)
 
 
 def recover_leases(tx: Transaction, limit: int) -> bool:
