@@ -45,10 +45,9 @@ _MAYBE_SENT_ERRORS = (*_CLIENT_ERRORS, ConnectionError, TimeoutError)
 """Errors after which the server may have read the request."""
 
 _last_key: ContextVar[tuple[object, str, str] | None] = ContextVar("tarry_key", default=None)
-"""Call identity (see `_call_identity`), method and Idempotency-Key of this asyncio task's last
-request with a key."""
+"""`_call_identity`, method and Idempotency-Key of this asyncio task's last request with a key."""
 _last_error: ContextVar[tuple[object, Exception] | None] = ContextVar("tarry_aiohttp", default=None)
-"""Call identity and error of this asyncio task's last call that was given up."""
+"""`_call_identity` and error of this asyncio task's last call that was given up."""
 
 
 class RetryMiddleware:

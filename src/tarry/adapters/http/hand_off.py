@@ -183,8 +183,7 @@ class HandOff:
     def _first_delay(self, error: Exception, key: str) -> float | None:
         """Return the delay that the server's last response requested, plus a spread; None if none.
 
-        The spread is derived from the key, so that a request that is handed off twice gets the same
-        delay.
+        The spread is derived from the key: a request that is handed off twice has the same delay.
         """
         if not isinstance(error, ResultNotAccepted):
             return None

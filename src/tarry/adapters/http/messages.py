@@ -1,7 +1,4 @@
-"""What the HTTP adapters share for requests and responses: headers, classification, draining.
-
-Header mappings that adapters pass to these functions must ignore the case of names.
-"""
+"""Headers, classification and draining for all HTTP adapters. Header mappings must ignore case."""
 
 from __future__ import annotations
 
