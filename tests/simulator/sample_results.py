@@ -90,19 +90,21 @@ def sample_trial(number: int, clients: int = 500, points: int = 120) -> SampleTr
 
 def sample_results(**changes: Any) -> StudyResults:
     """Return results with one row for each variant."""
-    of = sample_study(**changes)
-    rows = [StudyRow(name, {}, [sample_trial(number)]) for number, name in enumerate(of.variants)]
-    return StudyResults(of, 7, 1, rows)
+    study = sample_study(**changes)
+    rows = [
+        StudyRow(name, {}, [sample_trial(number)]) for number, name in enumerate(study.variants)
+    ]
+    return StudyResults(study, 7, 1, rows)
 
 
 def swept_results(values: dict[str, tuple[Any, ...]], **changes: Any) -> StudyResults:
     """Return results with one row for each variant at each point; the point scales the values."""
-    of = sample_study(**changes)
+    study = sample_study(**changes)
     rows = [
         StudyRow(
             name, dict(zip(values, point, strict=True)), [sample_trial(number, 10 + 90 * place)] * 2
         )
         for place, point in enumerate(product(*values.values()))
-        for number, name in enumerate(of.variants)
+        for number, name in enumerate(study.variants)
     ]
-    return StudyResults(of, 7, 2, rows)
+    return StudyResults(study, 7, 2, rows)

@@ -107,11 +107,13 @@ def test_wrong_or_missing_unit_is_rejected(text: str, expected: str) -> None:
 
 def test_unknown_metric_is_rejected() -> None:
     """The error lists the known metrics, with the titles of those in the table."""
-    of = make_results(("a", {"p50": 1.0, "p99": 2.0, "calls": 3.0}))
+    results = make_results(("a", {"p50": 1.0, "p99": 2.0, "calls": 3.0}))
     columns = (Column("p99", "p99 of those"), Column("calls", "calls"))
 
     with pytest.raises(ConfigurationError) as caught:
-        check_assertions(of._replace(study=replace(of.study, columns=columns)), ["p98 < 3"])
+        check_assertions(
+            results._replace(study=replace(results.study, columns=columns)), ["p98 < 3"]
+        )
 
     assert str(caught.value).endswith(
         "unknown metric 'p98'; there are p50, p99 (p99 of those), calls"

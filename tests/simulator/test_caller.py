@@ -463,16 +463,16 @@ def test_call_ends_at_most_once_within_its_attempts(
             ),
             (number, outcome),
         )
-    told = harness.run()
+    call_ends = harness.run()
 
     attempts = harness.recorder.attempt_count
-    assert len(told) <= 1
+    assert len(call_ends) <= 1
     assert 1 <= attempts <= max_attempts
     assert sorted(number for _, number in harness.node.seen) == list(range(1, attempts + 1))
-    succeeded = bool(told) and told[0].stop is None
-    running = not told
+    succeeded = bool(call_ends) and call_ends[0].stop is None
+    running = not call_ends
     assert attempts == sum(harness.recorder._failed_attempts) + succeeded + running
     assert attempts - running == len(limits.released)
     if timeout is not None:
-        assert told
-        assert told[0].now <= max_attempts * timeout + (max_attempts - 1)
+        assert call_ends
+        assert call_ends[0].now <= max_attempts * timeout + (max_attempts - 1)

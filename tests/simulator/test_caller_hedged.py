@@ -346,13 +346,13 @@ def test_call_ends_at_most_once_within_its_copies(
         downstream=Downstream("there", limiter=limits),
         network_delay=lambda: next(left),
     )
-    told = harness.run()
+    call_ends = harness.run()
 
     attempts = harness.recorder.attempt_count
-    assert len(told) <= 1
+    assert len(call_ends) <= 1
     assert attempts == len(harness.node.seen) <= max_attempts
     assert len(set(harness.node.seen)) == attempts
-    if told:
+    if call_ends:
         core = harness.caller._call
         assert core.attempts == len(limits.released)
         assert attempts <= core.attempts

@@ -26,25 +26,25 @@ GRID: dict[str, tuple[Any, ...]] = {"clients": (10, 100), "servers.db.rate": (0.
 CUBE = {**GRID, "jitter": ("none", "full")}
 
 
-def only_chart(of: StudyResults) -> Chart:
+def only_chart(results: StudyResults) -> Chart:
     """Return the only_chart chart of the results."""
-    (chart,) = build_charts(of)
+    (chart,) = build_charts(results)
     return chart
 
 
 def results_with_values(*values: float, plot: Plot = BARS) -> StudyResults:
     """Return results in which the metric of the plot has these values, one for each variant."""
-    of = sample_study(plots=(plot,), variants=tuple(f"variant {n}" for n in range(len(values))))
+    study = sample_study(plots=(plot,), variants=tuple(f"variant {n}" for n in range(len(values))))
     rows = [
         StudyRow(name, {}, [SampleTrial({plot.y: value})])
-        for name, value in zip(of.variants, values, strict=True)
+        for name, value in zip(study.variants, values, strict=True)
     ]
-    return StudyResults(of, 0, 1, rows)
+    return StudyResults(study, 0, 1, rows)
 
 
-def can_be_drawn(of: StudyResults) -> bool:
+def can_be_drawn(results: StudyResults) -> bool:
     """Return whether the charts can be drawn and contain no NaN."""
-    return "NaN" not in vl_convert.vegalite_to_svg(image_spec(of))
+    return "NaN" not in vl_convert.vegalite_to_svg(image_spec(results))
 
 
 @pytest.mark.parametrize("is_log", [False, True])
@@ -77,27 +77,27 @@ def test_each_kind_of_plot_is_drawn(
     make_results: Callable[..., StudyResults], plot: Plot, kind: str, panels: int, is_log: bool
 ) -> None:
     """Each kind of plot can be drawn from each kind of results."""
-    of = make_results(plots=(plot._replace(is_log=is_log),))
-    chart = only_chart(of)
-    assert (kind, panels, True) == (chart.kind, len(chart.panels), can_be_drawn(of))
+    results = make_results(plots=(plot._replace(is_log=is_log),))
+    chart = only_chart(results)
+    assert (kind, panels, True) == (chart.kind, len(chart.panels), can_be_drawn(results))
 
 
 def test_lines_over_a_metric() -> None:
     """A metric can be drawn against another metric."""
-    of = swept_results(CLIENTS, plots=(Plot("lines", "success_rate", "t", x="amplification"),))
-    record = only_chart(of).panels[0].records[0]
+    results = swept_results(CLIENTS, plots=(Plot("lines", "success_rate", "t", x="amplification"),))
+    record = only_chart(results).panels[0].records[0]
     assert (40.0, "1.06x", "40 %") == (record["y"], record["at"], record["text"])
     assert record["x"] == pytest.approx(1.06)
-    assert can_be_drawn(of)
+    assert can_be_drawn(results)
 
 
 def test_lines_over_names_keep_their_order() -> None:
     """Values that are not numbers are drawn in the order of the sweep."""
-    of = swept_results({"jitter": ("none", "full", "equal")}, plots=(LINES,))
-    chart = only_chart(of)
+    results = swept_results({"jitter": ("none", "full", "equal")}, plots=(LINES,))
+    chart = only_chart(results)
     sort = chart.panels[0].view["layer"][0]["encoding"]["x"]["sort"]
     assert ["none", "full", "equal"] == sort
-    assert can_be_drawn(of)
+    assert can_be_drawn(results)
 
 
 @pytest.mark.parametrize("kind", ["bars", "lines"])
@@ -138,11 +138,11 @@ def test_panels_of_series_share_scale_and_data() -> None:
 
 def test_long_series_keep_their_peaks() -> None:
     """A long series is thinned, and its peak is kept."""
-    of = sample_results(plots=(SERIES,), variants=("one",))
+    results = sample_results(plots=(SERIES,), variants=("one",))
     values = [1.0] * 3600
     values[1801] = 99.0
-    of.rows[0].trials[0] = SampleTrial({"requests": 1.0}, {"requests": values})
-    records = only_chart(of).panels[0].records
+    results.rows[0].trials[0] = SampleTrial({"requests": 1.0}, {"requests": values})
+    records = only_chart(results).panels[0].records
     assert (600, 99.0, 6.0) == (
         len(records),
         max(one["y"] for one in records),

@@ -20,17 +20,23 @@ HUNDRED = Server(latency=Fixed(0.01), concurrency=1)
 
 
 def make_scenario(
-    *, trouble: float | None = None, duration: float = 10.0, bucket: float = 1.0, **server: Any
+    *,
+    disruption_end: float | None = None,
+    duration: float = 10.0,
+    bucket: float = 1.0,
+    **server: Any,
 ) -> Scenario:
     """Return a scenario whose disruption ends at this time."""
-    failures = () if trouble is None else (Failure(end=trouble),)
+    failures = () if disruption_end is None else (Failure(end=disruption_end),)
     servers = {"server": Server(failures=failures, **server)}
     return Scenario(servers=servers, duration=duration, bucket=bucket)
 
 
-def summarize(recorder: MetricsRecorder, of: Scenario | None = None, crashes: int = 0) -> Summary:
+def summarize(
+    recorder: MetricsRecorder, scenario: Scenario | None = None, crashes: int = 0
+) -> Summary:
     """Return the summary of a run."""
-    return recorder.summarize(make_scenario() if of is None else of, crashes)
+    return recorder.summarize(make_scenario() if scenario is None else scenario, crashes)
 
 
 # --- totals and series ---------------------------------------------------------------------------
@@ -114,8 +120,8 @@ def test_summary_of_a_run() -> None:
     recorder.record_success(9.5, 1.0)
     recorder.record_failed_call(6.0, Reason.LIMIT, 0)
 
-    of = make_scenario(trouble=1.0, latency=Fixed(0.01), concurrency=1)
-    summary = summarize(recorder, of, crashes=3)
+    scenario = make_scenario(disruption_end=1.0, latency=Fixed(0.01), concurrency=1)
+    summary = summarize(recorder, scenario, crashes=3)
 
     expected = {
         "calls": 4,
@@ -230,29 +236,29 @@ def record_bad_buckets(bad: Iterable[int], failures: int = 50, calls: int = 100)
 
 
 @pytest.mark.parametrize(
-    ("bad", "trouble", "expected"),
+    ("bad", "disruption_end", "expected"),
     [
-        pytest.param([], None, nan, id="no trouble"),
-        pytest.param([4], None, nan, id="no trouble that the scenario asks for"),
+        pytest.param([], None, nan, id="no disruption"),
+        pytest.param([4], None, nan, id="failures without a disruption"),
         pytest.param([], 3.0, 0.0, id="disruption without effect"),
-        pytest.param([0, 1, 2], 3.0, 0.0, id="over with the trouble"),
-        pytest.param([0, 1], 3.0, 0.0, id="over before the trouble is"),
+        pytest.param([0, 1, 2], 3.0, 0.0, id="healthy when the disruption ends"),
+        pytest.param([0, 1], 3.0, 0.0, id="healthy before the disruption ends"),
         pytest.param([0, 1, 2, 3, 4], 3.0, 2.0, id="two seconds later"),
         pytest.param([0, 6], 3.0, 4.0, id="well in between does not count"),
         pytest.param([8], 3.0, 6.0, id="bad until shortly before the end"),
         pytest.param([9], 3.0, inf, id="bad at the end"),
         pytest.param([0, 1, 2, 9], 3.0, inf, id="bad again at the end"),
         pytest.param(range(10), 3.0, inf, id="never"),
-        pytest.param([], 9.0, 0.0, id="trouble until shortly before the end"),
-        pytest.param([], 9.5, inf, id="trouble until the end"),
-        pytest.param([0, 1], 20.0, inf, id="trouble that outlasts the run"),
+        pytest.param([], 9.0, 0.0, id="disruption until shortly before the end"),
+        pytest.param([], 9.5, inf, id="disruption until the end"),
+        pytest.param([0, 1], 20.0, inf, id="disruption that outlasts the run"),
     ],
 )
 def test_recovery_is_the_end_of_the_last_bad_bucket(
-    bad: Iterable[int], trouble: float | None, expected: float
+    bad: Iterable[int], disruption_end: float | None, expected: float
 ) -> None:
     """Recovery counts from the end of the disruption; a bad last bucket means never."""
-    summary = summarize(record_bad_buckets(bad), make_scenario(trouble=trouble))
+    summary = summarize(record_bad_buckets(bad), make_scenario(disruption_end=disruption_end))
 
     recovered = nan if isnan(expected) else float(expected < inf)
     assert pytest.approx(expected, nan_ok=True) == summary.recovered_after
@@ -262,9 +268,11 @@ def test_recovery_is_the_end_of_the_last_bad_bucket(
 def test_surge_is_a_disruption() -> None:
     """A disruption by a surge ends with the surge."""
     surge = Surge(start=1.0, end=4.0, rate=1.0)
-    of = Scenario(servers={"server": Server()}, duration=10.0, clients=Clients(surges=(surge,)))
+    scenario = Scenario(
+        servers={"server": Server()}, duration=10.0, clients=Clients(surges=(surge,))
+    )
 
-    assert 2.0 == summarize(record_bad_buckets([2, 5]), of).recovered_after
+    assert 2.0 == summarize(record_bad_buckets([2, 5]), scenario).recovered_after
 
 
 @pytest.mark.parametrize(
@@ -278,9 +286,9 @@ def test_surge_is_a_disruption() -> None:
 )
 def test_a_few_failures_are_tolerated(failures: int, rate: float, expected: float) -> None:
     """Five percent, chance and the configured failure rate are tolerated."""
-    of = make_scenario(trouble=1.0, failure_rate=rate)
+    scenario = make_scenario(disruption_end=1.0, failure_rate=rate)
 
-    assert expected == summarize(record_bad_buckets([5], failures), of).recovered_after
+    assert expected == summarize(record_bad_buckets([5], failures), scenario).recovered_after
 
 
 def test_refused_calls_are_unhealthy() -> None:
@@ -290,7 +298,7 @@ def test_refused_calls_are_unhealthy() -> None:
         recorder.record_call(5.5)
         recorder.record_failed_call(5.5, Reason.BREAKER_OPEN, 0)
 
-    assert 5.0 == summarize(recorder, make_scenario(trouble=1.0)).recovered_after
+    assert 5.0 == summarize(recorder, make_scenario(disruption_end=1.0)).recovered_after
 
 
 def test_failed_call_is_not_counted_in_addition_to_its_attempts() -> None:
@@ -300,21 +308,21 @@ def test_failed_call_is_not_counted_in_addition_to_its_attempts() -> None:
         recorder.record_call(5.5)
         recorder.record_failed_call(5.5, Reason.ATTEMPTS, 1)
 
-    assert 0.0 == summarize(recorder, make_scenario(trouble=1.0)).recovered_after
+    assert 0.0 == summarize(recorder, make_scenario(disruption_end=1.0)).recovered_after
 
 
 def test_failure_rates_of_the_path_are_tolerated() -> None:
     """The failure rates of all servers on the path are tolerated, and no others."""
-    trouble = (Failure(start=0.0, end=1.0),)
+    failures = (Failure(start=0.0, end=1.0),)
 
     def recovered_after(above: float, leaf: float) -> float:
         servers = {
-            "server": Server(calls="leaf", failure_rate=above, failures=trouble),
+            "server": Server(calls="leaf", failure_rate=above, failures=failures),
             "leaf": Server(failure_rate=leaf),
             "aside": Server(failure_rate=0.9),
         }
-        of = Scenario(servers=servers, duration=10.0)
-        return summarize(record_bad_buckets([5], failures=55), of).recovered_after
+        scenario = Scenario(servers=servers, duration=10.0)
+        return summarize(record_bad_buckets([5], failures=55), scenario).recovered_after
 
     assert [5.0, 5.0, 0.0] == [
         recovered_after(0.0, 0.0),
@@ -331,18 +339,20 @@ def test_failure_rates_combine_as_independent(failures: int, expected: float) ->
         "b": Server(calls="c", failure_rate=0.1),
         "c": Server(failure_rate=0.1),
     }
-    of = Scenario(servers=servers, duration=10.0)
+    scenario = Scenario(servers=servers, duration=10.0)
 
     # Tolerated are 27.1 %, plus 5 %, plus 4 standard deviations.
-    assert expected == summarize(record_bad_buckets([5], failures), of).recovered_after
+    assert expected == summarize(record_bad_buckets([5], failures), scenario).recovered_after
 
 
 @pytest.mark.parametrize(("failures", "expected"), [(1, 0.0), (2, 5.0)])
 def test_small_bucket_tolerates_chance(failures: int, expected: float) -> None:
     """One failure and two successes may be chance; two failures are not."""
-    of = make_scenario(trouble=1.0)
+    scenario = make_scenario(disruption_end=1.0)
 
-    assert expected == summarize(record_bad_buckets([5], failures, calls=2), of).recovered_after
+    assert (
+        expected == summarize(record_bad_buckets([5], failures, calls=2), scenario).recovered_after
+    )
 
 
 @pytest.mark.parametrize(("more", "expected"), [(10, 0.0), (11, inf)])
@@ -351,10 +361,10 @@ def test_waiting_calls_are_unhealthy(more: int, expected: float) -> None:
     recorder = record_bad_buckets([])
     for _ in range(more):
         recorder.record_call(4.5)
-    trouble = (Failure(start=3.0, end=4.0),)
-    of = Scenario(servers={"server": Server(failures=trouble)}, duration=10.0)
+    failures = (Failure(start=3.0, end=4.0),)
+    scenario = Scenario(servers={"server": Server(failures=failures)}, duration=10.0)
 
-    assert expected == summarize(recorder, of).recovered_after
+    assert expected == summarize(recorder, scenario).recovered_after
 
 
 @pytest.mark.parametrize(("late", "expected"), [(20, 6.0), (21, 7.0)])
@@ -369,7 +379,7 @@ def test_disruption_from_the_start_is_compared_with_the_end(late: int, expected:
         recorder.record_call(0.0)
         recorder.record_success(7.5, 7.0)
 
-    assert expected == summarize(recorder, make_scenario(trouble=1.0)).recovered_after
+    assert expected == summarize(recorder, make_scenario(disruption_end=1.0)).recovered_after
 
 
 def test_waiting_calls_without_success_are_not_recovered() -> None:
@@ -377,9 +387,9 @@ def test_waiting_calls_without_success_are_not_recovered() -> None:
     recorder = MetricsRecorder(10.0, 1.0)
     recorder.record_call(0.5)
 
-    assert inf == summarize(recorder, make_scenario(trouble=1.0)).recovered_after
+    assert inf == summarize(recorder, make_scenario(disruption_end=1.0)).recovered_after
     recorder.record_success(8.5, 8.0)
-    assert 0.0 == summarize(recorder, make_scenario(trouble=1.0)).recovered_after
+    assert 0.0 == summarize(recorder, make_scenario(disruption_end=1.0)).recovered_after
 
 
 @pytest.mark.parametrize(("more", "expected"), [(90, 0.0), (91, 2.0)])
@@ -392,10 +402,10 @@ def test_usual_number_of_waiting_calls_is_healthy(more: int, expected: float) ->
         recorder.record_call(4.5)
     for _ in range(more - 40):
         recorder.record_success(6.5, 2.0)
-    trouble = (Failure(start=3.0, end=4.0),)
-    of = Scenario(servers={"server": Server(failures=trouble)}, duration=10.0)
+    failures = (Failure(start=3.0, end=4.0),)
+    scenario = Scenario(servers={"server": Server(failures=failures)}, duration=10.0)
 
-    assert expected == summarize(recorder, of).recovered_after
+    assert expected == summarize(recorder, scenario).recovered_after
 
 
 # --- the peak ------------------------------------------------------------------------------------
@@ -412,15 +422,17 @@ def record_requests(*counts: int, bucket: float = 1.0) -> MetricsRecorder:
 
 def peak_load(recorder: MetricsRecorder, *failures: Failure, server: Server = HUNDRED) -> float:
     """Return the peak load of that run."""
-    hurt = Server(
+    failing_server = Server(
         latency=server.latency,
         concurrency=server.concurrency,
         slowdown=server.slowdown,
         failures=failures,
     )
     duration = recorder.bucket_count * recorder._bucket_width
-    of = Scenario(servers={"server": hurt}, duration=duration, bucket=recorder._bucket_width)
-    return recorder.summarize(of, 0).peak_load
+    scenario = Scenario(
+        servers={"server": failing_server}, duration=duration, bucket=recorder._bucket_width
+    )
+    return recorder.summarize(scenario, 0).peak_load
 
 
 def test_the_peak_is_the_busiest_bucket_over_the_capacity() -> None:

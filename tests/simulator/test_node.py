@@ -323,17 +323,17 @@ def test_every_request_is_answered_or_dropped_exactly_once(
         ),
     )
     loop, node = make_leaf_node(server, seed)
-    told: list[ReceivedResponse] = []
+    responses: list[ReceivedResponse] = []
     planned: dict[int, ReceivedResponse | None] = {}
     now = 0.0
     for number, (gap, _) in enumerate(work):
         now += gap
         loop.run(now)
-        planned[number] = immediate_response(node, now, RecordingRequester(told), number)
+        planned[number] = immediate_response(node, now, RecordingRequester(responses), number)
     loop.run(1_000.0)
 
-    dropped = {answer.number % DISCARDED: answer for answer in told}
-    assert len(told) == len(dropped)
+    dropped = {answer.number % DISCARDED: answer for answer in responses}
+    assert len(responses) == len(dropped)
     for number, plan in planned.items():
         if plan is None:
             assert dropped[number].when <= 9.0

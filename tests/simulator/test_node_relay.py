@@ -44,10 +44,10 @@ def test_relay_calls_after_its_latency() -> None:
     assert [] == starts.calls
 
     loop.run(2.0)
-    (begun,) = starts.calls
-    assert (1.5, 0, 1) == (begun.now, begun.client, relay.load_at(2.0))
+    (call,) = starts.calls
+    assert (1.5, 0, 1) == (call.now, call.client, relay.load_at(2.0))
 
-    begun.on_end(1.5, 3.0, None, 1)
+    call.on_end(1.5, 3.0, None, 1)
     assert [ReceivedResponse(3.0, 7, SUCCESS)] == requester.responses
     assert 0 == relay.load_at(3.0)
 
@@ -87,13 +87,13 @@ def test_concurrency_limits_running_calls() -> None:
     for number in (1, 2, 3, 4):
         assert relay.handle(0.0, requester, number) is None
     loop.run(1.0)
-    assert ([0.5, 0.5], 4) == ([begun.now for begun in starts.calls], relay.load_at(1.0))
+    assert ([0.5, 0.5], 4) == ([call.now for call in starts.calls], relay.load_at(1.0))
 
     starts.calls[1].on_end(0.5, 1.0, None, 1)
     loop.run(2.0)
 
     assert [ReceivedResponse(1.0, 2, SUCCESS)] == requester.responses
-    assert ([0.5, 0.5, 1.5], 3) == ([begun.now for begun in starts.calls], relay.load_at(2.0))
+    assert ([0.5, 0.5, 1.5], 3) == ([call.now for call in starts.calls], relay.load_at(2.0))
 
 
 def test_relay_with_a_full_queue_rejects() -> None:
@@ -197,7 +197,7 @@ def test_crash_of_a_relay_drops_its_queue() -> None:
 
     assert relay.handle(3.0, requester, 4) is None
     loop.run(4.0)
-    assert [0.0, 3.0] == [begun.now for begun in starts.calls]
+    assert [0.0, 3.0] == [call.now for call in starts.calls]
 
 
 def test_outage_of_a_relay_drops_its_requests() -> None:

@@ -49,8 +49,8 @@ def test_equal_results_give_equal_pages(tmp_path: Path) -> None:
 def test_order_of_the_sections() -> None:
     """The page has the question, table, charts, lesson and origin in this order."""
     text = unescape(without_library(render_page(sample_results())))
-    of = sample_results().study
-    parts = [of.question, "Results", of.plots[0].title, "Lesson", of.lesson[:40]]
+    study = sample_results().study
+    parts = [study.question, "Results", study.plots[0].title, "Lesson", study.lesson[:40]]
     parts += ["How this report was made", "version of tarry"]
     places = [text.index(part) for part in parts]
     assert sorted(places) == places
@@ -122,13 +122,13 @@ def test_texts_are_escaped(field: str) -> None:
 
 def test_names_are_escaped() -> None:
     """Names of variants, columns, plots and parameters are escaped in HTML and in the script."""
-    of = sample_results(
+    results = sample_results(
         variants=(HOSTILE, "full"),
         columns=(COLUMNS[0]._replace(title=HOSTILE),),
         plots=(BARS._replace(title=HOSTILE, y_title=HOSTILE),),
         parameters={HOSTILE: HOSTILE},
     )
-    text = without_library(render_page(of))
+    text = without_library(render_page(results))
     assert "alert(1)</script>" not in text
     assert HOSTILE == json.loads(embedded_data(text))["charts"][0]["records"][0][0]["v"]
 

@@ -138,10 +138,10 @@ def test_user_defences_replace_the_built_in_ones(name: str) -> None:
     defences = {"mine": Defence(once.replace(max_attempts=2)), "none": Defence(once)}
     study = make(STUDIES[name], defences)
 
-    findings = run_study(study, trials=1, jobs=2)
+    results = run_study(study, trials=1, jobs=2)
 
-    assert ["mine", "none"] == [row.variant for row in findings.rows]
-    mine, none = (row.metrics["amplification"] for row in findings.rows)
+    assert ["mine", "none"] == [row.variant for row in results.rows]
+    mine, none = (row.metrics["amplification"] for row in results.rows)
     assert mine > none
 
 

@@ -64,16 +64,16 @@ def row_keys(**arguments: Any) -> list[tuple[str, dict[str, Any]]]:
 
 def test_defaults_of_the_study() -> None:
     """Without arguments, each variant runs at each point of the study's own sweep."""
-    findings = run_study(STUDY)
+    results = run_study(STUDY)
 
-    assert 2 == findings.trial_count
+    assert 2 == results.trial_count
     assert [
         ("s", {"width": 1}),
         ("xxl", {"width": 1}),
         ("s", {"width": 2}),
         ("xxl", {"width": 2}),
-    ] == [(row.variant, row.parameters) for row in findings.rows]
-    assert {"size": 3.0, "seed": 0.0, "trial": 0.5, "area": 2.0} == findings.rows[3].metrics
+    ] == [(row.variant, row.parameters) for row in results.rows]
+    assert {"size": 3.0, "seed": 0.0, "trial": 0.5, "area": 2.0} == results.rows[3].metrics
 
 
 def test_two_parameters_are_swept_over_all_pairs() -> None:
@@ -103,11 +103,11 @@ def test_result_does_not_depend_on_processes() -> None:
 
 def test_results_have_the_parameters() -> None:
     """The results have the parameters that were set, and the study is unchanged."""
-    findings = run_study(STUDY, parameters={"width": 5})
+    results = run_study(STUDY, parameters={"width": 5})
 
-    assert {"width": 5, "depth": 1} == findings.study.parameters
+    assert {"width": 5, "depth": 1} == results.study.parameters
     assert {"width": 1, "depth": 1} == STUDY.parameters
-    assert {5.0} == {row.metrics["area"] for row in findings.rows}
+    assert {5.0} == {row.metrics["area"] for row in results.rows}
 
 
 @pytest.mark.parametrize(
