@@ -91,7 +91,6 @@ class GroupCommit(ABC, Generic[T]):
             raise self._overload_error()
 
     def _count_item(self, entry: Entry[T]) -> None:
-        """Count an item that was added to a waiting entry."""
         entry.weight += 1
         self._waiting_weight += 1
         self.submitted_count += 1

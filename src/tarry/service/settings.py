@@ -58,23 +58,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         str, _help("The URL of an S3-compatible server for `bodies`: http://minio:9000")
     ] = ""
     host: Annotated[str, _help("The address to listen on")] = "127.0.0.1"
-    port: Annotated[int, _help("The port to listen on; 0 chooses a free one", ge=0, le=65535)] = (
-        8080
-    )
+    port: Annotated[int, _help("The port to listen on; 0: a free port", ge=0, le=65535)] = 8080
     dev: Annotated[bool, _help("Allow targets on loopback addresses, for development")] = False
     allow_target: Annotated[
         tuple[str, ...], _help("Allowed targets besides public addresses: networks, host names")
     ] = ()
     require_keys: Annotated[bool, _help("Require API keys on a loopback `host`, too")] = False
-    operator: Annotated[str, _help("The tenant whose keys can read the metrics of all tenants")] = (
-        ""
-    )
+    operator: Annotated[str, _help("The tenant that can read the metrics of all tenants")] = ""
     allow_host: Annotated[
         tuple[str, ...], _help("Accepted Host headers besides loopback names if no key is required")
     ] = ()
-    horizon_ms: Annotated[
-        int, _help("How long before its due time a task may be claimed", ge=1)
-    ] = 1_000
+    horizon_ms: Annotated[int, _help("How long before its due time a task is leased", ge=1)] = 1_000
     max_attempt_timeout_ms: Annotated[
         int, _help("The largest attemptTimeoutMs that a policy may have", ge=1)
     ] = defaults.MAX_ATTEMPT_TIMEOUT_MS
@@ -112,9 +106,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         604_800_000
     )
     keep_dead_ms: Annotated[int, _help("Retention of dead letters", ge=1)] = 2_592_000_000
-    egress_proxy: Annotated[
-        str, _help("The proxy for all attempts: http://host:port or https://host:port")
-    ] = ""
+    egress_proxy: Annotated[str, _help("The proxy for all attempts: http://host:port")] = ""
     ca_file: Annotated[
         str, _help("A PEM file of CA certificates to trust instead of those of the system")
     ] = ""

@@ -158,9 +158,8 @@ def api_key_digest(key: str) -> bytes:
 def make_api_key(tenant: str, key_id: str, name: str = "") -> tuple[str, ApiKeyRecord]:
     """Return a new API key, and the record to store, which contains only its digest."""
     key = API_KEY_PREFIX + secrets.token_urlsafe(32)
-    record = ApiKeyRecord(
-        id=key_id, tenant=check_tenant(tenant), digest=api_key_digest(key), name=name
-    )
+    check_tenant(tenant)
+    record = ApiKeyRecord(id=key_id, tenant=tenant, digest=api_key_digest(key), name=name)
     return key, record
 
 

@@ -36,7 +36,6 @@ class ApiLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_waiting_requests: int = 1_000
     """Requests that may wait for a result at the same time; further requests do not wait."""
     max_event_streams: int = 100
-    """Largest number of open `/events` streams."""
     max_attempt_timeout_s: float = defaults.MAX_ATTEMPT_TIMEOUT_MS / 1000
     """Longest attempt timeout of a policy. Leases are longer than this."""
     tenant_tasks_per_s: float | None = None

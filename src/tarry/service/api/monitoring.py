@@ -213,9 +213,7 @@ class HealthResource:
 
     @Operation("GET", "/metrics", "getMetrics", "text/plain", query=None)
     async def get_metrics(self, request: ApiRequest) -> ApiResponse:
-        """Get the metrics in the Prometheus format: of all tenants if no API key is required or the
-        key belongs to the operator, else of the tenant.
-        """
+        """Get Prometheus metrics: of the tenant, or of all for the operator or without API keys."""
         context = self._context
         reads_all = not context.require_api_keys or request.tenant == context.operator_tenant
         tenant = None if reads_all else request.tenant

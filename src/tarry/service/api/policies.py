@@ -135,9 +135,7 @@ class PolicyResource:
 
     @Operation("PUT", _POLICY_PATH, "putPolicy", RetryPolicy, (200, 201), body=PolicyFields)
     async def put(self, request: ApiRequest) -> ApiResponse:
-        """Create a new version. Tasks without a policyVersion use it from their next decision
-        on.
-        """
+        """Create a new version. Tasks without a policyVersion use it from their next decision."""
         policy_id = check_policy_id(request.path_parameter("policyId"))
         fields = await self._read_fields(request)
         if fields.pop("policyId", policy_id) != policy_id:

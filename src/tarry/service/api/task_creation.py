@@ -43,7 +43,6 @@ _UNFINISHED_RETRY_AFTER_S = 10.0
 """`Retry-After` for a tenant at its limit of unfinished tasks, some of which may finish by then."""
 _MINIMAL_APPLIED = (b"preference-applied", b"return=minimal")
 _MAX_TENANT_BUCKETS = 10_000
-"""Largest number of tenants whose bucket is kept in memory."""
 _MAX_CONSECUTIVE_STORE_FAILURES = 3
 """After this many failures of the store in a row, the remaining tasks of a batch are rejected if
 their validation needs the store."""
@@ -120,9 +119,7 @@ class TaskCreation:
         callback=wire.CallbackBody,
     )
     def create(self, request: ApiRequest) -> Awaitable[ApiResponse]:
-        """Create a task. A repeated request with the same idempotencyKey and content returns the
-        existing task (200).
-        """
+        """Create a task. 200: a task with the same idempotencyKey and content already exists."""
         # Not a coroutine: if the body is complete and only the insert has to be awaited, a
         # PendingResponse is returned, for which `Endpoint.handle_buffered` needs no asyncio task.
         if request.body is None:

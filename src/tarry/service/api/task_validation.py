@@ -53,17 +53,13 @@ class TaskBuilder:
         self._policies = context.engine.policies
 
     def build_task(
-        self,
-        tenant: str,
-        request: RetryTaskRequest,
-        idempotency_key_header: str | None,
-        trace: str | None,
+        self, tenant: str, request: RetryTaskRequest, key_header: str | None, trace: str | None
     ) -> tuple[NewTask, TaskContent]:
         """Return the task to add and its content, or raise ApiError.
 
-        `idempotency_key_header` and `trace` are the values of the headers `Idempotency-Key` and
-        `traceparent`. If building the task needs I/O, `packed_content` of the task is empty, and
-        the caller has to await `finish_building`. Most tasks need no I/O.
+        `key_header` and `trace` are the values of the headers `Idempotency-Key` and `traceparent`.
+        If building the task needs I/O, its `packed_content` is empty, and the caller has to await
+        `finish_building`. Most tasks need no I/O.
         """
         context = self._context
         target = self._parse_target("targetUrl", request.target_url)
@@ -82,7 +78,7 @@ class TaskBuilder:
             if request.delay_ms is not None:
                 raise invalid("nextAttemptAt", "must not be given together with delayMs")
             check_epoch_ms("nextAttemptAt", next_attempt_at)
-        idempotency_key = _choose_idempotency_key(request.idempotency_key, idempotency_key_header)
+        idempotency_key = _choose_idempotency_key(request.idempotency_key, key_header)
         task_id = context.new_id()
         content = TaskContent(
             url=target.url,
@@ -232,12 +228,12 @@ def _check_method(method: str, target: Target) -> None:
         raise invalid("method", rule, method)
 
 
-def _choose_idempotency_key(body_key: str | None, idempotency_key_header: str | None) -> str | None:
+def _choose_idempotency_key(body_key: str | None, header_key: str | None) -> str | None:
     if body_key is None:
-        return idempotency_key_header
+        return header_key
     if not (body_key.isascii() and body_key.isprintable()):
         raise invalid("idempotencyKey", "must be visible ASCII characters and spaces")
-    if idempotency_key_header is not None and idempotency_key_header != body_key:
+    if header_key is not None and header_key != body_key:
         raise invalid("idempotencyKey", "differs from the Idempotency-Key header")
     return body_key
 

@@ -222,9 +222,8 @@ class TaskResource:
         retry_status = await self._context.engine.retry_now(request.tenant, _task_id(request))
         task = await self._find(request)
         status, is_running = task.status.name, retry_status is RetryNowStatus.IN_FLIGHT
-        if retry_status is RetryNowStatus.SUCCEEDED_OR_CANCELLED or (
-            is_running and task.cancelling
-        ):
+        is_final = retry_status is RetryNowStatus.SUCCEEDED_OR_CANCELLED
+        if is_final or (is_running and task.cancelling):
             state = "being cancelled" if is_running else status
             detail = f"The task is {state}. Create a new one."
             raise problems.ALREADY_FINISHED.error(detail, taskStatus=status)
