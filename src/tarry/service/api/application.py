@@ -57,12 +57,12 @@ class Api:
         authenticator = Authenticator(context)
         endpoints = {
             path: Endpoint(
-                by_method,
+                method_handlers,
                 None if path in public_paths else authenticator.authenticate,
                 authenticator.check_host,
                 default_tenant=_PUBLIC_TENANT if path in public_paths else DEFAULT_TENANT,
             )
-            for path, by_method in handlers.items()
+            for path, method_handlers in handlers.items()
         }
         self._endpoint_by_fixed_path = {
             path: endpoint for path, endpoint in endpoints.items() if "{" not in path
@@ -72,7 +72,7 @@ class Api:
             _CREATE_TASK_PATH.encode(): endpoints[_CREATE_TASK_PATH].handle_buffered
         }
         """By path: handlers for `POST` requests that the HTTP server has received completely."""
-        # Longer paths come first, because `{lane}` would also match `{lane}/pause`.
+        # Fixed paths first, then longer paths first: `{lane}` would also match `{lane}/pause`.
         in_match_order = sorted(endpoints, key=lambda path: ("{" in path, -path.count("/")))
         self._router = Router(
             [

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 API_KEY_PREFIX = "tarry_"
-"""Every key begins with this, so that scanners for leaked secrets recognise it."""
+"""The beginning of every API key, by which scanners for leaked secrets recognise it."""
 DEFAULT_TENANT = "default"
 
 _TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -103,7 +103,7 @@ class AllowedHosts:
 
 
 class ApiKeyCache:
-    """Finds the tenant of an API key. Caches valid and unknown keys for `_CACHE_TTL_S`."""
+    """Finds the tenant of an API key. Valid and invalid keys are cached for `_CACHE_TTL_S`."""
 
     def __init__(self, store: Store, monotonic: Callable[[], float]) -> None:
         self._store = store
