@@ -1,4 +1,4 @@
-"""Measures all candidates in a scene, and the cost of imports.
+"""Measures all candidates in a scene (such as async calls that succeed), and the cost of imports.
 
 All candidates wrap the same function, under the same conditions:
 

@@ -35,7 +35,7 @@ def parse_positive(text: str) -> int:
 def parse_arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.service", description="The service beside its peers."
+        prog="python -m benchmarks.service", description="Compare the service with its peers."
     )
     parser.add_argument("part", nargs="?", choices=(*PARTS, "all"), default="all")
     parser.add_argument("--quick", action="store_true", help="less of everything: to try it out")

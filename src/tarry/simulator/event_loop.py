@@ -1,7 +1,4 @@
-"""Virtual time: an event loop whose clock jumps from event to event, and seeded random sources.
-
-The same seed gives the same run.
-"""
+"""Virtual time: an event loop whose clock jumps from event to event, and seeded random sources."""
 
 from __future__ import annotations
 

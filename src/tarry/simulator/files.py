@@ -1,12 +1,9 @@
-"""Read scenario files and policy files (see docs/scenario-files.md).
+"""Read scenario files as studies, and policy files as defences (see docs/scenario-files.md).
 
-A scenario file becomes a study, which compares the variants of the scenario: each variant changes
-some values of the file. A policy file becomes a defence: a policy or hedging, with breaker, budget
-and limiter.
-
-`tarry simulate` can set values, or sweep them (run with several values). It names a value by its
-path in the file, such as `clients.defence.max_attempts`. Each run builds its scenario from the data
-of the file again, so that a swept value passes the same checks as a value in the file.
+A study compares variants of a scenario, which differ in some values. A defence is a policy or
+hedging, with breaker, budget and limiter. `tarry simulate` can set values, or sweep them (run with
+several values), by their path in the file, such as `clients.defence.max_attempts`. Each run builds
+its scenario from the data of the file again, so that swept values are checked as well.
 
 A file with a value that has no effect is rejected, because that value is probably a mistake. A
 value that is set or swept may have no effect, because a sweep may disable a part on purpose.

@@ -39,8 +39,7 @@ _MAX_ANSWERED_ENTRIES = 1000
 """A leaf node removes answered requests from its list once there are about this many of them."""
 
 OnCallEnd: TypeAlias = "Callable[[float, float, Stop | None, int], None]"
-"""`on_end(started_at, now, stop, attempt_count)` is called when a call ends; `stop` is None if the
-call succeeded."""
+"""`on_end(started_at, now, stop, attempts)` runs when a call ends; `stop` is None on success."""
 StartCall: TypeAlias = "Callable[[float, int, OnCallEnd], Stop | None]"
 """`start_call(now, client, on_end)` starts a call of the client with this index. It returns None,
 or a `Stop` if the call ended at once because breaker, limiter or budget rejected its attempt."""

@@ -251,8 +251,7 @@ _METASTABLE = Study(
 )
 
 
-# Hedging: a slow call sends a copy of its request. How much does that shorten the tail of the
-# latencies, and how much load does it add?
+# Hedging: how much a copy of each slow request shortens the tail of latencies, and the added load.
 _HEDGE_DELAYS = ("none", "p50", "p75", "p90", "p95", "p99")
 
 
@@ -325,11 +324,9 @@ def retry_after(
         retry_after=seconds,
         failures=(Failure(end=5.0, kind="error", retry_after=seconds),),
     )
-    scenario = Scenario(
-        servers={"server": server},
-        clients=Clients(arrivals="at-once", count=clients, defence=Defence(policy)),
-        duration=5 * seconds + 60.0,
-    )
+    at_once = Clients(arrivals="at-once", count=clients, defence=Defence(policy))
+    duration = 5 * seconds + 60.0
+    scenario = Scenario(servers={"server": server}, clients=at_once, duration=duration)
     return run_trials(scenario, trials, seed)
 
 

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from tarry.simulator.node import Node, OnCallEnd, StartCall
     from tarry.simulator.scenario import Clients
 
-_DEFERRABLE_REASONS = frozenset({Reason.BREAKER_OPEN, Reason.LIMIT, Reason.BUDGET_EMPTY})
-"""Rejections by breaker, limiter or budget: after them, a call of a backlog goes back to it."""
+_REJECTION_REASONS = frozenset({Reason.BREAKER_OPEN, Reason.LIMIT, Reason.BUDGET_EMPTY})
+"""The reasons of a call that breaker, limiter or budget rejected."""
 _WARM_UP_THINK_TIMES = 10.0
-"""The think times of closed-loop clients are drawn from this many mean think times before the run
-on, so that their first calls in the run are spread out."""
+"""Think times of closed-loop clients are drawn for this many mean think times before the run, so
+that their first calls in the run are spread out."""
 _MAX_WARM_UP_DRAWS = 1000
 _MIN_WAIT_S = 0.1
 """The shortest pause between a rejection by breaker, limiter or budget and the next call."""
@@ -53,7 +53,7 @@ def simulate(scenario: Scenario, *, seed: int | str = 0) -> Summary:
             nodes[-1].metrics = metrics
         else:
             route = Route(loop, nodes[-1], network_delay, metrics=None)
-            start_call = _make_start_call(route, server.defence or Defence(), instances=1)
+            start_call = _make_start_call(route, server.defence or Defence(), instance_count=1)
             nodes.append(RelayNode(name, server, loop, start_call))
     route = Route(loop, nodes[-1], network_delay, metrics)
     start_call = _make_start_call(route, scenario.clients.defence, scenario.clients.instances)
@@ -76,29 +76,29 @@ def run_trials(scenario: Scenario, trials: int, seed: int) -> list[Summary]:
     ]
 
 
-def _make_start_call(route: Route, defence: Defence, instances: int) -> StartCall:
+def _make_start_call(route: Route, defence: Defence, instance_count: int) -> StartCall:
     """Return a function that starts a call on a route; each instance has its own downstream."""
     hedging, policy = defence.hedging, defence.policy
     has_state = hedging is not None or any(
         settings is not None for settings in (defence.breaker, defence.budget, defence.limiter)
     )
-    downstreams = [defence.downstream(f"instance {number}") for number in range(instances)]
+    downstreams = [defence.downstream(f"instance {number}") for number in range(instance_count)]
     route.permanent_statuses = frozenset(
         str(status) for status in ERROR_STATUSES if status not in policy.retryable_statuses
     )
 
-    def start_retrying(now: float, client: int, on_end: OnCallEnd) -> Stop | None:
-        downstream = downstreams[client % instances] if has_state else None
+    def start_retrying_call(now: float, client: int, on_end: OnCallEnd) -> Stop | None:
+        downstream = downstreams[client % instance_count] if has_state else None
         return RetryingCaller(route, policy, downstream, now, on_end).start(now)
 
     if hedging is None:
-        return start_retrying
+        return start_retrying_call
 
-    def start_hedging(now: float, client: int, on_end: OnCallEnd) -> Stop | None:
-        call = HedgedCall(hedging, downstreams[client % instances])
+    def start_hedged_call(now: float, client: int, on_end: OnCallEnd) -> Stop | None:
+        call = HedgedCall(hedging, downstreams[client % instance_count])
         return HedgingCaller(route, call, now, on_end).start(now)
 
-    return start_hedging
+    return start_hedged_call
 
 
 class ArrivalSource:
@@ -223,7 +223,7 @@ class ArrivalSource:
         self, _started_at: float, now: float, stop: Stop | None, attempts: int
     ) -> None:
         # As in the service, a rejected call goes back to the backlog and does not count as failed.
-        if stop is not None and stop.reason in _DEFERRABLE_REASONS:
+        if stop is not None and stop.reason in _REJECTION_REASONS:
             self._backlog_size += 1
             if attempts:  # without an attempt, _start_backlog_calls itself schedules the next poll
                 self._schedule_poll(now + max(_MIN_WAIT_S, stop.retry_after or 0.0))

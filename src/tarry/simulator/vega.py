@@ -152,10 +152,7 @@ _FULL_HEIGHT: Spec = {"y": {"value": 0}, "y2": {"value": "height"}}
 
 
 class AxisRange(NamedTuple):
-    """The range of an axis: `low` to `high` for finite values, and space up to `top`.
-
-    Values that are "never" (infinite) are drawn at `top`.
-    """
+    """The range of an axis: finite values from `low` to `high`, infinite ones (never) at `top`."""
 
     low: float
     high: float
