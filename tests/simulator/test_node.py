@@ -293,6 +293,16 @@ def test_of_two_outages_the_later_end_counts(inner_first: bool) -> None:
     assert [11.0] == response_times(node, [8.0])
 
 
+def test_freeze_without_requests_ends_during_another_freeze() -> None:
+    """A freeze that affected no request may end while another freeze lasts."""
+    partial = Failure(start=1.0, end=3.0, kind="freeze", rate=0.5)
+    full = Failure(start=2.0, end=10.0, kind="freeze")
+    loop, node = make_leaf_node(Server(failures=(partial, full)))
+    loop.run(20.0)
+
+    assert 0 == node.in_progress_at(20.0)
+
+
 # --- whatever happens ----------------------------------------------------------------------------
 
 

@@ -166,7 +166,7 @@ class Node(ABC):
         for other in self._frozen:
             if other is not failure and other.rate >= 1 and other.start <= now < other.end:
                 # The requests stay frozen until the end of another freeze that still lasts.
-                self._frozen[other] += self._frozen.pop(failure)
+                self._frozen[other] += self._frozen.pop(failure, [])
                 return
         for requester, number in self._frozen.pop(failure, []):
             requester.on_response(now, number, DROPPED)
