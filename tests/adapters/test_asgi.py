@@ -141,7 +141,7 @@ def test_unsafe_call_sets_no_header() -> None:
 
     assert [] == sent
     assert isinstance(error, ConnectionError)
-    assert tarry.Reason.UNSAFE == getattr(tarry.record_of(error), "reason", None)
+    assert tarry.Reason.NOT_REPEATABLE == getattr(tarry.record_of(error), "reason", None)
 
 
 def test_long_retry_after_is_passed_on() -> None:

@@ -86,7 +86,7 @@ def test_unseekable_file(server: FlakyServerView, session: requests.Session) -> 
     with os.fdopen(reader, "rb") as pipe, pytest.raises(requests.ConnectionError) as caught:
         session.put(server.url("drop,200"), data=pipe, timeout=10)
 
-    assert (Reason.UNSAFE, 1) == record(caught.value)
+    assert (Reason.NOT_REPEATABLE, 1) == record(caught.value)
     assert "its body cannot be sent a second time" in caught.value.__notes__[-1]
 
 

@@ -103,7 +103,7 @@ def test_iterator_is_sent_once(
         response = session.send(method, server.url("drop,200"), session.iterator())
         pytest.fail(f"{response} came by {server.opened_connections} connections: {server.seen}")
 
-    assert (Reason.UNSAFE, 1) == reason_and_attempts(caught.value)
+    assert (Reason.NOT_REPEATABLE, 1) == reason_and_attempts(caught.value)
     assert "its body cannot be sent a second time" in caught.value.__notes__[-1]
     assert [b"".join(CHUNKS)] == [seen.body for seen in server.seen]
 
@@ -145,7 +145,7 @@ def test_timed_out_post_is_not_retried(server: FlakyServerView, client: ClientLi
     with client.open(policy=BRIEF) as session, pytest.raises(client.timeout_errors) as caught:
         session.send("POST", server.url("hang,200"))
 
-    assert (Reason.UNSAFE, 1) == reason_and_attempts(caught.value)
+    assert (Reason.NOT_REPEATABLE, 1) == reason_and_attempts(caught.value)
     assert 1 == len(server.seen)
 
 

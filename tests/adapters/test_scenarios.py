@@ -66,7 +66,7 @@ CASES = [
         Case(f"{method} that was answered", "503,200", 1, 503, method)
         for method in ("POST", "PATCH")
     ),
-    Case("POST that may have been read", "drop,200", 1, None, "POST", Reason.UNSAFE),
+    Case("POST that may have been read", "drop,200", 1, None, "POST", Reason.NOT_REPEATABLE),
     Case("POST with a key of ours", "503,drop,200", 3, 200, "POST", options=AUTO),
     Case("PATCH with a key of ours", "503,200", 2, 200, "PATCH", options=AUTO),
     Case("POST with a key of the user's", "503,drop,200", 3, 200, "POST", headers=KEY),

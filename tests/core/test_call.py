@@ -184,7 +184,7 @@ def test_the_failure_that_opens_the_breaker_ends_the_call() -> None:
     [
         (PERMANENT, Reason.PERMANENT),
         (Outcome(Kind.OVERLOADED), Reason.OVERLOADED),
-        (Outcome(Kind.TRANSIENT, repeatable=False), Reason.UNSAFE),
+        (Outcome(Kind.TRANSIENT, repeatable=False), Reason.NOT_REPEATABLE),
         (Outcome(Kind.TRANSIENT, retried_below=True), Reason.RETRIED_BELOW),
         (Outcome(Kind.TRANSIENT, hint=Hint(1_000.0)), Reason.HINT_TOO_LONG),
         (Outcome(Kind.TRANSIENT, hint=Hint(30.0)), Reason.DEADLINE),

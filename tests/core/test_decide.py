@@ -82,15 +82,15 @@ def downstream(balance: float = 500, state: str = "closed", took: float = 0.0) -
     [
         (Outcome(Kind.PERMANENT), Reason.PERMANENT),
         (Outcome(Kind.OVERLOADED), Reason.OVERLOADED),
-        (Outcome(Kind.TRANSIENT, repeatable=False), Reason.UNSAFE),
-        (Outcome(Kind.THROTTLED, repeatable=False), Reason.UNSAFE),
+        (Outcome(Kind.TRANSIENT, repeatable=False), Reason.NOT_REPEATABLE),
+        (Outcome(Kind.THROTTLED, repeatable=False), Reason.NOT_REPEATABLE),
         (Outcome(Kind.TRANSIENT, retried_below=True), Reason.RETRIED_BELOW),
         (Outcome(Kind.THROTTLED, retried_below=True), Reason.RETRIED_BELOW),
         *((outcome_of_status(status, now=NOW), Reason.PERMANENT) for status in (400, 401, 403)),
         *((outcome_of_status(status, now=NOW), Reason.PERMANENT) for status in (404, 410, 422)),
         (outcome_of_status(503, {"x-should-retry": "false"}, now=NOW), Reason.OVERLOADED),
-        (outcome_of_status(503, now=NOW, repeatable=False), Reason.UNSAFE),
-        (outcome_of_exception(ConnectionResetError(), repeatable=False), Reason.UNSAFE),
+        (outcome_of_status(503, now=NOW, repeatable=False), Reason.NOT_REPEATABLE),
+        (outcome_of_exception(ConnectionResetError(), repeatable=False), Reason.NOT_REPEATABLE),
         (outcome_of_code("UNAVAILABLE", [("grpc-retry-pushback-ms", "-1")]), Reason.OVERLOADED),
         (outcome_of_code("UNAVAILABLE", [("grpc-retry-pushback-ms", "x")]), Reason.OVERLOADED),
         (outcome_of_code("INTERNAL"), Reason.PERMANENT),
@@ -183,7 +183,7 @@ def test_the_price_is_that_of_the_outcome() -> None:
 
 RULES = [
     Reason.PERMANENT,
-    Reason.UNSAFE,
+    Reason.NOT_REPEATABLE,
     Reason.RETRIED_BELOW,
     Reason.ATTEMPTS,
     Reason.BREAKER_OPEN,
@@ -210,7 +210,7 @@ def test_the_earliest_question_answers() -> None:
             Outcome(
                 Kind.PERMANENT if Reason.PERMANENT in broken else Kind.TRANSIENT,
                 Hint(200.0 if Reason.HINT_TOO_LONG in broken else 1.0),
-                repeatable=Reason.UNSAFE not in broken,
+                repeatable=Reason.NOT_REPEATABLE not in broken,
                 retried_below=Reason.RETRIED_BELOW in broken,
             ),
             now=NOW,

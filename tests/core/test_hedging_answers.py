@@ -19,8 +19,8 @@ LATE = Hint(121.0)
 @pytest.mark.parametrize(
     ("outcome", "expected"),
     [
-        (Outcome(Kind.TRANSIENT, repeatable=False), Stop(Reason.UNSAFE)),
-        (Outcome(Kind.THROTTLED, repeatable=False), Stop(Reason.UNSAFE)),
+        (Outcome(Kind.TRANSIENT, repeatable=False), Stop(Reason.NOT_REPEATABLE)),
+        (Outcome(Kind.THROTTLED, repeatable=False), Stop(Reason.NOT_REPEATABLE)),
         (Outcome(Kind.TRANSIENT, retried_below=True), Stop(Reason.RETRIED_BELOW)),
         (Outcome(Kind.TRANSIENT, LATE), Stop(Reason.HINT_TOO_LONG, 121.0, LATE)),
         (Outcome(Kind.OVERLOADED, LATE), Stop(Reason.OVERLOADED, 121.0, LATE)),

@@ -29,7 +29,7 @@ VALUES: list[Any] = [
     [
         (Reason.PERMANENT, "permanent"),
         (Reason.OVERLOADED, "overloaded"),
-        (Reason.UNSAFE, "unsafe"),
+        (Reason.NOT_REPEATABLE, "not-repeatable"),
         (Reason.RETRIED_BELOW, "retried-below"),
         (Reason.ATTEMPTS, "attempts"),
         (Reason.BREAKER_OPEN, "breaker-open"),

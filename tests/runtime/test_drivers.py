@@ -198,12 +198,12 @@ CASES = [
         options=lambda: {"on": outcome_of},
     ),
     Case(
-        "unsafe to repeat",
+        "not repeatable",
         (answers(Kind.TRANSIENT, repeatable=False),),
         starts=(0,),
         ends=0,
         raises=Answer,
-        reason=Reason.UNSAFE,
+        reason=Reason.NOT_REPEATABLE,
         options=lambda: {"on": outcome_of},
     ),
     Case(

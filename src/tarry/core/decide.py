@@ -90,7 +90,7 @@ def decide(
         hint = outcome.hint
         return Stop(Reason.OVERLOADED, None if hint is None else valid_duration(hint.delay), hint)
     if not outcome.repeatable:
-        return Stop(Reason.UNSAFE)
+        return Stop(Reason.NOT_REPEATABLE)
     if outcome.retried_below and not policy.ignore_retried_below:
         return Stop(Reason.RETRIED_BELOW)
     attempts = progress.attempts

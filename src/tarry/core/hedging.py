@@ -167,7 +167,7 @@ class HedgedCall:
             overloaded = outcome.kind is Kind.OVERLOADED
             stop = Stop(Reason.OVERLOADED if overloaded else Reason.PERMANENT, wait, hint)
         elif not outcome.repeatable:
-            stop = Stop(Reason.UNSAFE)
+            stop = Stop(Reason.NOT_REPEATABLE)
         elif outcome.retried_below:
             stop = Stop(Reason.RETRIED_BELOW)
         elif wait and wait > self._hedging.max_hint:

@@ -28,7 +28,7 @@ class Reason(StrEnum):
 
     PERMANENT = "permanent"
     OVERLOADED = "overloaded"
-    UNSAFE = "unsafe"
+    NOT_REPEATABLE = "not-repeatable"
     RETRIED_BELOW = "retried-below"
     ATTEMPTS = "attempts"
     BREAKER_OPEN = "breaker-open"
@@ -47,7 +47,7 @@ class Reason(StrEnum):
 _DESCRIPTIONS = {
     Reason.PERMANENT: "the error is not retryable",
     Reason.OVERLOADED: "the server said not to retry",
-    Reason.UNSAFE: "the operation is not repeatable",
+    Reason.NOT_REPEATABLE: "the operation is not repeatable",
     Reason.RETRIED_BELOW: "a layer below has already retried this error",
     Reason.ATTEMPTS: "no attempts left",
     Reason.BREAKER_OPEN: "the circuit breaker is open",

@@ -105,7 +105,7 @@ def attach_record(
         given_up_calls = current_given_up_calls.get()
         # Skip a call that was attempted only once because it is not repeatable. The client of this
         # server may then retry, if its own request is repeatable.
-        is_single_attempt = record.reason is Reason.UNSAFE and record.attempts <= 1
+        is_single_attempt = record.reason is Reason.NOT_REPEATABLE and record.attempts <= 1
         if given_up_calls is not None and not is_single_attempt:
             given_up_calls.add(error, record)
     # Not `setattr`, because the class of the error may forbid that in its own `__setattr__`.

@@ -217,7 +217,7 @@ def test_call_that_is_not_repeatable(
 
     error = failing_call(call_style, service, repeatable=repeatable)
 
-    assert Reason.UNSAFE == reason_of(error)
+    assert Reason.NOT_REPEATABLE == reason_of(error)
     assert "the operation is not repeatable" in error.__notes__[0]
     assert 1 == service.attempts
 

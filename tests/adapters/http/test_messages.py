@@ -200,4 +200,4 @@ def test_other_errors_get_no_safety_note(error: Exception) -> None:
 
     assert before == getattr(error, "__notes__", [])
     record = tarry.record_of(error)
-    assert record is None or Reason.UNSAFE != record.reason
+    assert record is None or Reason.NOT_REPEATABLE != record.reason

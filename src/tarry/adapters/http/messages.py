@@ -210,7 +210,7 @@ def result_without_wait(error: BlockingWait) -> Any:
 def add_not_repeatable_note(error: Exception, *, can_resend_body: bool) -> None:
     """Add a note to an error if its request was not retried because it is not repeatable."""
     record = record_of(error)
-    if record is None or record.reason is not Reason.UNSAFE:
+    if record is None or record.reason is not Reason.NOT_REPEATABLE:
         return
     note = _NO_KEY_NOTE if can_resend_body else _BODY_CONSUMED_NOTE
     if note not in getattr(error, "__notes__", ()):  # the same object may be raised several times
