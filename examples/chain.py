@@ -28,8 +28,8 @@ CALLS = 100
 
 
 def serve(port: int, below: str, rule: str) -> None:
-    """Answer by asking the service below, four times if need be."""
-    logging.getLogger("tarry").setLevel(logging.ERROR)  # or read of every retry
+    """Serve requests by calling the service below, up to four times each."""
+    logging.getLogger("tarry").setLevel(logging.ERROR)  # otherwise each retry is logged
     policy = tarry.Policy(max_attempts=4, initial_delay=0.001, max_delay=0.001)
     budget = tarry.RatioBudget(0.1, min_per_second=0) if rule == "budget" else None
     downstream = tarry.Downstream("below", budget=budget)
@@ -46,15 +46,17 @@ def serve(port: int, below: str, rule: str) -> None:
     uvicorn.run(guarded, port=port, log_level="critical")
 
 
-def free_port() -> int:
-    """Return an unused port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def free_ports(count: int) -> list[int]:
+    """Return unused ports, all different."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
 
 
 def dead_service(requests: list[str]) -> ThreadingHTTPServer:
-    """Run a service that fails every request, and keeps count."""
+    """Run a service that fails every request and records its path."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -69,24 +71,31 @@ def dead_service(requests: list[str]) -> ThreadingHTTPServer:
     return server
 
 
+def wait_for_server(port: int) -> None:
+    """Return when a server listens on the port, or after a minute."""
+    for _ in range(1200):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        sleep(0.05)
+
+
 def chain(rule: str, calls: int) -> float:
     """Start three services, call the first, and return the requests at the dead one per call."""
     requests: list[str] = []
     server = dead_service(requests)
     below = f"http://127.0.0.1:{server.server_port}/"
     with ExitStack() as stack:
-        for _ in range(3):
-            port = free_port()
+        ports = free_ports(3)
+        for port in ports:
             command = [sys.executable, __file__, str(port), below, rule]
             stack.callback(subprocess.Popen(command).kill)
             below = f"http://127.0.0.1:{port}/"
-            for _ in range(600):
-                with socket.socket() as probe:
-                    if probe.connect_ex(("127.0.0.1", port)) == 0:
-                        break
-                sleep(0.05)
+        for port in ports:
+            wait_for_server(port)
+        client = stack.enter_context(httpx.Client(timeout=60))
         for _ in range(calls):
-            httpx.get(below, timeout=60)
+            client.get(below)
     server.shutdown()
     return len(requests) / calls
 

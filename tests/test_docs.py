@@ -148,6 +148,7 @@ def test_tests_shown_to_users_pass(tmp_path: Path) -> None:
     assert f"{shown} passed" in done.stdout, done.stdout
 
 
+@pytest.mark.timeout(300)  # an example may start several processes, which is slow on a busy machine
 @pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
 def test_example_prints_what_a_page_shows(example: Path) -> None:
     """One page shows, word for word, what a user sees who runs an example."""
