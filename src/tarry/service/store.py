@@ -81,12 +81,12 @@ class AddStatus(StrEnum):
     after its task was deleted."""
     CONFLICT = "conflict"
     """A task with this idempotency key and another fingerprint is stored already."""
-    FULL = "full"
+    OVER_QUOTA = "over_quota"
     """The tenant has reached its quota of live tasks; the task was not stored."""
 
 
 class AddResult(msgspec.Struct, gc=False):
-    """The result for one new task; `task` is the stored task or, if FULL, the given one."""
+    """The result for one new task; `task` is the stored task or, if OVER_QUOTA, the given one."""
 
     status: AddStatus
     task: Task
@@ -98,7 +98,7 @@ class ClaimResult(msgspec.Struct):
 
     now: int
     tasks: list[Task]
-    opens_by_half_open_lane: dict[str, int]
+    consecutive_opens_by_lane: dict[str, int]
     """For each half-open lane of these tasks: how often in a row its breaker has opened."""
     next_at: int | None
     """A lower bound of the time at which the next claim can lease a task; None: no task waits.
@@ -267,21 +267,21 @@ class Store(Protocol):
         """Add tasks, each with its own result; `quota` limits the live tasks of each tenant.
 
         If two tasks of a batch have the same tenant and idempotency key, the second is EXISTING or
-        CONFLICT. A task is FULL only if its key is new.
+        CONFLICT. A task is OVER_QUOTA only if its key is new.
         """
         ...
 
     async def claim(
-        self, terms: LeaseTerms, *, limit: int, per_lane: int, skip: Collection[str] = ()
+        self, terms: LeaseTerms, *, limit: int, per_lane: int, skipped_lanes: Collection[str] = ()
     ) -> ClaimResult:
         """Lease tasks that are due within the horizon, and tasks whose lease has expired.
 
         Tenants take turns, and of each tenant the least recently served lane comes first. At most
         `limit` tasks, and at most `per_lane` tasks of a lane, are leased. Within a lane the order
         is `wake_at` (the due time, or the end of an expired lease), then the order of adding.
-        Nothing is leased from lanes that are in `skip`, paused or parked. Of a half-open lane, at
-        most `LaneRecord.probes` tasks are leased at a time. With a `limit` of 0, the result has
-        only the times.
+        Nothing is leased from lanes that are in `skipped_lanes`, paused or parked. Of a half-open
+        lane, at most `LaneRecord.probes` tasks are leased at a time. With a `limit` of 0, no task
+        is leased, and the result has only the times.
 
         The attempt of an expired lease is logged as lost. In the log, it starts at its due time,
         and has the worker that had the lease. The task's next attempt is due at the end of that

@@ -199,11 +199,13 @@ class OutageStore(ModelStore):
     is_away = False
 
     async def claim(
-        self, terms: LeaseTerms, *, limit: int, per_lane: int, skip: Collection[str] = ()
+        self, terms: LeaseTerms, *, limit: int, per_lane: int, skipped_lanes: Collection[str] = ()
     ) -> ClaimResult:
         """Claim, unless there is an outage."""
         self._check()
-        return await super().claim(terms, limit=limit, per_lane=per_lane, skip=skip)
+        return await super().claim(
+            terms, limit=limit, per_lane=per_lane, skipped_lanes=skipped_lanes
+        )
 
     async def finish(self, results: Sequence[TaskResult]) -> list[FinishStatus]:
         """Write, unless there is an outage."""

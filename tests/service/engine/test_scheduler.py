@@ -44,10 +44,12 @@ class SlowClaimStore(ModelStore):
     """A store that replies to a claim one second after it has leased the tasks."""
 
     async def claim(
-        self, terms: LeaseTerms, *, limit: int, per_lane: int, skip: Collection[str] = ()
+        self, terms: LeaseTerms, *, limit: int, per_lane: int, skipped_lanes: Collection[str] = ()
     ) -> ClaimResult:
         """Claim, and reply after a second."""
-        claimed = await super().claim(terms, limit=limit, per_lane=per_lane, skip=skip)
+        claimed = await super().claim(
+            terms, limit=limit, per_lane=per_lane, skipped_lanes=skipped_lanes
+        )
         await asyncio.sleep(1)
         return claimed
 

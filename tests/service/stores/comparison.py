@@ -184,7 +184,7 @@ def check_claim(
     before: StoreSnapshot,
     after: StoreSnapshot,
     terms: LeaseTerms,
-    skip: Collection[str],
+    skipped_lanes: Collection[str],
 ) -> None:
     """Check the order, lanes, times and `next_at` of a claim."""
     times = [task.next_attempt_at for task in claimed.tasks]
@@ -192,12 +192,12 @@ def check_claim(
     lanes = {lane.name: lane for lane in before.lanes}
     for task in claimed.tasks:
         lane = lanes[task.lane]
-        assert task.lane not in skip
+        assert task.lane not in skipped_lanes
         assert not lane.paused
         assert (lane.parked_until or 0) <= claimed.now
         assert task.next_attempt_at <= claimed.now + terms.horizon_ms
         assert task.wake_at == max(claimed.now, task.next_attempt_at) + terms.length_ms
-    exact = earliest_claim(after, terms, claimed.now, skip)
+    exact = earliest_claim(after, terms, claimed.now, skipped_lanes)
     if exact is not None:
         assert claimed.next_at is not None
         assert claimed.next_at <= max(exact, claimed.now)
@@ -206,12 +206,12 @@ def check_claim(
 
 
 def earliest_claim(
-    contents: StoreSnapshot, terms: LeaseTerms, now: int, skip: Collection[str]
+    contents: StoreSnapshot, terms: LeaseTerms, now: int, skipped_lanes: Collection[str]
 ) -> int | None:
     """Return when the next claim may find a task, computed from all tasks."""
     times = []
     for lane in contents.lanes:
-        if lane.paused or lane.name in skip:
+        if lane.paused or lane.name in skipped_lanes:
             continue
         live = [task for task in contents.tasks[lane.tenant] if task.lane == lane.name]
         ends = [task.wake_at for task in live if task.status is Status.IN_FLIGHT]

@@ -70,10 +70,17 @@ class StoreHarness:
         return await self.store.add([NewTask(task) for task in tasks], **options)
 
     async def claim(
-        self, terms: LeaseTerms = LEASE, *, limit: int = 1000, per_lane: int = 1000, skip: Any = ()
+        self,
+        terms: LeaseTerms = LEASE,
+        *,
+        limit: int = 1000,
+        per_lane: int = 1000,
+        skipped_lanes: Any = (),
     ) -> ClaimResult:
         """Claim all claimable tasks, unless a limit is given."""
-        return await self.store.claim(terms, limit=limit, per_lane=per_lane, skip=skip)
+        return await self.store.claim(
+            terms, limit=limit, per_lane=per_lane, skipped_lanes=skipped_lanes
+        )
 
     async def leased(self, number: int = 1, terms: LeaseTerms = LEASE, **fields: Any) -> Task:
         """Add and claim a task; no other task may be claimable."""

@@ -135,25 +135,29 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(
         lease=leases,
         per_lane=st.sampled_from([1, 2, 1000]),
-        skip=st.frozensets(lanes, max_size=1),
+        skipped_lanes=st.frozensets(lanes, max_size=1),
         late=st.sampled_from([0, 0, 1000, 30_000]),
     )
-    def claim(self, lease: LeaseTerms, per_lane: int, skip: frozenset[str], late: int = 0) -> None:
+    def claim(
+        self, lease: LeaseTerms, per_lane: int, skipped_lanes: frozenset[str], late: int = 0
+    ) -> None:
         """Claim from all lanes; the limit is high, because engines may choose different lanes."""
         self.comparison.clock.advance(late)
         before = self.comparison.snapshot()
         results = self.comparison.call_each(
-            lambda _, store: store.claim(lease, limit=1000, per_lane=per_lane, skip=skip)
+            lambda _, store: store.claim(
+                lease, limit=1000, per_lane=per_lane, skipped_lanes=skipped_lanes
+            )
         )
         after = self.comparison.snapshot()
         for result in results:
-            check_claim(result, before, after, lease, skip)
+            check_claim(result, before, after, lease, skipped_lanes)
             result.tasks.sort(key=lambda leased: leased.id)
         comparable = [
             (
                 result.now,
                 [without_engine_details(leased) for leased in result.tasks],
-                result.opens_by_half_open_lane,
+                result.consecutive_opens_by_lane,
             )
             for result in results
         ]
@@ -163,14 +167,18 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(
         lease=leases,
         per_lane=st.sampled_from([2, 1000]),
-        skip=st.just(frozenset()),
+        skipped_lanes=st.just(frozenset()),
         batch=st.lists(result_drafts, min_size=1, max_size=6),
     )
     def work(
-        self, lease: LeaseTerms, per_lane: int, skip: frozenset[str], batch: list[ResultDraft]
+        self,
+        lease: LeaseTerms,
+        per_lane: int,
+        skipped_lanes: frozenset[str],
+        batch: list[ResultDraft],
     ) -> None:
         """Claim, and finish some leased tasks."""
-        self.claim(lease, per_lane, skip)
+        self.claim(lease, per_lane, skipped_lanes)
         if self.leased:
             self.finish(batch, lease)
 

@@ -66,7 +66,10 @@ class Scheduler:
         sent_at = context.clock.local_ms()
         full_lanes = tuple(lanes.fully_leased)
         claim = await context.store.claim(
-            context.lease_terms, limit=limit, per_lane=limits.max_lane_claimed, skip=full_lanes
+            context.lease_terms,
+            limit=limit,
+            per_lane=limits.max_lane_claimed,
+            skipped_lanes=full_lanes,
         )
         context.clock.synchronize(sent_at, claim.now)
         if not claim.tasks and "store" in context.health.failing:
@@ -77,7 +80,7 @@ class Scheduler:
         if claim.lost_attempts:
             context.reporter.report_lost_attempts(claim.lost_attempts, claim.now)
         for name in dict.fromkeys(task.lane for task in claim.tasks):
-            opens = claim.opens_by_half_open_lane.get(name)
+            opens = claim.consecutive_opens_by_lane.get(name)
             self._adopt_lane_state(name, opens, was_parked=name in parked_before)
         self._worker.add(claim.tasks)
         return claim

@@ -186,15 +186,15 @@ async def a_key_is_reserved_until_its_task_is_deleted(harness: StoreHarness) -> 
 
 @conformance_case
 async def a_quota_limits_live_tasks_per_tenant(harness: StoreHarness) -> None:
-    """Tasks beyond the quota are FULL, in order; other tenants are not affected."""
+    """Tasks beyond the quota are OVER_QUOTA, in order; other tenants are not affected."""
     results = await harness.add(task(1), task(2), task(3), task(4, tenant="beta"), task(5), quota=2)
 
     assert [
         AddStatus.ADDED,
         AddStatus.ADDED,
-        AddStatus.FULL,
+        AddStatus.OVER_QUOTA,
         AddStatus.ADDED,
-        AddStatus.FULL,
+        AddStatus.OVER_QUOTA,
     ] == [result.status for result in results]
     assert task_id(3) == results[2].task.id
     assert await harness.store.get_task("acme", task_id(3)) is None
@@ -203,9 +203,9 @@ async def a_quota_limits_live_tasks_per_tenant(harness: StoreHarness) -> None:
 
 @conformance_case
 async def a_quota_counts_live_tasks_only(harness: StoreHarness) -> None:
-    """IN_FLIGHT tasks count, finished tasks do not; EXISTING goes before FULL."""
+    """IN_FLIGHT tasks count, finished tasks do not; EXISTING goes before OVER_QUOTA."""
     leased = await harness.leased(1)
-    assert AddStatus.FULL is (await harness.add(task(2), quota=1))[0].status
+    assert AddStatus.OVER_QUOTA is (await harness.add(task(2), quota=1))[0].status
     assert AddStatus.EXISTING is (await harness.add(task(1), quota=1))[0].status
     conflict = task(1, fingerprint=b"other")
     assert AddStatus.CONFLICT is (await harness.add(conflict, quota=1))[0].status
@@ -213,7 +213,7 @@ async def a_quota_counts_live_tasks_only(harness: StoreHarness) -> None:
     assert [FinishStatus.APPLIED] == await harness.store.finish([exhausted_result(leased)])
 
     assert AddStatus.ADDED is (await harness.add(task(2), quota=1))[0].status
-    assert AddStatus.FULL is (await harness.add(task(3), quota=0))[0].status
+    assert AddStatus.OVER_QUOTA is (await harness.add(task(3), quota=0))[0].status
     assert AddStatus.ADDED is (await harness.add(task(3)))[0].status
 
 

@@ -34,7 +34,7 @@ async def a_claim_leases_tasks_due_within_the_horizon(harness: StoreHarness) -> 
     assert (START_MS, [0, 1, 2], {}) == (
         claimed.now,
         task_numbers(claimed.tasks),
-        claimed.opens_by_half_open_lane,
+        claimed.consecutive_opens_by_lane,
     )
     for number, leased in enumerate(claimed.tasks):
         assert (Status.IN_FLIGHT, "worker") == (leased.status, leased.worker)
@@ -123,12 +123,12 @@ async def a_claim_respects_its_limits(harness: StoreHarness) -> None:
 
 @conformance_case
 async def skipped_lanes_are_ignored(harness: StoreHarness) -> None:
-    """No task of a lane in `skip` is leased, and `next_at` ignores the lane."""
+    """No task of a lane in `skipped_lanes` is leased, and `next_at` ignores the lane."""
     await harness.add(task(1, "a"), task(2, "b"), task(3, "b", next_attempt_at=START_MS + HOUR_MS))
 
-    claimed = await harness.claim(skip={LANE, "acme/https:unknown:443"})
+    claimed = await harness.claim(skipped_lanes={LANE, "acme/https:unknown:443"})
     assert [2] == task_numbers(claimed.tasks)
-    claimed = await harness.claim(skip=[LANE])
+    claimed = await harness.claim(skipped_lanes=[LANE])
     assert claimed.next_at is not None
     assert START_MS < claimed.next_at <= START_MS + HOUR_MS - HORIZON_MS
 
@@ -190,7 +190,7 @@ async def a_claim_of_an_empty_store_is_empty(harness: StoreHarness) -> None:
     assert (START_MS, [], {}, None) == (
         claimed.now,
         claimed.tasks,
-        claimed.opens_by_half_open_lane,
+        claimed.consecutive_opens_by_lane,
         claimed.next_at,
     )
 

@@ -50,14 +50,14 @@ async def a_half_open_lane_gives_as_many_tasks_as_probes(harness: StoreHarness) 
     harness.clock.advance(SECOND_MS)
 
     claimed = await harness.claim()
-    assert ([0, 1], {LANE: 3}) == (task_numbers(claimed.tasks), claimed.opens_by_half_open_lane)
+    assert ([0, 1], {LANE: 3}) == (task_numbers(claimed.tasks), claimed.consecutive_opens_by_lane)
     full = await harness.claim()
-    assert ([], {}) == (full.tasks, full.opens_by_half_open_lane)
+    assert ([], {}) == (full.tasks, full.consecutive_opens_by_lane)
     assert full.next_at is None or full.next_at > harness.clock.now
     await harness.store.finish([success_result(claimed.tasks[0])])
     again = await harness.claim()
 
-    assert ([2], {LANE: 3}) == (task_numbers(again.tasks), again.opens_by_half_open_lane)
+    assert ([2], {LANE: 3}) == (task_numbers(again.tasks), again.consecutive_opens_by_lane)
 
 
 @conformance_case
@@ -84,7 +84,7 @@ async def expired_probes_do_not_block_the_lane(harness: StoreHarness) -> None:
 
     claimed = await harness.claim(OTHER_LEASE)
 
-    assert (1, {LANE: 1}) == (len(claimed.tasks), claimed.opens_by_half_open_lane)
+    assert (1, {LANE: 1}) == (len(claimed.tasks), claimed.consecutive_opens_by_lane)
     assert [] == (await harness.claim(OTHER_LEASE)).tasks
     harness.clock.advance(OTHER_LEASE.length_ms)
     assert 1 == len((await harness.claim()).tasks)
@@ -106,13 +106,13 @@ async def a_late_result_frees_no_second_probe(harness: StoreHarness) -> None:
 
 @conformance_case
 async def opens_are_returned_only_for_lanes_with_leased_tasks(harness: StoreHarness) -> None:
-    """`opens_by_half_open_lane` has only lanes of which the claim has tasks."""
+    """`consecutive_opens_by_lane` has only lanes of which the claim has tasks."""
     await harness.add(task(1, next_attempt_at=START_MS + HOUR_MS), task(2, "b"))
     await harness.store.park(LANE, START_MS, probes=1, consecutive_opens=1)
 
     claimed = await harness.claim()
 
-    assert ([2], {}) == (task_numbers(claimed.tasks), claimed.opens_by_half_open_lane)
+    assert ([2], {}) == (task_numbers(claimed.tasks), claimed.consecutive_opens_by_lane)
 
 
 @conformance_case
@@ -131,7 +131,7 @@ async def parking_again_replaces_the_first_parking(harness: StoreHarness) -> Non
     harness.clock.now = START_MS + HOUR_MS
     claimed = await harness.claim()
 
-    assert (3, {LANE: 2}) == (len(claimed.tasks), claimed.opens_by_half_open_lane)
+    assert (3, {LANE: 2}) == (len(claimed.tasks), claimed.consecutive_opens_by_lane)
 
 
 @conformance_case
@@ -172,7 +172,7 @@ async def a_resumed_lane_is_open(harness: StoreHarness) -> None:
         lane.paused,
     )
     claimed = await harness.claim()
-    assert (5, {}) == (len(claimed.tasks), claimed.opens_by_half_open_lane)
+    assert (5, {}) == (len(claimed.tasks), claimed.consecutive_opens_by_lane)
 
 
 @conformance_case

@@ -58,14 +58,14 @@ class Alarms:
                 del self._times[name]
                 yield name
 
-    def first(self, skip: Collection[str]) -> int | None:
-        """Return the earliest time of a name that is not in `skip`."""
+    def first(self, skipped_lanes: Collection[str]) -> int | None:
+        """Return the earliest time of a name that is not in `skipped_lanes`."""
         skipped: list[tuple[int, str]] = []
         while self._heap:
             time, name = self._heap[0]
             if self._times.get(name) != time:
                 heappop(self._heap)
-            elif name in skip:
+            elif name in skipped_lanes:
                 skipped.append(heappop(self._heap))
             else:
                 break

@@ -99,7 +99,7 @@ class ModelStore:
             return AddResult(AddStatus.EXISTING if is_same else AddStatus.CONFLICT, copy(found))
         live = tenant.counts[Status.PENDING] + tenant.counts[Status.IN_FLIGHT]
         if quota is not None and live >= quota:
-            return AddResult(AddStatus.FULL, copy(task))
+            return AddResult(AddStatus.OVER_QUOTA, copy(task))
         due = task.next_attempt_at if new.delay_ms is None else now + new.delay_ms
         timed = msgspec.structs.replace(task, next_attempt_at=max(now, due))
         row = self.state.add(timed, now, terms if new.lease_on_add else None)
@@ -109,7 +109,7 @@ class ModelStore:
     # --- claim ------------------------------------------------------------------------------------
 
     async def claim(
-        self, terms: LeaseTerms, *, limit: int, per_lane: int, skip: Collection[str] = ()
+        self, terms: LeaseTerms, *, limit: int, per_lane: int, skipped_lanes: Collection[str] = ()
     ) -> ClaimResult:
         """Lease tasks that are due within the horizon or have an expired lease, in fair order."""
         state, now = self.state, self._clock()
@@ -123,13 +123,13 @@ class ModelStore:
         visited: list[Queue] = []
         while limit > 0 and (queue := state.pop_lane()):
             visited.append(queue)
-            if queue.lane.name not in skip:
+            if queue.lane.name not in skipped_lanes:
                 limit -= self._claim_from_lane(queue, terms, min(limit, per_lane), claimed)
             state.return_tenant(queue)
         for queue in visited:
             self._update_rotation(queue, terms, now)
         claimed.tasks.sort(key=lambda task: (task.next_attempt_at, state.ids[task.id]))
-        claimed.next_at = self._next_at(terms, now, skip)
+        claimed.next_at = self._next_at(terms, now, skipped_lanes)
         return claimed
 
     def _claim_from_lane(
@@ -148,7 +148,7 @@ class ModelStore:
         if taken:
             state.record_served(queue, now)
         if len(claimed.tasks) > tasks_before and queue.lane.parked_until is not None:
-            claimed.opens_by_half_open_lane[queue.lane.name] = queue.lane.consecutive_opens
+            claimed.consecutive_opens_by_lane[queue.lane.name] = queue.lane.consecutive_opens
         return taken
 
     def _lease(self, row: Row, terms: LeaseTerms, now: int) -> bool:
@@ -175,13 +175,16 @@ class ModelStore:
         else:
             self.state.schedule(queue, now)
 
-    def _next_at(self, terms: LeaseTerms, now: int, skip: Collection[str]) -> int | None:
+    def _next_at(self, terms: LeaseTerms, now: int, skipped_lanes: Collection[str]) -> int | None:
         ready_lanes = (
             self.state.tenants[tenant].ready_lanes for _, tenant in self.state.ready_tenants
         )
-        if any(name not in skip for lanes in ready_lanes for _, name in lanes):
+        if any(name not in skipped_lanes for lanes in ready_lanes for _, name in lanes):
             return now
-        due, expiry = self.state.due_alarms.first(skip), self.state.expiry_alarms.first(skip)
+        due, expiry = (
+            self.state.due_alarms.first(skipped_lanes),
+            self.state.expiry_alarms.first(skipped_lanes),
+        )
         times = (None if due is None else due - terms.horizon_ms, expiry)
         return min((at for at in times if at is not None), default=None)
 

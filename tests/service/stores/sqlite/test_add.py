@@ -61,7 +61,7 @@ def test_adding_a_batch_equals_adding_its_tasks_singly(
     if size > 100:
         found = {AddStatus.ADDED, AddStatus.EXISTING, AddStatus.CONFLICT}
         if quota == 40:
-            found.add(AddStatus.FULL)
+            found.add(AddStatus.OVER_QUOTA)
         assert found == {result.status for result in results}
 
 

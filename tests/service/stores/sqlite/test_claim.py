@@ -39,7 +39,7 @@ def test_a_parked_lane_is_not_claimed_ahead_of_time(tmp_path: Path) -> None:
             claimed = await store.claim(LEASE, limit=10, per_lane=10)
             assert ([1], {LANE: 1}) == (
                 task_numbers(claimed.tasks),
-                claimed.opens_by_half_open_lane,
+                claimed.consecutive_opens_by_lane,
             )
         finally:
             await store.close()

@@ -56,7 +56,9 @@ def test_no_statement_scans_a_table(tmp_path: Path) -> None:
         await store.finish([*results, retry_result(leased[3], START_MS + HOUR_MS)])
         await store.release([Release(leased[4])])
         clock.advance(HOUR_MS)
-        await store.claim(OTHER_LEASE, limit=100, per_lane=100, skip=["acme/https:h2.example:443"])
+        await store.claim(
+            OTHER_LEASE, limit=100, per_lane=100, skipped_lanes=["acme/https:h2.example:443"]
+        )
         await store.cancel("acme", leased[3].id)
         await store.retry_now("acme", leased[1].id)
         for query in (

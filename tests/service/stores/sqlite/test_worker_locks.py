@@ -86,7 +86,7 @@ def test_opening_a_store_recovers_leases_of_a_killed_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One attempt is logged as lost, and two leases return to the queue."""
-    monkeypatch.setattr(store, "_MAX_LEASES_PER_RECOVERY", 1)
+    monkeypatch.setattr(store, "_MAX_LEASES_PER_TRANSACTION", 1)
     path = tmp_path / "tasks.db"
     with worker_process(path) as process:
         process.kill()

@@ -11,11 +11,11 @@ from tarry.service.store import AddResult, AddStatus
 from tarry.service.stores.sqlite.queries import SELECT_TASK, decode_task, pack_ids, unpack_id
 from tarry.service.stores.sqlite.transaction import (
     IN_FLIGHT,
-    NULL_FOR_NUMBER,
-    NULL_FOR_TEXT,
-    NUMBER_OR_NULL,
+    NULL_NUMBER_PARAM,
+    NULL_TEXT_PARAM,
+    NULLABLE_NUMBER_SQL,
+    NULLABLE_TEXT_SQL,
     PENDING,
-    TEXT_OR_NULL,
     MultiRowStatement,
 )
 
@@ -31,12 +31,12 @@ _FIND_BY_KEY = SELECT_TASK + "WHERE s.seq = (SELECT seq FROM task WHERE tenant =
 # A MultiRowStatement repeats the part in brackets for each row.
 _INSERT_TASKS = MultiRowStatement(f"""
 INSERT INTO task (id, tenant, key, created_at, policy_version, fingerprint, body_ref, content)
-VALUES [?, ?, ?, ?, {NUMBER_OR_NULL}, ?, {TEXT_OR_NULL}, ?]
+VALUES [?, ?, ?, ?, {NULLABLE_NUMBER_SQL}, ?, {NULLABLE_TEXT_SQL}, ?]
 ON CONFLICT DO NOTHING
 """)
 _INSERT_STATES = MultiRowStatement(f"""
 INSERT INTO state (seq, tenant, lane, policy, status, wake_at, next_attempt_at, started_at, worker)
-VALUES [?, ?, ?, ?, ?, ?, ?, ?, {NUMBER_OR_NULL}]
+VALUES [?, ?, ?, ?, ?, ?, ?, ?, {NULLABLE_NUMBER_SQL}]
 """)
 
 
@@ -47,12 +47,12 @@ InitialState: TypeAlias = tuple[int, int, int, bool]
 fields, so the writer process returns only these: 7 KB instead of 400 KB for 270 tasks."""
 
 
-class _LaneAndPolicy(Struct, gc=False):
-    """The lane and policy that some tasks of a batch share, and how many tasks were added."""
+class _TaskGroup(Struct, gc=False):
+    """The tasks of a batch with the same tenant, lane and policy: their ids and task counts."""
 
-    tenant: int
+    tenant_id: int
     lane: LaneRow
-    policy: int
+    policy_id: int
     can_lease: bool  # the lane is neither parked nor half-open nor paused
     pending_count: int = 0
     leased_count: int = 0
@@ -93,7 +93,7 @@ def add(
             results += add_without_quota(tx, [new], terms)
         else:
             existing = _find_existing(tx, tenant_id, new.task)
-            results.append(existing or AddResult(AddStatus.FULL, new.task))
+            results.append(existing or AddResult(AddStatus.OVER_QUOTA, new.task))
     return results
 
 
@@ -101,17 +101,17 @@ def add_without_quota(
     tx: Transaction, tasks: Sequence[NewTask], terms: LeaseTerms | None
 ) -> list[InitialState | AddResult]:
     """Add tasks, however many live tasks their tenants have."""
-    tenants = [tx.names.tenant_id(new.task.tenant) for new in tasks]
-    seqs = _insert_tasks(tx, tasks, tenants)
-    states = _insert_states(tx, tasks, tenants, seqs, terms)
+    tenant_ids = [tx.names.tenant_id(new.task.tenant) for new in tasks]
+    seqs = _insert_tasks(tx, tasks, tenant_ids)
+    states = _insert_states(tx, tasks, tenant_ids, seqs, terms)
     return [
-        state or _find_existing(tx, tenant, new.task) or _reject_id(new.task)
-        for state, tenant, new in zip(states, tenants, tasks, strict=True)
+        state or _find_existing(tx, tenant_id, new.task) or _reject_id(new.task)
+        for state, tenant_id, new in zip(states, tenant_ids, tasks, strict=True)
     ]
 
 
 def _insert_tasks(
-    tx: Transaction, tasks: Sequence[NewTask], tenants: Sequence[int]
+    tx: Transaction, tasks: Sequence[NewTask], tenant_ids: Sequence[int]
 ) -> list[int | None]:
     """Insert rows into `task`; return the `seq` of each, or None if its key or id exists."""
     now = tx.now
@@ -120,12 +120,12 @@ def _insert_tasks(
         malformed = tasks[ids.index(None)].task.id
         raise ConfigurationError("id", "must be a UUID in its usual form", malformed)
     parameters: list[Any] = []
-    for new, packed_id, tenant in zip(tasks, ids, tenants, strict=True):
+    for new, packed_id, tenant_id in zip(tasks, ids, tenant_ids, strict=True):
         task = new.task
-        version = NULL_FOR_NUMBER if task.policy_version is None else task.policy_version
-        ref = NULL_FOR_TEXT if task.owned_body_ref is None else task.owned_body_ref
+        version = NULL_NUMBER_PARAM if task.policy_version is None else task.policy_version
+        ref = NULL_TEXT_PARAM if task.owned_body_ref is None else task.owned_body_ref
         fingerprint, content = bytearray(task.fingerprint), bytearray(task.packed_content)
-        parameters += (packed_id, tenant, task.key, now, version, fingerprint, ref, content)
+        parameters += (packed_id, tenant_id, task.key, now, version, fingerprint, ref, content)
     seqs: list[int | None] = []
     for size, cursor in _INSERT_TASKS.execute_chunks(tx.execute, parameters):
         seqs += _inserted_seqs(tx, tasks[len(seqs) : len(seqs) + size], cursor)
@@ -155,55 +155,55 @@ def _inserted_seqs(
 def _insert_states(
     tx: Transaction,
     tasks: Sequence[NewTask],
-    tenants: Sequence[int],
+    tenant_ids: Sequence[int],
     seqs: Sequence[int | None],
     terms: LeaseTerms | None,
 ) -> list[InitialState | None]:
     """Insert a row into `state` for each task that has a `seq`; return None for the others."""
     now = tx.now
-    pairs: dict[tuple[str, str, str], _LaneAndPolicy] = {}
+    groups: dict[tuple[str, str, str], _TaskGroup] = {}
     lanes = dict.fromkeys([new.task.lane for new, seq in zip(tasks, seqs, strict=True) if seq])
     tx.load_lanes([tx.names.lane_id(lane) for lane in lanes])
     parameters: list[Any] = []
     states: list[InitialState | None] = []
-    for new, tenant, seq in zip(tasks, tenants, seqs, strict=True):
+    for new, tenant_id, seq in zip(tasks, tenant_ids, seqs, strict=True):
         if seq is None:
             states.append(None)
             continue
         task = new.task
-        pair_key = (task.tenant, task.lane, task.policy_id)
-        pair = pairs.get(pair_key)
-        if pair is None:
+        group_key = (task.tenant, task.lane, task.policy_id)
+        group = groups.get(group_key)
+        if group is None:
             lane = tx.lane(tx.names.lane_id(task.lane))
-            policy = tx.names.policy_id(task.tenant, task.policy_id)
+            policy_id = tx.names.policy_id(task.tenant, task.policy_id)
             can_lease = lane.parked_until is None and not lane.paused
-            pair = pairs[pair_key] = _LaneAndPolicy(tenant, lane, policy, can_lease)
-        lane = pair.lane
+            group = groups[group_key] = _TaskGroup(tenant_id, lane, policy_id, can_lease)
+        lane = group.lane
         due = max(now, task.next_attempt_at if new.delay_ms is None else now + new.delay_ms)
-        lease_on_add = terms if new.lease_on_add and pair.can_lease else None
+        lease_terms = terms if new.lease_on_add and group.can_lease else None
         worker: int | str
-        if lease_on_add is not None and due <= now + lease_on_add.horizon_ms:
-            status, wake_at = IN_FLIGHT, due + lease_on_add.length_ms
-            worker = tx.names.worker_id(lease_on_add.worker)
-            lane.note_lease(wake_at)
-            pair.leased_count += 1
+        if lease_terms is not None and due <= now + lease_terms.horizon_ms:
+            status, wake_at = IN_FLIGHT, due + lease_terms.length_ms
+            worker = tx.names.worker_id(lease_terms.worker)
+            lane.lower_lease_end_at(wake_at)
+            group.leased_count += 1
         else:
-            status, wake_at, worker = PENDING, due, NULL_FOR_NUMBER
-            lane.note_due(wake_at)
-            pair.pending_count += 1
+            status, wake_at, worker = PENDING, due, NULL_NUMBER_PARAM
+            lane.lower_due_at(wake_at)
+            group.pending_count += 1
         # The column `started_at`, which is `Task.first_due_at`, is `due` too.
-        parameters += (seq, tenant, lane.id, pair.policy, status, wake_at, due, due, worker)
+        parameters += (seq, tenant_id, lane.id, group.policy_id, status, wake_at, due, due, worker)
         states.append((now, due, wake_at, status == IN_FLIGHT))
     _INSERT_STATES.execute(tx.execute, parameters)
-    for pair in pairs.values():
-        lane, policy = pair.lane, pair.policy
-        tx.count_transition(pair.tenant, lane, policy, None, PENDING, pair.pending_count)
-        tx.count_transition(pair.tenant, lane, policy, None, IN_FLIGHT, pair.leased_count)
+    for group in groups.values():
+        lane, policy_id = group.lane, group.policy_id
+        tx.count_transition(group.tenant_id, lane, policy_id, None, PENDING, group.pending_count)
+        tx.count_transition(group.tenant_id, lane, policy_id, None, IN_FLIGHT, group.leased_count)
     return states
 
 
-def _find_existing(tx: Transaction, tenant: int, task: Task) -> AddResult | None:
-    row = tx.execute(_FIND_BY_KEY, (tenant, task.key)).fetchone()
+def _find_existing(tx: Transaction, tenant_id: int, task: Task) -> AddResult | None:
+    row = tx.execute(_FIND_BY_KEY, (tenant_id, task.key)).fetchone()
     if row is None:
         return None
     stored = decode_task(row)

@@ -98,15 +98,19 @@ _PUT_TENANT_TO_SLEEP = (
 
 
 def claim(
-    tx: Transaction, terms: LeaseTerms, limit: int, max_per_lane: int, skip: Collection[str]
+    tx: Transaction,
+    terms: LeaseTerms,
+    limit: int,
+    max_per_lane: int,
+    skipped_lanes: Collection[str],
 ) -> ClaimResult:
     """Lease up to `limit` tasks; see `Store.claim`."""
     tx.flush()  # the statements below read lanes from the file
     lost_before = tx.lost_attempts
-    rotation = ClaimRotation(tx, terms.horizon_ms, limit, skip)
+    rotation = ClaimRotation(tx, terms.horizon_ms, limit, skipped_lanes)
     served_lanes: set[int] = set()
     leased: list[tuple[int, int, Task]] = []  # (due time, `seq`, task)
-    opens_by_lane: dict[str, int] = {}  # of half-open lanes
+    consecutive_opens_by_lane: dict[str, int] = {}  # of half-open lanes
     lanes, slots_left = rotation.lanes(), limit
     while slots_left > 0 and (lane := next(lanes, None)):
         rows = _find_claimable(tx, rotation, lane, terms, min(slots_left, max_per_lane))
@@ -117,12 +121,14 @@ def claim(
         leased_of_lane = _lease_rows(tx, lane, terms, rows)
         leased += leased_of_lane
         if leased_of_lane and lane.parked_until is not None:
-            opens_by_lane[lane.name] = lane.consecutive_opens
+            consecutive_opens_by_lane[lane.name] = lane.consecutive_opens
     rotation.record_served(served_lanes)
     leased.sort(key=lambda entry: entry[:2])
     tasks = [task for _, _, task in leased]
-    next_at = rotation.next_claim_at(is_full=slots_left <= 0)
-    return ClaimResult(tx.now, tasks, opens_by_lane, next_at, tx.lost_attempts - lost_before)
+    next_at = rotation.end_claim(is_full=slots_left <= 0)
+    return ClaimResult(
+        tx.now, tasks, consecutive_opens_by_lane, next_at, tx.lost_attempts - lost_before
+    )
 
 
 def _find_claimable(
@@ -189,7 +195,7 @@ def _end_lost_attempt(tx: Transaction, task: Task, row: Row) -> bool:
 class ClaimRotation:
     """The rotation as one claim uses it: yields the ready lanes, then updates the rotation.
 
-    Iterate over `lanes`, call `record_served`, then call `next_claim_at`.
+    Iterate over `lanes`, call `record_served`, then call `end_claim`.
     """
 
     def __init__(
@@ -200,7 +206,7 @@ class ClaimRotation:
         self._check_until = (tx.now + horizon_ms, tx.now)
         """For each of `_CHECK_COLUMNS`: lanes and tenants with a time up to this one are woken."""
         self._max_lanes_woken = 2 * limit + 64  # of each tenant
-        self._skipped_names = frozenset(skipped_lanes)
+        self._skipped_lanes = frozenset(skipped_lanes)
         self._visited_tenants: list[int] = []
         self._fully_visited_tenants: set[int] = set()
         """Tenants whose ready lanes were all visited, except skipped lanes."""
@@ -210,11 +216,11 @@ class ClaimRotation:
         """Yield one ready lane of each tenant, then another of each tenant, and so on."""
         for statement, until in zip(_WAKE_TENANTS, self._check_until, strict=True):
             self._tx.execute(statement, (until, _MAX_TENANTS_WOKEN))
-        new_tenants = self._ready_tenants()
+        unvisited_tenants = self._ready_tenants()
         # Tenants that have had a turn, each with the iterator over its remaining lanes.
         waiting_tenants: deque[tuple[int, Iterator[LaneRow]]] = deque()
         while True:
-            tenant = next(new_tenants, None)
+            tenant = next(unvisited_tenants, None)
             if tenant is not None:
                 self._visited_tenants.append(tenant)
                 lanes = self._ready_lanes(tenant)
@@ -243,7 +249,7 @@ class ClaimRotation:
         last_turn, lane = -1, -1
         while page := execute(_READY_LANES, (tenant, last_turn, lane, _PAGE_SIZE)).fetchall():
             for _, lane, name in page:
-                if name not in self._skipped_names:
+                if name not in self._skipped_lanes:
                     yield self._tx.lane(lane)
             last_turn, lane, _ = page[-1]
 
@@ -269,14 +275,14 @@ class ClaimRotation:
                 turn += 1
                 lane.last_claim_at, lane.last_turn = tx.now, turn
                 turn_of_tenant[lane.tenant] = turn
-            self._update_ready(lane)
+            self._put_to_sleep_if_idle(lane)
         tx.flush()
         if turn != old_turn:
             tx.execute("UPDATE meta SET value = ? WHERE name = 'turn'", (turn,))
             rows = [(turn, tenant) for tenant, turn in turn_of_tenant.items()]
             tx.executemany("UPDATE tenant SET last_turn = ? WHERE id = ?", rows)
 
-    def _update_ready(self, lane: LaneRow) -> None:
+    def _put_to_sleep_if_idle(self, lane: LaneRow) -> None:
         """Put a lane to sleep, unless a claim could lease more of its tasks now."""
         horizon_end, now = self._check_until
         times = self._tx.execute(_EARLIEST_DUE_AND_LEASE_END, (lane.id,)).fetchone()
@@ -294,7 +300,7 @@ class ClaimRotation:
         if not (has_due_task or has_expired_lease):
             lane.put_to_sleep()
 
-    def next_claim_at(self, *, is_full: bool) -> int | None:
+    def end_claim(self, *, is_full: bool) -> int | None:
         """Return `ClaimResult.next_at`, and put visited tenants without a ready lane to sleep.
 
         `is_full` means that the claim stopped at its limit: tenants that it did not visit may have

@@ -57,11 +57,11 @@ class Executor(GroupCommit[Any]):
     def _start_group(self) -> None:
         self._is_start_scheduled = False
         if self._can_start():
-            self._run_group(self._take_group())
+            self._send_group(self._take_group())
             self._schedule_start()
 
     @abstractmethod
-    def _run_group(self, group: Group) -> None:
+    def _send_group(self, group: Group) -> None:
         """Start a group outside the event loop; when it has run, `_set_answers` is called."""
 
     async def close(self) -> None:
@@ -97,7 +97,7 @@ class ThreadExecutor(Executor):
         self._thread = threading.Thread(target=self._run_groups, name=name, daemon=True)
         self._thread.start()
 
-    def _run_group(self, group: Group) -> None:
+    def _send_group(self, group: Group) -> None:
         self._groups.put(group)
 
     async def close(self) -> None:

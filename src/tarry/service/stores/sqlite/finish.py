@@ -15,11 +15,11 @@ from tarry.service.stores.sqlite.queries import encode, pack_ids
 from tarry.service.stores.sqlite.transaction import (
     CANCELLED,
     IN_FLIGHT,
-    NULL_FOR_NUMBER,
-    NULL_FOR_TEXT,
-    NUMBER_OR_NULL,
+    NULL_NUMBER_PARAM,
+    NULL_TEXT_PARAM,
+    NULLABLE_NUMBER_SQL,
+    NULLABLE_TEXT_SQL,
     SUCCEEDED,
-    TEXT_OR_NULL,
     MultiRowStatement,
 )
 from tarry.service.stores.sqlite.transitions import log_attempts
@@ -46,19 +46,19 @@ FROM wanted LEFT JOIN task AS t ON t.id = wanted.id
 _LANE_COLUMN = 3
 # In the next two statements the rows exist, so only the part after DO UPDATE is applied. The column
 # `restarted` is `Task.backoff_offset`; `wake_at` is the due time if PENDING, or the lease's end.
-_CONTINUE_TASKS = MultiRowStatement(f"""
+_WRITE_LIVE_TASKS = MultiRowStatement(f"""
 INSERT INTO state (seq, tenant, lane, policy, started_at, status, wake_at, next_attempt_at, worker,
     attempts, previous_delay, restarted, last_kind)
-VALUES [?, 0, 0, 0, 0, ?, ?, ?, {NUMBER_OR_NULL}, ?, {NUMBER_OR_NULL}, ?, ?]
+VALUES [?, 0, 0, 0, 0, ?, ?, ?, {NULLABLE_NUMBER_SQL}, ?, {NULLABLE_NUMBER_SQL}, ?, ?]
 ON CONFLICT (seq) DO UPDATE SET status = excluded.status, wake_at = excluded.wake_at,
     next_attempt_at = excluded.next_attempt_at, worker = excluded.worker,
     attempts = excluded.attempts, previous_delay = excluded.previous_delay,
     restarted = excluded.restarted, last_kind = excluded.last_kind, version = version + 1
 """)
-_FINISH_TASKS = MultiRowStatement(f"""
+_WRITE_FINISHED_TASKS = MultiRowStatement(f"""
 INSERT INTO state (seq, tenant, lane, policy, started_at, wake_at, next_attempt_at, status,
     finished_at, reason, attempts, previous_delay, restarted, last_kind)
-VALUES [?, 0, 0, 0, 0, 0, 0, ?, ?, {TEXT_OR_NULL}, ?, {NUMBER_OR_NULL}, ?, ?]
+VALUES [?, 0, 0, 0, 0, 0, 0, ?, ?, {NULLABLE_TEXT_SQL}, ?, {NULLABLE_NUMBER_SQL}, ?, ?]
 ON CONFLICT (seq) DO UPDATE SET status = excluded.status, finished_at = excluded.finished_at,
     reason = excluded.reason, worker = NULL, wake_at = 0, attempts = excluded.attempts,
     previous_delay = excluded.previous_delay, restarted = excluded.restarted,
@@ -109,18 +109,18 @@ _decode_states = Decoder(list[tuple[Any, ...]]).decode
 def finish(tx: Transaction, results: Sequence[PackedResult]) -> list[FinishStatus]:
     """Log the attempts and write the next states of tasks whose version still matches."""
     if len({result.id for result in results}) == len(results):
-        return _finish_batch(tx, results)
+        return _write_results(tx, results)
     # A task has several results: each must match the version that the previous one has set.
-    return [status for result in results for status in _finish_batch(tx, [result])]
+    return [status for result in results for status in _write_results(tx, [result])]
 
 
-def _finish_batch(tx: Transaction, results: Sequence[PackedResult]) -> list[FinishStatus]:
+def _write_results(tx: Transaction, results: Sequence[PackedResult]) -> list[FinishStatus]:
     """Write the results of different tasks, with a few statements for all of them."""
     now = tx.now
     statuses: list[FinishStatus] = []
     attempt_rows: list[AttemptRow] = []
-    finished_rows: list[Any] = []  # parameters of `_FINISH_TASKS`
-    continued_rows: list[Any] = []  # parameters of `_CONTINUE_TASKS`
+    finished_parameters: list[Any] = []  # parameters of `_WRITE_FINISHED_TASKS`
+    live_parameters: list[Any] = []  # parameters of `_WRITE_LIVE_TASKS`
     task_counts: dict[tuple[int, int, int, int], int] = {}  # by tenant, lane, policy, new status
     callbacks: list[NewTask] = []
     for result, row in zip(results, _read_states(tx, results), strict=True):
@@ -134,23 +134,23 @@ def _finish_batch(tx: Transaction, results: Sequence[PackedResult]) -> list[Fini
             attempt_rows.append((tenant, seq, attempts, result.outcome, result.attempt))
         status, delay, due = int(result.status), result.previous_delay, result.next_attempt_at
         is_cancelled = cancelling and status != SUCCEEDED
-        stored_delay = NULL_FOR_NUMBER if delay is None else delay
+        stored_delay = NULL_NUMBER_PARAM if delay is None else delay
         progress = (attempts, stored_delay, result.backoff_offset, result.last_outcome_kind)
         if is_cancelled:
             status = CANCELLED
-            finished_rows += (seq, status, now, NULL_FOR_TEXT, *progress)
+            finished_parameters += (seq, status, now, NULL_TEXT_PARAM, *progress)
         elif status >= SUCCEEDED:  # any finished status
-            reason = NULL_FOR_TEXT if result.reason is None else result.reason
-            finished_rows += (seq, status, now, reason, *progress)
+            reason = NULL_TEXT_PARAM if result.reason is None else result.reason
+            finished_parameters += (seq, status, now, reason, *progress)
         elif result.renewed_lease is None:
-            continued_rows += (seq, status, due, due, NULL_FOR_NUMBER, *progress)
-            tx.lane(lane_id).note_due(due)
+            live_parameters += (seq, status, due, due, NULL_NUMBER_PARAM, *progress)
+            tx.lane(lane_id).lower_due_at(due)
         else:
             status = IN_FLIGHT  # the worker keeps its lease
             wake_at = max(now, due) + result.renewed_lease.length_ms
             worker = tx.names.worker_id(result.renewed_lease.worker)
-            continued_rows += (seq, status, wake_at, due, worker, *progress)
-            tx.lane(lane_id).note_lease(wake_at)
+            live_parameters += (seq, status, wake_at, due, worker, *progress)
+            tx.lane(lane_id).lower_lease_end_at(wake_at)
         if status != IN_FLIGHT:
             transition = (tenant, lane_id, policy, status)
             task_counts[transition] = task_counts.get(transition, 0) + 1
@@ -158,8 +158,8 @@ def _finish_batch(tx: Transaction, results: Sequence[PackedResult]) -> list[Fini
             callbacks.append(NewTask(result.callback_task))
         statuses.append(FinishStatus.CANCELLED if is_cancelled else FinishStatus.APPLIED)
     log_attempts(tx, attempt_rows)
-    _FINISH_TASKS.execute(tx.execute, finished_rows)
-    _CONTINUE_TASKS.execute(tx.execute, continued_rows)
+    _WRITE_FINISHED_TASKS.execute(tx.execute, finished_parameters)
+    _WRITE_LIVE_TASKS.execute(tx.execute, live_parameters)
     for (tenant, lane_id, policy, status), count in task_counts.items():
         tx.count_transition(tenant, tx.lane(lane_id), policy, IN_FLIGHT, status, count)
     if callbacks:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from tarry.service.stores.sqlite.transaction import ReadTransaction, Transaction
 
 
-_MAX_LEASES_PER_RECOVERY = 1000
+_MAX_LEASES_PER_TRANSACTION = 1000
 
 
 class SqliteStore:
@@ -81,7 +81,9 @@ class SqliteStore:
                 else ThreadExecutor("tarry-sqlite-writer", self.database.apply)
             )
             self._reader = ThreadExecutor("tarry-sqlite-reader", self._read_database.read)
-        while await self.write(OperationCall(transitions.recover_leases, _MAX_LEASES_PER_RECOVERY)):
+        while await self.write(
+            OperationCall(transitions.end_leases_of_dead_workers, _MAX_LEASES_PER_TRANSACTION)
+        ):
             pass
 
     async def close(self) -> None:
@@ -118,9 +120,16 @@ class SqliteStore:
         return add.to_add_results(tasks, terms, results)
 
     async def claim(
-        self, terms: store.LeaseTerms, *, limit: int, per_lane: int, skip: Collection[str] = ()
+        self,
+        terms: store.LeaseTerms,
+        *,
+        limit: int,
+        per_lane: int,
+        skipped_lanes: Collection[str] = (),
     ) -> store.ClaimResult:
-        return await self.write(OperationCall(claim.claim, terms, limit, per_lane, skip), limit)
+        return await self.write(
+            OperationCall(claim.claim, terms, limit, per_lane, skipped_lanes), limit
+        )
 
     async def finish(self, results: Sequence[store.TaskResult]) -> list[store.FinishStatus]:
         packed = [finish.pack_result(result) for result in results]

@@ -22,7 +22,7 @@ from tarry.service.stores.sqlite.queries import (
     resolve_names,
 )
 from tarry.service.stores.sqlite.transaction import CANCELLED, EXHAUSTED, SUCCEEDED
-from tarry.service.stores.sqlite.transitions import recover_leases, replay_dead_letter
+from tarry.service.stores.sqlite.transitions import end_leases_of_dead_workers, replay_dead_letter
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -179,7 +179,7 @@ def _update_replay(tx: Transaction, replay: ReplayRecord) -> None:
 
 def sweep(tx: Transaction, retention: Retention, limit: int) -> SweepResult:
     """Delete old tasks, replays and attempt counts; end leases of dead workers; `limit` of each."""
-    has_more_leases = recover_leases(tx, limit)
+    has_more_leases = end_leases_of_dead_workers(tx, limit)
     # Dead letters of a tenant with a running replay are kept: the replay has counted them.
     tenants = {name for (name,) in tx.execute(_TENANTS_WITH_REPLAYS, (_MAX_TENANTS_WITH_REPLAYS,))}
     tenants_with_replays = json.dumps([tx.names.tenant_id(name) for name in tenants])

@@ -19,7 +19,7 @@ Three costs decide how rows are read and written:
 * `sqlite3` looks for an adapter for every parameter that is not an int, float, str or bytearray.
   This costs about ten times as much as binding the parameter. So bytes are passed as bytearray, and
   parameters that are mostly None are passed as a sentinel that SQL turns into NULL
-  (`NULL_FOR_NUMBER`, `NULL_FOR_TEXT`).
+  (`NULL_NUMBER_PARAM`, `NULL_TEXT_PARAM`).
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ _CHUNK_SIZES = (64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
 """Numbers of rows for which a statement exists. Preparing a statement takes longer than running it
 twice. So there are few sizes, whose statements stay cached, and most batches are split in two."""
 
-NUMBER_OR_NULL, NULL_FOR_NUMBER = "nullif(?, '')", ""
+NULLABLE_NUMBER_SQL, NULL_NUMBER_PARAM = "nullif(?, '')", ""
 """The SQL for a number that may be NULL, and the parameter that stands for NULL."""
-TEXT_OR_NULL, NULL_FOR_TEXT = "nullif(?, 0)", 0
+NULLABLE_TEXT_SQL, NULL_TEXT_PARAM = "nullif(?, 0)", 0
 """The SQL for a text that may be NULL, and the parameter that stands for NULL: a number, which
 differs from every text, even from '0'."""
 
@@ -112,15 +112,15 @@ FROM wanted CROSS JOIN lane AS l ON l.id = wanted.id
 """)
 _WRITE_LANE_COUNTS = MultiRowStatement(f"""
 INSERT INTO lane (id, tenant, name, pending, in_flight, dead, due_at, lease_end_at)
-VALUES [?, 0, '', ?, ?, ?, {NUMBER_OR_NULL}, {NUMBER_OR_NULL}]
+VALUES [?, 0, '', ?, ?, ?, {NULLABLE_NUMBER_SQL}, {NULLABLE_NUMBER_SQL}]
 ON CONFLICT (id) DO UPDATE SET pending = excluded.pending, in_flight = excluded.in_flight,
     dead = excluded.dead, due_at = excluded.due_at, lease_end_at = excluded.lease_end_at
 """)
 _WRITE_LANE_SCHEDULES = MultiRowStatement(f"""
 INSERT INTO lane (id, tenant, name, parked_until, probes, opened, paused, served_at, last_turn,
     due_check_at, expiry_check_at, ready)
-VALUES [?, 0, '', {NUMBER_OR_NULL}, ?, ?, ?, {NUMBER_OR_NULL}, ?, {NUMBER_OR_NULL},
-    {NUMBER_OR_NULL}, ?]
+VALUES [?, 0, '', {NULLABLE_NUMBER_SQL}, ?, ?, ?, {NULLABLE_NUMBER_SQL}, ?, {NULLABLE_NUMBER_SQL},
+    {NULLABLE_NUMBER_SQL}, ?]
 ON CONFLICT (id) DO UPDATE SET parked_until = excluded.parked_until, probes = excluded.probes,
     opened = excluded.opened, paused = excluded.paused, served_at = excluded.served_at,
     last_turn = excluded.last_turn, due_check_at = excluded.due_check_at,
@@ -152,13 +152,13 @@ class LaneRow(msgspec.Struct, gc=False, array_like=True):
     """Whether `_WRITE_LANE_SCHEDULES` has to be executed. Most transitions change only the columns
     of `_WRITE_LANE_COUNTS`, which are cheaper to write, because no index contains them."""
 
-    def note_due(self, due_at: int) -> None:
+    def lower_due_at(self, due_at: int) -> None:
         """Take into account that a pending task is due at this time."""
         if self.due_at is None or due_at < self.due_at:
             self.due_at = due_at
             self.update_check_times()
 
-    def note_lease(self, end_at: int) -> None:
+    def lower_lease_end_at(self, end_at: int) -> None:
         """Take into account a lease that ends at this time."""
         if self.lease_end_at is None or end_at < self.lease_end_at:
             self.lease_end_at = end_at
@@ -375,13 +375,13 @@ class Transaction(ReadTransaction):
         expiry_checks: dict[int, int] = {}
         for lane in self._lanes.values():
             counts += (lane.id, lane.pending, lane.in_flight, lane.exhausted)
-            counts += (_number_or_null(lane.due_at), _number_or_null(lane.lease_end_at))
+            counts += (_number_param(lane.due_at), _number_param(lane.lease_end_at))
             if lane.schedule_changed:
-                schedules += (lane.id, _number_or_null(lane.parked_until))
+                schedules += (lane.id, _number_param(lane.parked_until))
                 schedules += (lane.probes, lane.consecutive_opens, lane.paused)
-                schedules += (_number_or_null(lane.last_claim_at), lane.last_turn)
+                schedules += (_number_param(lane.last_claim_at), lane.last_turn)
                 due_check, expiry_check = lane.due_check_at, lane.expiry_check_at
-                schedules += (_number_or_null(due_check), _number_or_null(expiry_check), lane.ready)
+                schedules += (_number_param(due_check), _number_param(expiry_check), lane.ready)
                 _keep_earliest(due_checks, lane.tenant, due_check)
                 _keep_earliest(expiry_checks, lane.tenant, expiry_check)
         _WRITE_LANE_COUNTS.execute(self.execute, counts)
@@ -416,8 +416,8 @@ class Transaction(ReadTransaction):
         _ADD_TO_ATTEMPTS_PER_MINUTE.execute(self.execute, parameters)
 
 
-def _number_or_null(number: int | None) -> int | str:
-    return NULL_FOR_NUMBER if number is None else number
+def _number_param(number: int | None) -> int | str:
+    return NULL_NUMBER_PARAM if number is None else number
 
 
 def _keep_earliest(times: dict[int, int], tenant: int, at: int | None) -> None:

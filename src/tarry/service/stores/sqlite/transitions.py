@@ -85,7 +85,7 @@ def _make_pending(
     lane = tx.lane(lane_id)
     tx.execute(statement, (due, seq))
     tx.count_transition(tenant, lane, policy, old_status, PENDING)
-    lane.note_due(due)
+    lane.lower_due_at(due)
 
 
 def mark_cancelled(tx: Transaction, ids: TaskRowIds, old_status: int, attempts: int) -> None:
@@ -142,7 +142,7 @@ def replay_dead_letter(tx: Transaction, ids: TaskRowIds) -> None:
     _make_pending(tx, ids, EXHAUSTED, tx.now, _REPLAY)
 
 
-def recover_leases(tx: Transaction, limit: int) -> bool:
+def end_leases_of_dead_workers(tx: Transaction, limit: int) -> bool:
     """End up to `limit` leases of worker processes that have died; return whether more may remain.
 
     If the task is due, its attempt may have started. Then the lease expires now, and the next claim
@@ -160,7 +160,7 @@ def recover_leases(tx: Transaction, limit: int) -> bool:
                 seq, _, lane_id, _ = ids
                 tx.execute("UPDATE state SET wake_at = ? WHERE seq = ?", (tx.now, seq))
                 lane = tx.lane(lane_id)
-                lane.note_lease(tx.now)
+                lane.lower_lease_end_at(tx.now)
                 lane.update_check_times()  # a probe of a half-open lane ended: another may start
             elif cancelling:
                 mark_cancelled(tx, ids, IN_FLIGHT, attempts)

@@ -53,7 +53,7 @@ _MAX_GROUP_WEIGHT = 128  # tasks that one transaction changes
 the next one while the process commits another. Groups of 500 to 1,000 tasks took 25 to 75 ms, and
 the p99 delay of retries was 240 ms. With this limit it is 115 ms."""
 _EXIT_TIMEOUT_S = 10.0
-_FRAME_LENGTH = struct.Struct("!Q")
+_FRAME_HEADER = struct.Struct("!Q")
 """The header of a frame: the number of bytes that follow."""
 
 
@@ -103,7 +103,7 @@ OPERATIONS: dict[str, Operation] = {
         (transitions.release, tuple[list[store.Release]], list[store.FinishStatus]),
         (transitions.cancel, tuple[str, str], store.CancelStatus | None),
         (transitions.retry_now, tuple[str, str], store.RetryNowStatus | None),
-        (transitions.recover_leases, tuple[int], bool),
+        (transitions.end_leases_of_dead_workers, tuple[int], bool),
         (transitions.park, tuple[str, int, int, int], None),
         (transitions.unpark, tuple[str], None),
         (transitions.resume, tuple[str], None),
@@ -174,9 +174,9 @@ class WriterProcessExecutor(Executor):
             self._process_start = None
         self._schedule_start()
 
-    def _run_group(self, group: Group) -> None:
+    def _send_group(self, group: Group) -> None:
         try:
-            frame = encode_calls([entry.work for entry in group])
+            payload = encode_calls([entry.work for entry in group])
         except Exception as error:  # noqa: BLE001 - else its callers would wait for ever
             self._fail(group, error)
             return
@@ -184,12 +184,12 @@ class WriterProcessExecutor(Executor):
         # If the process has ended, uvloop may raise here, before it calls `_on_process_end`, which
         # then fails this group.
         with suppress(OSError, RuntimeError):
-            self.process.send(frame)
+            self.process.send(payload)
 
-    def _on_answers(self, frame: bytes) -> None:
+    def _on_answers(self, payload: bytes) -> None:
         group = self._groups_in_flight[0]
         try:
-            answers = decode_answers([entry.work for entry in group], frame)
+            answers = decode_answers([entry.work for entry in group], payload)
         except Exception as error:  # noqa: BLE001 - else its callers would wait for ever
             self._fail(group, error)
         else:
@@ -209,17 +209,17 @@ class WriterProcessExecutor(Executor):
 
 
 class WriterProcess(asyncio.SubprocessProtocol):
-    """The running writer process; calls `on_frame` for each frame from it, `on_end` at its end."""
+    """The running writer process. `on_payload` is called for each frame that it sends."""
 
-    def __init__(self, on_frame: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
-        self._on_frame = on_frame
+    def __init__(self, on_payload: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
+        self._on_payload = on_payload
         self._on_end = on_end
         self._received = bytearray()
         self._ended = asyncio.Event()
 
-    def send(self, frame: bytes) -> None:
-        """Write a frame to the input of the process."""
-        self._input.write(_FRAME_LENGTH.pack(len(frame)) + frame)
+    def send(self, payload: bytes) -> None:
+        """Write a frame with this payload to the input of the process."""
+        self._input.write(_FRAME_HEADER.pack(len(payload)) + payload)
 
     async def close(self) -> None:
         """Close the input, so that the process ends, and kill the process if it does not."""
@@ -241,13 +241,13 @@ class WriterProcess(asyncio.SubprocessProtocol):
         """Called with the next bytes of the process's output, which may end within a frame."""
         del fd
         self._received += data
-        while len(self._received) >= _FRAME_LENGTH.size:
-            end = _FRAME_LENGTH.size + _FRAME_LENGTH.unpack_from(self._received)[0]
+        while len(self._received) >= _FRAME_HEADER.size:
+            end = _FRAME_HEADER.size + _FRAME_HEADER.unpack_from(self._received)[0]
             if len(self._received) < end:
                 return
-            frame = bytes(self._received[_FRAME_LENGTH.size : end])
+            payload = bytes(self._received[_FRAME_HEADER.size : end])
             del self._received[:end]
-            self._on_frame(frame)
+            self._on_payload(payload)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called when the process has ended."""
@@ -267,10 +267,10 @@ def encode_calls(calls: Sequence[OperationCall[Any]]) -> bytes:
     return _encode([(call.run.__name__, call.arguments) for call in calls])
 
 
-def run_calls(database: Database, frame: bytes) -> bytes:
+def run_calls(database: Database, payload: bytes) -> bytes:
     """Run the calls of a frame in one transaction; return the frame with their answers."""
     calls: list[OperationCall[Any]] = []
-    for name, arguments in _calls_decoder.decode(frame):
+    for name, arguments in _calls_decoder.decode(payload):
         operation = OPERATIONS[name]
         calls.append(OperationCall(operation.run, *operation.decode_arguments(arguments)))
     answers = [
@@ -280,13 +280,13 @@ def run_calls(database: Database, frame: bytes) -> bytes:
     return _encode(answers)
 
 
-def decode_answers(calls: Sequence[OperationCall[Any]], frame: bytes) -> list[Answer]:
+def decode_answers(calls: Sequence[OperationCall[Any]], payload: bytes) -> list[Answer]:
     """Return the answers in a frame; `calls` are the calls of the same group."""
     return [
         (OPERATIONS[call.run.__name__].decode_result(value), None)
         if error is None
         else (None, _decode_error(*error))
-        for call, (value, error) in zip(calls, _answers_decoder.decode(frame), strict=True)
+        for call, (value, error) in zip(calls, _answers_decoder.decode(payload), strict=True)
     ]
 
 
@@ -309,15 +309,15 @@ def main(path: str, lock_token: str, service_version: str) -> None:
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # a stray print() must not end up between two frames
     database = Database(path, system_clock, WorkerLock(path, lock_token or None))
-    header_size = _FRAME_LENGTH.size
+    header_size = _FRAME_HEADER.size
     with suppress(BrokenPipeError):  # the service has ended
         # A short read also means that the service has ended.
         while len(header := source.read(header_size)) == header_size:
-            [length] = _FRAME_LENGTH.unpack(header)
-            if len(calls := source.read(length)) < length:
+            [length] = _FRAME_HEADER.unpack(header)
+            if len(payload := source.read(length)) < length:
                 break
-            answers = run_calls(database, calls)
-            sink.write(_FRAME_LENGTH.pack(len(answers)) + answers)
+            answer_payload = run_calls(database, payload)
+            sink.write(_FRAME_HEADER.pack(len(answer_payload)) + answer_payload)
             sink.flush()
     database.close()
 
