@@ -121,6 +121,8 @@ def test_json_values_are_found_on_their_lines() -> None:
 def test_duplicate_json_key_is_reported() -> None:
     """A duplicate key is reported, although the JSON parser accepts it."""
     assert ("a", 3) == json_line_numbers('{"a": 1,\n"b": {"a": 2},\n"a": 3}')[1]
+    assert ("a", 1) == json_line_numbers('{"a": 1, "a": 2}')[1]
+    assert ("a", 2) == json_line_numbers('{"a": {"b": 1},\n"a": {"b": 2}}')[1]
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# only a comment", "a = 1"])

@@ -271,7 +271,7 @@ class _LineFinder:
     def __init__(self, text: str, pattern: re.Pattern[str], unquote: Callable[[str], str]) -> None:
         self.line_numbers: dict[KeyPath, int] = {}
         self.duplicate_key: _Token | None = None
-        """A key that appears twice in its table, and the line of its second appearance."""
+        """The first key that appears again in its table, and the line where it does."""
         self._unquote = unquote
         self._tokens: list[_Token] = []
         self._position = 0
@@ -314,8 +314,9 @@ class _LineFinder:
             key_path = (*key_path, part)
             # In TOML this need not be a duplicate: two dotted keys can have the same first part.
             # Only JSON uses `duplicate_key`, because the TOML parser rejects duplicates itself.
-            if self.line_numbers.setdefault(key_path, line) != line:
+            if key_path in self.line_numbers and self.duplicate_key is None:
                 self.duplicate_key = _Token(part, line)
+            self.line_numbers.setdefault(key_path, line)
         self.skip("\n")
         self.take_value(key_path, separator)
 
