@@ -103,7 +103,7 @@ async def changed_object_of_the_caller_is_rejected(payloads: BodyStore) -> None:
         await payloads.head_object("default/nothing")
 
 
-async def orphans_are_swept(payloads: BodyStore) -> None:
+async def unreferenced_bodies_are_deleted(payloads: BodyStore) -> None:
     """A body without a task is deleted after an hour; other objects stay."""
     await payloads._obstore.put_async(payloads._store, ".tarry/default/other", b"no body of ours")
     stray, _ = await payloads.put("default", "stray", BODY)
@@ -112,9 +112,9 @@ async def orphans_are_swept(payloads: BodyStore) -> None:
     async def is_live(_tenant: str, task_id: str) -> bool:
         return task_id == "kept"
 
-    assert 0 == await payloads.delete_orphans(is_live, now=0.0, limit=10)
-    assert 1 == await payloads.delete_orphans(is_live, now=4e9, limit=10)
-    assert 0 == await payloads.delete_orphans(is_live, now=4e9, limit=10)
+    assert 0 == await payloads.delete_unreferenced(is_live, now=0.0, limit=10)
+    assert 1 == await payloads.delete_unreferenced(is_live, now=4e9, limit=10)
+    assert 0 == await payloads.delete_unreferenced(is_live, now=4e9, limit=10)
     content = TaskContent(url="", body_ref=kept, body_size=len(BODY), checksum=checksum)
     assert BODY == await payloads.read(content)
     content.body_ref = stray
@@ -128,5 +128,5 @@ CASES: list[Case] = [
     damaged_body_is_not_used,
     deleting_twice_is_no_error,
     changed_object_of_the_caller_is_rejected,
-    orphans_are_swept,
+    unreferenced_bodies_are_deleted,
 ]

@@ -183,7 +183,7 @@ def test_partial_body_of_a_killed_process_is_swept(tmp_path: Path) -> None:
     assert {bodies / "before", bodies / "killed"} == {*bodies.iterdir()}
 
     payloads = BodyStore(str(tmp_path), max_object_bytes=100)
-    assert 1 == asyncio.run(payloads.delete_orphans(is_live, now=4e9, limit=10))
+    assert 1 == asyncio.run(payloads.delete_unreferenced(is_live, now=4e9, limit=10))
     assert [bodies / "before"] == [*bodies.iterdir()]
 
 
@@ -249,7 +249,7 @@ def test_hanging_storage_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None
                 payloads.head_object("default/x"),
                 payloads.read(content),
                 payloads.delete(["default/x"]),
-                payloads.delete_orphans(_no_task, now=4e9, limit=10),
+                payloads.delete_unreferenced(_no_task, now=4e9, limit=10),
                 return_exceptions=True,
             )
             for writer in held:
@@ -274,7 +274,7 @@ def test_failing_storage_is_tried_four_times(monkeypatch: pytest.MonkeyPatch) ->
         async with await asyncio.start_server(fail, "127.0.0.1") as server:
             payloads = _bucket(monkeypatch, server)
             with pytest.raises(StoreUnavailable, match="storage of bodies failed"):
-                await payloads.delete_orphans(_no_task, now=4e9, limit=10)
+                await payloads.delete_unreferenced(_no_task, now=4e9, limit=10)
 
     asyncio.run(main())
     assert 4 == len(asked)

@@ -108,7 +108,9 @@ class Service:
                 unpack=codec.unpack,
                 read_body=body_store.read,
                 delete_bodies=body_store.delete,
-                delete_orphaned_bodies=partial(_delete_orphaned_bodies, body_store, self.store),
+                delete_unreferenced_bodies=partial(
+                    _delete_unreferenced_bodies, body_store, self.store
+                ),
                 sign=self._sign,
                 build_callback_task=partial(build_callback_task, new_id=_new_id, pack=codec.pack),
             )
@@ -212,11 +214,11 @@ def are_api_keys_required(settings: Settings) -> bool:
     return settings.require_keys or not is_loopback(settings.host)
 
 
-async def _delete_orphaned_bodies(body_store: BodyStore, store: Store) -> int:
+async def _delete_unreferenced_bodies(body_store: BodyStore, store: Store) -> int:
     async def task_exists(tenant: str, task_id: str) -> bool:
         return await store.get_task(tenant, task_id) is not None
 
-    return await body_store.delete_orphans(task_exists, environment.unix_time(), limit=100)
+    return await body_store.delete_unreferenced(task_exists, environment.unix_time(), limit=100)
 
 
 def _new_id() -> str:

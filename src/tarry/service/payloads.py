@@ -1,14 +1,14 @@
 """Large task bodies in object storage.
 
 A body is written before the row of its task, and deleted after that row. Its path is
-`.tarry/STORAGE_ID/TENANT/TASK`, so a body without a task (an orphan) is found by its path.
+`.tarry/STORAGE_ID/TENANT/TASK`, so the path of a body shows whether its task exists.
 STORAGE_ID is generated when the first body is stored, together with the marker object
 `.tarry/places/STORAGE_ID`. If a body and its marker are both missing, the storage itself is missing
 (for example, a folder is not mounted), and the task waits. If only the body is missing, the task
 fails. A task may also refer to an object of the caller under `TENANT/`, which is never deleted.
 
 In a folder, a body is written directly to its final path. A temporary file is not needed, because
-no task refers to the body yet, and an incomplete file is deleted like any orphan.
+no task refers to the body yet, and an incomplete file is deleted like any body without a task.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _ROOT = ".tarry"
 _MARKER_FOLDER = ".tarry/places"
 _MARKER_TEXT = b"tarry stores request bodies in this storage. Keep this object with the bodies.\n"
 _MAX_REF_BYTES = 1024
-_MIN_ORPHAN_AGE = timedelta(hours=1)
-"""A younger body is no orphan yet: its task is stored after the body."""
+_MIN_UNREFERENCED_AGE = timedelta(hours=1)
+"""A younger body may still get its task, which is stored after the body."""
 _CALL_TIMEOUT_S = 30.0
 """Timeout of one storage call including its retries."""
 _RETRY_CONFIG = {"max_retries": 3, "retry_timeout": timedelta(seconds=10)}
@@ -160,25 +160,25 @@ class BodyStore:
             except FileNotFoundError:
                 continue
 
-    async def delete_orphans(
+    async def delete_unreferenced(
         self, task_exists: Callable[[str, str], Awaitable[bool]], now: float, limit: int
     ) -> int:
-        """Delete about `limit` orphans at most; return their number. `now` is in epoch seconds."""
-        modified_before = datetime.fromtimestamp(now, UTC) - _MIN_ORPHAN_AGE
-        orphans: list[str] = []
+        """Delete up to about `limit` bodies without a task; return how many. `now`: epoch time."""
+        modified_before = datetime.fromtimestamp(now, UTC) - _MIN_UNREFERENCED_AGE
+        unreferenced: list[str] = []
         batches = self._obstore.list(self._store, prefix=_ROOT, chunk_size=limit)
         while (batch := await _call(anext(batches, None))) is not None:
             for entry in batch:
                 match entry["path"].split("/"):
                     case [_, _, tenant, task_id] if entry["last_modified"] < modified_before:
                         if not await task_exists(tenant, task_id):
-                            orphans.append(entry["path"])
+                            unreferenced.append(entry["path"])
                     case _:
                         pass  # a young body, a marker, or another object
-            if len(orphans) >= limit:
+            if len(unreferenced) >= limit:
                 break
-        await self.delete(orphans)
-        return len(orphans)
+        await self.delete(unreferenced)
+        return len(unreferenced)
 
     async def _get_storage_id(self) -> str:
         """Return the id of this storage; generate it and write its marker the first time."""

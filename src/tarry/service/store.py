@@ -475,9 +475,9 @@ class Store(Protocol):
         ...
 
     async def list_orphaned_bodies(self, limit: int) -> list[str]:
-        """Return references to bodies of removed tasks, to be deleted from the `BodyStore`."""
+        """Return references to orphaned bodies (their task was removed) in the `BodyStore`."""
         ...
 
     async def forget_orphaned_bodies(self, refs: Sequence[str]) -> None:
-        """Remove references from this list, after their bodies were deleted."""
+        """Remove references to orphaned bodies, after the `BodyStore` has deleted the bodies."""
         ...

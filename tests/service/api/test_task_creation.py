@@ -637,7 +637,7 @@ def test_a_store_failure_after_the_wait_does_not_change_the_status() -> None:
 
 
 def test_a_body_that_cannot_be_deleted_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The existing task is returned; maintenance deletes the orphaned body."""
+    """The existing task is returned; maintenance deletes the unreferenced body."""
 
     async def away(_shelf: FakePayloads, _refs: Sequence[str]) -> None:
         raise StoreUnavailable("away")

@@ -100,7 +100,7 @@ class EngineHarness:
             unpack=plain.unpack,
             read_body=read_body or _no_body,
             delete_bodies=_no_bodies,
-            delete_orphaned_bodies=_no_strays,
+            delete_unreferenced_bodies=_no_unreferenced_bodies,
             sign=sign or (lambda _task, _body: []),
             build_callback_task=partial(
                 build_callback_task, new_id=lambda: next(self.ids), pack=plain.pack
@@ -163,7 +163,7 @@ async def _no_body(_content: TaskContent) -> bytes:
     raise AssertionError(msg)
 
 
-async def _no_strays() -> int:
+async def _no_unreferenced_bodies() -> int:
     return 0
 
 

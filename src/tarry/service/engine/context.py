@@ -118,7 +118,7 @@ class EngineContext(msgspec.Struct, frozen=True, kw_only=True):
     unpack: Callable[[bytes], TaskContent]  # decodes (and decrypts) the content of a task
     read_body: Callable[[TaskContent], Awaitable[bytes]]  # fetches a body and verifies it
     delete_bodies: Callable[[list[str]], Awaitable[None]]
-    delete_orphaned_bodies: Callable[[], Awaitable[int]]  # bodies whose task was never added
+    delete_unreferenced_bodies: Callable[[], Awaitable[int]]  # no task was added for them
     sign: Callable[[Task, bytes], list[tuple[str, str]]]  # returns the signature headers of a body
     build_callback_task: Callable[[Task, TaskContent, TaskResult], Task]  # for `callbackUrl`
 

@@ -1,6 +1,7 @@
-"""Maintenance: removes expired tasks and unused bodies, advances replays, drops idle lanes.
+"""Maintenance: removes expired tasks and bodies without a task, advances replays.
 
-Everything is done in small steps, so that the store is never blocked for long.
+It also forgets the in-memory state of idle lanes (a lane is the queue of one downstream). It works
+in small steps, so that the store is never blocked for long.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ _logger = logging.getLogger("tarry.service")
 _MAX_TASKS_PER_STEP = 200
 _REPLAY_STEPS_PER_SECOND = 10
 _MAX_BODIES_PER_STEP = 100
-_UNUSED_BODY_SEARCH_INTERVAL_MS = 600_000  # rare, because it lists all stored bodies
-_IDLE_LANE_CHECK_INTERVAL_MS = 300_000  # lanes that are idle between two checks are removed
-_IDLE_PAUSE_S, _BUSY_PAUSE_S = 1.0, 0.02  # after a step that left no work, or some work
+_UNREFERENCED_BODY_SEARCH_INTERVAL_MS = 600_000  # rare, because it lists all stored bodies
+_IDLE_LANE_CHECK_INTERVAL_MS = 300_000  # lanes that are idle between two checks are forgotten
+_IDLE_PAUSE_S = 1.0  # after a step that left no work
+_BUSY_PAUSE_S = 0.02  # after a step that left more work to do
 
 
 class Maintenance:
@@ -32,51 +34,52 @@ class Maintenance:
     def __init__(self, context: EngineContext, scheduler: Scheduler) -> None:
         self._context = context
         self._scheduler = scheduler
-        self._next_unused_body_search_at = self._next_idle_lane_check_at = 0
+        self._next_body_search_at = self._next_idle_lane_check_at = 0
 
     async def run_once(self) -> float:
-        """Do one small step of each kind of maintenance; return the pause after it in seconds."""
+        """Do a small step of each kind of maintenance; return the seconds to pause after it."""
         context, store = self._context, self._context.store
         sweep_result = await store.sweep(context.retention, _MAX_TASKS_PER_STEP)
         next_replay_at = await self._step_replays()
-        # The store lists the bodies of removed tasks. Bodies that never had a task are found below.
-        orphans = await store.list_orphaned_bodies(_MAX_BODIES_PER_STEP)
-        if orphans:
-            await context.delete_bodies(orphans)
-            await store.forget_orphaned_bodies(orphans)
+        # The store lists orphaned bodies (their task was removed). Unreferenced bodies (their task
+        # was never added) are only found by a search of the body store, see below.
+        orphaned_bodies = await store.list_orphaned_bodies(_MAX_BODIES_PER_STEP)
+        if orphaned_bodies:
+            await context.delete_bodies(orphaned_bodies)
+            await store.forget_orphaned_bodies(orphaned_bodies)
         now = context.clock.now()
-        if now >= self._next_unused_body_search_at:
-            self._next_unused_body_search_at = now + _UNUSED_BODY_SEARCH_INTERVAL_MS
-            await context.delete_orphaned_bodies()
+        if now >= self._next_body_search_at:
+            self._next_body_search_at = now + _UNREFERENCED_BODY_SEARCH_INTERVAL_MS
+            await context.delete_unreferenced_bodies()
         if now >= self._next_idle_lane_check_at:
             self._next_idle_lane_check_at = now + _IDLE_LANE_CHECK_INTERVAL_MS
             context.lanes.forget_idle()
-        if orphans or sweep_result.has_more:
+        if orphaned_bodies or sweep_result.has_more:
             return _BUSY_PAUSE_S
         if next_replay_at is None:
             return _IDLE_PAUSE_S
-        until_replay = (next_replay_at - context.clock.now()) / 1000
-        return min(_IDLE_PAUSE_S, max(_BUSY_PAUSE_S, until_replay))
+        seconds_until_replay = (next_replay_at - context.clock.now()) / 1000
+        return min(_IDLE_PAUSE_S, max(_BUSY_PAUSE_S, seconds_until_replay))
 
     async def _step_replays(self) -> int | None:
-        """Do one step of each due replay; return when the next step is due (None: no replay)."""
+        """Do one step of each due replay; return when the next step is due (None: none runs)."""
         store = self._context.store
         next_times: list[int] = []
         for replay in await store.list_replays(running=True):
-            new_record: ReplayRecord | None = replay
+            record: ReplayRecord | None = replay  # after the step, if one is due
             if replay.next_at <= self._context.clock.now():
                 try:
-                    new_record = await store.replay_step(replay.id, replay_step_size(replay.rate))
+                    record = await store.replay_step(replay.id, replay_step_size(replay.rate))
                 except StoreUnavailable:
                     raise
                 except Exception:  # other replays continue
                     _logger.exception("replay step failed, replay=%s", replay.id)
                     continue
-            if new_record is not None:
-                if new_record.replayed > replay.replayed:
+            if record is not None:
+                if record.replayed > replay.replayed:
                     self._scheduler.wake()
-                if new_record.status == "running":
-                    next_times.append(new_record.next_at)
+                if record.status == "running":
+                    next_times.append(record.next_at)
         return min(next_times, default=None)
 
     async def run(self) -> None:
