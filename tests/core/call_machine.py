@@ -147,29 +147,29 @@ class Calls(RuleBasedStateMachine):
         which=st.integers(0, 2),
         ending=st.sampled_from(ENDINGS),
         took=st.sampled_from([0.0, 0.25, 2.0]),
-        u=draws,
+        random_number=draws,
     )
-    def end(self, which: int, ending: Outcome | None, took: float, u: float) -> None:
+    def end(self, which: int, ending: Outcome | None, took: float, random_number: float) -> None:
         """End an attempt."""
         call = self.running.pop(which % len(self.running))
         self.now += took
         if ending is None:
             self.cancel(call)
         elif ending is SUCCESS:
-            self.succeed(call, u)
+            self.succeed(call, random_number)
         else:
-            self.fail(call, ending, u)
+            self.fail(call, ending, random_number)
 
-    @rule(u=draws)
-    def outage(self, u: float) -> None:
+    @rule(random_number=draws)
+    def outage(self, random_number: float) -> None:
         """Let all attempts in flight fail."""
         while self.running:
-            self.fail(self.running.pop(), TRANSIENT, u)
+            self.fail(self.running.pop(), TRANSIENT, random_number)
 
-    def fail(self, call: Call, outcome: Outcome, u: float) -> None:
+    def fail(self, call: Call, outcome: Outcome, random_number: float) -> None:
         """Let an attempt fail; the call waits or ends."""
         before = self.there.balance
-        verdict = call.record_failure(outcome, self.now, u)
+        verdict = call.record_failure(outcome, self.now, random_number)
         if isinstance(verdict, Wait):
             due = self.now + verdict.delay
             assert call.attempts < call.policy.max_attempts
@@ -184,10 +184,10 @@ class Calls(RuleBasedStateMachine):
             assert (before, 0) == (self.there.balance, call._paid)
         assert verdict == call.steps[-1].verdict
 
-    def succeed(self, call: Call, u: float) -> None:
+    def succeed(self, call: Call, random_number: float) -> None:
         """Let an attempt succeed, which refills the budget."""
         before = self.there.balance
-        call.record_success(self.now, u)
+        call.record_success(self.now, random_number)
         assert before <= self.there.balance
         assert 0 == call._paid
 

@@ -31,7 +31,11 @@ def run(breaker: Breaker, results: Iterable[str], now: float = 0.0, duration: fl
     """Make one call per letter, one after another: `x` fails, anything else succeeds."""
     for result in results:
         breaker.record(
-            permit_of(breaker, now), failed=result == "x", duration=duration, now=now, u=0.0
+            permit_of(breaker, now),
+            failed=result == "x",
+            duration=duration,
+            now=now,
+            random_number=0.0,
         )
 
 
@@ -201,9 +205,15 @@ def test_open_admits_no_call_before_its_time(now: float) -> None:
 def test_open_for_is_spread() -> None:
     """The open time is up to a tenth longer at random, so that breakers differ."""
     ends = []
-    for u in (0.0, 0.5, 0.999):
+    for random_number in (0.0, 0.5, 0.999):
         breaker = Breaker(consecutive=1)
-        breaker.record(permit_of(breaker, 0.0), failed=True, duration=0.1, now=100.0, u=u)
+        breaker.record(
+            permit_of(breaker, 0.0),
+            failed=True,
+            duration=0.1,
+            now=100.0,
+            random_number=random_number,
+        )
         ends.append(breaker.retry_after(100.0))
     assert [30.0, 31.5, pytest.approx(32.997)] == ends
 
@@ -213,11 +223,17 @@ def test_open_for_is_spread() -> None:
     factor=st.floats(1, 1e6),
     growth=st.floats(1, 10),
     spread=st.floats(0, 2),
-    u=st.floats(0, 1, exclude_max=True),
+    random_number=st.floats(0, 1, exclude_max=True),
     reopenings=st.integers(0, 30),
 )
 def test_open_time_grows(
-    *, open_for: float, factor: float, growth: float, spread: float, u: float, reopenings: int
+    *,
+    open_for: float,
+    factor: float,
+    growth: float,
+    spread: float,
+    random_number: float,
+    reopenings: int,
 ) -> None:
     """Re-opened k times, it is open for open_for * growth^k, max_open at most, plus its spread."""
     max_open = open_for * factor
@@ -225,11 +241,13 @@ def test_open_time_grows(
     now = 0.0
     for _ in range(reopenings):
         now += breaker.retry_after(now) or 0.0
-        breaker.record(permit_of(breaker, now), failed=True, duration=0.1, now=now, u=u)
+        breaker.record(
+            permit_of(breaker, now), failed=True, duration=0.1, now=now, random_number=random_number
+        )
     length = open_for
     for _ in range(reopenings):
         length = min(max_open, length * growth)
-    spread_by = u if reopenings else 0.0
+    spread_by = random_number if reopenings else 0.0
     assert pytest.approx(length * (1 + spread * spread_by)) == breaker.retry_after(now)
 
 
@@ -270,7 +288,7 @@ def test_closes_when_the_probes_succeed() -> None:
     permits = [permit_of(breaker, 30.0) for _ in range(3)]
     states = []
     for permit in permits:
-        breaker.record(permit, failed=False, duration=0.1, now=31.0, u=0.0)
+        breaker.record(permit, failed=False, duration=0.1, now=31.0, random_number=0.0)
         states.append(breaker.state)
     assert [HALF_OPEN, HALF_OPEN, CLOSED] == states
     assert (0, 0, 0) == breaker.counts(31.0)
@@ -281,9 +299,9 @@ def test_one_bad_probe_opens_again(failed: bool, duration: float) -> None:
     """A failed or slow probe opens it for longer; the other probes are ignored."""
     breaker = opened(slow_after=1.0)
     permits = [permit_of(breaker, 30.0) for _ in range(3)]
-    breaker.record(permits[0], failed=failed, duration=duration, now=31.0, u=0.0)
+    breaker.record(permits[0], failed=failed, duration=duration, now=31.0, random_number=0.0)
     before = insides(breaker)
-    breaker.record(permits[1], failed=False, duration=0.1, now=31.0, u=0.0)
+    breaker.record(permits[1], failed=False, duration=0.1, now=31.0, random_number=0.0)
     breaker.release(permits[2])
     assert (OPEN, 60.0) == (breaker.state, breaker.retry_after(31.0))
     assert before == insides(breaker)
@@ -307,7 +325,7 @@ def test_a_probe_is_lost_by_its_own_time() -> None:
     """The result of a probe removes its own start time, not that of another probe."""
     breaker = opened(probes=2)
     early, _late = permit_of(breaker, 30.0), permit_of(breaker, 59.0)
-    breaker.record(early, failed=False, duration=29.5, now=59.5, u=0.0)
+    breaker.record(early, failed=False, duration=29.5, now=59.5, random_number=0.0)
     admitted = [breaker.admit(60.0) is not None for _ in range(3)]
     assert [True, False, False] == admitted  # the late one is out since a second only
 
@@ -319,7 +337,7 @@ def test_a_late_probe_frees_no_other_slot() -> None:
     for _ in range(2):
         permit_of(breaker, 60.0)
     breaker.release(lost[0])
-    breaker.record(lost[1], failed=False, duration=31.0, now=61.0, u=0.0)
+    breaker.record(lost[1], failed=False, duration=31.0, now=61.0, random_number=0.0)
     assert not breaker.would_admit(61.0)
 
 
@@ -328,7 +346,7 @@ def test_a_late_probe_frees_no_slot() -> None:
     breaker = opened(probes=2)
     lost = [permit_of(breaker, 30.0) for _ in range(2)]
     assert breaker.would_admit(60.0)
-    breaker.record(lost[0], failed=False, duration=30.0, now=60.0, u=0.0)
+    breaker.record(lost[0], failed=False, duration=30.0, now=60.0, random_number=0.0)
     assert [True, True, False] == [breaker.admit(60.0) is not None for _ in range(3)]
 
 
@@ -467,8 +485,8 @@ def test_try_count_success_is_equivalent_to_record(
             assert slow.admit(now) == fast.admit(now)
         elif success or what == "fail":
             if not (success and fast.try_count_success(permit, now)):
-                fast.record(permit, failed=not success, duration=value, now=now, u=0.5)
-            slow.record(permit, failed=not success, duration=value, now=now, u=0.5)
+                fast.record(permit, failed=not success, duration=value, now=now, random_number=0.5)
+            slow.record(permit, failed=not success, duration=value, now=now, random_number=0.5)
         else:
             fast.force(what)
             slow.force(what)
@@ -483,7 +501,7 @@ def test_half_open_after_openings_in_another_process() -> None:
     permit = breaker.admit(0.0)
     assert permit is not None
     assert breaker.admit(0.0) is None
-    breaker.record(permit, failed=True, duration=0.0, now=0.0, u=0.5)
+    breaker.record(permit, failed=True, duration=0.0, now=0.0, random_number=0.5)
 
     assert (BreakerState.OPEN, 3, 40.0) == (
         breaker.state,

@@ -62,10 +62,10 @@ class Model:
         self.streak = self.good_probes = 0
         self.probes: dict[int, float] = {}
 
-    def open(self, now: float, u: float) -> None:
+    def open(self, now: float, random_number: float) -> None:
         """Open for longer than the last time."""
         length = min(MAX_OPEN, OPEN_FOR * self.growth**self.openings)
-        self.until = now + length + length * SPREAD * u
+        self.until = now + length + length * SPREAD * random_number
         self.openings += 1
         self.move("open")
 
@@ -92,14 +92,16 @@ class Model:
         """Return the results of the last ten seconds, the present one included."""
         return [result for result in self.results if result.second > int(now) - 10]
 
-    def finish(self, ticket: Ticket, *, failed: bool, slow: bool, now: float, u: float) -> None:
+    def finish(
+        self, ticket: Ticket, *, failed: bool, slow: bool, now: float, random_number: float
+    ) -> None:
         """Record the result of a call of the current generation."""
         if ticket.generation != self.generation or self.state == "disabled":
             return
         if self.state == "half-open":
             del self.probes[ticket.number]
             if failed or slow:
-                self.open(now, u)
+                self.open(now, random_number)
                 return
             self.good_probes += 1
             if self.good_probes == self.limit:
@@ -109,7 +111,7 @@ class Model:
         self.results.append(Result(int(now), failed, slow))
         self.streak = self.streak + 1 if failed else 0
         if self.state == "closed" and self.is_broken(now):
-            self.open(now, u)
+            self.open(now, random_number)
 
     def is_broken(self, now: float) -> bool:
         """Return whether a closed breaker opens."""
@@ -199,14 +201,22 @@ class BreakerMachine(RuleBasedStateMachine):
         which=st.integers(0, 10**6),
         failed=st.booleans(),
         duration=st.sampled_from([0.0, 0.5, 1.0, 1.25]),
-        u=st.sampled_from([0.0, 0.5]),
+        random_number=st.sampled_from([0.0, 0.5]),
     )
-    def a_call_ends(self, which: int, failed: bool, duration: float, u: float) -> None:
+    def a_call_ends(self, which: int, failed: bool, duration: float, random_number: float) -> None:
         """A call of this or an earlier generation ends with a result."""
         ticket = self.tickets.pop(which % len(self.tickets))
-        self.breaker.record(ticket.permit, failed=failed, duration=duration, now=self.now, u=u)
+        self.breaker.record(
+            ticket.permit,
+            failed=failed,
+            duration=duration,
+            now=self.now,
+            random_number=random_number,
+        )
         slow = duration > SLOW_AFTER
-        self.model.finish(ticket, failed=failed, slow=slow, now=self.now, u=u)
+        self.model.finish(
+            ticket, failed=failed, slow=slow, now=self.now, random_number=random_number
+        )
 
     @precondition(lambda self: self.tickets)
     @rule(which=st.integers(0, 10**6))
@@ -218,13 +228,15 @@ class BreakerMachine(RuleBasedStateMachine):
             self.model.probes.pop(ticket.number, None)
 
     @precondition(lambda self: self.model.state == "closed")
-    @rule(u=st.sampled_from([0.0, 0.5]))
-    def an_outage_begins(self, u: float) -> None:
+    @rule(random_number=st.sampled_from([0.0, 0.5]))
+    def an_outage_begins(self, random_number: float) -> None:
         """Calls fail until it opens, and the open period passes: random steps rarely get here."""
         self.time_passes(WINDOW)
         while self.model.state == "closed":
             self.callers_ask(1)
-            self.a_call_ends(len(self.tickets) - 1, failed=True, duration=0.5, u=u)
+            self.a_call_ends(
+                len(self.tickets) - 1, failed=True, duration=0.5, random_number=random_number
+            )
         self.open_time_ends(0.0)
 
     @precondition(lambda self: self.asked % 4 == 3)

@@ -80,7 +80,7 @@ def test_no_attempt_starts_beyond_the_total_budget() -> None:
 def test_an_open_breaker_refuses_the_first_attempt() -> None:
     """An open breaker ends a call before the first attempt."""
     there = behind(consecutive=1, open_for=30)
-    there.breaker.record(0, failed=True, duration=0, now=NOW - 10, u=0)
+    there.breaker.record(0, failed=True, duration=0, now=NOW - 10, random_number=0)
     call = there.call()
     assert Stop(Reason.BREAKER_OPEN, 20.0) == call.start(NOW)
     assert (0, 0) == (call.attempts, there.running)
@@ -317,7 +317,7 @@ def test_cancelled_attempts_are_not_counted() -> None:
 def test_cancelled_probes_make_room() -> None:
     """A cancelled probe frees its slot in a half-open breaker."""
     there = behind(consecutive=1, open_for=30, probes=1)
-    there.breaker.record(0, failed=True, duration=0, now=NOW - 30, u=0)
+    there.breaker.record(0, failed=True, duration=0, now=NOW - 30, random_number=0)
     probe, other = there.call(), there.call()
     assert Attempt(1) == probe.start(NOW)
     assert Stop(Reason.BREAKER_OPEN) == other.start(NOW)
@@ -419,12 +419,14 @@ def test_another_process_goes_on(
     """A call that is stored and resumed after each attempt makes the same decisions."""
     policy = Policy(max_attempts=7, jitter=jitter, total_budget=30)
     whole, stored, now = Call(policy, None, NOW), json.dumps(Progress(0, NOW)), NOW
-    for hint, u in failures:
+    for hint, random_number in failures:
         part = Call(policy)
         part.resume(Progress(*json.loads(stored)))
         outcome = Outcome(Kind.TRANSIENT, hint=hint and Hint(hint[0], exact=hint[1]))
         assert whole.start(now) == part.start(now)
-        expected, actual = (call.record_failure(outcome, now, u) for call in (whole, part))
+        expected, actual = (
+            call.record_failure(outcome, now, random_number) for call in (whole, part)
+        )
         assert expected == actual
         stored = json.dumps(part.progress)
         if isinstance(actual, Stop):

@@ -43,11 +43,11 @@ def ask(
     policy: Policy = DEFAULT,
     progress: Progress = ONE,
     *,
-    u: float = 0.5,
+    random_number: float = 0.5,
     **more: Any,
 ) -> Wait | Stop:
     """Ask after the first attempt, at NOW."""
-    return decide(policy, progress, outcome, now=NOW, u=u, **more)
+    return decide(policy, progress, outcome, now=NOW, random_number=random_number, **more)
 
 
 def wait(*arguments: Any, **more: Any) -> Wait:
@@ -155,7 +155,7 @@ def test_pushback_does_not_add_attempts() -> None:
 def test_a_breaker_that_opened() -> None:
     """An open breaker ends the call and says when to come back."""
     broken = Downstream("payments", breaker=Breaker(consecutive=1, open_for=30, spread=0))
-    broken.record(0, TRANSIENT, duration=0, now=NOW - 10, u=0)
+    broken.record(0, TRANSIENT, duration=0, now=NOW - 10, random_number=0)
     assert Stop(Reason.BREAKER_OPEN, 20.0) == ask(downstream=broken)
 
 
@@ -214,7 +214,7 @@ def test_the_earliest_question_answers() -> None:
                 retried_below=Reason.RETRIED_BELOW in broken,
             ),
             now=NOW,
-            u=0.5,
+            random_number=0.5,
             downstream=behind,
             deadline=NOW - 1 if Reason.DEADLINE in broken else None,
         )
@@ -227,18 +227,24 @@ def test_the_earliest_question_answers() -> None:
 
 
 @given(jitters, st.integers(1, 10_000), st.none() | st.floats(0, 30), draws)
-def test_the_delay_before_retry_k(jitter: Any, k: int, previous: float | None, u: float) -> None:
+def test_the_delay_before_retry_k(
+    jitter: Any, k: int, previous: float | None, random_number: float
+) -> None:
     """After k attempts the wait is that of the policy before retry k."""
     policy = Policy(max_attempts=10_001, jitter=jitter)
     ceiling = policy.ceiling(k)
-    expected = Wait(policy.delay(ceiling, previous, u), ceiling)
-    assert expected == ask(policy=policy, progress=Progress(k, NOW, previous), u=u)
+    expected = Wait(policy.delay(ceiling, previous, random_number), ceiling)
+    assert expected == ask(
+        policy=policy, progress=Progress(k, NOW, previous), random_number=random_number
+    )
 
 
 @pytest.mark.parametrize(("k", "ceiling"), [(1, 1.0), (2, 2.0), (3, 4.0)])
 def test_throttling_has_a_slower_base(k: int, ceiling: float) -> None:
     """After a throttled attempt the ceilings start at a second."""
-    assert Wait(ceiling / 2, ceiling) == ask(THROTTLED, progress=Progress(k, NOW), u=0.5)
+    assert Wait(ceiling / 2, ceiling) == ask(
+        THROTTLED, progress=Progress(k, NOW), random_number=0.5
+    )
 
 
 @pytest.mark.parametrize(
@@ -254,20 +260,26 @@ def test_backoff_starts_over(attempts: int, restarted: int, ceiling: float) -> N
 
 
 @given(jitters, st.integers(1, 50), hints, draws)
-def test_a_hint_is_never_shortened(jitter: Any, k: int, delay: float, u: float) -> None:
+def test_a_hint_is_never_shortened(jitter: Any, k: int, delay: float, random_number: float) -> None:
     """The wait is at least the hint and at least what it would have been without."""
     policy, progress = Policy(max_attempts=99, jitter=jitter), Progress(k, NOW)
-    actual = wait(failure_with_hint(delay), policy, progress, u=u)
-    assert actual.delay >= max(delay, wait(TRANSIENT, policy, progress, u=u).delay)
+    actual = wait(failure_with_hint(delay), policy, progress, random_number=random_number)
+    assert actual.delay >= max(
+        delay, wait(TRANSIENT, policy, progress, random_number=random_number).delay
+    )
     assert Hint(delay) == actual.hint
 
 
 @given(st.sampled_from(["full", "equal", "decorrelated"]), hints, draws, draws)
-def test_jitter_on_a_hint_is_positive(jitter: Any, delay: float, u: float, v: float) -> None:
+def test_jitter_on_a_hint_is_positive(
+    jitter: Any, delay: float, random_number: float, v: float
+) -> None:
     """Jitter adds to the hint, the more the larger the draw, by a tenth or the ceiling at most."""
-    low, high = sorted((u, v))
+    low, high = sorted((random_number, v))
     policy = Policy(jitter=jitter)
-    less, more = (wait(failure_with_hint(delay), policy, u=draw).delay for draw in (low, high))
+    less, more = (
+        wait(failure_with_hint(delay), policy, random_number=draw).delay for draw in (low, high)
+    )
     assert delay <= less <= more <= delay + max(3 * 0.1, delay / 10)
 
 
@@ -276,16 +288,22 @@ def test_jitter_on_a_hint_is_positive(jitter: Any, delay: float, u: float, v: fl
 def test_a_hint_of_nothing_changes_nothing(jitter: Any, k: int) -> None:
     """A floor of 0 seconds leaves the backoff as it is."""
     policy, progress = Policy(max_attempts=9, jitter=jitter), Progress(k, NOW, 0.1)
-    for u in (0.0, 0.3, 0.9):
-        expected = wait(TRANSIENT, policy, progress, u=u).delay
-        assert expected == wait(failure_with_hint(0.0), policy, progress, u=u).delay
+    for random_number in (0.0, 0.3, 0.9):
+        expected = wait(TRANSIENT, policy, progress, random_number=random_number).delay
+        assert (
+            expected
+            == wait(failure_with_hint(0.0), policy, progress, random_number=random_number).delay
+        )
 
 
 @pytest.mark.parametrize("jitter", ["full", "equal", "decorrelated"])
 def test_a_thousand_clients_told_the_same(jitter: Any) -> None:
     """A thousand clients with a hint of 120 s retry evenly over the 12 s after it."""
     dice, policy = Random(11), Policy(jitter=jitter)
-    delays = [wait(failure_with_hint(120.0), policy, u=dice.random()).delay for _ in range(1_000)]
+    delays = [
+        wait(failure_with_hint(120.0), policy, random_number=dice.random()).delay
+        for _ in range(1_000)
+    ]
     assert 120 <= min(delays) < 120.2
     assert 131.9 < max(delays) < 132
     per_second = Counter(int(delay) for delay in delays)
@@ -294,8 +312,8 @@ def test_a_thousand_clients_told_the_same(jitter: Any) -> None:
 
 def test_a_policy_without_jitter_takes_the_hint_as_it_is() -> None:
     """Without jitter the delay is the longer of hint and ceiling."""
-    assert Wait(120.0, 0.1, Hint(120.0)) == ask(failure_with_hint(120.0), PLAIN, u=0.9)
-    assert Wait(0.1, 0.1, Hint(0.05)) == ask(failure_with_hint(0.05), PLAIN, u=0.9)
+    assert Wait(120.0, 0.1, Hint(120.0)) == ask(failure_with_hint(120.0), PLAIN, random_number=0.9)
+    assert Wait(0.1, 0.1, Hint(0.05)) == ask(failure_with_hint(0.05), PLAIN, random_number=0.9)
 
 
 @pytest.mark.parametrize(
@@ -316,22 +334,29 @@ def test_a_policy_without_jitter_takes_the_hint_as_it_is() -> None:
 )
 def test_headers_are_a_floor(headers: dict[str, str], delay: float) -> None:
     """Whatever form the hint has, at the lowest draw the wait is the hint, or the backoff's 0."""
-    assert delay == wait(outcome_of_status(503, headers, now=NOW), u=0.0).delay
+    assert delay == wait(outcome_of_status(503, headers, now=NOW), random_number=0.0).delay
 
 
 def test_retry_info_is_a_floor() -> None:
     """google.rpc.RetryInfo is waited for, with jitter on top."""
     info = b"\x0a\x02\x08\x05"  # RetryInfo(retry_delay=Duration(seconds=5))
     outcome = outcome_of_code("UNAVAILABLE", [("google.rpc.retryinfo-bin", info)])
-    assert (5.0, 5.25) == (wait(outcome, u=0.0).delay, wait(outcome, u=0.5).delay)
+    assert (5.0, 5.25) == (
+        wait(outcome, random_number=0.0).delay,
+        wait(outcome, random_number=0.5).delay,
+    )
 
 
 @given(jitters, st.integers(0, 120_000), draws)
-def test_pushback_is_obeyed_to_the_letter(jitter: Any, milliseconds: int, u: float) -> None:
+def test_pushback_is_obeyed_to_the_letter(
+    jitter: Any, milliseconds: int, random_number: float
+) -> None:
     """A pushback is waited for exactly, whatever is drawn."""
     metadata = [("grpc-retry-pushback-ms", str(milliseconds))]
     for code in ("UNAVAILABLE", "RESOURCE_EXHAUSTED"):
-        actual = wait(outcome_of_code(code, metadata), Policy(jitter=jitter), u=u)
+        actual = wait(
+            outcome_of_code(code, metadata), Policy(jitter=jitter), random_number=random_number
+        )
         assert milliseconds / 1000 == actual.delay
 
 
@@ -349,7 +374,7 @@ def test_hints_beyond_the_longest(most: float, delay: float, exact: bool) -> Non
 @pytest.mark.parametrize("most", [0, 5, 120, 3600])
 def test_the_longest_hint_itself_is_waited_for(most: float) -> None:
     """A hint of max_hint is within it; jitter on top does not count."""
-    assert wait(failure_with_hint(most), Policy(max_hint=most), u=0.9).delay >= most
+    assert wait(failure_with_hint(most), Policy(max_hint=most), random_number=0.9).delay >= most
 
 
 def test_two_minutes_are_the_longest_by_default() -> None:
@@ -435,14 +460,14 @@ def test_whatever_waits_fits(
     rest: tuple[float, float, float, float],
 ) -> None:
     """No wait leads beyond the total budget or the deadline."""
-    budget, left, took, u = rest
+    budget, left, took, random_number = rest
     policy = Policy(max_attempts=99, jitter=jitter, total_budget=budget)
     verdict = decide(
         policy,
         Progress(k, 0.0),
         TRANSIENT if hint is None else failure_with_hint(hint),
         now=elapsed,
-        u=u,
+        random_number=random_number,
         downstream=downstream(took=took),
         deadline=elapsed + left,
     )

@@ -56,7 +56,7 @@ def run(downstream: Downstream, outcome: Outcome, now: float = 0.0, times: int =
     """Make attempts with the same outcome, one after another."""
     for _ in range(times):
         permit = permit_of(downstream, now)
-        downstream.record(permit, outcome, duration=0.1, now=now, u=0.0)
+        downstream.record(permit, outcome, duration=0.1, now=now, random_number=0.0)
 
 
 def insides(part: object) -> object:
@@ -85,7 +85,7 @@ def test_a_bare_downstream_stops_nothing() -> None:
     assert 0.0 == downstream.expected_duration()
     for outcome in (SUCCESS, TRANSIENT, THROTTLED, OVERLOADED, PERMANENT):
         run(downstream, outcome, times=1_000)
-    downstream.deposit(5.0, 0.0)
+    downstream.refund(5.0, 0.0)
     downstream.release(permit_of(downstream, 0.0), duration=1.0, now=0.0)
     downstream.force("open")
     assert downstream.try_record_success(permit_of(downstream, 0.0), 0.3, 0.0)
@@ -245,8 +245,8 @@ def test_the_price_is_that_of_the_outcome() -> None:
     downstream = Downstream("d", budget=TokenBudget("aws-2026"))
     assert [14, 5] == [downstream.withdraw(outcome, 0.0) for outcome in (TRANSIENT, THROTTLED)]
     assert (None, 481.0) == downstream.status(0.0)
-    downstream.deposit(14, 0.0)
-    downstream.deposit(0.0, 0.0)
+    downstream.refund(14, 0.0)
+    downstream.refund(0.0, 0.0)
     assert (None, 495.0) == downstream.status(0.0)
 
 
@@ -254,8 +254,8 @@ def test_a_success_after_retries_gives_the_last_cost_back() -> None:
     """What the retry had cost reaches the budget together with its outcome."""
     downstream = Downstream("d", budget=TokenBudget("aws-2020"))
     assert [10, 5] == [downstream.withdraw(outcome, 0.0) for outcome in (TIMEOUT, TRANSIENT)]
-    downstream.record(0, TIMEOUT, duration=1.0, now=0.0, u=0.0, paid=10.0)
-    downstream.record(0, SUCCESS, duration=1.0, now=0.0, u=0.0, paid=5.0)
+    downstream.record(0, TIMEOUT, duration=1.0, now=0.0, random_number=0.0, paid=10.0)
+    downstream.record(0, SUCCESS, duration=1.0, now=0.0, random_number=0.0, paid=5.0)
     assert (None, 490.0) == downstream.status(0.0)
 
 
@@ -268,7 +268,9 @@ def test_limiters_are_called_for_every_attempt() -> None:
     downstream = Downstream("d", limiter=spy)
     assert downstream.has_limiters
     for outcome in (SUCCESS, PERMANENT):
-        downstream.record(permit_of(downstream, 1.0), outcome, duration=0.5, now=2.0, u=0.0)
+        downstream.record(
+            permit_of(downstream, 1.0), outcome, duration=0.5, now=2.0, random_number=0.0
+        )
     downstream.release(permit_of(downstream, 3.0), duration=0.25, now=4.0)
     assert [
         ("acquire", 1.0),
@@ -291,7 +293,7 @@ def test_a_refused_attempt_leaves_no_trace() -> None:
     """When the second limiter is full, the slot of the first and the probe are released."""
     spy, breaker = Spy(None), Breaker(consecutive=1, probes=1)
     downstream = Downstream("d", breaker=breaker, limiter=spy, max_in_flight=1)
-    breaker.record(0, failed=True, duration=0.1, now=0.0, u=0.0)
+    breaker.record(0, failed=True, duration=0.1, now=0.0, random_number=0.0)
     assert [Stop(Reason.LIMIT)] * 3 == [downstream.admit(30.0) for _ in range(3)]
     spy.answer = 0.0
     assert isinstance(downstream.admit(30.0), int)
@@ -307,7 +309,7 @@ def test_a_limiter_that_raises_leaves_no_trace() -> None:
 
     breaker = Breaker(consecutive=1, probes=1)
     downstream = Downstream("d", breaker=breaker, limiter=Broken(), max_in_flight=1)
-    breaker.record(0, failed=True, duration=0.1, now=0.0, u=0.0)
+    breaker.record(0, failed=True, duration=0.1, now=0.0, random_number=0.0)
     for _ in range(3):
         with pytest.raises(LookupError):
             downstream.admit(30.0)
@@ -348,7 +350,7 @@ def test_recovery_of_an_adaptive_rate_is_gradual() -> None:
     for n in range(2_000):
         run(downstream, SUCCESS, now=n / 100)
     for _ in range(5):
-        downstream.record(0, THROTTLED, duration=0.1, now=20.0, u=0.0)
+        downstream.record(0, THROTTLED, duration=0.1, now=20.0, random_number=0.0)
     run(downstream, SUCCESS, now=60.0)
     assert "closed" == downstream.status(60.0)[0]
     assert pytest.approx(0.5) == limiter.rate
@@ -368,11 +370,11 @@ def test_only_successes_are_measured() -> None:
     """Failures and cancellations are not part of the latency."""
     downstream = Downstream("d")
     for outcome in (TRANSIENT, TIMEOUT, THROTTLED, OVERLOADED, PERMANENT):
-        downstream.record(0, outcome, duration=9.0, now=0.0, u=0.0)
+        downstream.record(0, outcome, duration=9.0, now=0.0, random_number=0.0)
     downstream.release(0, duration=9.0, now=0.0)
     assert (0, 0.0) == (len(downstream.latency), downstream.expected_duration())
     for duration in (3.0, 1.0, 2.0):
-        downstream.record(0, SUCCESS, duration=duration, now=0.0, u=0.0)
+        downstream.record(0, SUCCESS, duration=duration, now=0.0, random_number=0.0)
     assert (3, 2.0) == (len(downstream.latency), downstream.expected_duration())
 
 
@@ -384,7 +386,7 @@ def test_a_success_is_known_by_its_kind() -> None:
         Outcome(Kind.SUCCESS, detail="200"),
         duration=2.0,
         now=0.0,
-        u=0.0,
+        random_number=0.0,
     )
     assert 2.0 == downstream.expected_duration()
 
@@ -466,8 +468,8 @@ def test_try_record_success_is_equivalent_to_record(
             outcome = SUCCESS if what == "succeed" else TRANSIENT
             if isinstance(permit, int):
                 if outcome is TRANSIENT or not fast.try_record_success(permit, value, now):
-                    fast.record(permit, outcome, duration=value, now=now, u=0.5)
-                slow.record(permit, outcome, duration=value, now=now, u=0.5)
+                    fast.record(permit, outcome, duration=value, now=now, random_number=0.5)
+                slow.record(permit, outcome, duration=value, now=now, random_number=0.5)
         else:
             fast.force(what)
             slow.force(what)
@@ -480,7 +482,7 @@ def test_try_record_success_declines_with_limiters() -> None:
     for now in (0.0, 1.0):
         permit = permit_of(downstream, now)
         if not downstream.try_record_success(permit, 0.1, now):
-            downstream.record(permit, SUCCESS, duration=0.1, now=now, u=0.0)
+            downstream.record(permit, SUCCESS, duration=0.1, now=now, random_number=0.0)
     assert 2 == len(downstream.latency)
 
 
@@ -498,7 +500,7 @@ def test_success_counts_whatever_came_before(limit: int | None, failures: int) -
     run(downstream, SUCCESS)
 
     assert (2 + failures, failures, 0) == breaker.counts(0.0)
-    assert not breaker.is_fault_free or not failures
+    assert not breaker.can_count_success or not failures
     assert (20.0, 2) == (budget.balance(0.0), len(downstream.latency))
 
 

@@ -277,7 +277,7 @@ def test_an_open_breaker_stops_the_first_copy() -> None:
     """Open, it fails the call before it begins; half-open, a copy needs a probe of its own."""
     breaker = Breaker(consecutive=1, probes=1)
     downstream = Downstream("d", breaker=breaker)
-    breaker.record(0, failed=True, duration=0.1, now=0.0, u=0.0)
+    breaker.record(0, failed=True, duration=0.1, now=0.0, random_number=0.0)
     call = HedgedCall(Hedging(after=1.0), downstream)
     assert (Stop(Reason.BREAKER_OPEN, 29.0), None) == (call.start(1.0), call.next_hedge_at)
     assert (FIRST, 31.0) == (call.start(30.0), call.next_hedge_at)

@@ -214,12 +214,15 @@ def test_the_limit_stays_within_its_bounds(
     least: int,
     more: int,
     most: int,
-    backoff: float,
+    decrease_factor: float,
     events: list[tuple[str, Outcome | None, float]],
 ) -> None:
     """Whatever happens, the limit keeps its bounds, and slots are free below it only."""
     limiter = AIMD(
-        min_limit=least, initial=least + more, max_limit=least + more + most, backoff=backoff
+        min_limit=least,
+        initial=least + more,
+        max_limit=least + more + most,
+        decrease_factor=decrease_factor,
     )
     running, now = 0, 0.0
     for what, outcome, seconds in events:
@@ -465,7 +468,9 @@ CHECKED: list[tuple[str, Callable[..., Limiter], list[ParameterSet]]] = [
     (
         "AIMD",
         AIMD,
-        invalid_values(initial="count", min_limit="count", max_limit="count", backoff="positive"),
+        invalid_values(
+            initial="count", min_limit="count", max_limit="count", decrease_factor="positive"
+        ),
     ),
     ("AdaptiveRate", AdaptiveRate, invalid_values(max_wait="positive")),
 ]
@@ -493,11 +498,11 @@ def test_refused_arguments(
         ({"initial": 201}, "^initial must be from min_limit to max_limit, got 201$"),
         ({"initial": 4, "min_limit": 5}, "^initial must be from min_limit to max_limit, got 4$"),
         ({"min_limit": 20, "max_limit": 5}, "^initial must be from min_limit to max_limit"),
-        ({"backoff": 1}, "^backoff must be less than 1, got 1$"),
-        ({"backoff": 1.5}, "^backoff must be less than 1, got 1.5$"),
+        ({"decrease_factor": 1}, "^decrease_factor must be less than 1, got 1$"),
+        ({"decrease_factor": 1.5}, "^decrease_factor must be less than 1, got 1.5$"),
     ],
 )
 def test_arguments_that_do_not_fit_together(arguments: dict[str, Any], words: str) -> None:
-    """The first limit lies between the others, and a backoff makes less."""
+    """The first limit lies between the others, and decrease_factor is less than 1."""
     with pytest.raises(ConfigurationError, match=words):
         AIMD(**arguments)

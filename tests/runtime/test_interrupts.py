@@ -161,7 +161,7 @@ LOCKED: dict[str, Callable[[Downstream], object]] = {
     "release": lambda d: d.release(0, 0.0, 0.0),
     "check_retry": lambda d: d.check_retry(tarry.Outcome(tarry.Kind.TRANSIENT), 0.0),
     "withdraw": lambda d: d.withdraw(tarry.Outcome(tarry.Kind.TRANSIENT), 0.0),
-    "deposit": lambda d: d.deposit(1.0, 0.0),
+    "refund": lambda d: d.refund(1.0, 0.0),
     "status": lambda d: d.status(0.0),
     "expected_duration": lambda d: d.expected_duration(),
     "hedge_delay": lambda d: d.hedge_delay(0.5, 1),

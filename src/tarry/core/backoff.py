@@ -4,8 +4,8 @@ Backoff returns the ceiling of the delay: its upper bound before jitter. A polic
 name of a function in `BACKOFFS`, or a callable of the user that takes k and returns seconds.
 
 Jitter chooses a random delay, usually below the ceiling. A policy has either the name of a function
-in `JITTERS`, or a callable of the user, `(ceiling, previous, u) -> seconds`. `previous` is the last
-delay, or the initial delay for the first retry. `u` is a random number from [0, 1).
+in `JITTERS`, or a callable of the user, `(ceiling, previous, random_number) -> seconds`. `previous`
+is the last delay, or the initial delay for the first retry. `random_number` is from [0, 1).
 """
 
 from __future__ import annotations
@@ -69,24 +69,30 @@ JitterName = Literal["none", "full", "equal", "decorrelated"]
 Jitter = Callable[[float, float, float], float]
 
 
-def none(ceiling: float, _previous: float, _u: float, _initial: float, _maximum: float) -> float:
+def none(
+    ceiling: float, _previous: float, _random_number: float, _initial: float, _maximum: float
+) -> float:
     """Return the ceiling itself. Clients that fail together then retry together."""
     return ceiling
 
 
-def full(ceiling: float, _previous: float, u: float, _initial: float, _maximum: float) -> float:
+def full(
+    ceiling: float, _previous: float, random_number: float, _initial: float, _maximum: float
+) -> float:
     """Return a delay from 0 to the ceiling, which spreads the retries of many clients most."""
-    return u * ceiling
+    return random_number * ceiling
 
 
-def equal(ceiling: float, _previous: float, u: float, _initial: float, _maximum: float) -> float:
+def equal(
+    ceiling: float, _previous: float, random_number: float, _initial: float, _maximum: float
+) -> float:
     """Return a delay from half the ceiling to the ceiling, which guarantees a minimum wait."""
     half = ceiling / 2
-    return half + u * half
+    return half + random_number * half
 
 
 def decorrelated(
-    _ceiling: float, previous: float, u: float, initial: float, maximum: float
+    _ceiling: float, previous: float, random_number: float, initial: float, maximum: float
 ) -> float:
     """Return a delay from `initial` to three times the previous delay, whatever the ceiling is.
 
@@ -94,14 +100,19 @@ def decorrelated(
     delays would then equal the maximum, and clients would retry together again.
     """
     bound = max(initial, min(maximum, 3 * previous))
-    return initial + u * (bound - initial)
+    return initial + random_number * (bound - initial)
 
 
 def call_jitter(
-    jitter: Jitter, ceiling: float, previous: float, u: float, _initial: float, _maximum: float
+    jitter: Jitter,
+    ceiling: float,
+    previous: float,
+    random_number: float,
+    _initial: float,
+    _maximum: float,
 ) -> float:
     """Call a jitter function of the user and check its result."""
-    return check_at_least("the result of jitter", jitter(ceiling, previous, u), 0)
+    return check_at_least("the result of jitter", jitter(ceiling, previous, random_number), 0)
 
 
 JITTERS: dict[str, Callable[[float, float, float, float, float], float]] = {

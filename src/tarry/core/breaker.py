@@ -53,19 +53,20 @@ class Breaker:
 
     It opens when, of at least `min_calls` calls in the last `window` seconds, the fraction
     `failure_rate` or more failed, or the fraction `slow_rate` or more took longer than `slow_after`
-    seconds. It also opens when `consecutive` calls in a row failed.
+    seconds. It also opens after `consecutive` failures in a row.
 
     It stays open for `open_for` seconds. Each time it re-opens, this period grows by the factor
     `growth`, up to `max_open`. A random part of up to `spread` times the period is added. After the
-    period it admits `probes` calls at a time. It closes once `probes` calls have succeeded, and
-    re-opens when one of them fails.
+    period it admits `probes` calls at a time. It closes once `probes` of these calls have
+    succeeded, and re-opens as soon as one fails.
     """
 
     __slots__ = (
-        "_failure_rate", "_failures_in_a_row", "_growth", "_has_other_rules", "_last_probe_permit",
-        "_max_failures_in_a_row", "_max_open", "_min_calls", "_open_for", "_open_until",
-        "_probe_successes", "_running_probes", "_slow_after", "_slow_rate", "_spread", "_window",
-        "consecutive_opens", "generation", "is_fault_free", "probes", "state",
+        "_consecutive_failures", "_failure_rate", "_growth", "_has_consecutive_or_slow_rule",
+        "_last_probe_permit", "_max_consecutive_failures", "_max_open", "_min_calls", "_open_for",
+        "_open_until", "_probe_successes", "_running_probes", "_slow_after", "_slow_rate",
+        "_spread", "_window", "can_count_success", "consecutive_opens", "generation", "probes",
+        "state",
     )  # fmt: skip
 
     def __init__(
@@ -86,7 +87,7 @@ class Breaker:
         self._failure_rate = check_ratio("failure_rate", failure_rate)
         self._min_calls = check_count("min_calls", min_calls)
         self._window = SlidingWindow(check_positive("window", window), 3)
-        self._max_failures_in_a_row = (
+        self._max_consecutive_failures = (
             None if consecutive is None else check_count("consecutive", consecutive)
         )
         self._slow_after = None if slow_after is None else check_positive("slow_after", slow_after)
@@ -99,18 +100,18 @@ class Breaker:
             raise ConfigurationError("max_open", rule)
         self._spread = check_at_least("spread", spread, 0)
         self.probes: int = check_count("probes", probes)
-        """Number of calls admitted at a time while half-open."""
+        """Number of calls admitted at a time while half-open, and of successes needed to close."""
 
         self.state: BreakerState = _CLOSED
         self.generation: int = 0
-        self.is_fault_free: bool = self._slow_after is None
-        """Whether `try_count_success` can be used, because a success only changes a counter.
+        self.can_count_success: bool = self._slow_after is None
+        """Whether `try_count_success` can count a success, which then changes nothing else.
 
-        True while no failure is in the window; always False with `slow_after`.
+        False in all states but closed and metrics-only, while the window may contain a failure, and
+        always with `slow_after`.
         """
-        # Rules other than `failure_rate`
-        self._has_other_rules = consecutive is not None or slow_after is not None
-        self._failures_in_a_row = 0
+        self._has_consecutive_or_slow_rule = consecutive is not None or slow_after is not None
+        self._consecutive_failures = 0
         self.consecutive_opens: int = 0
         """Number of times the breaker has opened since it was last closed."""
         self._open_until = 0.0
@@ -144,7 +145,7 @@ class Breaker:
         Return whether it was counted; if not, the caller must use `record`. Nearly every call of a
         healthy dependency ends here, so this method does as little as possible.
         """
-        if not self.is_fault_free or permit != self.generation:
+        if not self.can_count_success or permit != self.generation:
             return False
         window = self._window
         if now >= window.bucket_end:
@@ -152,12 +153,24 @@ class Breaker:
         window.current[_CALLS] += 1
         return True
 
-    def record(self, permit: int, failed: bool, duration: float, now: float, u: float) -> None:  # noqa: FBT001 - positional for speed
-        """Record the result of an admitted call; `u` is a random number from [0, 1)."""
+    def record(
+        self,
+        permit: int,
+        failed: bool,  # noqa: FBT001 - positional for speed
+        duration: float,
+        now: float,
+        random_number: float,
+    ) -> None:
+        """Record the result of an admitted call.
+
+        If the breaker opens, `random_number` (from [0, 1)) spreads the end of the open period.
+        """
         is_slow = self._slow_after is not None and duration > self._slow_after
         if self.state is _HALF_OPEN:
             if self._running_probes.pop(permit, None) is not None:
-                self._record_probe(is_success=not failed and not is_slow, now=now, u=u)
+                self._record_probe(
+                    is_success=not failed and not is_slow, now=now, random_number=random_number
+                )
             return
         if permit != self.generation or self.state is _DISABLED:
             return
@@ -168,24 +181,27 @@ class Breaker:
         current[_CALLS] += 1
         current[_SLOW] += is_slow
         current[_FAILURES] += failed
-        self._failures_in_a_row = self._failures_in_a_row + 1 if failed else 0
+        self._consecutive_failures = self._consecutive_failures + 1 if failed else 0
         failure_count = window.past[_FAILURES] + current[_FAILURES]
-        self.is_fault_free = self._slow_after is None and not failure_count
-        if not self.is_fault_free and self.state is _CLOSED:
+        self.can_count_success = self._slow_after is None and not failure_count
+        if not self.can_count_success and self.state is _CLOSED:
             call_count = window.past[_CALLS] + current[_CALLS]
             if (
                 call_count >= self._min_calls and failure_count >= self._failure_rate * call_count
-            ) or (self._has_other_rules and self._is_other_rule_met(call_count)):
-                self._open(now, u)
+            ) or (
+                self._has_consecutive_or_slow_rule
+                and self._is_consecutive_or_slow_rule_met(call_count)
+            ):
+                self._open(now, random_number)
 
     def release(self, permit: int) -> None:
-        """Release the permit of a call without a result; no success or failure is counted."""
+        """Release the permit of a call without a result; count no success or failure."""
         self._running_probes.pop(permit, None)
 
     def force(self, state: str) -> None:
-        """Set the state to open, closed, disabled or metrics-only.
+        """Set the state: "open" (FORCED_OPEN), "closed", "disabled" or "metrics-only".
 
-        Only after "closed" does the breaker change its state by itself again.
+        A closed breaker then opens as usual. In the other states it stays until the next `force`.
         """
         check_one_of("state", state, _MANUAL_STATES)
         self.consecutive_opens = 0
@@ -210,9 +226,9 @@ class Breaker:
         total = self._window.total
         return total(_CALLS), total(_FAILURES), total(_SLOW)
 
-    def _is_other_rule_met(self, call_count: int) -> bool:
-        limit = self._max_failures_in_a_row
-        if limit is not None and self._failures_in_a_row >= limit:
+    def _is_consecutive_or_slow_rule_met(self, call_count: int) -> bool:
+        limit = self._max_consecutive_failures
+        if limit is not None and self._consecutive_failures >= limit:
             return True
         if self._slow_after is None or call_count < self._min_calls:
             return False
@@ -229,37 +245,38 @@ class Breaker:
     def _admit_probe(self, now: float) -> int | None:
         if self._count_running_probes(now) >= self.probes:
             return None
-        hung_since = now - self._open_for
-        probes = self._running_probes.items()
-        self._running_probes = {permit: start for permit, start in probes if start > hung_since}
+        ignored_until = now - self._open_for  # see _count_running_probes
+        self._running_probes = {
+            permit: start for permit, start in self._running_probes.items() if start > ignored_until
+        }
         self._last_probe_permit += 1
         self._running_probes[self._last_probe_permit] = now
         return self._last_probe_permit
 
-    def _record_probe(self, *, is_success: bool, now: float, u: float) -> None:
+    def _record_probe(self, *, is_success: bool, now: float, random_number: float) -> None:
         if not is_success:
-            self._open(now, u)
+            self._open(now, random_number)
             return
         self._probe_successes += 1
         if self._probe_successes >= self.probes:
             self.consecutive_opens = 0
             self._set_state(_CLOSED)
 
-    def _open(self, now: float, u: float) -> None:
+    def _open(self, now: float, random_number: float) -> None:
         try:
             period = min(self._max_open, self._open_for * self._growth**self.consecutive_opens)
         except OverflowError:
             period = self._max_open
         self.consecutive_opens += 1
-        self._open_until = now + period * (1 + self._spread * u)
+        self._open_until = now + period * (1 + self._spread * random_number)
         self._set_state(_OPEN)
 
     def _set_state(self, state: BreakerState) -> BreakerState:
         self.state = state
         self.generation = self._last_probe_permit = self.generation + _GENERATION_STEP
-        self._failures_in_a_row = 0
+        self._consecutive_failures = 0
         self._running_probes.clear()
         self._probe_successes = 0
         self._window.clear()
-        self.is_fault_free = state is _CLOSED and self._slow_after is None
+        self.can_count_success = state is _CLOSED and self._slow_after is None
         return state

@@ -1,8 +1,9 @@
 """The state machine of one call: when an attempt starts, how long to wait, when the call ends.
 
 A driver is the code that makes the attempts and sleeps between them. It calls `start` for the first
-attempt and again after each wait, reports the result with `record_success`, `record_failure` or
-`cancel_attempt`, and carries out the commands that these methods return: `Attempt`, `Wait`, `Stop`.
+attempt and again after each wait, and reports the end of an attempt with `record_success`,
+`record_failure` or `cancel_attempt`. It carries out what `start` and `record_failure` return: an
+`Attempt`, or a verdict (`Wait` or `Stop`).
 
 A `DurableCall` is a call of the retry service. Its state is stored, so that the call outlives the
 process. When the downstream (breaker, retry budget and limiters of one dependency) rejects an
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
     from tarry.core.policy import Policy
 
 _MAX_STEPS = 256
-"""The decision record (`Call.steps`) is cleared after this many steps, to save memory."""
+"""The decision record (`Call.steps`) is cleared every 256 attempts, to save memory."""
 
 DownstreamStatus: TypeAlias = tuple[str | None, float | None]
-"""The state of the breaker and the balance of the retry budget; None without them."""
+"""The state of the breaker and the balance of the retry budget; None for one that is not set."""
 
 NO_STATUS: DownstreamStatus = (None, None)
 _StepNode: TypeAlias = "tuple[_StepNode | None, int, Outcome, str, Wait | Stop, DownstreamStatus]"
@@ -40,7 +41,10 @@ because most calls never read their record.
 
 
 class Call:
-    """The state of one call. `deadline` and `now` are times on one clock; `u` is from [0, 1)."""
+    """The state of one call.
+
+    In all methods `now` is on the clock of `deadline`, and `random_number` is from [0, 1).
+    """
 
     __slots__ = (
         "_attempt_started", "_cleared_delay", "_newest_step", "_paid", "_permit", "attempts",
@@ -61,9 +65,9 @@ class Call:
         self.attempts: int = 0
         """Number of attempts started."""
         self.previous_delay: float | None = None
-        """The last wait in seconds; None before any wait, and after an exact hint (pushback)."""
+        """The last wait in seconds; None before the first wait, and after an exact hint."""
         self.backoff_offset: int = 0
-        """Number of attempts before an exact hint last made backoff start over; 0 if never."""
+        """The value of `attempts` when an exact hint last restarted the backoff; 0 if none did."""
         self._newest_step: _StepNode | None = None
         self._cleared_delay = 0.0  # the sum of the delays of steps that were cleared
         if downstream is not None:  # without a downstream these attributes are never read
@@ -73,12 +77,12 @@ class Call:
 
     @property
     def progress(self) -> Progress:
-        """Number of attempts, start time and state of backoff, as plain data to store."""
+        """The part of the state that is stored, so that another process can resume the call."""
         return Progress(self.attempts, self.started, self.previous_delay, self.backoff_offset)
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The decision record: one step for each failed attempt, at most the last 256."""
+        """The decision record: a step for each failed attempt since the record was last cleared."""
         steps: list[Step] = []
         node = self._newest_step
         while node is not None:
@@ -122,6 +126,7 @@ class Call:
             self._attempt_started = now + delay
         self.attempts = number = self.attempts + 1
         policy = self.policy
+        # The policy has built the `Attempt` objects of the first attempts, by number, in advance.
         if deadline is None and not delay and number < len(policy.attempt_commands):
             return policy.attempt_commands[number]
         timeout = policy.attempt_timeout
@@ -140,13 +145,13 @@ class Call:
         self._permit = permit
 
     def adopt_first_failure(self, outcome: Outcome, detail: str, verdict: Wait) -> None:
-        """Take over after the driver handled the first failure itself and started attempt 2."""
+        """Take over from a driver that handled the first failure itself and started attempt 2."""
         self.attempts = 1
         self._append_step(outcome, detail, verdict, NO_STATUS)
         self.attempts = 2
 
     def record_failure(
-        self, outcome: Outcome, now: float, u: float, detail: str = ""
+        self, outcome: Outcome, now: float, random_number: float, detail: str = ""
     ) -> Wait | Stop:
         """Record that the attempt failed, and return whether and when the next attempt starts.
 
@@ -154,8 +159,8 @@ class Call:
         """
         downstream = self.downstream
         if downstream is not None:
-            self._record(downstream, outcome, now, u)
-        verdict = decide(self.policy, self, outcome, now, u, downstream, self.deadline)
+            self._record(downstream, outcome, now, random_number)
+        verdict = decide(self.policy, self, outcome, now, random_number, downstream, self.deadline)
         status = NO_STATUS
         if downstream is not None:
             status = downstream.status(now)
@@ -168,15 +173,15 @@ class Call:
         self._append_step(outcome, detail, verdict, status)
         return verdict
 
-    def record_success(self, now: float, u: float) -> None:
+    def record_success(self, now: float, random_number: float) -> None:
         """Record that the attempt succeeded."""
         if self.downstream is not None:
-            self._record(self.downstream, SUCCESS, now, u)
+            self._record(self.downstream, SUCCESS, now, random_number)
 
     def cancel_attempt(self, now: float) -> None:
-        """Release the permit of an attempt without a result; no success or failure is counted.
+        """Release the permit of an attempt without a result; count no success or failure.
 
-        Has no effect when no attempt is running, so it can be called more than once.
+        Has no effect when no attempt is running, so the driver can call it more than once.
         """
         permit = self.take_permit()
         if self.downstream is not None and permit is not None:
@@ -194,14 +199,18 @@ class Call:
     def refund_retry(self, now: float) -> None:
         """Refund what the retry budget charged for an attempt that will not be made."""
         if self.downstream is not None:
-            self.downstream.deposit(self._paid, now)
+            self.downstream.refund(self._paid, now)
             self._paid = 0.0
 
-    def _record(self, downstream: Downstream, outcome: Outcome, now: float, u: float) -> None:
+    def _record(
+        self, downstream: Downstream, outcome: Outcome, now: float, random_number: float
+    ) -> None:
         permit, paid = self._permit, self._paid
         if permit is not None:
             self._permit, self._paid = None, 0.0
-            downstream.record(permit, outcome, now - self._attempt_started, now, u, paid)
+            downstream.record(
+                permit, outcome, now - self._attempt_started, now, random_number, paid
+            )
 
     def _append_step(
         self, outcome: Outcome, detail: str, verdict: Wait | Stop, status: DownstreamStatus
@@ -244,7 +253,8 @@ class DurableCall(Call):
         `last_outcome` is the outcome of the previous attempt; the cost of a retry depends on it.
         """
         downstream, policy = self.downstream, self.policy
-        # True if the worker of the last attempt died, or if the policy has changed since.
+        # All attempts can be used up here if the worker of the last one died before it recorded
+        # the result, or if `max_attempts` was lowered after the last one.
         if self.attempts >= policy.max_attempts:
             return Stop(Reason.ATTEMPTS)
         if policy.total_budget is not None:
@@ -272,20 +282,20 @@ class DurableCall(Call):
         return Attempt(number, policy.attempt_timeout)
 
     def record_failure(
-        self, outcome: Outcome, now: float, u: float, detail: str = ""
+        self, outcome: Outcome, now: float, random_number: float, detail: str = ""
     ) -> Wait | Stop:
         """Record that the attempt failed, and return whether and when the next attempt is due."""
         downstream = self.downstream
         status = NO_STATUS
         now_plus_duration = now
         if downstream is not None:
-            self._record(downstream, outcome, now, u)
+            self._record(downstream, outcome, now, random_number)
             status = downstream.status(now)
             if self.policy.total_budget is not None:
                 now_plus_duration += downstream.expected_duration()
         # `decide` does not get the downstream, because `start_or_defer` checks it when the retry is
         # due. So the expected duration of the retry, which `decide` would add, is added here.
-        verdict = decide(self.policy, self, outcome, now_plus_duration, u)
+        verdict = decide(self.policy, self, outcome, now_plus_duration, random_number)
         self._append_step(outcome, detail, verdict, status)
         return verdict
 

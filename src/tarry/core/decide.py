@@ -35,7 +35,7 @@ _new_wait = tuple.__new__  # pyright: ignore[reportUnknownMemberType, reportUnkn
 
 
 class CallProgress(Protocol):
-    """The attributes that a stored `Progress` and a running `Call` have in common."""
+    """The attributes that `decide` reads, which `Progress` and `Call` have in common."""
 
     @property
     def attempts(self) -> int:
@@ -49,12 +49,15 @@ class CallProgress(Protocol):
 
     @property
     def previous_delay(self) -> float | None:
-        """The last wait in seconds; None before any wait, and after an exact hint (pushback)."""
+        """The last wait in seconds; None before the first wait, and after an exact hint.
+
+        An exact hint (gRPC pushback) sets the delay exactly, and backoff starts over after it.
+        """
         ...
 
     @property
     def backoff_offset(self) -> int:
-        """Number of attempts before an exact hint last made backoff start over; 0 if never."""
+        """The value of `attempts` when an exact hint last restarted the backoff; 0 if none did."""
         ...
 
 
@@ -75,13 +78,13 @@ def decide(
     progress: CallProgress,
     outcome: Outcome,
     now: float,
-    u: float,
+    random_number: float,
     downstream: DownstreamView | None = None,
     deadline: float | None = None,
 ) -> Wait | Stop:
-    """Return `Wait` with the delay before the next attempt, or `Stop`, after a failed attempt.
+    """Decide after a failed attempt: return `Wait` with the delay before the next one, or `Stop`.
 
-    `deadline` is a time on the clock of `now`; `u` is a random number from [0, 1).
+    `deadline` is a time on the clock of `now`; `random_number` is from [0, 1), for the jitter.
     """
     kind = outcome.kind
     if kind is not _TRANSIENT and kind is not _THROTTLED:
@@ -102,20 +105,22 @@ def decide(
             return rejection
 
     throttled = kind is _THROTTLED
-    k = attempts - progress.backoff_offset  # number of the next retry since backoff started over
+    # The number of the next retry, counted from the attempt after which backoff started over.
+    k = attempts - progress.backoff_offset
     delay_table = policy.delay_table
     if 0 < k < len(delay_table) and not throttled:
+        # The delay before jitter, and the lower end and the width of the range after jitter.
         ceiling, shortest, width = delay_table[k]
-        delay = shortest + u * width
+        delay = shortest + random_number * width
     else:
         ceiling = policy.ceiling(k, throttled)
-        delay = policy.delay(ceiling, progress.previous_delay, u, throttled)
+        delay = policy.delay(ceiling, progress.previous_delay, random_number, throttled)
     hint = outcome.hint
     hint_delay = None
     if hint is not None and (hint_delay := valid_duration(hint.delay)) is not None:
         if hint_delay > policy.max_hint:
             return Stop(Reason.HINT_TOO_LONG, hint_delay, hint)
-        delay = _apply_hint(hint_delay, delay, policy, hint, u)
+        delay = _apply_hint(hint_delay, delay, policy, hint, random_number)
 
     if policy.total_budget is not None or deadline is not None:
         ends_at = now + delay + (0.0 if downstream is None else downstream.expected_duration())
@@ -126,11 +131,13 @@ def decide(
     return _new_wait(Wait, (delay, ceiling, hint))
 
 
-def _apply_hint(hint_delay: float, delay: float, policy: Policy, hint: Hint, u: float) -> float:
-    """Return the delay: equal to an exact hint, otherwise at least as long as the hint."""
+def _apply_hint(
+    hint_delay: float, delay: float, policy: Policy, hint: Hint, random_number: float
+) -> float:
+    """Return `hint_delay` for an exact hint, otherwise a delay that is at least as long."""
     if hint.exact:
         return hint_delay
     if policy.jitter == "none":
         return max(delay, hint_delay)
     # A random wait is added, because clients that all got "120" must not retry together.
-    return hint_delay + max(delay, u * hint_delay * HINT_SPREAD)
+    return hint_delay + max(delay, random_number * hint_delay * HINT_SPREAD)

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from tarry.core.breaker import Breaker, BreakerState
     from tarry.core.budget import Budget
 
-_SUCCESS, _PERMANENT = Kind.SUCCESS, Kind.PERMANENT
+_KIND_SUCCESS, _KIND_PERMANENT = Kind.SUCCESS, Kind.PERMANENT
 _MAX_TRANSITIONS = 100
 _MAX_HEDGE_CREDIT = 10.0  # pays for 10 hedges
 MAX_LATENCY_SAMPLES = 512
 _MAX_UNSORTED = 32
-"""Once 512 durations are sorted, a quantile ignores new durations until there are this many."""
+"""Once 512 durations are sorted, a quantile ignores new durations until 32 have been added."""
 
 
 class BreakerTransition(NamedTuple):
@@ -35,8 +35,9 @@ class BreakerTransition(NamedTuple):
 
 
 class Latency:
-    """The last 512 durations of attempts that succeeded, or that a hedge overtook.
+    """The last 512 durations of successful attempts.
 
+    An attempt that a hedge overtook (`HedgedCall.record_success`) adds the time that it ran.
     Durations are sorted when a quantile is read, not when a duration is added, because every call
     adds a duration and few calls read a quantile.
     """
@@ -133,33 +134,35 @@ class Downstream:
         outcome: Outcome,
         duration: float,
         now: float,
-        u: float,
+        random_number: float,
         paid: float = 0.0,
     ) -> None:
         """Record the outcome of an attempt; `paid` is what the retry budget charged for it."""
         if outcome.local:  # the attempt failed before the dependency was called
-            Downstream.release(self, permit, duration, now)  # a subclass would lock again
+            Downstream.release(self, permit, duration, now)  # not self: a subclass locks again
             return
         for limiter in self._limiters:  # first, so that an error below leaves no slot taken
             limiter.release(outcome, duration, now)
         kind, breaker = outcome.kind, self.breaker
         if breaker is not None and not (
-            kind is _SUCCESS and breaker.is_fault_free and breaker.try_count_success(permit, now)
+            kind is _KIND_SUCCESS
+            and breaker.can_count_success
+            and breaker.try_count_success(permit, now)
         ):
             before = breaker.state
-            if kind is _PERMANENT:  # the caller's mistake: no evidence about the dependency
+            if kind is _KIND_PERMANENT:  # the caller's mistake: no evidence about the dependency
                 breaker.release(permit)
             else:
-                breaker.record(permit, kind is not _SUCCESS, duration, now, u)
+                breaker.record(permit, kind is not _KIND_SUCCESS, duration, now, random_number)
             if breaker.state is not before:
                 self._on_breaker_change(before, now)
         if self.budget is not None:
             self.budget.record(outcome, paid, now)
-        if kind is _SUCCESS:
+        if kind is _KIND_SUCCESS:
             self.latency.add(duration)
 
     def release(self, permit: int, duration: float, now: float) -> None:
-        """Release the permit of an attempt without a result; no success or failure is counted."""
+        """Release the permit of an attempt without a result; count no success or failure."""
         if self.breaker is not None:
             self.breaker.release(permit)
         for limiter in self._limiters:
@@ -181,18 +184,18 @@ class Downstream:
         cost = self.budget.cost(outcome)
         return cost if self.budget.withdraw(cost, now) else None
 
-    def deposit(self, paid: float, now: float) -> None:
-        """Refund the cost of a retry that never started."""
+    def refund(self, paid: float, now: float) -> None:
+        """Return to the retry budget what it charged for a retry that never started."""
         if self.budget is not None and paid:
             self.budget.deposit(paid, now)
 
     def status(self, now: float) -> tuple[str | None, float | None]:
-        """Return the breaker's state and the budget's balance, for the decision record."""
+        """Return the breaker's state and the budget's balance; None for one that is not set."""
         state = None if self.breaker is None else self.breaker.state._value_
         return state, None if self.budget is None else self.budget.balance(now)
 
     def expected_duration(self) -> float:
-        """Return the median duration of recent successful attempts in seconds; 0 without any."""
+        """Return the median of the durations in `latency` in seconds; 0 if there are none."""
         return self.latency.quantile(0.5) or 0.0
 
     def add_hedge_credit(self, amount: float) -> None:
@@ -200,7 +203,7 @@ class Downstream:
         self._hedge_credit = min(_MAX_HEDGE_CREDIT, self._hedge_credit + amount)
 
     def take_hedge_credit(self) -> bool:
-        """Pay for a hedge if the credit is high enough, and return whether it was."""
+        """Take the credit of 1 that a hedge costs; return False if there is less."""
         if self._hedge_credit < 1.0:
             return False
         self._hedge_credit -= 1.0

@@ -17,7 +17,7 @@ class Event:
     """The base class of all events."""
 
     operation: str
-    """The name that the user set, or of the function; empty for `BreakerStateChanged`."""
+    """The name that the user set, or else the function's name; "" for `BreakerStateChanged`."""
     downstream: str | None
     """The name of the downstream, or None for a call without a downstream."""
 
@@ -49,7 +49,7 @@ class WaitEvent(Event):
     retry: int
     max_retries: int
     ceiling: float
-    """The backoff delay before jitter. A hint of the server can make `delay` longer."""
+    """The upper bound of the delay before jitter. A server's hint can make `delay` longer."""
     delay: float
     """The delay in seconds, with jitter and the server's hint applied."""
     hint: Hint | None
@@ -80,7 +80,10 @@ class Succeeded(Event):
 
 @dataclass(frozen=True, slots=True)
 class GaveUp(Event):
-    """The call ended without a result; `attempts` is 0 for a call that was rejected at once."""
+    """The call ended without a result.
+
+    `attempts` is 0 if the downstream (the state kept for a dependency) rejected the first attempt.
+    """
 
     attempts: int
     reason: Reason

@@ -83,7 +83,7 @@ class _RunningAttempt(NamedTuple):
 class HedgedCall:
     """The state of one hedged call: its running attempts, by number.
 
-    A driver is the code that runs the attempts. `u` is a random number from [0, 1).
+    A driver is the code that runs the attempts. `random_number` is from [0, 1).
     """
 
     __slots__ = ("_delay", "_downstream", "_hedging", "_running", "attempts", "next_hedge_at")
@@ -133,12 +133,12 @@ class HedgedCall:
         paid = downstream.withdraw(TRANSIENT, now)
         hedge = Stop(Reason.BUDGET_EMPTY) if paid is None else self._start_attempt(now, paid)
         if isinstance(hedge, Stop):
-            downstream.deposit(paid or 0.0, now)
+            downstream.refund(paid or 0.0, now)
             if needs_credit:
                 downstream.return_hedge_credit()
         return hedge
 
-    def record_success(self, number: int, now: float, u: float) -> None:
+    def record_success(self, number: int, now: float, random_number: float) -> None:
         """Record a success and release the permits of the other attempts. The driver cancels them.
 
         The time that a cancelled attempt has run so far is a lower bound of its latency. This time
@@ -146,21 +146,21 @@ class HedgedCall:
         Otherwise slow calls would never be measured, and the percentile would fall with each hedge.
         """
         winner_started = self._running[number].started
-        self._record(number, SUCCESS, now, u)
+        self._record(number, SUCCESS, now, random_number)
         for attempt in self._running.values():
             if attempt.started < winner_started:
                 self._downstream.latency.add(now - attempt.started)
         self.cancel(now)
 
     def record_failure(
-        self, number: int, outcome: Outcome, now: float, u: float
+        self, number: int, outcome: Outcome, now: float, random_number: float
     ) -> Attempt | Stop | None:
         """Record that an attempt failed. Return the next attempt, `Stop`, or None to wait.
 
         An outcome that must not be retried ends the call. After any other failure the next attempt
         starts at once, unless the server asked for a wait (gRFC A6).
         """
-        self._record(number, outcome, now, u)
+        self._record(number, outcome, now, random_number)
         hint = outcome.hint
         wait = None if hint is None else valid_duration(hint.delay)
         if outcome.kind not in (Kind.TRANSIENT, Kind.THROTTLED):
@@ -184,7 +184,7 @@ class HedgedCall:
         """Record that a hedge could not be sent; return whether other attempts still run."""
         attempt = self._running.pop(number)
         self._downstream.release(attempt.permit, 0.0, now)
-        self._downstream.deposit(attempt.paid, now)
+        self._downstream.refund(attempt.paid, now)
         if self._hedging.max_extra_load is not None:
             self._downstream.return_hedge_credit()
         self.next_hedge_at = None
@@ -198,7 +198,7 @@ class HedgedCall:
             try:
                 self._downstream.release(attempt.permit, now - attempt.started, now)
                 if now < attempt.started:  # the attempt was still waiting for the rate limiter
-                    self._downstream.deposit(attempt.paid, now)
+                    self._downstream.refund(attempt.paid, now)
             except BaseException as error:  # noqa: BLE001 - a limiter may raise: release all first
                 first_error = first_error or error
         if first_error is not None:
@@ -217,6 +217,6 @@ class HedgedCall:
         if self._delay is not None and self.attempts < self._hedging.max_attempts:
             self.next_hedge_at = started_at + self._delay
 
-    def _record(self, number: int, outcome: Outcome, now: float, u: float) -> None:
+    def _record(self, number: int, outcome: Outcome, now: float, random_number: float) -> None:
         permit, started, paid = self._running.pop(number)
-        self._downstream.record(permit, outcome, now - started, now, u, paid)
+        self._downstream.record(permit, outcome, now - started, now, random_number, paid)

@@ -23,16 +23,19 @@ class Limiter(Protocol):
         ...
 
     def release(self, outcome: Outcome | None, duration: float, now: float) -> None:
-        """Called when an attempt ended; `outcome` is None if it was cancelled or not sent."""
+        """Release what `acquire` took, when the attempt has ended.
+
+        `outcome` is None for an attempt that was cancelled or not sent.
+        """
         ...
 
     def on_recovery(self, now: float) -> None:
-        """Called after an outage of the dependency: lower the limit and let it rise again."""
+        """Lower the limit and let it rise again. Called when the dependency has recovered."""
         ...
 
 
 class InFlight:
-    """At most `limit` attempts at a time.
+    """A limiter that allows at most `limit` attempts at a time.
 
     After an outage the limit grows from 1 to `limit` within `ramp` seconds.
     """
@@ -77,15 +80,20 @@ class InFlight:
 class AIMD:
     """A concurrency limit that adapts: additive increase, multiplicative decrease.
 
-    A success adds 1 / limit to the limit, and a failure multiplies the limit by `backoff`. The
-    failure of an attempt that started before the last decrease is ignored, because it is no
-    evidence about the current limit.
+    A success adds 1 / limit to the limit, and a failure multiplies the limit by
+    `decrease_factor`. The failure of an attempt that started before the last decrease is ignored,
+    because it is no evidence about the current limit.
     """
 
     __slots__ = ("_decrease_factor", "_in_flight", "_last_decrease_at", "_limit", "_max", "_min")
 
     def __init__(
-        self, *, initial: int = 10, min_limit: int = 1, max_limit: int = 200, backoff: float = 0.7
+        self,
+        *,
+        initial: int = 10,
+        min_limit: int = 1,
+        max_limit: int = 200,
+        decrease_factor: float = 0.7,
     ) -> None:
         self._min = check_count("min_limit", min_limit)
         self._max = check_count("max_limit", max_limit)
@@ -93,9 +101,9 @@ class AIMD:
         if not min_limit <= initial <= max_limit:
             rule = "must be from min_limit to max_limit"
             raise ConfigurationError("initial", rule, initial)
-        if not 0 < check_positive("backoff", backoff) < 1:
-            raise ConfigurationError("backoff", "must be less than 1", backoff)
-        self._decrease_factor = backoff
+        if not 0 < check_positive("decrease_factor", decrease_factor) < 1:
+            raise ConfigurationError("decrease_factor", "must be less than 1", decrease_factor)
+        self._decrease_factor = decrease_factor
         self._in_flight = 0
         self._last_decrease_at = float("-inf")
 
@@ -134,10 +142,10 @@ class AIMD:
 class AdaptiveRate:
     """The adaptive mode of the AWS SDKs: no limit until an attempt is throttled.
 
-    Then attempts are limited to `rate`, which recovers along a cubic curve, as in TCP CUBIC. Tokens
-    are added to a bucket at this rate, and each attempt takes one. When the bucket is empty, an
-    attempt waits for a token behind the attempts that wait already. It is rejected if it would wait
-    longer than `max_wait` seconds.
+    From then on attempts are limited to `rate`, which rises along a cubic curve as in TCP CUBIC.
+    Tokens are added to a bucket at this rate, and each attempt takes one. When the bucket is empty,
+    an attempt waits for a token behind the attempts that wait already. It is rejected if it would
+    wait longer than `max_wait` seconds.
     """
 
     __slots__ = (
@@ -156,7 +164,7 @@ class AdaptiveRate:
         self.rate: float | None = None
         """The current limit in attempts per second; None before the first throttled attempt."""
         self.measured: float = 0.0
-        """The measured attempts per second, smoothed."""
+        """The measured rate in attempts per second, smoothed."""
         self._tokens = 0.0  # negative while attempts wait for a token
         self._filled_at = 0.0
         self._interval_start: float | None = None
@@ -199,7 +207,7 @@ class AdaptiveRate:
         self._tokens = min(self._tokens, max(1.0, self.rate))
 
     def on_recovery(self, now: float) -> None:
-        """Start at the lowest rate, at the flat part of the cubic curve, and grow from there."""
+        """Set the lowest rate; it rises slowly at first, from the flat part of the cubic curve."""
         if self.rate is not None:
             self._fill(now)
             self.rate = self._MIN_RATE

@@ -39,15 +39,16 @@ if TYPE_CHECKING:
 
 LOWEST_STATUS, HIGHEST_STATUS = 100, 599
 _HOUR_S = 3600.0
-_MAX_PREPARED_ATTEMPTS = 32  # delays and commands for later attempts are computed when needed
+_MAX_PREPARED_ATTEMPTS = 32
+"""A policy computes the delays and commands of later attempts when they are needed."""
 _JITTERS_WITHOUT_HISTORY = ("none", "full", "equal")
 """Jitters whose delay does not depend on the previous delay."""
 
 # For explain()
 _MAX_ROWS = 12
 _MAX_EXPLAINED_RETRIES = 10_000
-_HIGHEST_U = 1.0 - 2.0**-53
-"""The largest possible random number u, which gives the longest delay."""
+_MAX_RANDOM_NUMBER = 1.0 - 2.0**-53
+"""The largest possible random number, which gives the longest delay."""
 
 
 class PolicyField(NamedTuple):
@@ -246,14 +247,14 @@ class Policy(ImmutableValue):
     max_hint: float
     ignore_retried_below: bool
     delay_table: tuple[tuple[float, float, float], ...]
-    """At index k: ceiling, shortest delay and width of the jitter window of retry k.
+    """At index k: the ceiling (delay before jitter), shortest delay and jitter range of retry k.
 
     The table is computed once, so that `tarry.core.decide` computes a delay without `**` and
     without a function call. It is empty when delays cannot be known in advance, because backoff or
     jitter is a callable or the jitter uses the previous delay.
     """
     attempt_commands: tuple[Attempt, ...]
-    """At index n: the command to start attempt n of a call without a deadline, for all calls."""
+    """At index n: the command to start attempt n. All calls without a deadline share it."""
     _jitter: Callable[[float, float, float, float, float], float]
     _throttled_initial_delay: float
     """`throttled_delay`, limited to the range from `initial_delay` to `max_delay`."""
@@ -292,7 +293,7 @@ class Policy(ImmutableValue):
             self._set(delay_table=tuple(map(self._delay_row, retries)))
 
     def ceiling(self, k: int, throttled: bool = False) -> float:  # noqa: FBT001, FBT002 - for speed
-        """Return the ceiling of the delay before retry k: its upper bound, before jitter."""
+        """Return the upper bound of the delay before retry k, to which jitter is then applied."""
         check_count("k", k)
         initial = self._throttled_initial_delay if throttled else self.initial_delay
         backoff = self.backoff
@@ -305,15 +306,19 @@ class Policy(ImmutableValue):
         self,
         ceiling: float,
         previous: float | None,
-        u: float,
+        random_number: float,
         throttled: bool = False,  # noqa: FBT001, FBT002 - positional for speed
     ) -> float:
-        """Return the delay for a ceiling, the previous delay and the random number u."""
+        """Return the delay after jitter.
+
+        `previous` is the previous delay, or None before the first retry; `random_number` is from
+        [0, 1). `throttled` is true if the attempt was throttled (429, RESOURCE_EXHAUSTED).
+        """
         initial = self._throttled_initial_delay if throttled else self.initial_delay
         if previous is None:
             previous = initial
         jitter = self._jitter
-        return jitter(ceiling, previous, u, initial, self.max_delay)
+        return jitter(ceiling, previous, random_number, initial, self.max_delay)
 
     def delays(self, random: Random) -> list[float]:
         """Return the random delays of a call in which every attempt fails."""
@@ -382,10 +387,10 @@ class Policy(ImmutableValue):
         return fields
 
     @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Self:
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Build a policy from the result of `to_dict`; missing fields get their defaults."""
-        cls._check_names(plain)
-        values = dict(plain)
+        cls._check_names(data)
+        values = dict(data)
         backoff = values.get("backoff")
         if isinstance(backoff, Mapping):
             table = cast("Mapping[str, Any]", backoff)
@@ -429,14 +434,14 @@ def _worst_case(policy: Policy) -> tuple[list[tuple[float, float, float]], int, 
     for k in range(1, min(retry_count, _MAX_EXPLAINED_RETRIES) + 1):
         ceiling = policy.ceiling(k)
         shortest = policy.delay(ceiling, shortest, 0.0)
-        longest = policy.delay(ceiling, longest, _HIGHEST_U)
+        longest = policy.delay(ceiling, longest, _MAX_RANDOM_NUMBER)
         shortest_wait += shortest
         if policy.total_budget is not None and shortest_wait >= policy.total_budget:
             retry_count = k - 1
             break
         longest_wait += longest
         rows.append((ceiling, shortest, longest))
-    # Each further retry is assumed to wait as long as the last one: the ceiling no longer grows.
+    # Each further retry is assumed to wait as long as the last one in `rows`.
     longest_wait += max(0, retry_count - _MAX_EXPLAINED_RETRIES) * (longest or 0.0)
     if policy.total_budget is not None:
         longest_wait = min(longest_wait, policy.total_budget)

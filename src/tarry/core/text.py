@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_MIN_SECONDS_UNIT = 0.9995
-"""Durations from this one (in seconds) on are printed in seconds: 999.5 ms would be 1000 ms."""
-_MIN_INTEGER, _MAX_INTEGER = 100, 1_000_000
-"""Numbers in this range are printed without decimals, because `.3g` rounds to three digits."""
+_MIN_PRINTED_IN_SECONDS = 0.9995
+"""Shorter durations are printed in ms. Less than 1 s, because 999.5 ms would become "1000 ms"."""
+_MIN_PRINTED_AS_INTEGER, _MAX_PRINTED_AS_INTEGER = 100, 1_000_000
+"""Numbers in this range are printed as integers, because `.3g` prints 1234 as "1.23e+03"."""
 
 
 def format_duration(seconds: float) -> str:
@@ -18,13 +18,14 @@ def format_duration(seconds: float) -> str:
     for size, unit in ((3600, "h"), (60, "min")):
         if seconds >= 2 * size:
             return f"{_format_number(seconds / size)} {unit}"
-    if seconds >= _MIN_SECONDS_UNIT:
+    if seconds >= _MIN_PRINTED_IN_SECONDS:
         return f"{_format_number(seconds)} s"
     return f"{_format_number(seconds * 1000)} ms"
 
 
 def _format_number(number: float) -> str:
-    return f"{number:.0f}" if _MIN_INTEGER <= number < _MAX_INTEGER else f"{number:.3g}"
+    as_integer = _MIN_PRINTED_AS_INTEGER <= number < _MAX_PRINTED_AS_INTEGER
+    return f"{number:.0f}" if as_integer else f"{number:.3g}"
 
 
 def format_count(number: int, noun: str) -> str:
@@ -44,7 +45,10 @@ def suggest(word: str, candidates: Iterable[str], *, similarity: float = 0.6) ->
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:
-    """Return "did you mean 'x'?", or "it has" and all candidates when none is similar."""
+    """Return "did you mean 'x'?", or "it has a, b, c" when no candidate is similar to `word`.
+
+    The caller's message says before this text what "it" is.
+    """
     names = list(candidates)
     close = suggest(word, names)
     return f"did you mean {close!r}?" if close else f"it has {', '.join(names)}"

@@ -89,10 +89,10 @@ class Defence(ImmutableValue):
         return plain
 
     @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Self:
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Build a defence from the result of `to_dict`; `preset` can name a base policy."""
-        tables = {name: _check_table(name, plain[name]) for name in _TABLE_NAMES if name in plain}
-        fields = {name: value for name, value in plain.items() if name not in _TABLE_NAMES}
+        tables = {name: _check_table(name, data[name]) for name in _TABLE_NAMES if name in data}
+        fields = {name: value for name, value in data.items() if name not in _TABLE_NAMES}
         policy: Policy | None = None
         if fields:
             preset = fields.pop("preset", "default")

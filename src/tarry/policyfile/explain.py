@@ -142,7 +142,7 @@ def _explain_limiter(kind: str, arguments: Mapping[str, Any]) -> str:
         return (
             f"at most {arguments['initial']} attempts at a time at first, others are rejected; "
             f"the limit adapts between {arguments['min_limit']} and {arguments['max_limit']}, and "
-            f"a failure makes it {arguments['backoff']:g} x as large"
+            f"a failure makes it {arguments['decrease_factor']:g} x as large"
         )
     return (
         "no limit before the first throttled response; then an adaptive rate of attempts, and an "

@@ -105,16 +105,16 @@ class LockedDownstream(core.Downstream):
         outcome: Outcome,
         duration: float,
         now: float,
-        u: float,
+        random_number: float,
         paid: float = 0.0,
     ) -> None:
         """Count an attempt that ended.
 
-        `u` is a random number in [0, 1). `paid` is the amount that `withdraw` took for the attempt.
+        `random_number` is from [0, 1). `paid` is the amount that `withdraw` took for the attempt.
         """
         with self._lock:
             self._count_successes_locked()
-            super().record(permit, outcome, duration, now, u, paid)
+            super().record(permit, outcome, duration, now, random_number, paid)
         if self.transitions:
             self._emit_transitions()
 
@@ -135,10 +135,10 @@ class LockedDownstream(core.Downstream):
             self._count_successes_locked()
             return super().withdraw(outcome, now)
 
-    def deposit(self, paid: float, now: float) -> None:
+    def refund(self, paid: float, now: float) -> None:
         """Return to the budget what `withdraw` took for a retry that never started."""
         with self._lock:
-            super().deposit(paid, now)
+            super().refund(paid, now)
 
     def status(self, now: float) -> tuple[str | None, float | None]:
         """Return the breaker's state and the budget's balance; None for a part that is missing."""

@@ -182,7 +182,7 @@ def _wrap_with_downstream(
         else:
             if succeeded:
                 now = clock()
-                if breaker is None or breaker.is_fault_free:
+                if breaker is None or breaker.can_count_success:
                     successes.append((permit, started, now))
                     if len(successes) > max_uncounted:
                         downstream.count_successes()
@@ -230,7 +230,7 @@ def _wrap_with_downstream_async(
         else:
             if succeeded:
                 now = clock()
-                if breaker is None or breaker.is_fault_free:
+                if breaker is None or breaker.can_count_success:
                     successes.append((permit, started, now))
                     if len(successes) > max_uncounted:
                         downstream.count_successes()

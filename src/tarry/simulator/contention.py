@@ -31,9 +31,9 @@ def no_delay(_retry: int) -> float:
     return 0.0
 
 
-def _aws_decorrelated_jitter(_ceiling: float, previous: float, u: float) -> float:
-    """Return the delay by the AWS formula; `u` is a random number from [0, 1)."""
-    return min(_CAP_S, _BASE_S + u * (3 * previous - _BASE_S))
+def _aws_decorrelated_jitter(_ceiling: float, previous: float, random_number: float) -> float:
+    """Return the delay by the AWS formula; `random_number` is from [0, 1)."""
+    return min(_CAP_S, _BASE_S + random_number * (3 * previous - _BASE_S))
 
 
 _POLICY_ARGUMENTS: dict[str, dict[str, Any]] = {

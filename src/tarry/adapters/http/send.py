@@ -252,7 +252,7 @@ def _wrap_with_fast_path(
         breaker = downstream.breaker
         if (
             breaker is None
-            or not breaker.is_fault_free
+            or not breaker.can_count_success
             or bus.listeners
             or _get_deadline_scope() is not None
         ):
@@ -297,7 +297,7 @@ def _wrap_with_fast_path_async(
         breaker = downstream.breaker
         if (
             breaker is None
-            or not breaker.is_fault_free
+            or not breaker.can_count_success
             or bus.listeners
             or _get_deadline_scope() is not None
         ):
