@@ -43,13 +43,13 @@ class ConfigurationError(TarryError, ValueError):
         argument is the complete message, for an error that is not about one field.
         """
         self.field: str | None = None if rule is None else field
-        """The name of the rejected argument or setting; None when the error is not about one."""
+        """The name of the invalid argument or setting; None if the error is about several."""
         self.rule: str = field if rule is None else rule
         """The broken rule ("must be at least 1"), or the complete message when `field` is None."""
         self.has_value: bool = value is not _NOT_SHOWN
-        """Whether the message shows the rejected value. A value that is secret is not passed."""
+        """Whether the message shows the invalid value. Secret values are not passed."""
         self.value: object = value if self.has_value else None
-        """The rejected value; None when it is not shown."""
+        """The invalid value; None when it is not shown."""
         message = self.rule if self.field is None else f"{self.field} {self.rule}"
         super().__init__(f"{message}, got {short_repr(value)}" if self.has_value else message)
 
@@ -101,15 +101,15 @@ class LimitReached(Rejected):
 
 
 class DeadlineExceeded(Rejected, TimeoutError):
-    """The deadline passed before an attempt, or during one that may have reached the dependency."""
+    """The deadline passed before an attempt, or during an attempt that may have had its effect."""
 
 
 class AttemptTimeout(TarryError, TimeoutError):
-    """An attempt took longer than its timeout. An attempt in a thread cannot be stopped."""
+    """An attempt took longer than its timeout. If it runs in a thread, it continues to run."""
 
 
 class ResultNotAccepted(TarryError):
-    """Every result was rejected by `until` or classified as a failure; `result` is the last."""
+    """No attempt returned a result that `until` or the classifier accepts; `result` is the last."""
 
     def __init__(self, message: str, result: object = None) -> None:
         super().__init__(message)

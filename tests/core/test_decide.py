@@ -15,7 +15,7 @@ from tarry.core.breaker import Breaker
 from tarry.core.budget import TokenBudget
 from tarry.core.decide import decide
 from tarry.core.downstream import Downstream
-from tarry.core.hints import MAX_WAIT_S, Hint
+from tarry.core.hints import MAX_DELAY_S, Hint
 from tarry.core.outcome import (
     TRANSIENT,
     Kind,
@@ -362,7 +362,7 @@ def test_pushback_is_obeyed_to_the_letter(
 
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize(
-    ("most", "delay"), [(120, 120.001), (120, 86_400), (1, 1.5), (0, 0.001), (1e9, MAX_WAIT_S)]
+    ("most", "delay"), [(120, 120.001), (120, 86_400), (1, 1.5), (0, 0.001), (1e9, MAX_DELAY_S)]
 )
 def test_hints_beyond_the_longest(most: float, delay: float, exact: bool) -> None:
     """A hint above max_hint ends the call at once, and the verdict carries it."""

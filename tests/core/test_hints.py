@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tarry.core.hints import MAX_WAIT_S, Hint, hint_from_headers, parse_retry_after
+from tarry.core.hints import MAX_DELAY_S, Hint, hint_from_headers, parse_retry_after
 from tests.core.header_strategies import NOW, texts
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def test_a_date_that_has_passed(value: str) -> None:
     [
         ("Sun, 06 Nov 1994 08:49:37 GMT", inf, 0.0),
         ("Sun, 06 Nov 1994 08:49:37 GMT", nan, 0.0),
-        ("Sun, 06 Nov 1994 08:49:37 GMT", -inf, MAX_WAIT_S),
+        ("Sun, 06 Nov 1994 08:49:37 GMT", -inf, MAX_DELAY_S),
     ],
 )
 def test_a_broken_clock(value: str, now: float, expected: float) -> None:
@@ -110,7 +110,7 @@ def test_malformed_retry_after(value: str) -> None:
 @pytest.mark.parametrize("digits", [16, 17, 309, 310, 4_300, 4_301, 1_000_000])
 def test_more_digits_than_time(digits: int) -> None:
     """A number of any length is a finite wait, the longest there is."""
-    assert MAX_WAIT_S == parse_retry_after("9" * digits, NOW)
+    assert MAX_DELAY_S == parse_retry_after("9" * digits, NOW)
 
 
 def test_leading_zeros_are_no_size() -> None:
@@ -233,7 +233,7 @@ def test_more_milliseconds_than_time() -> None:
     """A number beyond every float is the longest wait."""
     values = ["9" * 400, "9" * 5_000, "9" * 5_000 + ".5"]
     found = [hint_from_headers({"retry-after-ms": value}, NOW) for value in values]
-    assert [Hint(MAX_WAIT_S, source="retry-after-ms")] * 3 == found
+    assert [Hint(MAX_DELAY_S, source="retry-after-ms")] * 3 == found
 
 
 def test_precedence() -> None:

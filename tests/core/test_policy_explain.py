@@ -122,7 +122,7 @@ def test_a_total_budget_bounds_the_waiting() -> None:
     text = policy.replace(total_budget=5.5).explain()
     assert 5 == len(rows(text))
     assert "5 s of waiting, plus the attempts themselves" == line_after(text, "worst case time:")
-    assert "5.5 s; no attempt starts beyond it" == line_after(text, "total budget:")
+    assert "5.5 s; no attempt starts later" == line_after(text, "total budget:")
     assert line_after(text, "worst case load:").startswith("6 x ")
     drawn = policy.replace(total_budget=5.5, jitter="full").explain()
     assert line_after(drawn, "worst case time:").startswith("5.5 s of waiting")

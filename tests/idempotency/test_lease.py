@@ -14,7 +14,11 @@ from tests.idempotency.asgi_client import make_scope
 def new_owner() -> str:
     """Return the owner of a new lease."""
     context = LeaseContext(
-        MemoryStore(), lease_s=30.0, retention_s=60.0, max_response_bytes=0, store_errors=False
+        MemoryStore(),
+        lease_s=30.0,
+        retention_s=60.0,
+        max_response_bytes=0,
+        stores_error_responses=False,
     )
     return KeyLease(context, "k", "print", make_scope())._owner
 

@@ -45,7 +45,7 @@ class RecordingStore(MemoryStore):
 def new_lease(store: MemoryStore, key: str) -> KeyLease:
     """Return a lease as the middleware creates it."""
     context = LeaseContext(
-        store, lease_s=LEASE, retention_s=60.0, max_response_bytes=0, store_errors=False
+        store, lease_s=LEASE, retention_s=60.0, max_response_bytes=0, stores_error_responses=False
     )
     return KeyLease(context, key, "print", make_scope())
 

@@ -60,7 +60,7 @@ def test_storing_is_given_up_eventually(run: Run, caplog: pytest.LogCaptureFixtu
         assert 5 < len(store.calls) < 30
 
     run(main)
-    assert "store failed, its response is not stored" in caplog.text
+    assert "store failed, the response is not stored" in caplog.text
 
 
 def test_pending_responses_are_limited(
@@ -86,7 +86,7 @@ def test_pending_responses_are_limited(
         assert (await send_request(app, key=b"c")).replayed
 
     run(main)
-    assert 1 == caplog.text.count("store failed, its response is not stored")
+    assert 1 == caplog.text.count("store failed, the response is not stored")
     assert 2 == caplog.text.count("store failed, retrying in the background")
 
 

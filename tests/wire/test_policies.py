@@ -12,7 +12,7 @@ from tarry.wire.policies import (
     SERVICE_PRESETS,
     policy_from_json,
     policy_to_json,
-    policy_to_service,
+    policy_to_request_json,
     service_policy_from_file,
 )
 
@@ -129,7 +129,7 @@ def test_the_same_policy_however_it_is_written(fields: dict[str, Any]) -> None:
     assert (
         put
         == service_policy_from_file(fields)
-        == policy_from_json(policy_to_service(Policy(**fields)), BASE)
+        == policy_from_json(policy_to_request_json(Policy(**fields)), BASE)
     )
     assert 86_400.0 == put.max_hint
 
@@ -139,7 +139,7 @@ def test_what_a_file_says_is_kept() -> None:
     policy = service_policy_from_file({"max_attempts": 4, "max_hint": 120.0})
 
     assert (4, 120.0) == (policy.max_attempts, policy.max_hint)
-    assert 60_000 == policy_to_service(Policy(max_hint=60.0))["maxHintMs"]
+    assert 60_000 == policy_to_request_json(Policy(max_hint=60.0))["maxHintMs"]
 
 
 @pytest.mark.parametrize("name", SERVICE_PRESETS)
@@ -153,6 +153,6 @@ def test_what_the_service_cannot_hold_is_refused() -> None:
     with pytest.raises(
         ConfigurationError, match="ignore_retried_below cannot be sent to the service"
     ):
-        policy_to_service(Policy(ignore_retried_below=True))
+        policy_to_request_json(Policy(ignore_retried_below=True))
     with pytest.raises(ConfigurationError, match="backoff is a callable"):
-        policy_to_service(Policy(backoff=float))
+        policy_to_request_json(Policy(backoff=float))

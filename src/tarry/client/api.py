@@ -24,7 +24,7 @@ from tarry.runtime.clocks import environment
 from tarry.runtime.deadlines import cap_at_deadline
 from tarry.wire import http
 from tarry.wire import tasks as wire
-from tarry.wire.policies import policy_to_service
+from tarry.wire.policies import policy_to_request_json
 from tarry.wire.tasks import Page, ReplayJob, RetryPolicy, RetryTask
 
 if TYPE_CHECKING:
@@ -330,7 +330,7 @@ class ServiceApi:
         if isinstance(policy_id, str) and "/" in policy_id:
             rule = "must contain only letters, digits and ._-"
             raise ConfigurationError("policy_id", rule, policy_id)
-        fields = policy_to_service(policy) if isinstance(policy, Policy) else policy
+        fields = policy_to_request_json(policy) if isinstance(policy, Policy) else policy
         content = options.encode_mapping("policy", fields)
         return ClientRequest(
             "PUT", _policy_path(policy_id), _decoder(RetryPolicy), _JSON_HEADERS, content

@@ -46,7 +46,7 @@ BACKOFFS: dict[str, Callable[[int, float, float, float], float]] = {
 
 
 class Schedule(ImmutableValue):
-    """A backoff given as a list of ceilings: `Schedule((5, 300, 1800))`. The last one repeats."""
+    """A backoff with a list of ceilings, `Schedule((5, 300, 1800))`, the last of which repeats."""
 
     __slots__ = _fields = ("delays",)
 
@@ -96,8 +96,8 @@ def decorrelated(
 ) -> float:
     """Return a delay from `initial` to three times the previous delay, whatever the ceiling is.
 
-    `maximum` limits that upper bound. The AWS article of 2015 limits the random delay itself. Many
-    delays would then equal the maximum, and clients would retry together again.
+    `maximum` limits the upper bound. The AWS article of 2015 limits the random delay instead: then
+    many delays would equal the maximum, and clients would retry together again.
     """
     bound = max(initial, min(maximum, 3 * previous))
     return initial + random_number * (bound - initial)

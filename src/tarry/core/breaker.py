@@ -107,8 +107,8 @@ class Breaker:
         self.can_count_success: bool = self._slow_after is None
         """Whether `try_count_success` can count a success, which then changes nothing else.
 
-        False in all states but closed and metrics-only, while the window may contain a failure, and
-        always with `slow_after`.
+        Always False with `slow_after`, and in states other than closed and metrics-only. Otherwise
+        False from a failure on, until a call is recorded while no failure is left in the window.
         """
         self._has_consecutive_or_slow_rule = consecutive is not None or slow_after is not None
         self._consecutive_failures = 0
@@ -161,10 +161,7 @@ class Breaker:
         now: float,
         random_number: float,
     ) -> None:
-        """Record the result of an admitted call.
-
-        If the breaker opens, `random_number` (from [0, 1)) spreads the end of the open period.
-        """
+        """Record the result of a call; `random_number` (from [0, 1)) spreads the open time."""
         is_slow = self._slow_after is not None and duration > self._slow_after
         if self.state is _HALF_OPEN:
             if self._running_probes.pop(permit, None) is not None:
@@ -245,10 +242,9 @@ class Breaker:
     def _admit_probe(self, now: float) -> int | None:
         if self._count_running_probes(now) >= self.probes:
             return None
-        ignored_until = now - self._open_for  # see _count_running_probes
-        self._running_probes = {
-            permit: start for permit, start in self._running_probes.items() if start > ignored_until
-        }
+        latest_hung = now - self._open_for  # earlier probes are ignored: see _count_running_probes
+        running = self._running_probes.items()
+        self._running_probes = {permit: start for permit, start in running if start > latest_hung}
         self._last_probe_permit += 1
         self._running_probes[self._last_probe_permit] = now
         return self._last_probe_permit

@@ -45,15 +45,15 @@ class Budget(Protocol):
 
 
 class TokenPrices(NamedTuple):
-    """Tokens that a retry costs, by the failure before it, and tokens that a success earns."""
+    """The tokens that a retry costs and that a success earns."""
 
-    retry: float  # after any other failure
+    retry: float  # cost after a failure that is neither of the next two
     throttled: float
     timeout: float
     clean_success: float
     """Tokens earned by a success of the first attempt."""
     late_success: float | None
-    """Tokens earned by a success after retries; None means the cost of the last retry."""
+    """Tokens earned by a success after retries; None if it earns the cost of the last retry."""
 
 
 PRICES = {
@@ -114,8 +114,8 @@ class TokenBudget:
 class RatioBudget:
     """A limit on retries relative to recent calls, like that of Finagle.
 
-    In the last `window` seconds there are at most `ratio` times as many retries as calls, plus
-    `min_per_second` retries per second, so that a client with few calls can retry too.
+    In the last `window` seconds there are at most `ratio` times as many retries as calls. In
+    addition, `min_per_second` retries per second are allowed for clients with few calls.
     """
 
     __slots__ = ("_min_retries", "_ratio", "_window")
@@ -166,8 +166,8 @@ class RatioBudget:
 class ThrottleBudget:
     """The retry throttle of gRPC (gRFC A6): retries only while more than half the tokens are left.
 
-    Each failure takes one token, each success adds `token_ratio`. Amounts are kept in whole
-    thousandths, as the specification counts them.
+    Each failure takes one token, each success adds `token_ratio` tokens. Tokens are counted in
+    thousandths, as the specification requires.
     """
 
     __slots__ = ("_capacity", "_millitokens", "_success_millitokens")
@@ -189,7 +189,7 @@ class ThrottleBudget:
         return 0.001
 
     def balance(self, now: float) -> float:  # noqa: ARG002 - see `Budget`
-        """Return the tokens above half of the capacity."""
+        """Return by how many tokens the bucket exceeds half of its capacity."""
         return max(0, self._millitokens - self._capacity // 2) / 1000
 
     def withdraw(self, cost: float, now: float) -> bool:

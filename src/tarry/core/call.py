@@ -41,10 +41,7 @@ because most calls never read their record.
 
 
 class Call:
-    """The state of one call.
-
-    In all methods `now` is on the clock of `deadline`, and `random_number` is from [0, 1).
-    """
+    """The state of one call; `now` is on the clock of `deadline`, `random_number` from [0, 1)."""
 
     __slots__ = (
         "_attempt_started", "_cleared_delay", "_newest_step", "_paid", "_permit", "attempts",

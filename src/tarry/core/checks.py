@@ -69,21 +69,21 @@ def check_one_of(field: str, value: object, choices: Iterable[str]) -> None:
 
 
 def valid_duration(value: object) -> float | None:
-    """Return `value` if it is a finite number of seconds and not negative, else None."""
+    """Return `value` if it is a finite number that is not negative, else None."""
     return value if isinstance(value, (int, float)) and 0 <= value < inf else None
 
 
 class ImmutableValue:
     """Base class of immutable values, which are compared, hashed and printed by their fields.
 
-    A subclass lists its `_fields` and stores them in `__init__`. This class replaces frozen
-    dataclasses, because importing `dataclasses` would add 10 ms to `import tarry`.
+    A subclass lists its fields in `_fields` and stores them in `__init__`. This class is used
+    instead of `dataclasses`, whose import would add 10 ms to `import tarry`.
     """
 
     __slots__ = ()
 
     _fields: ClassVar[tuple[str, ...]]
-    """The arguments of `__init__`; each is stored in the attribute of the same name."""
+    """The names of the arguments of `__init__`; each is stored in the attribute of that name."""
 
     def _set(self, **values: object) -> None:
         """Store attributes by name, such as values that are computed from the fields."""

@@ -3,7 +3,8 @@
 The checks run in this order: retryable, repeatable, not already retried by a layer below, attempts
 left, breaker and retry budget, length of the hint (the wait that the server asked for), time left.
 The first check that fails gives a `Stop` with its own reason. `decide` does not charge the retry
-budget: the caller does so after a `Wait`.
+budget: the caller does so after a `Wait`. An exact hint (gRPC pushback) sets the delay exactly, and
+backoff starts over after it.
 """
 
 from __future__ import annotations
@@ -49,10 +50,7 @@ class CallProgress(Protocol):
 
     @property
     def previous_delay(self) -> float | None:
-        """The last wait in seconds; None before the first wait, and after an exact hint.
-
-        An exact hint (gRPC pushback) sets the delay exactly, and backoff starts over after it.
-        """
+        """The last wait in seconds; None before the first wait, and after an exact hint."""
         ...
 
     @property

@@ -1,7 +1,6 @@
-"""Hedging: when an attempt is slow, another one starts in parallel; the first result is used.
+"""Hedging: when an attempt is slow, another one (a hedge) starts in parallel.
 
-Each additional attempt is a hedge. A call has a retry policy or a hedging policy, never both
-(gRFC A6).
+The first result is used. A call has a retry policy or a hedging policy, never both (gRFC A6).
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hedging:
-    """When a hedge of a call starts, and how many attempts there are.
+    """When a hedge of a call starts, and how many attempts the call has at most.
 
     `after` is a number of seconds or a percentile of the measured latency such as "p95".
-    `max_extra_load=0.05` limits hedges to 5 % of the number of calls. Without `after`,
-    `max_extra_load` also sets the percentile: 0.05 means p95.
+    `max_extra_load=0.05` limits the number of hedges to 5 % of the number of calls. Without
+    `after`, `max_extra_load` also sets the percentile: 0.05 means p95.
     """
 
     after: float | str | None = None
@@ -66,7 +65,7 @@ class Hedging:
         return None
 
     def delay(self, downstream: Downstream) -> float | None:
-        """Return the seconds after which a hedge starts, or None with too few measured calls."""
+        """Return the seconds after which a hedge starts; None if too few calls were measured."""
         if isinstance(self.after, float):
             return self.after
         return downstream.hedge_delay(self.quantile or 0.0, self.min_samples)
@@ -98,7 +97,7 @@ class HedgedCall:
         """The time at which the driver calls `hedge`, or None when no hedge is planned."""
 
     def start(self, now: float) -> Attempt | Stop:
-        """Start the first attempt, or return why the call is rejected."""
+        """Start the first attempt, or return `Stop` if the downstream rejects it."""
         attempt = self._start_attempt(now, paid=0.0)
         if isinstance(attempt, Attempt):
             if self._hedging.max_extra_load is not None:
@@ -110,8 +109,8 @@ class HedgedCall:
     def hedge(self, now: float) -> Attempt | Stop | None:
         """Start another attempt, if the downstream and the hedge credit allow it.
 
-        `max_extra_load` limits hedges by means of the hedge credit: each call adds to it, each
-        hedge costs 1. Return None when no attempt starts but others run, and `Stop` when none runs.
+        Each call adds `max_extra_load` to the hedge credit, and each hedge costs 1. Return None
+        when no attempt starts but others run, and `Stop` when none runs.
         """
         self.next_hedge_at = None
         rejection = Stop(Reason.ATTEMPTS)
@@ -155,10 +154,11 @@ class HedgedCall:
     def record_failure(
         self, number: int, outcome: Outcome, now: float, random_number: float
     ) -> Attempt | Stop | None:
-        """Record that an attempt failed. Return the next attempt, `Stop`, or None to wait.
+        """Record that an attempt failed. Return the next attempt, `Stop`, or None.
 
         An outcome that must not be retried ends the call. After any other failure the next attempt
-        starts at once, unless the server asked for a wait (gRFC A6).
+        starts at once, unless the server asked for a wait (gRFC A6). None means that the driver
+        waits for the running attempts and until `next_hedge_at`.
         """
         self._record(number, outcome, now, random_number)
         hint = outcome.hint
@@ -191,7 +191,7 @@ class HedgedCall:
         return bool(self._running)
 
     def cancel(self, now: float) -> None:
-        """Release the permits of all running attempts; no success or failure is counted."""
+        """Release the permits of all running attempts; count no success or failure."""
         first_error: BaseException | None = None
         while self._running:
             _, attempt = self._running.popitem()

@@ -2,8 +2,8 @@
 
 * No public function raises, whatever a server sends. A malformed hint is ignored, except that a
   malformed gRPC pushback means "do not retry" (gRFC A6).
-* A wait of more than `MAX_WAIT_S`, even an infinite one, becomes `MAX_WAIT_S`. It still exceeds any
-  usual `max_hint`, and so ends the call. Shorter waits are not changed.
+* A delay above `MAX_DELAY_S`, even an infinite one, becomes `MAX_DELAY_S`. That still exceeds any
+  usual `max_hint` (the longest delay that a policy accepts from a server), so the call ends.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-MAX_WAIT_S = 1e15
+MAX_DELAY_S = 1e15
 """About 30 million years; in milliseconds it still fits into 64 bits."""
 
 OWS = " \t"
@@ -26,9 +26,9 @@ _AGE = "age"
 # The first valid field in this order is used. The most precise fields come first, and Retry-After
 # precedes RateLimit as section 6 of the RateLimit draft says.
 _MILLISECOND_FIELDS = ("retry-after-ms", "x-ms-retry-after-ms", "x-amz-retry-after")
-_WAIT_FIELDS = (*_MILLISECOND_FIELDS, _RETRY_AFTER, _RATE_LIMIT)
+_DELAY_FIELDS = (*_MILLISECOND_FIELDS, _RETRY_AFTER, _RATE_LIMIT)
 _SHOULD_RETRY_FIELDS = ("x-should-retry", "stripe-should-retry")
-_HTTP_FIELDS = frozenset({*_WAIT_FIELDS, *_SHOULD_RETRY_FIELDS, _AGE})
+_HTTP_FIELDS = frozenset({*_DELAY_FIELDS, *_SHOULD_RETRY_FIELDS, _AGE})
 
 # The grammar of `RateLimit` (draft-ietf-httpapi-ratelimit-headers) is a List of Strings with
 # parameters in the sense of structured fields (RFC 9651 section 4.2). At each position one
@@ -48,10 +48,10 @@ _LIST = rf"{_MEMBER}(?:[ \t]*,[ \t]*{_MEMBER})*"
 
 
 class Hint(NamedTuple):
-    """What a server asks about the next attempt, for example with Retry-After or gRPC pushback."""
+    """Whether and when the server wants the next attempt, from Retry-After, gRPC pushback etc."""
 
     delay: float | None = None
-    """Seconds to wait at least; None when the server asks for no wait."""
+    """The shortest delay in seconds; None when the server asks for no delay."""
     should_retry: bool | None = None
     """Whether to retry at all, whatever the status is; None when the server does not say."""
     exact: bool = False
@@ -61,18 +61,18 @@ class Hint(NamedTuple):
 
 
 def parse_retry_after(value: str, now: float) -> float | None:
-    """Return the seconds to wait for a `Retry-After` value, or None when it is malformed.
+    """Return the delay in seconds of a `Retry-After` value, or None when it is malformed.
 
     `value` is a number of seconds or one of the three HTTP date formats (RFC 9110 sections 10.2.3
-    and 5.6.7); `now` is in epoch seconds. A date in the past gives 0.0. More than `MAX_WAIT_S`
-    seconds give `MAX_WAIT_S`. A wrong weekday in a date is ignored.
+    and 5.6.7); `now` is in epoch seconds. A date in the past gives 0.0. More than `MAX_DELAY_S`
+    seconds give `MAX_DELAY_S`. A wrong weekday in a date is ignored.
     """
     value = value.strip(OWS)
     if is_digits(value):
         # float, because int rejects more than 4,300 digits and is slow for fewer digits.
-        return min(float(value), MAX_WAIT_S)
+        return min(float(value), MAX_DELAY_S)
     date = parse_http_date(value, now)
-    return None if date is None else min(max(0.0, float(date - now)), MAX_WAIT_S)
+    return None if date is None else min(max(0.0, float(date - now)), MAX_DELAY_S)
 
 
 def hint_from_headers(
@@ -80,13 +80,13 @@ def hint_from_headers(
 ) -> Hint | None:
     """Return the hint in the headers of an HTTP response, or None when there is none.
 
-    `headers` is a mapping or an iterable of pairs; the case of names does not matter. The wait
+    `headers` is a mapping or an iterable of pairs; the case of names does not matter. The delay
     comes from the first valid field among `retry-after-ms`, `x-ms-retry-after-ms`,
     `x-amz-retry-after`, `Retry-After` and `RateLimit`. `x-should-retry` and `stripe-should-retry`
     are read in addition.
 
     Only `RateLimit` may occur twice (RFC 9110 section 5.3). When another field occurs twice, the
-    longest valid wait and "do not retry" win. Pass pairs when the HTTP client has them, because a
+    longest valid delay and "do not retry" win. Pass pairs when the HTTP client has them, because a
     mapping that joins repeated fields with commas makes them malformed.
     """
     items = getattr(headers, "items", None)
@@ -108,7 +108,7 @@ def hint_from_headers(
 def select_fields(
     pairs: Iterable[tuple[object, object]], fields: frozenset[str]
 ) -> list[tuple[str, str | bytes]]:
-    """Return the pairs of text or bytes whose name, in lower case, is in `fields`."""
+    """Return (lower-case name, value) for each name in `fields` whose value is text or bytes."""
     return [
         (field, value)
         for name, value in pairs
@@ -124,25 +124,25 @@ def is_digits(text: str) -> bool:
     return text.isascii() and text.isdigit()
 
 
-def max_or_none(waits: Iterable[float | None]) -> float | None:
-    """Return the longest wait, or None when there is none."""
-    return max([wait for wait in waits if wait is not None], default=None)
+def max_or_none(delays: Iterable[float | None]) -> float | None:
+    """Return the longest delay that is not None, or None when there is none."""
+    return max([delay for delay in delays if delay is not None], default=None)
 
 
 def _find_delay(values_by_field: Mapping[str, list[str]], now: float) -> tuple[float | None, str]:
-    """Return the longest wait of the first field with a valid value, and the field's name."""
-    for field in _WAIT_FIELDS:
+    """Return the longest delay of the first field with a valid value, and the field's name."""
+    for field in _DELAY_FIELDS:
         values = values_by_field.get(field, ())
-        waits: Iterable[float | None] = ()
+        delays: Iterable[float | None] = ()
         if field == _RETRY_AFTER:
-            waits = [parse_retry_after(value, now) for value in values]
+            delays = [parse_retry_after(value, now) for value in values]
         elif field != _RATE_LIMIT:
-            waits = map(_parse_milliseconds, values)
+            delays = map(_parse_milliseconds, values)
         # A response with an Age comes from a cache, and its quota is outdated (RFC 9111 section
         # 5.1, RateLimit draft section 7). Repeated List fields are joined (RFC 9651 section 4.2).
         elif _AGE not in values_by_field:
-            waits = parse_rate_limit(", ".join(values))
-        delay = max_or_none(waits)
+            delays = parse_rate_limit(", ".join(values))
+        delay = max_or_none(delays)
         if delay is not None:
             return delay, field
     return None, ""
@@ -153,7 +153,7 @@ def _parse_milliseconds(value: str) -> float | None:
     whole, point, fraction = value.partition(".")
     if not is_digits(whole) or (point and not is_digits(fraction)):
         return None
-    return min(float(value) / 1000, MAX_WAIT_S)
+    return min(float(value) / 1000, MAX_DELAY_S)
 
 
 def _find_should_retry(values_by_field: Mapping[str, list[str]]) -> tuple[bool | None, str]:
@@ -171,7 +171,7 @@ def _find_should_retry(values_by_field: Mapping[str, list[str]]) -> tuple[bool |
 def parse_rate_limit(text: str) -> list[float]:
     """Return the reset time `t` of each exhausted quota of a `RateLimit` value, in seconds.
 
-    A malformed value gives an empty list. A quota with remaining requests (r > 0) requires no wait.
+    A malformed value gives an empty list. A quota with requests left (r > 0) requires no delay.
     """
     if not re.fullmatch(_LIST, text):
         return []
@@ -203,7 +203,7 @@ _DAY_S = 86_400
 _MEAN_YEAR_S = 31_556_952
 """Seconds in a Gregorian year, averaged over 400 years."""
 _MAX_YEARS_AHEAD = 50
-"""A two-digit year that would be further ahead is taken as past (RFC 9110 section 5.6.7)."""
+"""A date with a two-digit year that would be further ahead is in the past (RFC 9110, 5.6.7)."""
 
 
 def parse_http_date(text: str, now: float) -> int | None:
@@ -227,18 +227,18 @@ def parse_http_date(text: str, now: float) -> int | None:
                 year_digits, day_digits = 4, 2
             case _:
                 return None
-        date_and_time = _MONTHS[month], _parse_digits(day, day_digits), _parse_time_of_day(clock)
+        month_day_second = _MONTHS[month], _parse_digits(day, day_digits), _parse_time_of_day(clock)
         year_number = _parse_digits(year, year_digits)
         if year_digits == 2:  # noqa: PLR2004 - as in RFC 850
-            year_number = _full_year(year_number, *date_and_time, now)
-        return _epoch_seconds(year_number, *date_and_time)
+            year_number = _full_year(year_number, *month_day_second, now)
+        return _epoch_seconds(year_number, *month_day_second)
     except (KeyError, ValueError):
         return None
 
 
 def _full_year(two_digits: int, month: int, day: int, second_of_day: int, now: float) -> int:
     """Return the latest year with these digits in which the date is at most 50 years ahead."""
-    # The mean year can be off by one around New Year, so one year is added here.
+    # The year computed from the mean length can be one too low around New Year, so 1 is added.
     latest = 1970 + int(now // _MEAN_YEAR_S) + _MAX_YEARS_AHEAD + 1
     year = latest - (latest - two_digits) % 100
     day_50_years_before = _days_since_1970(year - _MAX_YEARS_AHEAD, month, day)
@@ -302,7 +302,7 @@ _NANOS_PER_S = 1_000_000_000
 def hint_from_grpc(metadata: Iterable[tuple[str, str | bytes]]) -> Hint | None:
     """Return the hint in the trailing metadata of a gRPC call, or None when there is none.
 
-    A pushback wins over google.rpc.RetryInfo. The longest delay of several RetryInfo is used.
+    A pushback wins over google.rpc.RetryInfo. Of several RetryInfo, the longest delay is used.
     """
     entries = select_fields(metadata, _GRPC_FIELDS)
     pushbacks = [value for field, value in entries if field == _PUSHBACK]

@@ -23,10 +23,7 @@ class Limiter(Protocol):
         ...
 
     def release(self, outcome: Outcome | None, duration: float, now: float) -> None:
-        """Release what `acquire` took, when the attempt has ended.
-
-        `outcome` is None for an attempt that was cancelled or not sent.
-        """
+        """Release what `acquire` took; `outcome` is None for a cancelled or unsent attempt."""
         ...
 
     def on_recovery(self, now: float) -> None:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Kind(StrEnum):
     """The class of an outcome.
 
-    TRANSIENT: can be retried. THROTTLED: can be retried after a longer delay. OVERLOADED: the
-    server said not to retry, as overloaded servers do. PERMANENT: is not retryable.
+    TRANSIENT: retryable. THROTTLED: retryable after a longer delay. OVERLOADED: retryable, but the
+    server said not to retry, as overloaded servers do. PERMANENT: not retryable.
     """
 
     SUCCESS = "success"
@@ -35,7 +35,7 @@ class Kind(StrEnum):
 class Outcome(ImmutableValue):
     """The classified result of one attempt.
 
-    hint: what the server asks about the next attempt, such as Retry-After.
+    hint: whether and when the server wants the next attempt, from Retry-After for example.
     repeatable: the operation is idempotent, or the dependency certainly did not receive it.
     retried_below: an inner retry loop has already retried the operation and given up.
     timeout: the attempt or the server timed out, for which some retry budgets charge more.
@@ -78,7 +78,7 @@ class Outcome(ImmutableValue):
 
     @property
     def counts_as_failure(self) -> bool:
-        """Whether the dependency is at fault. It is not for local and permanent failures."""
+        """Whether the attempt failed because of the dependency: neither locally nor permanently."""
         return not self.local and self.kind is not Kind.SUCCESS and self.kind is not Kind.PERMANENT
 
 
@@ -112,7 +112,7 @@ def outcome_of_status(
 ) -> Outcome:
     """Classify an HTTP response; `now` is in epoch seconds, to compare with dates in `headers`.
 
-    `repeatable`: the request is idempotent, so that it can be sent again after it was received.
+    `repeatable`: the request is idempotent, so it can be sent again although the server got it.
     """
     check_count("status", status)
     if status < _FIRST_ERROR_STATUS and status not in retryable:
@@ -145,7 +145,7 @@ def outcome_of_code(
     hint = hint_from_grpc(metadata)
     kind = Kind.THROTTLED if name == "RESOURCE_EXHAUSTED" else Kind.TRANSIENT
     kind = _apply_should_retry(kind, hint, is_retryable=name in retryable)
-    if hint is not None and hint.should_retry is False:  # pushback can forbid it for any code
+    if hint is not None and hint.should_retry is False:  # pushback can forbid retries of any code
         kind = Kind.OVERLOADED
     timeout = name == "DEADLINE_EXCEEDED"
     return Outcome(kind, hint, repeatable=repeatable, timeout=timeout, detail=name)
@@ -154,7 +154,7 @@ def outcome_of_code(
 def outcome_of_exception(error: BaseException, *, repeatable: bool = True) -> Outcome:
     """Classify a network error of the standard library; any other exception is permanent.
 
-    An operation for which no connection was made is always repeatable.
+    If no connection was made, the operation is always repeatable.
     """
     detail = type(error).__name__
     if _is_connect_error(error):
@@ -176,7 +176,7 @@ def _is_connect_error(error: BaseException) -> bool:
 def _apply_should_retry(kind: Kind, hint: Hint | None, *, is_retryable: bool) -> Kind:
     """Return `kind` if the failure can be retried, otherwise OVERLOADED or PERMANENT.
 
-    `hint.should_retry` overrides `is_retryable`. OVERLOADED: only the hint forbids the retry.
+    `hint.should_retry` overrides `is_retryable`. OVERLOADED means that only the hint forbids it.
     """
     should_retry = None if hint is None else hint.should_retry
     if should_retry or (is_retryable and should_retry is None):

@@ -64,7 +64,7 @@ class PolicyField(NamedTuple):
     help: str
     minimum: float = 0
     is_minimum_allowed: bool = False
-    """Whether a value may be equal to `minimum`. Numbers have no maximum."""
+    """Whether a value may be equal to `minimum`, and not only greater."""
     is_optional: bool = False
     """Whether None is allowed. None means that there is no limit."""
     service_rejects_null: bool = False
@@ -75,8 +75,8 @@ class PolicyField(NamedTuple):
     def check(self, value: object, name: str | None = None) -> Any:
         """Return the value as `Policy` stores it, or raise ConfigurationError.
 
-        `name` replaces the Python name in an error, for example by the JSON name. A duration can be
-        checked in any unit, because its only bound is 0.
+        `name` is the name in an error, by default the Python name. A duration can be checked in any
+        unit, because its only bound is 0.
         """
         name = name or self.name
         if value is None and self.is_optional:
@@ -309,10 +309,9 @@ class Policy(ImmutableValue):
         random_number: float,
         throttled: bool = False,  # noqa: FBT001, FBT002 - positional for speed
     ) -> float:
-        """Return the delay after jitter.
+        """Return the delay after jitter, for a `random_number` from [0, 1).
 
-        `previous` is the previous delay, or None before the first retry; `random_number` is from
-        [0, 1). `throttled` is true if the attempt was throttled (429, RESOURCE_EXHAUSTED).
+        `previous` is the previous delay, or None before the first retry.
         """
         initial = self._throttled_initial_delay if throttled else self.initial_delay
         if previous is None:
@@ -321,7 +320,7 @@ class Policy(ImmutableValue):
         return jitter(ceiling, previous, random_number, initial, self.max_delay)
 
     def delays(self, random: Random) -> list[float]:
-        """Return the random delays of a call in which every attempt fails."""
+        """Return the delays, with jitter, of a call in which every attempt fails."""
         previous: float | None = None
         delays: list[float] = []
         for k in range(1, self.max_attempts):
@@ -358,7 +357,7 @@ class Policy(ImmutableValue):
             lines.append(f"worst case time: {format_duration(longest_call)}, attempts included")
         if self.total_budget is not None:
             total = format_duration(self.total_budget)
-            lines.append(f"total budget: {total}; no attempt starts beyond it")
+            lines.append(f"total budget: {total}; no attempt starts later")
         # The policy does not know the retry budget; `tarry.policyfile.explain` adds its effect.
         load = f"worst case load: {retry_count + 1} x the calls while every attempt fails"
         lines.append(f"{load}, unless a retry budget bounds it" if retry_count else load)

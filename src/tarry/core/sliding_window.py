@@ -12,8 +12,8 @@ class SlidingWindow:
     """Counts over the last `span` seconds, with a resolution of a tenth of the span.
 
     The span is divided into ten buckets. Each has one counter for each kind of event (a column). To
-    count an event: `if now >= window.bucket_end: window.advance(now)`, then add to
-    `window.current[column]`. Callers write these two lines inline because they run on every call.
+    count an event: `if now >= window.bucket_end: window.advance(now)`, then add 1 to
+    `window.current[column]`. Callers write these two lines inline, because they run on every call.
     """
 
     __slots__ = ("_buckets", "_newest_number", "_width", "bucket_end", "current", "past")
@@ -23,7 +23,7 @@ class SlidingWindow:
         self._buckets = [[0] * column_count for _ in range(_BUCKET_COUNT)]
         self.past: list[int] = [0] * column_count
         """The counts of the nine older buckets, summed for each column."""
-        self._newest_number: int | None = None  # number of the newest bucket, counted from time 0
+        self._newest_number: int | None = None  # of the newest bucket; bucket 0 starts at time 0
         self.current: list[int] = self._buckets[0]
         """The counts of the newest bucket."""
         self.bucket_end: float = -inf
@@ -54,8 +54,8 @@ class SlidingWindow:
     def undo(self, column: int) -> None:
         """Remove one event of `column` from the oldest bucket that has one.
 
-        The bucket that counted the event is not known. If it is a newer one, one of the remaining
-        events stays in the window too long, but none leaves the window too early.
+        The bucket that counted the event is not known. If it was a newer one, the counts stay too
+        high for a while, but they are never too low.
         """
         if self._newest_number is not None:
             for age in range(_BUCKET_COUNT - 1, -1, -1):

@@ -45,10 +45,7 @@ def suggest(word: str, candidates: Iterable[str], *, similarity: float = 0.6) ->
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:
-    """Return "did you mean 'x'?", or "it has a, b, c" when no candidate is similar to `word`.
-
-    The caller's message says before this text what "it" is.
-    """
+    """Return "did you mean 'x'?" or else "it has a, b", to append to "a policy has no field z"."""
     names = list(candidates)
     close = suggest(word, names)
     return f"did you mean {close!r}?" if close else f"it has {', '.join(names)}"

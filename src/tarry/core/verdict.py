@@ -64,12 +64,12 @@ class Wait(NamedTuple):
 
     delay: float
     ceiling: float = 0.0
-    """The backoff delay in seconds before jitter. A hint of the server can make `delay` longer."""
+    """The upper bound of the delay before jitter. A server's hint can make `delay` longer."""
     hint: Hint | None = None
 
 
 class Stop(NamedTuple):
-    """Command to make no further attempt."""
+    """Command to end the call without another attempt."""
 
     reason: Reason
     retry_after: float | None = None
@@ -80,9 +80,9 @@ class Stop(NamedTuple):
 def forbids_outer_retry(stop: Stop, attempts: int, max_attempts: int) -> bool:
     """Return whether an outer retry loop must not retry a call that made `attempts` attempts.
 
-    True for a call that was rejected before its first attempt. False for a call whose policy allows
-    only one attempt or whose last error is permanent: the policy of the outer loop decides. True
-    for any other call, because it has been retried or must not be retried.
+    True for a call that was rejected before its first attempt. Otherwise False if the policy allows
+    only one attempt or the last error is permanent, because then the outer loop's policy decides.
+    True for any other call, because it has been retried or must not be retried.
     """
     return not attempts or (max_attempts > 1 and stop.reason is not Reason.PERMANENT)
 
@@ -107,25 +107,28 @@ class DelayedPermit(NamedTuple):
     """A permit for an attempt that must first wait `delay` seconds."""
 
     permit: int
-    """The number by which the breaker recognises the attempt; 0 without a breaker."""
+    """The number by which the breaker identifies the attempt; 0 without a breaker."""
     delay: float
 
 
 class Progress(NamedTuple):
-    """The state of a call as plain data, from which another process can resume the call."""
+    """The state of a call that is stored, so that another process can resume the call."""
 
     attempts: int = 0
     """Number of attempts started."""
     started: float = 0.0
     """The time at which the call started; epoch seconds when the state is stored."""
     previous_delay: float | None = None
-    """The last wait in seconds; None before any wait, and after an exact hint (pushback)."""
+    """The last wait in seconds; None before the first wait, and after an exact hint."""
     backoff_offset: int = 0
-    """Number of attempts before an exact hint last made backoff start over; 0 if never."""
+    """The value of `attempts` when an exact hint last restarted the backoff; 0 if none did.
+
+    An exact hint (gRPC pushback) sets the next delay exactly; later delays are as in a new call.
+    """
 
 
 class Step(NamedTuple):
-    """One entry of a call's decision record: a failed attempt and the verdict about it."""
+    """One entry of a call's decision record: a failed attempt and the verdict after it."""
 
     attempt: int
     kind: Kind
@@ -151,7 +154,7 @@ class CallRecord(NamedTuple):
     steps: tuple[Step, ...]
 
     def summary(self) -> str:
-        """Return a clause with the number of attempts and the reason why the call ended."""
+        """Return a clause with the attempts, the waiting time and the reason why the call ended."""
         attempts = f"{self.attempts} attempt{'' if self.attempts == 1 else 's'}"
         waits = f" and {format_duration(self.waited)} of waiting" if self.waited else ""
         summary = f"gave up after {attempts}{waits}: {self.reason.description}"

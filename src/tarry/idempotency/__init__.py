@@ -26,16 +26,9 @@ _MODULES = {
 }
 
 __all__ = [
-    "ExistingRecord",
-    "IdempotencyMiddleware",
-    "IdempotencyStore",
-    "MemoryStore",
-    "PostgresStore",
-    "Record",
-    "RedisStore",
-    "SqliteStore",
-    "StoredResponse",
-]
+    "ExistingRecord", "IdempotencyMiddleware", "IdempotencyStore", "MemoryStore", "PostgresStore",
+    "Record", "RedisStore", "SqliteStore", "StoredResponse",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

@@ -47,16 +47,16 @@ STORE_TIMEOUT_S = 5.0
 _SETTLE_POLICY = Policy(max_attempts=20, initial_delay=0.2, max_delay=10.0, total_budget=120.0)
 """How the call that settles a lease is retried in the background."""
 _MAX_PENDING_SETTLEMENTS = 100
-"""Limits the memory of the settlements in the background, each of which keeps a response."""
+"""The limit of settlements in the background, because each may hold a response in memory."""
 
-_process_name_cell = [os.urandom(16).hex()]
-"""One random string that identifies this process. A list, so that a fork can replace the item."""
+_process_token_holder = [os.urandom(16).hex()]
+"""Holds a random string that identifies this process. A list, so that a fork can replace it."""
 _lease_numbers = count()
 
 
 @after_fork
-def _rename_after_fork() -> None:
-    _process_name_cell[0] = os.urandom(16).hex()
+def _replace_token_after_fork() -> None:
+    _process_token_holder[0] = os.urandom(16).hex()
 
 
 @dataclass
@@ -67,7 +67,7 @@ class LeaseContext:
     lease_s: float
     retention_s: float
     max_response_bytes: int
-    store_errors: bool
+    stores_error_responses: bool
     """Whether responses with a status of 500 and above are stored too."""
     pending_settlements: int = 0
     """Number of leases that are being settled in the background."""
@@ -76,26 +76,22 @@ class LeaseContext:
         store = self.store
         self.memory_store: MemoryStore | None = store if type(store) is MemoryStore else None
         """The store, if it is a `MemoryStore`. Its calls never wait, so they need no timeout and no
-        task, and its leases need no renewal. None for any other store, and for a subclass of
-        `MemoryStore`, because its calls may wait."""
+        task. Its leases do not expire until `KeyLease.abandon` sets an end, so they need no
+        renewal. None for any other store, and for a subclass, whose calls may wait."""
 
 
 class KeyLease:
     """The right of one request to run with a key.
 
-    `record_name` is the argument `key` of the store's methods. After the claim, errors of the store
-    are logged and never raised, so that the client still gets the response of the application.
+    The store keeps the key's record under `record_name` (`key` in the store's methods). After the
+    claim, errors of the store are logged and never raised, so that the client still gets the
+    response of the application.
     """
 
     __slots__ = (
-        "_fingerprint",
-        "_owner",
-        "_record_name",
-        "_renewal_done",
-        "_scope",
-        "context",
-        "is_settled",
-    )
+        "_fingerprint", "_owner", "_record_name", "_renewal_done", "_scope", "context",
+        "settlement_started",
+    )  # fmt: skip
 
     def __init__(
         self, context: LeaseContext, record_name: str, fingerprint: str, scope: Scope
@@ -103,15 +99,15 @@ class KeyLease:
         self.context: LeaseContext = context
         self._record_name = record_name
         self._fingerprint = fingerprint
-        self._owner = f"{_process_name_cell[0]} {next(_lease_numbers)}"
+        self._owner = f"{_process_token_holder[0]} {next(_lease_numbers)}"
         self._scope = scope
         self._renewal_done: AsyncEvent | None = None
         """Set when the running renewal ends; None while no renewal runs."""
-        self.is_settled: bool = False
-        """Whether the store call that finishes or releases the key has at least been started."""
+        self.settlement_started: bool = False
+        """Whether the store call that finishes or releases the key has been started."""
 
     async def claim(self) -> ExistingRecord | None:
-        """Claim the key. Return None, or the existing record if the key is not free."""
+        """Claim the key. Return None, or the record of a key that is not free."""
         context = self.context
         if (memory := context.memory_store) is not None:
             return memory.claim_now(
@@ -119,8 +115,7 @@ class KeyLease:
             )
         try:
             return await run_with_timeout(self._claim)
-        except BaseException:
-            # The store may have claimed the key although the call failed.
+        except BaseException:  # the store may have claimed the key although the call failed
             start_background_task(self._undo_claim)
             raise
 
@@ -132,7 +127,9 @@ class KeyLease:
             )
         except Exception:
             raise
-        except BaseException:  # timeout or cancellation: the store may have claimed the key
+        except BaseException:
+            # Cancelled, also by the timeout. The release that `claim` starts may reach the store
+            # before this claim, so the key is released again after the store call has ended.
             await self._undo_claim()
             raise
 
@@ -141,9 +138,9 @@ class KeyLease:
             await run_with_timeout(self._release)
 
     async def renew(self) -> bool | None:
-        """Renew the lease. Return False if it is settled or lost, and None if the store failed."""
+        """Renew the lease. Return None if the store failed, False if the lease is lost or settled."""
         context = self.context
-        if self.is_settled:
+        if self.settlement_started:
             return False
         renewal_done = self._renewal_done = new_event()
         extend = partial(
@@ -158,43 +155,43 @@ class KeyLease:
         finally:
             renewal_done.set()
             self._renewal_done = None
-        if not renewed and not self.is_settled:
+        if not renewed and not self.settlement_started:
             message = "lease expired and another request claimed the key, request=%s"
             logger.warning(message, self._request_name)
         return renewed
 
     async def finish(self, response: StoredResponse) -> None:
-        """Settle the lease: store the response."""
+        """Settle the lease by storing the response."""
         context = self.context
         if (memory := context.memory_store) is None:
-            self.is_settled = True
-            await self._settle(partial(self._finish, response), "its response is not stored")
+            self.settlement_started = True
+            await self._settle(partial(self._finish, response), "the response is not stored")
             return
         stored = memory.finish_now(
             self._record_name, self._fingerprint, self._owner, response, context.retention_s
         )
-        self.is_settled = True
+        self.settlement_started = True
         if not stored:
             self._warn_of_lost_lease()
 
     async def release(self) -> None:
-        """Settle the lease, unless it is settled already: free the key."""
-        if self.is_settled:
+        """Settle the lease by freeing the key; do nothing if the settlement has started."""
+        if self.settlement_started:
             return
         if self.context.memory_store is not None:
             await self._release()
-            self.is_settled = True
+            self.settlement_started = True
         else:
-            self.is_settled = True
-            await self._settle(self._release, "its key stays claimed until the lease expires")
+            self.settlement_started = True
+            await self._settle(self._release, "the key stays claimed until the lease expires")
 
     def abandon(self) -> None:
         """Leave the key of a cancelled request claimed until its lease expires.
 
         The key is not released, because a thread of the request's handler may still run. Does
-        nothing if the lease is settled, or if the store lets leases expire anyway.
+        nothing if the settlement has started, or if the store lets leases expire anyway.
         """
-        if not self.is_settled and self.context.memory_store is not None:
+        if not self.settlement_started and self.context.memory_store is not None:
             self.context.memory_store.expire_later(
                 self._record_name, self._owner, self.context.lease_s
             )
@@ -222,7 +219,7 @@ class KeyLease:
     async def _settle(self, store_call: StoreCall, consequence: str) -> None:
         """Make the store call that settles the lease; if it fails, retry it in the background.
 
-        `consequence` is the part of the log message that says what a final failure means.
+        `consequence` says in the log message what a final failure means.
         """
         try:
             await run_with_timeout(store_call)
@@ -347,7 +344,7 @@ def running_loop() -> object:
 
 
 def start_background_task(function: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Start a task that outlives the request, without the request's deadline and context."""
+    """Start a task that outlives the request, without its context variables (the deadline etc.)."""
     if in_trio():
         import trio
 
@@ -382,7 +379,7 @@ async def run_with_timeout(
 
 
 def _create_task(
-    coroutine: Coroutine[Any, Any, T], context: Context | None = None
+    coroutine: Coroutine[Any, Any, T], context_variables: Context | None = None
 ) -> asyncio.Task[T]:
     def on_done(task: asyncio.Task[T]) -> None:
         _running_tasks.discard(task)
@@ -391,7 +388,7 @@ def _create_task(
             # the caller was cancelled before the task ended.
             task.exception()
 
-    task = asyncio.get_running_loop().create_task(coroutine, context=context)
+    task = asyncio.get_running_loop().create_task(coroutine, context=context_variables)
     _running_tasks.add(task)
     task.add_done_callback(on_done)
     return task

@@ -106,7 +106,7 @@ class IdempotencyMiddleware:
             lease_s=check_positive("lease", lease),
             retention_s=check_positive("retention", retention),
             max_response_bytes=check_count("max_response_bytes", max_response_bytes, 0),
-            store_errors=store_errors,
+            stores_error_responses=store_errors,
         )
         self._renewer = LeaseRenewer(lease)
         self._identity = identity
@@ -197,8 +197,8 @@ class IdempotencyMiddleware:
             free_in_s = ceil(max(0.0, record.free_at - now))
             # A server renews the lease when a third of it has passed. If less than a third remains,
             # the server has probably died, and the key becomes free when the lease expires.
-            has_server_died = record.free_at - now < self._lease_context.lease_s / 3
-            retry_after = free_in_s if has_server_died else 0
+            has_server_probably_died = record.free_at - now < self._lease_context.lease_s / 3
+            retry_after = free_in_s if has_server_probably_died else 0
             raise Rejection(
                 "outstanding",
                 "The first request with this key is still running. Send the same request again "

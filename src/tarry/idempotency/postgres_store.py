@@ -1,4 +1,4 @@
-"""Records in a PostgreSQL table, which the processes of a service share.
+"""`PostgresStore`: idempotency records in a PostgreSQL table, shared by the processes of a service.
 
 Each change of a record is one conditional statement, which uses the clock of the database. The
 isolation level is PostgreSQL's default, READ COMMITTED.
@@ -142,7 +142,7 @@ class PostgresStore:
     async def claim(
         self, key: str, fingerprint: str, owner: str, lease: float
     ) -> ExistingRecord | None:
-        """Claim a free key for `lease` seconds. Return the record if the key is not free."""
+        """Claim a key for `lease` seconds. Return None, or the record of a key that is not free."""
         for _ in range(_MAX_CLAIM_ATTEMPTS):
             if await self._fetch_row(_CLAIM, key, fingerprint, owner, lease):
                 return None
@@ -198,8 +198,8 @@ class PostgresStore:
             if isinstance(pool, str):
                 pool = await self._asyncpg.create_pool(pool, min_size=0, timeout=_TIMEOUT_S)
             try:
-                # Only created if missing: even CREATE TABLE IF NOT EXISTS needs a right that the
-                # role of the application may lack.
+                # The table is created only if it is missing, because even CREATE TABLE IF NOT
+                # EXISTS needs a right that the role of the application may lack.
                 statement = "SELECT to_regclass($1) IS NOT NULL AS table_exists"
                 row = await self._run_with_retry(pool, statement, self._table)
                 if not row["table_exists"]:
@@ -215,8 +215,8 @@ class PostgresStore:
     async def _run_with_retry(self, pool: AsyncpgPool, statement: str, *args: object) -> Any:
         """Run a statement; run it again after a lost connection or a serialization failure.
 
-        A pool may return a connection that died while it was idle. Each statement may run twice,
-        see the rules in `tarry.idempotency.store`.
+        A pool may return a connection that died while it was idle. A statement that runs twice does
+        no harm: see the rules in `tarry.idempotency.store`.
         """
         try:
             return await self._run(pool, statement, *args)

@@ -1,7 +1,7 @@
-"""Records in Redis (version 5 or later) or Valkey, on a single server or a Cluster.
+"""`RedisStore`: idempotency records in Redis (5 or later) or Valkey, a single server or a Cluster.
 
-Each record is one hash. Each call is one script, which accesses only that hash and uses the clock
-of the server. Redis deletes expired records itself, so `sweep` has nothing to do.
+Each record is one hash. Each method runs one Lua script, which accesses only that hash and uses the
+clock of the server. Redis deletes expired records itself, so `sweep` has nothing to do.
 
 A request may take effect twice if Redis loses acknowledged writes. A replica that is promoted may
 lack the last claims, and a `maxmemory-policy` other than `noeviction` may delete records.
@@ -124,7 +124,7 @@ class RedisStore:
     async def claim(
         self, key: str, fingerprint: str, owner: str, lease: float
     ) -> ExistingRecord | None:
-        """Claim a free key for `lease` seconds. Return the record if the key is not free."""
+        """Claim a key for `lease` seconds. Return None, or the record of a key that is not free."""
         existing = await self._run_script(_CLAIM, key, owner, fingerprint, _microseconds(lease))
         if existing is None:
             return None

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger("tarry.idempotency")
 
 Identity: TypeAlias = Callable[[Scope], str]
-"""A function that returns a string which identifies the caller."""
+"""A function of the user that returns a string which identifies the caller."""
 RequestHeaders: TypeAlias = Mapping[bytes, list[bytes]]
 """The headers that the middleware reads: the values of all header lines, by lower-case name."""
 
@@ -140,7 +140,7 @@ def relevant_headers(scope: Scope) -> RequestHeaders:
 
 
 def caller_credentials(headers: RequestHeaders) -> str:
-    """Return the credentials that identify the caller. They are only ever stored as a digest."""
+    """Return the credentials that identify the caller. Stores only get a digest of them."""
     credentials = headers.get(b"x-api-key", _NO_VALUES)
     for value in headers.get(b"authorization", _NO_VALUES):
         if value.partition(b" ")[0].lower() in _STABLE_SCHEMES:

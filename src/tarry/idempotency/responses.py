@@ -62,20 +62,10 @@ class ResponseRecorder:
     """Wraps the ASGI `receive` and `send` of one request with a key, and stores its response."""
 
     __slots__ = (
-        "_buffer",
-        "_buffered_bytes",
-        "_has_send_failed",
-        "_headers",
-        "_is_streaming",
-        "_lease",
-        "_max_bytes",
-        "_receive",
-        "_request_body",
-        "_send",
-        "_sending_started",
-        "_should_store",
+        "_buffer", "_buffered_bytes", "_has_send_failed", "_headers", "_is_streaming", "_lease",
+        "_max_bytes", "_receive", "_request_body", "_send", "_sending_started", "_should_store",
         "_status",
-    )
+    )  # fmt: skip
 
     def __init__(self, lease: KeyLease, body: bytes, receive: Receive, send: Send) -> None:
         self._lease = lease
@@ -87,12 +77,12 @@ class ResponseRecorder:
         self._buffer: list[Message] = []
         self._buffered_bytes = 0
         self._is_streaming = False
-        """The response is being sent; messages are no longer buffered."""
+        """Whether the response is being sent; messages are then no longer buffered."""
         self._has_send_failed = False
-        """The server's `send` raised, most likely because the client has disconnected."""
+        """Whether the server's `send` raised, most likely because the client has disconnected."""
         self._sending_started: AsyncEvent | None = None
-        """Set when the response starts to be sent. Created only if the handler calls `receive` for
-        a disconnect before that."""
+        """Set when the response starts to be sent. None unless the handler waits for a disconnect
+        before that."""
 
     async def run(self, app: App, scope: Scope) -> None:
         """Run the application; then finish or release the key.
@@ -111,7 +101,7 @@ class ResponseRecorder:
         finally:
             if self._sending_started is not None:
                 self._sending_started.set()
-        if not self._lease.is_settled:
+        if not self._lease.settlement_started:
             if self._is_streaming:
                 await self._settle(body=None)
             else:  # the application sent no complete response
@@ -120,7 +110,7 @@ class ResponseRecorder:
             await self._flush()
 
     async def receive(self) -> Message:
-        """Return the request body first; later, once sending started, the server's messages."""
+        """Return the request body first, and messages of the server once the response is sent."""
         body = self._request_body
         if body is not None:
             self._request_body = None
@@ -168,7 +158,7 @@ class ResponseRecorder:
         Called before the last part of the response is sent. `body` is None if it is not buffered.
         """
         lease = self._lease
-        if lease.is_settled:
+        if lease.settlement_started:
             return
         if self._should_store:
             await lease.finish(StoredResponse(self._status, self._headers, body))
@@ -195,7 +185,7 @@ class ResponseRecorder:
         """
         status = self._status = start["status"]
         self._should_store = (
-            self._lease.context.store_errors
+            self._lease.context.stores_error_responses
             if status >= _FIRST_SERVER_ERROR
             else status not in _NOT_STORED_STATUSES
         )

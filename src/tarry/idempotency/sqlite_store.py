@@ -1,4 +1,4 @@
-"""Records in a SQLite file, which the processes of one machine share."""
+"""`SqliteStore`: idempotency records in a SQLite file, shared by the processes of one machine."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class SqliteStore:
     async def claim(
         self, key: str, fingerprint: str, owner: str, lease: float
     ) -> ExistingRecord | None:
-        """Claim a free key for `lease` seconds. Return the record if the key is not free."""
+        """Claim a key for `lease` seconds. Return None, or the record of a key that is not free."""
 
         def claim() -> ExistingRecord | None:
             with self._transaction() as (connection, now):
@@ -155,7 +155,7 @@ class SqliteStore:
 
     @contextmanager
     def _transaction(self) -> Generator[tuple[sqlite3.Connection, float]]:
-        """Run a transaction that holds the write lock of the file; yield connection and time.
+        """Run a transaction that holds the write lock of the file; yield the connection and now.
 
         The time is read under the lock, so that times have the same order as writes.
         """

@@ -3,13 +3,13 @@
     (free) ──claim──▶ RUNNING ──finish──▶ FINISHED ──retention ends──▶ (free)
                          └──release, or the lease expires──▶ (free)
 
-`free_at` is the time at which a key becomes free. While the first request runs, this is the end of
-its lease. Once that request has finished, it is the end of the response's retention.
+`free_at` is the time at which a key becomes free: the end of the lease while the first request
+runs, and the end of the response's retention once that request has finished.
 
 Rules for stores:
 
-- `key` is the record name that `record_name_and_fingerprint` returns, not the text of the header.
-- Each call is one atomic step.
+- `key` is the name from `request.record_name_and_fingerprint`, not the text of the header.
+- Each method is one atomic step.
 - A store has its own clock. If processes share a database, it is the clock of the database.
 - `owner` is a random string that identifies the request which claimed the key. A request whose
   lease has expired therefore cannot change a record that another request has claimed since.
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 
 _HEAP_SLACK = 1000
-"""The heap is rebuilt when its outdated items exceed this number plus three per record."""
+"""The heap is rebuilt when it has more than four items per record plus this number."""
 
 
 class StoredResponse(NamedTuple):
@@ -76,7 +76,7 @@ class IdempotencyStore(Protocol):
     async def claim(
         self, key: str, fingerprint: str, owner: str, lease: float
     ) -> ExistingRecord | None:
-        """Claim a free key for `lease` seconds. Return the record if the key is not free."""
+        """Claim a key for `lease` seconds. Return None, or the record of a key that is not free."""
 
     async def extend(self, key: str, fingerprint: str, owner: str, lease: float) -> bool:
         """Extend the lease to `lease` seconds from now.
@@ -161,21 +161,21 @@ class MemoryStore:
     async def claim(
         self, key: str, fingerprint: str, owner: str, lease: float
     ) -> ExistingRecord | None:
-        """Claim a free key for `lease` seconds. Return the record if the key is not free."""
+        """Claim a key for `lease` seconds. Return None, or the record of a key that is not free."""
         return self.claim_now(key, fingerprint, owner, lease)
 
     def expire_later(self, key: str, owner: str, lease: float) -> None:
         """Free a key in `lease` seconds, unless it is finished, released or extended by then.
 
-        A finalizer may call this in a thread that holds the lock, so this must not wait for the
-        lock. The next call that acquires the lock applies the new `free_at`.
+        Synchronous, and without the lock, because a finalizer may call this in a thread that holds
+        the lock. The next call that acquires the lock applies the new `free_at`.
         """
         self._pending_expiries.append((key, owner, (self._clock or environment.now)() + lease))
 
     def claim_now(
         self, key: str, fingerprint: str, owner: str, lease: float, *, expires: bool = True
     ) -> ExistingRecord | None:
-        """Do the same as `claim`, but synchronously, which saves the cost of a coroutine.
+        """Claim a key synchronously, which saves the coroutine of `claim`.
 
         Without `expires`, the claim lasts until `finish_now`, `release` or `expire_later` is
         called. A lease would only free the key after a crash, and a crash loses all records anyway.
@@ -239,7 +239,7 @@ class MemoryStore:
     def finish_now(
         self, key: str, fingerprint: str, owner: str, response: StoredResponse, retention: float
     ) -> bool:
-        """Do the same as `finish`, but synchronously, which saves the cost of a coroutine."""
+        """Store the response synchronously, which saves the coroutine of `finish`."""
         with self._lock:
             now = self._apply_expiries_and_read_clock()
             entry = self._entries.get(key)

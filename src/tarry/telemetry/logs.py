@@ -2,8 +2,8 @@
 
 The built-in listener writes to the standard library's logger "tarry". Every log record has the
 event's fields in `record.tarry`, a dict, so that a JSON formatter need not parse the message.
-Waits, calls that failed after retries and state changes of breakers are warnings. Successes after
-retries have level INFO, and successes of the first attempt are not logged. Other events have DEBUG.
+Waits, most failed calls (see `log_level`) and state changes of breakers are warnings. Successes
+after retries are INFO, successes of the first attempt are not logged, other events are DEBUG.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ EVENT_NAMES: dict[type[events.Event], str] = {
     events.HedgeFired: "tarry.hedge_fired",
     events.HedgeWon: "tarry.hedge_won",
 }
-"""Names for searches and alerts. They do not change when an event class is renamed."""
+"""Names for searches and alerts. They stay the same when an event class is renamed."""
 
 
 def log(event: events.Event) -> None:

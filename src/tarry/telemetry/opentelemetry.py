@@ -49,8 +49,8 @@ _AttemptKey: TypeAlias = tuple[str, str | None, int]
 class OpenTelemetryListener:
     """Records spans and metrics, by default with the global providers.
 
-    `spans`: "events" adds a span event to the current span when an attempt or a call fails; "spans"
-    creates a span for each attempt, of kind CLIENT if there is a downstream.
+    `spans`: how attempts are traced. "events" adds a span event to the current span when an attempt
+    or a call fails; "spans" creates a span for each attempt, of kind CLIENT if it has a downstream.
     `max_names`: the maximum number of operations, of downstreams and of error types in metrics.
     """
 
@@ -67,7 +67,7 @@ class OpenTelemetryListener:
         _check_provider("meter_provider", meter_provider, "get_meter")
         self._tracer = trace.get_tracer("tarry", tracer_provider=tracer_provider)
         self._metrics = OpenTelemetryMetrics(meter_provider, max_names)
-        self._error_types = common_metrics.LabelLimit(max_names, "_OTHER")
+        self._error_type_limit = common_metrics.LabelLimit(max_names, "_OTHER")
         self._record_trace = self._start_or_end_span if spans == "spans" else self._add_span_event
         # An event does not identify its call. But all events of a call are emitted in one asyncio
         # or trio task or one thread, so a context variable can hold the open spans. Each listener
@@ -80,7 +80,7 @@ class OpenTelemetryListener:
         """Record one event."""
         error_type = None
         if isinstance(event, events.AttemptFailed):
-            error_type = self._error_types.limit(_error_type(event))
+            error_type = self._error_type_limit.limit(_error_type(event))
         self._record_trace(event, error_type)
         self._metrics.count(event, error_type)
 
@@ -174,8 +174,8 @@ class OpenTelemetryMetrics:
 
     def __init__(self, provider: MeterProvider | None, max_names: int) -> None:
         meter = metrics.get_meter("tarry", meter_provider=provider)
-        self._operations = common_metrics.LabelLimit(max_names)
-        self._downstreams = common_metrics.LabelLimit(max_names)
+        self._operation_limit = common_metrics.LabelLimit(max_names)
+        self._downstream_limit = common_metrics.LabelLimit(max_names)
         create_counter = meter.create_counter
         self._attempts = create_counter(
             "tarry.attempts", "{attempt}", "Attempts that ended, by outcome."
@@ -233,16 +233,17 @@ class OpenTelemetryMetrics:
     def _attributes(self, event: events.Event) -> dict[str, str]:
         attributes: dict[str, str] = {}
         if event.operation:  # events of breakers belong to no operation
-            attributes["tarry.operation"] = self._operations.limit(event.operation)
+            attributes["tarry.operation"] = self._operation_limit.limit(event.operation)
         if event.downstream is not None:
-            attributes["tarry.downstream"] = self._downstreams.limit(event.downstream)
+            attributes["tarry.downstream"] = self._downstream_limit.limit(event.downstream)
         return attributes
 
     def _observe_states(self, _: CallbackOptions) -> Iterator[Observation]:
-        for (name, state), count in common_metrics.count_breaker_states(self._downstreams).items():
+        counts = common_metrics.count_breaker_states(self._downstream_limit)
+        for (name, state), count in counts.items():
             attributes = {"tarry.downstream": name, "tarry.breaker.state": state.value}
             yield metrics.Observation(count, attributes)
 
     def _observe_balances(self, _: CallbackOptions) -> Iterator[Observation]:
-        for name, balance in common_metrics.sum_budget_balances(self._downstreams).items():
+        for name, balance in common_metrics.sum_budget_balances(self._downstream_limit).items():
             yield metrics.Observation(balance, {"tarry.downstream": name})

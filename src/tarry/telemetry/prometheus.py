@@ -50,8 +50,8 @@ class PrometheusListener:
         if not isinstance(registry, CollectorRegistry):
             rule = "must be a prometheus_client.CollectorRegistry()"
             raise ConfigurationTypeError("registry", rule, registry)
-        self._operations = metrics.LabelLimit(max_names)
-        self._downstreams = metrics.LabelLimit(max_names)
+        self._operation_limit = metrics.LabelLimit(max_names)
+        self._downstream_limit = metrics.LabelLimit(max_names)
         create_counter = partial(Counter, registry=registry)
         self._attempts = create_counter(
             "tarry_attempts", "Attempts that ended, by outcome.", (*_LABELS, "outcome")
@@ -78,7 +78,7 @@ class PrometheusListener:
             "Hedges (additional attempts of calls): fired, and won.",
             (*_LABELS, "result"),
         )
-        registry.register(_DownstreamCollector(self._downstreams))
+        registry.register(_DownstreamCollector(self._downstream_limit))
 
     def __call__(self, event: events.Event) -> None:
         """Count one event."""
@@ -102,18 +102,18 @@ class PrometheusListener:
             self._hedges.labels(*self._labels(event), "won").inc()
 
     def _labels(self, event: events.Event) -> tuple[str, str]:
-        return self._operations.limit(event.operation), self._downstream_label(event)
+        return self._operation_limit.limit(event.operation), self._downstream_label(event)
 
     def _downstream_label(self, event: events.Event) -> str:
         """Return the downstream's label; Prometheus treats an empty label as absent."""
-        return "" if event.downstream is None else self._downstreams.limit(event.downstream)
+        return "" if event.downstream is None else self._downstream_limit.limit(event.downstream)
 
 
 class _DownstreamCollector(Collector):
     """Reads the states of breakers and the balances of budgets at each scrape."""
 
-    def __init__(self, names: metrics.LabelLimit) -> None:
-        self._names = names
+    def __init__(self, name_limit: metrics.LabelLimit) -> None:
+        self._name_limit = name_limit
 
     def collect(self) -> Iterator[Metric]:
         """Return the current gauges."""
@@ -121,12 +121,12 @@ class _DownstreamCollector(Collector):
         states = GaugeMetricFamily(
             "tarry_breaker_state", "Circuit breakers in each state.", labels=labels
         )
-        for (name, breaker_state), count in metrics.count_breaker_states(self._names).items():
+        for (name, breaker_state), count in metrics.count_breaker_states(self._name_limit).items():
             states.add_metric((name, breaker_state.value), count)
         yield states
         balances = GaugeMetricFamily(
             "tarry_budget_balance", "Tokens in retry budgets.", labels=("downstream",)
         )
-        for name, balance in metrics.sum_budget_balances(self._names).items():
+        for name, balance in metrics.sum_budget_balances(self._name_limit).items():
             balances.add_metric((name,), balance)
         yield balances

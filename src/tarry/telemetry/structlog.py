@@ -1,9 +1,9 @@
-"""The listener for structlog: logs each event by its stable name, with its fields.
+"""The listener for structlog: logs each event that has a log level, with its name and fields.
 
     tarry.listen(StructlogListener())
 
 `tarry.telemetry.logs` defines the levels, names and fields. The built-in listener remains active
-and writes its warnings to the standard library's log.
+and logs the same events to the standard library's logger "tarry".
 """
 
 from __future__ import annotations

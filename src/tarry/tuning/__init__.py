@@ -11,17 +11,7 @@ from tarry.tuning.proposal import Proposal, propose
 from tarry.tuning.rules import Suggestion
 
 __all__ = [
-    "AttemptLog",
-    "AttemptSuccessRate",
-    "Comparison",
-    "Evidence",
-    "HedgeEstimate",
-    "LoggedAttempt",
-    "Outage",
-    "Proposal",
-    "Suggestion",
-    "analyze_log",
-    "compare_policies",
-    "propose",
+    "AttemptLog", "AttemptSuccessRate", "Comparison", "Evidence", "HedgeEstimate", "LoggedAttempt",
+    "Outage", "Proposal", "Suggestion", "analyze_log", "compare_policies", "propose",
     "read_attempt_log",
-]
+]  # fmt: skip

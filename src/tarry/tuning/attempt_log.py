@@ -2,8 +2,8 @@
 
 The columns are those of the service's attempt log, in camelCase or snake_case: taskId,
 attemptNumber (from 1), startedAt (epoch milliseconds), durationMs, and outcome or responseStatus.
-If a row has no outcome, the outcome is that of the status in the library. If it has no status
-either, the attempt got no response, and its outcome is transient. Other columns are ignored.
+If a row has no outcome, the status is classified as in the library. If it has no status either, the
+attempt got no response, and its outcome is transient. Other columns are ignored.
 
 The number of attempts and the length of a line are limited, because a log may come from an
 untrusted source. Errors name the file and the line.
@@ -102,7 +102,7 @@ class AttemptLog:
 
 
 def read_attempt_log(path: Path | str) -> AttemptLog:
-    """Read a log. The file's suffix selects CSV or JSONL; if it is neither, the first line does."""
+    """Read a log. The suffix selects CSV or JSONL; for any other suffix, the first line does."""
     path = Path(path)
     line_number = 0
     try:
@@ -144,7 +144,7 @@ class LineReader:
 
 
 def read_rows(lines: Iterable[str], suffix: str) -> Iterator[Row]:
-    """Parse CSV or JSONL, by the suffix of the file or else the first line. Errors have no line."""
+    """Yield the rows of a CSV or JSONL log. Errors do not contain the line number."""
     nonblank_lines: Iterator[str] = (line for line in lines if line.strip())
     is_csv = suffix.lower() == ".csv"
     if suffix.lower() not in {".csv", ".jsonl", ".ndjson"}:

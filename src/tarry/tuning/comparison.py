@@ -2,15 +2,15 @@
 
 A defence is a policy, or hedging, with an optional breaker, retry budget and limiter.
 The simulated server has the durations, the failure rate and the outages of the log. If the log is
-long, a run covers only the period around the longest outage. An outage is cut to half of the run,
-so that the recovery from it is visible. Both runs have the same seed.
+long, a run covers only the period around the longest outage. An outage lasts for at most half of
+the run, so that the run also shows the recovery. Both runs have the same seed.
 
 A log does not show how much load the dependency can handle. If the simulated server could handle
 any load, retries would cost nothing. So the server is assumed to run twice as many requests at a
 time as ever succeeded at the same time in the log, and to queue a hundred requests for each running
-one. If the median failure of an outage took longer than nearly all successes, its attempts hang
-until their timeout; in other outages, they fail at once. Outside outages, failures take as long as
-successes.
+one. If the median failure of an outage took longer than nearly all successes, the attempts in this
+outage hang until their timeout; in other outages, attempts fail at once. Outside outages, failures
+take as long as successes.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def compare_policies(
 
 
 def build_scenario(evidence: Evidence, defence: Defence, *, may_hang: bool = True) -> Scenario:
-    """Model the logged dependency; with `may_hang`, attempts hang in outages with slow failures."""
+    """Model the logged dependency; with `may_hang`, attempts in outages with slow failures hang."""
     duration = max(1.0, min(evidence.span, max(_MIN_RUN_S, MAX_SIMULATED_CALLS / evidence.rate)))
     rate = min(evidence.rate, MAX_SIMULATED_CALLS / duration)
     latency = Empirical(_thin_durations(evidence))

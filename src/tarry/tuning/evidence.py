@@ -49,8 +49,8 @@ BLOCK_ATTEMPTS = 20
 Z_SCORE = 1.96
 """The z-score of the confidence level 95 %, which all intervals have."""
 MIN_SAMPLES_BEYOND = 5
-"""Values that must lie above a quantile, so that the sample contains the upper bound of its
-confidence interval."""
+"""The number of values that must lie above a quantile, so that the sample contains the upper bound
+of the quantile's confidence interval."""
 _ROUNDING_ERROR = 1e-12
 _SIGNIFICANT_DIGITS = 2
 _SUCCESS, _PERMANENT = OUTCOME_KINDS.index(Kind.SUCCESS), OUTCOME_KINDS.index(Kind.PERMANENT)
@@ -119,8 +119,9 @@ class Evidence:
     attempts: int
     calls: int
     start: float
+    """The earliest start of an attempt, in seconds since the epoch."""
     span: float
-    """The time from the earliest start to the latest end of an attempt."""
+    """The time from `start` to the latest end of an attempt."""
     success_durations: Sequence[float]
     """The durations of healthy attempts that succeeded."""
     failure_durations: Sequence[float]
@@ -244,29 +245,29 @@ def find_outages(log: AttemptLog) -> tuple[Outage, ...]:
 
 
 def _divide_into_blocks(log: AttemptLog) -> Iterator[_Block]:
-    first = attempts = failed = 0
+    first = attempt_count = failure_count = 0
     for index, kind in enumerate(log.kinds):
         if kind == _PERMANENT:
             continue
-        attempts += 1
-        failed += kind != _SUCCESS
-        if attempts == BLOCK_ATTEMPTS:
-            yield _Block(first, index + 1, failed / attempts)
-            first, attempts, failed = index + 1, 0, 0
-    if attempts:  # the missing attempts of an incomplete last block count as successes
-        yield _Block(first, len(log), failed / BLOCK_ATTEMPTS)
+        attempt_count += 1
+        failure_count += kind != _SUCCESS
+        if attempt_count == BLOCK_ATTEMPTS:
+            yield _Block(first, index + 1, failure_count / attempt_count)
+            first, attempt_count, failure_count = index + 1, 0, 0
+    if attempt_count:  # the missing attempts of an incomplete last block count as successes
+        yield _Block(first, len(log), failure_count / BLOCK_ATTEMPTS)
 
 
 def _make_outage(log: AttemptLog, first: int, stop: int) -> Outage:
-    attempts = [index for index in range(first, stop) if log.kinds[index] != _PERMANENT]
-    failed = [index for index in attempts if log.kinds[index] != _SUCCESS]
+    indexes = [index for index in range(first, stop) if log.kinds[index] != _PERMANENT]
+    failed_indexes = [index for index in indexes if log.kinds[index] != _SUCCESS]
     return Outage(
-        start=log.starts[failed[0]],
-        end=log.starts[failed[-1]],
+        start=log.starts[failed_indexes[0]],
+        end=log.starts[failed_indexes[-1]],
         first=first,
         stop=stop,
-        share=len(failed) / len(attempts),
-        median_failure_duration=median(log.durations[index] for index in failed),
+        share=len(failed_indexes) / len(indexes),
+        median_failure_duration=median(log.durations[index] for index in failed_indexes),
     )
 
 
@@ -345,7 +346,7 @@ def quantile_interval(ordered: Sequence[float], q: float) -> tuple[float, float]
 
 
 def required_samples(q: float) -> int:
-    """Return the size that a sample must have to estimate the quantile `q`."""
+    """Return the smallest sample size for which the quantile `q` can be estimated."""
     return ceil(MIN_SAMPLES_BEYOND / (1 - q) - _ROUNDING_ERROR / (1 - q))
 
 
@@ -366,9 +367,9 @@ def share_above(ordered: Sequence[float], value: float) -> float:
 
 
 def hedged_quantile(ordered: Sequence[float], q: float, delay: float) -> float:
-    """Return the quantile of a call that sends a second copy after `delay`.
+    """Return the quantile `q` of the duration of a call that sends a second copy after `delay`.
 
-    A hedged call takes longer than t if both copies do. Let S(t) be the share of the sample above
+    A call takes longer than t if no copy has ended at t. Let S(t) be the share of the sample above
     t. Before the delay, only the first copy runs, and the probability is S(t). After it, the second
     copy has run for t - delay, and the probability is S(t) * S(t - delay). This product falls only
     where t is a sampled value or a sampled value plus the delay. So the quantile is one of these

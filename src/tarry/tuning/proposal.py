@@ -1,4 +1,4 @@
-"""Propose a defence from the statistics of a log, with a reason for each value.
+"""Propose a defence from the statistics of a log (`Evidence`), with a reason for each value.
 
 A defence is a policy, or hedging, with an optional breaker, retry budget and limiter. The proposed
 value of each field, and the data that each rule needs, are listed in docs/tuning.md. If the log has
@@ -44,19 +44,21 @@ _POLICY_RULES = (
 _MIN_PLAUSIBLE_MEDIAN_S = 0.001
 """A lower median suggests that the log has durations in seconds instead of milliseconds."""
 _MAX_OUTAGE_SHARE = 0.9
-"""The highest share of attempts in outages without a warning. It is high, because retries multiply
-the attempts of an outage."""
+"""If a larger share of the attempts lies in outages, the user gets a warning. The limit is high,
+because retries multiply the attempts of an outage."""
 _JSON_QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p99.5": 0.995, "p99.9": 0.999}
-_JSON_KEYS = {"attempts": "tries", "basis": "evidence"}  # for attributes with another name
+_JSON_KEYS = {"attempts": "tries", "basis": "evidence"}
+"""The JSON keys of `AttemptSuccessRate` and `Suggestion` that differ from the attribute's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """The suggestions, the current defence, and the proposed defence, which contains them."""
+    """The suggestions, and the defence before and after they are applied."""
 
     suggestions: tuple[Suggestion, ...]
     current: Defence
     proposed: Defence
+    """The current defence with all suggestions applied, except those that are only advice."""
     warnings: tuple[str, ...] = ()
     """Possible mistakes in the log or in the latency target."""
 
@@ -152,6 +154,7 @@ def _log_warnings(evidence: Evidence) -> Iterator[str]:
             f"none of the {format_count(evidence.attempts, 'attempt')} has attemptNumber 1: "
             "without the first attempts, calls and their retries cannot be counted"
         )
+    # `first` and `stop` are indexes into the log, `start` and `end` are times.
     in_outages = sum(outage.stop - outage.first for outage in evidence.outages)
     if in_outages > _MAX_OUTAGE_SHARE * evidence.attempts:
         count = len(evidence.outages)
@@ -169,20 +172,17 @@ def _latency_target_warnings(evidence: Evidence, target: float) -> Iterator[str]
         return
     median = quantile(durations, 0.5)
     measured = f"median {format_duration(median)}"
+    took_longer = "of the successful attempts took longer than the latency target of"
     if target < median:
         msg = (
-            f"a latency target of {format_duration(target)} is shorter than half of the "
-            f"successful attempts ({measured}): retries cannot meet it"
+            f"half {took_longer} {format_duration(target)} ({measured}): retries cannot meet it"
         )
         raise ConfigurationError(msg)
     missed = share_above(durations, target)
     if missed > 1 - TIMEOUT_QUANTILE:
         if len(durations) >= required_samples(TIMEOUT_QUANTILE):
             measured += f", p99.5 {format_duration(quantile(durations, TIMEOUT_QUANTILE))}"
-        yield (
-            f"a latency target of {format_duration(target)} is shorter than "
-            f"{format_percent(missed)} of the successful attempts ({measured}): these end too late"
-        )
+        yield f"{format_percent(missed)} {took_longer} {format_duration(target)} ({measured})"
 
 
 def _to_dict(item: AttemptSuccessRate | Suggestion) -> dict[str, Any]:

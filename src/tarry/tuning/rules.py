@@ -35,12 +35,13 @@ if TYPE_CHECKING:
 MIN_ATTEMPTS = 200
 """The number of attempts that is needed to estimate a success rate or a median."""
 MIN_CLEAR_ATTEMPTS = 30
-"""Enough attempts to keep an attempt number if even the lower bound of its success rate is high."""
+"""Fewer attempts than `MIN_ATTEMPTS` suffice if even the lower bound of their success rate is at
+least `MIN_SUCCESS_RATE`."""
 MIN_OUTAGES = 3
 MIN_SUCCESS_RATE = 0.01
-"""The attempt of a call is not worth making if attempts with its number succeed less often."""
+"""If the attempts with a certain number succeed less often, they are not worth making."""
 MIN_INITIAL_DELAY_S = 0.01
-MAX_MAX_DELAY_S = 3600.0
+LONGEST_MAX_DELAY_S = 3600.0
 MIN_HEALTHY_CALLS = 1_000
 MIN_RETRY_RATIO, MAX_RETRY_RATIO = 0.02, 0.2
 MAX_HEDGE_LOAD = 0.05
@@ -102,7 +103,7 @@ class Suggestion(NamedTuple):
     has_enough_data: bool = True
     """False if the log does not suffice to determine the value."""
     is_advice: bool = False
-    """True if the user only sees the value: the proposed defence does not have it."""
+    """True if the value is only shown to the user, and is not part of the proposed defence."""
 
 
 def keep_value(
@@ -155,7 +156,7 @@ def suggest_max_delay(
         available = format_count(len(lengths), "outage")
         return keep_without_data(field, current, available, f"{MIN_OUTAGES} needed for a median")
     median_length = median(lengths)
-    proposed = min(round_two_digits(median_length / 4), MAX_MAX_DELAY_S)
+    proposed = min(round_two_digits(median_length / 4), LONGEST_MAX_DELAY_S)
     reason = "a quarter of the median outage: a retry follows soon after a recovery"
     if latency_target is not None and latency_target < proposed:
         proposed, reason = latency_target, _LATENCY_TARGET_REASON
@@ -169,7 +170,7 @@ def suggest_max_delay(
 def suggest_max_attempts(
     evidence: Evidence, policy: Policy, latency_target: float | None
 ) -> Suggestion:
-    """Suggest the last attempt that succeeds often enough, however long all attempts take."""
+    """Suggest the number of the last attempt that succeeds often enough, whatever its time."""
     suggestion = _suggest_by_success_rate(evidence, policy.max_attempts)
     if latency_target is None or policy.attempt_timeout is None:
         return suggestion

@@ -75,7 +75,7 @@ def format_deadline_ms(seconds: float) -> str:
 
 
 def parse_deadline_ms(text: str) -> float | None:
-    """Return the seconds of a value of `X-Deadline-Ms`, or None when it is malformed."""
+    """Return a value of `X-Deadline-Ms` in seconds, or None when it is malformed."""
     text = text.strip()
     if not text.isascii() or not text.isdigit() or len(text) > _MAX_DEADLINE_DIGITS:
         return None
@@ -110,5 +110,5 @@ class Problem:
         return present | dict(self.extensions)
 
     def to_json(self) -> bytes:
-        """Return the JSON in ASCII: text from a client may contain what UTF-8 cannot encode."""
+        """Return JSON in ASCII, because text of a client may contain what UTF-8 cannot encode."""
         return json.dumps(self.to_dict()).encode()

@@ -31,7 +31,7 @@ SCHEDULE = "SCHEDULE"
 SERVICE_PRESETS: dict[str, Policy] = {
     name: preset.replace(
         attempt_timeout=preset.attempt_timeout or 30.0,
-        # No caller waits for a durable call, so it can wait as long as the server asks.
+        # No caller waits for a task, so a task may wait for a day if the server asks for it.
         max_hint=max(preset.max_hint, _DAY_S),
         **({"max_attempts": 5} if name == "default" else {}),
     )
@@ -42,7 +42,7 @@ SERVICE_PRESETS: dict[str, Policy] = {
 
 _SCHEDULE_HELP = "The delays of backoffType SCHEDULE in order; the last one repeats."
 SCHEDULE_FIELD = PolicyField(
-    "schedule", "scheduleMs", "seconds", None, _SCHEDULE_HELP, is_minimum_allowed=True
+    "schedule", "scheduleMs", "seconds", None, _SCHEDULE_HELP, minimum=0, is_minimum_allowed=True
 )
 """A field of the JSON only: in `Policy` a `Schedule` is the value of `backoff`."""
 
@@ -66,7 +66,7 @@ def policy_from_json(document: Mapping[str, Any], base: Policy) -> Policy:
             msg = f"a policy has no field {short_repr(name)}; {suggestion}"
             raise ConfigurationError(msg)
         changes[field.name] = _from_json_value(field, name, value)
-    _merge_schedule(changes, base)
+    _move_schedule_to_backoff(changes, base)
     initial_delay = changes.get("initial_delay", base.initial_delay)
     if "max_delay" in changes:
         names = ("maxDelayMs", "initialDelayMs")
@@ -120,7 +120,7 @@ def _check_size(name: str, value: object, maximum: int) -> None:
         raise ConfigurationError(name, f"must be at most {maximum}", value)
 
 
-def _merge_schedule(changes: dict[str, Any], base: Policy) -> None:
+def _move_schedule_to_backoff(changes: dict[str, Any], base: Policy) -> None:
     """Replace `schedule` in `changes` by a `backoff`, as `Policy` expects it."""
     schedule = changes.pop("schedule", None)
     backoff = changes.get("backoff", SCHEDULE.lower() if schedule else None)
@@ -145,17 +145,15 @@ def service_policy_from_file(file_fields: Mapping[str, Any]) -> Policy:
     return Policy.from_dict(SERVICE_PRESETS[preset].to_dict() | fields)
 
 
-def policy_to_service(policy: Policy) -> dict[str, Any]:
+def policy_to_request_json(policy: Policy) -> dict[str, Any]:
     """Return the JSON fields of a library policy for a request to the service.
 
-    Fields that are None are left out, so that the service's default policy supplies them. A
-    `max_hint` that is the library's default is left out too: that default is for callers that wait.
+    Fields that are None are left out, so that the service's default policy supplies them. So is a
+    `max_hint` that is the library's default, because that default is for callers that wait.
     """
     policy.to_dict()  # raises when the policy has a callable
-    if policy.ignore_retried_below:
-        rule = (
-            "cannot be sent to the service, which does not see errors of inner loops: leave it out"
-        )
+    if policy.ignore_retried_below:  # retry although a layer below the call has already retried
+        rule = "cannot be sent to the service, which calls the target directly: leave it out"
         raise ConfigurationError("ignore_retried_below", rule)
     fields = {name: value for name, value in policy_to_json(policy).items() if value is not None}
     if policy.max_hint == PRESETS["default"].max_hint:

@@ -28,7 +28,7 @@ StatusName: TypeAlias = Literal["PENDING", "IN_FLIGHT", "SUCCEEDED", "EXHAUSTED"
 STATUS_NAMES: tuple[StatusName, ...] = get_args(StatusName)
 """The index of a name is the number of the status in the store."""
 LaneStateName: TypeAlias = Literal["OPEN", "PAUSED", "PARKED", "PROBING"]
-"""PAUSED by an operator; PARKED while the breaker is open, PROBING while half-open; else OPEN."""
+"""PAUSED: by an operator. PARKED: its breaker is open. PROBING: half-open. OPEN: otherwise."""
 BackoffType: TypeAlias = Literal["EXPONENTIAL", "FIXED", "LINEAR", "SCHEDULE"]
 JitterType: TypeAlias = Literal["DECORRELATED", "EQUAL", "FULL", "NONE"]
 PolicyName: TypeAlias = Annotated[
@@ -134,7 +134,7 @@ class BatchRequest(_RequestBody):
 
 
 class BatchResult(_Body, omit_defaults=True):
-    """The result for one task of a batch; `status` is the HTTP status of a request for it alone."""
+    """The result for one task of a batch; `status` is as if the task had its own HTTP request."""
 
     status: int
     task: RetryTask | None = None
@@ -179,7 +179,7 @@ class Decision(_Body):
     reason: str | None
     delay_ms: float | None
     ceiling_ms: float | None
-    """The backoff delay before jitter. A hint can make the delay longer."""
+    """The upper bound of the delay before jitter. A hint can make the delay longer."""
     jitter: str | None
     """The jitter that chose the delay; null when the delay is not random."""
     hint_ms: float | None
@@ -187,9 +187,9 @@ class Decision(_Body):
     hint_source: str | None
     policy_version: int | None
     budget: float | None
-    """The balance of the retry budget."""
+    """The balance of the retry budget; null without a budget."""
     breaker: str | None
-    """The state of the breaker."""
+    """The state of the breaker; null without a breaker."""
 
 
 class AttemptLog(_Body):
@@ -223,8 +223,8 @@ class ServiceEvent(
     """An event of a task or a lane: the data of one message of the `/events` stream."""
 
     kind: str
-    """added, attempt, succeeded, exhausted, cancelled, superseded, deferred, parked, probing,
-    resumed or paused. "missed" means that events were dropped, because this reader is too slow."""
+    """added, attempt, succeeded, exhausted, cancelled, superseded (result after the end of the
+    lease), deferred, parked, probing, resumed, paused; or missed: this slow reader lost events."""
     at: int | None = None
     """The time of the event."""
     lane: str | None = None
@@ -317,14 +317,14 @@ class ReplayJob(_Body):
 
 
 class PurgeResult(_Body):
-    """Number of deleted dead letters; `more` is true if another request must delete the rest."""
+    """The number of deleted dead letters; `more` is true if a further request can delete others."""
 
     purged: int
     more: bool
 
 
 class LocalStats(_Body):
-    """The state of a downstream in this process; `running` is the number of attempts."""
+    """The state of a downstream in this process; `running` is the number of running attempts."""
 
     breaker: str | None = None
     budget: float | None = None
