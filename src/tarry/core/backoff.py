@@ -1,7 +1,7 @@
 """Backoff and jitter, which choose the delay before retry k (k = 1, 2, ...).
 
-Backoff returns the ceiling of the delay: its upper bound before jitter. A policy has either the
-name of a function in `BACKOFFS`, or a callable of the user that takes k and returns seconds.
+Backoff returns the ceiling, which is the delay before jitter. A policy has either the name of a
+function in `BACKOFFS`, or a callable of the user that takes k and returns seconds.
 
 Jitter chooses a random delay, usually below the ceiling. A policy has either the name of a function
 in `JITTERS`, or a callable of the user, `(ceiling, previous, random_number) -> seconds`. `previous`

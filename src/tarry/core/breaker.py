@@ -62,7 +62,7 @@ class Breaker:
     """
 
     __slots__ = (
-        "_consecutive_failures", "_failure_rate", "_growth", "_has_consecutive_or_slow_rule",
+        "_consecutive_failures", "_failure_rate", "_growth", "_has_optional_rules",
         "_last_probe_permit", "_max_consecutive_failures", "_max_open", "_min_calls", "_open_for",
         "_open_until", "_probe_successes", "_running_probes", "_slow_after", "_slow_rate",
         "_spread", "_window", "can_count_success", "consecutive_opens", "generation", "probes",
@@ -110,7 +110,8 @@ class Breaker:
         Always False with `slow_after`, and in states other than closed and metrics-only. Otherwise
         False from a failure on, until a call is recorded while no failure is left in the window.
         """
-        self._has_consecutive_or_slow_rule = consecutive is not None or slow_after is not None
+        # The rules `consecutive` and `slow_after`
+        self._has_optional_rules = consecutive is not None or slow_after is not None
         self._consecutive_failures = 0
         self.consecutive_opens: int = 0
         """Number of times the breaker has opened since it was last closed."""
@@ -165,9 +166,7 @@ class Breaker:
         is_slow = self._slow_after is not None and duration > self._slow_after
         if self.state is _HALF_OPEN:
             if self._running_probes.pop(permit, None) is not None:
-                self._record_probe(
-                    is_success=not failed and not is_slow, now=now, random_number=random_number
-                )
+                self._record_probe(now, random_number, is_success=not failed and not is_slow)
             return
         if permit != self.generation or self.state is _DISABLED:
             return
@@ -185,10 +184,7 @@ class Breaker:
             call_count = window.past[_CALLS] + current[_CALLS]
             if (
                 call_count >= self._min_calls and failure_count >= self._failure_rate * call_count
-            ) or (
-                self._has_consecutive_or_slow_rule
-                and self._is_consecutive_or_slow_rule_met(call_count)
-            ):
+            ) or (self._has_optional_rules and self._is_optional_rule_met(call_count)):
                 self._open(now, random_number)
 
     def release(self, permit: int) -> None:
@@ -223,7 +219,7 @@ class Breaker:
         total = self._window.total
         return total(_CALLS), total(_FAILURES), total(_SLOW)
 
-    def _is_consecutive_or_slow_rule_met(self, call_count: int) -> bool:
+    def _is_optional_rule_met(self, call_count: int) -> bool:
         limit = self._max_consecutive_failures
         if limit is not None and self._consecutive_failures >= limit:
             return True
@@ -242,14 +238,14 @@ class Breaker:
     def _admit_probe(self, now: float) -> int | None:
         if self._count_running_probes(now) >= self.probes:
             return None
-        latest_hung = now - self._open_for  # earlier probes are ignored: see _count_running_probes
+        latest_hung = now - self._open_for  # older probes hang: see `_count_running_probes`
         running = self._running_probes.items()
         self._running_probes = {permit: start for permit, start in running if start > latest_hung}
         self._last_probe_permit += 1
         self._running_probes[self._last_probe_permit] = now
         return self._last_probe_permit
 
-    def _record_probe(self, *, is_success: bool, now: float, random_number: float) -> None:
+    def _record_probe(self, now: float, random_number: float, *, is_success: bool) -> None:
         if not is_success:
             self._open(now, random_number)
             return

@@ -49,7 +49,7 @@ class WaitEvent(Event):
     retry: int
     max_retries: int
     ceiling: float
-    """The upper bound of the delay before jitter. A server's hint can make `delay` longer."""
+    """The delay before jitter. A server's hint or decorrelated jitter can make `delay` longer."""
     delay: float
     """The delay in seconds, with jitter and the server's hint applied."""
     hint: Hint | None

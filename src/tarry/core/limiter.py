@@ -189,11 +189,11 @@ class AdaptiveRate:
             return
         self._measure(now)
         if outcome.kind is Kind.THROTTLED:
-            current = self.measured if self.rate is None else min(self.measured, self.rate)
-            self._peak = current
+            old_rate = self.measured if self.rate is None else min(self.measured, self.rate)
+            self._peak = old_rate
             self._throttled_at = now
-            self._inflection = (current * (1 - self._BETA) / self._SCALE) ** (1 / 3)
-            new_rate = self._BETA * current
+            self._inflection = (old_rate * (1 - self._BETA) / self._SCALE) ** (1 / 3)
+            new_rate = self._BETA * old_rate
         elif self.rate is None:
             return
         else:

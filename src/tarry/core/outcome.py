@@ -96,7 +96,7 @@ GRPC_CODES = (
 )  # fmt: skip
 """The names of the gRPC status codes; the index is the number of the code."""
 
-_FIRST_ERROR_STATUS = 400
+_MIN_ERROR_STATUS = 400
 _TOO_MANY_REQUESTS = 429
 _TIMEOUT_STATUSES = frozenset({408, 504})
 _CONNECT_ERRNOS = frozenset({ECONNREFUSED, EHOSTDOWN, EHOSTUNREACH, ENETDOWN, ENETUNREACH})
@@ -115,7 +115,7 @@ def outcome_of_status(
     `repeatable`: the request is idempotent, so it can be sent again although the server got it.
     """
     check_count("status", status)
-    if status < _FIRST_ERROR_STATUS and status not in retryable:
+    if status < _MIN_ERROR_STATUS and status not in retryable:
         return SUCCESS
     from tarry.core.hints import hint_from_headers  # imported only after a failure
 

@@ -293,7 +293,7 @@ class Policy(ImmutableValue):
             self._set(delay_table=tuple(map(self._delay_row, retries)))
 
     def ceiling(self, k: int, throttled: bool = False) -> float:  # noqa: FBT001, FBT002 - for speed
-        """Return the upper bound of the delay before retry k, to which jitter is then applied."""
+        """Return the ceiling of the delay before retry k, which is the delay before jitter."""
         check_count("k", k)
         initial = self._throttled_initial_delay if throttled else self.initial_delay
         backoff = self.backoff

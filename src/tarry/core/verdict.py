@@ -64,7 +64,7 @@ class Wait(NamedTuple):
 
     delay: float
     ceiling: float = 0.0
-    """The upper bound of the delay before jitter. A server's hint can make `delay` longer."""
+    """The delay before jitter. A server's hint or decorrelated jitter can make `delay` longer."""
     hint: Hint | None = None
 
 

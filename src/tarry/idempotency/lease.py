@@ -138,7 +138,7 @@ class KeyLease:
             await run_with_timeout(self._release)
 
     async def renew(self) -> bool | None:
-        """Renew the lease. Return None if the store failed, False if the lease is lost or settled."""
+        """Renew the lease. Return False if it is lost or settled, and None if the store failed."""
         context = self.context
         if self.settlement_started:
             return False

@@ -181,9 +181,9 @@ def record_name_and_fingerprint(
     """
     path = external_and_internal_path(scope)[0] if scope.get("root_path") else scope["path"]
     host = _host_with_length(headers[b"host"][0]) if b"host" in headers else ""
-    # Different combinations of host, path, method, caller and key never give the same text: it has
-    # the lengths of path and host, a path begins with a slash (which shows that the host is left
-    # out), a method has no spaces, and a key has no line breaks.
+    # Different combinations of host, path, method, caller and key never give the same text. It has
+    # the lengths of path and host. If the host is left out, the first slash of the path shows that.
+    # A method has no spaces, and a key has no line breaks.
     text = f"{len(path)} {host}{path}{scope['method']} {caller}\n{key}"
     digest = sha256(text.encode("utf-8", "surrogatepass"))
     name = digest.hexdigest()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _NOT_STORED_STATUSES = frozenset({401, 403, 404, 405, 407, 408, 425, 429})
 """Statuses that mean that nothing was done. They are not stored, because a client that corrects its
 request, or waits, and then retries would get the stored error until the retention ends."""
-_FIRST_SERVER_ERROR = 500
+_MIN_SERVER_ERROR_STATUS = 500
 _BODY_MESSAGE_TYPES = frozenset(
     {"http.response.body", "http.response.pathsend", "http.response.zerocopysend"}
 )
@@ -186,7 +186,7 @@ class ResponseRecorder:
         status = self._status = start["status"]
         self._should_store = (
             self._lease.context.stores_error_responses
-            if status >= _FIRST_SERVER_ERROR
+            if status >= _MIN_SERVER_ERROR_STATUS
             else status not in _NOT_STORED_STATUSES
         )
         can_buffer = not start.get("trailers")

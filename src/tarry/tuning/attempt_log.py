@@ -190,8 +190,8 @@ def _parse_jsonl(lines: Iterator[str]) -> Iterator[Row]:
         except (ValueError, RecursionError):
             row = text.strip()
         if not isinstance(row, dict):
-            hint = "" if text.endswith("\n") else "; is the end of the file cut off?"
-            raise ConfigurationError(f"must be a JSON object, got {short_repr(row)}{hint}")
+            question = "" if text.endswith("\n") else "; is the end of the file cut off?"
+            raise ConfigurationError(f"must be a JSON object, got {short_repr(row)}{question}")
         fields = cast("dict[str, Any]", row)
         columns = ((_COLUMN_BY_SPELLING.get(name), value) for name, value in fields.items())
         known = {name: value for name, value in columns if name}

@@ -40,11 +40,11 @@ QUEUE_FACTOR = 100
 """The length of the server's queue, as a multiple of its concurrency."""
 _MIN_RUN_S = 600.0
 """A run is shortened to reduce its number of calls, but not to less than this."""
-_MAX_DURATIONS = 10_000
+_MAX_DURATIONS = 10_000  # in the latency distribution of the simulated server
 _MAX_OUTAGES = 20
 _LEAD_SHARE = 0.1
 """The share of a run that comes before its longest outage."""
-_BUCKETS_PER_RUN = 600
+_BUCKETS_PER_RUN = 600  # of the simulator's time series
 _MAX_MINOR_DROP = 0.01
 """If the success rate drops by more than this, `describe_changes` starts with a warning."""
 _MIN_RELATIVE_CHANGE = 0.05

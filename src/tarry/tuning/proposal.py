@@ -107,7 +107,11 @@ def propose(
 
 
 def to_json(evidence: Evidence, proposal: Proposal, comparison: Comparison | None = None) -> str:
-    """Return the results as JSON text. Times are in seconds; infinite and NaN metrics are null."""
+    """Return the results as JSON text.
+
+    Times are in seconds; infinite and NaN metrics are null. `healthy_attempts` and
+    `successful_calls` contain quantiles of durations.
+    """
     data: dict[str, Any] = {
         "log": {
             "attempts": evidence.attempts,

@@ -179,7 +179,7 @@ class Decision(_Body):
     reason: str | None
     delay_ms: float | None
     ceiling_ms: float | None
-    """The upper bound of the delay before jitter. A hint can make the delay longer."""
+    """The delay before jitter. A hint or decorrelated jitter can make `delayMs` longer."""
     jitter: str | None
     """The jitter that chose the delay; null when the delay is not random."""
     hint_ms: float | None
