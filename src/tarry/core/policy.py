@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 
 LOWEST_STATUS, HIGHEST_STATUS = 100, 599
 _HOUR_S = 3600.0
-_MAX_PREPARED_ATTEMPTS = 32
-"""A policy computes the delays and commands of later attempts when they are needed."""
+_MAX_PREPARED_ATTEMPTS = 32  # delays and commands of later attempts are computed when needed
 _JITTERS_WITHOUT_HISTORY = ("none", "full", "equal")
 """Jitters whose delay does not depend on the previous delay."""
 

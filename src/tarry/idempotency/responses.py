@@ -110,7 +110,7 @@ class ResponseRecorder:
             await self._flush()
 
     async def receive(self) -> Message:
-        """Return the request body first, and messages of the server once the response is sent."""
+        """Return the request body; then, once the response is being sent, the server's messages."""
         body = self._request_body
         if body is not None:
             self._request_body = None

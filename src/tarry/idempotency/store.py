@@ -9,7 +9,7 @@ runs, and the end of the response's retention once that request has finished.
 Rules for stores:
 
 - `key` is the name from `request.record_name_and_fingerprint`, not the text of the header.
-- Each method is one atomic step.
+- Each call of a method is atomic.
 - A store has its own clock. If processes share a database, it is the clock of the database.
 - `owner` is a random string that identifies the request which claimed the key. A request whose
   lease has expired therefore cannot change a record that another request has claimed since.

@@ -31,7 +31,7 @@ class LabelLimit:
     __slots__ = ("_max_values", "_overflow_value", "_seen")
 
     def __init__(self, max_values: int = MAX_LABEL_VALUES, overflow_value: str = "other") -> None:
-        self._max_values = check_count("max_names", max_values)  # its name in the listeners
+        self._max_values = check_count("max_names", max_values)  # the listeners' name for it
         self._overflow_value = overflow_value
         self._seen: set[str] = set()
 

@@ -215,10 +215,8 @@ class OpenTelemetryMetrics:
             self._attempts.add(1, attributes | {"tarry.outcome": Kind.SUCCESS.value})
             self._calls.add(1, attributes | {"tarry.result": common_metrics.call_result(event)})
         elif isinstance(event, events.GaveUp):
-            attributes = self._attributes(event) | {
-                "tarry.result": common_metrics.call_result(event)
-            }
-            self._calls.add(1, attributes | {"tarry.reason": event.reason.value})
+            attributes = self._attributes(event) | {"tarry.reason": event.reason.value}
+            self._calls.add(1, attributes | {"tarry.result": common_metrics.call_result(event)})
         elif isinstance(event, events.WillWait):
             self._delays.record(event.delay, self._attributes(event))
         elif isinstance(event, events.BreakerStateChanged):

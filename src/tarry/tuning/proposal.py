@@ -107,11 +107,7 @@ def propose(
 
 
 def to_json(evidence: Evidence, proposal: Proposal, comparison: Comparison | None = None) -> str:
-    """Return the results as JSON text.
-
-    Times are in seconds; infinite and NaN metrics are null. `healthy_attempts` and
-    `successful_calls` contain quantiles of durations.
-    """
+    """Return the results as JSON text. Times are in seconds; infinite and NaN metrics are null."""
     data: dict[str, Any] = {
         "log": {
             "attempts": evidence.attempts,
@@ -178,9 +174,7 @@ def _latency_target_warnings(evidence: Evidence, target: float) -> Iterator[str]
     measured = f"median {format_duration(median)}"
     took_longer = "of the successful attempts took longer than the latency target of"
     if target < median:
-        msg = (
-            f"half {took_longer} {format_duration(target)} ({measured}): retries cannot meet it"
-        )
+        msg = f"half {took_longer} {format_duration(target)} ({measured}): retries cannot meet it"
         raise ConfigurationError(msg)
     missed = share_above(durations, target)
     if missed > 1 - TIMEOUT_QUANTILE:

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 MIN_ATTEMPTS = 200
 """The number of attempts that is needed to estimate a success rate or a median."""
 MIN_CLEAR_ATTEMPTS = 30
-"""Fewer attempts than `MIN_ATTEMPTS` suffice if even the lower bound of their success rate is at
-least `MIN_SUCCESS_RATE`."""
+"""Enough attempts if even the lower bound of their success rate is at least `MIN_SUCCESS_RATE`."""
 MIN_OUTAGES = 3
 MIN_SUCCESS_RATE = 0.01
 """If the attempts with a certain number succeed less often, they are not worth making."""
@@ -170,7 +169,7 @@ def suggest_max_delay(
 def suggest_max_attempts(
     evidence: Evidence, policy: Policy, latency_target: float | None
 ) -> Suggestion:
-    """Suggest the number of the last attempt that succeeds often enough, whatever its time."""
+    """Suggest the number of the last attempt that succeeds often enough, whatever the target is."""
     suggestion = _suggest_by_success_rate(evidence, policy.max_attempts)
     if latency_target is None or policy.attempt_timeout is None:
         return suggestion

@@ -134,7 +134,7 @@ class BatchRequest(_RequestBody):
 
 
 class BatchResult(_Body, omit_defaults=True):
-    """The result for one task of a batch; `status` is as if the task had its own HTTP request."""
+    """The result for one task of a batch; `status` is that of an HTTP request for it alone."""
 
     status: int
     task: RetryTask | None = None
