@@ -107,8 +107,8 @@ class Breaker:
         self.can_count_success: bool = self._slow_after is None
         """Whether `try_count_success` can count a success, which then changes nothing else.
 
-        Always False with `slow_after`, and in states other than closed and metrics-only. Otherwise
-        False from a failure on, until a call is recorded while no failure is left in the window.
+        Always False with `slow_after`, and in states other than closed and metrics-only. Also False
+        after a failure, and in a new metrics-only state, until `record` finds no failure.
         """
         # The rules `consecutive` and `slow_after`
         self._has_optional_rules = consecutive is not None or slow_after is not None
