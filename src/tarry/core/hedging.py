@@ -92,7 +92,7 @@ class HedgedCall:
         self._downstream = downstream
         self._delay: float | None = None  # from the start of an attempt to the next hedge
         self._running: dict[int, _RunningAttempt] = {}
-        self.attempts: int = 0
+        self.attempts: int = 0  # the number of attempts started
         self.next_hedge_at: float | None = None
         """The time at which the driver calls `hedge`, or None when no hedge is planned."""
 

@@ -77,9 +77,9 @@ class InFlight:
 class AIMD:
     """A concurrency limit that adapts: additive increase, multiplicative decrease.
 
-    A success adds 1 / limit to the limit, and a failure multiplies the limit by
-    `decrease_factor`. The failure of an attempt that started before the last decrease is ignored,
-    because it is no evidence about the current limit.
+    The limit starts at `initial` and stays between `min_limit` and `max_limit`. A success adds 1 /
+    limit to it, a failure multiplies it by `decrease_factor`. The failure of an attempt that
+    started before the last decrease is ignored, because it is no evidence about the current limit.
     """
 
     __slots__ = ("_decrease_factor", "_in_flight", "_last_decrease_at", "_limit", "_max", "_min")

@@ -68,8 +68,9 @@ class Comparison(NamedTuple):
     rate: float
     """Calls per second."""
     outages: int
+    """The number of simulated outages."""
     concurrency: int
-    """Requests that the simulated server runs at a time."""
+    """The number of requests that the simulated server runs at a time."""
 
 
 def compare_policies(

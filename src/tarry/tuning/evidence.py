@@ -116,8 +116,8 @@ class HedgeEstimate(NamedTuple):
 class Evidence:
     """The statistics of a log. Times are in seconds, sequences of durations are sorted."""
 
-    attempts: int
-    calls: int
+    attempts: int  # the number of attempts
+    calls: int  # the number of calls
     start: float
     """The earliest start of an attempt, in seconds since the epoch."""
     span: float
@@ -133,10 +133,10 @@ class Evidence:
     healthy_attempt_success_rates: tuple[AttemptSuccessRate, ...]
     """The success rate of each attempt number, over healthy attempts."""
     healthy_calls: int
-    """Calls that started outside outages."""
+    """The number of calls that started outside outages."""
     healthy_retries: int
-    """The retries of the calls that started outside outages."""
-    retries: int
+    """The number of retries of the calls that started outside outages."""
+    retries: int  # the number of retries of all calls
     max_concurrency: int
     """The highest number of healthy attempts that ran at the same time and succeeded."""
     outages: tuple[Outage, ...]

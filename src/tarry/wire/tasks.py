@@ -310,8 +310,8 @@ class ReplayJob(_Body):
     status: Literal["DRY_RUN", "RUNNING", "DONE", "CANCELLED"]
     filter: ReplayFilter
     rate: float
-    matched: int
-    replayed: int
+    matched: int  # the number of dead letters that match the filter
+    replayed: int  # the number of dead letters that were replayed
     created_at: int | None
     finished_at: int | None
 
@@ -346,6 +346,7 @@ class DownstreamInfo(_Body):
     pending: int
     in_flight: int
     dead: int
+    """The number of dead letters; `pending` and `in_flight` are numbers of tasks, too."""
     last_claim_at: int | None
     """The time at which a worker last claimed a task of the lane."""
     local: LocalStats | None
