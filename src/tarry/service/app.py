@@ -9,7 +9,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from tarry.errors import ConfigurationError, MissingExtra
-from tarry.runtime.clocks import environment
+from tarry.runtime.clocks import environment  # the clocks and the random source
 
 try:
     from uuid_utils import uuid7
@@ -60,7 +60,7 @@ class Service:
         writer_process: bool = False,
     ) -> None:
         self.settings: Settings = settings
-        target_guard = Guard(settings.allow_target, dev=settings.dev)
+        target_guard = Guard(settings.allow_target, dev=settings.dev)  # blocks private addresses
         proxy, ca_file = settings.egress_proxy or None, settings.ca_file or None
         max_bytes = settings.max_response_bytes
         self._delivery_client: DeliveryClient = delivery or DeliveryDispatcher(
@@ -85,11 +85,11 @@ class Service:
         limits = EngineLimits(
             max_in_flight=settings.in_flight,
             max_lane_in_flight=settings.lane_in_flight,
-            max_tenant_live_tasks=settings.tenant_pending or None,
+            max_tenant_unfinished_tasks=settings.tenant_pending or None,
         )
         create_downstream = partial(build_downstream, max_in_flight=limits.max_lane_in_flight)
         lanes = Lanes(create_downstream, max_leased=limits.max_lane_leased)
-        clock = StoreClock(environment.now)
+        clock = StoreClock(environment.now)  # epoch ms of the store, from monotonic seconds
         worker = f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}"
         self.metrics: Metrics = Metrics(lanes)
         self.engine: Engine = Engine(
@@ -116,7 +116,7 @@ class Service:
             )
         )
         require_api_keys = are_api_keys_required(settings)
-        accepted_hosts = frozenset((settings.host, *settings.allow_host))
+        accepted_host_names = frozenset((settings.host, *settings.allow_host))
         self.api: Api = Api(
             ApiContext(
                 engine=self.engine,
@@ -129,7 +129,7 @@ class Service:
                 render_metrics=self._render_metrics,
                 require_api_keys=require_api_keys,
                 operator_tenant=settings.operator,
-                allowed_hosts=None if require_api_keys else accepted_hosts,
+                accepted_host_names=None if require_api_keys else accepted_host_names,
                 has_grpc=has_grpc(),
                 limits=ApiLimits(
                     max_request_bytes=settings.max_body_bytes,
@@ -148,11 +148,11 @@ class Service:
 
     def begin_shutdown(self) -> None:
         """Start no more attempts, answer requests that wait for a result, and end event streams."""
-        self.engine.stop_starting()
+        self.engine.stop_starting_attempts()
         self.api.close()
 
     async def close(self) -> None:
-        """Wait for running attempts, release other leased tasks, and close delivery and store."""
+        """Wait up to `drain_ms` for running attempts, release other leased tasks, and close all."""
         self.begin_shutdown()
         await self.engine.stop(self.settings.drain_ms / 1000)
         await self._delivery_client.close()
@@ -185,17 +185,17 @@ class Service:
 
 
 def make_store(url: str, *, writer_process: bool = False) -> Store:
-    """Return the store for a URL, `sqlite:PATH` or `memory:`; create its file if it is missing."""
+    """Return the store for the URL `sqlite:PATH` or `memory:`; create the file if it is missing."""
     check_setting("store", url)
     from tarry.service.stores.sqlite import IN_MEMORY, SqliteStore
 
     if url == MEMORY_URL:
-        return SqliteStore(IN_MEMORY)  # a writer process could not access this memory
+        return SqliteStore(IN_MEMORY)  # another process could not access a database in memory
     path = sqlite_path(url)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            path.touch(mode=0o600)  # only the owner may read the data of callers
+            path.touch(mode=0o600)  # requests of callers may contain secrets
     except OSError as error:
         msg = f"store: cannot create {path}: {error.strerror}"
         raise ConfigurationError(msg) from error
@@ -210,7 +210,7 @@ def data_location(settings: Settings) -> str:
 
 
 def are_api_keys_required(settings: Settings) -> bool:
-    """Return whether callers need an API key. Only on a loopback address is it optional."""
+    """Return whether callers need an API key. On a loopback address, `require_keys` decides."""
     return settings.require_keys or not is_loopback(settings.host)
 
 

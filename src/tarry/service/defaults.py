@@ -17,4 +17,4 @@ LEASE_GRACE_MS: Final = 5_000
 MAX_IN_FLIGHT: Final = 512
 """Maximum number of attempts in flight in one process."""
 MAX_LANE_IN_FLIGHT: Final = 128
-"""Maximum number of attempts in flight to one downstream, in one process."""
+"""Maximum number of attempts in flight of one lane (the queue of a downstream), in one process."""

@@ -1,8 +1,8 @@
 """Encoding of a task's content for the store: msgpack, encrypted if keys are configured.
 
-Encrypted content starts with a byte with which msgpack data never starts. One store can therefore
-contain encrypted content, and older content from the time before keys were configured. New content
-is encrypted with the first key. All keys can decrypt, so that keys can be rotated.
+Encrypted content starts with a byte with which msgpack data never starts. A store can therefore
+also contain content that was stored before keys were configured. New content is encrypted with the
+first key. The other keys still decrypt older content, so that keys can be rotated.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Codec:
         try:
             return self._fernet.decrypt(stored)
         except self._invalid_token:
-            return stored  # either never encrypted, or the checksum shows that the key is missing
+            return stored  # not encrypted, or its key is missing: then the checksum is wrong
 
     def pack(self, content: TaskContent) -> bytes:
         """Encode the content of a task, and encrypt it if keys are configured."""

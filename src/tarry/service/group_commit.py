@@ -16,8 +16,8 @@ results or leases. All queues follow the same rules:
   single task 10 % less.
 * **Backpressure.** Pending items are waiting or in flight. A queue rejects an entry that would
   raise their number above `max_pending`, unless nothing is pending: then it accepts an entry of
-  any weight. With `max_pending=None`, a queue accepts everything. This is used for results and
-  releases: they report what has happened, and their number is limited by that of the leased tasks.
+  any weight. With `max_pending=None`, a queue accepts everything: results and released leases must
+  be stored, and there are never more of them than leased tasks.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class GroupCommit(ABC, Generic[T]):
         if limit is not None and self.pending_count and self.pending_count + weight > limit:
             raise self._overload_error()
 
-    def _count_item(self, entry: Entry[T]) -> None:
+    def _count_appended_item(self, entry: Entry[T]) -> None:
         entry.weight += 1
         self._waiting_weight += 1
         self.submitted_count += 1
@@ -140,7 +140,7 @@ class GroupCommit(ABC, Generic[T]):
 class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
     """Commits groups of at most `max_items` items.
 
-    `commit` is called with the items of a group, and returns one result per item in their order.
+    `commit` is called with the items of a group and returns their results in the same order.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
         self._committers: list[asyncio.Task[None]] = []
 
     def submit(self, items: list[T]) -> asyncio.Future[Sequence[R]]:
-        """Submit items; the future has their results in order, or the error of the commit.
+        """Submit items; the future returns their results in order, or raises the commit's error.
 
         More than `max_items` items become several consecutive entries. Raises `Overloaded` if too
         many items are pending.
@@ -163,11 +163,11 @@ class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
         self._check_capacity(len(items))
         limit = self._max_weight
         if len(items) <= limit:
-            return self._submit(items)
-        futures = [self._submit(items[i : i + limit]) for i in range(0, len(items), limit)]
+            return self._submit_entry(items)
+        futures = [self._submit_entry(items[i : i + limit]) for i in range(0, len(items), limit)]
         return asyncio.ensure_future(_join_results(futures))
 
-    def _submit(self, items: list[T]) -> asyncio.Future[Sequence[R]]:
+    def _submit_entry(self, items: list[T]) -> asyncio.Future[Sequence[R]]:
         future: asyncio.Future[Sequence[R]] = asyncio.get_running_loop().create_future()
         self._enqueue(Entry(items, future, len(items)))
         return future
@@ -183,12 +183,12 @@ class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
             self._enqueue(Entry([item], None, 1))
             return
         last.work.append(item)
-        self._count_item(last)
+        self._count_appended_item(last)
 
     def _start_soon(self) -> None:
         committer = asyncio.get_running_loop().create_task(self._commit_groups())
         self._committers.append(committer)
-        committer.add_done_callback(self._committer_done)
+        committer.add_done_callback(self._on_committer_done)
 
     async def _commit_groups(self) -> None:
         self._is_start_scheduled = False
@@ -197,7 +197,7 @@ class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
         while self._can_start():
             await self._commit_group()
 
-    def _committer_done(self, committer: asyncio.Task[None]) -> None:
+    def _on_committer_done(self, committer: asyncio.Task[None]) -> None:
         if committer not in self._committers:
             return  # `stop` was called after the committer had finished
         self._committers.remove(committer)
@@ -230,10 +230,10 @@ class AsyncGroupCommit(GroupCommit[list[T]], Generic[T, R]):
             await asyncio.wait(self._committers)
 
     async def stop(self) -> None:
-        """Cancel the commits in flight, which may still take effect. Waiting entries stay."""
+        """Cancel the commits in flight, which may still take effect. Other entries keep waiting."""
         committers, self._committers = self._committers, []
         for committer in committers:
-            committer.remove_done_callback(self._committer_done)
+            committer.remove_done_callback(self._on_committer_done)
             committer.cancel()
         if committers:
             await asyncio.wait(committers)

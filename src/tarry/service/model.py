@@ -68,7 +68,7 @@ class TaskContent(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     etag: str | None = None
     """If the caller wrote the object `body_ref`: its entity tag when the task was added. A
     different entity tag later shows that the object was replaced."""
-    service_owns_body: bool = msgspec.field(default=False, name="owned")  # stored by this name
+    body_stored_by_service: bool = msgspec.field(default=False, name="owned")  # stored by this name
     """Whether the service wrote the object `body_ref`, and deletes it when the task is deleted."""
     overrides: dict[str, Any] | None = None
     """Policy fields that this task overrides."""

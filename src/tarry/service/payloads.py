@@ -1,11 +1,12 @@
-"""Large task bodies in object storage.
+"""Large task bodies in object storage (or a folder). A `ref` is the path of a body in the storage.
 
 A body is written before the row of its task, and deleted after that row. Its path is
-`.tarry/STORAGE_ID/TENANT/TASK`, so the path of a body shows whether its task exists.
+`.tarry/STORAGE_ID/TENANT/TASK_ID`, so that the task of a body can be looked up by the path.
 STORAGE_ID is generated when the first body is stored, together with the marker object
 `.tarry/places/STORAGE_ID`. If a body and its marker are both missing, the storage itself is missing
 (for example, a folder is not mounted), and the task waits. If only the body is missing, the task
-fails. A task may also refer to an object of the caller under `TENANT/`, which is never deleted.
+fails. A task may instead refer to an object of the caller under `TENANT/` (the field `bodyRef`).
+The service never deletes such an object.
 
 In a folder, a body is written directly to its final path. A temporary file is not needed, because
 no task refers to the body yet, and an incomplete file is deleted like any body without a task.
@@ -54,8 +55,8 @@ class BodyStore:
     """Stores bodies at `url`: a folder, or a URL that `obstore` supports (s3://, gs://, az://).
 
     `endpoint` is the URL of an S3-compatible server. Credentials come from the environment
-    variables of the provider. `max_object_bytes` applies to objects of callers; `encrypt` and
-    `decrypt` apply to the bodies that `put` stores.
+    variables of the provider. `max_object_bytes` limits objects of callers; `encrypt` and `decrypt`
+    are applied to the bodies that `put` stores.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class BodyStore:
             msg = "large bodies need obstore: pip install 'tarry[service]'"
             raise MissingExtra(msg) from error
         self._obstore: Any = obstore
-        self._max_bytes = max_object_bytes
+        self._max_object_bytes = max_object_bytes
         self._storage_id: str | None = None
         self._storage_id_lock = asyncio.Lock()
         self._encrypt, self._decrypt = encrypt, decrypt
@@ -117,14 +118,14 @@ class BodyStore:
         return ref
 
     async def head_object(self, ref: str) -> tuple[int, str | None]:
-        """Return size and ETag of a caller's object, which must exist and not be too large."""
+        """Return size and ETag of an object; raise ConfigurationError if missing or too large."""
         try:
             meta = await _call_existing(self._obstore.head_async(self._store, ref))
         except FileNotFoundError:
             rule = f"names an object that does not exist: {short_repr(ref)}"
             raise ConfigurationError("bodyRef", rule) from None
-        if meta["size"] > self._max_bytes:
-            rule = f"must name an object of at most {self._max_bytes} bytes, got {meta['size']}"
+        if meta["size"] > (limit := self._max_object_bytes):
+            rule = f"must name an object of at most {limit} bytes, got {meta['size']}"
             raise ConfigurationError("bodyRef", rule)
         return meta["size"], meta["e_tag"]
 
@@ -163,7 +164,7 @@ class BodyStore:
     async def delete_unreferenced(
         self, task_exists: Callable[[str, str], Awaitable[bool]], now: float, limit: int
     ) -> int:
-        """Delete up to about `limit` bodies without a task; return how many. `now`: epoch time."""
+        """Delete bodies without a task, at most about `limit`; return how many. `now`: epoch s."""
         modified_before = datetime.fromtimestamp(now, UTC) - _MIN_UNREFERENCED_AGE
         unreferenced: list[str] = []
         batches = self._obstore.list(self._store, prefix=_ROOT, chunk_size=limit)
@@ -181,7 +182,7 @@ class BodyStore:
         return len(unreferenced)
 
     async def _get_storage_id(self) -> str:
-        """Return the id of this storage; generate it and write its marker the first time."""
+        """Return the id of this storage; if it has none, generate an id and write its marker."""
         async with self._storage_id_lock:
             storage_id = self._storage_id
             if storage_id is None:
@@ -255,7 +256,7 @@ def create_file(folder: Path, ref: str, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
             for parent in path.parents[: len(path.relative_to(folder).parts)]:
-                _sync(parent)
+                _fsync_folder(parent)
         except OSError:
             path.unlink()
             raise
@@ -266,10 +267,10 @@ def create_folder(folder: Path, mode: int = 0o777) -> None:
     if not folder.is_dir():
         create_folder(folder.parent)
         folder.mkdir(mode, exist_ok=True)
-        _sync(folder.parent)
+        _fsync_folder(folder.parent)
 
 
-def _sync(folder: Path) -> None:
+def _fsync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

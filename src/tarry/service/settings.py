@@ -4,9 +4,9 @@ Sources, the strongest first: flags of single settings such as `--port`, `--set 
 `TARRY_*` environment variables, a TOML file, the defaults. No other module reads the environment
 variables or the file. An error names the source of the wrong value.
 
-Client commands import this module too, to find misspelt environment variables. `check_setting`
-therefore imports the components of the service, which check the values of their settings, only when
-it is called. It does not create or change files.
+Client commands import this module too, to find misspelt environment variables. The components of
+the service check the values of their settings; `check_setting` imports these components only when
+it is called, so that client commands do not load them. No check creates or changes a file.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     require_keys: Annotated[bool, _help("Require API keys on a loopback `host`, too")] = False
     operator: Annotated[str, _help("The tenant that can read the metrics of all tenants")] = ""
     allow_host: Annotated[
-        tuple[str, ...], _help("Accepted Host headers besides loopback names if no key is required")
+        tuple[str, ...], _help("Without API keys: accepted Host headers besides loopback names")
     ] = ()
     horizon_ms: Annotated[int, _help("How long before its due time a task is leased", ge=1)] = 1_000
     max_attempt_timeout_ms: Annotated[
@@ -79,10 +79,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         int, _help("Maximum number of attempts in flight in one process", ge=1)
     ] = defaults.MAX_IN_FLIGHT
     lane_in_flight: Annotated[
-        int, _help("Maximum number of attempts in flight to one downstream, in one process", ge=1)
+        int, _help("Maximum attempts in flight to one downstream (lane), in one process", ge=1)
     ] = defaults.MAX_LANE_IN_FLIGHT
     max_body_bytes: Annotated[
-        int, _help("The largest body of an API request, except a batch, and of a bodyRef", ge=1)
+        int, _help("The largest body of an API request (except batches) or a bodyRef", ge=1)
     ] = defaults.MAX_REQUEST_BYTES
     head_timeout_ms: Annotated[
         int, _help("How long the headers of an API request may take to arrive", ge=1)
@@ -97,7 +97,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         int, _help("How many bytes of a target's response body are read", ge=1)
     ] = defaults.MAX_RESPONSE_BYTES
     tenant_pending: Annotated[
-        int, _help("Maximum number of PENDING and IN_FLIGHT tasks of a tenant; 0: no limit", ge=0)
+        int, _help("Maximum unfinished (PENDING or IN_FLIGHT) tasks of a tenant; 0: no limit", ge=0)
     ] = 0
     tenant_rate: Annotated[
         float, _help("Maximum number of tasks that a tenant may add per second; 0: no limit", ge=0)
@@ -159,8 +159,8 @@ _KUBERNETES_SERVICE_VARIABLE = re.compile(
     r"TARRY_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_\d+_(TCP|UDP|SCTP)(_.+)?)"
 )
 _SETTING_TYPES = {field.name: field.type for field in msgspec.structs.fields(Settings)}
-_VARIABLE_NAMES = (*_SETTING_TYPES, "key", "server")
-"""All names that TARRY_ variables can have: the settings, and `key` and `server` of clients."""
+_KNOWN_NAMES = (*_SETTING_TYPES, "key", "server")
+"""Names that may follow `TARRY_`, in lower case: all settings; for clients, `key` and `server`."""
 _BOUND = re.compile(r" [<>]=? \S+$")
 """The end of msgspec's message about a number out of bounds, such as ` >= 1`."""
 _TYPE_TEXTS = {
@@ -188,14 +188,14 @@ def load_settings(
         raw_values |= {
             (f"{name} in {file}", name): value for name, value in _read_file(file).items()
         }
-    from_file = set(raw_values)
+    file_entries = set(raw_values)
     raw_values |= {(_variable_name(name), name): text for name, text in _read_environment(environ)}
     raw_values |= {(f"--set {name}", name): value for name, value in set_values.items()}
     raw_values |= {(f"--{name.replace('_', '-')}", name): value for name, value in flags.items()}
     for (source, name), value in raw_values.items():
         if value is not None:
             # TOML values have types: a number in quotes is a string.
-            is_typed = (source, name) in from_file
+            is_typed = (source, name) in file_entries
             values[name] = _convert(source, name, value, is_typed=is_typed)
             sources[name] = source
     loaded = LoadedSettings(Settings(**values), sources)
@@ -218,12 +218,12 @@ def load_settings(
 
 def check_environment(environ: Mapping[str, str] | None = None) -> None:
     """Raise ConfigurationError for an unknown `TARRY_*` variable, which may be misspelt."""
-    known = {_variable_name(name) for name in _VARIABLE_NAMES}
+    known_variables = {_variable_name(name) for name in _KNOWN_NAMES}
     for variable, text in (os.environ if environ is None else environ).items():
         is_for_tarry = variable.startswith(_PREFIX) and not _is_set_by_kubernetes(variable, text)
-        if is_for_tarry and variable not in known:
+        if is_for_tarry and variable not in known_variables:
             name = variable.removeprefix(_PREFIX).lower()
-            raise _unknown_setting(variable, name, _VARIABLE_NAMES, _variable_name)
+            raise _unknown_setting(variable, name, _KNOWN_NAMES, _variable_name)
 
 
 def _read_file(file: Path) -> dict[str, Any]:
@@ -262,7 +262,7 @@ def _variable_name(name: str) -> str:
 def _unknown_setting(
     source: str, name: str, known_names: Iterable[str], format_name: Callable[[str], str]
 ) -> ConfigurationError:
-    """Return the error for an unknown setting. `format_name` formats a name for the source."""
+    """Return the error for an unknown setting. `format_name` writes a name as the source does."""
     names = sorted(known_names)
     hint = f"the settings are {', '.join(map(format_name, names))}"
     if similar := suggest(name, names):
@@ -321,12 +321,12 @@ def check_setting(name: str, value: Any) -> None:
     try:
         checks[name](value)
     except ConfigurationError as error:
-        # The error names a parameter of the component; the operator knows the name of the setting.
+        # The error names a parameter of the component. Users only know the name of the setting.
         raise error.with_field(name) from None
 
 
 def sqlite_path(url: str) -> Path:
-    """Return the file of a sqlite: URL; `sqlite:///srv/t.db` means `sqlite:/srv/t.db`."""
+    """Return the file of a sqlite: URL; `sqlite:///srv/t.db` is the same as `sqlite:/srv/t.db`."""
     rest = url.removeprefix(SQLITE_SCHEME)
     path = "/" + rest.lstrip("/") if rest.startswith("/") else rest
     if not path.strip("/"):
@@ -359,13 +359,13 @@ def _check_bodies(url: str) -> None:
         _check_folder("bodies", Path(url))
 
 
-def _check_folder(name: str, path: Path) -> None:
+def _check_folder(setting: str, path: Path) -> None:
     existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not existing.is_dir():
-        raise ConfigurationError(name, f"cannot be used, because {existing} is not a folder")
+        raise ConfigurationError(setting, f"cannot be used, because {existing} is not a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
         rule = f"cannot be used, because the folder {existing} is not writable"
-        raise ConfigurationError(name, rule)
+        raise ConfigurationError(setting, rule)
 
 
 def _check_endpoint(url: str) -> None:

@@ -217,7 +217,7 @@ class ApiHarness:
             render_metrics=_metrics,
             require_api_keys=keys,
             operator_tenant=operator,
-            allowed_hosts=hosts,
+            accepted_host_names=hosts,
             has_grpc=grpc,
             limits=limits or ApiLimits(),
         )

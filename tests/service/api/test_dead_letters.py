@@ -180,7 +180,7 @@ def test_purging_dead_letters() -> None:
 
 def test_one_request_purges_a_limited_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """The response tells that more are left."""
-    monkeypatch.setattr("tarry.service.api.dead_letters._PURGE_CHUNK", 2)
+    monkeypatch.setattr("tarry.service.api.dead_letters._PURGE_CHUNK_TASKS", 2)
     monkeypatch.setattr("tarry.service.api.dead_letters._MAX_PURGE_CHUNKS", 2)
 
     async def test(api: ApiHarness) -> None:

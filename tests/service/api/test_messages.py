@@ -31,7 +31,7 @@ def chunked_request(*chunks: bytes) -> ApiRequest:
 
 def test_partial_bodies_are_limited_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many chunked bodies do not fill the memory; complete ones free their share."""
-    monkeypatch.setattr(messages, "MAX_PARTIAL_BODIES_BYTES", 18)
+    monkeypatch.setattr(messages, "MAX_BUFFERED_BODY_BYTES", 18)
 
     async def main() -> None:
         many = [chunked_request(b"12345", b"67890").read_body(100) for _ in range(4)]

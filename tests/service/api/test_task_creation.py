@@ -244,7 +244,7 @@ def test_a_large_body_is_stored_separately() -> None:
         assert (b"", task.owned_body_ref, True) == (
             content.body,
             content.body_ref,
-            content.service_owns_body,
+            content.body_stored_by_service,
         )
         assert content.checksum is not None
         assert (len(body), None) == (answer["bodySize"], answer["bodyRef"])
@@ -277,7 +277,7 @@ def test_a_referenced_body_must_exist() -> None:
             content.body_ref,
             content.body_size,
             content.etag,
-            content.service_owns_body,
+            content.body_stored_by_service,
         )
         assert "default/a.json" == answer["bodyRef"]
 

@@ -120,7 +120,7 @@ class ConnectionHarness:
             server_state=self.state,
             app_state={},
             _loop=self.loop,
-            head_timeout_s=REQUEST_TIMEOUT_S,
+            headers_timeout_s=REQUEST_TIMEOUT_S,
             body_timeout_s=REQUEST_TIMEOUT_S,
             fast_routes=fast_routes or {},
         )

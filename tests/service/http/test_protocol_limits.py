@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tarry.service.http.protocol import _UNREAD_RESPONSE_GRACE_S
+from tarry.service.http.protocol import _UNSENT_RESPONSE_GRACE_S
 from tests.service.http.harness import GET, KEEP_ALIVE_S, ConnectionHarness
 
 HEADERS = [(b"content-type", b"text/plain"), (b"content-length", b"2")]
@@ -128,9 +128,9 @@ def test_shutdown_aborts_a_connection_with_an_unread_response() -> None:
         connection.transport.unread = 9
         connection.protocol.shutdown()
         assert (True, False) == (connection.transport.is_closed, connection.transport.is_aborted)
-        connection.loop.sleep(_UNREAD_RESPONSE_GRACE_S / 2)
+        connection.loop.sleep(_UNSENT_RESPONSE_GRACE_S / 2)
         assert not connection.transport.is_aborted
-        connection.loop.sleep(_UNREAD_RESPONSE_GRACE_S / 2)
+        connection.loop.sleep(_UNSENT_RESPONSE_GRACE_S / 2)
         assert connection.transport.is_aborted
 
     asyncio.run(run())
@@ -149,14 +149,14 @@ def test_the_grace_period_starts_when_there_is_something_to_read() -> None:
         connection = ConnectionHarness(app)
         connection.protocol.data_received(GET)
         connection.protocol.shutdown()
-        connection.loop.sleep(3 * _UNREAD_RESPONSE_GRACE_S)
+        connection.loop.sleep(3 * _UNSENT_RESPONSE_GRACE_S)
         go_on.set()
         await connection.wait_until_served()
         connection.transport.unread = 9
-        connection.loop.sleep(_UNREAD_RESPONSE_GRACE_S)
+        connection.loop.sleep(_UNSENT_RESPONSE_GRACE_S)
         assert (True, False) == (connection.transport.is_closed, connection.transport.is_aborted)
         connection.protocol.connection_lost(None)
-        connection.loop.sleep(_UNREAD_RESPONSE_GRACE_S)
+        connection.loop.sleep(_UNSENT_RESPONSE_GRACE_S)
         assert (False, 0) == (connection.transport.is_aborted, connection.loop.pending)
 
     asyncio.run(run())

@@ -49,7 +49,7 @@ class Api:
         )
         operations = [pair for resource in resources for pair in resource_operations(resource)]
         handlers = _docs_handlers(operations, version, require_api_keys=context.require_api_keys)
-        public_paths = {*handlers}
+        public_paths = set(handlers)
         for operation, handler in operations:
             handlers.setdefault(operation.path, {})[operation.method] = handler
             if operation.is_public:
@@ -67,7 +67,7 @@ class Api:
         self._endpoint_by_fixed_path = {
             path: endpoint for path, endpoint in endpoints.items() if "{" not in path
         }
-        """Only paths without parameters: a dict lookup is faster than Starlette's router."""
+        """Endpoints of paths without parameters: a dict is faster than Starlette's router."""
         self.fast_routes: dict[bytes, BufferedRequestHandler] = {
             _CREATE_TASK_PATH.encode(): endpoints[_CREATE_TASK_PATH].handle_buffered
         }
@@ -91,7 +91,7 @@ class Api:
         await (endpoint or self._router)(scope, receive, send)
 
     def close(self) -> None:
-        """Answer requests that wait for a result and end event streams, to allow a shutdown."""
+        """Respond to requests that wait for a result, and end event streams, for a shutdown."""
         self._result_waiter.close()
         self._events.close()
 

@@ -1,4 +1,4 @@
-"""Authentication: API keys, the tenant of a request, and the check of its `Host`.
+"""Authentication: API keys, the tenant of a request, and the check of its `Host` header.
 
 An API key has 256 random bits and belongs to one tenant. Only its SHA-256 digest is stored. A slow
 password hash would add nothing, because a random key of this length cannot be guessed.
@@ -45,10 +45,11 @@ class Authenticator:
         self.authenticate: Callable[[ApiRequest], Awaitable[str] | str] | None = (
             self._authenticate if context.require_api_keys else None
         )
-        """Returns the tenant of a request, or an awaitable of it if the API key is not cached. None
-        if no API key is required: then all requests belong to `DEFAULT_TENANT`."""
+        """Returns the tenant of a request, or an awaitable of the tenant if the API key is not
+        cached. None if no API key is required: then all requests belong to `DEFAULT_TENANT`."""
+        host_names = context.accepted_host_names
         self.check_host: Callable[[dict[bytes, bytes]], None] | None = (
-            None if context.allowed_hosts is None else AllowedHosts(context.allowed_hosts).check
+            None if host_names is None else AcceptedHosts(host_names).check
         )
 
     def _authenticate(self, request: ApiRequest) -> Awaitable[str] | str:
@@ -60,25 +61,25 @@ class Authenticator:
             bearer = rest.strip().decode("latin-1") if scheme.lower() == b"bearer" else None
             if key is not None and key != bearer:
                 detail = "Authorization and X-API-Key do not have the same key. Send one key."
-                raise problems.API_KEY_INVALID.error(detail)
+                raise problems.API_KEY_REQUIRED.error(detail)
             key = bearer
         if key is None:
             detail = "Send `Authorization: Bearer KEY`, or `X-API-Key: KEY`."
-            raise problems.API_KEY_INVALID.error(detail)
+            raise problems.API_KEY_REQUIRED.error(detail)
         return self._keys.cached_tenant(key) or self._look_up(key)
 
     async def _look_up(self, key: str) -> str:
         tenant = await self._keys.find_tenant(key)
         if tenant is None:
-            raise problems.API_KEY_INVALID.error("The API key is unknown or was revoked.")
+            raise problems.API_KEY_REQUIRED.error("The API key is unknown or was revoked.")
         return tenant
 
 
-class AllowedHosts:
+class AcceptedHosts:
     """The names that the service accepts in the `Host` header, in addition to loopback names.
 
-    Protects a service without API keys against DNS rebinding: a web page can make its own host
-    name resolve to loopback, but the browser still sends that name as `Host`.
+    Protects a service without API keys against DNS rebinding: the owner of a web page can make its
+    host name resolve to loopback, but the browser still sends that name as `Host`.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -90,7 +91,7 @@ class AllowedHosts:
         """Raise ApiError if `Host` is not accepted."""
         host = headers.get(b"host")
         if host is None or host == self._last_accepted:
-            return  # None: not from a browser, which always sends `Host`
+            return  # a request without `Host` is not from a browser, which always sends it
         text = host.decode("latin-1")
         name = _host_name(text)
         if name not in self._names and not is_loopback(name):
@@ -143,7 +144,7 @@ class ApiKeyCache:
 
 def check_tenant(tenant: str) -> str:
     """Return the tenant name if it is valid, or raise ConfigurationError."""
-    # A slash is not allowed, because it separates the tenant from the rest of a lane name.
+    # A slash is not allowed, because it separates tenant and downstream in the name of a lane.
     if not _TENANT_NAME.fullmatch(tenant):
         rule = "must be 1 to 63 characters (A-Z a-z 0-9 . _ -) and begin with a letter or digit"
         raise ConfigurationError("tenant", rule, tenant)
@@ -156,7 +157,7 @@ def api_key_digest(key: str) -> bytes:
 
 
 def make_api_key(tenant: str, key_id: str, name: str = "") -> tuple[str, ApiKeyRecord]:
-    """Return a new API key, and the record to store, which contains only its digest."""
+    """Return a new API key, and the record to store, which contains the digest, not the key."""
     key = API_KEY_PREFIX + secrets.token_urlsafe(32)
     check_tenant(tenant)
     record = ApiKeyRecord(id=key_id, tenant=tenant, digest=api_key_digest(key), name=name)

@@ -24,7 +24,6 @@ class ApiLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_request_bytes: int = defaults.MAX_REQUEST_BYTES
     """Largest JSON body of a request, except a batch."""
     max_batch_bytes: int = 16 << 20
-    """Largest JSON body of a batch."""
     inline_body_bytes: int = defaults.INLINE_BODY_BYTES
     """A task body up to this size is stored with its task, a larger one in `body_store`."""
     max_headers: int = 100
@@ -39,7 +38,7 @@ class ApiLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_attempt_timeout_s: float = defaults.MAX_ATTEMPT_TIMEOUT_MS / 1000
     """Longest attempt timeout of a policy. Leases are longer than this."""
     tenant_tasks_per_s: float | None = None
-    """Tasks that one tenant may add per second on average; None for no limit."""
+    """Tasks that a tenant may add per second on average (setting `tenant_rate`); None: no limit."""
     tenant_burst: float = 1_000.0
     """Tasks that a tenant may add at once in spite of `tenant_tasks_per_s`."""
 
@@ -64,8 +63,8 @@ class ApiContext(msgspec.Struct, frozen=True, kw_only=True):
     """Whether an API key is required; if not, every request belongs to the default tenant."""
     operator_tenant: str = ""
     """The tenant whose keys may read the metrics of all tenants."""
-    allowed_hosts: frozenset[str] | None = None
-    """Names accepted in the `Host` header in addition to loopback names; None: all names."""
+    accepted_host_names: frozenset[str] | None = None
+    """Names accepted in the `Host` header, besides loopback names; None: all names."""
     has_grpc: bool = True
     """Whether gRPC targets are supported (grpcio is installed)."""
     limits: ApiLimits = ApiLimits()

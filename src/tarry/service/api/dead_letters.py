@@ -1,4 +1,4 @@
-"""`/dead-letters`: list, purge and replay dead letters."""
+"""`/dead-letters`: list, purge and replay dead letters (tasks with the status EXHAUSTED)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _replay_decoder = msgspec.json.Decoder(ReplayRequest)
 _REPLAYS_PATH = "/dead-letters/replays"
 _REPLAY_PATH = "/dead-letters/replays/{replayId}"
-_PURGE_CHUNK = 500
+_PURGE_CHUNK_TASKS = 500
 """Maximum number of tasks that one call of the store deletes."""
 _MAX_PURGE_CHUNKS = 20
 """Maximum number of such calls per request; the response reports whether tasks are left."""
@@ -50,9 +50,9 @@ class DeadLetterResource:
         task_filter = build_filter(request.tenant, query, Status.EXHAUSTED)
         purged_count, has_more = 0, True
         for _ in range(_MAX_PURGE_CHUNKS):
-            count = await self._context.store.purge(request.tenant, task_filter, _PURGE_CHUNK)
+            count = await self._context.store.purge(request.tenant, task_filter, _PURGE_CHUNK_TASKS)
             purged_count += count
-            has_more = count == _PURGE_CHUNK
+            has_more = count == _PURGE_CHUNK_TASKS
             if not has_more:
                 break
         return json_response(200, PurgeResult(purged=purged_count, more=has_more))
@@ -61,54 +61,55 @@ class DeadLetterResource:
         "POST", _REPLAYS_PATH, "createReplay", ReplayJob, statuses=(200, 201), body=ReplayRequest
     )
     async def start_replay(self, request: ApiRequest) -> ApiResponse:
-        """Start a job that replays dead letters at an optional rate. A dry run only counts them."""
+        """Start a replay of dead letters, at `rate` per second if given. A dry run counts them."""
         body = await request.read_body(self._context.limits.max_request_bytes)
-        replay = decode_json(_replay_decoder, body)
-        replay_filter = replay.filter or ReplayFilter()
+        replay_request = decode_json(_replay_decoder, body)
+        replay_filter = replay_request.filter or ReplayFilter()
         check_epoch_ms("filter.before", replay_filter.before)
         check_reason("filter.reason", replay_filter.reason)
         lane = replay_filter.lane
-        job = ReplayRecord(
+        replay = ReplayRecord(
             id=self._context.new_id(),
             tenant=request.tenant,
             lane=None if lane is None else stored_lane_name(request.tenant, lane),
             policy_id=replay_filter.policy_id,
             reason=replay_filter.reason,
             before=replay_filter.before or 0,
-            rate=replay.rate or 0.0,
+            rate=replay_request.rate or 0.0,
         )
-        if replay.dry_run:
-            job.matched = await self._context.store.count_dead_letters(job)
-            return json_response(200, replay_view(job, dry_run=True))
-        job = await self._context.store.start_replay(job)
-        location = (b"location", f"/dead-letters/replays/{job.id}".encode())
-        return json_response(201, replay_view(job), location)
+        if replay_request.dry_run:
+            replay.matched = await self._context.store.count_dead_letters(replay)
+            return json_response(200, replay_view(replay, dry_run=True))
+        replay = await self._context.store.start_replay(replay)
+        location = (b"location", f"{_REPLAYS_PATH}/{replay.id}".encode())
+        return json_response(201, replay_view(replay), location)
 
     @Operation("GET", _REPLAYS_PATH, "listReplays", Page[ReplayJob])
     async def list_replays(self, request: ApiRequest) -> ApiResponse:
         """List the latest 100 replays, newest first."""
         request.parse_query(NoQuery)
-        jobs = await self._context.store.list_replays(running=False, tenant=request.tenant)
-        return json_response(200, Page(items=[replay_view(job) for job in jobs], next_cursor=None))
+        # running=False does not restrict the list to running replays.
+        replays = await self._context.store.list_replays(running=False, tenant=request.tenant)
+        return json_response(200, Page(items=list(map(replay_view, replays)), next_cursor=None))
 
     @Operation("GET", _REPLAY_PATH, "getReplay", ReplayJob)
     async def get_replay(self, request: ApiRequest) -> ApiResponse:
         """Get the progress of a replay."""
         request.parse_query(NoQuery)
         replay_id = request.path_parameter("replayId")
-        job = await self._context.store.get_replay(request.tenant, replay_id)
-        if job is None:
+        replay = await self._context.store.get_replay(request.tenant, replay_id)
+        if replay is None:
             raise problems.no_such("replay")
-        return json_response(200, replay_view(job))
+        return json_response(200, replay_view(replay))
 
     @Operation("DELETE", _REPLAY_PATH, "cancelReplay", ReplayJob, errors=(409,))
     async def cancel_replay(self, request: ApiRequest) -> ApiResponse:
         """Cancel a running replay. Tasks that it has replayed are not affected."""
         request.parse_query(NoQuery)
         replay_id = request.path_parameter("replayId")
-        job = await self._context.store.cancel_replay(request.tenant, replay_id)
-        if job is None:
+        replay = await self._context.store.cancel_replay(request.tenant, replay_id)
+        if replay is None:
             raise problems.no_such("replay")
-        if job.status == "done":
+        if replay.status == "done":
             raise problems.ALREADY_FINISHED.error("The replay is DONE.")
-        return json_response(200, replay_view(job))
+        return json_response(200, replay_view(replay))

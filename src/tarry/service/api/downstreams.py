@@ -1,4 +1,4 @@
-"""`/downstreams`: read, pause, resume and reset downstreams (lanes, the queues of the store)."""
+"""`/downstreams`: operations on downstreams. A downstream of the API is a lane of the store."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class DownstreamResource:
     async def list_downstreams(self, request: ApiRequest) -> ApiResponse:
         """List downstreams, sorted by name, with breaker, budget, latency and backlog."""
         query = request.parse_query(PageQuery)
-        with problems.field_errors("cursor"):
+        with problems.convert_errors("cursor"):
             page = await self._context.store.list_lanes(
                 request.tenant, cursor=query.cursor, limit=query.limit
             )

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 
-MAX_PARTIAL_BODIES_BYTES = 256 << 20
-"""Largest total size of all request bodies of which only a part has arrived."""
+MAX_BUFFERED_BODY_BYTES = 256 << 20
+"""Maximum bytes that the process buffers for request bodies that have not arrived completely. Many
+slow clients could otherwise use up the memory."""
 
 _MAX_QUERY_BYTES = 8192
 _MAX_QUERY_FIELDS = 100
@@ -35,8 +36,8 @@ _PROBLEM_CONTENT_TYPE = (b"content-type", PROBLEM_MEDIA_TYPE.encode())
 _NO_CONTENT = 204
 
 
-class _PartialBodies:
-    total_bytes = 0  # limited, because many slow clients could otherwise use up the memory
+class _MemoryUse:
+    buffered_body_bytes = 0  # of all requests of this process
 
 
 class NoQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,7 +63,7 @@ class ApiRequest(msgspec.Struct, eq=False):
     scope: Scope
     receive: Receive
     headers: dict[bytes, bytes]
-    """Values by lower-case name. Of a repeated header, only the last value."""
+    """Values by lower-case name. A repeated header has only its last value here."""
     body: bytes | None = None
     """The complete body if it arrived together with the headers, else None."""
     tenant: str = ""
@@ -77,7 +78,7 @@ class ApiRequest(msgspec.Struct, eq=False):
         return [value for header, value in self.scope["headers"] if header == name]
 
     def check_json_body(self, max_bytes: int) -> None:
-        """Raise ApiError for a query, for a body that is not declared as JSON, or is too large."""
+        """Raise ApiError if there is a query, or the body is too large or not declared as JSON."""
         if self.scope.get("query_string"):  # no operation has both a JSON body and a query
             self._parse_query_string(NoQuery)
         content_type = self.headers.get(b"content-type", b"")
@@ -97,7 +98,7 @@ class ApiRequest(msgspec.Struct, eq=False):
             raise problems.too_large(max_bytes)
 
     async def read_body(self, max_bytes: int) -> bytes:
-        """Return the complete JSON body, not decoded."""
+        """Wait for the complete JSON body, and return it without decoding it."""
         self.check_json_body(max_bytes)
         if self.body is not None:
             return self.body
@@ -115,11 +116,11 @@ class ApiRequest(msgspec.Struct, eq=False):
                 if not message.get("more_body"):
                     return b"".join((*chunks, chunk)) if chunks else chunk
                 chunks.append(chunk)
-                _PartialBodies.total_bytes += len(chunk)
-                if _PartialBodies.total_bytes > MAX_PARTIAL_BODIES_BYTES:
+                _MemoryUse.buffered_body_bytes += len(chunk)
+                if _MemoryUse.buffered_body_bytes > MAX_BUFFERED_BODY_BYTES:
                     raise problems.unavailable("Too many large requests arrive at the same time.")
         finally:
-            _PartialBodies.total_bytes -= sum(map(len, chunks))
+            _MemoryUse.buffered_body_bytes -= sum(map(len, chunks))
 
     def parse_query(self, query_type: type[S]) -> S:
         """Return the query parameters of a request, which must not have a body."""
@@ -153,7 +154,8 @@ class ApiRequest(msgspec.Struct, eq=False):
             raise problems.from_decode_error(error, query_type) from None
         for field in msgspec.structs.fields(query_type):
             name = field.encode_name
-            if name in values and getattr(query, field.name) is None:  # converted from "null"
+            # With strict=False, msgspec converts the text "null" to None.
+            if name in values and getattr(query, field.name) is None:
                 raise problems.invalid(name, "must have a value or be omitted")
         return query
 
@@ -190,8 +192,8 @@ class ApiResponse(msgspec.Struct, eq=False):
 class PendingResponse(msgspec.Struct, eq=False):
     """A response that is not ready yet: `build_response` builds it when `result` is available.
 
-    `Endpoint.handle_buffered` adds a callback to `result`, so that it needs no asyncio task for a
-    `POST /retry-tasks`. Other callers await the PendingResponse like a coroutine.
+    The `result` of `POST /retry-tasks` is a future, to which `Endpoint.handle_buffered` adds a
+    callback instead of starting an asyncio task. Other callers await the PendingResponse.
     """
 
     result: Awaitable[Any]
@@ -204,10 +206,7 @@ class PendingResponse(msgspec.Struct, eq=False):
 BufferedRequestHandler: TypeAlias = (
     "Callable[[Scope, bytes, Callable[[ApiResponse], None]], Task[Any] | None]"
 )
-"""Handles a request that was received completely. Arguments: scope, body, response callback.
-
-Returns the asyncio task that computes the response, or None if no task was needed.
-"""
+"""Handles a request that has arrived completely. `Endpoint.handle_buffered` is such a handler."""
 
 
 class ResponseStream(Protocol):
@@ -225,7 +224,7 @@ def decode_json(
 ) -> T:
     """Return the decoded JSON, or raise an ApiError that names the invalid field.
 
-    `document_type` has the fields that an error may name; by default, the type of the decoder.
+    `document_type` (by default, the type of the decoder) has the fields that the error can list.
     """
     try:
         return decoder.decode(body)
@@ -236,7 +235,7 @@ def decode_json(
 
 
 def json_response(status: int, document: object, *headers: tuple[bytes, bytes]) -> ApiResponse:
-    """Return a response with a JSON body."""
+    """Return a response whose body is `document` as JSON."""
     return ApiResponse(status, _encode(document), [_JSON_CONTENT_TYPE, *headers])
 
 

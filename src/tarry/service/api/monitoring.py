@@ -1,8 +1,8 @@
 """Monitoring: `/events`, `/healthz`, `/readyz` and `/metrics`.
 
-`GET /events` streams attempts and state changes from now on as server-sent events (HTML Standard,
-section 9.2). A client that reads too slowly receives the number of events that it missed. A stream
-ends when its API key is revoked.
+`GET /events` streams new attempts and state changes as server-sent events (HTML Standard, section
+9.2). A client that reads too slowly misses events, and then receives their number. A stream ends
+when its API key is revoked.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 _encode = msgspec.json.Encoder().encode
 _HEARTBEAT_S = 15.0
 """Interval at which a comment is sent on an idle stream: proxies close idle connections."""
-_KEY_CHECK_INTERVAL_S = 1.0
+_API_KEY_CHECK_INTERVAL_S = 1.0
 """Interval at which the API key of a stream is checked; most checks only read the key cache."""
 _TOO_MANY_STREAMS_RETRY_AFTER_S = 10.0
-_RESPONSE_HEADERS = [
+_STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
     (b"x-content-type-options", b"nosniff"),
@@ -85,7 +85,7 @@ class EventStream:
     async def run(self, receive: Receive, send: Send) -> None:
         """Send events until the client disconnects, its key is revoked or the service stops."""
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": _RESPONSE_HEADERS})
+            await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
             if self._request.scope["method"] != "HEAD":
                 await self._run(receive, send)
             await send({"type": "http.response.body", "body": b""})
@@ -119,9 +119,9 @@ class EventStream:
             return
         try:
             while True:
-                await asyncio.sleep(_KEY_CHECK_INTERVAL_S)
+                await asyncio.sleep(_API_KEY_CHECK_INTERVAL_S)
                 tenant = authenticate(self._request)
-                if not isinstance(tenant, str):
+                if not isinstance(tenant, str):  # an awaitable: the API key is not cached
                     await tenant
         except (ApiError, StoreUnavailable):
             return
@@ -197,7 +197,7 @@ class HealthResource:
 
     @Operation("GET", "/readyz", "isReady", HealthStatus, errors=(503,), query=None, is_public=True)
     async def get_readiness(self, _: ApiRequest) -> ApiResponse:
-        """Readiness: tasks are accepted and processed."""
+        """Readiness: the service can accept and process tasks."""
         await self._check_store()
         failing = self._context.engine.health.failing
         if self._store_error is not None:
@@ -213,7 +213,7 @@ class HealthResource:
 
     @Operation("GET", "/metrics", "getMetrics", "text/plain", query=None)
     async def get_metrics(self, request: ApiRequest) -> ApiResponse:
-        """Get Prometheus metrics: of the tenant, or of all for the operator or without API keys."""
+        """Get Prometheus metrics of the tenant; of all tenants for the operator or without keys."""
         context = self._context
         reads_all = not context.require_api_keys or request.tenant == context.operator_tenant
         tenant = None if reads_all else request.tenant

@@ -1,4 +1,4 @@
-"""The OpenAPI document, built from the operations and their types, and its page `GET /docs`."""
+"""The OpenAPI document, built from the operations and their types, and its HTML page, /docs."""
 
 from __future__ import annotations
 
@@ -147,16 +147,16 @@ def _describe_messages(
     operation: Operation, schema_by_type: dict[str, Any], schemas: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the fields of an operation that describe its requests, responses and callbacks."""
-    json_type, body = operation.response, {}
-    if isinstance(json_type, str):
-        body = {"content": {json_type: {"schema": {"type": "string"}}}}
-    elif json_type is not None:
-        body = {"content": _json_content(schema_by_type[str(json_type)])}
+    response, response_body = operation.response, {}
+    if isinstance(response, str):  # a media type
+        response_body = {"content": {response: {"schema": {"type": "string"}}}}
+    elif response is not None:
+        response_body = {"content": _json_content(schema_by_type[str(response)])}
     responses = {
-        str(status): {"description": HTTPStatus(status).phrase, **body}
+        str(status): {"description": HTTPStatus(status).phrase, **response_body}
         for status in operation.statuses
     }
-    for status in operation.error_statuses:
+    for status in operation.all_error_statuses:
         responses[str(status)] = _describe_problem(status)
     fields: dict[str, Any] = {"responses": responses}
     parameters: list[dict[str, Any]] = [
@@ -201,7 +201,7 @@ def _describe_problem(status: int) -> dict[str, Any]:
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema without null, because a query parameter is omitted instead."""
+    """Return the schema of a query parameter without null: the parameter is omitted instead."""
     result: dict[str, Any] = {name: value for name, value in schema.items() if value is not None}
     choices = [choice for choice in result.pop("anyOf", ()) if choice != {"type": "null"}]
     for choice in choices:
@@ -301,10 +301,10 @@ def _render_schema(schema: dict[str, Any]) -> str:
         return f"list of {_render_schema(schema.get('items', {}))}"
     if "enum" in schema:
         return " or ".join(f"<code>{escape(str(value))}</code>" for value in schema["enum"])
-    parts = [str(schema.get("type", "any JSON"))]
-    for name, text in _RULE_TEXTS.items():
+    texts = [str(schema.get("type", "any JSON"))]
+    for name, rule_text in _RULE_TEXTS.items():
         if schema.get(name) is not None:
-            parts.append(f"{text} {schema[name]}")
+            texts.append(f"{rule_text} {schema[name]}")
     if "description" in schema:
-        parts.append(schema["description"])
-    return escape(", ".join(parts))
+        texts.append(schema["description"])
+    return escape(", ".join(texts))

@@ -32,7 +32,7 @@ _POLICY_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _PATH = "/retry-policies"
 _POLICY_PATH = "/retry-policies/{policyId}"
 _encode_sorted = msgspec.json.Encoder(order="deterministic").encode
-_PRESET_PREFIX = "preset:"
+_PRESET_CURSOR_PREFIX = "preset:"
 """A cursor with this prefix is a position among the built-in policies (presets), which are listed
 last. The cursors of the store are policy ids, which have no colon."""
 
@@ -74,7 +74,7 @@ PolicyFields: type[msgspec.Struct] = msgspec.defstruct(
     omit_defaults=True,
 )
 """The JSON body of a policy, only for OpenAPI and error messages; every field is optional."""
-PolicyFields.__doc__ = "The fields of a policy. An omitted field is that of the built-in `default`."
+PolicyFields.__doc__ = "The fields of a policy. Omitted fields are those of the built-in `default`."
 
 
 class VersionQuery(msgspec.Struct, rename="camel", frozen=True, forbid_unknown_fields=True):
@@ -113,21 +113,22 @@ class PolicyResource:
         query = request.parse_query(PageQuery)
         items: list[RetryPolicy] = []
         cursor = query.cursor
-        if cursor is None or not cursor.startswith(_PRESET_PREFIX):
-            with problems.field_errors("cursor"):
+        if cursor is None or not cursor.startswith(_PRESET_CURSOR_PREFIX):
+            with problems.convert_errors("cursor"):
                 page = await self._context.store.list_policies(
                     request.tenant, cursor=cursor, limit=query.limit
                 )
             items = [_stored_view(policy) for policy in page.items]
             if page.cursor is not None:
                 return json_response(200, Page(items=items, next_cursor=page.cursor))
-            cursor = _PRESET_PREFIX
-        last_name = cursor.removeprefix(_PRESET_PREFIX)
+            cursor = _PRESET_CURSOR_PREFIX
+        last_name = cursor.removeprefix(_PRESET_CURSOR_PREFIX)
         for name in sorted(SERVICE_PRESETS):
             if name <= last_name:
                 continue
             if len(items) == query.limit:
-                return json_response(200, Page(items=items, next_cursor=_PRESET_PREFIX + last_name))
+                cursor = _PRESET_CURSOR_PREFIX + last_name
+                return json_response(200, Page(items=items, next_cursor=cursor))
             if await self._context.store.get_policy(request.tenant, name) is None:
                 items.append(_preset_view(name))
             last_name = name
@@ -160,8 +161,8 @@ class PolicyResource:
 
     @Operation("DELETE", _POLICY_PATH, "deletePolicy", None, statuses=(204,), errors=(409,))
     async def delete(self, request: ApiRequest) -> ApiResponse:
-        """Delete a policy with all its versions. Not possible while unfinished tasks use it.
-        Version numbers are not used again.
+        """Delete a policy with all its versions. Not possible while unfinished tasks (PENDING or
+        IN_FLIGHT) use it. The numbers of deleted versions are not used again.
         """
         request.parse_query(NoQuery)
         policy_id = request.path_parameter("policyId")
@@ -226,11 +227,11 @@ def check_policy_id(policy_id: str) -> str:
     return policy_id
 
 
-def describe_versions(policy_id: str, newest: int | None) -> str:
-    """Describe which versions a policy has; `newest` is None for a built-in policy."""
-    if newest is None:
+def describe_versions(policy_id: str, newest_version: int | None) -> str:
+    """Describe which versions a policy has; `newest_version` is None for a built-in policy."""
+    if newest_version is None:
         return f"{policy_id} is built in and has no versions"
-    return f"the newest version of {policy_id} is {newest}"
+    return f"the newest version of {policy_id} is {newest_version}"
 
 
 def check_policy(
@@ -238,7 +239,7 @@ def check_policy(
 ) -> Policy:
     """Return `base` changed by `fields`, or raise ApiError for an invalid field.
 
-    `parent` is the path of the fields in the request: "policy" for the overrides of a task.
+    `parent` is the path of `fields` in the request: "policy" for the overrides of a task, else "".
     """
     prefix = f"{parent}." if parent else ""
     for name in fields:

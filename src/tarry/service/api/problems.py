@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ApiError(Exception):
-    """The response is `problem`. Nothing was stored, unless the problem says otherwise."""
+    """Ends a request with the response `problem`. Nothing was stored unless it says otherwise."""
 
     def __init__(self, problem: Problem, headers: Headers) -> None:
         super().__init__(problem.detail)
@@ -73,8 +73,8 @@ NOT_HTTP = ProblemType("not-http", (400,), "Bad Request",
 MALFORMED = ProblemType("malformed", (400,), "Malformed JSON",
     "The body is not JSON in UTF-8, or is nested too deeply. `detail` has the reason.")
 INVALID = ProblemType("invalid", (422, 400), "Invalid request",
-    "A field, parameter or header is invalid. `field` names it; `rule` says what it must be.")
-API_KEY_INVALID = ProblemType("key-needed", (401,), "API key needed",
+    "A field, parameter or header is invalid. `field` names it; `rule` says what is wrong.")
+API_KEY_REQUIRED = ProblemType("api-key-required", (401,), "API key required",
     "The API key is missing, unknown or revoked. Create one with `tarry keys create`.",
     ((b"www-authenticate", b'Bearer realm="tarry"'),))
 CROSS_SITE = ProblemType("cross-site", (403,), "Cross-site request",
@@ -102,10 +102,11 @@ NOT_JSON = ProblemType("not-json", (415,), "Unsupported media type",
     ((b"accept", b"application/json"),))
 WRONG_HOST = ProblemType("wrong-host", (421,), "Misdirected Request",
     "Without API keys, the `Host` header must be a loopback name or listed in `allow_host`.")
-IDEMPOTENCY_KEY_REUSED = ProblemType("key-reused", (422,), "idempotencyKey is already used",
+IDEMPOTENCY_KEY_REUSED = ProblemType(
+    "idempotency-key-reused", (422,), "idempotencyKey is already used",
     "The idempotencyKey was used with a different task. Use a new key for a new task.")
-TENANT_LIMIT = ProblemType("quota", (429,), "Too many requests",
-    "The tenant has reached `tenant_rate` or `tenant_pending`. Wait for `Retry-After`.")
+TENANT_LIMIT = ProblemType("tenant-limit", (429,), "Tenant limit reached",
+    "The tenant has reached the setting `tenant_rate` or `tenant_pending`. Wait for `Retry-After`.")
 HEADERS_TOO_LARGE = ProblemType("headers-too-large", (431,), "Request Header Fields Too Large",
     "Request line and headers, or the trailers, are too large. Send fewer or shorter ones.")
 INTERNAL_ERROR = ProblemType("internal-error", (500,), "Internal error",
@@ -125,14 +126,14 @@ _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING_FIELD = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 _PYTHON_TYPES = re.compile(r"`([a-z| ]+)`")
 _JSON_TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
-_TRUNCATED = r"The JSON is truncated, or has half of a \u surrogate pair (\ud83d alone)."
+_TRUNCATED = r"The JSON ends too early, or has half of a surrogate pair (such as \ud83d alone)."
 _MAX_NAME_CHARS = 100
-"""An unknown field name is cut off after this length in a message."""
+"""Length after which the name of an unknown field is cut off in a message."""
 _NO_VALUE = object()
 
 
 def invalid(field: str, rule: str, value: object = _NO_VALUE, *, status: int = 422) -> ApiError:
-    """Return the error for `field`: the path of a JSON field, or a query parameter or header.
+    """Return the error for an invalid `field`: the path of a JSON field, a parameter or a header.
 
     `rule` continues a sentence that begins with the field, as in "maxAttempts must be at least 1,
     got 0.". This sentence is the detail; `field`, `rule` and `value` are extension members.
@@ -149,13 +150,13 @@ def invalid(field: str, rule: str, value: object = _NO_VALUE, *, status: int = 4
 
 
 def from_configuration_error(field: str, error: ConfigurationError) -> ApiError:
-    """Return the error for `field`, whose value has caused a ConfigurationError."""
+    """Return the ApiError for `field`, whose value has caused a ConfigurationError."""
     return invalid(field, error.rule, error.value if error.has_value else _NO_VALUE)
 
 
 @contextmanager
-def field_errors(field: str) -> Generator[None]:
-    """Turn a ConfigurationError into the error for `field`."""
+def convert_errors(field: str) -> Generator[None]:
+    """Convert a ConfigurationError of the `with` block to the ApiError for `field`."""
     try:
         yield
     except ConfigurationError as error:
@@ -163,7 +164,7 @@ def field_errors(field: str) -> Generator[None]:
 
 
 def unknown_field(parent: str, name: str, known_names: Iterable[str]) -> ApiError:
-    """Return the error for an unknown field, which suggests the most similar known name."""
+    """Return the error for an unknown field. It suggests a similar known name, or lists all."""
     name, known_names = name[:_MAX_NAME_CHARS], list(known_names)
     rule = "is not a known field"
     if similar := suggest(name, known_names):
@@ -200,7 +201,7 @@ def retry_after(seconds: float) -> tuple[bytes, bytes]:
 
 
 def from_decode_error(error: Exception, document_type: type[object]) -> ApiError:
-    """Return the error for a document that msgspec could not decode, with the invalid field."""
+    """Return the error, with the invalid field, for a document that msgspec could not decode."""
     if isinstance(error, RecursionError):
         return nested_too_deeply()
     if isinstance(error, UnicodeDecodeError):
@@ -213,11 +214,11 @@ def from_decode_error(error: Exception, document_type: type[object]) -> ApiError
     message = text if path_match is None else text[: path_match.start()]
     types = _types_at(document_type, path)
     if unknown := _UNKNOWN_FIELD.fullmatch(message):
-        fields = [field for struct in types for field in getattr(struct, "fields", ())]
+        fields = [field for type_ in types for field in getattr(type_, "fields", ())]
         return unknown_field(path, unknown[1], [field.encode_name for field in fields])
     if missing := _MISSING_FIELD.fullmatch(message):
         return invalid(_join_path(path, missing[1]), "is missing")
-    if choices := [str(value) for literal in types for value in getattr(literal, "values", ())]:
+    if choices := [str(choice) for type_ in types for choice in getattr(type_, "values", ())]:
         return invalid(path, f"must be {' or '.join(choices)}")
     rule = _PYTHON_TYPES.sub(_to_json_types, message)
     return invalid(path, f"is invalid: {rule[:1].lower()}{rule[1:]}")
@@ -227,9 +228,9 @@ def _types_at(document_type: type[object], path: str) -> list[Any]:
     """Return the types that msgspec allows at a path of a document (several for a union)."""
     types: list[Any] = [msgspec.inspect.type_info(document_type)]
     for name in filter(None, path.split(".")):
-        fields = [field for struct in types for field in getattr(struct, "fields", ())]
+        fields = [field for type_ in types for field in getattr(type_, "fields", ())]
         field_types = [field.type for field in fields if field.encode_name == name]
-        types = [member for union in field_types for member in getattr(union, "types", (union,))]
+        types = [member for type_ in field_types for member in getattr(type_, "types", (type_,))]
     return types
 
 

@@ -36,11 +36,11 @@ class Operation(msgspec.Struct, frozen=True):
     path: str
     operation_id: str
     response: Any
-    """The type of the JSON of a response, a media type as a string, or None for no body."""
+    """The type of a successful response's JSON, a media type as a string, or None for no body."""
     statuses: tuple[int, ...] = (200,)
-    """Statuses of responses that are not problems."""
+    """Statuses of successful responses."""
     errors: tuple[int, ...] = ()
-    """Statuses of problems in addition to those that `error_statuses` derives from other fields."""
+    """Error statuses besides those that `all_error_statuses` derives from the other fields."""
     body: type[msgspec.Struct] | None = None
     """The type of the JSON of a request."""
     query: type[msgspec.Struct] | None = messages.NoQuery
@@ -58,8 +58,8 @@ class Operation(msgspec.Struct, frozen=True):
         return handler
 
     @property
-    def error_statuses(self) -> list[int]:
-        """Statuses of problems, except 401, which every operation that needs a key can return."""
+    def all_error_statuses(self) -> list[int]:
+        """All error statuses except 401, which every operation that needs an API key can return."""
         statuses = {*self.errors}
         if self.body is not None:
             statuses |= {400, 413, 415, 422, 503}
@@ -71,7 +71,7 @@ class Operation(msgspec.Struct, frozen=True):
 
 
 _operations: dict[Callable[..., Any], Operation] = {}
-"""By handler, which is a method of a resource class."""
+"""Operations by handler, which is a method of a resource class."""
 
 
 def resource_operations(resource: object) -> list[tuple[Operation, Handler]]:
@@ -120,25 +120,28 @@ class Endpoint:
     def handle_buffered(
         self, scope: Scope, body: bytes, respond: Callable[[ApiResponse], None]
     ) -> asyncio.Task[Any] | None:
-        """Handle a request like a `BufferedRequestHandler`. The response must not be a stream."""
+        """Handle a request whose body has arrived; call `respond` once. No stream is supported.
+
+        Return the asyncio task that computes the response, or None if no asyncio task is needed.
+        """
         try:
-            pending = self._dispatch(scope, _receive_disconnect, body)
+            awaitable = self._dispatch(scope, _receive_disconnect, body)
         except Exception as error:  # noqa: BLE001 - reported to the caller
             respond(_error_response(error, scope))
             return None
-        if not isinstance(pending, PendingResponse):
-            pending = PendingResponse(pending, lambda response: response)
-        result, task = pending.result, None
-        if not isinstance(result, asyncio.Future):
-            result = task = asyncio.ensure_future(result)
-        result.add_done_callback(partial(_on_result, scope, pending.build_response, respond))
+        if not isinstance(awaitable, PendingResponse):
+            awaitable = PendingResponse(awaitable, lambda response: response)
+        future, task = awaitable.result, None
+        if not isinstance(future, asyncio.Future):
+            future = task = asyncio.ensure_future(future)
+        future.add_done_callback(partial(_on_result, scope, awaitable.build_response, respond))
         return task
 
     def _dispatch(
         self, scope: Scope, receive: Receive, body: bytes | None = None
     ) -> Awaitable[ApiResponse | messages.ResponseStream]:
-        # Not a coroutine: with a cached API key and a handler that returns a PendingResponse, the
-        # fast path creates no asyncio task.
+        # A plain function, so that `handle_buffered` needs no asyncio task if the API key is cached
+        # and the handler returns a PendingResponse.
         method = scope["method"]
         handler = self._handlers.get(method)
         if handler is None:
@@ -165,9 +168,9 @@ class Endpoint:
 
 
 async def _authenticate_and_handle(
-    tenant: Awaitable[str], handler: Handler, request: ApiRequest
+    pending_tenant: Awaitable[str], handler: Handler, request: ApiRequest
 ) -> ApiResponse | messages.ResponseStream:
-    request.tenant = await tenant
+    request.tenant = await pending_tenant
     return await handler(request)
 
 
@@ -175,10 +178,10 @@ def _on_result(
     scope: Scope,
     build_response: Callable[[Any], ApiResponse],
     respond: Callable[[ApiResponse], None],
-    result: asyncio.Future[Any],
+    future: asyncio.Future[Any],
 ) -> None:
     try:
-        response = build_response(result.result())
+        response = build_response(future.result())
     except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - reported to the caller
         response = _error_response(error, scope)
     respond(response)
@@ -212,7 +215,7 @@ def _error_response(error: BaseException, scope: Scope) -> ApiResponse:
 def _check_origin(headers: dict[bytes, bytes]) -> None:
     """Raise ApiError for a request that a browser sends for a web page of another origin.
 
-    A service on loopback needs no API key, so such a page could otherwise use the service.
+    A service on loopback may need no API key. Such a page could then use the service.
     """
     origin = headers[b"origin"]
     if origin.rpartition(b"://")[2] != headers.get(b"host"):

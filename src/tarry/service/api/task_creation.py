@@ -38,39 +38,36 @@ _logger = logging.getLogger("tarry.service")
 _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _YIELD_EVERY_TASKS = 50
-"""Number of tasks after which the validation of a batch yields to the event loop."""
+"""Number of tasks after which `create_batch` yields to the event loop."""
 _UNFINISHED_RETRY_AFTER_S = 10.0
-"""`Retry-After` for a tenant at its limit of unfinished tasks, some of which may finish by then."""
+"""`Retry-After` for a tenant at its limit of unfinished tasks (PENDING or IN_FLIGHT)."""
 _MINIMAL_APPLIED = (b"preference-applied", b"return=minimal")
 _MAX_TENANT_BUCKETS = 10_000
 _MAX_CONSECUTIVE_STORE_FAILURES = 3
 """After this many failures of the store in a row, the remaining tasks of a batch are rejected if
-their validation needs the store."""
+`finish_building` would need the store for them."""
 
 
 class _IdempotencyKeyOnly(msgspec.Struct, rename="camel"):
-    """The idempotency key of a task; its other fields are not decoded."""
+    """Decodes only the idempotency key of a task."""
 
     idempotency_key: Any = None
 
 
-class _ValidBatch(msgspec.Struct, forbid_unknown_fields=True):
-    """A batch in which every task can be decoded."""
+class _TypedBatch(msgspec.Struct, forbid_unknown_fields=True):
+    """A `wire.BatchRequest` with decoded tasks instead of raw JSON."""
 
     tasks: list[RetryTaskRequest]
 
 
 _task_decoder = msgspec.json.Decoder(RetryTaskRequest)
-_batch_decoder = msgspec.json.Decoder(wire.BatchRequest)
-_valid_batch_decoder = msgspec.json.Decoder(_ValidBatch)
+_raw_batch_decoder = msgspec.json.Decoder(wire.BatchRequest)
+_typed_batch_decoder = msgspec.json.Decoder(_TypedBatch)
 _key_decoder = msgspec.json.Decoder(_IdempotencyKeyOnly)
 
 
 class TenantRateLimiter:
-    """One token bucket per tenant.
-
-    A request needs one token and takes one per task, so a batch can make the balance negative.
-    """
+    """One token bucket per tenant. A batch may take more tokens than there are, if there is one."""
 
     def __init__(self, rate: float, burst: float, monotonic: Callable[[], float]) -> None:
         """`rate` is in tokens per second, `burst` the size of a bucket."""
@@ -81,7 +78,7 @@ class TenantRateLimiter:
         """By tenant: balance in tokens, and time of the last change. Least recently used first."""
 
     def take(self, tenant: str, tokens: int) -> float:
-        """Take tokens and return 0, or return the seconds until there is a token, and take none."""
+        """If there is a token, take `tokens` and return 0, else return the seconds until then."""
         now = self._now()
         balance, updated_at = self._buckets.pop(tenant, (self._burst, now))
         balance = min(self._burst, balance + (now - updated_at) * self._rate)
@@ -120,8 +117,8 @@ class TaskCreation:
     )
     def create(self, request: ApiRequest) -> Awaitable[ApiResponse]:
         """Create a task. 200: a task with the same idempotencyKey and content already exists."""
-        # Not a coroutine: if the body is complete and only the insert has to be awaited, a
-        # PendingResponse is returned, for which `Endpoint.handle_buffered` needs no asyncio task.
+        # A plain function: if the body is complete and only the insert has to be awaited, it
+        # returns a PendingResponse, for which `Endpoint.handle_buffered` needs no asyncio task.
         if request.body is None:
             return self._read_and_create(request)
         request.check_json_body(self._context.limits.max_request_bytes)
@@ -151,17 +148,17 @@ class TaskCreation:
         # Empty `packed_content`: the policy or the body needs I/O, see `finish_building`.
         if not new_task.task.packed_content or b"prefer" in headers:
             return self._create_with_more_io(request, new_task, content)
-        pending_results = self._context.engine.submit([new_task], [content])
-        return PendingResponse(pending_results, partial(self._build_response, content))
+        add_results = self._context.engine.submit([new_task], [content])  # a future
+        return PendingResponse(add_results, partial(self._build_response, content))
 
     async def _create_with_more_io(
         self, request: ApiRequest, new_task: NewTask, content: TaskContent
     ) -> ApiResponse:
-        """Create a task whose request has to await more than the insert: policy, body or result."""
+        """Create a task, and await more than the insert: its policy, its body, `Prefer: wait`."""
         if not new_task.task.packed_content:
             await self._task_builder.finish_building(new_task.task, content)
         (add_result,) = await self._context.engine.submit([new_task], [content])
-        if content.service_owns_body and add_result.status is not AddStatus.ADDED:
+        if content.body_stored_by_service and add_result.status is not AddStatus.ADDED:
             await self._task_builder.delete_body(content)
         status, view = self._status_and_view(add_result, content)
         view, headers = await self._result_waiter.wait(request, add_result.task, view)
@@ -225,7 +222,7 @@ class TaskCreation:
         add_results = await self._context.engine.submit(new_tasks, contents) if new_tasks else ()
         indexes = [i for i, result in enumerate(results) if result is None]
         for i, add_result, content in zip(indexes, add_results, contents, strict=True):
-            if content.service_owns_body and add_result.status is not AddStatus.ADDED:
+            if content.body_stored_by_service and add_result.status is not AddStatus.ADDED:
                 await self._task_builder.delete_body(content)
             try:
                 results[i] = self._batch_result(add_result, content, is_minimal=is_minimal)
@@ -243,14 +240,15 @@ class TaskCreation:
         return BatchResult(status=status, task=view)
 
     def _decode_batch(self, body: bytes) -> Sequence[RetryTaskRequest | msgspec.Raw]:
-        """Return the tasks of a batch: decoded if every task can be decoded, else as raw JSON.
+        """Return the tasks of a batch: decoded all at once if possible (faster), else as raw JSON.
 
-        The caller decodes raw tasks one by one, so that an invalid task only fails itself.
+        The caller decodes raw tasks one by one. A task that is invalid, or larger than
+        `max_request_bytes`, then only fails itself.
         """
         if len(body) <= self._context.limits.max_request_bytes:
             with suppress(*_DECODE_ERRORS):
-                return _valid_batch_decoder.decode(body).tasks
-        return decode_json(_batch_decoder, body).tasks
+                return _typed_batch_decoder.decode(body).tasks
+        return decode_json(_raw_batch_decoder, body).tasks
 
     def _decode_task(self, task: msgspec.Raw) -> RetryTaskRequest:
         max_bytes = self._context.limits.max_request_bytes
@@ -259,7 +257,7 @@ class TaskCreation:
         return decode_json(_task_decoder, task)
 
     def _charge_rate_limit(self, tenant: str, task_count: int) -> None:
-        """Take a token per new task from the bucket of a tenant, or raise ApiError (429)."""
+        """Take one token per new task from the tenant's bucket, or raise ApiError (429)."""
         limiter = self._rate_limiter
         if limiter is not None and (wait_s := limiter.take(tenant, task_count)):
             rate = self._context.limits.tenant_tasks_per_s
@@ -302,7 +300,7 @@ def _has_idempotency_key(task: RetryTaskRequest | msgspec.Raw) -> bool:
     try:
         return _key_decoder.decode(task).idempotency_key is not None
     except _DECODE_ERRORS:
-        return True  # an invalid task, for which the batch has an error as its result
+        return True  # an invalid task: `create_batch` returns an error for this task only
 
 
 def _not_stored_error() -> ApiError:

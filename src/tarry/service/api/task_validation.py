@@ -15,7 +15,7 @@ import msgspec
 
 from tarry.errors import ConfigurationError, StoreUnavailable
 from tarry.service.api.policies import check_policy, check_policy_id, describe_versions
-from tarry.service.api.problems import MALFORMED, field_errors, from_configuration_error, invalid
+from tarry.service.api.problems import MALFORMED, convert_errors, from_configuration_error, invalid
 from tarry.service.delivery.targets import parse_target
 from tarry.service.model import Task, TaskContent
 from tarry.service.store import NewTask
@@ -34,7 +34,7 @@ _GRPC_SCHEMES = frozenset({"grpc", "grpcs"})
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
 _is_header_value = re.compile(r"(?:[!-~]++(?:[\t ]++[!-~]++)*+)?").fullmatch
-"""Matches visible ASCII with blanks inside (RFC 9110, 5.5), which cannot inject a header."""
+"""Matches visible ASCII with spaces or tabs inside (RFC 9110, 5.5). No header can be injected."""
 _RESERVED_HEADERS = frozenset({
     "accept-encoding", "content-length", "expect", "host", "idempotency-key", "traceparent",
     "tracestate", "x-retry-attempt",
@@ -53,13 +53,13 @@ class TaskBuilder:
         self._policies = context.engine.policies
 
     def build_task(
-        self, tenant: str, request: RetryTaskRequest, key_header: str | None, trace: str | None
+        self, tenant: str, request: RetryTaskRequest, header_key: str | None, trace: str | None
     ) -> tuple[NewTask, TaskContent]:
         """Return the task to add and its content, or raise ApiError.
 
-        `key_header` and `trace` are the values of the headers `Idempotency-Key` and `traceparent`.
-        If building the task needs I/O, its `packed_content` is empty, and the caller has to await
-        `finish_building`. Most tasks need no I/O.
+        `header_key` and `trace` are the values of the headers `Idempotency-Key` and `traceparent`.
+        If building the task needs I/O, `packed_content` of the task is empty, and the caller has to
+        await `finish_building`. Most tasks need no I/O.
         """
         context = self._context
         target = self._parse_target("targetUrl", request.target_url)
@@ -78,7 +78,7 @@ class TaskBuilder:
             if request.delay_ms is not None:
                 raise invalid("nextAttemptAt", "must not be given together with delayMs")
             check_epoch_ms("nextAttemptAt", next_attempt_at)
-        idempotency_key = _choose_idempotency_key(request.idempotency_key, key_header)
+        idempotency_key = _choose_idempotency_key(request.idempotency_key, header_key)
         task_id = context.new_id()
         content = TaskContent(
             url=target.url,
@@ -122,19 +122,19 @@ class TaskBuilder:
         task.fingerprint = _fingerprint(task, content, header_names)
         if content.body_ref is not None:
             body_store = self._context.body_store
-            with field_errors("bodyRef"):
+            with convert_errors("bodyRef"):
                 body_store.check_ref(task.tenant, content.body_ref)
                 content.body_size, content.etag = await body_store.head_object(content.body_ref)
         elif len(content.body) > self._context.limits.inline_body_bytes:
             put = self._context.body_store.put
             content.body_ref, content.checksum = await put(task.tenant, task.id, content.body)
-            content.body, content.service_owns_body = b"", True
+            content.body, content.body_stored_by_service = b"", True
             task.owned_body_ref = content.body_ref
         task.packed_content = self._context.codec.pack(content)
 
     async def delete_body(self, content: TaskContent) -> None:
         """Delete the body that `finish_building` has stored for a task that was then not added."""
-        if content.service_owns_body and content.body_ref is not None:
+        if content.body_stored_by_service and content.body_ref is not None:
             with suppress(StoreUnavailable):  # maintenance then deletes the body later
                 await self._context.body_store.delete([content.body_ref])
 
@@ -187,7 +187,7 @@ def check_headers(headers: dict[str, Any], limits: ApiLimits) -> tuple[str, ...]
         if not is_plain and not _is_header_value(value):
             rule = "must be visible ASCII characters, with blanks only between them"
             raise invalid(_header_path(name), rule)
-        size += len(name) + len(value) + 4
+        size += len(name) + len(value) + len(": \r\n")
     if size > limits.max_header_bytes:
         raise invalid("headers", f"must have at most {limits.max_header_bytes} bytes", size)
     return lower_names
@@ -243,8 +243,8 @@ def _encode_body(request: RetryTaskRequest) -> tuple[bytes, bool]:
     raw = b"" if request.body is msgspec.UNSET else bytes(request.body)
     has_body = raw not in (b"", b"null")  # a tuple, because a set would hash a long body
     if request.body_base64 is not None or request.body_ref is not None:
-        is_given = (has_body, request.body_base64 is not None, request.body_ref is not None)
-        fields = list(compress(("body", "bodyBase64", "bodyRef"), is_given))
+        are_given = (has_body, request.body_base64 is not None, request.body_ref is not None)
+        fields = list(compress(("body", "bodyBase64", "bodyRef"), are_given))
         if len(fields) > 1:
             raise invalid(fields[1], f"must not be given together with {fields[0]}")
     if request.body_base64 is not None:
@@ -264,10 +264,10 @@ def _encode_body(request: RetryTaskRequest) -> tuple[bytes, bool]:
 
 
 def _fingerprint(task: Task, content: TaskContent, header_names: tuple[str, ...]) -> bytes:
-    """Return a digest by which requests with the same idempotency key are compared.
+    """Return a digest that is equal for requests with the same content, whatever their delay.
 
-    It is empty if the caller gave no idempotency key. `header_names` are in lower case. The digest
-    does not depend on the time of the first attempt, which may differ in a repeated request.
+    The store compares the digests of two requests with the same idempotency key. The digest is
+    empty if the caller gave no idempotency key. `header_names` are in lower case.
     """
     if task.key == task.id:
         return b""

@@ -69,7 +69,7 @@ class ResultWaiter:
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
-        self._waiting_requests = 0
+        self._waiting_request_count = 0
         self._is_closed = False
 
     async def wait(
@@ -83,15 +83,15 @@ class ResultWaiter:
         """
         limits = self._context.limits
         wait_match = _WAIT_PREFERENCE.search(b",".join(request.header_values(b"prefer")))
-        if wait_match is None or self._waiting_requests >= limits.max_waiting_requests:
+        if wait_match is None or self._waiting_request_count >= limits.max_waiting_requests:
             return view, []
         seconds = min(int(wait_match[1]), limits.max_wait_s)
         if not task.status.is_finished:
-            self._waiting_requests += 1
+            self._waiting_request_count += 1
             try:
                 view = await self._poll(task, view, seconds)
             finally:
-                self._waiting_requests -= 1
+                self._waiting_request_count -= 1
         return view, [(b"preference-applied", b"wait=%d" % seconds)]
 
     def close(self) -> None:
@@ -114,10 +114,10 @@ class ResultWaiter:
         if finished_task is not None:
             view.status, view.reason = wire.STATUS_NAMES[finished_task.status], finished_task.reason
             view.next_attempt_at = None
-            delivery = finished_task.delivery_result
-            if delivery is not None and delivery.status is not None:
+            delivery_result = finished_task.delivery_result
+            if delivery_result is not None and delivery_result.status is not None:
                 secrets = views.find_secrets(views.read_content(context, task))
-                view.response = views.response_view(delivery, secrets)
+                view.response = views.response_view(delivery_result, secrets)
         return view
 
 
@@ -140,7 +140,7 @@ class TaskResource:
     ) -> Page[RetryTask]:
         """Return a page of the tasks that match `query` and `status`; None matches any status."""
         task_filter = build_filter(tenant, query, status)
-        with problems.field_errors("cursor"):
+        with problems.convert_errors("cursor"):
             page = await self._context.store.list_tasks(
                 tenant, task_filter, cursor=query.cursor, limit=query.limit
             )
@@ -153,7 +153,7 @@ class TaskResource:
 
     @Operation("GET", _TASK_PATH, "getTask", RetryTask, headers=WAIT_HEADER)
     async def get(self, request: ApiRequest) -> ApiResponse:
-        """Get a task: status, number of attempts, time of the next one."""
+        """Get a task: status, number of attempts, time of the next attempt."""
         request.parse_query(NoQuery)
         task = await self._find(request)
         view = stored_task_view(self._context, task)
@@ -217,7 +217,7 @@ class TaskResource:
 
     @Operation("POST", f"{_TASK_PATH}/retry", "retryTask", RetryTask, (200, 202), errors=(409,))
     async def retry(self, request: ApiRequest) -> ApiResponse:
-        """Make the next attempt now; a dead letter starts over. 202: an attempt is running."""
+        """Make the next attempt now; a dead letter is replayed. 202: an attempt is running."""
         request.parse_query(NoQuery)
         retry_status = await self._context.engine.retry_now(request.tenant, _task_id(request))
         task = await self._find(request)
@@ -250,7 +250,7 @@ def build_filter(
 
 
 def check_reason(field: str, reason: str | None) -> None:
-    """Raise ApiError for an unknown reason. An empty list could mean that no task has failed."""
+    """Raise ApiError for an unknown reason: an empty list would look as if no task had failed."""
     if reason is not None and reason not in _REASONS:
         raise problems.invalid(field, f"must be {' or '.join(_REASONS)}", reason)
 

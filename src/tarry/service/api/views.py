@@ -44,7 +44,7 @@ _ENCRYPTED = "[encrypted]"
 _UNREADABLE_CONTENT = TaskContent(url=_ENCRYPTED, method=_ENCRYPTED)
 """Shown instead of content that cannot be decrypted, because its key is not configured."""
 _REASON_TEXTS = {reason.value: reason.description for reason in Reason}
-_MAX_ERROR_LENGTH = 200
+_MAX_ERROR_CHARS = 200
 _EARLY_TOLERANCE_MS, _LATE_TOLERANCE_MS = 50, 1_000
 """If the actual wait is at most this much shorter or longer than the decided wait, only the decided
 wait is described."""
@@ -71,7 +71,7 @@ def task_view(task: Task, content: TaskContent, status: Status) -> RetryTask:
         created_at=task.created_at,
         finished_at=task.finished_at,
         body_size=content.body_size,
-        body_ref=None if content.service_owns_body else content.body_ref,
+        body_ref=None if content.body_stored_by_service else content.body_ref,
         callback_url=None if content.callback_url is None else redact_url(content.callback_url),
         cancelling=task.cancelling and not status.is_finished,
         replays=task.replays,
@@ -142,30 +142,30 @@ def attempt_view(
     )
 
 
-def replay_view(job: ReplayRecord, *, dry_run: bool = False) -> wire.ReplayJob:
-    """Return the view of a replay job; with `dry_run`, of a job that was not started."""
+def replay_view(replay: ReplayRecord, *, dry_run: bool = False) -> wire.ReplayJob:
+    """Return the view of a replay; with `dry_run`, of a replay that was not started."""
     status_names: dict[str, Any] = {"running": "RUNNING", "done": "DONE", "cancelled": "CANCELLED"}
     return wire.ReplayJob(
-        replay_id=None if dry_run else job.id,
-        status="DRY_RUN" if dry_run else status_names[job.status],
+        replay_id=None if dry_run else replay.id,
+        status="DRY_RUN" if dry_run else status_names[replay.status],
         filter=wire.ReplayFilter(
-            lane=None if job.lane is None else public_lane_name(job.lane),
-            policy_id=job.policy_id,
-            reason=job.reason,
-            before=job.before or None,
+            lane=None if replay.lane is None else public_lane_name(replay.lane),
+            policy_id=replay.policy_id,
+            reason=replay.reason,
+            before=replay.before or None,
         ),
-        rate=job.rate,
-        matched=job.matched,
-        replayed=job.replayed,
-        created_at=None if dry_run else job.created_at,
-        finished_at=job.finished_at,
+        rate=replay.rate,
+        matched=replay.matched,
+        replayed=replay.replayed,
+        created_at=None if dry_run else replay.created_at,
+        finished_at=replay.finished_at,
     )
 
 
 def downstream_view(
-    lane: LaneRecord, local: wire.LocalStats | None, now: int
+    lane: LaneRecord, local_stats: wire.LocalStats | None, now: int
 ) -> wire.DownstreamInfo:
-    """Return the view of a lane (a downstream of the API); `local` is its state in this process."""
+    """Return the view of a lane (downstream of the API); `local_stats` is its local state."""
     state: wire.LaneStateName = "OPEN"
     if lane.paused:
         state = "PAUSED"
@@ -180,7 +180,7 @@ def downstream_view(
         in_flight=lane.in_flight,
         dead=lane.exhausted,
         last_claim_at=lane.last_claim_at,
-        local=local,
+        local=local_stats,
     )
 
 
@@ -254,7 +254,7 @@ def explain_task(
 def _describe_attempt(attempt: AttemptRecord, error: str | None, wait_end: int | None) -> str:
     """Describe an attempt and the wait after it, which ended at `wait_end` (None: still waiting).
 
-    `error` is the error message of the attempt without secrets.
+    `error` is the error message of the attempt, with secrets redacted.
     """
     if attempt.outcome == LOST:
         result = f"attempt {attempt.number} was lost with its worker"
@@ -262,8 +262,8 @@ def _describe_attempt(attempt: AttemptRecord, error: str | None, wait_end: int |
         result = f"attempt {attempt.number} got {attempt.status}"
     else:
         cause = attempt.error_class or attempt.outcome
-        if error and cause != "refused":  # its error message adds nothing
-            cause += f": {error[:_MAX_ERROR_LENGTH].rstrip('.')}"
+        if error and cause != "refused":  # the message of a refused connection adds nothing
+            cause += f": {error[:_MAX_ERROR_CHARS].rstrip('.')}"
         result = f"attempt {attempt.number} failed ({cause})"
     if attempt.decision is None or attempt.decision.action == "done":
         return result
@@ -317,17 +317,17 @@ def _next_step(
         ending = ", and is the last one: the task was cancelled" if task.cancelling else ""
         return wire.NextStep(text=f"Attempt {number} is running{ending}.", at=None)
     max_attempts = policy.max_attempts + task.attempts_before_replay + task.lost_attempts
-    attempt = f"Attempt {number} of {max_attempts}"
+    attempt_text = f"Attempt {number} of {max_attempts}"
     due = task.next_attempt_at
     if lane is not None and lane.paused:
-        text = f"{attempt} waits until an operator resumes its downstream."
+        text = f"{attempt_text} waits until an operator resumes its downstream."
         return wire.NextStep(text=text, at=None)
     if lane is not None and lane.parked_until is not None and lane.parked_until > max(now, due):
         left = format_duration((lane.parked_until - now) / 1000)
-        text = f"{attempt} waits for its downstream: the breaker is open for another {left}."
+        text = f"{attempt_text} waits for its downstream: the breaker is open for another {left}."
         return wire.NextStep(text=text, at=lane.parked_until)
     when = f"in {format_duration((due - now) / 1000)}" if due > now else "now"
-    return wire.NextStep(text=f"{attempt} is due {when}.", at=due)
+    return wire.NextStep(text=f"{attempt_text} is due {when}.", at=due)
 
 
 @lru_cache(4096)
@@ -384,7 +384,7 @@ def redact_bytes(
 
 
 def find_secrets(content: TaskContent | None) -> list[str] | None:
-    """Return the secrets in a task's request, the longest first, or None without `content`."""
+    """Return the secrets in a task's request, the longest first; None if `content` is None."""
     if content is None:
         return None
     secrets = {value for name, value in content.headers.items() if is_secret_name(name)}

@@ -39,7 +39,7 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_unwritten: int = 10_000  # new tasks that wait to be written
     max_claimed: int = 500  # tasks that one claim leases
     max_lane_claimed: int = 100  # tasks of one lane that one claim leases
-    max_tenant_live_tasks: int | None = None  # PENDING or IN_FLIGHT; None: unlimited
+    max_tenant_unfinished_tasks: int | None = None  # PENDING or IN_FLIGHT; None: unlimited
 
 
 class Health:

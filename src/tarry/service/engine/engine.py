@@ -59,15 +59,15 @@ class Engine:
         coroutines = (self.scheduler.run(), self.maintenance.run())
         self._background_tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
 
-    def stop_starting(self) -> None:
+    def stop_starting_attempts(self) -> None:
         """Claim and start no more tasks; tasks that are added from now on are stored only."""
-        self.worker.stop_starting()
+        self.worker.stop_starting_attempts()
         self.scheduler.stop()
 
     async def stop(self, timeout_s: float) -> None:
         """Claim no more tasks, release waiting tasks, and wait for attempts in flight."""
         deadline = asyncio.get_running_loop().time() + timeout_s
-        self.stop_starting()
+        self.stop_starting_attempts()
         if self._background_tasks:
             # The scheduler first: if its claim is cancelled, no worker knows of the new leases.
             await asyncio.wait(self._background_tasks[:1], timeout=timeout_s / 2)
@@ -114,7 +114,7 @@ class Engine:
         """
         context, new_tasks = self._context, [new_task for new_task, _ in items]
         try:
-            quota = context.limits.max_tenant_live_tasks
+            quota = context.limits.max_tenant_unfinished_tasks
             results = await context.store.add(new_tasks, context.lease_terms, quota=quota)
         except StoreUnavailable as error:
             context.health.mark_failing("store", error)

@@ -309,14 +309,14 @@ class Worker:
         if not job.cancelled() and (error := job.exception()) is not None:
             _logger.error("background job of the worker failed", exc_info=error)
 
-    def stop_starting(self) -> None:
+    def stop_starting_attempts(self) -> None:
         """Start no more attempts; tasks that are leased from now on are released."""
         self._is_stopping = True
         self.leased_tasks.stop_timer()
 
     async def stop(self, timeout_s: float) -> None:
         """Start no more attempts, release waiting tasks, and wait for attempts in flight."""
-        self.stop_starting()
+        self.stop_starting_attempts()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._drain()

@@ -44,8 +44,9 @@ _HEADERS_TOO_LARGE = problems.HEADERS_TOO_LARGE.problem(
     f"The request line and the headers may have at most {_MAX_HEADER_BYTES} bytes together."
 )
 _TIMED_OUT = problems.TIMEOUT.problem("The rest of the request did not arrive in time.")
-_UNREAD_RESPONSE_GRACE_S = 1.0
-"""At shutdown, a client that has not read its response after this time is disconnected."""
+_UNSENT_RESPONSE_GRACE_S = 1.0
+"""At shutdown, a connection is aborted if its write buffer holds data for this long: the client
+does not read its response, or reads it too slowly."""
 
 
 class _FastPathCycle:
@@ -57,7 +58,7 @@ class _FastPathCycle:
     disconnected = False
     response_started = False
     response_complete = False
-    message_event = asyncio.Event()  # not awaited, because the request is already complete
+    message_event = asyncio.Event()  # uvicorn sets it; nothing waits for it
 
     def __init__(self, path: bytes, headers: list[tuple[bytes, bytes]]) -> None:
         self.path = path
@@ -65,11 +66,11 @@ class _FastPathCycle:
 
 
 class ServiceHttpProtocol(HttpToolsProtocol):
-    """A connection that limits the size of headers and trailers, and the time that requests take.
+    """A connection that limits the size of headers and trailers, and the arrival time of requests.
 
     A complete `POST` request is passed to the handler in `fast_routes` for its path. A request that
     arrives in one read, as most do, sets no timer. A request does not cancel the keep-alive timer:
-    when that timer fires, it checks how long the connection has been idle.
+    when that timer fires, its handler checks how long the connection has been idle.
     """
 
     cycle: Any
@@ -78,13 +79,13 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     expect_100_continue: bool
     _candidate: _FastPathCycle | None = None
     """A request that takes the fast path if its body is complete after the current read."""
-    _later_header_bytes = 0
-    """Bytes of headers or trailers received so far, except those of the read in which the headers
-    or trailers began."""
+    _header_bytes_after_first_read = 0
+    """Bytes of headers (or trailers) that arrived after the read in which they began. An upper
+    bound: body bytes of the same read are included until the parser reports them."""
     _read_bytes = 0
     """Size of the last read."""
     _first_read_bytes = 0
-    """Size of the read in which the request began. It may include bytes of the previous request."""
+    """Size of the read in which the request began; may include bytes of the previous request."""
     _are_headers_too_large = False
     _awaited: _Awaited | None = "first"
     _timer_for: _Awaited | None = None
@@ -92,13 +93,13 @@ class ServiceHttpProtocol(HttpToolsProtocol):
     _timer: TimerHandle | None = None
     _idle_since: float | None = None
     _served_cycle: Any = None
-    """Set once the client has sent pipelined requests: the cycle of the request that is being
-    served. `cycle` is then the cycle of the newest request."""
+    """None until the client pipelines requests. Then the cycle (uvicorn's state of a request) of
+    the request that is being served, while `cycle` belongs to the newest request."""
 
     def __init__(
         self,
         *args: Any,
-        head_timeout_s: float,
+        headers_timeout_s: float,
         body_timeout_s: float,
         fast_routes: Mapping[bytes, BufferedRequestHandler],
         **kwargs: Any,
@@ -106,8 +107,8 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._fast_routes = fast_routes
         self._timeouts_s = {
-            "first": head_timeout_s,
-            "headers": head_timeout_s,
+            "first": headers_timeout_s,
+            "headers": headers_timeout_s,
             "body": body_timeout_s,
         }
 
@@ -117,7 +118,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         self._update_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the timers, and end the request that is being served."""
+        """Cancel the timers, and report the disconnect to the request that is being served."""
         self._awaited = None
         self._update_timer()
         super()._unset_keepalive_if_required()
@@ -127,58 +128,59 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """Close the connection after a running request. An incomplete request is rejected."""
+        """Close the connection once no request is running. Reject an incomplete request."""
         super().shutdown()
         if self._awaited is not None and not self.transport.is_closing():
             self._reject_incomplete()
-        self._abort_if_unread(was_unread=False)
+        self._abort_if_unsent(was_unsent=False)
 
-    def _abort_if_unread(self, *, was_unread: bool) -> None:
-        """Abort the connection if part of its response is unread now and was at the last check."""
+    def _abort_if_unsent(self, *, was_unsent: bool) -> None:
+        """Abort the connection if its write buffer holds data now and did at the last check."""
         if self not in self.connections:
             return
-        is_unread = self.transport.get_write_buffer_size() > 0
-        if is_unread and was_unread:
+        is_unsent = self.transport.get_write_buffer_size() > 0
+        if is_unsent and was_unsent:
             self.transport.abort()
         else:
-            check = partial(self._abort_if_unread, was_unread=is_unread)
-            self.loop.call_later(_UNREAD_RESPONSE_GRACE_S, check)
+            check = partial(self._abort_if_unsent, was_unsent=is_unsent)
+            self.loop.call_later(_UNSENT_RESPONSE_GRACE_S, check)
 
     def data_received(self, data: bytes) -> None:
         """Parse the data, serve a request on the fast path if it is complete, apply the limits."""
         self._read_bytes = len(data)
-        self._later_header_bytes += self._read_bytes
+        self._header_bytes_after_first_read += self._read_bytes
         super().data_received(data)
         candidate, self._candidate = self._candidate, None
         if candidate is not None:
             if not candidate.more_body:
                 self._serve(candidate)
-            elif not self.transport.is_closing():  # the rest of the body follows later
+            elif not self.transport.is_closing():  # the rest of the body has not arrived yet
                 self.cycle = None
                 self._continue_with_uvicorn()
                 if candidate.body:
                     super().on_body(candidate.body)
-        if self._later_header_bytes > _MAX_HEADER_BYTES and not self.transport.is_closing():
+        is_over_limit = self._header_bytes_after_first_read > _MAX_HEADER_BYTES
+        if is_over_limit and not self.transport.is_closing():
             self._are_headers_too_large = True
             self.send_400_response("")
         if self._awaited != self._timer_for:
             self._update_timer()
 
     def on_message_begin(self) -> None:
-        """Start a request. The fast path does not need the scope that uvicorn builds here."""
-        self._later_header_bytes, self._first_read_bytes = 0, self._read_bytes
+        """Start a request, without the scope that uvicorn builds here and the fast path skips."""
+        self._header_bytes_after_first_read, self._first_read_bytes = 0, self._read_bytes
         self._awaited = "headers"
         self.url, self.headers, self.expect_100_continue = b"", [], False
 
     def on_headers_complete(self) -> None:
         """Choose between the fast path and uvicorn, and wait for the body."""
         # The sum may include body bytes of the same read. If it is too large, measure exactly.
-        if self._first_read_bytes + self._later_header_bytes > _MAX_HEADER_BYTES:
+        if self._first_read_bytes + self._header_bytes_after_first_read > _MAX_HEADER_BYTES:
             size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
             self._are_headers_too_large = size > _MAX_HEADER_BYTES
             if self._are_headers_too_large:
-                raise ValueError  # stops the parser, which calls send_400_response
-        self._later_header_bytes = 0
+                raise ValueError  # stops the parser; uvicorn then calls send_400_response
+        self._header_bytes_after_first_read = 0
         self._awaited = "body"
         parser: Any = self.parser
         cycle = self.cycle
@@ -200,7 +202,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Collect or pass on a part of a body."""
-        self._later_header_bytes = 0
+        self._header_bytes_after_first_read = 0
         candidate = self._candidate
         if candidate is not None and self.cycle is candidate:
             candidate.body += body
@@ -284,7 +286,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         self.timeout_keep_alive_task = self.loop.call_later(seconds, check)
 
     def send_400_response(self, msg: str) -> None:
-        """Respond to bytes that are not a valid request, and close the connection."""
+        """Reject an invalid request (called by uvicorn) or headers that are too large."""
         self._reject(
             _HEADERS_TOO_LARGE if self._are_headers_too_large else problems.NOT_HTTP.problem(msg)
         )
@@ -299,7 +301,11 @@ class ServiceHttpProtocol(HttpToolsProtocol):
             self._timer = self.loop.call_later(self._timeouts_s[awaited], self._reject_incomplete)
 
     def _reject_incomplete(self) -> None:
-        """Reject an incomplete request, or wait longer for it if this side caused the delay."""
+        """Reject an incomplete request after a timeout or at shutdown.
+
+        Wait longer if the service itself delays the request. Close the connection without a
+        response if the client has not begun a request, or if the response has already begun.
+        """
         # While headers arrive, `cycle` belongs to the previous request (None if there is none).
         awaited, cycle = self._awaited, self.cycle
         is_responding = bool(cycle) and not cycle.response_complete

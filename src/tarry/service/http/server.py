@@ -1,4 +1,4 @@
-"""The server process: uvicorn with its socket, event loop and signal handling, and JSON logs."""
+"""The server: runs the service in uvicorn (socket, event loop, signals), and formats JSON logs."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("tarry.service")
 _LISTEN_BACKLOG = 2048
 _GC_THRESHOLD = 10_000
-"""New objects after which the cyclic garbage collector runs. The service creates few reference
-cycles; with the default of 700, the collector took 5 % of the CPU time."""
+"""Number of new objects after which the cyclic garbage collector runs. The service creates few
+reference cycles; with the default of 700, the collector took 5 % of the CPU time."""
 _KEEP_ALIVE_S = 75
-"""Longer than the idle timeout of most load balancers (60 s): the balancer must close first."""
+"""Longer than the idle timeout of most load balancers (60 s), so that the balancer closes first."""
 _encode = msgspec.json.Encoder(enc_hook=str).encode
-_RECORD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+_STANDARD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+"""Attributes of every log record. Other attributes come from `extra`."""
 
 
 class Server(uvicorn.Server):
     """Serves a service over HTTP until a signal stops it.
 
-    `on_ready` is called with the URL of the service when it accepts connections.
-    `shutdown_timeout_s` is the time that open connections have to finish.
+    `on_ready` is called with the URL of the service when the server accepts connections.
+    `shutdown_timeout_s` is how long a shutdown waits for running requests.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Server(uvicorn.Server):
         settings = service.settings
         http_protocol: Any = partial(
             ServiceHttpProtocol,
-            head_timeout_s=settings.head_timeout_ms / 1000,
+            headers_timeout_s=settings.head_timeout_ms / 1000,
             body_timeout_s=settings.body_timeout_ms / 1000,
             fast_routes=service.api.fast_routes,
         )
@@ -76,7 +77,7 @@ class Server(uvicorn.Server):
             self._on_ready(f"http://{url_host}:{port}")
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
-        """Call `Service.begin_shutdown`, then close the connections."""
+        """Call `Service.begin_shutdown`, then stop listening and close the connections."""
         _logger.info("stopping: running attempts finish, other leased tasks are released")
         self._service.begin_shutdown()
         await super().shutdown(sockets)
@@ -95,7 +96,7 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         line |= {
-            name: value for name, value in vars(record).items() if name not in _RECORD_ATTRIBUTES
+            name: value for name, value in vars(record).items() if name not in _STANDARD_ATTRIBUTES
         }
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
