@@ -1,6 +1,6 @@
 """Group commit: entries that arrive while a commit runs are committed together by the next commit.
 
-Four queues of the service are group commits: new tasks, results and released leases in the engine
+These queues of the service commit in groups: new tasks, results and released leases in the engine
 (one store call per group), and the SQLite executors (one transaction, and so one fsync, per group).
 An **entry** is the work that one call submits. Its **weight** is the number of its items: tasks,
 results or leases. All queues follow the same rules:
@@ -39,7 +39,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _logger = logging.getLogger("tarry.service")
-RETRY_AFTER_S = 1.0  # for the caller of a full queue
+RETRY_AFTER_S = 1.0  # for callers whose entry a full queue rejects
 MAX_GROUPS_IN_FLIGHT = 2
 EARLY_START_WEIGHT = 32
 """Number of waiting items from which a second group is worth its own store call or transaction."""

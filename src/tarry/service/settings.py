@@ -1,8 +1,8 @@
 """The settings of the service, and how they are loaded.
 
 Sources, the strongest first: flags of single settings such as `--port`, `--set NAME=VALUE`,
-`TARRY_*` environment variables, a TOML file, the defaults. No other module reads the environment
-variables or the file. An error names the source of the wrong value.
+`TARRY_*` environment variables, a TOML file, the defaults. An error names the source of the wrong
+value.
 
 Client commands import this module too, to find misspelt environment variables. The components of
 the service check the values of their settings; `check_setting` imports these components only when

@@ -253,7 +253,7 @@ def test_the_key_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         keys = ApiKeyCache(api.store, api.time.seconds)
         await keys.find_tenant(secret)
         await asyncio.gather(*(keys.find_tenant(f"wrong {i}") for i in range(50)))
-        assert (1, 10) == (len(keys._valid), len(keys._invalid))
+        assert (1, 10) == (len(keys._valid_keys), len(keys._invalid_keys))
 
     run_with_api(test)
 

@@ -49,7 +49,7 @@ class Api:
         )
         operations = [pair for resource in resources for pair in resource_operations(resource)]
         handlers = _docs_handlers(operations, version, require_api_keys=context.require_api_keys)
-        public_paths = set(handlers)
+        public_paths = set(handlers)  # the documentation
         for operation, handler in operations:
             handlers.setdefault(operation.path, {})[operation.method] = handler
             if operation.is_public:
@@ -73,11 +73,11 @@ class Api:
         }
         """By path: handlers for `POST` requests that the HTTP server has received completely."""
         # Fixed paths first, then longer paths first: `{lane}` would also match `{lane}/pause`.
-        in_match_order = sorted(endpoints, key=lambda path: ("{" in path, -path.count("/")))
+        ordered_paths = sorted(endpoints, key=lambda path: ("{" in path, -path.count("/")))
         self._router = Router(
             [
                 Route(path.replace("{lane}", "{lane:path}"), endpoints[path])
-                for path in in_match_order
+                for path in ordered_paths
             ],
             redirect_slashes=False,
             default=_reject_unknown_path,

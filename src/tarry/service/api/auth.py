@@ -38,7 +38,7 @@ _CACHE_TTL_S = 5.0
 
 
 class Authenticator:
-    """Finds the tenant of a request by its API key."""
+    """Finds the tenant of a request by the API key, and checks the `Host` header."""
 
     def __init__(self, context: ApiContext) -> None:
         self._keys = ApiKeyCache(context.store, context.monotonic)
@@ -51,6 +51,7 @@ class Authenticator:
         self.check_host: Callable[[dict[bytes, bytes]], None] | None = (
             None if host_names is None else AcceptedHosts(host_names).check
         )
+        """Raises ApiError if the `Host` header is not accepted; None if all are accepted."""
 
     def _authenticate(self, request: ApiRequest) -> Awaitable[str] | str:
         header = request.headers.get(b"x-api-key")
@@ -58,11 +59,11 @@ class Authenticator:
         authorization = request.headers.get(b"authorization")
         if authorization is not None:
             scheme, _, rest = authorization.partition(b" ")
-            bearer = rest.strip().decode("latin-1") if scheme.lower() == b"bearer" else None
-            if key is not None and key != bearer:
+            bearer_key = rest.strip().decode("latin-1") if scheme.lower() == b"bearer" else None
+            if key is not None and key != bearer_key:
                 detail = "Authorization and X-API-Key do not have the same key. Send one key."
                 raise problems.API_KEY_REQUIRED.error(detail)
-            key = bearer
+            key = bearer_key
         if key is None:
             detail = "Send `Authorization: Bearer KEY`, or `X-API-Key: KEY`."
             raise problems.API_KEY_REQUIRED.error(detail)
@@ -110,14 +111,14 @@ class ApiKeyCache:
         self._store = store
         self._now = monotonic
         # Two caches, so that many invalid keys do not evict the valid ones.
-        self._valid: dict[bytes, tuple[str, float]] = {}  # tenant and expiry time, by key digest
-        self._invalid: dict[bytes, float] = {}  # expiry time, by key digest
+        self._valid_keys: dict[bytes, tuple[str, float]] = {}  # tenant and expiry time, by key digest
+        self._invalid_keys: dict[bytes, float] = {}  # expiry time, by key digest
 
     def cached_tenant(self, key: str) -> str | None:
         """Return the tenant of a key that is cached as valid, else None."""
         if len(key) > _MAX_API_KEY_LENGTH:
             return None
-        tenant, expires_at = self._valid.get(api_key_digest(key), (None, 0.0))
+        tenant, expires_at = self._valid_keys.get(api_key_digest(key), (None, 0.0))
         return tenant if tenant is not None and self._now() < expires_at else None
 
     async def find_tenant(self, key: str) -> str | None:
@@ -127,7 +128,7 @@ class ApiKeyCache:
         if (tenant := self.cached_tenant(key)) is not None:
             return tenant
         digest, now = api_key_digest(key), self._now()
-        if now < self._invalid.get(digest, now):
+        if now < self._invalid_keys.get(digest, now):
             return None
         record = await self._store.find_api_key(digest)
         if (
@@ -135,10 +136,10 @@ class ApiKeyCache:
             or record.revoked_at is not None
             or not compare_digest(record.digest, digest)
         ):
-            self._valid.pop(digest, None)
-            _put_in_cache(self._invalid, digest, now + _CACHE_TTL_S)
+            self._valid_keys.pop(digest, None)
+            _put_in_cache(self._invalid_keys, digest, now + _CACHE_TTL_S)
             return None
-        _put_in_cache(self._valid, digest, (record.tenant, now + _CACHE_TTL_S))
+        _put_in_cache(self._valid_keys, digest, (record.tenant, now + _CACHE_TTL_S))
         return record.tenant
 
 

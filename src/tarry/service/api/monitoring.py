@@ -187,7 +187,7 @@ class HealthResource:
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
-        self._checked_at = float("-inf")
+        self._store_checked_at = float("-inf")
         self._store_error: str | None = None
 
     @Operation("GET", "/healthz", "isAlive", HealthStatus, query=None, is_public=True)
@@ -222,9 +222,9 @@ class HealthResource:
 
     async def _check_store(self) -> None:
         now = self._context.monotonic()
-        if now - self._checked_at < _STORE_CHECK_TTL_S:
+        if now - self._store_checked_at < _STORE_CHECK_TTL_S:
             return
-        self._checked_at = now
+        self._store_checked_at = now
         try:
             async with asyncio.timeout(_STORE_CHECK_TIMEOUT_S):
                 await self._context.store.ping()

@@ -120,8 +120,8 @@ def build_openapi(
     }
     # msgspec names the type Page[RetryTask] "Page_RetryTask_"; it is renamed to "RetryTaskPage".
     text = _GENERIC_PAGE.sub(rb"\1Page", msgspec.json.encode(document))
-    renamed: dict[str, Any] = msgspec.json.decode(text)
-    return renamed
+    renamed_document: dict[str, Any] = msgspec.json.decode(text)
+    return renamed_document
 
 
 def _add_untyped_rules(schemas: dict[str, Any]) -> None:

@@ -67,7 +67,7 @@ _key_decoder = msgspec.json.Decoder(_IdempotencyKeyOnly)
 
 
 class TenantRateLimiter:
-    """One token bucket per tenant. A batch may take more tokens than there are, if there is one."""
+    """One token bucket per tenant."""
 
     def __init__(self, rate: float, burst: float, monotonic: Callable[[], float]) -> None:
         """`rate` is in tokens per second, `burst` the size of a bucket."""
@@ -78,7 +78,10 @@ class TenantRateLimiter:
         """By tenant: balance in tokens, and time of the last change. Least recently used first."""
 
     def take(self, tenant: str, tokens: int) -> float:
-        """If there is a token, take `tokens` and return 0, else return the seconds until then."""
+        """If there is a token, take `tokens` and return 0. The balance may become negative.
+
+        Otherwise, take none and return the seconds until there is a token.
+        """
         now = self._now()
         balance, updated_at = self._buckets.pop(tenant, (self._burst, now))
         balance = min(self._burst, balance + (now - updated_at) * self._rate)

@@ -99,18 +99,18 @@ class ResultWaiter:
         self._is_closed = True
 
     async def _poll(self, task: Task, view: RetryTask, seconds: int) -> RetryTask:
-        context, stored, finished_task = self._context, None, None
+        context, stored_task, finished_task = self._context, None, None
         for _ in range(seconds):
             finished_task = await context.engine.wait_until_finished(task.id, _POLL_INTERVAL_S)
             try:
-                stored = await context.store.get_task(task.tenant, task.id)
+                stored_task = await context.store.get_task(task.tenant, task.id)
             except StoreUnavailable:
-                stored = None
-            is_finished = stored is not None and stored.status.is_finished
+                stored_task = None
+            is_finished = stored_task is not None and stored_task.status.is_finished
             if finished_task is not None or is_finished or self._is_closed:
                 break
-        if stored is not None:
-            view = stored_task_view(context, stored)
+        if stored_task is not None:
+            view = stored_task_view(context, stored_task)
         if finished_task is not None:
             view.status, view.reason = wire.STATUS_NAMES[finished_task.status], finished_task.reason
             view.next_attempt_at = None

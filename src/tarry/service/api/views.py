@@ -46,12 +46,12 @@ _UNREADABLE_CONTENT = TaskContent(url=_ENCRYPTED, method=_ENCRYPTED)
 _REASON_TEXTS = {reason.value: reason.description for reason in Reason}
 _MAX_ERROR_CHARS = 200
 _EARLY_TOLERANCE_MS, _LATE_TOLERANCE_MS = 50, 1_000
-"""If the actual wait is at most this much shorter or longer than the decided wait, only the decided
+"""If the actual wait is at most this much shorter or longer than the planned wait, only the planned
 wait is described."""
 
 
 def task_view(task: Task, content: TaskContent, status: Status) -> RetryTask:
-    """Return the view of a task; `status` is the status to show."""
+    """Return the view of a task; `status` is the status to show, see `Task.status_at`."""
     return RetryTask(
         # The first twelve arguments are positional for speed: CPython builds a tuple and a dict for
         # a call with more than 30 arguments, and counts each keyword argument twice.
@@ -94,7 +94,7 @@ def read_content(context: ApiContext, task: Task) -> TaskContent | None:
 
 
 def response_view(result: DeliveryResult, secrets: list[str] | None) -> wire.TargetResponse:
-    """Return the view of a target's response. The task's `secrets` are redacted in it."""
+    """Return the view of a target's response, with the `secrets` of the task redacted."""
     headers: dict[str, str] = {}
     for name, value in result.headers:
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
@@ -116,7 +116,7 @@ def response_view(result: DeliveryResult, secrets: list[str] | None) -> wire.Tar
 def attempt_view(
     task_id: str, attempt: AttemptRecord, secrets: list[str] | None
 ) -> wire.AttemptLog:
-    """Return one entry of the attempt log. The task's `secrets` are redacted in it."""
+    """Return one entry of the attempt log, with the `secrets` of the task redacted."""
     decision = None
     if attempt.decision is not None:
         decision = msgspec.convert(attempt.decision, wire.Decision, from_attributes=True)
