@@ -5,8 +5,7 @@ A body is written before the row of its task, and deleted after that row. Its pa
 STORAGE_ID is generated when the first body is stored, together with the marker object
 `.tarry/places/STORAGE_ID`. If a body and its marker are both missing, the storage itself is missing
 (for example, a folder is not mounted), and the task waits. If only the body is missing, the task
-fails. A task may instead refer to an object of the caller under `TENANT/` (the field `bodyRef`).
-The service never deletes such an object.
+fails. A task may instead refer to a caller's object under `TENANT/`, which is never deleted.
 
 In a folder, a body is written directly to its final path. A temporary file is not needed, because
 no task refers to the body yet, and an incomplete file is deleted like any body without a task.

@@ -1,8 +1,7 @@
 """The settings of the service, and how they are loaded.
 
 Sources, the strongest first: flags of single settings such as `--port`, `--set NAME=VALUE`,
-`TARRY_*` environment variables, a TOML file, the defaults. An error names the source of the wrong
-value.
+`TARRY_*` environment variables, a TOML file, the defaults. Errors name the source of a value.
 
 Client commands import this module too, to find misspelt environment variables. The components of
 the service check the values of their settings; `check_setting` imports these components only when
@@ -124,7 +123,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def lease_duration_ms(self) -> int:
-        """The duration of a lease: `lease_ms`, or computed from `max_attempt_timeout_ms` if 0."""
+        """The duration of a lease: `lease_ms`, or if that is 0, `max_attempt_timeout_ms` + 10 s."""
         return self.lease_ms or self.max_attempt_timeout_ms + 2 * LEASE_GRACE_MS
 
 

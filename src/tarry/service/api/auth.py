@@ -111,8 +111,8 @@ class ApiKeyCache:
         self._store = store
         self._now = monotonic
         # Two caches, so that many invalid keys do not evict the valid ones.
-        self._valid_keys: dict[bytes, tuple[str, float]] = {}  # tenant and expiry time, by key digest
-        self._invalid_keys: dict[bytes, float] = {}  # expiry time, by key digest
+        self._valid_keys: dict[bytes, tuple[str, float]] = {}  # tenant and expiry, by key digest
+        self._invalid_keys: dict[bytes, float] = {}  # expiry, by key digest
 
     def cached_tenant(self, key: str) -> str | None:
         """Return the tenant of a key that is cached as valid, else None."""

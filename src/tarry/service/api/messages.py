@@ -22,8 +22,7 @@ T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 
 MAX_BUFFERED_BODY_BYTES = 256 << 20
-"""Maximum bytes that the process buffers for request bodies that have not arrived completely. Many
-slow clients could otherwise use up the memory."""
+"""Limit for all incomplete request bodies. Many slow clients could otherwise use up the memory."""
 
 _MAX_QUERY_BYTES = 8192
 _MAX_QUERY_FIELDS = 100
@@ -70,8 +69,7 @@ class ApiRequest(msgspec.Struct, eq=False):
 
     def path_parameter(self, name: str) -> str:
         """Return a parameter of the path, such as `taskId`."""
-        value: str = self.scope["path_params"][name]
-        return value
+        return str(self.scope["path_params"][name])
 
     def header_values(self, name: bytes) -> list[bytes]:
         """Return all values of a header that may be repeated."""
@@ -206,7 +204,7 @@ class PendingResponse(msgspec.Struct, eq=False):
 BufferedRequestHandler: TypeAlias = (
     "Callable[[Scope, bytes, Callable[[ApiResponse], None]], Task[Any] | None]"
 )
-"""Handles a request that has arrived completely. `Endpoint.handle_buffered` is such a handler."""
+"""See `Endpoint.handle_buffered`. Arguments: scope, body, and the callback for the response."""
 
 
 class ResponseStream(Protocol):

@@ -120,7 +120,7 @@ class Endpoint:
     def handle_buffered(
         self, scope: Scope, body: bytes, respond: Callable[[ApiResponse], None]
     ) -> asyncio.Task[Any] | None:
-        """Handle a request whose body has arrived; call `respond` once. No stream is supported.
+        """Handle a complete request; call `respond` once with the response, which is no stream.
 
         Return the asyncio task that computes the response, or None if no asyncio task is needed.
         """

@@ -45,11 +45,11 @@ _MINIMAL_APPLIED = (b"preference-applied", b"return=minimal")
 _MAX_TENANT_BUCKETS = 10_000
 _MAX_CONSECUTIVE_STORE_FAILURES = 3
 """After this many failures of the store in a row, the remaining tasks of a batch are rejected if
-`finish_building` would need the store for them."""
+they need `finish_building`."""
 
 
 class _IdempotencyKeyOnly(msgspec.Struct, rename="camel"):
-    """Decodes only the idempotency key of a task."""
+    """A task of which only the idempotency key is decoded."""
 
     idempotency_key: Any = None
 
@@ -77,8 +77,8 @@ class TenantRateLimiter:
         self._buckets: dict[str, tuple[float, float]] = {}
         """By tenant: balance in tokens, and time of the last change. Least recently used first."""
 
-    def take(self, tenant: str, tokens: int) -> float:
-        """If there is a token, take `tokens` and return 0. The balance may become negative.
+    def take(self, tenant: str, token_count: int) -> float:
+        """If there is a token, take `token_count` and return 0. The balance may become negative.
 
         Otherwise, take none and return the seconds until there is a token.
         """
@@ -87,7 +87,7 @@ class TenantRateLimiter:
         balance = min(self._burst, balance + (now - updated_at) * self._rate)
         wait_s = (1.0 - balance) / self._rate if balance < 1.0 else 0.0
         if not wait_s:
-            balance -= tokens
+            balance -= token_count
         if len(self._buckets) >= _MAX_TENANT_BUCKETS:
             # The least recently used bucket is the most likely to be full again.
             del self._buckets[next(iter(self._buckets))]
@@ -151,8 +151,8 @@ class TaskCreation:
         # Empty `packed_content`: the policy or the body needs I/O, see `finish_building`.
         if not new_task.task.packed_content or b"prefer" in headers:
             return self._create_with_more_io(request, new_task, content)
-        add_results = self._context.engine.submit([new_task], [content])  # a future
-        return PendingResponse(add_results, partial(self._build_response, content))
+        future = self._context.engine.submit([new_task], [content])
+        return PendingResponse(future, partial(self._build_response, content))
 
     async def _create_with_more_io(
         self, request: ApiRequest, new_task: NewTask, content: TaskContent
@@ -193,7 +193,7 @@ class TaskCreation:
         results: list[BatchResult | None] = []  # None: the task is valid, but not added yet
         new_tasks: list[NewTask] = []
         contents: list[TaskContent] = []
-        store_failures = 0
+        consecutive_failures = 0
         for i, task in enumerate(tasks, 1):
             try:
                 task_request = (
@@ -203,17 +203,17 @@ class TaskCreation:
                     request.tenant, task_request, None, None
                 )
                 if not new_task.task.packed_content:
-                    if store_failures == _MAX_CONSECUTIVE_STORE_FAILURES:
+                    if consecutive_failures == _MAX_CONSECUTIVE_STORE_FAILURES:
                         raise _not_stored_error()
                     await self._task_builder.finish_building(new_task.task, content)
-                    store_failures = 0
+                    consecutive_failures = 0
             except ApiError as error:
                 results.append(_error_result(error))
             except RecursionError:
                 results.append(_error_result(problems.nested_too_deeply()))
             except StoreUnavailable as error:
                 _logger.info("store unavailable for a task of a batch, index=%d: %s", i - 1, error)
-                store_failures += 1
+                consecutive_failures += 1
                 results.append(_error_result(_not_stored_error()))
             else:
                 results.append(None)

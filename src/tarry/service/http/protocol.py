@@ -45,8 +45,7 @@ _HEADERS_TOO_LARGE = problems.HEADERS_TOO_LARGE.problem(
 )
 _TIMED_OUT = problems.TIMEOUT.problem("The rest of the request did not arrive in time.")
 _UNSENT_RESPONSE_GRACE_S = 1.0
-"""At shutdown, a connection is aborted if its write buffer holds data for this long: the client
-does not read its response, or reads it too slowly."""
+"""At shutdown, a connection is aborted if part of its response is not sent for this long."""
 
 
 class _FastPathCycle:
@@ -135,7 +134,7 @@ class ServiceHttpProtocol(HttpToolsProtocol):
         self._abort_if_unsent(was_unsent=False)
 
     def _abort_if_unsent(self, *, was_unsent: bool) -> None:
-        """Abort the connection if its write buffer holds data now and did at the last check."""
+        """Abort the connection if a response is not sent completely, as at the last check."""
         if self not in self.connections:
             return
         is_unsent = self.transport.get_write_buffer_size() > 0

@@ -27,7 +27,6 @@ _KEEP_ALIVE_S = 75
 """Longer than the idle timeout of most load balancers (60 s), so that the balancer closes first."""
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 _STANDARD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
-"""Attributes of every log record. Other attributes come from `extra`."""
 
 
 class Server(uvicorn.Server):
