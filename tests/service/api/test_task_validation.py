@@ -112,7 +112,7 @@ BAD_TASKS: list[tuple[dict[str, Any], str, str]] = [
 BAD_DOCUMENTS: list[tuple[bytes, int, str]] = [
     (b"", 400, "The body is empty. Send JSON"),
     (b" \n", 400, "The body is empty"),
-    (b"{", 400, "is truncated"),
+    (b"{", 400, "ends too early"),
     (b"{} x", 422, "targetUrl is missing"),
     (b"null", 422, "expected object"),
     (b"[]", 422, "expected object, got array"),

@@ -194,7 +194,7 @@ class TaskCreation:
         new_tasks: list[NewTask] = []
         contents: list[TaskContent] = []
         consecutive_failures = 0
-        for i, task in enumerate(tasks, 1):
+        for index, task in enumerate(tasks):
             try:
                 task_request = (
                     task if isinstance(task, RetryTaskRequest) else self._decode_task(task)
@@ -212,14 +212,14 @@ class TaskCreation:
             except RecursionError:
                 results.append(_error_result(problems.nested_too_deeply()))
             except StoreUnavailable as error:
-                _logger.info("store unavailable for a task of a batch, index=%d: %s", i - 1, error)
+                _logger.info("store unavailable for a task of a batch, index=%d: %s", index, error)
                 consecutive_failures += 1
                 results.append(_error_result(_not_stored_error()))
             else:
                 results.append(None)
                 new_tasks.append(new_task)
                 contents.append(content)
-            if not i % _YIELD_EVERY_TASKS:
+            if not (index + 1) % _YIELD_EVERY_TASKS:
                 await asyncio.sleep(0)
         is_minimal = prefers_minimal(request)
         add_results = await self._context.engine.submit(new_tasks, contents) if new_tasks else ()
