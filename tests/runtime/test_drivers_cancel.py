@@ -303,5 +303,5 @@ def test_timeout_of_a_plain_attempt(driver: Driver, clock: VirtualClock) -> None
 
 def test_timeout_of_a_plain_block_is_refused() -> None:
     """A timeout for a plain block is rejected, with advice."""
-    with pytest.raises(tarry.ConfigurationError, match="timeout cannot interrupt a plain block"):
+    with pytest.raises(tarry.ConfigurationError, match="timeout cannot interrupt the body of"):
         iter(tarry.attempts(on=ConnectionError, timeout=1))

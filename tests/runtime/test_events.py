@@ -140,7 +140,7 @@ class Listener:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "advice"), [(Listener, r": use an instance, Listener\(\)$"), ("log", "got 'log'$")]
+    ("wrong", "advice"), [(Listener, r": pass Listener\(\)$"), ("log", "got 'log'$")]
 )
 def test_invalid_listeners(wrong: Any, advice: str) -> None:
     """A listener that is a class or a text is rejected."""

@@ -16,7 +16,7 @@ import tarry
 from tarry import Downstream
 from tarry.adapters.http import send
 from tarry.runtime.events import bus
-from tarry.runtime.hedge import _locks
+from tarry.runtime.hedge import _lock_holder
 from tests.runtime.test_parallel import MOST, Stuck
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -80,7 +80,7 @@ def test_hedged_call_in_a_child() -> None:
     def read() -> str:
         return "read"
 
-    with held_by_another_thread(_locks[0]):
+    with held_by_another_thread(_lock_holder[0]):
         assert "true" == in_child(lambda: tarry.hedge_sync(read, after=3) == "read")
 
 
@@ -88,7 +88,7 @@ def test_new_origin_in_a_child() -> None:
     """A child can call a new origin although the lock of the origins was held."""
     recent: send.LRUCache[str, str] = send.LRUCache()
 
-    with held_by_another_thread(send._locks[0]):
+    with held_by_another_thread(send._lock_holder[0]):
         assert "true" == in_child(lambda: recent.add("http://a", "it") == "it")
 
 

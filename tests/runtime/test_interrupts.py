@@ -88,9 +88,9 @@ BLOCKS = [driver for driver in DRIVERS if driver.form == "block"]
 @pytest.mark.parametrize(
     ("event", "where"),
     [
-        ("call", "AttemptBlock.__init__"),
-        ("call", "AttemptBlock.__enter__"),
-        ("call", "AttemptBlock.__exit__"),
+        ("call", "AttemptContext.__init__"),
+        ("call", "AttemptContext.__enter__"),
+        ("call", "AttemptContext.__exit__"),
     ],
 )
 @pytest.mark.parametrize("driver", BLOCKS, ids=str)

@@ -20,7 +20,7 @@ from tarry.core.outcome import PERMANENT, Kind, Outcome
 from tarry.errors import MissingExtra, ResultNotAccepted
 from tarry.runtime import clocks, drivers
 from tarry.runtime.call import RunningCall
-from tarry.runtime.clocks import environment
+from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 from tarry.wire import http
 
 try:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
 
     from tarry.adapters.http.hand_off import AsyncTaskClient
-    from tarry.adapters.http.messages import IdempotencyKey
+    from tarry.adapters.http.messages import KeyOption
     from tarry.adapters.http.send import DownstreamArgument
     from tarry.core.policy import Policy
 
@@ -68,7 +68,7 @@ class RetryMiddleware:
         *,
         policy: Policy | None = None,
         downstream: DownstreamArgument = None,
-        idempotency_key: IdempotencyKey = None,
+        idempotency_key: KeyOption = None,
         hand_off: AsyncTaskClient | None = None,
     ) -> None:
         self._idempotency_key = messages.check_idempotency_key(idempotency_key)

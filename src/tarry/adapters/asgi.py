@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from tarry.errors import ConfigurationTypeError
 from tarry.runtime import deadlines
-from tarry.runtime.clocks import environment
+from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 from tarry.runtime.error_record import GivenUpCalls, current_given_up_calls
 from tarry.wire import http
 from tarry.wire.http import PROBLEM_MEDIA_TYPE, Problem
@@ -67,9 +67,9 @@ class OneRetryLayerMiddleware:
         try:
             await self._app(scope, receive, sender.send)
         except Exception as error:
-            record = given_up_calls.find(error)
-            if record is not None and not sender.has_started:
-                await sender.send_failure(record)
+            call_record = given_up_calls.find(error)
+            if call_record is not None and not sender.has_started:
+                await sender.send_failure(call_record)
             raise  # the server still logs the error
         finally:
             given_up_calls.close()
@@ -107,7 +107,7 @@ class _ResponseSender:
             # The client does not wait for background work that the handler does from now on.
             self._deadline_handle.has_ended = True
 
-    async def send_failure(self, record: CallRecord) -> None:
+    async def send_failure(self, call_record: CallRecord) -> None:
         """Send a 503 for a handler that raised, with `Retry-After` if the delay is known."""
         detail = "A call to another service failed and was given up."
         problem = Problem(503, "Service Unavailable", detail)
@@ -117,7 +117,7 @@ class _ResponseSender:
             (b"content-length", str(len(body)).encode()),
             (_SHOULD_RETRY_HEADER, b"false"),
         ]
-        if record.retry_after is not None:
-            headers.append((_RETRY_AFTER_HEADER, str(ceil(record.retry_after)).encode()))
+        if call_record.retry_after is not None:
+            headers.append((_RETRY_AFTER_HEADER, str(ceil(call_record.retry_after)).encode()))
         await self.send({"type": "http.response.start", "status": 503, "headers": headers})
         await self.send({"type": "http.response.body", "body": body})

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import httpx2
 
     from tarry.adapters.http.hand_off import AsyncTaskClient, SyncTaskClient
-    from tarry.adapters.http.messages import IdempotencyKey
+    from tarry.adapters.http.messages import KeyOption
     from tarry.adapters.http.send import DownstreamArgument
     from tarry.core.hedging import Hedging
     from tarry.core.policy import Policy
@@ -118,7 +118,7 @@ def _can_resend_body(request: Any, *, in_parallel: bool = False) -> bool:
     return True
 
 
-def _copy_for_attempt(request: Any, number: int, attempt_timeout: float | None) -> Any:
+def _copy_for_attempt(request: Any, attempt_number: int, attempt_timeout: float | None) -> Any:
     """Return a copy of the request with the headers and timeouts of an attempt."""
     time_limit = messages.limit_by_deadline(attempt_timeout)
     timeouts = _AttemptTimeouts(request.extensions.get("timeout") or {})
@@ -134,7 +134,7 @@ def _copy_for_attempt(request: Any, number: int, attempt_timeout: float | None) 
         stream=request.stream,
         extensions={**request.extensions, "timeout": timeouts},
     )
-    messages.set_attempt_headers(copy.headers, number, time_limit)
+    messages.set_attempt_headers(copy.headers, attempt_number, time_limit)
     return copy
 
 
@@ -212,9 +212,11 @@ def _restore_body(response: Any, body: DrainedBody) -> bool:
 
 # These are functions, not methods. Through bound methods, a transport would refer to itself, and
 # its connections would stay open until the garbage collector breaks the reference cycle.
-def _send(transport: Any, request: Any, *, attempt_timeout: float | None, number: int = 1) -> Any:
-    if number > 1 or attempt_timeout is not None or _get_deadline_scope() is not None:
-        request = _copy_for_attempt(request, number, attempt_timeout)
+def _send(
+    transport: Any, request: Any, *, attempt_timeout: float | None, attempt_number: int = 1
+) -> Any:
+    if attempt_number > 1 or attempt_timeout is not None or _get_deadline_scope() is not None:
+        request = _copy_for_attempt(request, attempt_number, attempt_timeout)
         response = transport.handle_request(request)
         # `_release_connection` changes the timeouts of this request. The client later replaces the
         # request with the user's request.
@@ -228,10 +230,10 @@ def _send_unchanged(transport: Any, request: Any) -> Any:
 
 
 async def _send_async(
-    transport: Any, request: Any, *, attempt_timeout: float | None, number: int = 1
+    transport: Any, request: Any, *, attempt_timeout: float | None, attempt_number: int = 1
 ) -> Any:
-    if number > 1 or attempt_timeout is not None or _get_deadline_scope() is not None:
-        request = _copy_for_attempt(request, number, attempt_timeout)
+    if attempt_number > 1 or attempt_timeout is not None or _get_deadline_scope() is not None:
+        request = _copy_for_attempt(request, attempt_number, attempt_timeout)
     return await transport.handle_async_request(request)
 
 
@@ -276,7 +278,7 @@ class _RetryTransportBase(Generic[C]):
         policy: Policy | None = None,
         hedging: Hedging | None = None,
         downstream: DownstreamArgument = None,
-        idempotency_key: IdempotencyKey = None,
+        idempotency_key: KeyOption = None,
         hand_off: C | None = None,
     ) -> None:
         self._transport: Any = _checked_transport(transport, *self._inner_class_and_method)
@@ -346,7 +348,7 @@ class RetryTransport(_RetryTransportBase["SyncTaskClient"], _BaseTransport):
             self._sender.hand_off.try_hand_off(request, error)
             return messages.final_response(error)
         except errors.BlockingWait as error:
-            return messages.result_without_wait(error)
+            return messages.last_response_or_raise(error)
         except Exception as error:
             self._explain_error(request, error)
             self._sender.hand_off.try_hand_off(request, error)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from requests import PreparedRequest, Response
 
     from tarry.adapters.http.hand_off import SyncTaskClient
-    from tarry.adapters.http.messages import IdempotencyKey
+    from tarry.adapters.http.messages import KeyOption
     from tarry.adapters.http.send import DownstreamArgument
     from tarry.core.hedging import Hedging
     from tarry.core.policy import Policy
@@ -68,7 +68,7 @@ class RetryAdapter(HTTPAdapter):
         policy: Policy | None = None,
         hedging: Hedging | None = None,
         downstream: DownstreamArgument = None,
-        idempotency_key: IdempotencyKey = None,
+        idempotency_key: KeyOption = None,
         hand_off: SyncTaskClient | None = None,
         pool_connections: int = DEFAULT_POOLSIZE,
         pool_maxsize: int = DEFAULT_POOLSIZE,
@@ -128,7 +128,7 @@ class RetryAdapter(HTTPAdapter):
             self._sender.hand_off.try_hand_off(request, error)
             response = messages.final_response(error)
         except BlockingWait as error:
-            response = messages.result_without_wait(error)
+            response = messages.last_response_or_raise(error)
         except Exception as error:
             messages.add_not_repeatable_note(error, can_resend_body=can_resend_body)
             self._sender.hand_off.try_hand_off(request, error)
@@ -144,15 +144,15 @@ def _send(
     timeout: Any,
     *,
     attempt_timeout: float | None,
-    number: int = 1,
+    attempt_number: int = 1,
 ) -> Response:
     """Send one attempt; `timeout` is the user's, and `attempt_timeout` the policy's."""
-    if number > 1 and body_start is not None and _is_file(request.body):
+    if attempt_number > 1 and body_start is not None and _is_file(request.body):
         cast("Any", request.body).seek(body_start)
     time_limit = messages.limit_by_deadline(attempt_timeout)
-    if number > 1 or time_limit is not None:
+    if attempt_number > 1 or time_limit is not None:
         request = request.copy()  # the user's request stays unchanged
-        messages.set_attempt_headers(cast("Any", request.headers), number, time_limit)
+        messages.set_attempt_headers(cast("Any", request.headers), attempt_number, time_limit)
     if time_limit is not None:
         timeout = _limit_timeout(timeout, max(time_limit, messages.MIN_TIMEOUT_S))
     return send(request, timeout=timeout)

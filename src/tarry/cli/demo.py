@@ -13,7 +13,7 @@ from tarry.cli.output import attempt_result, console, print_text, table, time_un
 from tarry.cli.remote import connect
 from tarry.cli.tasks import print_explanation
 from tarry.client.errors import NotFinished, ServiceError, ServiceUnreachable
-from tarry.runtime.clocks import environment
+from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping, Sequence

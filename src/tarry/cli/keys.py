@@ -15,7 +15,7 @@ from tarry.cli.output import print_json, print_list, print_result, time_since
 from tarry.cli.serve import ConfigOption, require_service_packages
 from tarry.client.errors import NotFound
 from tarry.errors import ConfigurationError
-from tarry.runtime.clocks import environment
+from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

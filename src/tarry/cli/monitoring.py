@@ -25,7 +25,7 @@ from tarry.cli.remote import connect
 from tarry.client.errors import ServiceUnavailable, ServiceUnreachable
 from tarry.core.checks import check_one_of
 from tarry.errors import ConfigurationError
-from tarry.runtime.clocks import environment
+from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,7 @@ from tarry.cli.remote import connect
 from tarry.client.errors import NotFinished
 from tarry.core.text import format_count
 from tarry.errors import ConfigurationError
-from tarry.runtime.clocks import environment
+from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 
 if TYPE_CHECKING:
     from tarry.wire.tasks import RetryTask

@@ -24,7 +24,7 @@ from tarry.client.errors import NotFound
 from tarry.core.checks import check_one_of, check_positive
 from tarry.core.text import format_count
 from tarry.errors import ConfigurationError
-from tarry.runtime.clocks import environment
+from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

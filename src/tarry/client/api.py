@@ -20,7 +20,7 @@ from tarry.core.checks import check_positive
 from tarry.core.hints import parse_retry_after
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError, ConfigurationTypeError, TarryError, short_repr
-from tarry.runtime.clocks import environment
+from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 from tarry.runtime.deadlines import cap_at_deadline
 from tarry.wire import http
 from tarry.wire import tasks as wire

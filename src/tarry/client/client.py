@@ -19,7 +19,7 @@ from tarry.client.transport import (
     logger,
 )
 from tarry.errors import TarryError
-from tarry.runtime.clocks import environment
+from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 
 if TYPE_CHECKING:
     from collections.abc import (

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tarry.core.policy import Policy
 from tarry.idempotency.store import MemoryStore
-from tarry.runtime.clocks import after_fork, environment, in_trio
+from tarry.runtime.clocks import after_fork, environment, in_trio  # environment: clock and sleep
 from tarry.runtime.retry import acall
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from tarry.idempotency.lease import KeyLease, LeaseContext, LeaseRenewer, run_wi
 from tarry.idempotency.request import KEY_HEADER
 from tarry.idempotency.responses import ProblemSender, Rejection, ResponseRecorder
 from tarry.idempotency.store import MemoryStore
-from tarry.runtime.clocks import environment
+from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 from tarry.runtime.config import check_not_async
 from tarry.wire.http import Scope
 

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from tarry.core.checks import check_count
 from tarry.errors import LimitReached
-from tarry.runtime.clocks import environment
+from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,9 +1,10 @@
-"""The state of a call that a driver runs: the core's `Call` with clock, random numbers and events.
+"""The state of a running call: the core's `Call` with a clock, random numbers and events.
 
 A driver is the loop that makes the attempts of a call. It calls `begin_attempt`, makes the attempt,
-and passes its error to `try_continue` or its result to `try_finish`. If the call continues, the
-driver calls `wait` or `async_wait` and begins the next attempt. If a limiter admits an attempt only
-after a delay, `begin_attempt` returns that delay, and the driver sleeps before the attempt.
+and passes the attempt's error to `try_continue` or its result to `try_finish`. If the call
+continues, the driver calls `wait` or `async_wait` and begins the next attempt. If a limiter admits
+an attempt only after a delay, `begin_attempt` returns an attempt with this delay, and the driver
+sleeps before it makes the attempt.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tarry.core.outcome import TRANSIENT, Kind
 from tarry.core.text import format_duration
 from tarry.core.verdict import CallRecord, Reason, Stop, Wait, forbids_outer_retry
 from tarry.runtime import clocks, deadlines
-from tarry.runtime.clocks import environment
+from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 from tarry.runtime.error_record import attach_record_and_note
 from tarry.runtime.events import LOG_WARNING, bus
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from tarry.runtime.config import RetryConfig
 
 FirstFailure: TypeAlias = "tuple[Outcome, str, Wait]"
-"""The outcome of a failed first attempt, the type name of its error, and the wait that follows."""
+"""The outcome of a failed first attempt, the name of its error's type, and the wait after it."""
 
 _REJECTION_CLASSES: dict[Reason, type[errors.Rejected]] = {
     Reason.BREAKER_OPEN: errors.BreakerOpen,
@@ -43,31 +44,37 @@ _REJECTION_CLASSES: dict[Reason, type[errors.Rejected]] = {
 class RunningCall(Call):
     """The state of one call while a driver runs it.
 
-    It is a subclass of `Call`, so that a failure allocates one object instead of two.
+    It is a subclass of `Call`, so that a failure allocates one object instead of two. A permit is a
+    downstream's permission for one attempt, which must be released.
     """
 
-    __slots__ = ("_emits_events", "_error", "_record_count", "_uses_clock", "_wait", "config")
+    __slots__ = ("_emits_events", "_error", "_last_record_number", "_uses_clock", "_wait", "config")
 
-    _is_block = False
-    """Whether the attempts are `with` blocks, not calls of a function."""
+    _checks_traceback = True
+    """Whether the final error must have passed a driver function: see `error_record`."""
     _wait: Wait
+    """The wait before the next attempt, after `try_continue` has returned True."""
 
     def __init__(
-        self, config: RetryConfig, started: float | None, deadline: float | None, record_count: int
+        self,
+        config: RetryConfig,
+        started: float | None,
+        deadline: float | None,
+        last_record_number: int,
     ) -> None:
         """Prepare a call; `started` is None if the call has no time limit and needs no clock."""
-        policy, limit = config.policy, environment.max_attempts
-        if limit is not None and policy.max_attempts > limit:
-            policy = policy.replace(max_attempts=limit)
+        policy, test_limit = config.policy, environment.max_attempts
+        if test_limit is not None and policy.max_attempts > test_limit:
+            policy = policy.replace(max_attempts=test_limit)
         Call.__init__(self, policy, config.downstream, started or 0.0, deadline)
         self.config: RetryConfig = config
         self._uses_clock = started is not None
-        self._record_count = record_count
-        """The newest error record's number when the attempt began; see `error_record`."""
+        self._last_record_number = last_record_number
+        """The number of the newest error record when the attempt began: see `error_record`."""
         self._error: Exception | None = None
         """The error of the last attempt, while the call waits for the next one."""
         self._emits_events = False
-        """True after the event of a failed attempt: all later events are then emitted too."""
+        """Whether events are emitted even without listeners, for the log. Set by a failure."""
 
     @classmethod
     def new(cls, config: RetryConfig) -> Self:
@@ -81,10 +88,10 @@ class RunningCall(Call):
 
     @classmethod
     def after_first_attempt(
-        cls, config: RetryConfig, started: float, record_count: int, permit: int
+        cls, config: RetryConfig, started: float, last_record_number: int, permit: int
     ) -> Self:
         """Return a call whose first attempt, with this permit, was made without a `RunningCall`."""
-        running = cls(config, started, None, record_count)
+        running = cls(config, started, None, last_record_number)
         running.adopt_first_attempt(permit)
         return running
 
@@ -102,24 +109,28 @@ class RunningCall(Call):
                 raise error
             finally:
                 del error  # its traceback refers to this frame: break the reference cycle
-        self._record_count = bus.record_count
+        self._last_record_number = bus.last_record_number
         if bus.listeners or self._emits_events:
             self._emit_started()
         return command
 
     def try_continue(self, error: Exception, outcome: Outcome | None = None) -> bool:
-        """Record a failed attempt; return whether another follows. By default classify `error`."""
+        """Record a failed attempt, with the outcome of `error` if no other outcome is passed.
+
+        Return whether another attempt follows.
+        """
         config = self.config
         try:
             if outcome is None:
-                classify = config.classify_error  # calling the slot is slower: see `Environment`
-                outcome = classify(error, self._record_count)
+                # Calling `config.classify_error` directly would be slower: see `Environment`.
+                classify = config.classify_error
+                outcome = classify(error, self._last_record_number)
             now = environment.now() if self._uses_clock else 0.0
             random_number = (config.draw_random or environment.draw_random)()
             verdict = self.record_failure(outcome, now, random_number, type(error).__name__)
-            log_enabled = bus.log_enabled
-            if bus.listeners or log_enabled(LOG_WARNING):
-                # Without listeners, the start of the attempt was not emitted: emit it for the log.
+            is_log_enabled = bus.is_log_enabled
+            if bus.listeners or is_log_enabled(LOG_WARNING):
+                # Without listeners, `begin_attempt` emitted no event: emit it now, for the log.
                 if not self._emits_events and not bus.listeners:
                     self._emit_started()
                 self._emits_events = True
@@ -134,10 +145,10 @@ class RunningCall(Call):
         return True
 
     def try_finish(self, result: object) -> bool:
-        """Record the result of an attempt; return whether the call ends with this result.
+        """Record the result of an attempt; return True if the call ends with it, False for a retry.
 
-        A permanent failure, such as a 404, also ends the call with its result. Raises
-        `ResultNotAccepted` if the result is a failure and no attempt follows.
+        A permanent failure, such as a 404, also ends the call with its result. If the result is
+        another failure and no attempt follows, `ResultNotAccepted` is raised.
         """
         classify_result = self.config.classify_result
         if classify_result is not None:
@@ -147,7 +158,9 @@ class RunningCall(Call):
                 verdict = self.record_failure(outcome, environment.now(), random_number)
                 if isinstance(verdict, Stop) and (bus.listeners or self._emits_events):
                     self._emit_failed(outcome, verdict, None)
-                    emit_gave_up(self._call_record(verdict), verdict.hint, None, self._last_detail)
+                    emit_gave_up(
+                        self._build_call_record(verdict), verdict.hint, None, self._last_detail
+                    )
                 return True
             if outcome.kind is not Kind.SUCCESS:
                 return self._reject_result(result, outcome, outcome.detail)
@@ -179,18 +192,19 @@ class RunningCall(Call):
         self._error = None
 
     def abort(self) -> None:
-        """Release the permit of a running attempt. Drivers call this before they raise."""
+        """Release the permit of a running attempt, if any. Drivers call this before they raise."""
         if self.downstream is not None:
             self.cancel_attempt(environment.now())
 
     def timeout_error(self, timeout: float) -> Exception:
         """Return the error for an attempt that was stopped after `timeout` seconds."""
-        operation, number, limit = self.config.operation, self.attempts, self.policy.attempt_timeout
-        if limit is None or timeout < limit:  # the deadline was earlier than the attempt timeout
+        operation, number = self.config.operation, self.attempts
+        attempt_timeout = self.policy.attempt_timeout
+        if attempt_timeout is None or timeout < attempt_timeout:  # the deadline was earlier
             return errors.DeadlineExceeded(
                 f"{operation}: the deadline passed during attempt {number}"
             )
-        msg = f"{operation}: attempt {number} took longer than {format_duration(limit)}"
+        msg = f"{operation}: attempt {number} took longer than {format_duration(attempt_timeout)}"
         return errors.AttemptTimeout(msg)
 
     def wait(self) -> None:
@@ -217,28 +231,29 @@ class RunningCall(Call):
             self._emit_waited(wait_started)
 
     def _abandon_wait(self) -> None:
+        """Refund the cost of the retry that will not be made."""
         self._error = None
         if self.downstream is not None:
             self.refund_retry(environment.now())
 
     def _record_give_up(self, stop: Stop, error: Exception) -> None:
-        record = self._call_record(stop)
+        call_record = self._build_call_record(stop)
         attach_record_and_note(
             error,
-            record,
-            self._record_count,
+            call_record,
+            self._last_record_number,
             no_outer_retry=forbids_outer_retry(stop, self.attempts, self.policy.max_attempts),
-            check_traceback=not self._is_block,  # the error of a block passes no driver function
+            check_traceback=self._checks_traceback,
         )
         if self._emits_events or bus.is_observed():
             if stop.reason is Reason.BUDGET_EMPTY:
                 import tarry.core.events as event
 
-                bus.emit(event.BudgetEmpty(record.operation, record.downstream))
+                bus.emit(event.BudgetEmpty(call_record.operation, call_record.downstream))
             detail = "" if isinstance(error, errors.Rejected) else self._last_detail
-            emit_gave_up(record, stop.hint, error, detail or type(error).__name__)
+            emit_gave_up(call_record, stop.hint, error, detail or type(error).__name__)
 
-    def _call_record(self, stop: Stop) -> CallRecord:
+    def _build_call_record(self, stop: Stop) -> CallRecord:
         call_fields = self.config.operation, self._downstream_name, self.attempts
         return CallRecord(*call_fields, self.waited, stop.reason, stop.retry_after, self.steps)
 
@@ -258,20 +273,22 @@ class RunningCall(Call):
     def _emit_started(self) -> None:
         import tarry.core.events as event
 
-        operation, limit = self.config.operation, self.policy.max_attempts
-        bus.emit(event.AttemptStarted(operation, self._downstream_name, self.attempts, limit))
+        operation, max_attempts = self.config.operation, self.policy.max_attempts
+        name, attempts = self._downstream_name, self.attempts
+        bus.emit(event.AttemptStarted(operation, name, attempts, max_attempts))
 
     def _emit_failed(self, outcome: Outcome, verdict: Wait | Stop, error: Exception | None) -> None:
         """Emit that an attempt failed and, if a retry follows, that the call will wait."""
         import tarry.core.events as event
 
-        name, number, limit = self._downstream_name, self.attempts, self.policy.max_attempts
+        name, number, max_attempts = self._downstream_name, self.attempts, self.policy.max_attempts
         operation, kind, detail = self.config.operation, outcome.kind, outcome.detail
         detail = detail or type(error).__name__
-        bus.emit(event.AttemptFailed(operation, name, number, limit, kind, error, detail=detail))
+        attempt_fields = operation, name, number, max_attempts
+        bus.emit(event.AttemptFailed(*attempt_fields, kind, error, detail=detail))
         if isinstance(verdict, Wait):
             ceiling, delay, hint = verdict.ceiling, verdict.delay, verdict.hint
-            retry_fields = operation, name, number, limit - 1
+            retry_fields = operation, name, number, max_attempts - 1
             bus.emit(event.WillWait(*retry_fields, ceiling, delay, hint, error, detail=detail))
 
     def _emit_waited(self, wait_started: float) -> None:
@@ -285,19 +302,19 @@ class RunningCall(Call):
         bus.emit(event.Waited(*call_fields, max_retries, *wait_fields, error, slept, detail=detail))
 
 
-class RunningBlock(RunningCall):
-    """A call whose attempts are `with` blocks."""
+class RunningBlockCall(RunningCall):
+    """A call whose attempts are `with` blocks, not functions that a driver calls."""
 
     __slots__ = ()
 
-    _is_block = True
+    _checks_traceback = False  # the error of a `with` block passes no driver function
 
     def __del__(self) -> None:
-        """Release the permit of an attempt whose `with` block was entered and never left."""
+        """Release the permit of an attempt whose `with` block was entered but never left."""
         self.release_permit_in_finalizer()
 
     def release_permit_in_finalizer(self) -> None:
-        """Put the permit into `abandoned_permits`; the downstream's next `admit` releases it.
+        """Put the attempt's permit into `abandoned_permits`; the next `admit` will release it.
 
         A finalizer must not acquire the downstream's lock: its thread may already hold the lock.
         """
@@ -307,35 +324,40 @@ class RunningBlock(RunningCall):
 
 
 def decide_after_first_failure(
-    config: RetryConfig, error: Exception, record_count: int
+    config: RetryConfig, error: Exception, last_record_number: int
 ) -> RunningCall | FirstFailure | None:
     """Decide whether a call without a downstream continues after its first attempt has failed.
 
-    Returns a `RunningCall` or a `FirstFailure` if the driver must wait and retry, and None if it
-    must raise the error. Most of these calls succeed at the second attempt. If neither a listener
-    nor the log needs events, a `RunningCall` is therefore created only after two failed attempts.
+    Returns None if the caller must raise the error. Otherwise it must wait and retry: with the
+    `RunningCall` that is returned, or without one if a `FirstFailure` is returned. Most calls
+    succeed at the second attempt. If neither a listener nor the log needs events, a `RunningCall`
+    is therefore created only after two failed attempts.
     """
-    log_enabled = bus.log_enabled
+    is_log_enabled = bus.is_log_enabled
     outcome = None
-    if not bus.listeners and environment.max_attempts is None and not log_enabled(LOG_WARNING):
+    if not bus.listeners and environment.max_attempts is None and not is_log_enabled(LOG_WARNING):
         classify = config.classify_error
-        outcome = classify(error, record_count)
-        # All calls share one object: they are equal after one attempt, and `decide` only reads it.
-        call = config.state_after_one_attempt
-        if call is None:
-            config.state_after_one_attempt = call = RunningCall(config, None, None, 0)
-            call.attempts = 1
+        outcome = classify(error, last_record_number)
+        # All calls share one state: they are equal after one attempt, and `decide` only reads it.
+        state = config.state_after_one_attempt
+        if state is None:
+            config.state_after_one_attempt = state = RunningCall(config, None, None, 0)
+            state.attempts = 1
         random_number = (config.draw_random or environment.draw_random)()
-        verdict = decide(config.policy, call, outcome, 0.0, random_number)
+        verdict = decide(config.policy, state, outcome, 0.0, random_number)
         if isinstance(verdict, Wait):
             return outcome, type(error).__name__, verdict
-    running = RunningCall(config, None, None, record_count)
+    running = RunningCall(config, None, None, last_record_number)
     running.attempts = 1
     return running if running.try_continue(error, outcome) else None
 
 
 def blocking_wait(config: RetryConfig, delay: float, error: Exception | None) -> None:
-    """Sleep; raise, from `error`, if that would block an event loop or the call is cancelled."""
+    """Sleep for `delay` seconds before an attempt; `error` is the last attempt's error, if any.
+
+    Raises `BlockingWait` if the sleep would block an event loop, and `Cancelled` if the user has
+    cancelled the call.
+    """
     if delay > 0:
         if clocks.in_event_loop():
             raise errors.BlockingWait(
@@ -350,12 +372,12 @@ def blocking_wait(config: RetryConfig, delay: float, error: Exception | None) ->
 
 
 def emit_gave_up(
-    record: CallRecord, hint: Hint | None, error: Exception | None, detail: str
+    call_record: CallRecord, hint: Hint | None, error: Exception | None, detail: str
 ) -> None:
-    """Emit that a call was given up; `error` is None if it returns a permanent failure."""
+    """Emit that a call was given up; `error` is None if the call returns its last result."""
     import tarry.core.events as event
 
-    operation, downstream, attempts, waited, reason, retry_after, _steps = record
+    operation, downstream, attempts, waited, reason, retry_after, _steps = call_record
     call_fields = operation, downstream, attempts
     bus.emit(event.GaveUp(*call_fields, reason, waited, retry_after, hint, error, detail=detail))
 
@@ -363,9 +385,13 @@ def emit_gave_up(
 def rejection_error(
     stop: Stop, operation: str, downstream: str | None, last_failure: str = ""
 ) -> errors.Rejected:
-    """Return the error for a rejected call; `last_failure` describes its last attempt, if any."""
-    after = "" if stop.retry_after is None else f"; retry after {format_duration(stop.retry_after)}"
-    last_failure_text = f"; the last attempt failed with {last_failure}" if last_failure else ""
-    msg = f"{downstream or operation}: {stop.reason.description}{after}{last_failure_text}"
+    """Return the error for a call whose next attempt was rejected.
+
+    `downstream` is its name, if any. `last_failure` describes the last attempt; "" if none failed.
+    """
+    delay = None if stop.retry_after is None else format_duration(stop.retry_after)
+    delay_text = "" if delay is None else f"; retry after {delay}"
+    failure_text = f"; the last attempt failed with {last_failure}" if last_failure else ""
+    msg = f"{downstream or operation}: {stop.reason.description}{delay_text}{failure_text}"
     error_class = _REJECTION_CLASSES.get(stop.reason, errors.Rejected)
     return error_class(msg, downstream=downstream, retry_after=stop.retry_after)

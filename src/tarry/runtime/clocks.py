@@ -1,8 +1,8 @@
 """The clock, the random numbers and the sleep functions of the library.
 
-The library uses them only through `environment`, so that `tarry.testing` can replace them. A
+All code takes them from `environment`, whose functions `tarry.testing` replaces in tests. A
 `CancelToken` interrupts a blocking sleep. `async_sleep`, `timeout` and the detection of event loops
-work with asyncio and trio. Neither library is imported before a coroutine needs it.
+work with asyncio and trio, and import neither of them before a coroutine needs it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 def after_fork(function: Callable[[], None]) -> None:
     """Call `function` in each child process that is forked from now on.
 
-    Locks are replaced in this way: a lock that another thread of the parent held would stay locked
-    for ever in the child.
+    Used to replace locks: a lock that another thread of the parent held at the fork would stay
+    locked for ever in the child.
     """
     if hasattr(os, "register_at_fork"):  # not on Windows
         os.register_at_fork(after_in_child=function)
@@ -103,8 +103,8 @@ async def async_sleep(seconds: float) -> None:
 def timeout(seconds: float) -> Generator[None]:
     """Cancel the block after `seconds`; the program then continues after the block.
 
-    asyncio's own timeout needs `async with`. This one needs only `with`, because it is entered by
-    the block `with attempt:` of `tarry.attempts`, which is the same in `for` and `async for` loops.
+    asyncio's own timeout needs `async with`. This one needs only `with`, because users of
+    `tarry.attempts` write `with attempt:` in both `for` and `async for` loops.
     """
     if in_trio():
         import trio
@@ -114,17 +114,18 @@ def timeout(seconds: float) -> Generator[None]:
         return
     import asyncio
 
-    limit = asyncio.timeout(seconds)
-    _run_without_waiting(limit.__aenter__())
+    timeout_context = asyncio.timeout(seconds)
+    _run_without_waiting(timeout_context.__aenter__())
     try:
         yield
     except BaseException as error:
         try:
-            _run_without_waiting(limit.__aexit__(type(error), error, error.__traceback__))
+            exit_coroutine = timeout_context.__aexit__(type(error), error, error.__traceback__)
+            _run_without_waiting(exit_coroutine)
         except TimeoutError:
             return
         raise
-    _run_without_waiting(limit.__aexit__(None, None, None))
+    _run_without_waiting(timeout_context.__aexit__(None, None, None))
 
 
 def _run_without_waiting(coroutine: Coroutine[Any, Any, Any]) -> None:
@@ -138,25 +139,27 @@ def _run_without_waiting(coroutine: Coroutine[Any, Any, Any]) -> None:
 class Environment:
     """The clock, random source and sleep functions of the process, and a limit that tests set.
 
-    Code on the hot path first assigns the function to a local variable (`clock = environment.now`)
-    and then calls the variable. The lookup in `environment.now()` is three times slower, because
-    CPython 3.11 optimizes reading a slot of an instance, but not calling it as a method.
+    It has nothing to do with `os.environ`.
+
+    Code on the hot path first assigns a function to a local variable (`clock = environment.now`)
+    and then calls the variable. Calling `environment.now()` is three times slower, because CPython
+    3.11 optimizes reading a slot of an instance, but not calling the slot like a method.
     """
 
     __slots__ = ("async_sleep", "blocking_sleep", "draw_random", "max_attempts", "now", "unix_time")
 
     def __init__(self) -> None:
         self.now: Callable[[], float] = time.monotonic
+        """Returns the seconds of the monotonic clock, which measures durations and deadlines."""
         self.unix_time: Callable[[], float] = time.time
-        """Returns the seconds since 1970, which are compared with dates that servers send."""
+        """Returns the seconds since 1970, for example to compare them with a server's date."""
         self.draw_random: Callable[[], float] = _random.random
         """Returns a random number in [0, 1)."""
         self.blocking_sleep: Callable[[float, CancelToken | None], None] = _blocking_sleep
         """Blocks for some seconds, or until the token is cancelled."""
         self.async_sleep: Callable[[float], Awaitable[None]] = async_sleep
-
         self.max_attempts: int | None = None
-        """An upper limit for the `max_attempts` of every policy, set by tests."""
+        """An upper limit for the `max_attempts` of every policy, set by tests; None: no limit."""
 
 
 environment: Environment = Environment()

@@ -1,6 +1,7 @@
-"""The arguments of `retry`, `call`, `acall` and `attempts`: checked once, and shared by calls.
+"""The arguments of `retry`, `call`, `acall` and `attempts`.
 
-`RetryConfig` holds the arguments. `Classifier` converts errors to outcomes, as `on` specifies.
+`RetryConfig` checks and holds the arguments. `Classifier` converts an error to an `Outcome`, as the
+argument `on` specifies. The other functions inspect and check the callables that users pass.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ On: TypeAlias = (
 
 _TIMEOUT = Outcome(Kind.TRANSIENT, timeout=True)
 _TIMEOUT_NOT_REPEATABLE = Outcome(Kind.TRANSIENT, repeatable=False, timeout=True)
-_OWN_TIMEOUTS = (errors.AttemptTimeout, errors.DeadlineExceeded)
-_NEVER_RETRIED = (errors.Cancelled, errors.BlockingWait)
+_TIMEOUT_ERRORS = (errors.AttemptTimeout, errors.DeadlineExceeded)
+_NEVER_RETRIED_ERRORS = (errors.Cancelled, errors.BlockingWait)
 """Errors that are never retried or counted as failures, even if `on` matches them. They mean that
 the user has cancelled the call, or that a wait would block an event loop."""
 
@@ -49,9 +50,12 @@ _DEFAULT_POLICY = Policy()
 
 
 class RetryConfig:
-    """The configuration of one retry loop. It is shared by all calls, and only caches a state."""
+    """The configuration of a retry loop, shared by all calls of a decorated function.
 
-    # Without slots, a call with a `RunningCall` would take 6.4 us instead of 6 us.
+    Only the cache in `state_after_one_attempt` changes after `__init__`.
+    """
+
+    # Without slots, a call that creates a `RunningCall` would take 6.4 us instead of 6 us.
     __slots__ = (
         "cancel",
         "classify_error",
@@ -60,7 +64,7 @@ class RetryConfig:
         "downstream",
         "draw_random",
         "operation",
-        "passes_number",
+        "passes_attempt_number",
         "policy",
         "release_connection",
         "state_after_one_attempt",
@@ -83,7 +87,7 @@ class RetryConfig:
         classify_result: Callable[[Any], Outcome] | None = None,
         release_connection: Callable[[Any], Any] | None = None,
         repeatable: bool = True,
-        passes_number: bool = False,
+        passes_attempt_number: bool = False,
     ) -> None:
         if on is None and until is None:
             raise ConfigurationTypeError(
@@ -116,26 +120,32 @@ class RetryConfig:
         self.classify_error: Callable[[Exception, int], Outcome] = classifier.classify_error
         self.until: Callable[[Any], bool] | None = until
         self.classify_result: Callable[[Any], Outcome] | None = classify_result
-        """Classifies results. Set by adapters, because a failed HTTP request returns a response."""
+        """Classifies a result. Set by adapters: a failed HTTP request returns a response, such as a
+        503, instead of raising an error."""
         self.release_connection: Callable[[Any], Any] | None = release_connection
-        """Releases the connection of a result that is not accepted, before the wait for the next
-        attempt. Returns whether the user can still read the result."""
-        self.passes_number: bool = passes_number
-        """Whether the function takes the number of the attempt as the argument `number`."""
+        """Releases the connection of a response before the wait for the next attempt. Returns
+        whether the user can still read the response."""
+        self.passes_attempt_number: bool = passes_attempt_number
+        """Whether the called function takes the keyword argument `attempt_number`."""
         self.deadline: float | None = (
             None if deadline is None else check_positive("deadline", deadline)
         )
         self.downstream: Downstream | None = downstream
         self.operation: str = name or ""
-        """The name of the calls in errors, logs and metrics."""
+        """The name of the calls in errors, logs and metrics; "" if the user has given none."""
         self.cancel: CancelToken | None = cancel
         self.state_after_one_attempt: Call | None = None
-        """The state of any call after one attempt: the cache of `decide_after_first_failure`."""
+        """The state of a call after one attempt, which is the same for all calls. It is a cache of
+        `decide_after_first_failure`, and None until the first failure."""
         self.draw_random: Callable[[], float] | None = None if random is None else random.random
+        """Returns a random number for jitter; None if the user passed no `random`."""
 
     @property
-    def needs_running_call(self) -> bool:
-        """Whether a `RunningCall` must be created before the first attempt of each call."""
+    def needs_slow_path(self) -> bool:
+        """Whether each call must create a `RunningCall` before its first attempt.
+
+        The fast path creates one only after a failure. It does not support these options.
+        """
         return (
             self.until is not None
             or (self.classify_result is not None and self.downstream is None)
@@ -146,7 +156,7 @@ class RetryConfig:
         )
 
     def with_default_name(self, operation: str) -> RetryConfig:
-        """Return a copy for the operation of this name; return self if the user gave a name."""
+        """Return a copy with this name; return self if the user has given a name."""
         if self.operation:
             return self
         named = copy(self)
@@ -161,12 +171,12 @@ def check_instance(field: str, value: object, expected: type, description: str) 
 
 
 class Classifier:
-    """Classifies the errors of a retry loop."""
+    """Converts the errors of a retry loop to outcomes."""
 
     __slots__ = ("_matches_broadly", "_predicate", "_timeout_outcome", "_types")
 
     def __init__(self, on: On | None, *, repeatable: bool = True) -> None:
-        """Check `on`; `repeatable` is whether an attempt that timed out can safely be repeated."""
+        """Check `on`; `repeatable` is whether an attempt that timed out may be repeated."""
         self._timeout_outcome = _TIMEOUT if repeatable else _TIMEOUT_NOT_REPEATABLE
         types: tuple[type[Exception], ...] = ()
         self._predicate: Callable[[Exception], bool | Outcome] | None = None
@@ -178,23 +188,24 @@ class Classifier:
         # isinstance() is faster with a type than with a tuple of one type.
         self._types = types[0] if len(types) == 1 else types
         self._matches_broadly = self._predicate is not None or any(
-            issubclass(error, types) for error in (*_NEVER_RETRIED, ExceptionGroup)
+            issubclass(error, types) for error in (*_NEVER_RETRIED_ERRORS, ExceptionGroup)
         )
-        """Whether `on` can match exception groups or errors that are never retried."""
+        """Whether `on` may match an exception group or one of `_NEVER_RETRIED_ERRORS`."""
 
-    def classify_error(self, error: Exception, record_count: int) -> Outcome:
-        """Classify an error; `record_count` is the value of `bus.record_count` before the attempt.
+    def classify_error(self, error: Exception, last_record_number: int) -> Outcome:
+        """Return the outcome of an attempt that raised `error`.
 
-        If the error has a newer record, an inner retry loop has given up on this error.
+        `last_record_number` is the number of the newest error record when the attempt began. If the
+        error has a newer error record, an inner retry loop has given up on this error.
         """
         if isinstance(error, self._types):
-            if self._matches_broadly and isinstance(error, _NEVER_RETRIED):
+            if self._matches_broadly and isinstance(error, _NEVER_RETRIED_ERRORS):
                 return PERMANENT
             outcome = _TIMEOUT if isinstance(error, TimeoutError) else TRANSIENT
         else:
             outcome = self._classify_other(error)
-        # Most errors have no record of an inner retry loop, and no cause, context or group members
-        # that could have one. For them, skip the slower search in `has_record_since`.
+        # Most errors have no error record of an inner retry loop, and no cause, context or group
+        # members that could have one. For them, skip the slower search in `has_record_since`.
         if (
             error.__context__ is None
             and getattr(error, RECORD_ATTRIBUTE, None) is None
@@ -202,36 +213,36 @@ class Classifier:
             and not (self._matches_broadly and hasattr(error, "exceptions"))
         ):
             return outcome
-        retried_below = has_record_since(error, record_count)
+        retried_below = has_record_since(error, last_record_number)
         return outcome.replace(retried_below=True) if retried_below else outcome
 
     def _classify_other(self, error: Exception) -> Outcome:
         """Classify an error that is not an instance of a type in `on`."""
-        if isinstance(error, _NEVER_RETRIED):
+        if isinstance(error, _NEVER_RETRIED_ERRORS):
             return PERMANENT
-        if isinstance(error, _OWN_TIMEOUTS) and not hasattr(error, RECORD_ATTRIBUTE):
+        if isinstance(error, _TIMEOUT_ERRORS) and not hasattr(error, RECORD_ATTRIBUTE):
             return self._timeout_outcome  # raised by this retry loop: retried even if not in `on`
-        result: object = self._predicate is not None and self._predicate(error)
-        if isinstance(result, Outcome):
-            return result
-        if isinstance(result, Kind):
-            return Outcome(result)
-        if isinstance(result, (Stop, Wait)) or hasattr(result, "should_retry"):
-            raise ConfigurationTypeError("on", "must return True, False or a tarry.Outcome", result)
-        if not result:
+        answer: object = self._predicate is not None and self._predicate(error)
+        if isinstance(answer, Outcome):
+            return answer
+        if isinstance(answer, Kind):
+            return Outcome(answer)
+        if isinstance(answer, (Stop, Wait)) or hasattr(answer, "should_retry"):
+            raise ConfigurationTypeError("on", "must return True, False or a tarry.Outcome", answer)
+        if not answer:
             return PERMANENT
         return _TIMEOUT if isinstance(error, TimeoutError) else TRANSIENT
 
 
 def _checked_types(on: object) -> tuple[type[Exception], ...]:
-    value = on  # pyright would narrow the type of `on` itself after `isinstance`
+    rejected_value = on  # a second name, because pyright narrows the type of `on` after isinstance
     types = cast("tuple[object, ...]", on) if isinstance(on, tuple) else (on,)
     if not types:
         raise ConfigurationError("on", "must name at least one type of error, got ()")
     for item in types:
         if not isinstance(item, type) or not issubclass(item, BaseException):
             rule = "must be an exception type, a tuple of them, or a predicate over the exception"
-            raise ConfigurationTypeError("on", rule, value)
+            raise ConfigurationTypeError("on", rule, rejected_value)
         if not issubclass(item, Exception):
             rule = (
                 f"must name subclasses of Exception, got {item.__name__}: cancellation and "
@@ -241,7 +252,7 @@ def _checked_types(on: object) -> tuple[type[Exception], ...]:
     return cast("tuple[type[Exception], ...]", types)
 
 
-# Bits of `code.co_flags`, copied from `inspect` to keep that module out of `import tarry`.
+# Bits of `code.co_flags`, copied from `inspect`, because importing `inspect` is slow.
 GENERATOR, COROUTINE, ASYNC_GENERATOR = 0x20, 0x80 | 0x100, 0x200
 
 
@@ -261,7 +272,7 @@ def name_of(fn: Any) -> str:
 
 
 def check_callable(api_name: str, fn: Any) -> None:
-    """Raise if `fn` is not callable: the user has probably passed the result of calling it."""
+    """Raise if `fn` is not callable; the user has probably written `fn()` instead of `fn`."""
     if not callable(fn):
         if hasattr(fn, "cr_code"):
             fn.close()  # otherwise Python warns that the coroutine was never awaited
@@ -272,7 +283,7 @@ def check_callable(api_name: str, fn: Any) -> None:
 
 
 def check_not_async(field: str, fn: object) -> None:
-    """Raise if `fn` is async, because what it returns before an `await` is always truthy."""
+    """Raise if `fn` is async: its result would be a coroutine object, which is always true."""
     if flags_of(fn) & (COROUTINE | ASYNC_GENERATOR):
         rule = f"must be a plain function, got the coroutine function {name_of(fn)}"
         raise ConfigurationTypeError(field, rule)

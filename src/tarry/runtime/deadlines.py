@@ -1,8 +1,8 @@
 """The deadline of the current context (contextvars), shared by all calls made in the context.
 
-Generators and pools may leave deadlines in another order than they entered them, or in another
-context. The deadlines therefore form an immutable linked list of `DeadlineScope`. Leaving a
-deadline, which need not be the innermost one, sets a new list without its scope.
+Code that is suspended inside a deadline and resumed elsewhere, such as a generator, may leave
+deadlines in another order than it entered them, or in another context. The deadlines therefore form
+an immutable linked list of `DeadlineScope`. Leaving any of them sets a new list without its scope.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple
 
 from tarry.core.checks import check_number
-from tarry.runtime.clocks import environment
+from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -27,20 +27,21 @@ class DeadlineHandle:
 
 
 class DeadlineScope(NamedTuple):
-    """A deadline and the scope around it."""
+    """A deadline, with a link to the next outer scope."""
 
     handle: DeadlineHandle
     moment: float
-    """The time of the monotonic clock at which the deadline passes, or the outer one if earlier."""
+    """When the deadline passes, on the monotonic clock; never later than the outer scope's."""
     outer: DeadlineScope | None
+    """The next outer scope; None for the outermost."""
 
 
 current_scope: ContextVar[DeadlineScope | None] = ContextVar("tarry_deadline", default=None)
-"""The innermost scope of the context; None without a deadline."""
+"""The innermost scope of the context; None if the context has no deadline."""
 
 
 def enter(moment: float) -> DeadlineHandle:
-    """Set a deadline at `moment` for this context, until `leave` is called with the handle."""
+    """Set a deadline at `moment`, on the monotonic clock; pass the returned handle to `leave`."""
     handle = DeadlineHandle()
     current_scope.set(DeadlineScope(handle, cap_at_deadline(moment), current_scope.get()))
     return handle
@@ -52,17 +53,17 @@ def leave(handle: object) -> None:
 
 
 def current() -> float | None:
-    """Return the moment at which the current deadline passes; None without a deadline."""
-    inner = current_scope.get()
-    while inner is not None and inner.handle.has_ended:
-        inner = inner.outer
-    return None if inner is None else inner.moment
+    """Return when the current deadline passes, on the monotonic clock; None without a deadline."""
+    scope = current_scope.get()
+    while scope is not None and scope.handle.has_ended:
+        scope = scope.outer
+    return None if scope is None else scope.moment
 
 
 def cap_at_deadline(moment: float) -> float:
-    """Return `moment`, or the current deadline if that is earlier."""
-    outer = current()
-    return moment if outer is None else min(moment, outer)
+    """Return `moment`, or the moment of the current deadline if that is earlier."""
+    current_moment = current()
+    return moment if current_moment is None else min(moment, current_moment)
 
 
 @contextmanager
@@ -79,12 +80,13 @@ def deadline(seconds: float) -> Generator[None]:
 
 
 def remaining() -> float | None:
-    """Return the seconds until the current deadline, as a timeout; None without a deadline."""
+    """Return the seconds until the current deadline, at least 0; None without a deadline."""
     moment = current()
     return None if moment is None else max(0.0, moment - environment.now())
 
 
-def _without_scope(handle: object, inner: DeadlineScope | None) -> DeadlineScope | None:
-    if inner is None or inner.handle is handle:
-        return None if inner is None else inner.outer
-    return inner._replace(outer=_without_scope(handle, inner.outer))
+def _without_scope(handle: object, scope: DeadlineScope | None) -> DeadlineScope | None:
+    """Return the list that starts at `scope`, without the scope of this handle."""
+    if scope is None or scope.handle is handle:
+        return None if scope is None else scope.outer
+    return scope._replace(outer=_without_scope(handle, scope.outer))

@@ -1,8 +1,8 @@
 """The state of a dependency, shared by all calls to it: the core's `Downstream` with a lock.
 
 The lock is held while the core computes. It is not held while user code runs, such as the called
-function, a listener or a jitter function. The only exceptions are budgets and limiters that users
-wrote: their methods are called under the lock.
+function, a listener or a jitter function. The only exceptions are the methods of budgets and
+limiters that users wrote.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections import deque
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from tarry.core import downstream as core
 from tarry.core.breaker import BreakerState
 from tarry.core.checks import check_ratio
+from tarry.core.downstream import Downstream as CoreDownstream
 from tarry.core.outcome import SUCCESS
 from tarry.errors import ConfigurationError, ConfigurationTypeError
-from tarry.runtime.clocks import after_fork, environment
+from tarry.runtime.clocks import after_fork, environment  # environment: clock, sleep, random
 from tarry.runtime.events import bus
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tarry.core.verdict import DelayedPermit, Stop
 
 MAX_ABANDONED_PERMITS = 10_000
-"""The maximum size of `abandoned_permits`. Beyond it, the oldest permits are never released."""
+"""The maximum size of `abandoned_permits`. If there are more, the oldest are never released."""
 
 _downstreams: WeakSet[Downstream] = WeakSet()
 
@@ -49,7 +49,7 @@ def live_downstreams() -> list[Downstream]:
             continue
 
 
-class LockedDownstream(core.Downstream):
+class LockedDownstream(CoreDownstream):
     """The core's state of a dependency, with methods that acquire a lock.
 
     The drivers, which make the attempts of calls, use these methods. The subclass `Downstream` adds
@@ -61,21 +61,22 @@ class LockedDownstream(core.Downstream):
     # Attributes of the class, so that drivers need not import this module or `core.breaker`.
     closed_state = BreakerState.CLOSED
     max_uncounted_successes = 32
-    """A driver that has made `uncounted_successes` longer than this calls `count_successes`."""
+    """When `uncounted_successes` has more entries, the driver that added the last one calls
+    `count_successes`."""
 
     def _create_lock_and_queues(self) -> None:
-        """Create the lock, and the queues for what drivers and finalizers add without the lock."""
+        """Create the lock, and the two queues to which other code appends without the lock."""
         self._lock = threading.Lock()
         self.abandoned_permits: deque[int] = deque(maxlen=MAX_ABANDONED_PERMITS)
-        """Permits of attempts that were garbage collected. Finalizers may run in a thread that
-        holds the lock, so they only append permits here. The next `admit` releases the permits."""
+        """Permits of attempts that were garbage collected. Their finalizers append them here: a
+        finalizer may run in a thread that holds the lock. The next `admit` releases the permits."""
         self.uncounted_successes: deque[tuple[int, float, float]] = deque()
-        """The permit, start and end of successful first attempts that are not counted yet. Each
-        method that reads counts first counts these attempts. Counting in bulk saves a lock and
-        three function calls for each successful call."""
+        """The permit, start and end of successful first attempts that are not counted yet. Drivers
+        append them here. Each method that uses the counts first counts these attempts. Counting in
+        bulk saves a lock and three function calls for each successful call."""
 
     def admit(self, now: float) -> int | DelayedPermit | Stop:
-        """Return a permit for an attempt, possibly with a delay, or a `Stop` with the reason."""
+        """Return a permit for an attempt, possibly with a delay, or a `Stop` to reject it."""
         with self._lock:
             self._count_successes_locked()
             while self.abandoned_permits:
@@ -86,7 +87,7 @@ class LockedDownstream(core.Downstream):
         return permit_or_stop
 
     def count_successes(self) -> None:
-        """Count the entries of `uncounted_successes`, and empty it."""
+        """Count and remove the entries of `uncounted_successes`."""
         with self._lock:
             self._count_successes_locked()
         if self.transitions:
@@ -95,9 +96,10 @@ class LockedDownstream(core.Downstream):
     def _count_successes_locked(self) -> None:
         successes = self.uncounted_successes
         while successes:
-            permit, started, now = successes.popleft()
-            if not self.try_record_success(permit, now - started, now):
-                super().record(permit, SUCCESS, now - started, now, environment.draw_random())
+            permit, started, ended = successes.popleft()
+            # False if the success may change the breaker's state or a limiter.
+            if not self.try_record_success(permit, ended - started, ended):
+                super().record(permit, SUCCESS, ended - started, ended, environment.draw_random())
 
     def record(
         self,
@@ -110,7 +112,8 @@ class LockedDownstream(core.Downstream):
     ) -> None:
         """Count an attempt that ended.
 
-        `random_number` is from [0, 1). `paid` is the amount that `withdraw` took for the attempt.
+        `random_number` is from [0, 1), and varies how long the breaker stays open. `paid` is the
+        amount that `withdraw` returned for the attempt.
         """
         with self._lock:
             self._count_successes_locked()
@@ -119,29 +122,29 @@ class LockedDownstream(core.Downstream):
             self._emit_transitions()
 
     def release(self, permit: int, duration: float, now: float) -> None:
-        """Release the permit of an attempt without an outcome, such as a cancelled one."""
+        """Release the permit of an attempt without an outcome, such as a cancelled attempt."""
         with self._lock:
             super().release(permit, duration, now)
 
     def check_retry(self, outcome: Outcome, now: float) -> Stop | None:
-        """Return a `Stop` if no retry may follow `outcome`, else None; withdraw nothing."""
+        """Return a `Stop` if no retry may follow `outcome`, else None; change nothing."""
         with self._lock:
             self._count_successes_locked()
             return super().check_retry(outcome, now)
 
     def withdraw(self, outcome: Outcome, now: float) -> float | None:
-        """Withdraw the cost of a retry from the budget; return None if the balance is too low."""
+        """Take the cost of a retry from the budget and return it; None if the balance is too low."""
         with self._lock:
             self._count_successes_locked()
             return super().withdraw(outcome, now)
 
     def refund(self, paid: float, now: float) -> None:
-        """Return to the budget what `withdraw` took for a retry that never started."""
+        """Refund to the budget the cost of a retry that never started."""
         with self._lock:
             super().refund(paid, now)
 
     def status(self, now: float) -> tuple[str | None, float | None]:
-        """Return the breaker's state and the budget's balance; None for a part that is missing."""
+        """Return the breaker's state and the budget's balance; None in place of a missing one."""
         with self._lock:
             self._count_successes_locked()
             return super().status(now)
@@ -159,22 +162,22 @@ class LockedDownstream(core.Downstream):
             return super().hedge_delay(quantile, min_samples)
 
     def add_hedge_credit(self, amount: float) -> None:
-        """Add the credit that one call earns; a hedge (an additional copy) costs a credit of 1."""
+        """Add the credit that one call earns; a hedge (a second attempt in parallel) costs 1."""
         with self._lock:
             super().add_hedge_credit(amount)
 
     def take_hedge_credit(self) -> bool:
-        """Pay for a hedge if the credit is high enough, and return whether it was."""
+        """Take the cost of a hedge if the credit is high enough; return whether it was."""
         with self._lock:
             return super().take_hedge_credit()
 
     def return_hedge_credit(self) -> None:
-        """Refund a hedge that was not sent."""
+        """Refund the cost of a hedge that was not sent."""
         with self._lock:
             super().return_hedge_credit()
 
     def _emit_transitions(self) -> None:
-        """Emit the breaker's transitions, without holding the lock: listeners are user code."""
+        """Emit the breaker's changes of state, without the lock: listeners are user code."""
         # Imported late, so that `import tarry` stays fast.
         from tarry.core.events import BreakerStateChanged
 
@@ -190,10 +193,10 @@ class LockedDownstream(core.Downstream):
 class Downstream(LockedDownstream):
     """One dependency, shared by every call to it: `Downstream("payments", breaker=Breaker())`.
 
-    breaker: rejects calls while the dependency fails.
+    breaker: rejects attempts while the dependency fails.
     budget: limits retries to a share of the calls.
-    limiter: limits the rate or the concurrency of calls; the limit adapts to the dependency.
-    max_in_flight: a fixed limit of concurrent calls.
+    limiter: limits the rate or the number of concurrent attempts, and adapts to the dependency.
+    max_in_flight: a fixed limit for the number of concurrent attempts.
     """
 
     __slots__ = ()
@@ -231,16 +234,17 @@ class Downstream(LockedDownstream):
             return None if self.budget is None else self.budget.balance(environment.now())
 
     def quantile(self, q: float) -> float | None:
-        """Return the `q` quantile of the latest successes' durations; None without successes."""
+        """Return the quantile `q` (0 to 1) of the latest durations in seconds; None without any."""
         check_ratio("q", q)
         with self._lock:
             self._count_successes_locked()
             return self.latency.quantile(q)
 
     def force(self, state: str) -> None:
-        """Force the breaker into a state: "open", "disabled", "metrics-only" or "closed".
+        """Force the breaker into a state, which it keeps until the next `force`.
 
-        It then keeps this state. Only from "closed" does it change its state automatically again.
+        "open" rejects all attempts. "disabled" admits all and counts none. "metrics-only" admits
+        and counts all, but never opens. "closed" ends the forced state: the breaker works normally.
         """
         if self.breaker is None:
             msg = f"downstream {self.name!r} has no breaker; pass one with breaker="

@@ -1,11 +1,12 @@
 """The drivers, which make the attempts of functions, coroutine functions and (async) generators.
 
 Each driver has a blocking form and an async form, which runs on asyncio and trio. Both forms leave
-all decisions to `RunningCall`. They differ only in how they call the function and how they wait.
+all decisions to `RunningCall`, the state of one call. They differ only in how they call the
+function and how they wait.
 
-The drivers read `bus.record_count`, the number of the newest error record, before each attempt. If
-the error of the attempt has a newer record, an inner retry loop has given up on this error: see
-`error_record`.
+The drivers read `bus.last_record_number`, the number of the newest error record, before each
+attempt. If the error of the attempt has an error record with a higher number, an inner retry loop
+has given up on this error: see `error_record`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from tarry.core.outcome import SUCCESS
 from tarry.runtime import clocks, deadlines
 from tarry.runtime.call import RunningCall, blocking_wait, decide_after_first_failure
-from tarry.runtime.clocks import environment
+from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 from tarry.runtime.events import bus
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ _get_deadline_scope = deadlines.current_scope.get
 
 
 def wrap(fn: Callable[..., T], config: RetryConfig) -> Callable[..., T]:
-    """Return the fastest wrapper of `fn` that supports the options in `config`."""
-    if config.needs_running_call:
+    """Return a function that calls `fn` with retries: the fastest that supports `config`."""
+    if config.needs_slow_path:
 
         @wraps(fn)
         def call(*args: Any, **kwargs: Any) -> T:
@@ -51,7 +52,7 @@ def wrap(fn: Callable[..., T], config: RetryConfig) -> Callable[..., T]:
 
 def wrap_async(fn: AsyncFunction[T], config: RetryConfig) -> CoroutineFunction[T]:
     """Like `wrap`, for coroutine functions."""
-    if config.needs_running_call:
+    if config.needs_slow_path:
 
         @wraps(fn)
         async def call(*args: Any, **kwargs: Any) -> T:
@@ -67,30 +68,31 @@ def _wrap_without_downstream(fn: Callable[..., T], config: RetryConfig) -> Calla
     """Return the wrapper for calls without a downstream and without time limits.
 
     If neither a listener nor the log needs events, a `RunningCall` is created only after two failed
-    attempts. After one, `decide_after_first_failure` returns a `FirstFailure`, a cheaper tuple.
+    attempts. After one, `decide_after_first_failure` returns a tuple (`FirstFailure`), which costs
+    less.
     """
 
     @wraps(fn)
     def call(*args: Any, **kwargs: Any) -> T:
         if bus.listeners or _get_deadline_scope() is not None:
             return drive(RunningCall.new(config), fn, args, kwargs)
-        record_count = bus.record_count
+        last_record_number = bus.last_record_number
         try:
             if kwargs:  # passing an empty **kwargs would still build a dict
                 return fn(*args, **kwargs)
             return fn(*args)
         except Exception as error:
-            decision = decide_after_first_failure(config, error, record_count)
+            decision = decide_after_first_failure(config, error, last_record_number)
             if decision is None:
                 raise
-            if isinstance(decision, tuple):  # a `FirstFailure`, whose last item is the wait
+            if isinstance(decision, tuple):  # a `FirstFailure`; its last item is the `Wait`
                 blocking_wait(config, decision[2].delay, error)
         if isinstance(decision, tuple):
-            record_count = bus.record_count
+            last_record_number = bus.last_record_number
             try:
                 return fn(*args, **kwargs)
             except Exception as error:
-                running = RunningCall(config, None, None, record_count)
+                running = RunningCall(config, None, None, last_record_number)
                 running.adopt_first_failure(*decision)
                 if not running.try_continue(error):
                     raise
@@ -105,30 +107,29 @@ def _wrap_without_downstream(fn: Callable[..., T], config: RetryConfig) -> Calla
 def _wrap_without_downstream_async(
     fn: AsyncFunction[T], config: RetryConfig
 ) -> CoroutineFunction[T]:
-    """Like `_wrap_without_downstream`, which has the comments."""
+    """Like `_wrap_without_downstream`, for coroutine functions."""
 
     @wraps(fn)
     async def call(*args: Any, **kwargs: Any) -> T:
         if bus.listeners or _get_deadline_scope() is not None:
             return await drive_async(RunningCall.new(config), fn, args, kwargs)
-        record_count = bus.record_count
+        last_record_number = bus.last_record_number
         try:
-            if kwargs:  # passing an empty **kwargs would still build a dict
+            if kwargs:
                 return await fn(*args, **kwargs)
             return await fn(*args)
         except Exception as error:
-            decision = decide_after_first_failure(config, error, record_count)
+            decision = decide_after_first_failure(config, error, last_record_number)
             if decision is None:
                 raise
-            # A tuple is a `FirstFailure`, whose last item is the wait.
             if isinstance(decision, tuple) and decision[2].delay > 0:
                 await environment.async_sleep(decision[2].delay)
         if isinstance(decision, tuple):
-            record_count = bus.record_count
+            last_record_number = bus.last_record_number
             try:
                 return await fn(*args, **kwargs)
             except Exception as error:
-                running = RunningCall(config, None, None, record_count)
+                running = RunningCall(config, None, None, last_record_number)
                 running.adopt_first_failure(*decision)
                 if not running.try_continue(error):
                     raise
@@ -146,9 +147,9 @@ def _wrap_with_downstream(
     """Return the wrapper for calls with a downstream, which is fast if the first attempt succeeds.
 
     A first attempt that succeeds while the breaker is closed creates no `RunningCall`. If the
-    breaker has also seen no recent failure, the attempt acquires no lock: its success is appended
-    to `downstream.uncounted_successes`, whose entries are counted in bulk. `drive` makes the
-    attempts if the breaker is not closed, and the retries if the first attempt fails.
+    breaker has also counted no recent failure, the call acquires no lock: the success is appended
+    to `downstream.uncounted_successes`, whose entries are counted in bulk. If the breaker is not
+    closed, `drive` makes the whole call. If the first attempt fails, `drive` makes the retries.
 
     This code is duplicated in `_wrap_with_downstream_async` and, for functions with one argument,
     in `adapters/http/send.py`. Functions shared by these three places would add 0.12 us to the
@@ -160,23 +161,24 @@ def _wrap_with_downstream(
     @wraps(fn)
     def call(*args: Any, **kwargs: Any) -> T:
         breaker = downstream.breaker
-        # Reads the breaker's state without its lock. A call that starts while another thread opens
-        # the breaker is therefore treated as if it had started just before.
+        # The state is read without the downstream's lock. A call that starts while another thread
+        # opens the breaker is therefore treated as if it had started just before.
         if (
             (breaker is not None and breaker.state is not closed_state)
             or bus.listeners
             or _get_deadline_scope() is not None
         ):
             return drive(RunningCall.new(config), fn, args, kwargs)
+        # The permit of an attempt that a closed breaker admits is the breaker's generation.
         permit = 0 if breaker is None else breaker.generation
-        record_count, clock = bus.record_count, environment.now
+        last_record_number, clock = bus.last_record_number, environment.now
         started = clock()
         try:
             # Passing an empty **kwargs would still build a dict.
             result = fn(*args, **kwargs) if kwargs else fn(*args)
             succeeded = classify_result is None or classify_result(result) is SUCCESS
         except Exception as error:
-            running = RunningCall.after_first_attempt(config, started, record_count, permit)
+            running = RunningCall.after_first_attempt(config, started, last_record_number, permit)
             if not running.try_continue(error):
                 raise
         else:
@@ -191,7 +193,7 @@ def _wrap_with_downstream(
                         permit, SUCCESS, now - started, now, environment.draw_random()
                     )
                 return result
-            running = RunningCall.after_first_attempt(config, started, record_count, permit)
+            running = RunningCall.after_first_attempt(config, started, last_record_number, permit)
             if running.try_finish(result):
                 return result
             release_result(running, result)
@@ -204,7 +206,7 @@ def _wrap_with_downstream(
 def _wrap_with_downstream_async(
     fn: AsyncFunction[T], config: RetryConfig, downstream: Downstream
 ) -> CoroutineFunction[T]:
-    """Like `_wrap_with_downstream`, which has the comments and says why the code is duplicated."""
+    """Like `_wrap_with_downstream`, for coroutine functions."""
     closed_state, successes = downstream.closed_state, downstream.uncounted_successes
     classify_result, max_uncounted = config.classify_result, downstream.max_uncounted_successes
 
@@ -218,13 +220,13 @@ def _wrap_with_downstream_async(
         ):
             return await drive_async(RunningCall.new(config), fn, args, kwargs)
         permit = 0 if breaker is None else breaker.generation
-        record_count, clock = bus.record_count, environment.now
+        last_record_number, clock = bus.last_record_number, environment.now
         started = clock()
         try:
             result = await fn(*args, **kwargs) if kwargs else await fn(*args)
             succeeded = classify_result is None or classify_result(result) is SUCCESS
         except Exception as error:
-            running = RunningCall.after_first_attempt(config, started, record_count, permit)
+            running = RunningCall.after_first_attempt(config, started, last_record_number, permit)
             if not running.try_continue(error):
                 raise
         else:
@@ -239,7 +241,7 @@ def _wrap_with_downstream_async(
                         permit, SUCCESS, now - started, now, environment.draw_random()
                     )
                 return result
-            running = RunningCall.after_first_attempt(config, started, record_count, permit)
+            running = RunningCall.after_first_attempt(config, started, last_record_number, permit)
             if running.try_finish(result):
                 return result
             await release_result_async(running, result)
@@ -254,8 +256,8 @@ def drive(running: RunningCall, fn: Callable[..., T], args: Args, kwargs: Kwargs
     try:
         while True:
             attempt = running.begin_attempt()
-            if running.config.passes_number:
-                kwargs = {**kwargs, "number": attempt.number}
+            if running.config.passes_attempt_number:
+                kwargs = {**kwargs, "attempt_number": attempt.number}
             if attempt.delay:
                 blocking_wait(running.config, attempt.delay, None)
             try:
@@ -281,8 +283,8 @@ async def drive_async(running: RunningCall, fn: AsyncFunction[T], args: Args, kw
     try:
         while True:
             attempt = running.begin_attempt()
-            if running.config.passes_number:
-                kwargs = {**kwargs, "number": attempt.number}
+            if running.config.passes_attempt_number:
+                kwargs = {**kwargs, "attempt_number": attempt.number}
             if attempt.delay:
                 await environment.async_sleep(attempt.delay)
             try:
@@ -306,7 +308,10 @@ async def drive_async(running: RunningCall, fn: AsyncFunction[T], args: Args, kw
 
 
 def release_result(running: RunningCall, result: object) -> None:
-    """Release the connection of a result that was not accepted, before the wait for a retry."""
+    """Release the connection of a response that was not accepted, before the wait for a retry.
+
+    If the response can then no longer be read, drop it, so that the call cannot end with it.
+    """
     release_connection = running.config.release_connection
     if release_connection is not None and not release_connection(result):
         running.discard_error()
@@ -322,10 +327,12 @@ async def release_result_async(running: RunningCall, result: object) -> None:
 def _call_with_timeout(
     running: RunningCall, timeout: float, fn: Callable[..., T], args: Args, kwargs: Kwargs
 ) -> T:
+    """Make an attempt with a time limit: in a thread, if the policy has an attempt timeout."""
     deadline_handle = deadlines.enter(environment.now() + timeout)
     try:
         if running.policy.attempt_timeout is None:
-            return fn(*args, **kwargs)  # `timeout` is the deadline's, which does not interrupt `fn`
+            # `timeout` comes from a deadline. A deadline does not interrupt a plain function.
+            return fn(*args, **kwargs)
         from tarry.runtime.parallel import ThreadCopies
 
         threads = ThreadCopies(lambda _number: fn(*args, **kwargs))
@@ -356,18 +363,19 @@ def wrap_generator(
     """Retry a generator until it yields its first item; later errors are not retried."""
 
     @wraps(fn)
-    def first_item(*args: Any, **kwargs: Any) -> tuple[Generator[Any, Any, Any] | None, Any]:
+    def start(*args: Any, **kwargs: Any) -> tuple[Generator[Any, Any, Any] | None, Any]:
+        """Return a new generator and its first item; (None, its return value) if it yields none."""
         generator = fn(*args, **kwargs)
         try:
             return generator, next(generator)
         except StopIteration as end:
             return None, end.value
 
-    retry_first_item = wrap(first_item, config)
+    start_with_retries = wrap(start, config)
 
     @wraps(fn)
     def generate(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        generator, item = retry_first_item(*args, **kwargs)
+        generator, item = start_with_retries(*args, **kwargs)
         if generator is None:
             return item
         try:
@@ -394,26 +402,26 @@ def wrap_async_generator(
     """Retry an async generator until it yields its first item; later errors are not retried."""
 
     @wraps(fn)
-    async def first_item(*args: Any, **kwargs: Any) -> tuple[AsyncGenerator[Any, Any] | None, Any]:
+    async def start(*args: Any, **kwargs: Any) -> tuple[AsyncGenerator[Any, Any] | None, Any]:
         generator = fn(*args, **kwargs)
         # Hide this inner generator from the event loop. At shutdown the loop closes all generators
         # that it knows at the same time, but the outer generator, `generate`, must close this one.
         hooks = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(None, None)
         try:
-            item = anext(generator)
+            awaitable_item = anext(generator)
         finally:
             sys.set_asyncgen_hooks(*hooks)
         try:
-            return generator, await item
+            return generator, await awaitable_item
         except StopAsyncIteration:
             return None, None
 
-    retry_first_item = wrap_async(first_item, config)
+    start_with_retries = wrap_async(start, config)
 
     @wraps(fn)
     async def generate(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-        generator, item = await retry_first_item(*args, **kwargs)
+        generator, item = await start_with_retries(*args, **kwargs)
         if generator is None:
             return
         try:

@@ -1,13 +1,14 @@
-"""The record and the note that tarry attaches to an error when a call is given up.
+"""The error record and the note that tarry attaches to an error when a call is given up.
 
-The note is for people. The record also prevents an outer retry loop from retrying an error that an
-inner retry loop has given up on. But several calls may raise the same exception object, such as a
-mock, a module constant or the error of a shared connection. The record may then come from another
-call. An outer loop therefore considers a record only if both conditions hold:
+The note is for people. The error record contains the call record (`CallRecord`), which `record_of`
+returns. It also prevents an outer retry loop from retrying an error that an inner retry loop has
+given up on. But several calls may raise the same exception object, such as a mock, a module
+constant or the error of a shared connection. Its error record may then come from another call. An
+outer loop therefore obeys an error record only if both conditions hold:
 
-- The record was attached during the outer loop's current attempt. Records are numbered from 1. The
-  loop reads `bus.record_count` when an attempt begins. Records with a higher number are newer.
-- The error was raised through the loop that attached the record, as its traceback shows.
+- The error record was attached during the outer loop's current attempt. Error records are numbered
+  from 1. The loop reads `bus.last_record_number` when an attempt begins. Higher numbers are newer.
+- The error was raised through the loop that attached the error record, as its traceback shows.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ RECORD_ATTRIBUTE = "__tarry__"
 """The attribute of an error that holds its `ErrorRecord`."""
 
 MAX_SEARCH_DEPTH = 10
-"""How deep the causes, contexts and group members of an error are searched for records."""
+"""How deep the causes, contexts and group members of an error are searched."""
 MAX_GROUP_MEMBERS = 10
-"""How many members of each exception group are searched for records."""
+"""How many members of each exception group are searched."""
 
 _DRIVER_MODULES = ("tarry.runtime.", "tarry.adapters.http.")
 _DRIVER_FUNCTIONS = frozenset({"call", "drive", "drive_async", "hedge", "hedge_sync"})
@@ -43,7 +44,7 @@ one of them was raised through a retry loop. Update the names when a driver is r
 MAX_GIVEN_UP_CALLS = 100
 """How many calls one `GivenUpCalls` keeps; the oldest are dropped."""
 
-_record_numbers = count(1)
+_error_record_numbers = count(1)
 
 
 class GivenUpCalls:
@@ -55,24 +56,24 @@ class GivenUpCalls:
     def __bool__(self) -> bool:
         return bool(self._entries)
 
-    def add(self, error: BaseException, record: CallRecord) -> None:
-        """Add the record of a call and the error that the call ended with."""
-        self._entries.append((error, record))
+    def add(self, error: BaseException, call_record: CallRecord) -> None:
+        """Add a call; `error` is the error that the call ended with."""
+        self._entries.append((error, call_record))
 
     def find(self, error: BaseException) -> CallRecord | None:
-        """Return the record of the call that was given up with this error or one of its causes."""
+        """Return the record of the call that ended with this error or one of its causes, if any."""
         entries = list(self._entries)  # a copy: a thread of the handler may add entries meanwhile
         for related in _related_errors(error, MAX_SEARCH_DEPTH):
             # Adapters return the last response instead of raising; `raise_for_status` then
             # raises an error that holds that response.
             response = getattr(related, "response", None)
-            for final_error, record in entries:
+            for final_error, call_record in entries:
                 if related is final_error or (
                     response is not None
                     and isinstance(final_error, ResultNotAccepted)
                     and response is final_error.result
                 ):
-                    return record
+                    return call_record
         return None
 
     def close(self) -> None:
@@ -82,70 +83,78 @@ class GivenUpCalls:
 
 current_given_up_calls: ContextVar[GivenUpCalls | None] = ContextVar("tarry_given", default=None)
 """Set for each request by the server middleware (ASGI) or interceptor (gRPC), which tells the
-client not to retry if a call of the handler was given up."""
+client not to retry if the handler made a call that was given up."""
 
 
 class ErrorRecord(NamedTuple):
     """The value of `RECORD_ATTRIBUTE`."""
 
     number: int
-    """The number of this record, from 1; 0 if outer retry loops may retry the error."""
+    """The number of this error record, from 1; 0 if outer retry loops may retry the error."""
     call_record: CallRecord
     check_traceback: bool
     """False for attempts that leave no driver in the traceback, such as `with` blocks."""
 
 
 def attach_record(
-    error: BaseException, record: CallRecord, *, no_outer_retry: bool, check_traceback: bool = True
-) -> None:
-    """Attach the record of a call to its error."""
-    number = 0
-    if no_outer_retry:
-        bus.record_count = number = next(_record_numbers)
-        given_up_calls = current_given_up_calls.get()
-        # Skip a call that was attempted only once because it is not repeatable. The client of this
-        # server may then retry, if its own request is repeatable.
-        is_single_attempt = record.reason is Reason.NOT_REPEATABLE and record.attempts <= 1
-        if given_up_calls is not None and not is_single_attempt:
-            given_up_calls.add(error, record)
-    # Not `setattr`, because the class of the error may forbid that in its own `__setattr__`.
-    object.__setattr__(error, RECORD_ATTRIBUTE, ErrorRecord(number, record, check_traceback))
-
-
-def attach_record_and_note(
     error: BaseException,
-    record: CallRecord,
-    record_count: int,
+    call_record: CallRecord,
     *,
     no_outer_retry: bool,
     check_traceback: bool = True,
 ) -> None:
-    """Attach the record of a call that is given up, and a note that describes it, to its error.
+    """Attach an error record to the error that a call ends with."""
+    number = 0
+    if no_outer_retry:
+        bus.last_record_number = number = next(_error_record_numbers)
+        given_up_calls = current_given_up_calls.get()
+        # Skip a call that was attempted only once because it is not repeatable. The client of this
+        # server may then retry, if its own request is repeatable.
+        is_single_attempt = (
+            call_record.reason is Reason.NOT_REPEATABLE and call_record.attempts <= 1
+        )
+        if given_up_calls is not None and not is_single_attempt:
+            given_up_calls.add(error, call_record)
+    # Not `setattr`, because the class of the error may forbid that in its own `__setattr__`.
+    object.__setattr__(error, RECORD_ATTRIBUTE, ErrorRecord(number, call_record, check_traceback))
 
-    If an inner retry loop has attached a record during the last attempt, that record is kept.
-    `record_count` is the value of `bus.record_count` when that attempt began.
+
+def attach_record_and_note(
+    error: BaseException,
+    call_record: CallRecord,
+    last_record_number: int,
+    *,
+    no_outer_retry: bool,
+    check_traceback: bool = True,
+) -> None:
+    """Attach an error record and a note to the error of a call that is given up.
+
+    If an inner retry loop has attached an error record during the last attempt, that one is kept.
+    `last_record_number` is the value of `bus.last_record_number` when that attempt began.
     """
-    if not has_record_since(error, record_count):
-        attach_record(error, record, no_outer_retry=no_outer_retry, check_traceback=check_traceback)
-    note_prefix = f"tarry: {record.operation} "
-    previous: list[str] = getattr(error, "__notes__", [])
+    if not has_record_since(error, last_record_number):
+        attach_record(
+            error, call_record, no_outer_retry=no_outer_retry, check_traceback=check_traceback
+        )
+    note_prefix = f"tarry: {call_record.operation} "
+    previous_notes: list[str] = getattr(error, "__notes__", [])
     # Replace the note of an earlier call, so that an exception object that is raised many times
     # does not collect notes.
-    notes = [note for note in previous if not note.startswith(note_prefix)]
-    object.__setattr__(error, "__notes__", [*notes, note_prefix + record.summary()])
+    notes = [note for note in previous_notes if not note.startswith(note_prefix)]
+    object.__setattr__(error, "__notes__", [*notes, note_prefix + call_record.summary()])
 
 
-def has_record_since(error: BaseException, record_count: int) -> bool:
-    """Return whether an inner retry loop has attached a record with a number above `record_count`.
+def has_record_since(error: BaseException, last_record_number: int) -> bool:
+    """Return whether an inner retry loop has attached an error record with a higher number.
 
-    Records on the causes, contexts and group members of the error count too.
+    Error records of the error's causes, contexts and group members count too.
     """
     for related in _related_errors(error, MAX_SEARCH_DEPTH):
         error_record: ErrorRecord | None = getattr(related, RECORD_ATTRIBUTE, None)
-        if error_record is None or error_record.number <= record_count:
+        if error_record is None or error_record.number <= last_record_number:
             continue
         if not error_record.check_traceback or _passed_driver(
-            related, caught_here=related is error
+            related, is_caught_error=related is error
         ):
             return True
     return False
@@ -165,14 +174,16 @@ def _related_errors(error: BaseException, depth: int) -> Iterator[BaseException]
         yield from _related_errors(other, depth - 1)
 
 
-def _passed_driver(error: BaseException, *, caught_here: bool) -> bool:
+def _passed_driver(error: BaseException, *, is_caught_error: bool) -> bool:
     """Return whether the error passed a driver function on its way to the `except` clause.
 
-    A traceback lists the frames from the `except` clause down to the place where the error was
-    raised. If user code raises an error that was raised before (`raise error`), the entries below
-    this statement come from the earlier raise and are ignored. There is one exception: if the next
-    entry's frame was seen before, that frame has caught the error and raised it again.
-    `caught_here` is whether the caller has caught this error itself, not its cause or context.
+    A traceback lists the frames from the `except` clause to the place of the first raise. If a
+    frame of user code runs `raise error`, the later entries are from an earlier raise of the same
+    object, perhaps by an unrelated call, and are not searched. They are searched if the next entry
+    is a frame that was listed before: that frame caught the error of its own call and raised it
+    again, as in `except OSError as error: raise error`.
+
+    `is_caught_error` is False if the caller caught another error, to which `error` is related.
     """
     from opcode import opmap  # imported here, because it is needed only after a nested failure
 
@@ -182,8 +193,8 @@ def _passed_driver(error: BaseException, *, caught_here: bool) -> bool:
     while traceback is not None:
         frame = traceback.tb_frame
         is_driver = frame.f_code.co_name in _DRIVER_FUNCTIONS and _is_in_driver_module(frame)
-        # The first entry of an error that is caught here is the frame of the `except` clause.
-        if is_driver and (seen or not caught_here):
+        # The first entry of a caught error is the frame of the `except` clause.
+        if is_driver and (seen or not is_caught_error):
             return True
         seen.append(frame)
         following = traceback.tb_next
@@ -204,7 +215,7 @@ def _is_in_driver_module(frame: FrameType) -> bool:
 
 
 def record_of(error: object) -> CallRecord | None:
-    """Return the record of the call that ended with this error, or None.
+    """Return the record of the call that ended with this error; None if no call did.
 
     `error` may also be a response that an adapter returned after the last attempt, such as a 503.
     """

@@ -28,27 +28,28 @@ failures do not need it, and by name, because `runtime` must not depend on `tele
 
 
 class EventBus:
-    """The listeners of this process, and the number of error records."""
+    """The listeners of this process, and the number of the newest error record."""
 
-    __slots__ = ("listeners", "lock", "log_enabled", "log_listener", "record_count")
+    __slots__ = ("is_log_enabled", "last_record_number", "listeners", "lock", "log_listener")
 
     def __init__(self) -> None:
         self.lock: threading.Lock = threading.Lock()
         self.listeners: tuple[Listener, ...] = ()
         """The user's listeners, which get every event."""
         self.log_listener: Listener | None = None
-        """The built-in log listener. It logs nothing for calls whose first attempt succeeds."""
-        self.log_enabled: Callable[[int], bool] = self._load_log_and_check
-        """Returns whether the log listener logs at a level. The first call loads it."""
-        self.record_count: int = 0
-        """How many records have been attached to errors, which is also the number of the newest
-        record; see `error_record`."""
+        """The built-in log listener; None until it is loaded. It logs nothing for calls whose first
+        attempt succeeds."""
+        self.is_log_enabled: Callable[[int], bool] = self._load_log_and_check
+        """Returns whether the log listener logs at a level. The first call loads the listener."""
+        self.last_record_number: int = 0
+        """The number of the newest error record that forbids outer retries: see `error_record`."""
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Call `listener` with every event from now on; return a function that removes it."""
         if not callable(listener) or isinstance(listener, type):
-            hint = f": use an instance, {listener.__name__}()" if isinstance(listener, type) else ""
-            msg = f"listen takes a function with the event as its argument, got {listener!r}{hint}"
+            advice = f": pass {listener.__name__}()" if isinstance(listener, type) else ""
+            rule = "listen takes a function with the event as its argument"
+            msg = f"{rule}, got {listener!r}{advice}"
             raise ConfigurationTypeError(msg)
         subscription = partial(listener)  # a new object: a function may be added twice
         with self.lock:
@@ -56,14 +57,13 @@ class EventBus:
 
         def remove() -> None:
             with self.lock:
-                others = (other for other in self.listeners if other is not subscription)
-                self.listeners = tuple(others)
+                self.listeners = tuple(item for item in self.listeners if item is not subscription)
 
         return remove
 
     def is_observed(self) -> bool:
         """Return whether there is a listener, or the log is enabled for warnings."""
-        return bool(self.listeners) or self.log_enabled(LOG_WARNING)
+        return bool(self.listeners) or self.is_log_enabled(LOG_WARNING)
 
     def emit(self, event: Event) -> None:
         """Call all listeners with an event. A listener that raises does not affect the call."""
@@ -80,12 +80,12 @@ class EventBus:
 
     def _load_log_and_check(self, level: int) -> bool:
         self._load_log_listener()
-        return self.log_enabled(level)
+        return self.is_log_enabled(level)
 
     def _load_log_listener(self) -> Listener:
         logs: Any = import_module(_LOG_LISTENER_MODULE)
         log_listener: Listener = logs.log
-        self.log_listener, self.log_enabled = log_listener, logs.is_enabled
+        self.log_listener, self.is_log_enabled = log_listener, logs.is_enabled
         return log_listener
 
 

@@ -1,8 +1,9 @@
 """Hedged calls: if the first copy of a call takes too long, another copy starts in parallel.
 
-A copy is one execution of the function. The first copy to return a result ends the call.
+A copy is one execution of the called function. The first result that is accepted ends the call.
 `RunningHedgedCall` adds a clock, random numbers and events to the core's `HedgedCall`. `drive` and
-`drive_async` run the copies.
+`drive_async` run the copies. A copy is an attempt for the core and in the public names, such as
+`max_attempts`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tarry.core.outcome import SUCCESS, Kind
 from tarry.core.verdict import CallRecord, Reason, Stop
 from tarry.runtime import config, deadlines
 from tarry.runtime.call import emit_gave_up, rejection_error
-from tarry.runtime.clocks import after_fork, environment
+from tarry.runtime.clocks import after_fork, environment  # environment: clock, sleep, random
 from tarry.runtime.downstream import Downstream
 from tarry.runtime.error_record import attach_record_and_note
 from tarry.runtime.events import bus
@@ -52,9 +53,9 @@ async def hedge(
     """Await a coroutine function; start another copy of the call when it takes too long.
 
     after: when another copy starts: after these seconds, or after a percentile such as "p95" of the
-        latest successful attempts' durations. It is used only after 100 such attempts.
+        latest successful copies' durations. A percentile is used only after 100 such copies.
     max_extra_load: the maximum number of additional copies as a share of the calls. With 0.05,
-        copies add at most 5 % to the number of calls, and `after` is "p95" unless it is given.
+        there are at most 5 additional copies for 100 calls, and `after` is "p95" by default.
     max_attempts: the maximum number of copies, including the first (default 2).
     on: errors after which the next copy starts at once; any other error ends the call.
     downstream: measures the latency of the dependency. By default each function has its own.
@@ -96,7 +97,10 @@ def _new_call(
     name: str | None,
     policy: None,
 ) -> RunningHedgedCall:
-    """Check the arguments of `hedge` or `hedge_sync`, and return the state of the call."""
+    """Check the arguments of `hedge` or `hedge_sync`, and return a new call.
+
+    `api_name` is the name of the public function.
+    """
     if policy is not None:
         raise errors.ConfigurationError(config.RETRY_AND_HEDGE_MESSAGE)
     config.check_callable(api_name, fn)
@@ -104,8 +108,9 @@ def _new_call(
         msg = f"{config.name_of(fn)} is a coroutine function: use `await tarry.hedge(...)`"
         raise errors.ConfigurationTypeError(msg)
     config.check_instance("downstream", downstream, Downstream, 'a tarry.Downstream("name")')
-    classify, downstream = config.Classifier(on).classify_error, downstream or _downstream_of(fn)
-    return RunningHedgedCall(name or config.name_of(fn), hedging, classify, downstream)
+    classify_error = config.Classifier(on).classify_error
+    downstream = downstream or _downstream_of(fn)
+    return RunningHedgedCall(name or config.name_of(fn), hedging, classify_error, downstream)
 
 
 def drive(
@@ -115,9 +120,8 @@ def drive(
 ) -> T:
     """Run copies of a function in threads until one of them returns a result that is accepted.
 
-    `fn` takes the number of the copy. `release_connection` is called with each result that is not
-    accepted. It releases the connection of the result, and returns whether the result can still be
-    read.
+    `fn` takes the number of the copy. `release_connection` is called with each response that is not
+    accepted. It releases the connection, and returns whether the response can still be read.
     """
     copies: ThreadCopies[T] = ThreadCopies(fn, release_connection)
     try:
@@ -146,10 +150,11 @@ def drive(
         copies.close()
 
 
-def _try_start(copies: ThreadCopies[T], attempt: Attempt) -> bool:
+def _try_start(copies: ThreadCopies[T], copy: Attempt) -> bool:
+    """Start a copy; return False if there are too many threads, in tarry or in the process."""
     try:
-        copies.start(attempt.number, attempt.delay)
-    except (errors.LimitReached, RuntimeError):  # too many threads, in tarry or in the process
+        copies.start(copy.number, copy.delay)
+    except (errors.LimitReached, RuntimeError):
         return False
     return True
 
@@ -185,25 +190,25 @@ async def drive_async(
 
 
 _downstreams: WeakKeyDictionary[Any, Downstream] = WeakKeyDictionary()
-"""The default downstream of each hedged function, which keeps the latencies of earlier calls."""
-_locks = [threading.RLock()]
-"""Holds the one lock of `_downstreams`. A list, so that the lock can be replaced after a fork."""
+"""The default downstream of each hedged function, with the durations of its earlier copies."""
+_lock_holder = [threading.RLock()]
+"""Holds the lock of `_downstreams`, in a list, so that it can be replaced after a fork."""
 
 
 @after_fork
 def _replace_lock() -> None:
-    _locks[0] = threading.RLock()
+    _lock_holder[0] = threading.RLock()
 
 
 def _downstream_of(fn: Callable[..., Any]) -> Downstream:
-    """Return the default downstream of a function; all bound methods of a function share one."""
-    key = getattr(fn, "__func__", fn)
-    with _locks[0]:
+    """Return the default downstream of a function; a method has one for all instances."""
+    function = getattr(fn, "__func__", fn)
+    with _lock_holder[0]:
         try:
-            return _downstreams.get(key) or _downstreams.setdefault(
-                key, Downstream(config.name_of(fn))
+            return _downstreams.get(function) or _downstreams.setdefault(
+                function, Downstream(config.name_of(fn))
             )
-        except TypeError:  # `fn` cannot be weakly referenced: no latencies are kept between calls
+        except TypeError:  # `fn` cannot be weakly referenced: no durations are kept between calls
             return Downstream(config.name_of(fn))
 
 
@@ -217,24 +222,24 @@ class RunningHedgedCall:
         self,
         operation: str,
         hedging: Hedging,
-        classify: Callable[[Exception, int], Outcome],
+        classify_error: Callable[[Exception, int], Outcome],
         downstream: Downstream,
         classify_result: Callable[[Any], Outcome] | None = None,
     ) -> None:
         self._operation = operation
         self._downstream = downstream
         self._call = HedgedCall(hedging, downstream)
-        self._classify = classify
+        self._classify_error = classify_error
         self._classify_result = classify_result
         self._deadline = deadlines.current()
-        self._record_count = bus.record_count
-        """The newest error record's number when the call began; see `error_record`."""
+        self._last_record_number = bus.last_record_number
+        """The number of the newest error record when the call began: see `error_record`."""
         self._error: Exception | None = None
         """The error of the copy that failed last, while the call continues."""
         self._detail = ""
         """A description of the last failure, for events; "" if no copy has failed."""
         self.has_final_result: bool = False
-        """Whether the call has ended with the result of a copy, not with an error."""
+        """Whether the call has ended with the result of the copy that finished last."""
 
     def begin_first_copy(self) -> Attempt:
         """Return the first copy, which must now start; raise if the call is rejected."""
@@ -249,7 +254,10 @@ class RunningHedgedCall:
         return max(0.0, min(moments) - environment.now()) if moments else None
 
     def on_timeout(self) -> Attempt | None:
-        """Return the next copy to start if one is due and allowed; raise if the call must end."""
+        """Return the next copy to start, or None if none is due or allowed.
+
+        Raises an error if the deadline has passed, or no copy runs and none may start.
+        """
         now = self._now_before_deadline()
         if self._call.next_hedge_at is None or now < self._call.next_hedge_at:
             return None
@@ -262,7 +270,7 @@ class RunningHedgedCall:
         return command
 
     def on_finished(self, finished: FinishedCopy[Any]) -> Attempt | None:
-        """Record a copy that has finished, and return the next copy to start, if any.
+        """Record a copy that has finished; return a copy that must start now, or None.
 
         Sets `has_final_result` if the result of the copy ends the call. Raises the copy's error if
         the error ends the call. Otherwise the call continues, perhaps with copies that still run.
@@ -276,7 +284,7 @@ class RunningHedgedCall:
                     raise errors.ResultNotAccepted(f"{self._operation}: {outcome.detail}", result)
         except Exception as error:
             if outcome is None:
-                outcome = self._classify(error, self._record_count)
+                outcome = self._classify_error(error, self._last_record_number)
             self._detail = outcome.detail
             now, random_number = environment.now(), environment.draw_random()
             command = self._call.record_failure(finished.number, outcome, now, random_number)
@@ -291,25 +299,25 @@ class RunningHedgedCall:
         return None
 
     def record_final_result(self, number: int, outcome: Outcome) -> None:
-        """Record that this copy's result, a success or a permanent failure, ends the call."""
+        """Record that the result of this copy ends the call: a success or a permanent failure."""
         self._error = None  # its traceback refers to self: break the reference cycle
         is_success = outcome.kind is Kind.SUCCESS
         if is_success:
             self._call.record_success(number, environment.now(), environment.draw_random())
         else:
             self._call.cancel(environment.now())  # such as a 404: not the dependency's failure
-        # The log needs no event if the first copy returned the result. Test that first: it is fast.
+        # Without listeners, the log needs no event if the first copy returned the result.
         if bus.listeners or (number > 1 and bus.is_observed()):
             if number > 1:
                 bus.emit(HedgeWon(self._operation, self._downstream.name, number))
             if is_success:
                 bus.emit(Succeeded(self._operation, self._downstream.name, self._call.attempts))
             else:
-                record = self._call_record(Stop(Reason.PERMANENT))
-                emit_gave_up(record, None, None, outcome.detail)
+                call_record = self._build_call_record(Stop(Reason.PERMANENT))
+                emit_gave_up(call_record, None, None, outcome.detail)
 
     def record_not_started(self, number: int) -> None:
-        """Record that a copy got no thread and was not started; raise if no other copy runs."""
+        """Record that no thread could be started for a copy; raise if no other copy runs."""
         if not self._call.record_unsent(number, environment.now()):
             self._raise_final_error(Stop(Reason.LIMIT))
 
@@ -322,7 +330,7 @@ class RunningHedgedCall:
         self._call.cancel(environment.now())
 
     def _raise_final_error(self, stop: Stop) -> Never:
-        """Raise the error of the copy that failed last, or a `Rejected`; no copy runs any more."""
+        """Raise the error of the copy that failed last; a `Rejected` if no copy has failed."""
         error, self._error = self._error, None
         if error is None:
             error = rejection_error(stop, self._operation, self._downstream.name, self._detail)
@@ -332,9 +340,9 @@ class RunningHedgedCall:
         finally:
             del error  # its traceback refers to this frame: break the reference cycle
 
-    def _emit_hedge_fired(self, attempt: Attempt | None) -> None:
-        if attempt is not None and bus.is_observed():
-            bus.emit(HedgeFired(self._operation, self._downstream.name, attempt.number))
+    def _emit_hedge_fired(self, copy: Attempt | None) -> None:
+        if copy is not None and bus.is_observed():
+            bus.emit(HedgeFired(self._operation, self._downstream.name, copy.number))
 
     def _now_before_deadline(self) -> float:
         """Return the current time; raise if the deadline has passed."""
@@ -346,14 +354,16 @@ class RunningHedgedCall:
         return now
 
     def _record_give_up(self, stop: Stop, error: Exception) -> None:
-        record = self._call_record(stop)
+        call_record = self._build_call_record(stop)
         # If there was only one copy, its error was not hedged: an outer retry loop may retry it.
-        no_outer_retry = record.attempts != 1
-        attach_record_and_note(error, record, self._record_count, no_outer_retry=no_outer_retry)
+        no_outer_retry = call_record.attempts != 1
+        attach_record_and_note(
+            error, call_record, self._last_record_number, no_outer_retry=no_outer_retry
+        )
         if bus.is_observed():
             detail = "" if isinstance(error, errors.Rejected) else self._detail
-            emit_gave_up(record, stop.hint, error, detail or type(error).__name__)
+            emit_gave_up(call_record, stop.hint, error, detail or type(error).__name__)
 
-    def _call_record(self, stop: Stop) -> CallRecord:
+    def _build_call_record(self, stop: Stop) -> CallRecord:
         name, attempts = self._downstream.name, self._call.attempts
         return CallRecord(self._operation, name, attempts, 0.0, stop.reason, stop.retry_after, ())

@@ -1,8 +1,8 @@
 """Copies of a call that run in parallel: in threads, or in tasks of asyncio or trio.
 
-A copy is one execution of the function that is called. `ThreadCopies` and `TaskCopies` both have
-`start`, which starts a copy, and `next_finished`, which waits until a copy has finished. The result
-of a copy that finishes after the call has ended is passed to `discard`.
+A copy is one execution of the called function. `ThreadCopies` and `TaskCopies` both have `start`,
+which starts a copy, and `next_finished`, which waits until a copy has finished. If a copy returns a
+result after the call has ended, the result is passed to the function `discard`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from tarry.errors import LimitReached
 from tarry.runtime import clocks
-from tarry.runtime.clocks import after_fork, environment
+from tarry.runtime.clocks import after_fork, environment  # environment: clock, sleep, random
 
 if TYPE_CHECKING:
     import asyncio
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_ATTEMPT_THREADS = 256
-"""How many attempts may run in threads, including attempts that have timed out but still run."""
+"""How many copies of all calls may run in threads, including those that have timed out."""
 
-_thread_slots = [threading.BoundedSemaphore(MAX_ATTEMPT_THREADS)]
-"""Holds the one semaphore. A list, so that the semaphore can be replaced after a fork."""
+_semaphore_holder = [threading.BoundedSemaphore(MAX_ATTEMPT_THREADS)]
+"""Holds one semaphore, in a list, so that it can be replaced after a fork."""
 
 
 @after_fork
-def _free_all_slots() -> None:
+def _replace_semaphore() -> None:
     # A forked child has none of its parent's threads.
-    _thread_slots[0] = threading.BoundedSemaphore(MAX_ATTEMPT_THREADS)
+    _semaphore_holder[0] = threading.BoundedSemaphore(MAX_ATTEMPT_THREADS)
 
 
 class FinishedCopy(Generic[T]):
@@ -81,22 +81,22 @@ class ThreadCopies(Generic[T]):
         self._is_closed = False
 
     def start(self, number: int, delay: float = 0.0) -> None:
-        """Start a thread that runs a copy after `delay` seconds, in a copy of the caller's context.
+        """Start a thread that runs a copy after `delay` seconds, with the caller's contextvars.
 
-        Raises LimitReached if `MAX_ATTEMPT_THREADS` run already.
+        Raises LimitReached if `MAX_ATTEMPT_THREADS` threads run already.
         """
-        slots = _thread_slots[0]
-        if not slots.acquire(blocking=False):
+        semaphore = _semaphore_holder[0]
+        if not semaphore.acquire(blocking=False):
             raise LimitReached(
                 f"{MAX_ATTEMPT_THREADS} attempts run in threads already. Most of them have "
                 "probably timed out without being stopped; give the client that they use a "
                 "timeout, for example timeout=tarry.remaining()"
             )
-        run, args = copy_context().run, (self._run, slots, number, delay)
+        run, args = copy_context().run, (self._run, semaphore, number, delay)
         try:
             threading.Thread(target=run, args=args, name="tarry-attempt", daemon=True).start()
         except BaseException:
-            slots.release()
+            semaphore.release()
             raise
 
     def next_finished(self, timeout: float | None) -> FinishedCopy[T] | None:
@@ -106,7 +106,7 @@ class ThreadCopies(Generic[T]):
         except Empty:
             return None
 
-    def _run(self, slots: threading.Semaphore, number: int, delay: float) -> None:
+    def _run(self, semaphore: threading.Semaphore, number: int, delay: float) -> None:
         try:
             if delay:
                 environment.blocking_sleep(delay, None)
@@ -116,7 +116,7 @@ class ThreadCopies(Generic[T]):
         except BaseException as error:
             finished = FinishedCopy[T](number, None, error)
         finally:
-            slots.release()
+            semaphore.release()
         with self._lock:
             if not self._is_closed:
                 self._finished.put(finished)
@@ -124,7 +124,7 @@ class ThreadCopies(Generic[T]):
         self._discard_result(finished)
 
     def close(self) -> None:
-        """Discard the results of finished copies; later copies discard their own results."""
+        """Discard the results of finished copies; copies that still run will discard their own."""
         with self._lock:
             self._is_closed = True
         while (finished := self.next_finished(0.0)) is not None:
@@ -151,12 +151,12 @@ class TaskCopies(Generic[T]):
         self._finished: deque[FinishedCopy[T]] = deque()
         self._new_event: Callable[[], asyncio.Event | trio.Event]
         self._finished_event: asyncio.Event | trio.Event | None = None
-        """Set when a copy finishes; None until `next_finished` waits for the first time."""
+        """Is set when a copy finishes; None until `next_finished` waits for the first time."""
         self._tasks: set[asyncio.Task[None]] = set()
         """The tasks of the copies; empty on trio."""
         self._trio: tuple[AbstractAsyncContextManager[trio.Nursery], trio.Nursery] | None = None
         """The context manager of the trio nursery, and the nursery; None on asyncio."""
-        self._cancelled_error: type[BaseException] | tuple[()] = ()
+        self._uncaught_error: type[BaseException] | tuple[()] = ()
         """trio's cancellation error, which `_run` must not catch; () on asyncio."""
 
     async def __aenter__(self) -> Self:
@@ -166,7 +166,7 @@ class TaskCopies(Generic[T]):
 
             manager = trio.open_nursery()
             self._trio = manager, await manager.__aenter__()
-            self._new_event, self._cancelled_error = trio.Event, trio.Cancelled
+            self._new_event, self._uncaught_error = trio.Event, trio.Cancelled
         else:
             import asyncio
 
@@ -192,7 +192,7 @@ class TaskCopies(Generic[T]):
             try:
                 await manager.__aexit__(None, None, None)
             finally:
-                # `discard` releases the connection of a response, also if this task is cancelled.
+                # Even if this task is cancelled, `discard` must release the connections.
                 with trio.CancelScope(shield=True):
                     await self._discard_results()
 
@@ -224,7 +224,7 @@ class TaskCopies(Generic[T]):
             if delay:
                 await environment.async_sleep(delay)
             finished = FinishedCopy(number, await self._fn(number), None)
-        except self._cancelled_error:  # the nursery handles the cancellation
+        except self._uncaught_error:  # the nursery handles the cancellation
             raise
         except BaseException as error:
             finished = FinishedCopy[T](number, None, error)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, TypeVarTuple
 from tarry.core.outcome import outcome_of_exception
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.runtime import clocks, deadlines, drivers
-from tarry.runtime.call import RunningBlock, RunningCall, blocking_wait
-from tarry.runtime.clocks import environment
+from tarry.runtime.call import RunningBlockCall, RunningCall, blocking_wait
+from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 from tarry.runtime.config import (
     ASYNC_GENERATOR,
     CANCEL_IN_COROUTINE_MESSAGE,
@@ -67,14 +67,17 @@ def retry(
     """Return a decorator that retries functions, coroutine functions and (async) generators.
 
     on: which errors to retry: an exception type, a tuple of types, or a predicate over the
-        exception. The predicate may also return an `Outcome`, with a kind and a server's hint.
+        exception. The predicate may also return an `Outcome`, which can contain a server's hint
+        about the next attempt.
     until: a predicate over the result. If it returns false, the call is retried.
-    attempts: the maximum number of attempts, including the first (default 4).
-    timeout: the time limit of one attempt in seconds. A plain function then runs in a thread. The
-        thread continues after the timeout, and its result is discarded.
+    attempts: the maximum number of attempts, including the first. Overrides the policy's
+        `max_attempts` (default 4).
+    timeout: the time limit of one attempt in seconds. Overrides the policy's `attempt_timeout`. A
+        plain function then runs in a thread, which continues after the timeout. The result is
+        discarded.
     deadline: the time limit of the whole call in seconds, including all attempts and waits. Calls
         that the function makes share the deadline.
-    policy: the other settings, such as delays, jitter and the total budget.
+    policy: all other settings, such as delays and jitter.
     downstream: the dependency's breaker, retry budget and limits.
     name: the name in logs and metrics; by default the name of the function.
     cancel: a token that ends the waits of a plain function.
@@ -121,8 +124,8 @@ def call(
     """Call a plain function with retries: `tarry.call(fetch, url, on=OSError)`.
 
     Takes the arguments of `retry`. To pass keyword arguments to the function, use a lambda or
-    `functools.partial`. With a policy, `on` is optional: by default, the connection errors and
-    timeouts of the standard library are then retried.
+    `functools.partial`. With a policy, `on` is optional: without it, the connection errors and
+    timeouts of the standard library are retried.
     """
     check_callable("call", fn)
     if flags_of(fn) & COROUTINE:
@@ -186,7 +189,7 @@ def attempts(
     a block in a `for` loop cannot be interrupted.
     """
     if not name:
-        # The function that contains the loop. The public `inspect` is slow to import.
+        # The name of the function that contains the loop. `inspect` is slow to import.
         frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # noqa: SLF001 - see above
         name = frame.f_code.co_qualname
     return Attempts(
@@ -214,20 +217,20 @@ def _wrap(fn: Callable[..., Any], config: RetryConfig) -> Callable[..., Any]:
     return drivers.wrap_async(fn, config) if flags & COROUTINE else drivers.wrap(fn, config)
 
 
-class AttemptBlock:
-    """One attempt of a call. The code to retry runs inside `with attempt:`."""
+class AttemptContext:
+    """One attempt of a call, as a context manager. Users retry the code inside `with attempt:`."""
 
-    def __init__(self, running: RunningCall, attempt: Attempt, *, in_event_loop: bool) -> None:
-        self._call = running
+    def __init__(self, running_call: RunningCall, attempt: Attempt, *, in_event_loop: bool) -> None:
+        self._call = running_call
         self._attempt = attempt
         self._deadline_handle: object = None
         self._ends_at = None if attempt.timeout is None else environment.now() + attempt.timeout
         self._timeout_scope: AbstractContextManager[None] | None = None
         if in_event_loop and attempt.timeout is not None:
             self._timeout_scope = clocks.timeout(attempt.timeout)
-        self.entered: bool = False
+        self.was_entered: bool = False
         self.is_last: bool | None = None
-        """Whether no attempt follows; None until the block is left."""
+        """Whether no attempt follows; None until the `with` block is left."""
 
     @property
     def number(self) -> int:
@@ -235,10 +238,10 @@ class AttemptBlock:
         return self._attempt.number
 
     def __enter__(self) -> Self:
-        if self.entered:
+        if self.was_entered:
             msg = "an attempt can be entered only once: use one `with attempt:` for the whole body"
             raise ConfigurationError(msg)
-        self.entered = True
+        self.was_entered = True
         try:
             if self._ends_at is not None:
                 self._deadline_handle = deadlines.enter(self._ends_at)
@@ -256,7 +259,7 @@ class AttemptBlock:
         traceback: TracebackType | None,
     ) -> bool:
         """End the attempt; return True to suppress its error if another attempt follows."""
-        running, scope = self._call, self._timeout_scope
+        running_call, scope = self._call, self._timeout_scope
         try:
             try:
                 timed_out = scope is not None and scope.__exit__(error_type, error, traceback)
@@ -265,20 +268,20 @@ class AttemptBlock:
                 if self._deadline_handle is not None:
                     deadlines.leave(self._deadline_handle)
             if timed_out:
-                timeout_error = running.timeout_error(self._attempt.timeout or 0.0)
-                self.is_last = not running.try_continue(timeout_error)
+                timeout_error = running_call.timeout_error(self._attempt.timeout or 0.0)
+                self.is_last = not running_call.try_continue(timeout_error)
                 if self.is_last:
                     raise timeout_error
                 return True
             if error is None:
-                self.is_last = running.try_finish(None)
+                self.is_last = running_call.try_finish(None)  # always True: a block has no result
             elif isinstance(error, Exception):
-                self.is_last = not running.try_continue(error)
+                self.is_last = not running_call.try_continue(error)
                 return not self.is_last
             else:
-                running.abort()
+                running_call.abort()
         except BaseException:
-            running.abort()
+            running_call.abort()
             raise
         return False
 
@@ -294,8 +297,8 @@ class Attempts:
     def __iter__(self) -> AttemptIterator:
         if self._config.policy.attempt_timeout is not None:
             raise ConfigurationError(
-                "timeout cannot interrupt a plain block: use @tarry.retry or tarry.call, or set a "
-                "timeout on the client that the block uses"
+                "timeout cannot interrupt the body of a for loop: use @tarry.retry or tarry.call, "
+                "or set a timeout on the client that the body uses"
             )
         return AttemptIterator(self._config)
 
@@ -308,61 +311,62 @@ class Attempts:
 class AttemptIterator:
     """The attempts of one call in a `for` or an `async for` loop."""
 
-    __slots__ = ("_block", "_call")
+    __slots__ = ("_call", "_context")
 
     def __init__(self, config: RetryConfig) -> None:
-        self._call: RunningBlock = RunningBlock.new(config)
-        self._block: AttemptBlock | None = None
+        self._call: RunningBlockCall = RunningBlockCall.new(config)
+        self._context: AttemptContext | None = None
+        """The latest attempt; None before the first."""
 
     def __del__(self) -> None:
         """Release the permit of an attempt whose `with` block was never entered."""
-        block: AttemptBlock | None = getattr(self, "_block", None)
-        if block is not None and not block.entered:
+        context: AttemptContext | None = getattr(self, "_context", None)
+        if context is not None and not context.was_entered:
             self._call.release_permit_in_finalizer()
 
     def _is_finished(self) -> bool:
-        """Return whether no attempt follows; raise if the last `with` block was not entered."""
-        if self._block is None:
+        """Return whether no attempt follows; raise if the latest `with` block was never left."""
+        if self._context is None:
             return False
-        if self._block.is_last is None:
+        if self._context.is_last is None:
             self._call.abort()
             raise ConfigurationError("the body of the loop must be inside `with attempt:`")
-        return self._block.is_last
+        return self._context.is_last
 
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> AttemptBlock:
+    def __next__(self) -> AttemptContext:
         if self._is_finished():
             raise StopIteration
-        running = self._call
-        if self._block is not None:
-            running.wait()
+        running_call = self._call
+        if self._context is not None:
+            running_call.wait()
         try:
-            attempt = running.begin_attempt()
+            attempt = running_call.begin_attempt()
             if attempt.delay:
-                blocking_wait(running.config, attempt.delay, None)
-            self._block = block = AttemptBlock(running, attempt, in_event_loop=False)
+                blocking_wait(running_call.config, attempt.delay, None)
+            self._context = context = AttemptContext(running_call, attempt, in_event_loop=False)
         except BaseException:
-            running.abort()
+            running_call.abort()
             raise
-        return block
+        return context
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> AttemptBlock:
+    async def __anext__(self) -> AttemptContext:
         if self._is_finished():
             raise StopAsyncIteration
-        running = self._call
-        if self._block is not None:
-            await running.async_wait()
+        running_call = self._call
+        if self._context is not None:
+            await running_call.async_wait()
         try:
-            attempt = running.begin_attempt()
+            attempt = running_call.begin_attempt()
             if attempt.delay:
                 await environment.async_sleep(attempt.delay)
-            self._block = block = AttemptBlock(running, attempt, in_event_loop=True)
+            self._context = context = AttemptContext(running_call, attempt, in_event_loop=True)
         except BaseException:
-            running.abort()
+            running_call.abort()
             raise
-        return block
+        return context

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tarry.core.checks import check_count, check_number
 from tarry.errors import ConfigurationError, MissingExtra
-from tarry.runtime.clocks import environment
+from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 from tarry.runtime.events import bus
 
 if TYPE_CHECKING:

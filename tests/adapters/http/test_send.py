@@ -52,9 +52,9 @@ class FakeServer:
         self.numbers: list[int] = []
         self.attempt_timeouts: list[float | None] = []
 
-    def send(self, *, attempt_timeout: float | None, number: int = 1) -> Any:
+    def send(self, *, attempt_timeout: float | None, attempt_number: int = 1) -> Any:
         """Handle one attempt."""
-        self.numbers.append(number)
+        self.numbers.append(attempt_number)
         self.attempt_timeouts.append(attempt_timeout)
         return make_response(next(self._statuses))
 
@@ -165,9 +165,9 @@ class FakeClient:
         def first(_request: str) -> Any:
             return self._reply("first")
 
-        def send(_request: str, *, attempt_timeout: float | None, number: int = 1) -> Any:
+        def send(_request: str, *, attempt_timeout: float | None, attempt_number: int = 1) -> Any:
             assert attempt_timeout is None
-            return self._reply(f"attempt {number}")
+            return self._reply(f"attempt {attempt_number}")
 
         async def async_first(request: str) -> Any:
             return first(request)

@@ -21,8 +21,12 @@ from tarry.core.outcome import PERMANENT, SUCCESS, Kind, Outcome, outcome_of_cod
 from tarry.core.verdict import Attempt
 from tarry.errors import Cancelled, ConfigurationTypeError, MissingExtra
 from tarry.runtime import drivers
-from tarry.runtime.call import RunningBlock, blocking_wait
-from tarry.runtime.clocks import CancelToken, after_fork, environment
+from tarry.runtime.call import RunningBlockCall, blocking_wait
+from tarry.runtime.clocks import (
+    CancelToken,
+    after_fork,
+    environment,
+)  # environment: clock and sleep
 from tarry.runtime.config import check_not_async
 
 if TYPE_CHECKING:
@@ -52,10 +56,10 @@ _END_OF_STREAM = object()
 _get_result = methodcaller("result")
 
 
-class GrpcCall(RunningBlock):
+class GrpcCall(RunningBlockCall):
     """The state of one gRPC call. gRPC itself enforces the time limits of the attempts.
 
-    This is a `RunningBlock`, so that an outer retry loop does not look for a driver function in the
+    This is a `RunningBlockCall`, so that an outer retry loop does not look for a driver function in the
     traceback of the final error. gRPC raises this error again, possibly in another thread, where
     the traceback has no driver function.
     """
@@ -63,9 +67,13 @@ class GrpcCall(RunningBlock):
     __slots__ = ("_attempt_ends_at", "_pending_first_attempt")
 
     def __init__(
-        self, config: RetryConfig, started: float | None, deadline: float | None, record_count: int
+        self,
+        config: RetryConfig,
+        started: float | None,
+        deadline: float | None,
+        last_record_number: int,
     ) -> None:
-        super().__init__(config, started, deadline, record_count)
+        super().__init__(config, started, deadline, last_record_number)
         self._pending_first_attempt: Attempt | None = None
         """The first attempt, after `begin_first_attempt` and until `begin_attempt` returns it."""
         self._attempt_ends_at: float | None = None
@@ -96,7 +104,7 @@ class GrpcCall(RunningBlock):
 
     def try_continue(self, error: Exception, outcome: Outcome | None = None) -> bool:
         """Record a failed attempt; return whether another attempt follows."""
-        classified = outcome or self.config.classify_error(error, self._record_count)
+        classified = outcome or self.config.classify_error(error, self._last_record_number)
         ends_at = self._attempt_ends_at
         has_timed_out = ends_at is not None and environment.now() >= ends_at - _CLOCK_TOLERANCE_S
         if classified.timeout and classified.kind is Kind.PERMANENT and has_timed_out:
@@ -460,19 +468,19 @@ class RetriedFuture(RetriedCall, Future[Any]):
 
 
 _lock = threading.Lock()
-_loops: list[asyncio.AbstractEventLoop] = []
+_loop_holder: list[asyncio.AbstractEventLoop] = []
 """Holds the one background loop of all `RetriedFuture`s; empty until the loop is started."""
 
 
 def _background_loop() -> asyncio.AbstractEventLoop:
     """Return the background loop; start it if it is not running."""
     with _lock:
-        if not _loops:
+        if not _loop_holder:
             loop = asyncio.new_event_loop()
             loop.set_default_executor(ThreadPoolExecutor(_MAX_WORKER_THREADS, "tarry-grpc-worker"))
             threading.Thread(target=loop.run_forever, name="tarry-grpc-loop", daemon=True).start()
-            _loops.append(loop)
-        return _loops[0]
+            _loop_holder.append(loop)
+        return _loop_holder[0]
 
 
 @after_fork
@@ -480,7 +488,7 @@ def _reset_after_fork() -> None:
     """Drop the loop in a forked child, because its thread exists only in the parent."""
     global _lock  # noqa: PLW0603 - the thread that held the lock does not exist in the child
     _lock = threading.Lock()
-    _loops.clear()
+    _loop_holder.clear()
 
 
 grpc.Call.register(RetriedStream)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tarry.adapters.grpc.call import CallFactory, RetriedFuture, RetriedStream, grpc
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 from tarry.runtime import deadlines, drivers, error_record
-from tarry.runtime.clocks import environment
+from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator

@@ -20,7 +20,7 @@ from tarry.core.decide import HINT_SPREAD
 from tarry.core.verdict import Reason
 from tarry.errors import ConfigurationTypeError, HandedOff, ResultNotAccepted
 from tarry.runtime import deadlines
-from tarry.runtime.clocks import environment
+from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 from tarry.runtime.config import COROUTINE, flags_of
 from tarry.runtime.error_record import attach_record, record_of
 from tarry.wire import http
@@ -108,8 +108,12 @@ class HandOff:
 
     async def async_try_hand_off(self, request: Any, error: Exception) -> None:
         """Like `try_hand_off`, for async adapters."""
-        record = record_of(error)
-        if self._task_client is None or record is None or record.reason not in HAND_OFF_REASONS:
+        call_record = record_of(error)
+        if (
+            self._task_client is None
+            or call_record is None
+            or call_record.reason not in HAND_OFF_REASONS
+        ):
             return
         try:
             arguments = self._enqueue_arguments(request, error)
@@ -122,17 +126,19 @@ class HandOff:
             finally:
                 deadlines.current_scope.reset(token)
         except Exception as failure:
-            _report_failure(error, record, failure)
+            _report_failure(error, call_record, failure)
             return
         except BaseException:
             await self._release_response(error)
             raise
         await self._release_response(error)
-        task_id, reason = getattr(task, "task_id", task), record.reason.description
-        handed_off = HandedOff(f"{record.operation}: handed off as task {task_id}: {reason}", task)
+        task_id, reason = getattr(task, "task_id", task), call_record.reason.description
+        handed_off = HandedOff(
+            f"{call_record.operation}: handed off as task {task_id}: {reason}", task
+        )
         # An outer retry would create a second task. This error object is new and raised only here,
         # so outer retry loops can rely on its record without a check of its traceback.
-        attach_record(handed_off, record, no_outer_retry=True, check_traceback=False)
+        attach_record(handed_off, call_record, no_outer_retry=True, check_traceback=False)
         raise handed_off from error
 
     async def _release_response(self, error: Exception) -> None:
@@ -196,7 +202,7 @@ class HandOff:
         return requested * (1.0 + HINT_SPREAD * crc32(key.encode()) / 2**32)
 
 
-def _report_failure(error: Exception, record: CallRecord, failure: Exception) -> None:
+def _report_failure(error: Exception, call_record: CallRecord, failure: Exception) -> None:
     """Report why a call was not handed off: in a note on its error, and in the log.
 
     The log is needed for calls that return their last response, because a response has no notes.
@@ -208,9 +214,13 @@ def _report_failure(error: Exception, record: CallRecord, failure: Exception) ->
     object.__setattr__(error, "__notes__", [*other_notes, _NOTE_PREFIX + reason])
     import logging
 
-    fields = {"event": "tarry.not_handed_off", "operation": record.operation, "why": reason}
+    fields = {"event": "tarry.not_handed_off", "operation": call_record.operation, "why": reason}
     logging.getLogger("tarry").warning(
-        "%s%s, operation=%s", _NOT_HANDED_OFF, reason, record.operation, extra={"tarry": fields}
+        "%s%s, operation=%s",
+        _NOT_HANDED_OFF,
+        reason,
+        call_record.operation,
+        extra={"tarry": fields},
     )
 
 

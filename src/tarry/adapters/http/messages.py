@@ -11,7 +11,7 @@ from tarry.core.outcome import SUCCESS, outcome_of_status
 from tarry.core.verdict import Reason
 from tarry.errors import ConfigurationError, ConfigurationTypeError, ResultNotAccepted
 from tarry.runtime import deadlines
-from tarry.runtime.clocks import environment
+from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 from tarry.runtime.config import check_not_async
 from tarry.runtime.error_record import RECORD_ATTRIBUTE, record_of
 from tarry.wire import http
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tarry.core.policy import Policy
     from tarry.errors import BlockingWait
 
-IdempotencyKey: TypeAlias = "str | Callable[[Any], str | None] | None"
+KeyOption: TypeAlias = "str | Callable[[Any], str | None] | None"
 """An adapter's `idempotency_key`: None, "auto" for random keys, or a function of the request."""
 ResponseHeaders: TypeAlias = "Mapping[str, str] | Iterable[tuple[str, str]]"
 """The headers of a response, as a mapping or as pairs of a name and a value."""
@@ -73,7 +73,7 @@ class HttpClientFunctions(NamedTuple):
     snapshot: Callable[[Any], RequestSnapshot]
 
 
-def check_idempotency_key(idempotency_key: IdempotencyKey) -> IdempotencyKey:
+def check_idempotency_key(idempotency_key: KeyOption) -> KeyOption:
     """Return the `idempotency_key` of an adapter; raise ConfigurationError if it is invalid."""
     if idempotency_key is None or idempotency_key == "auto":
         return idempotency_key
@@ -88,7 +88,7 @@ def check_idempotency_key(idempotency_key: IdempotencyKey) -> IdempotencyKey:
 
 
 def try_make_repeatable(
-    method: str, headers: MutableMapping[str, str], idempotency_key: IdempotencyKey, request: Any
+    method: str, headers: MutableMapping[str, str], idempotency_key: KeyOption, request: Any
 ) -> bool:
     """Add an Idempotency-Key to `headers` if needed; return whether the request is repeatable.
 
@@ -115,11 +115,11 @@ def limit_by_deadline(timeout_s: float | None) -> float | None:
 
 
 def set_attempt_headers(
-    headers: MutableMapping[str, str], number: int, time_limit_s: float | None
+    headers: MutableMapping[str, str], attempt_number: int, time_limit_s: float | None
 ) -> None:
     """Set the headers with the number of a retry, and with the time limit of the attempt."""
-    if number > 1:
-        headers[http.ATTEMPT_HEADER] = str(number)
+    if attempt_number > 1:
+        headers[http.ATTEMPT_HEADER] = str(attempt_number)
     if time_limit_s is not None:
         headers[http.DEADLINE_HEADER] = http.format_deadline_ms(time_limit_s)
 
@@ -195,7 +195,7 @@ def final_response(error: ResultNotAccepted) -> Any:
     return error.result
 
 
-def result_without_wait(error: BlockingWait) -> Any:
+def last_response_or_raise(error: BlockingWait) -> Any:
     """Return the last response or raise the last error: a wait would block the event loop."""
     cause = error.__cause__
     if isinstance(cause, ResultNotAccepted):
@@ -209,8 +209,8 @@ def result_without_wait(error: BlockingWait) -> Any:
 
 def add_not_repeatable_note(error: Exception, *, can_resend_body: bool) -> None:
     """Add a note to an error if its request was not retried because it is not repeatable."""
-    record = record_of(error)
-    if record is None or record.reason is not Reason.NOT_REPEATABLE:
+    call_record = record_of(error)
+    if call_record is None or call_record.reason is not Reason.NOT_REPEATABLE:
         return
     note = _NO_KEY_NOTE if can_resend_body else _BODY_CONSUMED_NOTE
     if note not in getattr(error, "__notes__", ()):  # the same object may be raised several times

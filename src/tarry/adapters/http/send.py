@@ -20,7 +20,7 @@ from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError, ConfigurationTypeError
 from tarry.runtime import deadlines, drivers
 from tarry.runtime.call import RunningCall
-from tarry.runtime.clocks import after_fork, environment
+from tarry.runtime.clocks import after_fork, environment  # environment: clock, sleep, random
 from tarry.runtime.config import RetryConfig, check_instance
 from tarry.runtime.downstream import Downstream
 from tarry.runtime.events import bus
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
     from tarry.adapters.http.hand_off import AsyncTaskClient, SyncTaskClient
-    from tarry.adapters.http.messages import HttpClientFunctions, IdempotencyKey
+    from tarry.adapters.http.messages import HttpClientFunctions, KeyOption
     from tarry.core.outcome import Outcome
 
-RequestKey: TypeAlias = "tuple[str, str, str, int | None, bool]"
+CacheKey: TypeAlias = "tuple[str, str, str, int | None, bool]"
 """Method, scheme, host and port of a request, and whether it is repeatable, which means that it can
 safely be sent again after the server has read it."""
 DownstreamArgument: TypeAlias = "Downstream | Callable[[str], Downstream] | None"
@@ -49,13 +49,13 @@ _NOT_ERROR_STATUSES = frozenset(range(100, 400))
 
 _get_deadline_scope = deadlines.current_scope.get
 
-_locks = [threading.Lock()]
+_lock_holder = [threading.Lock()]
 """Holds the one lock of the module. A list, so that the lock can be replaced after a fork."""
 
 
 @after_fork
 def _reset_after_fork() -> None:
-    _locks[0] = threading.Lock()  # the thread that held the lock does not exist in the child
+    _lock_holder[0] = threading.Lock()  # the thread that held the lock does not exist in the child
 
 
 class LRUCache(dict[K, V]):
@@ -81,7 +81,7 @@ class LRUCache(dict[K, V]):
 
     def add(self, key: K, value: V) -> V:
         """Add a value and return it; return the existing value if the recent half has one."""
-        with _locks[0]:
+        with _lock_holder[0]:
             if len(self) >= _MAX_CACHED_ITEMS // 2:
                 self._old_half = dict(self)
                 self.clear()
@@ -131,12 +131,14 @@ class OriginRegistry:
             if not isinstance(new, Downstream):
                 rule = f'must return a tarry.Downstream("name"), got {new!r} for {origin}'
                 raise ConfigurationTypeError("downstream", rule)
-            with _locks[0]:  # if two threads create a downstream, both use the first that is stored
+            with _lock_holder[
+                0
+            ]:  # if two threads create a downstream, both use the first that is stored
                 downstream = self._downstreams.setdefault(origin, new)
         return downstream
 
     def retry_config(
-        self, method: str, origin: str, *, repeatable: bool, passes_number: bool = False
+        self, method: str, origin: str, *, repeatable: bool, passes_attempt_number: bool = False
     ) -> RetryConfig:
         """Return the retry configuration for requests with this method and origin."""
         config = self._configs.lookup((method, origin, repeatable))
@@ -150,7 +152,7 @@ class OriginRegistry:
                 downstream=self.downstream(origin),
                 name=f"{method} {origin}",
                 repeatable=repeatable,
-                passes_number=passes_number,
+                passes_attempt_number=passes_attempt_number,
             )
             config = self._configs.add((method, origin, repeatable), config)
         return config
@@ -162,7 +164,7 @@ class RequestSender:
     Args:
         http_functions: the functions that are specific to the HTTP client.
         send: sends one attempt. Called with the arguments of the function that `send_function`
-            returns, and with the keywords `attempt_timeout` (the policy's, in seconds) and `number`
+            returns, and with the keywords `attempt_timeout` (the policy's, in seconds) and `attempt_number`
             (the number of the attempt; 1 by default). A coroutine function if the client is async.
         send_unchanged: sends a first attempt that has no time limit. Called with the request only.
             Faster than `send`, because it adds no headers or timeouts to the request.
@@ -177,7 +179,7 @@ class RequestSender:
         policy: Policy | None,
         hedging: Hedging | None,
         downstream: DownstreamArgument,
-        idempotency_key: IdempotencyKey,
+        idempotency_key: KeyOption,
         hand_off: SyncTaskClient | AsyncTaskClient | None,
     ) -> None:
         check_instance("policy", policy, Policy, "a tarry.Policy(...)")
@@ -188,7 +190,7 @@ class RequestSender:
                 "policy= to send it again after a failure, or hedging= to send a copy when it "
                 "takes too long"
             )
-        self.idempotency_key: IdempotencyKey = check_idempotency_key(idempotency_key)
+        self.idempotency_key: KeyOption = check_idempotency_key(idempotency_key)
         self.hedging: Hedging | None = hedging
         policy = policy or Policy()
         attempt_timeout = policy.attempt_timeout
@@ -207,11 +209,11 @@ class RequestSender:
         self._send = partial(send, attempt_timeout=attempt_timeout)
         self._send_unchanged = send_unchanged if attempt_timeout is None else None
         self._is_async = http_functions.is_async
-        self.cached_functions: LRUCache[RequestKey, Callable[..., Any]] = LRUCache()
+        self.cached_functions: LRUCache[CacheKey, Callable[..., Any]] = LRUCache()
         """The functions that `send_function` has created. Adapters look here before they call
         `send_function`, because a dict lookup is cheaper than a function call."""
 
-    def send_function(self, key: RequestKey) -> Callable[..., Any]:
+    def send_function(self, key: CacheKey) -> Callable[..., Any]:
         """Return the function that sends the requests with this key; create it if needed."""
         send = self.cached_functions.lookup(key)
         if send is not None:
@@ -219,11 +221,11 @@ class RequestSender:
         method, scheme, host, port, repeatable = key
         origin, is_async = http.origin_of(scheme, host, port), self._is_async
         config = self._origins.retry_config(
-            method, origin, repeatable=repeatable, passes_number=True
+            method, origin, repeatable=repeatable, passes_attempt_number=True
         )
         if self.hedging is not None and repeatable:
             send = _wrap_hedged(self._send, config, self.hedging, is_async=is_async)
-        elif self._send_unchanged is None or config.needs_running_call:
+        elif self._send_unchanged is None or config.needs_slow_path:
             send = (drivers.wrap_async if is_async else drivers.wrap)(self._send, config)
         else:
             wrap = _wrap_with_fast_path_async if is_async else _wrap_with_fast_path
@@ -257,12 +259,16 @@ def _wrap_with_fast_path(
             or _get_deadline_scope() is not None
         ):
             return send_with_retries(request)
-        record_count, permit, clock = bus.record_count, breaker.generation, environment.now
+        last_record_number, permit, clock = (
+            bus.last_record_number,
+            breaker.generation,
+            environment.now,
+        )
         started = clock()
         try:
             response = send_unchanged(request)
         except Exception as error:
-            running = RunningCall.after_first_attempt(config, started, record_count, permit)
+            running = RunningCall.after_first_attempt(config, started, last_record_number, permit)
             if not running.try_continue(error):
                 raise
         else:
@@ -271,7 +277,7 @@ def _wrap_with_fast_path(
                 if len(successes) > max_uncounted:
                     downstream.count_successes()
                 return response
-            running = RunningCall.after_first_attempt(config, started, record_count, permit)
+            running = RunningCall.after_first_attempt(config, started, last_record_number, permit)
             if running.try_finish(response):
                 return response
             drivers.release_result(running, response)
@@ -302,12 +308,16 @@ def _wrap_with_fast_path_async(
             or _get_deadline_scope() is not None
         ):
             return await send_with_retries(request)
-        record_count, permit, clock = bus.record_count, breaker.generation, environment.now
+        last_record_number, permit, clock = (
+            bus.last_record_number,
+            breaker.generation,
+            environment.now,
+        )
         started = clock()
         try:
             response = await send_unchanged(request)
         except Exception as error:
-            running = RunningCall.after_first_attempt(config, started, record_count, permit)
+            running = RunningCall.after_first_attempt(config, started, last_record_number, permit)
             if not running.try_continue(error):
                 raise
         else:
@@ -316,7 +326,7 @@ def _wrap_with_fast_path_async(
                 if len(successes) > max_uncounted:
                     downstream.count_successes()
                 return response
-            running = RunningCall.after_first_attempt(config, started, record_count, permit)
+            running = RunningCall.after_first_attempt(config, started, last_record_number, permit)
             if running.try_finish(response):
                 return response
             await drivers.release_result_async(running, response)
@@ -340,7 +350,9 @@ def _wrap_hedged(
             config.operation, hedging, config.classify_error, downstream, config.classify_result
         )
         return drive(
-            hedged_call, lambda number: send(*args, number=number), config.release_connection
+            hedged_call,
+            lambda number: send(*args, attempt_number=number),
+            config.release_connection,
         )
 
     return call

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from tarry.core.checks import check_count
 from tarry.errors import ConfigurationError, short_repr
-from tarry.runtime.clocks import environment
+from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 from tarry.service.defaults import MAX_RESPONSE_BYTES
 from tarry.service.delivery import DeliveryError, DeliveryResult, Fault
 from tarry.service.delivery.http1.connection import DeadlineTimer, PendingRequest

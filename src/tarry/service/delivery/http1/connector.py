@@ -25,7 +25,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from tarry.errors import ConfigurationError
-from tarry.runtime.clocks import environment
+from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 from tarry.service.delivery import DeliveryError, Fault
 
 if TYPE_CHECKING:

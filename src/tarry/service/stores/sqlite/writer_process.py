@@ -28,7 +28,7 @@ from msgspec.msgpack import Decoder, Encoder
 
 from tarry import errors
 from tarry.errors import StoreUnavailable
-from tarry.runtime.clocks import environment
+from tarry.runtime.clocks import environment  # clock, sleep and random numbers
 from tarry.service import store
 from tarry.service.model import ApiKeyRecord, PolicyVersion, ReplayRecord
 from tarry.service.stores.sqlite import add, claim, finish, policies, terminal_tasks, transitions
