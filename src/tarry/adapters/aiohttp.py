@@ -38,16 +38,17 @@ if TYPE_CHECKING:
     from tarry.adapters.http.send import DownstreamArgument
     from tarry.core.policy import Policy
 
-_TLS_ERRORS = (aiohttp.ClientSSLError, aiohttp.ServerFingerprintMismatch)
+_PERMANENT_TLS_ERRORS = (aiohttp.ClientSSLError, aiohttp.ServerFingerprintMismatch)
 _NOT_SENT_ERRORS = (aiohttp.ClientConnectorError, ConnectionTimeoutError)
-_CLIENT_ERRORS = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError)
-_MAYBE_SENT_ERRORS = (*_CLIENT_ERRORS, ConnectionError, TimeoutError)
+"""Errors after which the server has not read the request."""
+_AIOHTTP_ERRORS = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError)
+_MAYBE_SENT_ERRORS = (*_AIOHTTP_ERRORS, ConnectionError, TimeoutError)
 """Errors after which the server may have read the request."""
 
 _last_key: ContextVar[tuple[object, str, str] | None] = ContextVar("tarry_key", default=None)
 """`_call_identity`, method and Idempotency-Key of this asyncio task's last request with a key."""
 _last_error: ContextVar[tuple[object, Exception] | None] = ContextVar("tarry_aiohttp", default=None)
-"""`_call_identity` and error of this asyncio task's last call that was given up."""
+"""`_call_identity` and error of this asyncio task's last call, if the call was given up."""
 
 
 class RetryMiddleware:
@@ -85,7 +86,7 @@ class RetryMiddleware:
         call = self._new_call(request, can_resend_body=can_resend_body)
         try:
             return await drivers.drive_async(call, self._send, (call, request, handler), {})
-        except ResultNotAccepted as error:
+        except ResultNotAccepted as error:  # given up: the last response is a failure
             await self._hand_off.async_try_hand_off(request, error)
             response: Any = messages.final_response(error)
             return response  # type: ignore[no-any-return]  # Any: the result of any client
@@ -100,7 +101,7 @@ class RetryMiddleware:
         method, url, headers = request.method, request.url, request.headers
         last_key = None if self._idempotency_key is None else _last_key.get()
         if last_key and last_key[0] is _call_identity(request) and last_key[1] == method:
-            # The request follows a redirect, for which aiohttp creates new headers.
+            # The request follows a redirect. aiohttp has created new headers, without the key.
             headers.setdefault(http.IDEMPOTENCY_KEY_HEADER, last_key[2])
         repeatable = messages.try_make_repeatable(method, headers, self._idempotency_key, request)
         if self._idempotency_key is not None and (key := headers.get(http.IDEMPOTENCY_KEY_HEADER)):
@@ -112,14 +113,14 @@ class RetryMiddleware:
     async def _send(
         self, call: RunningCall, request: ClientRequest, handler: ClientHandlerType
     ) -> ClientResponse:
-        if call.attempts > 1:
+        if call.attempts > 1:  # `attempts` includes this one
             await request.close()  # the previous attempt may still be reading the body
         time_limit = messages.limit_by_deadline(self._attempt_timeout)
         messages.set_attempt_headers(request.headers, call.attempts, time_limit)
         try:
             return await handler(request)
         except TimeoutError as error:
-            if type(error) is TimeoutError:
+            if type(error) is TimeoutError:  # other timeouts raise aiohttp's subclasses
                 # The session's total timeout has expired. It covers all attempts and waits, so no
                 # further attempt may start.
                 call.deadline = environment.now()
@@ -127,14 +128,14 @@ class RetryMiddleware:
 
 
 def _call_identity(request: ClientRequest) -> object:
-    """Return an object that all requests of one call of the session share."""
+    """Return an object that all requests of one user call, such as `session.get(...)`, share."""
     return request._traces  # noqa: SLF001 - no public attribute is shared  # pyright: ignore[reportPrivateUsage]
 
 
 def _raise_if_given_up(request: ClientRequest) -> None:
-    """Raise the error of a call that was given up, if this request is aiohttp's retry of that call.
+    """Raise the error of the last call, if it was given up and aiohttp itself now retries it.
 
-    When a connection is lost, aiohttp itself sends an idempotent request a second time, through all
+    When a connection is lost, aiohttp sends an idempotent request a second time, through all
     middlewares. Without this check, the attempts of tarry and of aiohttp would multiply.
     """
     last_error = _last_error.get()
@@ -168,7 +169,7 @@ def _classify_error(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT
     detail, timeout = type(error).__name__, isinstance(error, TimeoutError)
     if isinstance(error, aiohttp.ClientHttpProxyError):
         return messages.classify_proxy_refusal(error.status)
-    if isinstance(error, _TLS_ERRORS):
+    if isinstance(error, _PERMANENT_TLS_ERRORS):
         return PERMANENT
     if isinstance(error, _NOT_SENT_ERRORS):
         return Outcome(Kind.TRANSIENT, timeout=timeout, detail=detail)
@@ -183,7 +184,7 @@ def _classify_response(policy: Policy, repeatable: bool, response: ClientRespons
 
 
 async def _release_connection(response: ClientResponse) -> bool:
-    """Read a short body, and release the connection; return whether the whole body was read."""
+    """Drain a short body, and release the connection; return whether the whole body was read."""
     is_complete = False
     with suppress(aiohttp.ClientError):  # if reading fails, the connection is closed
         if messages.is_worth_draining(response.headers):

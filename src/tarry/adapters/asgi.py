@@ -2,12 +2,12 @@
 
     app = OneRetryLayerMiddleware(app)
 
-Deadlines: a request may have a header with the time that its client still waits. All calls that the
-handler of the request makes share this deadline, until the response is sent.
+Deadlines: a header of the request may contain the time that its client will still wait. All calls
+that the handler of the request makes share this deadline, until the response is sent.
 
 Retries: a handler may fail because one of its calls was given up, after retries or because of an
 open breaker. The response then has the header `X-Should-Retry: false`, because the client should
-not retry what this server has retried. A call that was made only once, because it is not
+not retry what this server has retried. A call that was attempted only once, because it is not
 repeatable, does not cause the header. There are two cases:
 
 - The handler raises an error. If the error comes from a call that was given up, the middleware
@@ -37,7 +37,7 @@ _MIN_SERVER_ERROR_STATUS = 500
 _DEADLINE_HEADER = http.DEADLINE_HEADER.lower().encode()
 _SHOULD_RETRY_HEADER = http.SHOULD_RETRY_HEADER.lower().encode()
 _RETRY_AFTER_HEADER = b"retry-after"
-_HINT_HEADERS = (_SHOULD_RETRY_HEADER, _RETRY_AFTER_HEADER)
+_HINT_HEADERS = (_SHOULD_RETRY_HEADER, _RETRY_AFTER_HEADER)  # a server's hints about retries
 _BODY_MESSAGES = frozenset({"http.response.body", "http.response.pathsend"})
 
 
@@ -50,16 +50,15 @@ class OneRetryLayerMiddleware:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one connection."""
+        """Handle one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         values = [value for name, value in scope["headers"] if name.lower() == _DEADLINE_HEADER]
-        text = values[0].decode("latin-1") if len(values) == 1 else ""
-        # `remaining` is None if the header is missing, repeated or invalid.
-        remaining = http.parse_deadline_ms(text)
+        header = values[0].decode("latin-1") if len(values) == 1 else ""
+        remaining_s = http.parse_deadline_ms(header)  # None if it is missing, repeated or invalid
         deadline_handle = (
-            None if remaining is None else deadlines.enter(environment.now() + remaining)
+            None if remaining_s is None else deadlines.enter(environment.now() + remaining_s)
         )
         given_up_calls = GivenUpCalls()
         token = current_given_up_calls.set(given_up_calls)
@@ -93,6 +92,7 @@ class _ResponseSender:
         self.has_started: bool = False
 
     async def send(self, message: Message) -> None:
+        """Send a message of the handler."""
         message_type = message["type"]
         if message_type == "http.response.start":
             self.has_started = True

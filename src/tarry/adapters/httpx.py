@@ -53,23 +53,28 @@ C = TypeVar("C", "SyncTaskClient", "AsyncTaskClient")
 """The client of the retry service to which failed requests are handed off."""
 
 _CacheKey: TypeAlias = "tuple[str, str, str, int | None, type[Any]]"
-"""Method, scheme, host and port of a request, and the type of its body."""
+"""Method, scheme, host and port of requests, and the class of their bodies."""
 
-_BYTES_STREAM = "ByteStream"
-"""The name of the class of bodies that are bytes, including empty bodies."""
+_BYTES_CLASS_NAME = "ByteStream"
+"""The class name of bodies that are bytes, including empty bodies."""
 _TIMEOUT_PHASES = ("connect", "read", "write", "pool")
 _CONNECT_SHARE = 0.9
-"""The share of an attempt's time limit that is available for connecting. Connecting thus times out
-before the attempt is cancelled: unlike a cancellation, the timeout shows that nothing was sent."""
+"""The share of an attempt's time limit that is available for connecting. If connecting takes too
+long, it thus times out before the attempt is cancelled. The timeout shows that nothing was sent; a
+cancellation does not."""
 _NOT_SENT_ERRORS = frozenset({"ConnectError", "ConnectTimeout", "PoolTimeout"})
+"""The class names of errors after which the server has not read the request."""
 _MAYBE_SENT_ERRORS = {"TimeoutException", "NetworkError", "RemoteProtocolError", "ProxyError"}
-"""The names of errors after which the server may have read the request."""
+"""The class names of errors after which the server may have read the request."""
 
 _get_deadline_scope = deadlines.current_scope.get
 
 
 def _checked_transport(transport: Any, class_name: str, method: str) -> Any:
-    """Return the user's inner transport, or a new one of this class; raise if it is unsuitable."""
+    """Return the user's inner transport, or a new one of the class if the user passed none.
+
+    Raises ConfigurationError if the transport itself retries, or lacks `method`.
+    """
     if transport is None:
         for package in ("httpx", "httpx2"):
             try:
@@ -92,21 +97,22 @@ def _checked_transport(transport: Any, class_name: str, method: str) -> Any:
     return transport
 
 
-def _package_name(value: object) -> str:
-    return type(value).__module__.partition(".")[0]
+def _package_name(httpx_object: object) -> str:
+    """Return "httpx" or "httpx2"."""
+    return type(httpx_object).__module__.partition(".")[0]
 
 
 class _AttemptTimeouts(dict[str, Any]):
-    """The timeouts of one attempt. `_release_connection` may change them: they are a copy."""
+    """The timeouts of one attempt: a copy of the user's, which `_release_connection` may change."""
 
 
 def _can_resend_body(request: Any, *, in_parallel: bool = False) -> bool:
     """Return whether the body can be sent a second time: bytes can, an iterator cannot.
 
-    httpx rewinds the files of a form, but two hedged copies cannot read one file in parallel.
+    httpx rewinds the files of a form. But hedged attempts cannot read one file in parallel.
     """
     stream_type = type(request.stream).__name__
-    if stream_type == _BYTES_STREAM:
+    if stream_type == _BYTES_CLASS_NAME:
         return True
     if stream_type != "MultipartStream":
         return False
@@ -119,7 +125,7 @@ def _can_resend_body(request: Any, *, in_parallel: bool = False) -> bool:
 
 
 def _copy_for_attempt(request: Any, attempt_number: int, attempt_timeout: float | None) -> Any:
-    """Return a copy of the request with the headers and timeouts of an attempt."""
+    """Return a copy of the request, with the headers and timeouts of one attempt."""
     time_limit = messages.limit_by_deadline(attempt_timeout)
     timeouts = _AttemptTimeouts(request.extensions.get("timeout") or {})
     if time_limit is not None:
@@ -127,45 +133,46 @@ def _copy_for_attempt(request: Any, attempt_number: int, attempt_timeout: float 
         for phase in _TIMEOUT_PHASES:
             phase_limit = limit * _CONNECT_SHARE if phase in ("connect", "pool") else limit
             timeouts[phase] = min(phase_limit, timeouts.get(phase) or phase_limit)
-    copy = type(request)(
+    request_copy = type(request)(
         request.method,
         request.url,
         headers=request.headers,
         stream=request.stream,
         extensions={**request.extensions, "timeout": timeouts},
     )
-    messages.set_attempt_headers(copy.headers, attempt_number, time_limit)
-    return copy
+    messages.set_attempt_headers(request_copy.headers, attempt_number, time_limit)
+    return request_copy
 
 
 def _snapshot(request: Any) -> RequestSnapshot:
-    is_bytes = type(request.stream).__name__ == _BYTES_STREAM
+    is_bytes = type(request.stream).__name__ == _BYTES_CLASS_NAME
     body = b"".join(request.stream) if is_bytes else None
     return RequestSnapshot(request.method, str(request.url), request.headers.multi_items(), body)
 
 
 def _classify_error(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT001 - passed by position
-    names = {base.__name__ for base in type(error).__mro__}
+    class_names = {base.__name__ for base in type(error).__mro__}
     detail = type(error).__name__
-    timeout = "TimeoutException" in names
-    if names & _NOT_SENT_ERRORS:
-        if "ConnectError" in names and _is_tls_error(error):
+    timeout = "TimeoutException" in class_names
+    if class_names & _NOT_SENT_ERRORS:
+        if "ConnectError" in class_names and _has_permanent_tls_cause(error):
             return PERMANENT
-        local = "PoolTimeout" in names  # no connection was free in the client's own pool
+        local = "PoolTimeout" in class_names  # no connection was free in the client's own pool
         return Outcome(Kind.TRANSIENT, timeout=timeout, local=local, detail=detail)
-    if "ProxyError" in names and (status := str(error).partition(" ")[0]).isdecimal():
+    # The text of the error begins with the status of the proxy's response.
+    if "ProxyError" in class_names and (status := str(error).partition(" ")[0]).isdecimal():
         return messages.classify_proxy_refusal(int(status))
-    if names & _MAYBE_SENT_ERRORS:
+    if class_names & _MAYBE_SENT_ERRORS:
         return Outcome(Kind.TRANSIENT, repeatable=repeatable, timeout=timeout, detail=detail)
     return PERMANENT
 
 
-def _is_tls_error(error: Exception) -> bool:
+def _has_permanent_tls_cause(error: Exception) -> bool:
     """Return whether a permanent TLS error, such as an invalid certificate, is the cause.
 
-    The cause of an httpx error is an httpcore error. If this httpcore error has no cause, its
-    context is the original error. The context of the original error is not searched, because it may
-    be an unrelated error of the user.
+    The cause of an httpx error is an httpcore error. The original error is the cause of this
+    httpcore error, or its context if it has no cause. The context of the original error is not
+    searched, because it may be an unrelated error of the user.
     """
     cause = error.__cause__
     original = None if cause is None else cause.__cause__ or cause.__context__
@@ -175,15 +182,16 @@ def _is_tls_error(error: Exception) -> bool:
 
 
 def _release_connection(response: Any) -> bool:
-    """Read a short body, and release the connection; return whether the whole body was read."""
+    """Drain a short body, and release the connection; return whether the whole body was read."""
     stream, is_complete = response.stream, False
     with suppress(Exception):  # if reading fails, the connection is closed
         if messages.is_worth_draining(response.headers):
             body = DrainedBody()
-            with suppress(RuntimeError):  # `response.request` is not set if `_send` made no copy
+            with suppress(RuntimeError):  # without a copy in `_send`, `response.request` is not set
                 timeouts = response.request.extensions.get("timeout")
                 if isinstance(timeouts, _AttemptTimeouts):
                     timeouts["read"] = min(timeouts.get("read") or body.timeout, body.timeout)
+            # `add` returns False when the body is too long or too slow.
             is_complete = all(map(body.add, stream)) and _restore_body(response, body)
     stream.close()
     return is_complete
@@ -210,23 +218,24 @@ def _restore_body(response: Any, body: DrainedBody) -> bool:
     return True
 
 
-# These are functions, not methods. Through bound methods, a transport would refer to itself, and
-# its connections would stay open until the garbage collector breaks the reference cycle.
+# The functions that send are not methods of the transport. Its sender would refer to the bound
+# methods and thus to the transport, and the connections of an unused transport would stay open
+# until the garbage collector breaks this reference cycle.
 def _send(
     transport: Any, request: Any, *, attempt_timeout: float | None, attempt_number: int = 1
 ) -> Any:
     if attempt_number > 1 or attempt_timeout is not None or _get_deadline_scope() is not None:
         request = _copy_for_attempt(request, attempt_number, attempt_timeout)
         response = transport.handle_request(request)
-        # `_release_connection` changes the timeouts of this request. The client later replaces the
-        # request with the user's request.
+        # For `_release_connection`, which changes the timeouts. The client later replaces this copy
+        # with the user's request.
         response.request = request
         return response
     return transport.handle_request(request)
 
 
 def _send_unchanged(transport: Any, request: Any) -> Any:
-    return transport.handle_request(request)  # looked up for each request: tests may patch it
+    return transport.handle_request(request)  # not bound in advance: tests may patch the method
 
 
 async def _send_async(
@@ -265,7 +274,8 @@ class _RetryTransportBase(Generic[C]):
 
     _http_functions: ClassVar[HttpClientFunctions]
     _attempt_functions: ClassVar[tuple[Callable[..., Any], Callable[..., Any]]]
-    """The arguments `send` and `send_unchanged` of the `RequestSender`, without the transport."""
+    """The functions `send` and `send_unchanged` for the `RequestSender`. Their first argument, the
+    inner transport, is bound in `__init__`."""
     _inner_class_and_method: ClassVar[tuple[str, str]]
     """The class of the default inner transport, and the method of an inner transport that sends."""
     is_tarry_transport: ClassVar[bool] = True
@@ -289,15 +299,17 @@ class _RetryTransportBase(Generic[C]):
             hedging=hedging,
             downstream=downstream,
             idempotency_key=idempotency_key,
-            hand_off=hand_off,
+            task_client=hand_off,
         )
         self._send_cache: LRUCache[_CacheKey, Callable[..., Any]] = LRUCache()
-        """The functions for requests whose method and body type show that they are repeatable."""
+        """The functions that send requests with an idempotent method and a body of bytes. All of
+        these requests are repeatable, without a look at their headers."""
 
     def _send_function(self, request: Any, cache_key: _CacheKey) -> Callable[..., Any]:
-        """Return the function that sends a request; cache it if the key shows repeatability."""
-        sender, (method, scheme, host, port, stream_type) = self._sender, cache_key
-        can_cache = method in http.IDEMPOTENT_METHODS and stream_type.__name__ == _BYTES_STREAM
+        """Return the function that sends this request with retries; cache it if possible."""
+        sender, (method, scheme, host, port, stream_class) = self._sender, cache_key
+        has_bytes = stream_class.__name__ == _BYTES_CLASS_NAME
+        can_cache = method in http.IDEMPOTENT_METHODS and has_bytes
         repeatable = can_cache or (
             messages.try_make_repeatable(method, request.headers, sender.idempotency_key, request)
             and _can_resend_body(request, in_parallel=sender.hedging is not None)
@@ -306,12 +318,12 @@ class _RetryTransportBase(Generic[C]):
         return self._send_cache.add(cache_key, send) if can_cache else send
 
     def _explain_error(self, request: Any, error: Exception) -> None:
-        """Raise a clearer error if httpx and httpx2 are mixed; else add a note if one helps."""
-        inner, outer = _package_name(self._transport), _package_name(request)
-        if isinstance(error, AssertionError) and {inner, outer} == {"httpx", "httpx2"}:
+        """Raise a clearer error if httpx and httpx2 are mixed; otherwise add a note if it helps."""
+        inner, client = _package_name(self._transport), _package_name(request)
+        if isinstance(error, AssertionError) and {inner, client} == {"httpx", "httpx2"}:
             raise errors.ConfigurationError(
-                f"the inner transport is from {inner}, and the client is from {outer}: use a "
-                f"transport of the client's package, {outer}.{type(self._transport).__name__}()"
+                f"the inner transport is from {inner}, and the client is from {client}: use a "
+                f"transport of the client's package, {client}.{type(self._transport).__name__}()"
             ) from error
         messages.add_not_repeatable_note(error, can_resend_body=_can_resend_body(request))
 
@@ -320,10 +332,10 @@ class RetryTransport(_RetryTransportBase["SyncTaskClient"], _BaseTransport):
     """Retries or hedges the requests of an `httpx.Client`.
 
     Args:
-        transport: the transport that sends; by default an `HTTPTransport()`.
+        transport: the inner transport, which sends; by default an `HTTPTransport()`.
         policy: the retry policy; by default `tarry.Policy()`.
-        hedging: a hedging policy instead of `policy`: sends a second copy of a repeatable request
-            when the first takes too long.
+        hedging: a hedging policy instead of `policy`: a repeatable request is sent a second time
+            when the first response takes too long.
         downstream: one `tarry.Downstream` for all origins, or a function that returns one for an
             origin. By default each origin gets its own, with a breaker and a retry budget.
         idempotency_key: "auto" or a function of the request adds an Idempotency-Key to requests
@@ -344,10 +356,10 @@ class RetryTransport(_RetryTransportBase["SyncTaskClient"], _BaseTransport):
             url = getattr(url, "_uri_reference", url)
             key = request.method, url.scheme, url.host, url.port, request.stream.__class__
             return (self._send_cache.get(key) or self._send_function(request, key))(request)
-        except errors.ResultNotAccepted as error:
+        except errors.ResultNotAccepted as error:  # given up: the last response is a failure
             self._sender.hand_off.try_hand_off(request, error)
             return messages.final_response(error)
-        except errors.BlockingWait as error:
+        except errors.BlockingWait as error:  # given up: a wait would block the event loop
             return messages.last_response_or_raise(error)
         except Exception as error:
             self._explain_error(request, error)

@@ -2,8 +2,9 @@
 
     session.mount("https://", RetryAdapter())
 
-The adapter handles every request and response of the session. When it gives up, it returns the last
-response, as an `HTTPAdapter` would: a 503 is returned, not raised.
+The adapter handles every request of the session whose URL begins with the prefix at which it is
+mounted. When it gives up, it returns the last response, as an `HTTPAdapter` would: a 503 is
+returned, not raised.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from tarry.core.policy import Policy
 
 _TUNNEL_REFUSAL = re.compile(r"Tunnel connection failed: ([0-9]+)(?: |$)")
-"""The text of the error if a proxy refused to open a tunnel, with the status of its response."""
+"""Matches the text of the error if a proxy refused to open a tunnel; group 1 is the status."""
 
 
 class RetryAdapter(HTTPAdapter):
@@ -86,19 +87,19 @@ class RetryAdapter(HTTPAdapter):
             "hedging": hedging,
             "downstream": downstream,
             "idempotency_key": idempotency_key,
-            "hand_off": hand_off,
+            "task_client": hand_off,
         }
-        self._sender = RequestSender(_HTTP_FUNCTIONS, _send, **self._options)
+        self._sender = RequestSender(_HTTP_FUNCTIONS, _send_attempt, **self._options)
         super().__init__(pool_connections, pool_maxsize, 0, pool_block)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to pickle: the arguments, but no breakers, budgets or statistics."""
+        """Return the state to pickle: the arguments, but no breakers, budgets or latencies."""
         return {**super().__getstate__(), "_options": self._options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the adapter, with new breakers and budgets."""
         super().__setstate__(state)
-        self._sender = RequestSender(_HTTP_FUNCTIONS, _send, **self._options)
+        self._sender = RequestSender(_HTTP_FUNCTIONS, _send_attempt, **self._options)
 
     def send(
         self,
@@ -111,34 +112,36 @@ class RetryAdapter(HTTPAdapter):
     ) -> Response:
         """Send a request and retry it; return the last response."""
         body_start = _body_position(request.body)
-        # Two hedged copies (parallel attempts) cannot read one file at the same time.
+        # Hedged attempts run in parallel, and cannot read one file at the same time.
         is_shared_file = self._sender.hedging is not None and _is_file(request.body)
         can_resend_body = body_start is not None and not is_shared_file
-        send = partial(super().send, stream=stream, verify=verify, cert=cert, proxies=proxies)
+        send_once = partial(super().send, stream=stream, verify=verify, cert=cert, proxies=proxies)
         response: Any
         try:
             method, url = request.method or "", urlsplit(request.url or "")
             headers, sender = cast("Any", request.headers), self._sender
             key_option = sender.idempotency_key
             repeatable = messages.try_make_repeatable(method, headers, key_option, request)
-            key = method, url.scheme, url.hostname or "", url.port, repeatable and can_resend_body
-            send_with_retries = sender.cached_functions.get(key) or sender.send_function(key)
-            response = send_with_retries(send, request, body_start, timeout)
-        except ResultNotAccepted as error:
+            repeatable = repeatable and can_resend_body
+            cache_key = method, url.scheme, url.hostname or "", url.port, repeatable
+            cached_function = sender.cached_functions.get(cache_key)
+            send_with_retries = cached_function or sender.send_function(cache_key)
+            response = send_with_retries(send_once, request, body_start, timeout)
+        except ResultNotAccepted as error:  # given up: the last response is a failure
             self._sender.hand_off.try_hand_off(request, error)
             response = messages.final_response(error)
-        except BlockingWait as error:
+        except BlockingWait as error:  # given up: the wait for a retry would block the event loop
             response = messages.last_response_or_raise(error)
         except Exception as error:
             messages.add_not_repeatable_note(error, can_resend_body=can_resend_body)
             self._sender.hand_off.try_hand_off(request, error)
             raise
-        response.request = request  # instead of the copy that was sent
+        response.request = request  # the user's request, not the changed copy that was sent
         return response  # type: ignore[no-any-return]  # Any: `send_with_retries` is untyped
 
 
-def _send(
-    send: Callable[..., Response],
+def _send_attempt(
+    send_once: Callable[..., Response],
     request: PreparedRequest,
     body_start: int | None,
     timeout: Any,
@@ -146,7 +149,7 @@ def _send(
     attempt_timeout: float | None,
     attempt_number: int = 1,
 ) -> Response:
-    """Send one attempt; `timeout` is the user's, and `attempt_timeout` the policy's."""
+    """Send one attempt; `timeout` is the user's timeout, and `attempt_timeout` the policy's."""
     if attempt_number > 1 and body_start is not None and _is_file(request.body):
         cast("Any", request.body).seek(body_start)
     time_limit = messages.limit_by_deadline(attempt_timeout)
@@ -155,7 +158,7 @@ def _send(
         messages.set_attempt_headers(cast("Any", request.headers), attempt_number, time_limit)
     if time_limit is not None:
         timeout = _limit_timeout(timeout, max(time_limit, messages.MIN_TIMEOUT_S))
-    return send(request, timeout=timeout)
+    return send_once(request, timeout=timeout)
 
 
 def _snapshot(request: PreparedRequest) -> RequestSnapshot:
@@ -181,12 +184,15 @@ def _body_position(body: Any) -> int | None:
 
 
 def _is_file(body: Any) -> bool:
-    """Return whether the body has a read position, which parallel copies would share."""
+    """Return whether the body has a read position, which parallel attempts would share."""
     return hasattr(body, "seek")
 
 
 def _limit_timeout(timeout: Any, limit: float) -> Any:
-    """Return the user's timeout, with at most `limit` seconds to connect and for each read."""
+    """Return the user's timeout, with at most `limit` seconds to connect and for each read.
+
+    The total of a urllib3 `Timeout` is limited instead.
+    """
     if isinstance(timeout, Urllib3Timeout):
         limited = timeout.clone()
         total = limited.total
@@ -204,7 +210,8 @@ def _classify_error(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT
     if isinstance(original, (NewConnectionError, ConnectTimeoutError)):
         return Outcome(Kind.TRANSIENT, timeout=timeout, detail=detail)
     if messages.is_permanent_tls_error(original) or (
-        isinstance(error, SSLError) and not isinstance(original, OSError)  # a wrong host name
+        # Such as urllib3's CertificateError: the certificate is for another host name.
+        isinstance(error, SSLError) and not isinstance(original, OSError)
     ):
         return PERMANENT
     if isinstance(error, (RequestsConnectionError, Timeout)):
@@ -227,7 +234,7 @@ def _original_error(error: Exception) -> Any:
 
 
 def _release_connection(response: Response) -> bool:
-    """Read a short body, and release the connection; return whether the whole body was read."""
+    """Drain a short body, and release the connection; return whether the whole body was read."""
     is_complete = False
     with suppress(RequestException, OSError):  # if reading fails, the connection is closed
         if messages.is_worth_draining(response.headers):
@@ -235,6 +242,7 @@ def _release_connection(response: Response) -> bool:
             socket = getattr(getattr(response.raw, "connection", None), "sock", None)
             if socket is not None:
                 socket.settimeout(body.timeout)  # the next request sets its own timeout
+            # `add` returns False when the body is too long or too slow.
             if all(map(body.add, response.iter_content(1024))):
                 response._content = body.content()  # noqa: SLF001 - no public setter  # pyright: ignore[reportPrivateUsage]
                 is_complete = True

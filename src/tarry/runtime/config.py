@@ -293,6 +293,7 @@ def _unwrap(fn: Any) -> Any:
     """Return the function inside `functools.partial` objects and bound methods."""
     while True:
         if isinstance(fn, partial):
+            # pyright does not know the type of the function inside a bare `partial`.
             fn = fn.func  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         elif isinstance(fn, MethodType):
             fn = fn.__func__

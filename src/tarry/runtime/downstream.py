@@ -133,7 +133,7 @@ class LockedDownstream(CoreDownstream):
             return super().check_retry(outcome, now)
 
     def withdraw(self, outcome: Outcome, now: float) -> float | None:
-        """Take the cost of a retry from the budget and return it; None if the balance is too low."""
+        """Take the cost of a retry from the budget; return it, or None if it is not covered."""
         with self._lock:
             self._count_successes_locked()
             return super().withdraw(outcome, now)

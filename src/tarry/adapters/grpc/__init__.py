@@ -1,4 +1,4 @@
-"""Retries for gRPC clients (`grpc` and `grpc.aio`), and interceptors for servers.
+"""Retries for gRPC clients (`grpc` and `grpc.aio`), and interceptors for gRPC servers.
 
     channel = grpc.intercept_channel(
         grpc.insecure_channel(target, options=channel_options()), RetryInterceptor(target=target)
@@ -7,8 +7,8 @@
         target, options=channel_options(), interceptors=async_retry_interceptors(target=target)
     )
 
-Unary calls are retried, and response streams until their first message. Calls with a request
-stream are passed through: the messages that were sent cannot be sent again.
+Unary calls are retried. Calls with a response stream are retried until the first message arrives.
+Calls with a request stream are not retried, because the messages that were sent are not kept.
 """
 
 from tarry.adapters.grpc.interceptors import (

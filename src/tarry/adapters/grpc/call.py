@@ -1,7 +1,8 @@
 """Retried gRPC calls: their state, and the call objects for users of `grpc` (not `grpc.aio`).
 
-gRPC returns a call object for each attempt. A blocking call returns that of its last attempt.
-`future()` returns a `RetriedFuture`, and a call with a response stream returns a `RetriedStream`.
+gRPC returns a call object for each attempt: here, an attempt is this object. A blocking call
+returns its last attempt. `future()` returns a `RetriedFuture`, and a call with a response stream
+returns a `RetriedStream`.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ except ImportError:
     raise MissingExtra("this needs grpcio: pip install 'tarry[grpc]'") from None
 
 Repeatable: TypeAlias = "bool | Callable[[str], bool]"
-"""Whether calls can safely be sent again after the server has read them: a bool for all methods, or
-a function that takes the name of a method."""
+"""Whether calls may be sent again after the server has read them: a bool for all methods, or a
+function that takes the name of a method."""
 
 _CANCELLED_DURING_BACKOFF = "cancelled while waiting for the next attempt"
 _CLOCK_TOLERANCE_S = 0.01
 """gRPC measures deadlines with its own clock, which may be ahead of tarry's by this much."""
 _MAX_WORKER_THREADS = 32
-"""How many threads run interceptors and callbacks, which might block the background loop."""
+"""How many threads run the user's interceptors and callbacks, which would block the event loop."""
 _END_OF_STREAM = object()
 _get_result = methodcaller("result")
 
@@ -59,9 +60,9 @@ _get_result = methodcaller("result")
 class GrpcCall(RunningBlockCall):
     """The state of one gRPC call. gRPC itself enforces the time limits of the attempts.
 
-    This is a `RunningBlockCall`, so that an outer retry loop does not look for a driver function in the
-    traceback of the final error. gRPC raises this error again, possibly in another thread, where
-    the traceback has no driver function.
+    This is a `RunningBlockCall`, so that an outer retry loop does not look for a driver function in
+    the traceback of the final error. gRPC raises this error again, possibly in another thread, and
+    the traceback then has no driver function.
     """
 
     __slots__ = ("_attempt_ends_at", "_pending_first_attempt")
@@ -80,22 +81,25 @@ class GrpcCall(RunningBlockCall):
         """The time at which the running attempt reaches its time limit."""
 
     def begin_first_attempt(self) -> None:
-        """Begin the first attempt now; the driver's first `begin_attempt` will return it."""
+        """Begin the first attempt before a driver runs; the driver's `begin_attempt` returns it."""
         attempt = self.begin_attempt()
         if attempt.delay:
             blocking_wait(self.config, attempt.delay, None)
         self._pending_first_attempt = Attempt(attempt.number)
 
     def begin_attempt(self) -> Attempt:
-        """Begin the next attempt. It has no timeout for the driver: gRPC enforces `time_limit`."""
+        """Begin the next attempt, without a timeout for the driver: gRPC enforces the limit."""
         pending, self._pending_first_attempt = self._pending_first_attempt, None
         if pending is not None:
             return pending
         attempt = super().begin_attempt()
         return Attempt(attempt.number, None, attempt.delay)
 
-    def time_limit(self, attempt_timeout: float | None) -> float | None:
-        """Return the time limit of an attempt that starts now in seconds, and store its end."""
+    def start_time_limit(self, attempt_timeout: float | None) -> float | None:
+        """Start the time limit of an attempt now, and return it in seconds; None without a limit.
+
+        `attempt_timeout` is the policy's.
+        """
         now = environment.now()
         remaining = None if self.deadline is None else self.deadline - now
         limits = [limit for limit in (remaining, attempt_timeout) if limit is not None]
@@ -104,13 +108,13 @@ class GrpcCall(RunningBlockCall):
 
     def try_continue(self, error: Exception, outcome: Outcome | None = None) -> bool:
         """Record a failed attempt; return whether another attempt follows."""
-        classified = outcome or self.config.classify_error(error, self._last_record_number)
+        outcome = outcome or self.config.classify_error(error, self._last_record_number)
         ends_at = self._attempt_ends_at
         has_timed_out = ends_at is not None and environment.now() >= ends_at - _CLOCK_TOLERANCE_S
-        if classified.timeout and classified.kind is Kind.PERMANENT and has_timed_out:
+        if outcome.timeout and outcome.kind is Kind.PERMANENT and has_timed_out:
             # DEADLINE_EXCEEDED was caused by the attempt's time limit, not by the server: retry.
-            classified = classified.replace(kind=Kind.TRANSIENT)
-        return super().try_continue(error, classified)
+            outcome = outcome.replace(kind=Kind.TRANSIENT)
+        return super().try_continue(error, outcome)
 
 
 class CallFactory:
@@ -137,15 +141,15 @@ class CallFactory:
             policy,
             downstream,
             self._classify_error,
-            # A failed gRPC call raises, so each response is a success and none is released.
+            # A failed gRPC call raises: each response is a success and has nothing to release.
             classify_response=lambda _, __, ___: SUCCESS,
             release_connection=lambda _: None,
         )
         self.attempt_timeout: float | None = self._origins.policy.attempt_timeout
 
     def new_call(self, details: Any) -> GrpcCall:
-        """Return a new call. The user's timeout, in `details`, covers all attempts (gRFC A6)."""
-        path = details.method
+        """Return a new call. The user's timeout, in the call's `details`, covers all attempts."""
+        path = details.method  # such as "/shop.Payments/Charge"
         method = (path.decode() if isinstance(path, bytes) else str(path)).lstrip("/")
         operation, downstream_name = method, self._target
         if downstream_name is None:
@@ -177,7 +181,7 @@ class RetriedCall:
     """The call object that the user gets. It makes the attempts and delegates to the latest one.
 
     The first attempt is already running when the user gets this object. The methods for the status
-    and the metadata wait until no further attempt will be made.
+    and the metadata wait until no further attempt will be made. `send` starts another attempt.
     """
 
     def __init__(self, call: GrpcCall, send: Callable[[], Any], first_attempt: Any) -> None:
@@ -199,18 +203,21 @@ class RetriedCall:
         return bool(self._latest_attempt.cancel())
 
     def _drive(self, get_result: Callable[[Any], Any]) -> Any:
-        """Make attempts in this thread until the call succeeds or is given up."""
+        """Make attempts in this thread until the call succeeds or is given up.
 
-        def attempt() -> Any:
+        `get_result` takes an attempt, and returns its result or raises its error.
+        """
+
+        def make_attempt() -> Any:
             return self._attempt_result(get_result, self._next_attempt())
 
         try:
-            return self._context.run(drivers.drive, self._call, attempt, (), {})
+            return self._context.run(drivers.drive, self._call, make_attempt, (), {})
         except _CancelledAttempt as cancelled:
             raise cancelled.args[0] from None
 
     def _attempt_result(self, get_result: Callable[[Any], Any], attempt: Any) -> Any:
-        """Return the result of an attempt, or raise its error."""
+        """Return `get_result(attempt)`; mark its error if the user has cancelled the call."""
         try:
             return get_result(attempt)
         except Exception as error:
@@ -257,7 +264,7 @@ class RetriedCall:
 
 
 class _CancelledAttempt(BaseException):
-    """Holds the error of a cancelled attempt, so that the driver does not classify and retry it."""
+    """Holds the error of a cancelled attempt. Drivers do not retry a `BaseException`."""
 
 
 # grpcio is untyped, so type checkers do not know the base class.
@@ -279,11 +286,13 @@ class RetriedStream(RetriedCall):
         self._has_final_attempt = False
         """Whether no attempt will follow `_latest_attempt`."""
         self._callbacks: list[tuple[str, Callable[..., None]]] = []
-        """The user's callbacks for the final attempt, each with the method that adds it."""
+        """The user's callbacks for the final attempt, each with the name of the method that adds
+        it: "add_callback" or "add_done_callback"."""
         self._lock = threading.RLock()  # one thread may read while another waits for the status
         self._unread: list[Any] = []
         """The first message, until the user reads it; then empty."""
         self._error: BaseException | None = None
+        """The error with which the call was given up, until `__next__` raises it."""
 
     def __iter__(self) -> Self:
         return self
@@ -322,7 +331,7 @@ class RetriedStream(RetriedCall):
 
     def cancel(self) -> bool:
         """Cancel the stream, or the wait for its next attempt."""
-        if self._is_first_attempt_pending:  # there is no driver yet that would end the call
+        if self._is_first_attempt_pending:  # no driver runs that would end the call
             self._call.abort()
             self._end_retries()
         return super().cancel()
@@ -353,17 +362,18 @@ class RetriedStream(RetriedCall):
 
 
 class RetriedFuture(RetriedCall, Future[Any]):
-    """A unary call that is retried in the background once its first attempt has failed."""
+    """A unary call. If its first attempt fails, it is retried in a background event loop."""
 
     def __init__(self, call: GrpcCall, send: Callable[[], Any], first_attempt: Any) -> None:
         super().__init__(call, send, first_attempt)
         self._task: asyncio.Task[None] | None = None
+        """Runs `_retry`; None unless the first attempt has failed."""
         first_attempt.add_done_callback(self._on_first_attempt_done)
 
     def _on_first_attempt_done(self, first_attempt: Any) -> None:
         if first_attempt.code() is not grpc.StatusCode.OK:
             loop = _background_loop()
-            loop.call_soon_threadsafe(self._start, loop, context=self._context)
+            loop.call_soon_threadsafe(self._start_task, loop, context=self._context)
             return
         try:
             result = self._drive(_get_result)
@@ -372,7 +382,7 @@ class RetriedFuture(RetriedCall, Future[Any]):
         else:
             self.set_result(result)
 
-    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _start_task(self, loop: asyncio.AbstractEventLoop) -> None:
         self._task = loop.create_task(self._retry())
 
     async def _retry(self) -> None:
@@ -394,7 +404,7 @@ class RetriedFuture(RetriedCall, Future[Any]):
         loop, done = asyncio.get_running_loop(), asyncio.Event()
         if self._is_first_attempt_pending:
             attempt = self._next_attempt()
-        else:  # interceptors that run after the retry interceptor may block
+        else:  # in a thread: interceptors that run after the retry interceptor may block
             attempt = await asyncio.to_thread(self._next_attempt)
 
         def on_done(_attempt: Any) -> None:
@@ -469,7 +479,7 @@ class RetriedFuture(RetriedCall, Future[Any]):
 
 _lock = threading.Lock()
 _loop_holder: list[asyncio.AbstractEventLoop] = []
-"""Holds the one background loop of all `RetriedFuture`s; empty until the loop is started."""
+"""Holds the background event loop of all `RetriedFuture`s; empty until it is started."""
 
 
 def _background_loop() -> asyncio.AbstractEventLoop:
@@ -485,7 +495,7 @@ def _background_loop() -> asyncio.AbstractEventLoop:
 
 @after_fork
 def _reset_after_fork() -> None:
-    """Drop the loop in a forked child, because its thread exists only in the parent."""
+    """Drop the loop in a forked child, because the loop's thread exists only in the parent."""
     global _lock  # noqa: PLW0603 - the thread that held the lock does not exist in the child
     _lock = threading.Lock()
     _loop_holder.clear()

@@ -5,9 +5,9 @@ The server interceptors prevent a server and its clients from both retrying the 
     server = grpc.server(threads, interceptors=[OneRetryLayerInterceptor()])
     server = grpc.aio.server(interceptors=[AsyncOneRetryLayerInterceptor()])
 
-All calls that a handler makes share the deadline of the handler's own client. A handler may fail
-because one of its calls was given up after retries. The interceptor then adds a pushback, which
-tells the client not to retry: the trailer `grpc-retry-pushback-ms: -1`. There are two cases:
+All calls that a handler makes share the deadline that the client of the server has set. A handler
+may fail because one of its calls was given up after retries. The interceptor then adds a pushback,
+which tells the client not to retry: the trailer `grpc-retry-pushback-ms: -1`. There are two cases:
 
 - The handler raises an error that comes from a call that was given up. The status is UNAVAILABLE
   with the pushback, unless the handler has set a code.
@@ -39,19 +39,19 @@ if TYPE_CHECKING:
 
 _RETRIES_OPTION = "grpc.enable_retries"
 _SERVICE_CONFIG_OPTION = "grpc.service_config"
-_PUSHBACK_KEY = "grpc-retry-pushback-ms"
+_PUSHBACK_KEY = "grpc-retry-pushback-ms"  # a metadata key, as is `_PREVIOUS_ATTEMPTS_KEY`
 _SERVER_FAILURE_CODES = frozenset(
     getattr(grpc.StatusCode, name)
     for name in ("UNKNOWN", "INTERNAL", "DATA_LOSS", "UNAVAILABLE", "DEADLINE_EXCEEDED")
 )
 _NO_DEADLINE_S = 1e9
-"""A `grpc` server reports more remaining seconds than this for a call without a deadline."""
+"""For a call without a deadline, a `grpc` server reports that more seconds than this remain."""
 _END_OF_STREAM = object()
 _PREVIOUS_ATTEMPTS_KEY = "grpc-previous-rpc-attempts"
 
 
 class _CallDetails(NamedTuple):
-    """The call details of an attempt. Some interceptors expect a named tuple, as in gRPC."""
+    """The call details of an attempt. Some interceptors expect a named tuple, as gRPC passes it."""
 
     method: Any
     timeout: float | None
@@ -62,14 +62,14 @@ class _CallDetails(NamedTuple):
 
 
 class RetryInterceptor:
-    """Retries unary calls, and response streams until their first message has arrived.
+    """Retries unary calls, and calls with a response stream until the first message arrives.
 
     Args:
         policy: the retry policy; by default `tarry.Policy()`.
         downstream: one `tarry.Downstream` for all calls, or a function that returns one for a
             target. By default each target gets its own, with a breaker and a retry budget.
-        repeatable: whether a call can safely be sent again after the server has read it: True,
-            False, or a function that takes the method ("shop.Payments/Charge") and returns a bool.
+        repeatable: whether a call may be sent again after the server has read it: True, False, or a
+            function that takes the method ("shop.Payments/Charge") and returns a bool.
         target: the address of the channel. It is used as the name of the downstream. Without it,
             there is one downstream for each gRPC service.
     """
@@ -88,26 +88,26 @@ class RetryInterceptor:
         self, continuation: Any, client_call_details: Any, request: Any
     ) -> Any:
         """Make a call and retry it; return a future if the user called `future()`."""
-        if _is_timeout_over(client_call_details):
+        if _has_expired_timeout(client_call_details):
             return continuation(client_call_details, request)
         timeout = self._call_factory.attempt_timeout
         call, send, first = self._start_call(continuation, client_call_details, request, timeout)
         if _is_future_call(first):
             return RetriedFuture(call, send, first)
-        pending = [first]
+        pending_first = [first]
 
-        def attempt() -> Any:
-            response = pending.pop() if pending else send()
-            response.result()  # raises the error of a failed attempt
-            return response
+        def make_attempt() -> Any:
+            attempt = pending_first.pop() if pending_first else send()
+            attempt.result()  # raises the error of a failed attempt
+            return attempt
 
-        return drivers.drive(call, attempt, (), {})
+        return drivers.drive(call, make_attempt, (), {})
 
     def intercept_unary_stream(
         self, continuation: Any, client_call_details: Any, request: Any
     ) -> Any:
         """Start a response stream. It is retried while the user waits for its first message."""
-        if _is_timeout_over(client_call_details):
+        if _has_expired_timeout(client_call_details):
             return continuation(client_call_details, request)
         # Without the policy's attempt_timeout: gRPC would apply it to the whole stream.
         return RetriedStream(*self._start_call(continuation, client_call_details, request, None))
@@ -117,14 +117,15 @@ class RetryInterceptor:
     ) -> tuple[GrpcCall, Callable[[], Any], Any]:
         """Send the first attempt in the thread of the caller, as gRPC itself does.
 
-        Return the call, a function that sends the next attempt, and the first attempt.
+        Return the call, a function that sends the next attempt, and the first attempt, which is a
+        call object of gRPC.
         """
         call = self._call_factory.new_call(call_details)
 
         def send() -> Any:
             details = _CallDetails(
                 call_details.method,
-                call.time_limit(attempt_timeout),
+                call.start_time_limit(attempt_timeout),
                 _attempt_metadata(call, call_details),
                 call_details.credentials,
                 getattr(call_details, "wait_for_ready", None),
@@ -141,25 +142,29 @@ class RetryInterceptor:
 
 
 def _attempt_metadata(call: GrpcCall, details: Any) -> list[Any]:
-    # Drop the number of another client's attempts: a server may forward its client's metadata.
+    """Return the metadata of an attempt, with the number of the attempts before it."""
+    # The metadata may already contain such a number, if a server forwards its client's metadata.
     metadata = [pair for pair in details.metadata or () if pair[0] != _PREVIOUS_ATTEMPTS_KEY]
-    previous = call.attempts - 1
-    return [*metadata, (_PREVIOUS_ATTEMPTS_KEY, str(previous))] if previous else metadata
+    previous_count = call.attempts - 1
+    if not previous_count:
+        return metadata
+    return [*metadata, (_PREVIOUS_ATTEMPTS_KEY, str(previous_count))]
 
 
-def _is_timeout_over(details: Any) -> bool:
-    """Return whether the user's timeout is not positive; gRPC then raises its own error."""
+def _has_expired_timeout(details: Any) -> bool:
+    """Return whether the user's timeout is 0 or negative; gRPC then raises its own error."""
     return details.timeout is not None and details.timeout <= 0
 
 
-def _is_future_call(response: Any) -> bool:
+def _is_future_call(first_attempt: Any) -> bool:
     """Return whether the user called `future()`, which gRPC does not tell interceptors.
 
-    A blocking call is already done at this point. A future usually is not. A future that failed at
-    once is done too, but it is also an iterator, and its exception is the future itself.
+    The first attempt of a blocking call is already done at this point. That of a future usually is
+    not. If it failed at once, it is done too, but it is an iterator and its own exception.
     """
-    is_done = response.done()
-    return not is_done or (hasattr(response, "__next__") and response.exception() is response)
+    if not first_attempt.done():
+        return True
+    return hasattr(first_attempt, "__next__") and first_attempt.exception() is first_attempt
 
 
 def async_retry_interceptors(
@@ -184,18 +189,18 @@ class _AsyncUnaryUnaryInterceptor:
     async def intercept_unary_unary(
         self, continuation: Any, client_call_details: Any, request: Any
     ) -> Any:
-        if _is_timeout_over(client_call_details):
+        if _has_expired_timeout(client_call_details):
             return await continuation(client_call_details, request)
         call = self._call_factory.new_call(client_call_details)
         timeout = self._call_factory.attempt_timeout
 
-        async def attempt() -> Any:
+        async def make_attempt() -> Any:
             details = _async_attempt_details(call, client_call_details, timeout)
-            response = await continuation(details, request)
-            await response  # raises the error of a failed attempt; gRPC may await it again
-            return response
+            attempt = await continuation(details, request)
+            await attempt  # raises the error of a failed attempt; gRPC may await it again
+            return attempt
 
-        return await drivers.drive_async(call, attempt, (), {})
+        return await drivers.drive_async(call, make_attempt, (), {})
 
 
 class _AsyncUnaryStreamInterceptor:
@@ -205,11 +210,11 @@ class _AsyncUnaryStreamInterceptor:
     async def intercept_unary_stream(
         self, continuation: Any, client_call_details: Any, request: Any
     ) -> Any:
-        if _is_timeout_over(client_call_details):
+        if _has_expired_timeout(client_call_details):
             return await continuation(client_call_details, request)
         call = self._call_factory.new_call(client_call_details)
 
-        async def attempt() -> _StartedStream:
+        async def make_attempt() -> _StartedStream:
             # Without the policy's attempt_timeout: gRPC would apply it to the whole stream.
             details = _async_attempt_details(call, client_call_details, None)
             messages = aiter(await continuation(details, request))
@@ -218,7 +223,7 @@ class _AsyncUnaryStreamInterceptor:
             except StopAsyncIteration:
                 return _StartedStream([], messages)
 
-        return await drivers.drive_async(call, attempt, (), {})
+        return await drivers.drive_async(call, make_attempt, (), {})
 
 
 class _StartedStream:
@@ -242,7 +247,7 @@ class _StartedStream:
 def _async_attempt_details(call: GrpcCall, call_details: Any, attempt_timeout: float | None) -> Any:
     return grpc.aio.ClientCallDetails(
         call_details.method,
-        call.time_limit(attempt_timeout),
+        call.start_time_limit(attempt_timeout),
         grpc.aio.Metadata(*_attempt_metadata(call, call_details)),
         call_details.credentials,
         call_details.wait_for_ready,
@@ -250,9 +255,9 @@ def _async_attempt_details(call: GrpcCall, call_details: Any, attempt_timeout: f
 
 
 def channel_options(options: Iterable[tuple[str, Any]] | None = None) -> list[tuple[str, Any]]:
-    """Return the options for a channel on which tarry retries, with gRPC's own retries turned off.
+    """Return `options` for a channel on which tarry retries, with gRPC's own retries turned off.
 
-    Raise ConfigurationError for options that enable gRPC's own retries, because the attempts of two
+    Raises ConfigurationError if `options` enable gRPC's own retries, because the attempts of two
     layers multiply.
     """
     try:
@@ -270,25 +275,25 @@ def channel_options(options: Iterable[tuple[str, Any]] | None = None) -> list[tu
                 "multiply; remove it (`tarry policy import --from grpc` converts it to a policy), "
                 "or do not use tarry on this channel"
             )
-    # A service config from a resolver is not visible here. With this option at 0, its retry
-    # policies have no effect.
+    # A resolver may provide another service config, which is not visible here. With this option at
+    # 0, the retry policies of that service config have no effect.
     return [*(pair for pair in pairs if pair[0] != _RETRIES_OPTION), (_RETRIES_OPTION, 0)]
 
 
-def _find_retry_policy(config: Any) -> str | None:
+def _find_retry_policy(service_config: Any) -> str | None:
     """Return a description of the first retry or hedging policy of a service config, if any."""
     try:
-        document = json.loads(config)
+        document = json.loads(service_config)
     except (TypeError, ValueError) as error:
-        rule = f"must be a service config as JSON, got {short_repr(config)}: {error}"
+        rule = f"must be a service config as JSON, got {short_repr(service_config)}: {error}"
         raise ConfigurationError(_SERVICE_CONFIG_OPTION, rule) from None
     # A document with another structure has no policies. If it is invalid, gRPC reports that.
     for entry in _get_list(document, "methodConfig"):
-        for policy in ("retryPolicy", "hedgingPolicy"):
-            if _get_value(entry, policy) is not None:
-                names = ", ".join(map(_method_name, _get_list(entry, "name")))
-                names = names or "an entry without a name"
-                return f"{_SERVICE_CONFIG_OPTION} has a {policy} for {names}"
+        for field in ("retryPolicy", "hedgingPolicy"):
+            if _get_value(entry, field) is not None:
+                methods = ", ".join(map(_format_method, _get_list(entry, "name")))
+                methods = methods or "an entry without a name"
+                return f"{_SERVICE_CONFIG_OPTION} has a {field} for {methods}"
     return None
 
 
@@ -302,9 +307,10 @@ def _get_list(json_object: Any, key: str) -> list[Any]:
     return list(found) if isinstance(found, list) else []  # pyright: ignore[reportUnknownArgumentType]
 
 
-def _method_name(name: Any) -> str:
-    parts = (_get_value(name, "service"), _get_value(name, "method"))
-    return "/".join(str(part) for part in parts if part) or "all methods"
+def _format_method(name: Any) -> str:
+    """Format an item of the list "name", an object with a "service" and a "method"."""
+    service_and_method = _get_value(name, "service"), _get_value(name, "method")
+    return "/".join(str(part) for part in service_and_method if part) or "all methods"
 
 
 class OneRetryLayerInterceptor:
@@ -324,7 +330,7 @@ class AsyncOneRetryLayerInterceptor:
 
 
 class _HandlerContext:
-    """The context that a handler gets. It records the status and the trailers the handler sets."""
+    """Wraps the `ServicerContext` of a handler; records the code and the trailers that it sets."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
@@ -335,7 +341,7 @@ class _HandlerContext:
         self._was_aborted = False
 
     def activate(self) -> None:
-        """Set the deadline and `current_given_up_calls` in the current context (contextvars)."""
+        """Set the contextvars of the handler: the deadline and `current_given_up_calls`."""
         error_record.current_given_up_calls.set(self._given_up_calls)
         remaining = self._context.time_remaining()
         if remaining is not None and remaining < _NO_DEADLINE_S:
@@ -377,6 +383,7 @@ class _HandlerContext:
         return getattr(self._context, name)
 
     def _set_trailers(self, code: Any, trailers: tuple[Any, ...]) -> None:
+        """Set the trailers, with a pushback if the client must not retry."""
         has_pushback = any(key == _PUSHBACK_KEY for key, _ in trailers)
         if code in _SERVER_FAILURE_CODES and self._given_up_calls and not has_pushback:
             trailers = (*trailers, (_PUSHBACK_KEY, "-1"))
@@ -393,7 +400,7 @@ def _wrap_handler(handler: Any) -> Any:
     call_type = f"{request_type}_{response_type}"
     behavior = getattr(handler, call_type)
     if getattr(behavior, "experimental_non_blocking", False):
-        return handler  # it may send its response after it has returned
+        return handler  # unchanged: it may send its response after it has returned
     handle: Callable[..., Any] = _handle_stream if handler.response_streaming else _handle_unary
     if inspect.isasyncgenfunction(behavior):
         handle = _handle_stream_async

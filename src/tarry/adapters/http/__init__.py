@@ -1,1 +1,1 @@
-"""Code that the client adapters share: sending, headers, downstreams by origin, the hand-off."""
+"""Code that the client adapters share: headers, retries, one downstream per origin, hand-off."""

@@ -39,22 +39,23 @@ HAND_OFF_REASONS = frozenset({
     Reason.ATTEMPTS, Reason.BREAKER_OPEN, Reason.BUDGET_EMPTY, Reason.LIMIT,
     Reason.HINT_TOO_LONG, Reason.TOTAL_BUDGET, Reason.DEADLINE,
 })  # fmt: skip
-"""The reasons for which a call is given up although it may succeed later."""
+"""A call that is given up for one of these reasons may succeed later, and is handed off."""
 HAND_OFF_TIMEOUT_S = 5.0
-"""The deadline of a hand-off. The caller's deadline does not apply: it may have passed already."""
+"""The longest time that a hand-off may take. The deadline of the call may already have passed, so
+it does not apply."""
 
 _DROPPED_HEADERS = http.HOP_BY_HOP_HEADERS | frozenset({
-    # Headers that belong to one attempt. The retry service sets its own.
+    # Headers that belong to one attempt. For its own attempts, the retry service sets them anew.
     "accept-encoding", "content-length", "expect", "traceparent", "tracestate",
     http.ATTEMPT_HEADER.lower(), http.DEADLINE_HEADER.lower(),
 })  # fmt: skip
-_NOT_HANDED_OFF = "not handed off to the retry service: "
-_NOTE_PREFIX = "tarry: " + _NOT_HANDED_OFF
+_FAILURE_PREFIX = "not handed off to the retry service: "
+_NOTE_PREFIX = "tarry: " + _FAILURE_PREFIX
 _ESCAPED_CHARACTER = re.compile(r"\\(.)")
 
 
 class TaskClient(Protocol[T_co]):
-    """The method of the retry service's clients that a hand-off uses."""
+    """A client of the retry service: `tarry.Client` or `tarry.AsyncClient`."""
 
     def enqueue(
         self,
@@ -66,14 +67,12 @@ class TaskClient(Protocol[T_co]):
         key: str,
         delay: float | None,
     ) -> T_co:
-        """Enqueue a task. The task is stored when this returns (async: has been awaited)."""
+        """Return when the service has stored the task; an async client returns an awaitable."""
         ...
 
 
 SyncTaskClient: TypeAlias = "TaskClient[RetryTask]"
-"""A `tarry.Client`."""
 AsyncTaskClient: TypeAlias = "TaskClient[Awaitable[RetryTask]]"
-"""A `tarry.AsyncClient`."""
 
 
 class _CannotHandOff(Exception):
@@ -81,7 +80,7 @@ class _CannotHandOff(Exception):
 
 
 class HandOff:
-    """Hands failed calls of one adapter off to the retry service, if there is a client for it."""
+    """Hands failed calls of one adapter off to the retry service; does nothing without a client."""
 
     def __init__(
         self,
@@ -101,7 +100,10 @@ class HandOff:
         self._http_functions = http_functions
 
     def try_hand_off(self, request: Any, error: Exception) -> None:
-        """Hand off the call that failed with this error and raise HandedOff, or return."""
+        """Hand off the call that failed with this error and raise HandedOff, or return.
+
+        `request` is a request of the adapter's HTTP client.
+        """
         # With a sync client the coroutine awaits nothing, so one `send` runs it to its end.
         with suppress(StopIteration):
             self.async_try_hand_off(request, error).send(None)
@@ -109,11 +111,9 @@ class HandOff:
     async def async_try_hand_off(self, request: Any, error: Exception) -> None:
         """Like `try_hand_off`, for async adapters."""
         call_record = record_of(error)
-        if (
-            self._task_client is None
-            or call_record is None
-            or call_record.reason not in HAND_OFF_REASONS
-        ):
+        if self._task_client is None or call_record is None:
+            return
+        if call_record.reason not in HAND_OFF_REASONS:
             return
         try:
             arguments = self._enqueue_arguments(request, error)
@@ -125,28 +125,27 @@ class HandOff:
                     task = await task
             finally:
                 deadlines.current_scope.reset(token)
-        except Exception as failure:
-            _report_failure(error, call_record, failure)
+        except Exception as hand_off_error:
+            _report_failure(error, call_record, hand_off_error)
             return
         except BaseException:
             await self._release_response(error)
             raise
         await self._release_response(error)
         task_id, reason = getattr(task, "task_id", task), call_record.reason.description
-        handed_off = HandedOff(
-            f"{call_record.operation}: handed off as task {task_id}: {reason}", task
-        )
-        # An outer retry would create a second task. This error object is new and raised only here,
-        # so outer retry loops can rely on its record without a check of its traceback.
+        message = f"{call_record.operation}: handed off as task {task_id}: {reason}"
+        handed_off = HandedOff(message, task)
+        # An outer retry would create a second task. The traceback need not be checked, because no
+        # other call can raise this new error object: see `error_record`.
         attach_record(handed_off, call_record, no_outer_retry=True, check_traceback=False)
         raise handed_off from error
 
     async def _release_response(self, error: Exception) -> None:
         """Release the connection of the last response, if the call failed with a response."""
         if isinstance(error, ResultNotAccepted):
-            released = self._http_functions.release_connection(error.result)
+            can_be_read = self._http_functions.release_connection(error.result)
             if self._http_functions.is_async:
-                await released
+                await can_be_read
 
     def _enqueue_arguments(self, request: Any, error: Exception) -> dict[str, Any]:
         """Return the arguments for `enqueue`; raise _CannotHandOff if the request is unsuitable."""
@@ -157,13 +156,13 @@ class HandOff:
         headers = _task_headers(header_lines)
         host = headers.get("host", authority)
         if _normalized_origin(scheme, host) == _normalized_origin(scheme, authority):
-            # The retry service itself sends this Host header. A Host header that differs from the
-            # URL is kept: the service then rejects the task, and does not change the request.
+            # The retry service derives the Host header from the URL. A different Host header is
+            # kept, so that the service rejects the task instead of sending it to another host.
             headers.pop("host", None)
         key_header = headers.pop(http.IDEMPOTENCY_KEY_HEADER.lower(), "")
         if not http.is_repeatable(method, has_key=bool(key_header)):
             raise _CannotHandOff(
-                f"a {method} is not safe to repeat without an Idempotency-Key; "
+                f"a {method} is not repeatable without an Idempotency-Key; "
                 'set idempotency_key="auto"'
             )
         if body is None:
@@ -187,47 +186,49 @@ class HandOff:
         }
 
     def _first_delay(self, error: Exception, key: str) -> float | None:
-        """Return the delay that the server's last response requested, plus a spread; None if none.
+        """Return the delay that the last response requested; None if it requested none.
 
-        The spread is derived from the key: a request that is handed off twice has the same delay.
+        Up to 10 % (`HINT_SPREAD`) are added, so that the tasks of many clients are not due at the
+        same time. The addition depends only on the key: a request that is handed off twice has the
+        same delay.
         """
         if not isinstance(error, ResultNotAccepted):
             return None
         classify = self._http_functions.classify_response
         repeatable = True  # either value gives the same hint
         hint = classify(self._policy, repeatable, error.result).hint
-        requested = None if hint is None else valid_duration(hint.delay)
-        if not requested:
+        requested_s = None if hint is None else valid_duration(hint.delay)
+        if not requested_s:
             return None
-        return requested * (1.0 + HINT_SPREAD * crc32(key.encode()) / 2**32)
+        return requested_s * (1.0 + HINT_SPREAD * crc32(key.encode()) / 2**32)
 
 
-def _report_failure(error: Exception, call_record: CallRecord, failure: Exception) -> None:
-    """Report why a call was not handed off: in a note on its error, and in the log.
+def _report_failure(
+    call_error: Exception, call_record: CallRecord, hand_off_error: Exception
+) -> None:
+    """Report why a call was not handed off: in a note on the call's error, and in the log.
 
     The log is needed for calls that return their last response, because a response has no notes.
     """
-    is_unsuitable = isinstance(failure, _CannotHandOff)
-    reason = f"{failure}" if is_unsuitable else f"{type(failure).__name__}: {failure}"
-    notes: list[str] = getattr(error, "__notes__", [])
+    is_unsuitable = isinstance(hand_off_error, _CannotHandOff)
+    error_type = "" if is_unsuitable else f"{type(hand_off_error).__name__}: "
+    description = f"{error_type}{hand_off_error}"
+    notes: list[str] = getattr(call_error, "__notes__", [])
     other_notes = [note for note in notes if not note.startswith(_NOTE_PREFIX)]
-    object.__setattr__(error, "__notes__", [*other_notes, _NOTE_PREFIX + reason])
+    object.__setattr__(call_error, "__notes__", [*other_notes, _NOTE_PREFIX + description])
     import logging
 
-    fields = {"event": "tarry.not_handed_off", "operation": call_record.operation, "why": reason}
-    logging.getLogger("tarry").warning(
-        "%s%s, operation=%s",
-        _NOT_HANDED_OFF,
-        reason,
-        call_record.operation,
-        extra={"tarry": fields},
-    )
+    operation = call_record.operation
+    fields = {"event": "tarry.not_handed_off", "operation": operation, "why": description}
+    message = "%s%s, operation=%s"
+    logger = logging.getLogger("tarry")
+    logger.warning(message, _FAILURE_PREFIX, description, operation, extra={"tarry": fields})
 
 
-def _task_headers(lines: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the headers that each attempt sends; join repeated headers (RFC 9110, 5.3)."""
+def _task_headers(header_lines: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the headers of the task, with repeated headers joined (RFC 9110, 5.3)."""
     headers: dict[str, str] = {}
-    for original_name, value in lines:
+    for original_name, value in header_lines:
         name = original_name.lower()
         separator = "; " if name == "cookie" else ", "
         headers[name] = f"{headers[name]}{separator}{value}" if name in headers else value
@@ -238,16 +239,16 @@ def _task_headers(lines: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def _normalized_origin(scheme: str, authority: str) -> str:
-    """Return the origin of a scheme and authority in normalized form, for comparison."""
+    """Return the normalized origin, for comparison; an invalid authority is returned unchanged."""
     try:
-        parts = urlsplit(f"{scheme}://{authority}")
-        return http.origin_of(scheme, parts.hostname or "", parts.port)
+        url = urlsplit(f"{scheme}://{authority}")
+        return http.origin_of(scheme, url.hostname or "", url.port)
     except ValueError:
         return authority
 
 
 def _parse_key_header(header: str) -> str | None:
-    """Return the key in the header; None if the retry service would write the key differently."""
+    """Return the key in the header; None if the retry service would send a different header."""
     key = _ESCAPED_CHARACTER.sub(r"\1", header[1:-1])
     is_same = (
         key and key.isascii() and key.isprintable() and http.format_idempotency_key(key) == header

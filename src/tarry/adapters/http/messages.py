@@ -1,4 +1,7 @@
-"""Headers, classification and draining for all HTTP adapters. Header mappings must ignore case."""
+"""Functions that the HTTP adapters share: set headers, classify responses, read unread bodies.
+
+Callers pass header mappings that ignore case.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,8 @@ if TYPE_CHECKING:
     from tarry.errors import BlockingWait
 
 KeyOption: TypeAlias = "str | Callable[[Any], str | None] | None"
-"""An adapter's `idempotency_key`: None, "auto" for random keys, or a function of the request."""
+"""An adapter's `idempotency_key`: "auto" for random keys, a function that returns the key for a
+request, or None for no keys."""
 ResponseHeaders: TypeAlias = "Mapping[str, str] | Iterable[tuple[str, str]]"
 """The headers of a response, as a mapping or as pairs of a name and a value."""
 
@@ -32,7 +36,8 @@ _get_deadline_scope = deadlines.current_scope.get
 
 _MIN_ERROR_STATUS = 400
 _MAX_DRAINED_BYTES = 65_536
-"""Up to this size, reading the rest of a body (draining) is cheaper than a new connection."""
+"""Up to this size, reading the rest of a body (draining) is cheaper than a new connection, which
+would be needed otherwise."""
 _MAX_CONTENT_LENGTH_DIGITS = len(str(_MAX_DRAINED_BYTES))
 DRAIN_TIMEOUT_S = 0.1
 MIN_TIMEOUT_S = 0.001
@@ -40,7 +45,7 @@ MIN_TIMEOUT_S = 0.001
 
 _NO_KEY_NOTE = (
     "tarry: the server may have read the request, and its method is not idempotent; an "
-    'Idempotency-Key (idempotency_key="auto") makes it safe to send again'
+    'Idempotency-Key (idempotency_key="auto") makes it repeatable'
 )
 _BODY_CONSUMED_NOTE = (
     "tarry: the server may have read the request, and its body cannot be sent a second time; "
@@ -74,7 +79,7 @@ class HttpClientFunctions(NamedTuple):
 
 
 def check_idempotency_key(idempotency_key: KeyOption) -> KeyOption:
-    """Return the `idempotency_key` of an adapter; raise ConfigurationError if it is invalid."""
+    """Return an adapter's argument `idempotency_key`; raise ConfigurationError if it is invalid."""
     if idempotency_key is None or idempotency_key == "auto":
         return idempotency_key
     rule = 'must be "auto", a function of the request, or None'
@@ -103,11 +108,12 @@ def try_make_repeatable(
         if key is not None:
             headers[http.IDEMPOTENCY_KEY_HEADER] = http.format_idempotency_key(key)
             return True
-    return http.is_repeatable(method, has_key=False)  # accepts methods in lower case, too
+    # The test above is fast. This one also recognizes methods in lower case.
+    return http.is_repeatable(method, has_key=False)
 
 
 def limit_by_deadline(timeout_s: float | None) -> float | None:
-    """Return the timeout, or the seconds until the deadline if that is sooner; None if neither."""
+    """Return the timeout, or the seconds until the deadline if these are fewer; None if neither."""
     if _get_deadline_scope() is None:
         return timeout_s
     limits = (timeout_s, deadlines.remaining())
@@ -117,7 +123,7 @@ def limit_by_deadline(timeout_s: float | None) -> float | None:
 def set_attempt_headers(
     headers: MutableMapping[str, str], attempt_number: int, time_limit_s: float | None
 ) -> None:
-    """Set the headers with the number of a retry, and with the time limit of the attempt."""
+    """Set the header with the attempt number (from 2 on), and the header with the time limit."""
     if attempt_number > 1:
         headers[http.ATTEMPT_HEADER] = str(attempt_number)
     if time_limit_s is not None:
@@ -157,19 +163,22 @@ def classify_proxy_refusal(status: int) -> Outcome:
 
 
 def is_permanent_tls_error(error: object) -> bool:
-    """Return whether an error is a TLS error other than a lost connection."""
+    """Return whether `error` is a TLS error, such as an invalid certificate.
+
+    A connection that was lost during TLS is not permanent.
+    """
     return isinstance(error, SSLError) and not isinstance(error, (SSLEOFError, SSLZeroReturnError))
 
 
 def is_worth_draining(headers: Mapping[str, str]) -> bool:
-    """Return whether the headers say that the body is short, or do not give its length."""
+    """Return whether the body is short or of unknown length, according to its headers."""
     length = headers.get("Content-Length", "0")
     is_number = length.isascii() and length.isdigit() and len(length) <= _MAX_CONTENT_LENGTH_DIGITS
     return is_number and int(length) <= _MAX_DRAINED_BYTES
 
 
 class DrainedBody:
-    """Collects the rest of a body, within limits of size and time."""
+    """Collects the rest of a body that the user has not read, within limits of size and time."""
 
     def __init__(self) -> None:
         self.timeout: float = limit_by_deadline(DRAIN_TIMEOUT_S) or 0.0
@@ -179,7 +188,7 @@ class DrainedBody:
         self._bytes_left = _MAX_DRAINED_BYTES
 
     def add(self, chunk: bytes) -> bool:
-        """Add a chunk; return whether the limits allow another one."""
+        """Add a chunk; return False if the body is now too long, or reading took too long."""
         self._chunks.append(chunk)
         self._bytes_left -= len(chunk)
         return self._bytes_left >= 0 and environment.now() <= self._ends_at
@@ -190,13 +199,19 @@ class DrainedBody:
 
 
 def final_response(error: ResultNotAccepted) -> Any:
-    """Return the last response of a given-up call, with the call's record for `record_of`."""
+    """Return the last response of a call that was given up.
+
+    The error record of the call is attached, so that `record_of(response)` works.
+    """
     object.__setattr__(error.result, RECORD_ATTRIBUTE, getattr(error, RECORD_ATTRIBUTE, None))
     return error.result
 
 
 def last_response_or_raise(error: BlockingWait) -> Any:
-    """Return the last response or raise the last error: a wait would block the event loop."""
+    """End a call whose next wait would block the event loop.
+
+    Returns the last response, or raises the last error.
+    """
     cause = error.__cause__
     if isinstance(cause, ResultNotAccepted):
         warnings.warn(f"{error}; this response is returned", RuntimeWarning, stacklevel=2)
