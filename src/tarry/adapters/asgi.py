@@ -56,10 +56,8 @@ class OneRetryLayerMiddleware:
             return
         values = [value for name, value in scope["headers"] if name.lower() == _DEADLINE_HEADER]
         header = values[0].decode("latin-1") if len(values) == 1 else ""
-        remaining_s = http.parse_deadline_ms(header)  # None if it is missing, repeated or invalid
-        deadline_handle = (
-            None if remaining_s is None else deadlines.enter(environment.now() + remaining_s)
-        )
+        seconds = http.parse_deadline_ms(header)  # None if it is missing, repeated or invalid
+        deadline_handle = None if seconds is None else deadlines.enter(environment.now() + seconds)
         given_up_calls = GivenUpCalls()
         token = current_given_up_calls.set(given_up_calls)
         sender = _ResponseSender(send, given_up_calls, deadline_handle)

@@ -59,11 +59,9 @@ _BYTES_CLASS_NAME = "ByteStream"
 """The class name of bodies that are bytes, including empty bodies."""
 _TIMEOUT_PHASES = ("connect", "read", "write", "pool")
 _CONNECT_SHARE = 0.9
-"""The share of an attempt's time limit that is available for connecting. If connecting takes too
-long, it thus times out before the attempt is cancelled. The timeout shows that nothing was sent; a
-cancellation does not."""
+"""The share of an attempt's time limit that is available for connecting. Connecting thus times out
+before the attempt is cancelled: unlike a cancellation, the timeout shows that nothing was sent."""
 _NOT_SENT_ERRORS = frozenset({"ConnectError", "ConnectTimeout", "PoolTimeout"})
-"""The class names of errors after which the server has not read the request."""
 _MAYBE_SENT_ERRORS = {"TimeoutException", "NetworkError", "RemoteProtocolError", "ProxyError"}
 """The class names of errors after which the server may have read the request."""
 
@@ -71,10 +69,7 @@ _get_deadline_scope = deadlines.current_scope.get
 
 
 def _checked_transport(transport: Any, class_name: str, method: str) -> Any:
-    """Return the user's inner transport, or a new one of the class if the user passed none.
-
-    Raises ConfigurationError if the transport itself retries, or lacks `method`.
-    """
+    """Return the user's transport, or a new one; raise if it retries itself or lacks `method`."""
     if transport is None:
         for package in ("httpx", "httpx2"):
             try:
@@ -159,7 +154,6 @@ def _classify_error(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT
             return PERMANENT
         local = "PoolTimeout" in class_names  # no connection was free in the client's own pool
         return Outcome(Kind.TRANSIENT, timeout=timeout, local=local, detail=detail)
-    # The text of the error begins with the status of the proxy's response.
     if "ProxyError" in class_names and (status := str(error).partition(" ")[0]).isdecimal():
         return messages.classify_proxy_refusal(int(status))
     if class_names & _MAYBE_SENT_ERRORS:
@@ -191,7 +185,6 @@ def _release_connection(response: Any) -> bool:
                 timeouts = response.request.extensions.get("timeout")
                 if isinstance(timeouts, _AttemptTimeouts):
                     timeouts["read"] = min(timeouts.get("read") or body.timeout, body.timeout)
-            # `add` returns False when the body is too long or too slow.
             is_complete = all(map(body.add, stream)) and _restore_body(response, body)
     stream.close()
     return is_complete
@@ -218,9 +211,8 @@ def _restore_body(response: Any, body: DrainedBody) -> bool:
     return True
 
 
-# The functions that send are not methods of the transport. Its sender would refer to the bound
-# methods and thus to the transport, and the connections of an unused transport would stay open
-# until the garbage collector breaks this reference cycle.
+# Not methods of the transport: bound methods in its sender would be a reference cycle, and the
+# connections of an unused transport would stay open until the garbage collector breaks the cycle.
 def _send(
     transport: Any, request: Any, *, attempt_timeout: float | None, attempt_number: int = 1
 ) -> Any:
@@ -274,8 +266,8 @@ class _RetryTransportBase(Generic[C]):
 
     _http_functions: ClassVar[HttpClientFunctions]
     _attempt_functions: ClassVar[tuple[Callable[..., Any], Callable[..., Any]]]
-    """The functions `send` and `send_unchanged` for the `RequestSender`. Their first argument, the
-    inner transport, is bound in `__init__`."""
+    """The arguments `send` and `send_unchanged` of the `RequestSender`, before `__init__` binds the
+    inner transport."""
     _inner_class_and_method: ClassVar[tuple[str, str]]
     """The class of the default inner transport, and the method of an inner transport that sends."""
     is_tarry_transport: ClassVar[bool] = True
@@ -302,14 +294,12 @@ class _RetryTransportBase(Generic[C]):
             task_client=hand_off,
         )
         self._send_cache: LRUCache[_CacheKey, Callable[..., Any]] = LRUCache()
-        """The functions that send requests with an idempotent method and a body of bytes. All of
-        these requests are repeatable, without a look at their headers."""
+        """The functions that send requests with an idempotent method and a body of bytes."""
 
     def _send_function(self, request: Any, cache_key: _CacheKey) -> Callable[..., Any]:
         """Return the function that sends this request with retries; cache it if possible."""
         sender, (method, scheme, host, port, stream_class) = self._sender, cache_key
-        has_bytes = stream_class.__name__ == _BYTES_CLASS_NAME
-        can_cache = method in http.IDEMPOTENT_METHODS and has_bytes
+        can_cache = method in http.IDEMPOTENT_METHODS and stream_class.__name__ == _BYTES_CLASS_NAME
         repeatable = can_cache or (
             messages.try_make_repeatable(method, request.headers, sender.idempotency_key, request)
             and _can_resend_body(request, in_parallel=sender.hedging is not None)

@@ -2,9 +2,8 @@
 
     session.mount("https://", RetryAdapter())
 
-The adapter handles every request of the session whose URL begins with the prefix at which it is
-mounted. When it gives up, it returns the last response, as an `HTTPAdapter` would: a 503 is
-returned, not raised.
+The adapter handles the requests of the session to URLs with this prefix. When it gives up, it
+returns the last response, as an `HTTPAdapter` would: a 503 is returned, not raised.
 """
 
 from __future__ import annotations
@@ -124,9 +123,8 @@ class RetryAdapter(HTTPAdapter):
             repeatable = messages.try_make_repeatable(method, headers, key_option, request)
             repeatable = repeatable and can_resend_body
             cache_key = method, url.scheme, url.hostname or "", url.port, repeatable
-            cached_function = sender.cached_functions.get(cache_key)
-            send_with_retries = cached_function or sender.send_function(cache_key)
-            response = send_with_retries(send_once, request, body_start, timeout)
+            send_with_retry = sender.cached_functions.get(cache_key) or sender.send_function(cache_key)
+            response = send_with_retry(send_once, request, body_start, timeout)
         except ResultNotAccepted as error:  # given up: the last response is a failure
             self._sender.hand_off.try_hand_off(request, error)
             response = messages.final_response(error)
@@ -137,7 +135,7 @@ class RetryAdapter(HTTPAdapter):
             self._sender.hand_off.try_hand_off(request, error)
             raise
         response.request = request  # the user's request, not the changed copy that was sent
-        return response  # type: ignore[no-any-return]  # Any: `send_with_retries` is untyped
+        return response  # type: ignore[no-any-return]  # Any: `send_function` is untyped
 
 
 def _send_attempt(
@@ -189,10 +187,7 @@ def _is_file(body: Any) -> bool:
 
 
 def _limit_timeout(timeout: Any, limit: float) -> Any:
-    """Return the user's timeout, with at most `limit` seconds to connect and for each read.
-
-    The total of a urllib3 `Timeout` is limited instead.
-    """
+    """Return the user's timeout, limited to `limit` seconds (the total of a urllib3 `Timeout`)."""
     if isinstance(timeout, Urllib3Timeout):
         limited = timeout.clone()
         total = limited.total
@@ -222,15 +217,14 @@ def _classify_error(error: Exception, repeatable: bool) -> Outcome:  # noqa: FBT
 def _original_error(error: Exception) -> Any:
     """Return the original error, whose type shows whether the request may have been sent.
 
-    The type of the requests error does not show this. A `ProxyError` may mean that the proxy has
-    read the request, and an `SSLError` that the connection was lost after the request was sent. The
-    requests error contains a `MaxRetryError` of urllib3, which contains the original error. With a
-    proxy or TLS, there is one more error between the `MaxRetryError` and the original error.
+    The type of the requests error does not: an `SSLError` may mean that the connection was lost
+    after the request was sent. The requests error contains a `MaxRetryError` of urllib3, which
+    contains the original error. With a proxy or TLS, another error is between these two.
     """
-    wrapped: Any = error.args[0] if error.args else None
-    reason = getattr(wrapped, "reason", wrapped)
-    reason = getattr(reason, "original_error", reason)
-    return reason.args[0] if isinstance(reason, Urllib3SSLError) and reason.args else reason
+    max_retry_error: Any = error.args[0] if error.args else None
+    inner = getattr(max_retry_error, "reason", max_retry_error)
+    inner = getattr(inner, "original_error", inner)
+    return inner.args[0] if isinstance(inner, Urllib3SSLError) and inner.args else inner
 
 
 def _release_connection(response: Response) -> bool:
@@ -242,8 +236,7 @@ def _release_connection(response: Response) -> bool:
             socket = getattr(getattr(response.raw, "connection", None), "sock", None)
             if socket is not None:
                 socket.settimeout(body.timeout)  # the next request sets its own timeout
-            # `add` returns False when the body is too long or too slow.
-            if all(map(body.add, response.iter_content(1024))):
+            if all(map(body.add, response.iter_content(1024))):  # not too long or too slow
                 response._content = body.content()  # noqa: SLF001 - no public setter  # pyright: ignore[reportPrivateUsage]
                 is_complete = True
     response.close()

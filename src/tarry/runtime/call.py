@@ -2,9 +2,8 @@
 
 A driver is the loop that makes the attempts of a call. It calls `begin_attempt`, makes the attempt,
 and passes the attempt's error to `try_continue` or its result to `try_finish`. If the call
-continues, the driver calls `wait` or `async_wait` and begins the next attempt. If a limiter admits
-an attempt only after a delay, `begin_attempt` returns an attempt with this delay, and the driver
-sleeps before it makes the attempt.
+continues, the driver calls `wait` or `async_wait` and begins the next attempt. If a limiter delays
+an attempt, `begin_attempt` returns the delay, and the driver sleeps before it makes the attempt.
 """
 
 from __future__ import annotations
@@ -44,16 +43,14 @@ _REJECTION_CLASSES: dict[Reason, type[errors.Rejected]] = {
 class RunningCall(Call):
     """The state of one call while a driver runs it.
 
-    It is a subclass of `Call`, so that a failure allocates one object instead of two. A permit is a
-    downstream's permission for one attempt, which must be released.
+    It is a subclass of `Call`, so that a failure allocates one object instead of two.
     """
 
     __slots__ = ("_emits_events", "_error", "_last_record_number", "_uses_clock", "_wait", "config")
 
     _checks_traceback = True
     """Whether the final error must have passed a driver function: see `error_record`."""
-    _wait: Wait
-    """The wait before the next attempt, after `try_continue` has returned True."""
+    _wait: Wait  # set by `try_continue`, if another attempt follows
 
     def __init__(
         self,
@@ -115,15 +112,11 @@ class RunningCall(Call):
         return command
 
     def try_continue(self, error: Exception, outcome: Outcome | None = None) -> bool:
-        """Record a failed attempt, with the outcome of `error` if no other outcome is passed.
-
-        Return whether another attempt follows.
-        """
+        """Record a failed attempt and return whether another follows; `outcome`, if any, wins."""
         config = self.config
         try:
             if outcome is None:
-                # Calling `config.classify_error` directly would be slower: see `Environment`.
-                classify = config.classify_error
+                classify = config.classify_error  # a direct call is slower: see `Environment`
                 outcome = classify(error, self._last_record_number)
             now = environment.now() if self._uses_clock else 0.0
             random_number = (config.draw_random or environment.draw_random)()
@@ -158,9 +151,7 @@ class RunningCall(Call):
                 verdict = self.record_failure(outcome, environment.now(), random_number)
                 if isinstance(verdict, Stop) and (bus.listeners or self._emits_events):
                     self._emit_failed(outcome, verdict, None)
-                    emit_gave_up(
-                        self._build_call_record(verdict), verdict.hint, None, self._last_detail
-                    )
+                    emit_gave_up(self._call_record(verdict), verdict.hint, None, self._last_detail)
                 return True
             if outcome.kind is not Kind.SUCCESS:
                 return self._reject_result(result, outcome, outcome.detail)
@@ -192,20 +183,18 @@ class RunningCall(Call):
         self._error = None
 
     def abort(self) -> None:
-        """Release the permit of a running attempt, if any. Drivers call this before they raise."""
+        """Release the permit that the downstream gave the running attempt, before a raise."""
         if self.downstream is not None:
             self.cancel_attempt(environment.now())
 
     def timeout_error(self, timeout: float) -> Exception:
         """Return the error for an attempt that was stopped after `timeout` seconds."""
-        operation, number = self.config.operation, self.attempts
-        attempt_timeout = self.policy.attempt_timeout
+        prefix, attempt_timeout = f"{self.config.operation}: ", self.policy.attempt_timeout
         if attempt_timeout is None or timeout < attempt_timeout:  # the deadline was earlier
-            return errors.DeadlineExceeded(
-                f"{operation}: the deadline passed during attempt {number}"
-            )
-        msg = f"{operation}: attempt {number} took longer than {format_duration(attempt_timeout)}"
-        return errors.AttemptTimeout(msg)
+            msg = f"{prefix}the deadline passed during attempt {self.attempts}"
+            return errors.DeadlineExceeded(msg)
+        limit = format_duration(attempt_timeout)
+        return errors.AttemptTimeout(f"{prefix}attempt {self.attempts} took longer than {limit}")
 
     def wait(self) -> None:
         """Block until the next attempt is due."""
@@ -237,7 +226,7 @@ class RunningCall(Call):
             self.refund_retry(environment.now())
 
     def _record_give_up(self, stop: Stop, error: Exception) -> None:
-        call_record = self._build_call_record(stop)
+        call_record = self._call_record(stop)
         attach_record_and_note(
             error,
             call_record,
@@ -253,7 +242,7 @@ class RunningCall(Call):
             detail = "" if isinstance(error, errors.Rejected) else self._last_detail
             emit_gave_up(call_record, stop.hint, error, detail or type(error).__name__)
 
-    def _build_call_record(self, stop: Stop) -> CallRecord:
+    def _call_record(self, stop: Stop) -> CallRecord:
         call_fields = self.config.operation, self._downstream_name, self.attempts
         return CallRecord(*call_fields, self.waited, stop.reason, stop.retry_after, self.steps)
 
@@ -273,22 +262,20 @@ class RunningCall(Call):
     def _emit_started(self) -> None:
         import tarry.core.events as event
 
-        operation, max_attempts = self.config.operation, self.policy.max_attempts
-        name, attempts = self._downstream_name, self.attempts
-        bus.emit(event.AttemptStarted(operation, name, attempts, max_attempts))
+        operation, limit = self.config.operation, self.policy.max_attempts
+        bus.emit(event.AttemptStarted(operation, self._downstream_name, self.attempts, limit))
 
     def _emit_failed(self, outcome: Outcome, verdict: Wait | Stop, error: Exception | None) -> None:
         """Emit that an attempt failed and, if a retry follows, that the call will wait."""
         import tarry.core.events as event
 
-        name, number, max_attempts = self._downstream_name, self.attempts, self.policy.max_attempts
+        name, number, limit = self._downstream_name, self.attempts, self.policy.max_attempts
         operation, kind, detail = self.config.operation, outcome.kind, outcome.detail
         detail = detail or type(error).__name__
-        attempt_fields = operation, name, number, max_attempts
-        bus.emit(event.AttemptFailed(*attempt_fields, kind, error, detail=detail))
+        bus.emit(event.AttemptFailed(operation, name, number, limit, kind, error, detail=detail))
         if isinstance(verdict, Wait):
             ceiling, delay, hint = verdict.ceiling, verdict.delay, verdict.hint
-            retry_fields = operation, name, number, max_attempts - 1
+            retry_fields = operation, name, number, limit - 1
             bus.emit(event.WillWait(*retry_fields, ceiling, delay, hint, error, detail=detail))
 
     def _emit_waited(self, wait_started: float) -> None:
@@ -328,10 +315,9 @@ def decide_after_first_failure(
 ) -> RunningCall | FirstFailure | None:
     """Decide whether a call without a downstream continues after its first attempt has failed.
 
-    Returns None if the caller must raise the error. Otherwise it must wait and retry: with the
-    `RunningCall` that is returned, or without one if a `FirstFailure` is returned. Most calls
-    succeed at the second attempt. If neither a listener nor the log needs events, a `RunningCall`
-    is therefore created only after two failed attempts.
+    Returns None if the driver must raise the error, else a `RunningCall` or a `FirstFailure`. Most
+    calls succeed at the second attempt. If neither a listener nor the log needs events, a
+    `RunningCall` is therefore created only after two failed attempts.
     """
     is_log_enabled = bus.is_log_enabled
     outcome = None
@@ -353,11 +339,7 @@ def decide_after_first_failure(
 
 
 def blocking_wait(config: RetryConfig, delay: float, error: Exception | None) -> None:
-    """Sleep for `delay` seconds before an attempt; `error` is the last attempt's error, if any.
-
-    Raises `BlockingWait` if the sleep would block an event loop, and `Cancelled` if the user has
-    cancelled the call.
-    """
+    """Sleep; raise, from `error`, if the sleep would block an event loop or is cancelled."""
     if delay > 0:
         if clocks.in_event_loop():
             raise errors.BlockingWait(
@@ -385,13 +367,9 @@ def emit_gave_up(
 def rejection_error(
     stop: Stop, operation: str, downstream: str | None, last_failure: str = ""
 ) -> errors.Rejected:
-    """Return the error for a call whose next attempt was rejected.
-
-    `downstream` is its name, if any. `last_failure` describes the last attempt; "" if none failed.
-    """
-    delay = None if stop.retry_after is None else format_duration(stop.retry_after)
-    delay_text = "" if delay is None else f"; retry after {delay}"
-    failure_text = f"; the last attempt failed with {last_failure}" if last_failure else ""
-    msg = f"{downstream or operation}: {stop.reason.description}{delay_text}{failure_text}"
+    """Return the error for a rejected attempt; `last_failure` is how the one before it failed."""
+    delay = "" if stop.retry_after is None else f"; retry after {format_duration(stop.retry_after)}"
+    failure = f"; the last attempt failed with {last_failure}" if last_failure else ""
+    msg = f"{downstream or operation}: {stop.reason.description}{delay}{failure}"
     error_class = _REJECTION_CLASSES.get(stop.reason, errors.Rejected)
     return error_class(msg, downstream=downstream, retry_after=stop.retry_after)

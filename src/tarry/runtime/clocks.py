@@ -137,9 +137,7 @@ def _run_without_waiting(coroutine: Coroutine[Any, Any, Any]) -> None:
 
 
 class Environment:
-    """The clock, random source and sleep functions of the process, and a limit that tests set.
-
-    It has nothing to do with `os.environ`.
+    """The clock, random source and sleep functions, and a limit for tests (not `os.environ`).
 
     Code on the hot path first assigns a function to a local variable (`clock = environment.now`)
     and then calls the variable. Calling `environment.now()` is three times slower, because CPython

@@ -1,7 +1,7 @@
 """The arguments of `retry`, `call`, `acall` and `attempts`.
 
-`RetryConfig` checks and holds the arguments. `Classifier` converts an error to an `Outcome`, as the
-argument `on` specifies. The other functions inspect and check the callables that users pass.
+`RetryConfig` checks and holds the arguments. `Classifier` converts errors to outcomes, as `on`
+specifies. The functions check the callables that users pass.
 """
 
 from __future__ import annotations
@@ -50,26 +50,14 @@ _DEFAULT_POLICY = Policy()
 
 
 class RetryConfig:
-    """The configuration of a retry loop, shared by all calls of a decorated function.
-
-    Only the cache in `state_after_one_attempt` changes after `__init__`.
-    """
+    """The configuration of a retry loop, shared by all calls of a decorated function."""
 
     # Without slots, a call that creates a `RunningCall` would take 6.4 us instead of 6 us.
     __slots__ = (
-        "cancel",
-        "classify_error",
-        "classify_result",
-        "deadline",
-        "downstream",
-        "draw_random",
-        "operation",
-        "passes_attempt_number",
-        "policy",
-        "release_connection",
-        "state_after_one_attempt",
-        "until",
-    )
+        "cancel", "classify_error", "classify_result", "deadline", "downstream", "draw_random",
+        "operation", "passes_attempt_number", "policy", "release_connection",
+        "state_after_one_attempt", "until",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -120,32 +108,26 @@ class RetryConfig:
         self.classify_error: Callable[[Exception, int], Outcome] = classifier.classify_error
         self.until: Callable[[Any], bool] | None = until
         self.classify_result: Callable[[Any], Outcome] | None = classify_result
-        """Classifies a result. Set by adapters: a failed HTTP request returns a response, such as a
-        503, instead of raising an error."""
+        """Classifies a result. Set by adapters: an HTTP request that failed returns a response."""
         self.release_connection: Callable[[Any], Any] | None = release_connection
         """Releases the connection of a response before the wait for the next attempt. Returns
         whether the user can still read the response."""
         self.passes_attempt_number: bool = passes_attempt_number
         """Whether the called function takes the keyword argument `attempt_number`."""
-        self.deadline: float | None = (
-            None if deadline is None else check_positive("deadline", deadline)
-        )
+        deadline = None if deadline is None else check_positive("deadline", deadline)
+        self.deadline: float | None = deadline
         self.downstream: Downstream | None = downstream
         self.operation: str = name or ""
         """The name of the calls in errors, logs and metrics; "" if the user has given none."""
         self.cancel: CancelToken | None = cancel
         self.state_after_one_attempt: Call | None = None
-        """The state of a call after one attempt, which is the same for all calls. It is a cache of
-        `decide_after_first_failure`, and None until the first failure."""
+        """The state of any call after one attempt, cached by `decide_after_first_failure`."""
         self.draw_random: Callable[[], float] | None = None if random is None else random.random
         """Returns a random number for jitter; None if the user passed no `random`."""
 
     @property
     def needs_slow_path(self) -> bool:
-        """Whether each call must create a `RunningCall` before its first attempt.
-
-        The fast path creates one only after a failure. It does not support these options.
-        """
+        """Whether each call needs a `RunningCall`. The fast path creates one only after a failure."""
         return (
             self.until is not None
             or (self.classify_result is not None and self.downstream is None)
@@ -195,8 +177,7 @@ class Classifier:
     def classify_error(self, error: Exception, last_record_number: int) -> Outcome:
         """Return the outcome of an attempt that raised `error`.
 
-        `last_record_number` is the number of the newest error record when the attempt began. If the
-        error has a newer error record, an inner retry loop has given up on this error.
+        `last_record_number` is the number of the newest error record when the attempt began.
         """
         if isinstance(error, self._types):
             if self._matches_broadly and isinstance(error, _NEVER_RETRIED_ERRORS):
@@ -204,8 +185,8 @@ class Classifier:
             outcome = _TIMEOUT if isinstance(error, TimeoutError) else TRANSIENT
         else:
             outcome = self._classify_other(error)
-        # Most errors have no error record of an inner retry loop, and no cause, context or group
-        # members that could have one. For them, skip the slower search in `has_record_since`.
+        # Most errors have no error record of an inner retry loop, which has given up on them, and
+        # no cause, context or group members with one: skip the slower search for them.
         if (
             error.__context__ is None
             and getattr(error, RECORD_ATTRIBUTE, None) is None

@@ -61,8 +61,7 @@ class LockedDownstream(CoreDownstream):
     # Attributes of the class, so that drivers need not import this module or `core.breaker`.
     closed_state = BreakerState.CLOSED
     max_uncounted_successes = 32
-    """When `uncounted_successes` has more entries, the driver that added the last one calls
-    `count_successes`."""
+    """If `uncounted_successes` becomes longer, the driver calls `count_successes`."""
 
     def _create_lock_and_queues(self) -> None:
         """Create the lock, and the two queues to which other code appends without the lock."""
@@ -71,9 +70,9 @@ class LockedDownstream(CoreDownstream):
         """Permits of attempts that were garbage collected. Their finalizers append them here: a
         finalizer may run in a thread that holds the lock. The next `admit` releases the permits."""
         self.uncounted_successes: deque[tuple[int, float, float]] = deque()
-        """The permit, start and end of successful first attempts that are not counted yet. Drivers
-        append them here. Each method that uses the counts first counts these attempts. Counting in
-        bulk saves a lock and three function calls for each successful call."""
+        """The permit, start and end of successful first attempts that are not counted yet. Each
+        method that uses the counts first counts these attempts. Counting in bulk saves a lock and
+        three function calls for each successful call."""
 
     def admit(self, now: float) -> int | DelayedPermit | Stop:
         """Return a permit for an attempt, possibly with a delay, or a `Stop` to reject it."""
@@ -243,8 +242,8 @@ class Downstream(LockedDownstream):
     def force(self, state: str) -> None:
         """Force the breaker into a state, which it keeps until the next `force`.
 
-        "open" rejects all attempts. "disabled" admits all and counts none. "metrics-only" admits
-        and counts all, but never opens. "closed" ends the forced state: the breaker works normally.
+        "open" rejects all attempts, "disabled" admits all and counts none, "metrics-only" admits
+        and counts all. After "closed", the breaker works normally.
         """
         if self.breaker is None:
             msg = f"downstream {self.name!r} has no breaker; pass one with breaker="

@@ -1,12 +1,10 @@
 """The drivers, which make the attempts of functions, coroutine functions and (async) generators.
 
 Each driver has a blocking form and an async form, which runs on asyncio and trio. Both forms leave
-all decisions to `RunningCall`, the state of one call. They differ only in how they call the
-function and how they wait.
+all decisions to `RunningCall`. They differ only in how they call the function and how they wait.
 
-The drivers read `bus.last_record_number`, the number of the newest error record, before each
-attempt. If the error of the attempt has an error record with a higher number, an inner retry loop
-has given up on this error: see `error_record`.
+The drivers read the number of the newest error record before each attempt. If the error of the
+attempt has a newer error record, an inner retry loop has given up on it: see `error_record`.
 """
 
 from __future__ import annotations
@@ -68,8 +66,7 @@ def _wrap_without_downstream(fn: Callable[..., T], config: RetryConfig) -> Calla
     """Return the wrapper for calls without a downstream and without time limits.
 
     If neither a listener nor the log needs events, a `RunningCall` is created only after two failed
-    attempts. After one, `decide_after_first_failure` returns a tuple (`FirstFailure`), which costs
-    less.
+    attempts. After one, `decide_after_first_failure` returns a `FirstFailure`, a cheaper tuple.
     """
 
     @wraps(fn)
@@ -308,10 +305,7 @@ async def drive_async(running: RunningCall, fn: AsyncFunction[T], args: Args, kw
 
 
 def release_result(running: RunningCall, result: object) -> None:
-    """Release the connection of a response that was not accepted, before the wait for a retry.
-
-    If the response can then no longer be read, drop it, so that the call cannot end with it.
-    """
+    """Release the connection of a response before a retry; drop one that is no longer readable."""
     release_connection = running.config.release_connection
     if release_connection is not None and not release_connection(result):
         running.discard_error()

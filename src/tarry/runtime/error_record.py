@@ -97,11 +97,7 @@ class ErrorRecord(NamedTuple):
 
 
 def attach_record(
-    error: BaseException,
-    call_record: CallRecord,
-    *,
-    no_outer_retry: bool,
-    check_traceback: bool = True,
+    error: BaseException, call_record: CallRecord, *, no_outer_retry: bool, check_traceback: bool
 ) -> None:
     """Attach an error record to the error that a call ends with."""
     number = 0
@@ -129,8 +125,7 @@ def attach_record_and_note(
 ) -> None:
     """Attach an error record and a note to the error of a call that is given up.
 
-    If an inner retry loop has attached an error record during the last attempt, that one is kept.
-    `last_record_number` is the value of `bus.last_record_number` when that attempt began.
+    If an inner retry loop has attached an error record since `last_record_number`, that is kept.
     """
     if not has_record_since(error, last_record_number):
         attach_record(
@@ -145,17 +140,13 @@ def attach_record_and_note(
 
 
 def has_record_since(error: BaseException, last_record_number: int) -> bool:
-    """Return whether an inner retry loop has attached an error record with a higher number.
-
-    Error records of the error's causes, contexts and group members count too.
-    """
+    """Return whether the error, a cause or a group member has an error record that is newer."""
     for related in _related_errors(error, MAX_SEARCH_DEPTH):
         error_record: ErrorRecord | None = getattr(related, RECORD_ATTRIBUTE, None)
         if error_record is None or error_record.number <= last_record_number:
             continue
-        if not error_record.check_traceback or _passed_driver(
-            related, is_caught_error=related is error
-        ):
+        is_caught_error = related is error
+        if not error_record.check_traceback or _passed_driver(related, is_caught_error):
             return True
     return False
 
@@ -174,16 +165,15 @@ def _related_errors(error: BaseException, depth: int) -> Iterator[BaseException]
         yield from _related_errors(other, depth - 1)
 
 
-def _passed_driver(error: BaseException, *, is_caught_error: bool) -> bool:
+def _passed_driver(error: BaseException, is_caught_error: bool) -> bool:  # noqa: FBT001 - internal
     """Return whether the error passed a driver function on its way to the `except` clause.
 
     A traceback lists the frames from the `except` clause to the place of the first raise. If a
     frame of user code runs `raise error`, the later entries are from an earlier raise of the same
     object, perhaps by an unrelated call, and are not searched. They are searched if the next entry
     is a frame that was listed before: that frame caught the error of its own call and raised it
-    again, as in `except OSError as error: raise error`.
-
-    `is_caught_error` is False if the caller caught another error, to which `error` is related.
+    again, as in `except OSError as error: raise error`. `is_caught_error` is False if the caller
+    caught another error, to which `error` is related.
     """
     from opcode import opmap  # imported here, because it is needed only after a nested failure
 

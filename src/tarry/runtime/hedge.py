@@ -1,9 +1,8 @@
 """Hedged calls: if the first copy of a call takes too long, another copy starts in parallel.
 
 A copy is one execution of the called function. The first result that is accepted ends the call.
-`RunningHedgedCall` adds a clock, random numbers and events to the core's `HedgedCall`. `drive` and
-`drive_async` run the copies. A copy is an attempt for the core and in the public names, such as
-`max_attempts`.
+`RunningHedgedCall` adds a clock, random numbers and events to the core's `HedgedCall`, in which a
+copy is an attempt. `drive` and `drive_async` run the copies.
 """
 
 from __future__ import annotations
@@ -97,10 +96,7 @@ def _new_call(
     name: str | None,
     policy: None,
 ) -> RunningHedgedCall:
-    """Check the arguments of `hedge` or `hedge_sync`, and return a new call.
-
-    `api_name` is the name of the public function.
-    """
+    """Check the arguments of the public function `api_name`, and return a new call."""
     if policy is not None:
         raise errors.ConfigurationError(config.RETRY_AND_HEDGE_MESSAGE)
     config.check_callable(api_name, fn)
@@ -213,10 +209,7 @@ def _downstream_of(fn: Callable[..., Any]) -> Downstream:
 
 
 class RunningHedgedCall:
-    """A `HedgedCall` of the core with a clock, random numbers and events, for the drivers.
-
-    `operation` is the name of the call in events, errors and logs.
-    """
+    """The state of a hedged call; `operation` is its name in events, errors and logs."""
 
     def __init__(
         self,
@@ -254,10 +247,7 @@ class RunningHedgedCall:
         return max(0.0, min(moments) - environment.now()) if moments else None
 
     def on_timeout(self) -> Attempt | None:
-        """Return the next copy to start, or None if none is due or allowed.
-
-        Raises an error if the deadline has passed, or no copy runs and none may start.
-        """
+        """Return the next copy to start, if one is due and allowed; raise if the call must end."""
         now = self._now_before_deadline()
         if self._call.next_hedge_at is None or now < self._call.next_hedge_at:
             return None
@@ -313,7 +303,7 @@ class RunningHedgedCall:
             if is_success:
                 bus.emit(Succeeded(self._operation, self._downstream.name, self._call.attempts))
             else:
-                call_record = self._build_call_record(Stop(Reason.PERMANENT))
+                call_record = self._call_record(Stop(Reason.PERMANENT))
                 emit_gave_up(call_record, None, None, outcome.detail)
 
     def record_not_started(self, number: int) -> None:
@@ -354,7 +344,7 @@ class RunningHedgedCall:
         return now
 
     def _record_give_up(self, stop: Stop, error: Exception) -> None:
-        call_record = self._build_call_record(stop)
+        call_record = self._call_record(stop)
         # If there was only one copy, its error was not hedged: an outer retry loop may retry it.
         no_outer_retry = call_record.attempts != 1
         attach_record_and_note(
@@ -364,6 +354,6 @@ class RunningHedgedCall:
             detail = "" if isinstance(error, errors.Rejected) else self._detail
             emit_gave_up(call_record, stop.hint, error, detail or type(error).__name__)
 
-    def _build_call_record(self, stop: Stop) -> CallRecord:
+    def _call_record(self, stop: Stop) -> CallRecord:
         name, attempts = self._downstream.name, self._call.attempts
         return CallRecord(self._operation, name, attempts, 0.0, stop.reason, stop.retry_after, ())

@@ -67,17 +67,14 @@ def retry(
     """Return a decorator that retries functions, coroutine functions and (async) generators.
 
     on: which errors to retry: an exception type, a tuple of types, or a predicate over the
-        exception. The predicate may also return an `Outcome`, which can contain a server's hint
-        about the next attempt.
+        exception. The predicate may also return an `Outcome`, with a kind and a server's hint.
     until: a predicate over the result. If it returns false, the call is retried.
-    attempts: the maximum number of attempts, including the first. Overrides the policy's
-        `max_attempts` (default 4).
-    timeout: the time limit of one attempt in seconds. Overrides the policy's `attempt_timeout`. A
-        plain function then runs in a thread, which continues after the timeout. The result is
-        discarded.
+    attempts: the maximum number of attempts, including the first (default 4).
+    timeout: the time limit of one attempt in seconds. A plain function then runs in a thread. The
+        thread continues after the timeout, and its result is discarded.
     deadline: the time limit of the whole call in seconds, including all attempts and waits. Calls
         that the function makes share the deadline.
-    policy: all other settings, such as delays and jitter.
+    policy: all other settings, such as delays. `attempts` and `timeout` override its own.
     downstream: the dependency's breaker, retry budget and limits.
     name: the name in logs and metrics; by default the name of the function.
     cancel: a token that ends the waits of a plain function.

@@ -1,8 +1,7 @@
 """Retried gRPC calls: their state, and the call objects for users of `grpc` (not `grpc.aio`).
 
-gRPC returns a call object for each attempt: here, an attempt is this object. A blocking call
-returns its last attempt. `future()` returns a `RetriedFuture`, and a call with a response stream
-returns a `RetriedStream`.
+An attempt is the call object that gRPC returns for it. A blocking call returns its last attempt.
+`future()` returns a `RetriedFuture`, and a call with a response stream returns a `RetriedStream`.
 """
 
 from __future__ import annotations
@@ -23,11 +22,7 @@ from tarry.core.verdict import Attempt
 from tarry.errors import Cancelled, ConfigurationTypeError, MissingExtra
 from tarry.runtime import drivers
 from tarry.runtime.call import RunningBlockCall, blocking_wait
-from tarry.runtime.clocks import (
-    CancelToken,
-    after_fork,
-    environment,
-)  # environment: clock and sleep
+from tarry.runtime.clocks import CancelToken, after_fork, environment  # environment: the clock
 from tarry.runtime.config import check_not_async
 
 if TYPE_CHECKING:
@@ -96,10 +91,7 @@ class GrpcCall(RunningBlockCall):
         return Attempt(attempt.number, None, attempt.delay)
 
     def start_time_limit(self, attempt_timeout: float | None) -> float | None:
-        """Start the time limit of an attempt now, and return it in seconds; None without a limit.
-
-        `attempt_timeout` is the policy's.
-        """
+        """Start the time limit of an attempt now; return its seconds, or None without a limit."""
         now = environment.now()
         remaining = None if self.deadline is None else self.deadline - now
         limits = [limit for limit in (remaining, attempt_timeout) if limit is not None]
@@ -203,10 +195,7 @@ class RetriedCall:
         return bool(self._latest_attempt.cancel())
 
     def _drive(self, get_result: Callable[[Any], Any]) -> Any:
-        """Make attempts in this thread until the call succeeds or is given up.
-
-        `get_result` takes an attempt, and returns its result or raises its error.
-        """
+        """Make attempts in this thread until the call succeeds or is given up."""
 
         def make_attempt() -> Any:
             return self._attempt_result(get_result, self._next_attempt())
@@ -286,8 +275,7 @@ class RetriedStream(RetriedCall):
         self._has_final_attempt = False
         """Whether no attempt will follow `_latest_attempt`."""
         self._callbacks: list[tuple[str, Callable[..., None]]] = []
-        """The user's callbacks for the final attempt, each with the name of the method that adds
-        it: "add_callback" or "add_done_callback"."""
+        """The user's callbacks for the final attempt, each with the name of the method to add it."""
         self._lock = threading.RLock()  # one thread may read while another waits for the status
         self._unread: list[Any] = []
         """The first message, until the user reads it; then empty."""

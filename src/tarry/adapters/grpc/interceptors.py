@@ -117,8 +117,7 @@ class RetryInterceptor:
     ) -> tuple[GrpcCall, Callable[[], Any], Any]:
         """Send the first attempt in the thread of the caller, as gRPC itself does.
 
-        Return the call, a function that sends the next attempt, and the first attempt, which is a
-        call object of gRPC.
+        Return the call, a function that sends the next attempt, and gRPC's object for the first.
         """
         call = self._call_factory.new_call(call_details)
 
@@ -146,9 +145,7 @@ def _attempt_metadata(call: GrpcCall, details: Any) -> list[Any]:
     # The metadata may already contain such a number, if a server forwards its client's metadata.
     metadata = [pair for pair in details.metadata or () if pair[0] != _PREVIOUS_ATTEMPTS_KEY]
     previous_count = call.attempts - 1
-    if not previous_count:
-        return metadata
-    return [*metadata, (_PREVIOUS_ATTEMPTS_KEY, str(previous_count))]
+    return [*metadata, (_PREVIOUS_ATTEMPTS_KEY, str(previous_count))] if previous_count else metadata
 
 
 def _has_expired_timeout(details: Any) -> bool:

@@ -41,8 +41,7 @@ HAND_OFF_REASONS = frozenset({
 })  # fmt: skip
 """A call that is given up for one of these reasons may succeed later, and is handed off."""
 HAND_OFF_TIMEOUT_S = 5.0
-"""The longest time that a hand-off may take. The deadline of the call may already have passed, so
-it does not apply."""
+"""The longest time that a hand-off may take. The deadline of the failed call does not apply."""
 
 _DROPPED_HEADERS = http.HOP_BY_HOP_HEADERS | frozenset({
     # Headers that belong to one attempt. For its own attempts, the retry service sets them anew.
@@ -100,10 +99,7 @@ class HandOff:
         self._http_functions = http_functions
 
     def try_hand_off(self, request: Any, error: Exception) -> None:
-        """Hand off the call that failed with this error and raise HandedOff, or return.
-
-        `request` is a request of the adapter's HTTP client.
-        """
+        """Hand off the call that failed with this error and raise HandedOff, or return."""
         # With a sync client the coroutine awaits nothing, so one `send` runs it to its end.
         with suppress(StopIteration):
             self.async_try_hand_off(request, error).send(None)
@@ -188,9 +184,8 @@ class HandOff:
     def _first_delay(self, error: Exception, key: str) -> float | None:
         """Return the delay that the last response requested; None if it requested none.
 
-        Up to 10 % (`HINT_SPREAD`) are added, so that the tasks of many clients are not due at the
-        same time. The addition depends only on the key: a request that is handed off twice has the
-        same delay.
+        Up to 10 % are added, so that the tasks of many clients are not due at the same time. The
+        addition depends only on the key: a request that is handed off twice has the same delay.
         """
         if not isinstance(error, ResultNotAccepted):
             return None
@@ -203,9 +198,7 @@ class HandOff:
         return requested_s * (1.0 + HINT_SPREAD * crc32(key.encode()) / 2**32)
 
 
-def _report_failure(
-    call_error: Exception, call_record: CallRecord, hand_off_error: Exception
-) -> None:
+def _report_failure(call_error: Exception, record: CallRecord, hand_off_error: Exception) -> None:
     """Report why a call was not handed off: in a note on the call's error, and in the log.
 
     The log is needed for calls that return their last response, because a response has no notes.
@@ -218,11 +211,11 @@ def _report_failure(
     object.__setattr__(call_error, "__notes__", [*other_notes, _NOTE_PREFIX + description])
     import logging
 
-    operation = call_record.operation
-    fields = {"event": "tarry.not_handed_off", "operation": operation, "why": description}
-    message = "%s%s, operation=%s"
-    logger = logging.getLogger("tarry")
-    logger.warning(message, _FAILURE_PREFIX, description, operation, extra={"tarry": fields})
+    fields = {"event": "tarry.not_handed_off", "operation": record.operation, "why": description}
+    message = f"{_FAILURE_PREFIX}%s, operation=%s"
+    logging.getLogger("tarry").warning(
+        message, description, record.operation, extra={"tarry": fields}
+    )
 
 
 def _task_headers(header_lines: Iterable[tuple[str, str]]) -> dict[str, str]:

@@ -1,7 +1,4 @@
-"""Functions that the HTTP adapters share: set headers, classify responses, read unread bodies.
-
-Callers pass header mappings that ignore case.
-"""
+"""Functions that the HTTP adapters share. They need header mappings that ignore case."""
 
 from __future__ import annotations
 
@@ -27,8 +24,7 @@ if TYPE_CHECKING:
     from tarry.errors import BlockingWait
 
 KeyOption: TypeAlias = "str | Callable[[Any], str | None] | None"
-"""An adapter's `idempotency_key`: "auto" for random keys, a function that returns the key for a
-request, or None for no keys."""
+"""An adapter's `idempotency_key`: None, "auto" for random keys, or a function of the request."""
 ResponseHeaders: TypeAlias = "Mapping[str, str] | Iterable[tuple[str, str]]"
 """The headers of a response, as a mapping or as pairs of a name and a value."""
 
@@ -36,8 +32,7 @@ _get_deadline_scope = deadlines.current_scope.get
 
 _MIN_ERROR_STATUS = 400
 _MAX_DRAINED_BYTES = 65_536
-"""Up to this size, reading the rest of a body (draining) is cheaper than a new connection, which
-would be needed otherwise."""
+"""Up to this size, reading the rest of a body (draining) is cheaper than a new connection."""
 _MAX_CONTENT_LENGTH_DIGITS = len(str(_MAX_DRAINED_BYTES))
 DRAIN_TIMEOUT_S = 0.1
 MIN_TIMEOUT_S = 0.001
@@ -72,9 +67,8 @@ class HttpClientFunctions(NamedTuple):
     classify_response: Callable[[Policy, bool, Any], Outcome]
     """Takes the policy, whether the request is repeatable, and a response."""
     release_connection: Callable[[Any], Any]
-    """Releases the connection of a response, and returns whether the user can still read the
-    response. Reads the rest of a short body first, so that the connection can be reused. A
-    coroutine function if `is_async`."""
+    """Drains a short body and releases the connection, so that it can be reused; returns whether
+    the user can still read the response. A coroutine function if `is_async`."""
     snapshot: Callable[[Any], RequestSnapshot]
 
 
@@ -108,8 +102,7 @@ def try_make_repeatable(
         if key is not None:
             headers[http.IDEMPOTENCY_KEY_HEADER] = http.format_idempotency_key(key)
             return True
-    # The test above is fast. This one also recognizes methods in lower case.
-    return http.is_repeatable(method, has_key=False)
+    return http.is_repeatable(method, has_key=False)  # slower, but accepts lower case too
 
 
 def limit_by_deadline(timeout_s: float | None) -> float | None:
@@ -135,8 +128,7 @@ def make_response_classifier(
 ) -> Callable[[Policy, bool, Any], Outcome]:
     """Return a function that classifies responses with an attribute `status_code`.
 
-    `get_headers` returns the headers of a response as pairs, one for each header line. It must not
-    join the values of a repeated header, because the joined value could not be parsed.
+    `get_headers` returns one pair for each header line: joined values could not be parsed.
     """
 
     def classify(policy: Policy, repeatable: bool, response: Any) -> Outcome:  # noqa: FBT001 - passed by position
@@ -163,10 +155,7 @@ def classify_proxy_refusal(status: int) -> Outcome:
 
 
 def is_permanent_tls_error(error: object) -> bool:
-    """Return whether `error` is a TLS error, such as an invalid certificate.
-
-    A connection that was lost during TLS is not permanent.
-    """
+    """Return whether `error` is a TLS error, other than a connection that was lost."""
     return isinstance(error, SSLError) and not isinstance(error, (SSLEOFError, SSLZeroReturnError))
 
 
@@ -199,19 +188,13 @@ class DrainedBody:
 
 
 def final_response(error: ResultNotAccepted) -> Any:
-    """Return the last response of a call that was given up.
-
-    The error record of the call is attached, so that `record_of(response)` works.
-    """
+    """Return the last response of a call that was given up; `record_of(response)` then works."""
     object.__setattr__(error.result, RECORD_ATTRIBUTE, getattr(error, RECORD_ATTRIBUTE, None))
     return error.result
 
 
 def last_response_or_raise(error: BlockingWait) -> Any:
-    """End a call whose next wait would block the event loop.
-
-    Returns the last response, or raises the last error.
-    """
+    """End a call whose next wait would block the event loop: return its response, or raise."""
     cause = error.__cause__
     if isinstance(cause, ResultNotAccepted):
         warnings.warn(f"{error}; this response is returned", RuntimeWarning, stacklevel=2)

@@ -1,8 +1,7 @@
 """Send the requests of an adapter with retries or hedging.
 
 Each origin (scheme, host and port) has a downstream: its breaker, budget and latency. Requests with
-the same method and origin, if they are equally repeatable, share a retry configuration and a
-function that sends them. Both are created for the first such request.
+the same `CacheKey` share a retry configuration and a function that sends them.
 """
 
 from __future__ import annotations
@@ -63,9 +62,8 @@ class LRUCache(dict[K, V]):
     """An approximate LRU cache of up to `_MAX_CACHED_ITEMS`, with the fast `get` of a dict.
 
     An exact LRU cache writes on each read. Here a hit costs one dict lookup. The dict itself holds
-    the recent half of the items. When the recent half is full, its items become the old half, and
-    the items of the previous old half are dropped. `lookup` copies an item from the old half to the
-    recent half.
+    the recent half of the items. When the recent half is full, it replaces the old half, whose
+    items are dropped. `lookup` copies an item from the old half to the recent half.
     """
 
     __slots__ = ("_old_half",)
@@ -141,10 +139,7 @@ class OriginRegistry:
     def retry_config(
         self, method: str, origin: str, *, repeatable: bool, passes_attempt_number: bool = False
     ) -> RetryConfig:
-        """Return the retry configuration for requests with this method and origin.
-
-        `passes_attempt_number`: whether the function that sends takes the `attempt_number`.
-        """
+        """Return the retry configuration for requests with this method and origin."""
         config = self._configs.lookup((method, origin, repeatable))
         if config is None:
             classify_error = self._classify_error
@@ -167,13 +162,12 @@ class RequestSender:
 
     Args:
         http_functions: the functions that are specific to the HTTP client.
-        send: sends one attempt. Takes the positional arguments that the adapter passes to the
-            function from `send_function`, and the keywords `attempt_timeout` (the policy's, in
-            seconds) and `attempt_number` (1 by default). A coroutine function if the client is
-            async.
+        send: sends one attempt; a coroutine function if the client is async. Takes what the adapter
+            passes to the function from `send_function`, and the keywords `attempt_timeout` (the
+            policy's, in seconds) and `attempt_number` (1 by default).
         send_unchanged: sends a first attempt that has no time limit. Takes only the request. Faster
             than `send`, because it adds no headers or timeouts to the request.
-        task_client: the adapter's argument `hand_off`. The other arguments are the adapter's own.
+        task_client: the adapter's argument `hand_off`.
     """
 
     def __init__(
@@ -352,9 +346,7 @@ def _wrap_hedged(
             config.operation, hedging, config.classify_error, downstream, config.classify_result
         )
         return drive(
-            hedged_call,
-            lambda number: send(*args, attempt_number=number),
-            config.release_connection,
+            hedged_call, lambda n: send(*args, attempt_number=n), config.release_connection
         )
 
     return call
