@@ -123,8 +123,8 @@ class RetryAdapter(HTTPAdapter):
             repeatable = messages.try_make_repeatable(method, headers, key_option, request)
             repeatable = repeatable and can_resend_body
             cache_key = method, url.scheme, url.hostname or "", url.port, repeatable
-            send_with_retry = sender.cached_functions.get(cache_key) or sender.send_function(cache_key)
-            response = send_with_retry(send_once, request, body_start, timeout)
+            retry_send = sender.cached_functions.get(cache_key) or sender.send_function(cache_key)
+            response = retry_send(send_once, request, body_start, timeout)
         except ResultNotAccepted as error:  # given up: the last response is a failure
             self._sender.hand_off.try_hand_off(request, error)
             response = messages.final_response(error)

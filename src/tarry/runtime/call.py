@@ -112,7 +112,7 @@ class RunningCall(Call):
         return command
 
     def try_continue(self, error: Exception, outcome: Outcome | None = None) -> bool:
-        """Record a failed attempt and return whether another follows; `outcome`, if any, wins."""
+        """Record a failed attempt; return whether another follows. By default classify `error`."""
         config = self.config
         try:
             if outcome is None:

@@ -127,7 +127,7 @@ class RetryConfig:
 
     @property
     def needs_slow_path(self) -> bool:
-        """Whether each call needs a `RunningCall`. The fast path creates one only after a failure."""
+        """Whether each call needs a `RunningCall`; the fast path creates it only after failures."""
         return (
             self.until is not None
             or (self.classify_result is not None and self.downstream is None)

@@ -145,8 +145,9 @@ def has_record_since(error: BaseException, last_record_number: int) -> bool:
         error_record: ErrorRecord | None = getattr(related, RECORD_ATTRIBUTE, None)
         if error_record is None or error_record.number <= last_record_number:
             continue
-        is_caught_error = related is error
-        if not error_record.check_traceback or _passed_driver(related, is_caught_error):
+        if not error_record.check_traceback:
+            return True
+        if _passed_driver(related, is_caught_error=related is error):
             return True
     return False
 
@@ -165,7 +166,7 @@ def _related_errors(error: BaseException, depth: int) -> Iterator[BaseException]
         yield from _related_errors(other, depth - 1)
 
 
-def _passed_driver(error: BaseException, is_caught_error: bool) -> bool:  # noqa: FBT001 - internal
+def _passed_driver(error: BaseException, *, is_caught_error: bool) -> bool:
     """Return whether the error passed a driver function on its way to the `except` clause.
 
     A traceback lists the frames from the `except` clause to the place of the first raise. If a

@@ -275,7 +275,7 @@ class RetriedStream(RetriedCall):
         self._has_final_attempt = False
         """Whether no attempt will follow `_latest_attempt`."""
         self._callbacks: list[tuple[str, Callable[..., None]]] = []
-        """The user's callbacks for the final attempt, each with the name of the method to add it."""
+        """The user's callbacks for the final attempt, each with the name of the method for it."""
         self._lock = threading.RLock()  # one thread may read while another waits for the status
         self._unread: list[Any] = []
         """The first message, until the user reads it; then empty."""

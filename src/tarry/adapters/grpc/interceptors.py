@@ -144,8 +144,8 @@ def _attempt_metadata(call: GrpcCall, details: Any) -> list[Any]:
     """Return the metadata of an attempt, with the number of the attempts before it."""
     # The metadata may already contain such a number, if a server forwards its client's metadata.
     metadata = [pair for pair in details.metadata or () if pair[0] != _PREVIOUS_ATTEMPTS_KEY]
-    previous_count = call.attempts - 1
-    return [*metadata, (_PREVIOUS_ATTEMPTS_KEY, str(previous_count))] if previous_count else metadata
+    retry_count = call.attempts - 1
+    return [*metadata, (_PREVIOUS_ATTEMPTS_KEY, str(retry_count))] if retry_count else metadata
 
 
 def _has_expired_timeout(details: Any) -> bool:

@@ -153,7 +153,7 @@ class HandOff:
         host = headers.get("host", authority)
         if _normalized_origin(scheme, host) == _normalized_origin(scheme, authority):
             # The retry service derives the Host header from the URL. A different Host header is
-            # kept, so that the service rejects the task instead of sending it to another host.
+            # kept: the service then rejects the task, instead of sending it with another Host.
             headers.pop("host", None)
         key_header = headers.pop(http.IDEMPOTENCY_KEY_HEADER.lower(), "")
         if not http.is_repeatable(method, has_key=bool(key_header)):
