@@ -243,8 +243,8 @@ def _wrap_with_fast_path(
 
     The code is that of `drivers.wrap`, but it takes only one argument and calls no function to
     classify a success. This saves 0.3 of 2.1 us per request (CPython 3.11). The fast path needs a
-    breaker without `slow_after` and without recent failures (`is_fault_free`), and no listener or
-    deadline. Otherwise `drivers.wrap` makes the whole call.
+    breaker without `slow_after` and without recent failures (`can_count_success`), and no listener
+    or deadline. Otherwise `drivers.wrap` makes the whole call.
     """
     downstream = config.downstream or Downstream(config.operation)
     successes = downstream.uncounted_successes  # later counted in bulk, by `count_successes`
