@@ -156,7 +156,7 @@ def test_other_backoffs_that_come_to_the_same(
             "ignore_retried_below = false: Envoy also retries calls that a layer below",
         ),
         ({"retryable_codes": ["ABORTED", "INTERNAL"]}, "retryable_codes = ABORTED: Envoy cannot"),
-        ({"max_hint": 0}, "max_hint = 0: Envoy ignores Retry-After, where tarry would give up"),
+        ({"max_hint": 0}, "max_hint = 0: Envoy ignores Retry-After; tarry gives up instead"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -102,7 +102,7 @@ def test_differences_of_a_breaker() -> None:
     sent, details = ["probes", "slow_after"], ["failure_rate", "growth"]
     expected = [f"breaker.{field}" for field in sent], [f"breaker.{field}" for field in details]
     assert [*ALWAYS, *expected[0], "max_hint", *expected[1]] == fields(made)
-    assert "breaker.failure_rate = 0.333: 34 % in Envoy" == difference_text(
+    assert "breaker.failure_rate = 0.333: rounded up to 34 % for Envoy" == difference_text(
         made, "breaker.failure_rate"
     )
 

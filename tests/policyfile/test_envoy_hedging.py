@@ -33,7 +33,7 @@ def test_hedging_is_a_retry_that_does_not_end_the_first() -> None:
 
 
 def test_copy_leaves_at_once() -> None:
-    """A copy is a retry to Envoy, which draws whole milliseconds below the interval: none."""
+    """A hedge is a retry to Envoy, which draws whole milliseconds below the interval: none."""
     document = exported(Hedging(after=0.2)).documents[0]
 
     back_off = parsed(routes.VirtualHost, document).routes[0].route.retry_policy.retry_back_off
@@ -47,7 +47,7 @@ def test_hedged_attempt_is_a_failure_of_its_host() -> None:
     """Hedging beside a breaker ejects hosts for being slow, which neither does alone."""
     line = difference_text(exported(Hedging(after=0.2), breaker={}), "breaker.failure_rate")
 
-    assert line.startswith("breaker.failure_rate = 0.5: Envoy counts an attempt that gets a copy")
+    assert line.startswith("breaker.failure_rate = 0.5: Envoy counts an attempt that is hedged")
     assert "breaker.failure_rate" not in fields(to_envoy(Defence(breaker={}), host="payments"))
 
 
@@ -62,5 +62,5 @@ def test_differences_of_hedging() -> None:
 @pytest.mark.parametrize("hedging", [Hedging(after="p95"), Hedging(max_extra_load=0.05)], ids=repr)
 def test_live_percentile_is_refused(hedging: Hedging) -> None:
     """A number that is measured while it runs cannot be written down; the message says what can."""
-    with pytest.raises(ConfigurationError, match=r"^hedging\.after must be seconds .* to envoy"):
+    with pytest.raises(ConfigurationError, match=r"\.after must be set in seconds .* to envoy"):
         exported(hedging)

@@ -33,37 +33,39 @@ def test_policy_comes_first(name: str) -> None:
         (
             {"kind": "ratio", "ratio": 0.5},
             (
-                "retries are at most 50 % of the calls of the last 10 s, plus 1 a second; "
-                "worst case load: 1.5 x the calls, plus 1 a second"
+                "retries are at most 50 % of the calls in the last 10 s, plus 1 per second; "
+                "worst case load: 1.5 x the calls, plus 1 per second"
             ),
         ),
         (
             {"kind": "ratio", "ratio": 0.02, "min_per_second": 0, "window": 60},
             (
-                "retries are at most 2 % of the calls of the last 60 s; worst case load: 1.02 x "
+                "retries are at most 2 % of the calls in the last 60 s; worst case load: 1.02 x "
                 "the calls"
             ),
         ),
         (
             {"kind": "token"},
             (
-                "retries take 5 of 500 tokens each, and a success adds 5; without any success, "
-                "retries stop after 100, and the load is 1 x the calls"
+                "retries take 5 of 500 tokens each, and a success of a first attempt adds 5; "
+                "without any success, they stop after 100 retries, and then the load is 1 x the "
+                "calls"
             ),
         ),
         (
             {"kind": "token", "preset": "aws-2026", "capacity": 100},
             (
-                "retries take 14 of 100 tokens each, and a success adds 1; without any success, "
-                "retries stop after 7, and the load is 1 x the calls"
+                "retries take 14 of 100 tokens each, and a success of a first attempt adds 1; "
+                "without any success, they stop after 7 retries, and then the load is 1 x the "
+                "calls"
             ),
         ),
         (
             {"kind": "throttle", "max_tokens": 9, "token_ratio": 0.2},
             (
                 "a failure takes 1 of 9 tokens, a success adds 0.2, and retries stop when 4.5 or "
-                "fewer are left; without any success, they stop after 5 failures, and the load "
-                "is 1 x the calls"
+                "fewer are left; without any success, they stop after 5 failures, and then "
+                "the load is 1 x the calls"
             ),
         ),
     ],
@@ -90,37 +92,37 @@ def test_budget_without_retries_is_not_used() -> None:
 @pytest.mark.parametrize(
     ("hedging", "after", "load"),
     [
-        (Hedging(after=0.2), "200 ms", "2 x the calls while every copy is slow or fails"),
+        (Hedging(after=0.2), "200 ms", "2 x the calls while every attempt is slow or fails"),
         (
             Hedging(after="p99.9", max_attempts=3),
-            "the measured p99.9 latency (after the first 100 calls)",
-            "3 x the calls while every copy is slow or fails",
+            "the measured p99.9 latency (once 100 calls are measured)",
+            "3 x the calls while every attempt is slow or fails",
         ),
         (
             Hedging(max_extra_load=0.05, min_samples=7),
-            "the measured p95 latency (after the first 7 calls)",
-            "1.05 x the calls: copies add 5 % at most",
+            "the measured p95 latency (once 7 calls are measured)",
+            "1.05 x the calls: hedges add 5 % at most",
         ),
     ],
     ids=repr,
 )
 def test_hedging_is_described_with_its_load(hedging: Hedging, after: str, load: str) -> None:
-    """How many copies, when, and what they can add."""
+    """How many attempts, when, and what they can add."""
     defence = Defence(hedging=hedging)
 
     text = line_of(defence, "hedging")
-    assert text.startswith(f"at most {hedging.max_attempts} copies of a call, and the first")
-    assert f"another copy is sent after {after} without a result, or when one fails" in text
+    assert text.startswith(f"at most {hedging.max_attempts} attempts of a call, and the first")
+    assert f"another attempt (a hedge) starts after {after} without a result, or when" in text
     assert load == line_of(defence, "worst case load")
     capped = hedging.max_extra_load is not None
     assert capped == ("budget: none" not in explain(defence))
 
 
-def test_budget_of_a_hedging_is_about_copies() -> None:
-    """A copy is paid for like a retry, and called what it is."""
+def test_budget_of_a_hedging_is_about_hedges() -> None:
+    """A hedge is paid for like a retry, and called what it is."""
     defence = Defence(hedging=Hedging(after=0.2), budget={"kind": "ratio"})
 
-    assert line_of(defence, "budget").startswith("copies are at most 10 % of the calls")
+    assert line_of(defence, "budget").startswith("hedges are at most 10 % of the calls")
 
 
 @pytest.mark.parametrize(
@@ -129,17 +131,17 @@ def test_budget_of_a_hedging_is_about_copies() -> None:
         (
             {},
             (
-                "opens when 50 % of the calls of the last 10 s failed (of at least 20); then it "
-                "rejects attempts for 30 s, 2 x as long each further time, 5 min at most, plus a "
-                "random part of up to 10 %, and closes when 3 probes have succeeded"
+                "opens when, of at least 20 calls in the last 10 s, at least 50 % failed; then it "
+                "rejects attempts for 30 s (2 x as long each further time, up to 5 min), plus a "
+                "random part of up to 10 %, and closes when 3 probes (test calls) have succeeded"
             ),
         ),
         (
             {"consecutive": 5, "slow_after": 0.5, "growth": 1, "spread": 0, "probes": 2},
             (
-                "opens when 50 % of the calls of the last 10 s failed (of at least 20), or 5 calls "
-                "in a row failed, or 50 % took longer than 500 ms; then it rejects attempts for "
-                "30 s, and closes when 2 probes have succeeded"
+                "opens when, of at least 20 calls in the last 10 s, at least 50 % failed or at "
+                "least 50 % took longer than 500 ms, or when 5 calls in a row failed; then it "
+                "rejects attempts for 30 s, and closes when 2 probes (test calls) have succeeded"
             ),
         ),
     ],

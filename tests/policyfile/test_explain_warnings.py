@@ -45,13 +45,13 @@ from tarry.policyfile.explain import find_warnings
         ),
         (
             {"initial_delay": 20, "total_budget": 5, "jitter": "equal"},
-            "total_budget = 5 leaves no time for any retry: the first waits for at least 10 s",
+            "total_budget = 5 leaves no time for any retry: the first delay is at least 10 s",
         ),
         (
             {"initial_delay": 20, "total_budget": 5},
             (
-                "total_budget = 5 is shorter than a wait: the first retry waits for up to 20 s, "
-                "and there is no retry if the delay is 5 s or longer"
+                "total_budget = 5 may be shorter than the first delay, which is up to 20 s: there "
+                "is no retry if this delay is 5 s or longer"
             ),
         ),
     ],

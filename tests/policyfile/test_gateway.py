@@ -214,8 +214,8 @@ def test_hedging_is_refused() -> None:
 @pytest.mark.parametrize(
     ("host", "port", "message"),
     [
-        ("payments.prod", 80, "^host must be the plain name of a Service"),
-        ("Payments", 80, "^name must be lower case"),
+        ("payments.prod", 80, "^host must be the name of a Service, without"),
+        ("Payments", 80, "^host must be 1 to 63 letters a-z, digits and '-'"),
         ("payments", 0, "^port must be at least 1, got 0"),
         ("payments", 70_000, "^port must be at most 65535, got 70000"),
     ],

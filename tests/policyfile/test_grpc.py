@@ -191,7 +191,7 @@ def test_breaker_and_limiter_are_left_out() -> None:
 
 
 def test_hedging_becomes_a_hedging_policy() -> None:
-    """A fixed delay has its field; copies beyond five do not."""
+    """A fixed delay has its field; attempts beyond five do not."""
     made = exported(hedging=Hedging(after=0.25, max_attempts=7, max_extra_load=0.1))
 
     expected = {
@@ -206,8 +206,8 @@ def test_hedging_becomes_a_hedging_policy() -> None:
 
 @pytest.mark.parametrize("hedging", [Hedging(after="p95"), Hedging(max_extra_load=0.05)], ids=repr)
 def test_live_percentile_is_refused(hedging: Hedging) -> None:
-    """No delay would be all copies at once, so a percentile is rejected and not left out."""
-    with pytest.raises(ConfigurationError, match=r"^hedging\.after must be seconds .* to grpc"):
+    """No delay would start all attempts at once, so a percentile is rejected and not left out."""
+    with pytest.raises(ConfigurationError, match=r"^hedging\.after must be set in seconds .* grpc"):
         exported(hedging=hedging)
 
 

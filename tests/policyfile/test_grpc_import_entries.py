@@ -62,7 +62,7 @@ def test_service_that_is_not_there_is_refused() -> None:
         from_grpc(document, service="c.C")
     with pytest.raises(ConfigurationError, match="applies to all calls"):
         from_grpc(document)
-    with pytest.raises(ConfigurationError, match=r"applies to c\.C: none names a service$"):
+    with pytest.raises(ConfigurationError, match=r"applies to c\.C: no entry names a service$"):
         from_grpc({"methodConfig": []}, service="c.C")
 
 

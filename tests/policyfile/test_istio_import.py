@@ -202,7 +202,7 @@ def test_a_list_of_resources_is_opened() -> None:
         ),
         (
             [virtual_service({"retries": {"retryOn": "sometimes"}})],
-            r"^spec\.http\[0\]\.retries\.retryOn must list conditions of Envoy .* 'sometimes'",
+            r"^spec\.http\[0\]\.retries\.retryOn must list retry conditions .* 'sometimes'",
         ),
         (
             [virtual_service({"retries": {"retryOn": 503}})],

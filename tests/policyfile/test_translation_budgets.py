@@ -37,14 +37,14 @@ def retries_without_success(budget: Budget) -> int:
     ],
     ids=str,
 )
-def test_burst_is_what_a_fresh_budget_pays_for(arguments: dict[str, Any]) -> None:
+def test_retries_without_success_can_be_counted(arguments: dict[str, Any]) -> None:
     """The number that is exported is the one that can be counted."""
     defence = Defence(budget=arguments)
     found, budget = summarize_budget(defence), defence.downstream("payments").budget
     assert found is not None
     assert budget is not None
 
-    assert floor(found.burst) == retries_without_success(budget)
+    assert floor(found.retries_without_success) == retries_without_success(budget)
 
 
 def test_no_budget_is_no_allowance() -> None:

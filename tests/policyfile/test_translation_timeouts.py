@@ -65,8 +65,8 @@ def test_timeout_of_several_attempts_bounds_each(made: Any, path: str) -> None:
     """No attempt starts after the timeout and none takes longer; the rest is reported."""
     assert (1.0, 1.0) == times(made)
     assert (
-        f"{path} = 1: no attempt starts after it, but tarry lets a running attempt finish: "
-        "at most 2 s in total" == difference_text(made, path)
+        f"{path} = 1: no attempt starts after this time, but tarry lets a running attempt "
+        "finish: at most 2 s in total" == difference_text(made, path)
     )
 
 

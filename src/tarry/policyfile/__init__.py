@@ -1,6 +1,6 @@
-"""Policy files: a policy with its breaker, budget, limiter or hedging as one document.
+"""Policy files: a policy or hedging, with its breaker, budget and limiter, as one document.
 
-A policy file is a `Defence` (module `defence`). `explain` describes a defence in words and finds
-settings that look wrong, `toml` writes it as a file. `envoy`, `gateway`, `grpc` and `istio`
-translate it to and from other systems.
+A policy file describes a `Defence` (module `defence`). `explain` describes a defence in words and
+finds settings that are probably mistakes. `toml` writes a policy file. `envoy` and `gateway` export
+a defence to other systems; `grpc` and `istio` also import it.
 """

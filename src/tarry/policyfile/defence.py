@@ -1,15 +1,15 @@
-"""A defence: a policy or hedging, with its breaker, retry budget and limiter.
+"""A defence: a retry policy or hedging, and optionally a breaker, a retry budget and a limiter.
 
 A policy file describes one defence:
 
-    max_attempts = 4            # the policy's own fields, or preset = "interactive"
+    max_attempts = 4            # fields of tarry.Policy; preset = "interactive" sets the others
     [breaker]                   # the arguments of tarry.Breaker
     [budget]                    # kind = "token", "ratio" or "throttle", and its arguments
     [limiter]                   # kind = "in-flight", "aimd" or "adaptive", and its arguments
-    [hedging]                   # instead of the policy's fields: a call is retried or hedged
+    [hedging]                   # the arguments of tarry.Hedging, instead of the policy's fields
 
-Breakers, budgets and limiters (called parts) have state. Therefore a defence contains only their
-arguments, and `Defence.downstream` builds new objects from them.
+Breakers, budgets and limiters (called components) have state. Therefore a defence contains only
+their arguments, and `Defence.downstream` builds new components from them.
 """
 
 from __future__ import annotations
@@ -39,14 +39,17 @@ LIMITERS: dict[str, Callable[..., Any]] = {
     "aimd": AIMD,
     "adaptive": AdaptiveRate,
 }
-_KINDS = {"budget": BUDGETS, "limiter": LIMITERS}
-"""Classes by `kind`, for the tables that have a `kind`."""
-_PART_NAMES = ("breaker", "budget", "limiter")
-_TABLE_NAMES = (*_PART_NAMES, "hedging")
+_CLASSES_BY_KIND = {"budget": BUDGETS, "limiter": LIMITERS}
+_COMPONENT_NAMES = ("breaker", "budget", "limiter")
+_TABLE_NAMES = (*_COMPONENT_NAMES, "hedging")
 
 
 class Defence(ImmutableValue):
-    """A policy or hedging, with the arguments of its breaker, budget and limiter."""
+    """A policy or hedging, with the arguments of its breaker, budget and limiter.
+
+    `breaker`, `budget` and `limiter` contain arguments; None means that the defence has no such
+    component. With hedging, `policy` is the default policy and is not used.
+    """
 
     __slots__ = __match_args__ = _fields = ("policy", "hedging", "breaker", "budget", "limiter")
 
@@ -71,31 +74,32 @@ class Defence(ImmutableValue):
         tables = {"breaker": breaker, "budget": budget, "limiter": limiter}
         copies = (_copy_table(name, table) for name, table in tables.items())
         self._set_fields(Policy() if policy is None else policy, hedging, *copies)
-        self.downstream(name="check")  # so that a bad argument is rejected here and not later
+        self.downstream(name="check")  # only to reject invalid arguments
 
     def downstream(self, name: str) -> Downstream:
-        """Return a new downstream with a new breaker, budget and limiter."""
-        return Downstream(name, **{part: _build(part, getattr(self, part)) for part in _PART_NAMES})
+        """Build a downstream (the state kept for a dependency) with new components."""
+        components = {key: _build(key, getattr(self, key)) for key in _COMPONENT_NAMES}
+        return Downstream(name, **components)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the defence as a dict of JSON and TOML types."""
-        plain: dict[str, Any] = {} if self.hedging is not None else self.policy.to_dict()
+        """Return the contents of a policy file as a dict of JSON and TOML types."""
+        data: dict[str, Any] = {} if self.hedging is not None else self.policy.to_dict()
         values = self._asdict()
-        plain |= {name: values[name] for name in _PART_NAMES if values[name] is not None}
+        data |= {name: values[name] for name in _COMPONENT_NAMES if values[name] is not None}
         if self.hedging is not None:
             hedging = self.hedging
             fields = {field: getattr(hedging, field) for field in signature(Hedging).parameters}
-            plain["hedging"] = {name: value for name, value in fields.items() if value is not None}
-        return plain
+            data["hedging"] = {name: value for name, value in fields.items() if value is not None}
+        return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Build a defence from the result of `to_dict`; `preset` can name a base policy."""
+        """Build a defence from the contents of a policy file, which may have a key "preset"."""
         tables = {name: _check_table(name, data[name]) for name in _TABLE_NAMES if name in data}
         fields = {name: value for name, value in data.items() if name not in _TABLE_NAMES}
         policy: Policy | None = None
         if fields:
-            preset = fields.pop("preset", "default")
+            preset = fields.pop("preset", "default")  # the policy that sets the missing fields
             policy = Policy.from_dict(Policy.preset(preset).to_dict() | fields)
         hedging = _build("hedging", tables.pop("hedging", None))
         return cls(policy, hedging=hedging, **tables)
@@ -104,69 +108,66 @@ class Defence(ImmutableValue):
         """Return the arguments of the constructor, used for comparison, repr and pickling.
 
         Tables become plain dicts, because a mapping proxy cannot be pickled. With hedging the
-        policy is None, because only one of the two can be passed.
+        policy is None, because the constructor accepts only one of the two.
         """
         values = super()._asdict()
         if self.hedging is not None:
             values["policy"] = None
         return values | {
-            part: dict(values[part]) for part in _PART_NAMES if values[part] is not None
+            name: dict(values[name]) for name in _COMPONENT_NAMES if values[name] is not None
         }
 
     def __hash__(self) -> int:
-        tables = (getattr(self, name) for name in _PART_NAMES)
-        parts = (None if table is None else frozenset(table.items()) for table in tables)
-        return hash((type(self), self.policy, self.hedging, *parts))
+        tables = (getattr(self, name) for name in _COMPONENT_NAMES)
+        items = (None if table is None else frozenset(table.items()) for table in tables)
+        return hash((type(self), self.policy, self.hedging, *items))
 
 
-def part_arguments(defence: Defence, part_name: str) -> dict[str, Any] | None:
-    """Return all arguments of a breaker, budget or limiter, or None if the defence has none.
-
-    Missing arguments have their default values.
-    """
-    arguments: Mapping[str, Any] | None = getattr(defence, part_name)
-    if arguments is None:
+def component_arguments(defence: Defence, component: str) -> dict[str, Any] | None:
+    """Return a component's arguments, with defaults but without `kind`; None if it is missing."""
+    table: Mapping[str, Any] | None = getattr(defence, component)
+    if table is None:
         return None
-    factory, values = _factory_and_arguments(part_name, arguments)
+    factory, arguments = _factory_and_arguments(component, table)
     parameters = signature(factory).parameters
-    return {name: parameter.default for name, parameter in parameters.items()} | values
+    return {name: parameter.default for name, parameter in parameters.items()} | arguments
 
 
-def _build(table_name: str, arguments: Mapping[str, Any] | None) -> Any:
+def _build(table_name: str, table: Mapping[str, Any] | None) -> Any:
     """Build a breaker, budget, limiter or hedging from its table; None without a table."""
-    if arguments is None:
+    if table is None:
         return None
-    factory, values = _factory_and_arguments(table_name, arguments)
+    factory, arguments = _factory_and_arguments(table_name, table)
     parameters = signature(factory).parameters
-    for name in values:
+    for name in arguments:
         if name not in parameters:
             msg = f"{table_name} has no field {name!r}; {did_you_mean(name, parameters)}"
             raise ConfigurationError(msg)
     for name, parameter in parameters.items():
-        if parameter.default is Parameter.empty and name not in values:
+        if parameter.default is Parameter.empty and name not in arguments:
             msg = f"{table_name} needs the field {name!r}"
             raise ConfigurationError(msg)
-    return factory(**values)
+    return factory(**arguments)
 
 
 def _factory_and_arguments(
-    table_name: str, arguments: Mapping[str, Any]
+    table_name: str, table: Mapping[str, Any]
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Return the class that a table configures, and the arguments in the table."""
-    values = dict(arguments)
-    if table_name not in _KINDS:
-        return Breaker if table_name == "breaker" else Hedging, values
-    kind = values.pop("kind", None)
-    check_one_of(f"{table_name}.kind", kind, _KINDS[table_name])
-    return _KINDS[table_name][kind], values
+    """Return the class that a table configures, and the arguments in the table without `kind`."""
+    arguments = dict(table)
+    if table_name not in _CLASSES_BY_KIND:
+        return Breaker if table_name == "breaker" else Hedging, arguments
+    kind = arguments.pop("kind", None)
+    check_one_of(f"{table_name}.kind", kind, _CLASSES_BY_KIND[table_name])
+    return _CLASSES_BY_KIND[table_name][kind], arguments
 
 
-def _copy_table(name: str, arguments: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+def _copy_table(name: str, table: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Return a read-only copy of a table, so that later changes by the caller have no effect.
 
-    A shallow copy is enough, because every argument is a number or a name.
+    A shallow copy is enough, because every argument is a number, a string or None.
     """
-    return None if arguments is None else MappingProxyType(dict(_check_table(name, arguments)))
+    return None if table is None else MappingProxyType(dict(_check_table(name, table)))
 
 
 def _check_table(name: str, value: object) -> Mapping[str, Any]:

@@ -1,11 +1,11 @@
-"""Export a defence to Envoy: a VirtualHost with its retry policy, and the settings of its Cluster.
+"""Exports a defence to Envoy: a VirtualHost with its retry policy, and settings of its Cluster.
 
-A defence is a policy or hedging, with its breaker, budget and limiter. The names are those of the
-protobufs in envoy.config.route.v3 and envoy.config.cluster.v3. The delay of retry n is random
-between 0 and base_interval x 2**(n - 1), which is full jitter. The bound in Envoy's documentation,
-base_interval x (2**n - 1), applied to versions of 2018.
+A defence is a policy or hedging, with its breaker, budget and limiter. The documents have the field
+names of the protobufs in envoy.config.route.v3 and envoy.config.cluster.v3. Envoy's delay before
+retry n is random between 0 and base_interval x 2**(n - 1), which is full jitter. The upper limit in
+Envoy's documentation, base_interval x (2**n - 1), applied to versions of 2018.
 
-Envoy's "circuit breakers" are limits. The closest equivalent of a breaker is outlier detection,
+Envoy's "circuit breakers" are limits. Its closest equivalent of a breaker is outlier detection,
 which ejects single hosts of a cluster.
 """
 
@@ -18,14 +18,14 @@ from tarry.core.outcome import RETRYABLE_STATUSES
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError
 from tarry.policyfile import translation
-from tarry.policyfile.defence import Defence, part_arguments
+from tarry.policyfile.defence import Defence, component_arguments
 from tarry.policyfile.documents import format_proto_duration, round_to_ms
 from tarry.policyfile.translation import Converter, Exported, Severity
 
 if TYPE_CHECKING:
     from tarry.core.hedging import Hedging
 
-_GRPC_CODES = frozenset(
+_SUPPORTED_CODES = frozenset(
     {"CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "RESOURCE_EXHAUSTED", "UNAVAILABLE"}
 )
 _NO_RESPONSE_CONDITIONS = ("connect-failure", "refused-stream", "reset")
@@ -36,7 +36,7 @@ _NO_BACKOFF = {"base_interval": "0.001s", "max_interval": "0.001s"}
 
 
 def to_envoy(defence: Defence, *, host: str, name: str | None = None) -> Exported:
-    """Export to a VirtualHost for the domain `host` and to the Cluster behind it."""
+    """Export to a VirtualHost for the domain `host`, and to the Cluster that serves it."""
     if not host:
         raise ConfigurationError("host", "must name the domain that clients call, got nothing")
     cluster = name or host.partition(".")[0]
@@ -58,26 +58,26 @@ def to_envoy(defence: Defence, *, host: str, name: str | None = None) -> Exporte
 # The next four functions are also used for Istio, which configures Envoy.
 def retry_conditions(policy: Policy, converter: Converter) -> list[str]:
     """Return the retry conditions that are not HTTP statuses, and report unsupported gRPC codes."""
-    converter.report_codes(policy, _GRPC_CODES)
-    supported = sorted(policy.retryable_codes & _GRPC_CODES)
+    converter.report_codes(policy, _SUPPORTED_CODES)
+    supported = sorted(policy.retryable_codes & _SUPPORTED_CODES)
     return [*_NO_RESPONSE_CONDITIONS, *(code.lower().replace("_", "-") for code in supported)]
 
 
 def report_backoff(policy: Policy, converter: Converter, base: float, cap: float) -> None:
-    """Report how delays and jitter differ from Envoy's backoff."""
+    """Report how delays and jitter differ from a backoff of Envoy with this base and cap."""
     envoy_delays = [min(cap, base * 2**k) for k in range(len(translation.first_ceilings(policy)))]
     converter.report_delays(policy, envoy_delays, policy.max_attempts - 1)
     if policy.jitter != "full":
         effect = f"{converter.system} chooses every delay from 0 to the ceiling (full jitter)"
         converter.report("jitter", policy.jitter, effect)
-    has_own_statuses = policy.retryable_statuses != RETRYABLE_STATUSES  # not the default
-    if has_own_statuses and _TOO_EARLY_STATUS in policy.retryable_statuses:
+    has_custom_statuses = policy.retryable_statuses != RETRYABLE_STATUSES
+    if has_custom_statuses and _TOO_EARLY_STATUS in policy.retryable_statuses:
         effect = f"{converter.system} retries this status at once, without delay"
         converter.report("retryable_statuses", _TOO_EARLY_STATUS, effect, Severity.DETAIL)
 
 
 def convert_limiter(defence: Defence, converter: Converter) -> int | None:
-    """Return the limit of an in-flight limiter, or None for another limiter or none."""
+    """Return the limit of the in-flight limiter, or None if the defence has no such limiter."""
     if defence.limiter is None or defence.limiter["kind"] != "in-flight":
         converter.report_left_out_limiter(defence)
         return None
@@ -127,7 +127,7 @@ def _export_policy(action: dict[str, Any], policy: Policy, converter: Converter)
             "max_interval": converter.format_rounded("max_hint", policy.max_hint),
         }
     else:
-        effect = "Envoy ignores Retry-After, where tarry would give up"
+        effect = "Envoy ignores Retry-After; tarry gives up instead"
         converter.report("max_hint", policy.max_hint, effect)
     converter.report_proxy_behaviour(policy)
 
@@ -141,18 +141,18 @@ def _export_conditions(policy: Policy, converter: Converter) -> dict[str, Any]:
 
 
 def _export_hedging(action: dict[str, Any], hedging: Hedging, converter: Converter) -> None:
-    """Add hedging: a slow attempt is not stopped, and another one starts in parallel."""
+    """Add hedging: when an attempt is slow, another one (a hedge) starts in parallel."""
     after = translation.hedging_delay(hedging, "envoy")
     retry = action["retry_policy"] = _export_conditions(Policy(), converter)
     retry["num_retries"] = hedging.max_attempts - 1
     retry["per_try_timeout"] = converter.format_rounded("hedging.after", after)
-    # For Envoy a copy is a retry. With the default backoff it would start up to 25 ms late.
+    # For Envoy a hedge is a retry. With the default backoff it would start up to 25 ms late.
     retry["retry_back_off"] = dict(_NO_BACKOFF)
     action["hedge_policy"] = {"hedge_on_per_try_timeout": True}
-    effect = "Envoy sends a copy when per_try_timeout is over, also of a POST"
+    effect = "Envoy starts a hedge when per_try_timeout is over, also for a POST"
     converter.report("hedging.after", after, effect, Severity.LOAD)
     if hedging.max_extra_load is not None:
-        effect = "Envoy limits copies by its retry budget only"
+        effect = "Envoy limits hedges by its retry budget only"
         converter.report("hedging.max_extra_load", hedging.max_extra_load, effect, Severity.LOAD)
     effect = "Envoy ignores Retry-After when it hedges"
     converter.report("hedging.max_hint", hedging.max_hint, effect, Severity.DETAIL)
@@ -167,20 +167,21 @@ def _export_cluster(defence: Defence, converter: Converter, *, has_retries: bool
         threshold["max_requests"] = limit
     budget = converter.convert_budget(defence) if has_retries else None
     if budget is not None:
-        percent, minimum = {"value": budget[0]}, budget[1]
-        threshold["retry_budget"] = {"budget_percent": percent, "min_retry_concurrency": minimum}
+        percent, minimum = budget
+        limits = {"budget_percent": {"value": percent}, "min_retry_concurrency": minimum}
+        threshold["retry_budget"] = limits
     elif has_retries:
         default = translation.DEFAULT_MIN_RETRIES_IN_FLIGHT
-        effect = f"Envoy makes {default} retries at a time, unless the cluster sets more"
+        effect = f"Envoy has at most {default} retries in flight, unless the cluster sets more"
         converter.report("budget", None, effect, Severity.LOAD)
     if threshold:
         settings["circuit_breakers"] = {"thresholds": [threshold]}
-    breaker = part_arguments(defence, "breaker")
+    breaker = component_arguments(defence, "breaker")
     if breaker is not None:
         settings["outlier_detection"] = _export_breaker(breaker, converter)
         if defence.hedging is not None:
             effect = (
-                "Envoy counts an attempt that gets a copy as a failure of its host, so hosts that "
+                "Envoy counts an attempt that is hedged as a failure of its host, so hosts that "
                 "are slow now and then are ejected although they are healthy"
             )
             converter.report("breaker.failure_rate", breaker["failure_rate"], effect, Severity.LOAD)
@@ -190,12 +191,12 @@ def _export_cluster(defence: Defence, converter: Converter, *, has_retries: bool
 
 
 def _export_breaker(breaker: dict[str, Any], converter: Converter) -> dict[str, Any]:
-    """Return outlier detection by failure rate and consecutive errors; other rules are off."""
+    """Return outlier detection by failure rate and consecutive errors, without other rules."""
     rate, consecutive = breaker["failure_rate"], breaker["consecutive"]
     open_for, percent = breaker["open_for"], 100 * rate
     whole_percent = max(1, ceil(percent - 1e-9))
     if abs(whole_percent - percent) > 1e-9:  # noqa: PLR2004 - rounding error
-        effect = f"{whole_percent} % in Envoy"
+        effect = f"rounded up to {whole_percent} % for Envoy"
         converter.report("breaker.failure_rate", rate, effect, Severity.DETAIL)
     # Envoy's ejection times always grow; a maximum equal to the base time prevents that.
     longest = open_for if breaker["growth"] == 1 else breaker["max_open"]
@@ -219,7 +220,8 @@ def _export_breaker(breaker: dict[str, Any], converter: Converter) -> dict[str, 
     report_ejection(breaker, converter)
     if longest > open_for:
         effect = (
-            "ejection n lasts n x open_for in Envoy, up to max_open; spread does not grow with n"
+            "in Envoy, an ejection lasts open_for times the number of ejections of the host, up to "
+            "max_open, and the random part does not grow"
         )
         converter.report("breaker.growth", breaker["growth"], effect, Severity.DETAIL)
     return detection

@@ -1,7 +1,7 @@
 """Describes a defence with its worst case load, and warns about its settings.
 
 A defence is a policy or hedging, with its breaker, budget and limiter. `Policy.explain` describes
-the policy alone. This module adds the other parts, and how a budget limits the load.
+the policy alone. This module adds the rest, and how a budget limits the load.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tarry.core.budget import PRICES, RatioBudget
 from tarry.core.text import format_duration
-from tarry.policyfile.defence import Defence, part_arguments
+from tarry.policyfile.defence import Defence, component_arguments
 from tarry.policyfile.translation import BudgetSummary, format_value, summarize_budget
 
 if TYPE_CHECKING:
@@ -23,31 +23,23 @@ if TYPE_CHECKING:
 
 _LOWEST_ERROR_STATUS = 400
 _MIN_USEFUL_DELAY_S = 0.005
-"""Most calls take longer than such a short delay, so the dependency cannot recover within it."""
+"""Most calls take longer than such a short delay, in which no dependency can recover."""
 _MANY_ATTEMPTS = 100
 _PERMANENT_STATUSES = frozenset(
     {*range(400, 408), *range(410, 418), 422, 426, 428, 431, 451, 501, 505}
 )
 """Statuses for which the same request fails again (RFC 9110, RFC 6585), unlike 409 and 423."""
-_PERMANENT_CODES = frozenset(
-    {
-        "ALREADY_EXISTS",
-        "FAILED_PRECONDITION",
-        "INVALID_ARGUMENT",
-        "NOT_FOUND",
-        "OUT_OF_RANGE",
-        "PERMISSION_DENIED",
-        "UNAUTHENTICATED",
-        "UNIMPLEMENTED",
-    }
-)
+_PERMANENT_CODES = frozenset({
+    "ALREADY_EXISTS", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "NOT_FOUND", "OUT_OF_RANGE",
+    "PERMISSION_DENIED", "UNAUTHENTICATED", "UNIMPLEMENTED",
+})  # fmt: skip
 
 
 def explain(defence: Defence) -> str:
     """Return a description of a defence as text."""
     hedging = defence.hedging
     lines = [defence.policy.explain()] if hedging is None else _explain_hedging(hedging)
-    repeats = "retries" if hedging is None else "copies"
+    repeats = "retries" if hedging is None else "hedges"
     budget = summarize_budget(defence)
     if hedging is None and defence.policy.max_attempts == 1:
         lines += [] if budget is None else ["budget: not used, because nothing is retried"]
@@ -58,40 +50,41 @@ def explain(defence: Defence) -> str:
         lines.append(
             f'budget: none; with kind = "ratio", the load would be about {1 + ratio:g} x the calls'
         )
-    breaker, limiter = part_arguments(defence, "breaker"), part_arguments(defence, "limiter")
+    breaker = component_arguments(defence, "breaker")
     if breaker is not None:
         lines.append(f"breaker: {_explain_breaker(breaker)}")
+    limiter = component_arguments(defence, "limiter")
     if defence.limiter is not None and limiter is not None:
         lines.append(f"limiter: {_explain_limiter(defence.limiter['kind'], limiter)}")
     return "\n".join(lines)
 
 
 def _explain_hedging(hedging: Hedging) -> list[str]:
-    copies = hedging.max_attempts
+    attempts = hedging.max_attempts
     if isinstance(hedging.after, float):
         after = format_duration(hedging.after)
     else:
         quantile = _format_percent(hedging.quantile or 0.0).removesuffix(" %")
-        after = f"the measured p{quantile} latency (after the first {hedging.min_samples} calls)"
+        after = f"the measured p{quantile} latency (once {hedging.min_samples} calls are measured)"
     rule = (
-        f"hedging: at most {copies} copies of a call, and the first result is used; another copy "
-        f"is sent after {after} without a result, or when one fails"
+        f"hedging: at most {attempts} attempts of a call, and the first result is used; another "
+        f"attempt (a hedge) starts after {after} without a result, or when an attempt fails"
     )
     hint = f"a server may ask for a wait of up to {format_duration(hedging.max_hint)}"
-    load = f"{copies} x the calls while every copy is slow or fails"
+    load = f"{attempts} x the calls while every attempt is slow or fails"
     if (extra := hedging.max_extra_load) is not None:
-        load = f"{1 + extra:g} x the calls: copies add {_format_percent(extra)} at most"
+        load = f"{1 + extra:g} x the calls: hedges add {_format_percent(extra)} at most"
     return [rule, hint, f"worst case load: {load}"]
 
 
 def _explain_budget(budget: BudgetSummary, repeats: str) -> str:
-    """Describe a budget; `repeats` is the noun for what it limits: retries or copies."""
+    """Describe a budget; `repeats` names the attempts that it limits: "retries" or "hedges"."""
     arguments = budget.arguments
     if budget.kind == "ratio":
         per_second = arguments["min_per_second"]
-        minimum = f", plus {per_second:g} a second" if per_second else ""
+        minimum = f", plus {per_second:g} per second" if per_second else ""
         return (
-            f"{repeats} are at most {_format_percent(arguments['ratio'])} of the calls of the last "
+            f"{repeats} are at most {_format_percent(arguments['ratio'])} of the calls in the last "
             f"{format_duration(arguments['window'])}{minimum}; "
             f"worst case load: {1 + arguments['ratio']:g} x the calls{minimum}"
         )
@@ -99,36 +92,37 @@ def _explain_budget(budget: BudgetSummary, repeats: str) -> str:
         prices = PRICES[arguments["preset"]]
         return (
             f"{repeats} take {prices.retry:g} of {arguments['capacity']:g} tokens each, and a "
-            f"success adds {prices.clean_success:g}; without any success, {repeats} stop after "
-            f"{floor(budget.burst)}, and the load is 1 x the calls"
+            f"success of a first attempt adds {prices.clean_success:g}; without any success, they "
+            f"stop after {floor(budget.retries_without_success)} {repeats}, and then the load is "
+            "1 x the calls"
         )
     tokens = arguments["max_tokens"]
     return (
         f"a failure takes 1 of {tokens} tokens, a success adds {arguments['token_ratio']:g}, and "
         f"{repeats} stop when {tokens / 2:g} or fewer are left; without any success, they stop "
-        f"after {ceil(budget.burst)} failures, and the load is 1 x the calls"
+        f"after {ceil(budget.retries_without_success)} failures, and then the load is 1 x the calls"
     )
 
 
 def _explain_breaker(breaker: Mapping[str, Any]) -> str:
     rate, min_calls = _format_percent(breaker["failure_rate"]), breaker["min_calls"]
     window = format_duration(breaker["window"])
-    conditions = [f"{rate} of the calls of the last {window} failed (of at least {min_calls})"]
-    if breaker["consecutive"] is not None:
-        conditions.append(f"{breaker['consecutive']} calls in a row failed")
+    conditions = f"of at least {min_calls} calls in the last {window}, at least {rate} failed"
     if breaker["slow_after"] is not None:
         slow, after = _format_percent(breaker["slow_rate"]), format_duration(breaker["slow_after"])
-        conditions.append(f"{slow} took longer than {after}")
+        conditions += f" or at least {slow} took longer than {after}"
+    if breaker["consecutive"] is not None:
+        conditions += f", or when {breaker['consecutive']} calls in a row failed"
     growth = ""
     if breaker["growth"] > 1:
         longest = format_duration(breaker["max_open"])
-        growth = f", {breaker['growth']:g} x as long each further time, {longest} at most"
+        growth = f" ({breaker['growth']:g} x as long each further time, up to {longest})"
     if breaker["spread"]:
         growth += f", plus a random part of up to {_format_percent(breaker['spread'])}"
     return (
-        f"opens when {', or '.join(conditions)}; then it rejects attempts for "
+        f"opens when, {conditions}; then it rejects attempts for "
         f"{format_duration(breaker['open_for'])}{growth}, and closes when "
-        f"{breaker['probes']} probes have succeeded"
+        f"{breaker['probes']} probes (test calls) have succeeded"
     )
 
 
@@ -142,7 +136,7 @@ def _explain_limiter(kind: str, arguments: Mapping[str, Any]) -> str:
         return (
             f"at most {arguments['initial']} attempts at a time at first, others are rejected; "
             f"the limit adapts between {arguments['min_limit']} and {arguments['max_limit']}, and "
-            f"a failure makes it {arguments['decrease_factor']:g} x as large"
+            f"a failure multiplies it by {arguments['decrease_factor']:g}"
         )
     return (
         "no limit before the first throttled response; then an adaptive rate of attempts, and an "
@@ -150,8 +144,8 @@ def _explain_limiter(kind: str, arguments: Mapping[str, Any]) -> str:
     )
 
 
-def _format_percent(share: float) -> str:
-    return f"{100 * share:.4g} %"
+def _format_percent(ratio: float) -> str:
+    return f"{100 * ratio:.4g} %"
 
 
 def find_warnings(defence: Defence) -> list[str]:
@@ -195,15 +189,16 @@ def _warn_about_time(policy: Policy) -> Iterator[str]:
     total = policy.total_budget
     if total is None or policy.max_attempts == 1:
         return
+    # The bounds of the first delay; a ceiling is the delay before jitter.
     shortest, longest = (policy.delay(policy.ceiling(1), None, random) for random in (0.0, 1.0))
     if shortest >= total:
         yield (
-            f"total_budget = {total:g} leaves no time for any retry: the first waits for at least "
+            f"total_budget = {total:g} leaves no time for any retry: the first delay is at least "
             f"{format_duration(shortest)}"
         )
     elif longest > total:
         yield (
-            f"total_budget = {total:g} is shorter than a wait: the first retry waits for up to "
-            f"{format_duration(longest)}, and there is no retry if the delay is "
+            f"total_budget = {total:g} may be shorter than the first delay, which is up to "
+            f"{format_duration(longest)}: there is no retry if this delay is "
             f"{format_duration(total)} or longer"
         )

@@ -1,8 +1,8 @@
-"""Export to the Gateway API: an HTTPRoute, and an XBackendTrafficPolicy for a retry budget.
+"""Exports a defence to the Gateway API: an HTTPRoute, and an XBackendTrafficPolicy for a budget.
 
-Retries and budgets are experimental there (GEP-1731 and GEP-3388). The route is attached to the
-Service itself, as in a mesh; for a gateway, change `parentRefs`. Of a defence (a policy with its
-breaker, budget and limiter), the API can express neither the breaker nor the limiter.
+Retries and budgets of this API are experimental (GEP-1731 and GEP-3388). The route is attached to
+the Service itself, as in a mesh; for a gateway, change `parentRefs`. Of a defence (a policy or
+hedging, with its breaker, budget and limiter), the API can express only the policy and the budget.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ if TYPE_CHECKING:
 
 _REQUIRED_STATUSES = frozenset({500, 502, 503, 504})
 """Every implementation must support retries for these statuses."""
-_LOWEST_STATUS = 400  # that a route can retry
+_MIN_RETRY_STATUS = 400
 _MAX_PORT = 65_535
 _MIN_BUDGET_INTERVAL_S, _MAX_BUDGET_INTERVAL_S = 1.0, 3600.0
 _DEFAULT_BUDGET_INTERVAL_S = 10.0
-_MAX_MIN_RETRY_COUNT = 1_000_000  # the limit of minRetryRate.count
+_MIN_RETRY_RATE_COUNT_LIMIT = 1_000_000  # of minRetryRate.count
 
 
 def to_gateway_api(
     defence: Defence, *, host: str, port: int = 80, name: str | None = None
 ) -> Exported:
-    """Export documents for the Kubernetes Service `host`, a name without a namespace."""
+    """Export for a Kubernetes Service, whose name without a namespace is `host`."""
     translation.reject_hedging(defence, "gateway-api")
     if "." in host:
-        requirement = "must be the plain name of a Service without a namespace"
-        raise ConfigurationError("host", requirement, host)
+        raise ConfigurationError("host", "must be the name of a Service, without a namespace", host)
     if check_count("port", port) > _MAX_PORT:
         raise ConfigurationError("port", f"must be at most {_MAX_PORT}, got {port}")
-    service, name = check_resource_name(host), check_resource_name(name or host)
+    check_resource_name("host", host)
+    name = check_resource_name("name", name or host)
     converter = Converter("the Gateway API")
-    rule: dict[str, Any] = {"backendRefs": [{"name": service, "port": port}]}
+    rule: dict[str, Any] = {"backendRefs": [{"name": host, "port": port}]}
     _export_policy(rule, defence.policy, converter)
-    service_ref = {"group": "", "kind": "Service", "name": service}
+    service_ref = {"group": "", "kind": "Service", "name": host}
     spec: dict[str, Any] = {"parentRefs": [{**service_ref, "port": port}], "rules": [rule]}
     documents = [k8s_resource("gateway.networking.k8s.io/v1", "HTTPRoute", name, spec)]
     budget = translation.summarize_budget(defence)
@@ -70,7 +70,7 @@ def _export_policy(rule: dict[str, Any], policy: Policy, converter: Converter) -
         rule["timeouts"] = timeouts
     if policy.max_attempts == 1:
         return
-    statuses = sorted(status for status in policy.retryable_statuses if status >= _LOWEST_STATUS)
+    statuses = sorted(status for status in policy.retryable_statuses if status >= _MIN_RETRY_STATUS)
     _report_statuses(policy, converter)
     delay = converter.round_duration("initial_delay", translation.delay_bounds(policy)[0])
     rule["retry"] = {
@@ -98,7 +98,7 @@ def _format_rounded(converter: Converter, field: str, seconds: float) -> str:
 def _report_statuses(policy: Policy, converter: Converter) -> None:
     """Report statuses and gRPC codes that not every implementation can retry."""
     statuses = policy.retryable_statuses
-    unsupported = {status for status in statuses if status < _LOWEST_STATUS}
+    unsupported = {status for status in statuses if status < _MIN_RETRY_STATUS}
     optional = statuses - _REQUIRED_STATUSES - unsupported
     if optional:
         effect = f"an implementation need not support more than {format_value(_REQUIRED_STATUSES)}"
@@ -111,21 +111,22 @@ def _report_statuses(policy: Policy, converter: Converter) -> None:
 
 
 def _export_budget(budget: translation.BudgetSummary, converter: Converter) -> dict[str, Any]:
-    """Return the retry constraint that is closest to the budget: a whole percentage of calls."""
-    exact_percent = 100 * budget.share
+    """Return the retryConstraint that is closest to the budget: a whole percentage of calls."""
+    exact_percent = 100 * budget.ratio
     percent = max(1, round(exact_percent))
     window = budget.arguments["window"] if budget.kind == "ratio" else _DEFAULT_BUDGET_INTERVAL_S
     interval = min(_MAX_BUDGET_INTERVAL_S, max(_MIN_BUDGET_INTERVAL_S, window))
-    min_retries = max(1, min(_MAX_MIN_RETRY_COUNT, round(budget.burst * interval / window)))
+    exact_min_retries = budget.retries_without_success * interval / window
+    min_retries = max(1, min(_MIN_RETRY_RATE_COUNT_LIMIT, round(exact_min_retries)))
     if budget.kind != "ratio":
         effect = f"retries are at most {percent} % of the requests in {interval:g} s"
         converter.report("budget.kind", budget.kind, effect, Severity.LOAD)
     elif abs(percent - exact_percent) > 1e-9:  # noqa: PLR2004 - rounding error
-        converter.report("budget.ratio", budget.share, f"rounded to {percent} %", Severity.DETAIL)
+        converter.report("budget.ratio", budget.ratio, f"rounded to {percent} %", Severity.DETAIL)
     if interval != window:
         effect = f"changed to {interval:g} s, because the allowed range is 1 s to 1 h"
         converter.report("budget.window", window, effect, Severity.DETAIL)
-    if budget.kind == "ratio" and abs(min_retries - budget.burst * interval / window) > 1e-9:  # noqa: PLR2004 - as above
+    if budget.kind == "ratio" and abs(min_retries - exact_min_retries) > 1e-9:  # noqa: PLR2004 - rounding error
         effect = f"rounded to {min_retries} retries in {interval:g} s"
         minimum_rate = budget.arguments["min_per_second"]
         converter.report("budget.min_per_second", minimum_rate, effect, Severity.DETAIL)

@@ -1,8 +1,9 @@
-"""gRPC service configs, the JSON configuration of a channel (gRFC A6): export and import.
+"""Exports a defence to a gRPC service config, and imports it from one.
 
-A defence is a policy or hedging, with its breaker, budget and limiter. A service config sets
-attempts, backoff, codes and a timeout for each service or method, and one throttle for all of them.
-It has no timeout for one attempt, no choice of jitter and no breaker.
+A defence is a policy or hedging, with its breaker, budget and limiter. A service config (gRFC A6)
+is the configuration of a channel in JSON. It sets attempts, backoff, codes and a timeout for each
+service or method, and one retryThrottling (a retry budget) for all calls. It has no timeout for one
+attempt, no choice of jitter, no breaker and no limiter.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _MIN_BACKOFF_S = 0.005
 """With 1 or 2 ms the C core can lose the retry, and then the call hangs (grpc/grpc#41036)."""
 _JITTER_EFFECTS = {
     "none": "gRPC waits 0.8 to 1.2 times the delay",
-    "full": "gRPC waits 0.8 to 1.2 times the delay: on average twice as long, with less variation",
+    "full": "gRPC waits 0.8 to 1.2 times the delay: on average twice as long as full jitter",
 }
 _UNSUPPORTED_ROOT_KEYS = ("loadBalancingConfig", "loadBalancingPolicy", "healthCheckConfig")
 _ROOT_KEYS = ("methodConfig", "retryThrottling", *_UNSUPPORTED_ROOT_KEYS)
@@ -43,7 +44,7 @@ _RETRY_POLICY_FIELDS = {
 }
 """The keys of a retryPolicy and the corresponding fields of a policy."""
 _HEDGING_POLICY_KEYS = ("maxAttempts", "hedgingDelay", "nonFatalStatusCodes")
-_MIN_MULTIPLIER = 1.0  # of a policy
+_MIN_TARRY_MULTIPLIER = 1.0
 _PUSHBACK_BEHAVIOUR = "gRPC follows a pushback of any length"
 """A pushback is a delay that the server asks for, in the trailer `grpc-retry-pushback-ms`."""
 
@@ -75,7 +76,7 @@ def _check_names(service: str | None, method: str | None) -> None:
 
 def _export_policy(config: dict[str, Any], policy: Policy, converter: Converter) -> None:
     timeout = converter.convert_call_timeout(policy)
-    if timeout is not None:
+    if timeout is not None:  # the total budget is the time limit of a call
         config["timeout"] = format_proto_duration("total_budget", timeout)
     if policy.max_attempts == 1:
         return
@@ -97,9 +98,9 @@ def _export_policy(config: dict[str, Any], policy: Policy, converter: Converter)
         "backoffMultiplier": multiplier,
         "retryableStatusCodes": codes,
     }
-    retries = min(policy.max_attempts, _MAX_ATTEMPTS) - 1
-    grpc_delays = [min(longest, first * multiplier**k) for k in range(retries)]
-    converter.report_delays(policy, grpc_delays, retries)
+    retry_count = min(policy.max_attempts, _MAX_ATTEMPTS) - 1
+    grpc_delays = [min(longest, first * multiplier**k) for k in range(retry_count)]
+    converter.report_delays(policy, grpc_delays, retry_count)
     jitter = policy.jitter if isinstance(policy.jitter, str) else ""
     converter.report("jitter", policy.jitter, _JITTER_EFFECTS.get(jitter, _JITTER_EFFECTS["none"]))
     if policy.retryable_statuses != RETRYABLE_STATUSES:
@@ -107,8 +108,8 @@ def _export_policy(config: dict[str, Any], policy: Policy, converter: Converter)
         converter.report("retryable_statuses", statuses, effect, Severity.LOAD)
     effect = f"{_PUSHBACK_BEHAVIOUR}, and ignores RetryInfo"
     converter.report("max_hint", policy.max_hint, effect, Severity.DETAIL)
-    throttling = "RESOURCE_EXHAUSTED"
-    converter.report_throttling(policy, throttling if throttling in codes else None, "code")
+    throttling_code = "RESOURCE_EXHAUSTED" if "RESOURCE_EXHAUSTED" in codes else None
+    converter.report_tarry_settings(policy, throttling_code, "code")
 
 
 def _export_multiplier(policy: Policy) -> float:
@@ -123,19 +124,20 @@ def _export_multiplier(policy: Policy) -> float:
     return round(max(factor, 0.001), 6)
 
 
-def _limit_attempts(field: str, attempts: int, converter: Converter) -> int:
-    if attempts > _MAX_ATTEMPTS:
-        converter.report(field, attempts, f"gRPC makes at most {_MAX_ATTEMPTS}", Severity.LOAD)
-    return min(attempts, _MAX_ATTEMPTS)
+def _limit_attempts(field: str, max_attempts: int, converter: Converter) -> int:
+    if max_attempts > _MAX_ATTEMPTS:
+        effect = f"gRPC makes at most {_MAX_ATTEMPTS} attempts"
+        converter.report(field, max_attempts, effect, Severity.LOAD)
+    return min(max_attempts, _MAX_ATTEMPTS)
 
 
 def _export_hedging(hedging: Hedging, converter: Converter) -> dict[str, Any]:
     after = translation.hedging_delay(hedging, "grpc")
     if hedging.max_extra_load is not None:
-        effect = "gRPC limits copies by retryThrottling only"
+        effect = "gRPC limits hedges by retryThrottling only"
         converter.report("hedging.max_extra_load", hedging.max_extra_load, effect, Severity.LOAD)
     converter.report("hedging.max_hint", hedging.max_hint, _PUSHBACK_BEHAVIOUR, Severity.DETAIL)
-    effect = "Java and .NET hedge; grpcio and C++ ignore a hedgingPolicy"
+    effect = "Java and .NET support a hedgingPolicy; grpcio and C++ ignore it"
     converter.report("hedging", after, effect, Severity.CRITICAL)
     return {
         "maxAttempts": _limit_attempts("hedging.max_attempts", hedging.max_attempts, converter),
@@ -145,18 +147,19 @@ def _export_hedging(hedging: Hedging, converter: Converter) -> dict[str, Any]:
 
 
 def _export_budget(defence: Defence, converter: Converter) -> dict[str, Any] | None:
-    """Return the retryThrottling for a budget; gRPC stops retries at half of the tokens."""
+    """Return the retryThrottling for the budget, or None if the defence has no budget."""
     budget = translation.summarize_budget(defence)
     if budget is None:
         return None
     if budget.kind == "throttle":
         arguments = budget.arguments
         return {"maxTokens": arguments["max_tokens"], "tokenRatio": arguments["token_ratio"]}
-    tokens = max(1, min(_MAX_TOKENS, round(2 * budget.burst)))
-    ratio = max(_MIN_TOKEN_RATIO, round(budget.earned, 3))
+    # Twice as many tokens as retries, because gRPC stops retries when half of the tokens are left.
+    tokens = max(1, min(_MAX_TOKENS, round(2 * budget.retries_without_success)))
+    ratio = max(_MIN_TOKEN_RATIO, round(budget.retries_per_success, 3))
     effect = (
-        f"gRPC has one kind, throttle: {tokens} tokens, a failure takes 1, a success adds "
-        f"{ratio:g}, and retries stop at half"
+        f"gRPC has only the kind throttle: {tokens} tokens, a failure takes 1, a success adds "
+        f"{ratio:g}, and retries stop when half of the tokens are left"
     )
     converter.report("budget.kind", budget.kind, effect, Severity.LOAD)
     return {"maxTokens": tokens, "tokenRatio": ratio}
@@ -177,21 +180,21 @@ def from_grpc(
     if config is not None:
         config.reject_typos(_METHOD_CONFIG_KEYS)
         timeout = config.seconds("timeout", parse=parse_proto_duration)
-        retry, hedging_table = config.table("retryPolicy"), config.table("hedgingPolicy")
-        if retry is not None and hedging_table is not None:
+        retry_table, hedging_table = config.table("retryPolicy"), config.table("hedgingPolicy")
+        if retry_table is not None and hedging_table is not None:
             rule = "must have a retryPolicy or a hedgingPolicy, not both"
             raise ConfigurationError(config.path, rule)
         if hedging_table is not None:
             hedging = _import_hedging(hedging_table, converter)
             if timeout is not None:
-                effect = "set a deadline for the call, because hedging has no timeout"
+                effect = "left out: hedging in tarry has no timeout, so set a deadline for the call"
                 converter.report(config.path_of("timeout"), timeout, effect)
         else:
-            if retry is not None:
-                policy = _import_policy(retry, converter)
+            if retry_table is not None:
+                policy = _import_policy(retry_table, converter)
                 imported_fields = tuple(_RETRY_POLICY_FIELDS.values())
             policy = converter.apply_call_timeout(policy, timeout, config.path_of("timeout"))
-        converter.report_unread(config, "name")
+        converter.report_unread(config, ignore=("name",))
     converter.report_unread(root)
     defence = Defence(policy if hedging is None else None, hedging=hedging, budget=budget)
     return Imported(defence, tuple(converter.differences), imported_fields)
@@ -203,8 +206,8 @@ def _check_root(document: Mapping[str, Any]) -> DocumentTable:
     keys = root.keys()
     if not any(key in _ROOT_KEYS for key in keys):
         found = f"it has {format_value(keys)}, and no methodConfig"
-        hint = "; for Istio, use --from istio" if "kind" in keys else ""
-        msg = f"this is not a gRPC service config: {found}{hint}"
+        suggestion = "; for Istio, use --from istio" if "kind" in keys else ""
+        msg = f"this is not a gRPC service config: {found}{suggestion}"
         raise ConfigurationError(msg)
     return root
 
@@ -212,41 +215,41 @@ def _check_root(document: Mapping[str, Any]) -> DocumentTable:
 def _find_config(
     configs: list[DocumentTable], service: str | None, method: str | None, converter: Converter
 ) -> DocumentTable | None:
-    """Return the entry that a gRPC channel would use: the most specific one that matches."""
-    config_by_name: dict[tuple[str, str], DocumentTable] = {}
+    """Return the entry of methodConfig that a channel would use: the most specific that matches."""
+    config_by_name: dict[tuple[str, str], DocumentTable] = {}  # by service and method
     for config in configs:
-        for name in config.tables("name"):
-            name.reject_typos(("service", "method"))
-            key = name.text("service", ""), name.text("method", "")
-            if key in config_by_name:
-                rule = f"has the same name as {config_by_name[key].path}"
-                raise ConfigurationError(name.path, rule)
-            config_by_name[key] = config
+        for table in config.tables("name"):
+            table.reject_typos(("service", "method"))
+            name = table.text("service", ""), table.text("method", "")
+            if name in config_by_name:
+                problem = f"has the same name as {config_by_name[name].path}"
+                raise ConfigurationError(table.path, problem)
+            config_by_name[name] = config
     if service is None and len(configs) == 1:
         return configs[0]
     if service is None and not configs:
         return None
-    wanted = service or "", method or ""
-    specific_names = sorted(_format_name(key) for key in config_by_name if any(key))
-    for key in (wanted, (wanted[0], ""), ("", "")):
-        if key in config_by_name:
-            chosen = config_by_name[key]
+    requested_name = service or "", method or ""
+    specific_names = sorted(_format_name(name) for name in config_by_name if any(name))
+    for name in (requested_name, (requested_name[0], ""), ("", "")):
+        if name in config_by_name:
+            chosen = config_by_name[name]
             if service is None:
                 for config in configs:
                     if config is not chosen:
                         effect = "not imported: import it by its --service and --method"
                         converter.report(config.path, "another entry", effect)
-            elif key != wanted:
+            elif name != requested_name:
                 effect = (
-                    f"no entry has this name, so the entry of {_format_name(key)} is imported; "
+                    f"no entry has this name, so the entry of {_format_name(name)} is imported; "
                     f"the entries have the names {format_value(specific_names)}"
                 )
-                converter.report(chosen.path, _format_name(wanted), effect)
+                converter.report(chosen.path, _format_name(requested_name), effect)
             return chosen
     choices = f"choose one of {format_value(specific_names)}"
     if not specific_names:
-        choices = "none names a service"
-    msg = f"no entry of methodConfig applies to {_format_name(wanted)}: {choices}"
+        choices = "no entry names a service"
+    msg = f"no entry of methodConfig applies to {_format_name(requested_name)}: {choices}"
     raise ConfigurationError(msg)
 
 
@@ -254,59 +257,58 @@ def _format_name(name: tuple[str, str]) -> str:
     return "/".join(filter(None, name)) or "all calls"
 
 
-def _import_policy(retry: DocumentTable, converter: Converter) -> Policy:
-    retry.reject_typos(_RETRY_POLICY_FIELDS)
-    attempts = _import_attempts(retry, converter)
-    initial_delay = _required_seconds(retry, "initialBackoff")
-    max_delay = _required_seconds(retry, "maxBackoff")
-    multiplier = retry.number("backoffMultiplier")
+def _import_policy(table: DocumentTable, converter: Converter) -> Policy:
+    table.reject_typos(_RETRY_POLICY_FIELDS)
+    max_attempts = _import_attempts(table, converter)
+    initial_delay = _required_seconds(table, "initialBackoff")
+    max_delay = _required_seconds(table, "maxBackoff")
+    multiplier = table.number("backoffMultiplier")
     if multiplier <= 0:
         rule = "must be greater than 0"
-        raise ConfigurationError(retry.path_of("backoffMultiplier"), rule, multiplier)
-    if multiplier < _MIN_MULTIPLIER:
+        raise ConfigurationError(table.path_of("backoffMultiplier"), rule, multiplier)
+    if multiplier < _MIN_TARRY_MULTIPLIER:
         effect = "imported as 1: delays do not shrink in tarry"
-        converter.report(retry.path_of("backoffMultiplier"), multiplier, effect)
-    codes = _import_codes(retry, "retryableStatusCodes")
+        converter.report(table.path_of("backoffMultiplier"), multiplier, effect)
+    codes = _import_codes(table, "retryableStatusCodes")
     if not codes:
         rule = "must name at least one code, got none"
-        raise ConfigurationError(retry.path_of("retryableStatusCodes"), rule)
+        raise ConfigurationError(table.path_of("retryableStatusCodes"), rule)
     effect = "gRPC waits 0.8 to 1.2 times the delay; imported as equal jitter, 0.5 to 1"
-    converter.report(retry.path, "jitter of 20 %", effect)
-    converter.report_unread(retry)
+    converter.report(table.path, "jitter of 20 %", effect)
+    converter.report_unread(table)
     policy = Policy(
-        max_attempts=attempts,
+        max_attempts=max_attempts,
         initial_delay=min(initial_delay, max_delay),
-        multiplier=max(_MIN_MULTIPLIER, multiplier),
+        multiplier=max(_MIN_TARRY_MULTIPLIER, multiplier),
         max_delay=max_delay,
         jitter="equal",
         retryable_codes=codes,
         throttled_delay=min(initial_delay, max_delay),
     )
-    converter.report_hint(retry.path, "pushback", _PUSHBACK_BEHAVIOUR, policy.max_hint)
+    converter.report_hint(table.path, "pushback", _PUSHBACK_BEHAVIOUR, policy.max_hint)
     return policy
 
 
-def _import_hedging(hedge: DocumentTable, converter: Converter) -> Hedging:
-    hedge.reject_typos(_HEDGING_POLICY_KEYS)
-    attempts = _import_attempts(hedge, converter)
-    codes = _import_codes(hedge, "nonFatalStatusCodes")
+def _import_hedging(table: DocumentTable, converter: Converter) -> Hedging:
+    table.reject_typos(_HEDGING_POLICY_KEYS)
+    max_attempts = _import_attempts(table, converter)
+    codes = _import_codes(table, "nonFatalStatusCodes")
     if codes != RETRYABLE_CODES:
-        effect = "in tarry, the argument `on` of a call selects the errors that start a copy"
-        converter.report(hedge.path_of("nonFatalStatusCodes"), codes, effect)
-    delay = hedge.seconds("hedgingDelay", allow_zero=True, parse=parse_proto_duration) or 0.0
-    converter.report_unread(hedge)
-    hedging = Hedging(after=delay, max_attempts=attempts)
-    converter.report_hint(hedge.path, "pushback", _PUSHBACK_BEHAVIOUR, hedging.max_hint)
+        effect = "in tarry, the argument `on` of `hedge` selects the errors that start a hedge"
+        converter.report(table.path_of("nonFatalStatusCodes"), codes, effect)
+    delay = table.seconds("hedgingDelay", allow_zero=True, parse=parse_proto_duration) or 0.0
+    converter.report_unread(table)
+    hedging = Hedging(after=delay, max_attempts=max_attempts)
+    converter.report_hint(table.path, "pushback", _PUSHBACK_BEHAVIOUR, hedging.max_hint)
     return hedging
 
 
 def _import_attempts(table: DocumentTable, converter: Converter) -> int:
-    attempts = table.count("maxAttempts", minimum=2)
-    if attempts > _MAX_ATTEMPTS:
-        converter.report(
-            table.path_of("maxAttempts"), attempts, "imported as 5, the maximum of gRPC"
-        )
-    return min(attempts, _MAX_ATTEMPTS)
+    max_attempts = table.count("maxAttempts", minimum=2)
+    if max_attempts > _MAX_ATTEMPTS:
+        effect = "imported as 5, the maximum of gRPC"
+        converter.report(table.path_of("maxAttempts"), max_attempts, effect)
+    return min(max_attempts, _MAX_ATTEMPTS)
 
 
 def _required_seconds(table: DocumentTable, key: str) -> float:
@@ -317,7 +319,7 @@ def _required_seconds(table: DocumentTable, key: str) -> float:
 
 
 def _import_codes(table: DocumentTable, key: str) -> frozenset[str]:
-    """Return the names of codes; the document has names in upper or lower case, or numbers."""
+    """Return the names of the codes in a list of names (in upper or lower case) and numbers."""
     codes: set[str] = set()
     for i, code in enumerate(table.items_of(key)):
         name = code.upper() if isinstance(code, str) else code

@@ -1,8 +1,8 @@
-"""Istio: export a defence to, or import it from, a VirtualService and a DestinationRule.
+"""Exports a defence to Istio (a VirtualService and a DestinationRule), and imports it from there.
 
-A defence is a policy with its breaker, budget and limiter; Istio has no hedging. Istio configures
-Envoy, but has fewer settings: the base of the backoff but not the cap, which is 10 x the base, and
-outlier detection (the ejection of hosts) by consecutive errors only.
+A defence is a policy or hedging, with its breaker, budget and limiter. Istio has no hedging. Istio
+configures Envoy, but with fewer settings. It sets the base of the backoff but not the cap, which is
+10 x the base. Its outlier detection (the ejection of hosts) counts consecutive errors only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tarry.core.outcome import GRPC_CODES
 from tarry.core.policy import HIGHEST_STATUS, LOWEST_STATUS, Policy
 from tarry.errors import ConfigurationError
 from tarry.policyfile import envoy, translation
-from tarry.policyfile.defence import Defence, part_arguments
+from tarry.policyfile.defence import Defence, component_arguments
 from tarry.policyfile.documents import DocumentTable, check_resource_name, k8s_resource, round_to_ms
 from tarry.policyfile.translation import Converter, Exported, Imported, Severity
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _CAP_FACTOR = 10
-"""Without a cap, Envoy limits the backoff to this multiple of its base."""
-_MAX_EJECTION_S = 300.0
-_VERSION = "networking.istio.io/v1"
-_KINDS = ("VirtualService", "DestinationRule")
-_DEFAULT_ATTEMPTS = 2
+"""Envoy's default cap of the backoff is this multiple of the base."""
+_DEFAULT_EJECTION_S, _DEFAULT_MAX_EJECTION_S = 30.0, 300.0
+_API_VERSION = "networking.istio.io/v1"
+_RESOURCE_KINDS = ("VirtualService", "DestinationRule")
+_DEFAULT_RETRY_COUNT = 2
 _DEFAULT_RETRY_ON = "connect-failure,refused-stream,unavailable,cancelled"
 _DEFAULT_BACKOFF_S = 0.025
 _CONDITION_STATUSES = {
@@ -34,24 +34,24 @@ _CONDITION_STATUSES = {
     "retriable-4xx": frozenset({409}),
 }
 _EXCEPTION_CONDITIONS = ("connect-failure", "refused-stream", "reset", "reset-before-request")
-"""Failures that raise an exception in tarry; the argument `on` of a call selects the exceptions."""
+"""Failures that are exceptions in tarry; the argument `on` of `tarry.retry` selects exceptions."""
 _UNSUPPORTED_CONDITIONS = ("retriable-headers", "envoy-ratelimited", "http3-post-connect-failure")
 _CONDITION_CODES = {name.lower().replace("_", "-"): name for name in GRPC_CODES}
 _TOO_EARLY_STATUS = 425
 _HOST_CHOICE_KEYS = ("retryRemoteLocalities", "retryIgnorePreviousHosts")
 _RETRIES_KEYS = ("attempts", "perTryTimeout", "retryOn", "backoff", *_HOST_CHOICE_KEYS)
 _FIELDS = ("max_attempts", "initial_delay", "max_delay", "retryable_statuses", "retryable_codes")
-"""The fields of a policy that the retries of a VirtualService set."""
+"""The fields of a policy that a VirtualService sets."""
 _ADDRESS_KEYS = ("host", "hosts", "gateways", "exportTo", "name", "route")
 """Keys about addresses and routes, which do not affect the policy."""
 
 
 def to_istio(defence: Defence, *, host: str, name: str | None = None) -> Exported:
-    """Export documents for the service `host`, such as payments.prod.svc.cluster.local."""
+    """Export for the service with this host, such as payments.prod.svc.cluster.local."""
     translation.reject_hedging(defence, "istio")
     if not host:
         raise ConfigurationError("host", "must name the service that is called, got nothing")
-    name = check_resource_name(name or host.partition(".")[0])
+    name = check_resource_name("name", name or host.partition(".")[0])
     converter = Converter("Istio")
     route: dict[str, Any] = {"route": [{"destination": {"host": host}}]}
     timeout = converter.convert_call_timeout(defence.policy)
@@ -59,11 +59,11 @@ def to_istio(defence: Defence, *, host: str, name: str | None = None) -> Exporte
         route["timeout"] = converter.format_rounded("total_budget", timeout)
     route["retries"] = _export_retries(defence.policy, converter)
     spec = {"hosts": [host], "http": [route]}
-    documents = [k8s_resource(_VERSION, "VirtualService", name, spec)]
+    documents = [k8s_resource(_API_VERSION, "VirtualService", name, spec)]
     traffic = _export_traffic_policy(defence, converter)
     if traffic:
         spec = {"host": host, "trafficPolicy": traffic}
-        documents.append(k8s_resource(_VERSION, "DestinationRule", name, spec))
+        documents.append(k8s_resource(_API_VERSION, "DestinationRule", name, spec))
     return Exported(tuple(documents), converter.sorted_differences())
 
 
@@ -94,7 +94,7 @@ def _export_traffic_policy(defence: Defence, converter: Converter) -> dict[str, 
     if budget is not None:
         percent, minimum = budget
         traffic["retryBudget"] = {"percent": percent, "minRetryConcurrency": minimum}
-    breaker = part_arguments(defence, "breaker")
+    breaker = component_arguments(defence, "breaker")
     detection = None if breaker is None else _export_breaker(breaker, converter)
     if detection is not None:
         traffic["outlierDetection"] = detection
@@ -111,8 +111,11 @@ def _export_breaker(breaker: dict[str, Any], converter: Converter) -> dict[str, 
         return None
     envoy.report_ejection(breaker, converter)
     open_for = breaker["open_for"]
-    longest = max(_MAX_EJECTION_S, open_for)
-    effect = f"ejection n lasts n x {open_for:g} s in Istio, {longest:g} s at most, not randomized"
+    longest = max(_DEFAULT_MAX_EJECTION_S, open_for)  # Envoy uses the larger one
+    effect = (
+        f"in Istio, an ejection lasts {open_for:g} s times the number of ejections of the host, at "
+        f"most {longest:g} s, without a random part"
+    )
     converter.report("breaker.growth", breaker["growth"], effect, Severity.DETAIL)
     return {
         "consecutive5xxErrors": consecutive,
@@ -122,20 +125,22 @@ def _export_breaker(breaker: dict[str, Any], converter: Converter) -> dict[str, 
 
 
 def from_istio(documents: Sequence[Mapping[str, Any]]) -> Imported:
-    """Import the first route of a VirtualService, a DestinationRule, or both."""
+    """Import a VirtualService (its first route), a DestinationRule, or both."""
     converter = Converter("Istio")
     specs: dict[str, DocumentTable] = {}
-    for root in _roots(documents):
-        kind = root.text("kind", "")
-        if kind not in _KINDS:
-            hint = "; for a gRPC service config, use --from grpc" if "methodConfig" in root else ""
-            rule = f"must be one of {', '.join(_KINDS)}, got {kind!r}{hint}"
-            raise ConfigurationError(root.path_of("kind"), rule)
-        spec = root.table("spec")
+    for resource in _list_resources(documents):
+        kind = resource.text("kind", "")
+        if kind not in _RESOURCE_KINDS:
+            is_grpc = "methodConfig" in resource
+            suggestion = "; for a gRPC service config, use --from grpc" if is_grpc else ""
+            rule = f"must be one of {', '.join(_RESOURCE_KINDS)}, got {kind!r}{suggestion}"
+            raise ConfigurationError(resource.path_of("kind"), rule)
+        spec = resource.table("spec")
         if spec is None:
-            raise ConfigurationError(root.path_of("spec"), "must be given")
+            raise ConfigurationError(resource.path_of("spec"), "must be given")
         if kind in specs:
-            converter.report(root.path_of("kind"), kind, "left out: only the first one is imported")
+            effect = f"left out: only the first {kind} is imported"
+            converter.report(resource.path_of("kind"), kind, effect)
         else:
             specs[kind] = spec
     if not specs:
@@ -147,18 +152,19 @@ def from_istio(documents: Sequence[Mapping[str, Any]]) -> Imported:
         policy, imported_fields = _import_policy(specs["VirtualService"], converter), _FIELDS
     else:
         converter.report("kind", "VirtualService", "missing, so the policy is tarry's default")
-    destination = specs.get("DestinationRule")
-    parts: dict[str, Any] = {} if destination is None else _import_parts(destination, converter)
-    return Imported(Defence(policy, **parts), tuple(converter.differences), imported_fields)
+    components: dict[str, Any] = {}
+    if "DestinationRule" in specs:
+        components = _import_components(specs["DestinationRule"], converter)
+    return Imported(Defence(policy, **components), tuple(converter.differences), imported_fields)
 
 
-def _roots(documents: Sequence[Mapping[str, Any]]) -> list[DocumentTable]:
-    """Return the resources, including those in a List, which `kubectl get -o yaml` writes."""
-    roots: list[DocumentTable] = []
+def _list_resources(documents: Sequence[Mapping[str, Any]]) -> list[DocumentTable]:
+    """Return the resources, including the items of a List, which `kubectl get -o yaml` writes."""
+    resources: list[DocumentTable] = []
     for i, document in enumerate(documents):
         root = DocumentTable("" if len(documents) == 1 else f"[{i}]", document)
-        roots += root.tables("items") if root.get("kind") == "List" else [root]
-    return roots
+        resources += root.tables("items") if root.get("kind") == "List" else [root]
+    return resources
 
 
 def _import_policy(spec: DocumentTable, converter: Converter) -> Policy:
@@ -173,15 +179,15 @@ def _import_policy(spec: DocumentTable, converter: Converter) -> Policy:
     timeout = route.seconds("timeout", allow_zero=True) or None  # 0s means no timeout
     retries = route.table_or_empty("retries")
     retries.reject_typos(_RETRIES_KEYS)
-    attempts = retries.count("attempts", 0)  # missing means no retries
+    retry_count = retries.count("attempts", 0)  # `retries` without `attempts` means no retries
     if "retries" not in route:
-        attempts = _DEFAULT_ATTEMPTS
-        effect = f"Istio's default is imported: {_DEFAULT_ATTEMPTS} retries"
+        retry_count = _DEFAULT_RETRY_COUNT
+        effect = f"Istio's default is imported: {_DEFAULT_RETRY_COUNT} retries"
         converter.report(retries.path, None, effect)
     statuses, codes = _import_conditions(retries, converter)
     initial_delay = retries.seconds("backoff") or _DEFAULT_BACKOFF_S
     policy = Policy(
-        max_attempts=attempts + 1,
+        max_attempts=retry_count + 1,
         initial_delay=initial_delay,
         max_delay=float(f"{_CAP_FACTOR * initial_delay:.12g}"),
         attempt_timeout=retries.seconds("perTryTimeout", allow_zero=True) or None,
@@ -189,12 +195,12 @@ def _import_policy(spec: DocumentTable, converter: Converter) -> Policy:
         retryable_codes=codes,
         throttled_delay=initial_delay,
     )
-    if attempts:
+    if retry_count:
         behaviour = "Istio does not read it"
         converter.report_hint(retries.path, "Retry-After", behaviour, policy.max_hint)
     policy = converter.apply_call_timeout(policy, timeout, route.path_of("timeout"))
     for table in (retries, route, spec):
-        converter.report_unread(table, *_ADDRESS_KEYS)
+        converter.report_unread(table, ignore=_ADDRESS_KEYS)
     return policy
 
 
@@ -215,43 +221,41 @@ def _import_conditions(retries: DocumentTable, converter: Converter) -> tuple[se
         elif condition in _UNSUPPORTED_CONDITIONS:
             converter.report(path, condition, "left out: tarry has no such condition")
         elif condition not in (*_EXCEPTION_CONDITIONS, "retriable-status-codes"):
-            raise ConfigurationError(path, "must list conditions of Envoy or statuses", condition)
+            rule = "must list retry conditions of Envoy or HTTP statuses"
+            raise ConfigurationError(path, rule, condition)
     if _TOO_EARLY_STATUS in statuses:
         effect = "Istio retries this status at once, tarry after the usual delay"
         converter.report(path, _TOO_EARLY_STATUS, effect)
     return statuses, codes
 
 
-def _import_parts(destination: DocumentTable, converter: Converter) -> dict[str, dict[str, Any]]:
-    """Return the arguments of the breaker, budget and limiter."""
-    parts: dict[str, dict[str, Any]] = {}
-    traffic = destination.table_or_empty("trafficPolicy")
+def _import_components(spec: DocumentTable, converter: Converter) -> dict[str, dict[str, Any]]:
+    """Return the arguments of the breaker, budget and limiter of a DestinationRule."""
+    components: dict[str, dict[str, Any]] = {}
+    traffic = spec.table_or_empty("trafficPolicy")
     detection = traffic.table("outlierDetection")
     breaker = None if detection is None else _import_breaker(detection, converter)
     if breaker is not None:
-        parts["breaker"] = breaker
+        components["breaker"] = breaker
     budget = traffic.table("retryBudget")
     if budget is not None:
-        parts["budget"] = _import_budget(budget, converter)
+        components["budget"] = _import_budget(budget, converter)
     pool = traffic.table_or_empty("connectionPool")
     http = pool.table_or_empty("http")
     limit = http.count("http2MaxRequests", 0)
     if limit:
-        parts["limiter"] = {"kind": "in-flight", "limit": limit}
-    for table in (http, pool, traffic, destination):
-        converter.report_unread(table, *_ADDRESS_KEYS)
-    return parts
+        components["limiter"] = {"kind": "in-flight", "limit": limit}
+    for table in (http, pool, traffic, spec):
+        converter.report_unread(table, ignore=_ADDRESS_KEYS)
+    return components
 
 
 def _import_breaker(detection: DocumentTable, converter: Converter) -> dict[str, Any] | None:
     consecutive_5xx = detection.count("consecutive5xxErrors", 5)
     gateway_errors = detection.count("consecutiveGatewayErrors", 0)
-    # Read, so that they are not reported: consecutive errors eject at once, whatever the interval,
-    # and the percentage limits hosts, which a breaker does not know.
-    detection.get("interval")
-    detection.get("maxEjectionPercent")
-    open_for = detection.seconds("baseEjectionTime") or 30.0
-    converter.report_unread(detection)
+    open_for = detection.seconds("baseEjectionTime") or _DEFAULT_EJECTION_S
+    # Consecutive errors eject a host at once, at any interval. The percentage is about hosts only.
+    converter.report_unread(detection, ignore=("interval", "maxEjectionPercent"))
     limits = [limit for limit in (consecutive_5xx, gateway_errors) if limit]
     if not limits:
         return None
@@ -259,15 +263,15 @@ def _import_breaker(detection: DocumentTable, converter: Converter) -> dict[str,
     if consecutive != consecutive_5xx:
         effect = "imported as consecutive failures of any kind, not only 502, 503 and 504"
         converter.report(detection.path_of("consecutiveGatewayErrors"), gateway_errors, effect)
-    effect = "the breaker opens for the whole dependency, for twice as long each time"
+    effect = "tarry's breaker opens for the whole dependency, each time for twice as long"
     converter.report(detection.path, "per host", effect)
     return {
-        # With a failure rate of 1, the breaker does not open before `consecutive` failures.
+        # With this rate and min_calls, the breaker does not open before `consecutive` failures.
         "failure_rate": 1.0,
         "min_calls": max(20, consecutive),
         "consecutive": consecutive,
         "open_for": open_for,
-        "max_open": max(300.0, open_for),
+        "max_open": max(_DEFAULT_MAX_EJECTION_S, open_for),
         "spread": 0.0,
     }
 

@@ -16,13 +16,13 @@ from tarry.errors import ConfigurationError, ConfigurationTypeError
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
-def dumps(plain: Mapping[str, Any]) -> str:
-    """Return the values as TOML text."""
-    return "\n\n".join(_format_tables(plain, ())) + "\n" if plain else ""
+def dumps(document: Mapping[str, Any]) -> str:
+    """Return a document as TOML text."""
+    return "\n\n".join(_format_tables(document, ())) + "\n" if document else ""
 
 
 def _format_tables(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
-    """Return the blocks of a table: its values first, then each of its sub-tables."""
+    """Return blocks of lines: first one for the values of the table, then those of sub-tables."""
     lines = [f"[{'.'.join(map(_format_key, path))}]"] if path else []
     blocks: list[str] = []
     for name, value in table.items():
@@ -52,18 +52,18 @@ def _format_value(value: object, path: tuple[str, ...]) -> str:
         return float.__repr__(value)
     if isinstance(value, Mapping):
         items = cast("Mapping[str, Any]", value).items()
-        inside = ", ".join(
+        pairs = ", ".join(
             f"{_format_key(name)} = {_format_value(item, (*path, name))}" for name, item in items
         )
-        return f"{{ {inside} }}" if inside else "{}"
+        return f"{{ {pairs} }}" if pairs else "{}"
     if isinstance(value, (list, tuple)):
-        listed = cast("list[object]", value)
-        return f"[{', '.join(_format_value(item, path) for item in listed)}]"
-    where = ".".join(path)
+        elements = cast("list[object]", value)
+        return f"[{', '.join(_format_value(element, path) for element in elements)}]"
+    dotted_path = ".".join(path)
     if value is None:
-        raise ConfigurationError(where, "is None, but TOML has no null: leave it out")
+        raise ConfigurationError(dotted_path, "is None, but TOML has no null: leave it out")
     rule = "must be a string, a number, true or false, a list or a table"
-    raise ConfigurationTypeError(where, rule, value)
+    raise ConfigurationTypeError(dotted_path, rule, value)
 
 
 def _quote(text: str) -> str:

@@ -1,13 +1,13 @@
-"""What the exporters to other systems and the importers from them share.
+"""Shared code of the exporters to other systems and of the importers from them.
 
-They translate a defence (a policy or hedging, with breaker, budget and limiter). A difference is a
-setting that either tarry or the other system lacks, or that the two treat differently. The user
-sees every difference. A ceiling is the delay of a retry before jitter.
+Both translate a defence (a policy or hedging, with its breaker, budget and limiter). A difference
+is a setting that either tarry or the other system lacks, or that the two treat differently. The
+user sees every difference. A ceiling is the delay of a retry before jitter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import IntEnum
 from math import ceil, isclose
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -18,25 +18,25 @@ from tarry.core.outcome import RETRYABLE_CODES
 from tarry.core.policy import Policy
 from tarry.core.text import format_duration
 from tarry.errors import ConfigurationError
-from tarry.policyfile.defence import Defence, part_arguments
+from tarry.policyfile.defence import Defence, component_arguments
 from tarry.policyfile.documents import DocumentTable, format_proto_duration, round_to_ms
 
 if TYPE_CHECKING:
     from tarry.core.hedging import Hedging
 
 INEXPRESSIBLE_SCHEDULE = "THE SCHEDULE CANNOT BE EXPRESSED"
-DEFAULT_RETRY_SHARE = 0.2
+DEFAULT_RETRY_RATIO = 0.2
 DEFAULT_MIN_RETRIES_IN_FLIGHT = 3
-"""Defaults of Envoy and Istio; the share is also the default of the Gateway API."""
+"""Defaults of Envoy and Istio. The ratio is also the default of the Gateway API."""
 _MAX_LISTED_ITEMS = 8
 _MAX_COMPARED_DELAYS = 32
-"""Delays are compared for this many retries; later exponential ceilings no longer grow."""
+"""The number of delays compared; after it, most exponential ceilings have reached max_delay."""
 _MAX_LISTED_DELAYS = 4
 _COMMON_MULTIPLIER = 2
 """The multiplier of exponential backoff in systems that have no setting for it."""
 _CRITICAL_RATIO, _MIN_CRITICAL_S = 10, 60.0
-"""The other system cannot express the schedule if one of the two total waits, tarry's and its own,
-is at least 60 s and at least 10 times as long as the other."""
+"""The other system cannot express the schedule if the longer of the two total waits (tarry's and
+that of the other system) is at least 60 s and at least 10 times the shorter."""
 _THROTTLED_STATUS, _THROTTLED_CODE = 429, "RESOURCE_EXHAUSTED"
 
 
@@ -44,7 +44,7 @@ class Severity(IntEnum):
     """How serious a difference is; the user sees the most serious differences first."""
 
     CRITICAL = 0
-    """The translated policy is a different policy."""
+    """The other system has a very different schedule, or does not retry or hedge at all."""
     LOAD = 1
     """Changes whether and how often requests are sent."""
     TIMING = 2
@@ -56,7 +56,7 @@ class Severity(IntEnum):
 class Difference(NamedTuple):
     """A setting that a system lacks or treats differently; `effect` is a text for users."""
 
-    field: str
+    field: str  # of a policy file, or a path in an imported document
     value: object
     effect: str
     severity: Severity = Severity.TIMING
@@ -78,28 +78,28 @@ class Converter:
         """Add one difference."""
         self.differences.append(Difference(field, value, effect, severity))
 
-    def report_unread(self, table: DocumentTable, *ignored: str) -> None:
-        """Report each key of a table that the importer did not read, unless it is in `ignored`."""
+    def report_unread(self, table: DocumentTable, ignore: Collection[str] = ()) -> None:
+        """Report the keys of a table that the importer did not read, except those in `ignore`."""
         for key, value in table.unread().items():
-            if key not in ignored:
+            if key not in ignore:
                 effect = "left out: a policy of tarry has no such setting"
                 self.report(table.path_of(key), value, effect)
 
-    def report_delays(self, policy: Policy, system_delays: list[float], retries: int) -> None:
-        """Report the delays of the other system, which makes `retries` retries, if they differ."""
-        if policy.jitter == "decorrelated":  # which has no fixed delays to compare
+    def report_delays(self, policy: Policy, system_delays: list[float], retry_count: int) -> None:
+        """Report the other system's delays if they differ; it makes `retry_count` retries."""
+        if policy.jitter == "decorrelated":  # such delays have no ceilings to compare
             return
-        delays, max_retries = first_ceilings(policy), policy.max_attempts - 1
-        total = _total_wait(policy, delays, max_retries)
-        system_total = _total_wait(policy, system_delays, retries)
+        delays, tarry_retry_count = first_ceilings(policy), policy.max_attempts - 1
+        total = _total_wait(policy, delays, tarry_retry_count)
+        system_total = _total_wait(policy, system_delays, retry_count)
         shorter, longer = sorted((total, system_total))
         if longer >= max(_MIN_CRITICAL_S, _CRITICAL_RATIO * shorter):
             schedule = (
-                f"{max_retries} retries within {format_duration(total)}, "
+                f"{tarry_retry_count} retries within {format_duration(total)}, "
                 f"{format_duration(max(delays))} apart at most"
             )
             effect = (
-                f"{INEXPRESSIBLE_SCHEDULE}: {self.system} makes {retries} within "
+                f"{INEXPRESSIBLE_SCHEDULE}: {self.system} makes {retry_count} within "
                 f"{format_duration(system_total)}, {format_duration(max(system_delays))} apart at "
                 "most, and gives up"
             )
@@ -129,7 +129,7 @@ class Converter:
     def convert_call_timeout(self, policy: Policy) -> float | None:
         """Return the timeout of a whole call, or None if the policy has none.
 
-        It is the total budget or, if the policy has one attempt, a shorter attempt timeout.
+        It is `total_budget`; with one attempt, `attempt_timeout` if that is shorter or set alone.
         """
         only_attempt_timeout = policy.attempt_timeout if policy.max_attempts == 1 else None
         total = policy.total_budget
@@ -140,7 +140,7 @@ class Converter:
         return total
 
     def apply_call_timeout(self, policy: Policy, timeout: float | None, path: str) -> Policy:
-        """Return the policy with `timeout`, the other system's timeout for the whole call.
+        """Return the policy with the timeout that the other system has for a whole call.
 
         A total budget does not stop a running attempt, so each attempt gets a timeout as well.
         """
@@ -150,17 +150,17 @@ class Converter:
         if policy.max_attempts == 1:
             return policy.replace(attempt_timeout=attempt_timeout)
         effect = (
-            "no attempt starts after it, but tarry lets a running attempt finish: "
+            "no attempt starts after this time, but tarry lets a running attempt finish: "
             f"at most {format_duration(timeout + attempt_timeout)} in total"
         )
         self.report(path, timeout, effect)
         return policy.replace(total_budget=timeout, attempt_timeout=attempt_timeout)
 
-    def report_throttling(self, policy: Policy, throttling: str | None, failure: str) -> None:
+    def report_tarry_settings(self, policy: Policy, throttling: str | None, failure: str) -> None:
         """Report `throttled_delay` and `ignore_retried_below`, which only tarry has.
 
-        `throttling` and `failure` are the words for a throttled and for any failure in the text.
-        `throttling` is None if the policy does not retry throttled failures.
+        In the text, `throttling` is the word for a throttled failure, and `failure` is the word for
+        any failure. `throttling` is None if the policy does not retry throttled failures.
         """
         throttled_ceilings = first_ceilings(policy, throttled=True)
         if throttling is not None and throttled_ceilings != first_ceilings(policy):
@@ -172,26 +172,26 @@ class Converter:
             self.report(field, value, effect, Severity.DETAIL)
 
     def report_proxy_behaviour(self, policy: Policy) -> None:
-        """Report what every proxy does differently."""
+        """Report what every proxy does differently from tarry."""
         effect = f"{self.system} also retries POST: restrict the route to idempotent methods"
         self.report("repeatable", "per call", effect, Severity.LOAD)
-        has_own_codes = policy.retryable_codes != RETRYABLE_CODES  # not the default
+        has_custom_codes = policy.retryable_codes != RETRYABLE_CODES
         retries_throttled = _THROTTLED_STATUS in policy.retryable_statuses or (
-            has_own_codes and _THROTTLED_CODE in policy.retryable_codes
+            has_custom_codes and _THROTTLED_CODE in policy.retryable_codes
         )
-        self.report_throttling(policy, "throttling" if retries_throttled else None, "failure")
+        self.report_tarry_settings(policy, "throttling" if retries_throttled else None, "failure")
 
     def report_codes(self, policy: Policy, supported: frozenset[str]) -> None:
-        """Report retryable gRPC codes that the other system lacks, unless they are the default."""
+        """Report retryable gRPC codes that are not in `supported`, unless they are the default."""
         unsupported = policy.retryable_codes - supported - {"OK"}
         if unsupported and policy.retryable_codes != RETRYABLE_CODES:
             effect = f"{self.system} cannot retry on these codes"
             self.report("retryable_codes", unsupported, effect, Severity.LOAD)
 
-    def report_hint(self, path: str, hint: str, behaviour: str, max_hint: float) -> None:
-        """Report how the other system treats a hint (what a server asks about the next attempt)."""
+    def report_hint(self, path: str, hint_name: str, behaviour: str, max_hint: float) -> None:
+        """Report how the other system treats a hint (the wait that a server asks for)."""
         effect = f"{behaviour}; tarry waits for up to {format_duration(max_hint)}, or gives up"
-        self.report(path, hint, effect)
+        self.report(path, hint_name, effect)
 
     def report_left_out_breaker(self, defence: Defence, cause: str) -> None:
         """Report that the export leaves out the breaker, if there is one."""
@@ -206,11 +206,11 @@ class Converter:
             self.report("limiter.kind", defence.limiter["kind"], effect, Severity.LOAD)
 
     def convert_budget(self, defence: Defence) -> tuple[float, int] | None:
-        """Return percentage and minimum of the budget for Envoy and Istio; None without one."""
+        """Return the budget for Envoy and Istio: percentage and minimum of retries in flight."""
         budget = summarize_budget(defence)
         if budget is None:
             return None
-        percent, minimum = round(100 * budget.share, 6), DEFAULT_MIN_RETRIES_IN_FLIGHT
+        percent, minimum = round(100 * budget.ratio, 6), DEFAULT_MIN_RETRIES_IN_FLIGHT
         if budget.kind == "ratio":
             minimum = max(1, ceil(budget.arguments["min_per_second"]))
         effect = (
@@ -241,7 +241,7 @@ class Imported(NamedTuple):
     """The fields of the policy that the document sets."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the defence as a dict, without defaults that the document does not set."""
+        """Return the contents of a policy file; unset fields with default values are left out."""
         defaults = Policy().to_dict()
         return {
             name: value
@@ -251,14 +251,14 @@ class Imported(NamedTuple):
 
 
 def format_value(value: object) -> str:
-    """Return a value as short text, as in a policy file."""
+    """Return a value as short text for users."""
     if value is None:
         return "none"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
         return f"{value:.10g}"
-    if isinstance(value, (set, frozenset)):  # of items of any type, which pyright rejects
+    if isinstance(value, (set, frozenset)):  # pyright does not know the type of the items
         return _join(sorted(map(str, value)))  # pyright: ignore[reportUnknownArgumentType]
     if isinstance(value, (list, tuple)):
         return _join(list(map(format_value, value)))  # pyright: ignore[reportUnknownArgumentType]
@@ -282,8 +282,8 @@ def first_ceilings(policy: Policy, *, throttled: bool = False) -> list[float]:
 
 
 def delay_bounds(policy: Policy) -> tuple[float, float]:
-    """Return the delay before the first retry and the longest delay, before jitter."""
-    if policy.jitter == "decorrelated":  # which has no ceilings, only these bounds
+    """Return the first and the longest delay, both without jitter."""
+    if policy.jitter == "decorrelated":  # such delays have only these bounds
         return policy.initial_delay, policy.max_delay
     delays = first_ceilings(policy)
     first = max(delays[0], 0.001)
@@ -292,10 +292,10 @@ def delay_bounds(policy: Policy) -> tuple[float, float]:
     return first, max(*delays, first)
 
 
-def _total_wait(policy: Policy, delays: list[float], retries: int) -> float:
+def _total_wait(policy: Policy, delays: list[float], retry_count: int) -> float:
     """Return the longest total wait; retries after those in `delays` repeat the last delay."""
-    waits = sum(delays) + (retries - len(delays)) * delays[-1]
-    return waits if policy.total_budget is None else min(waits, policy.total_budget)
+    wait = sum(delays) + (retry_count - len(delays)) * delays[-1]
+    return wait if policy.total_budget is None else min(wait, policy.total_budget)
 
 
 def _field_of_difference(policy: Policy) -> tuple[str, object]:
@@ -314,23 +314,23 @@ def _format_delays(delays: list[float]) -> str:
     return ", ".join(map(format_duration, delays[:_MAX_LISTED_DELAYS])) + more
 
 
-def hedging_delay(hedging: Hedging, format_name: str) -> float:
-    """Return the seconds before a copy is sent; raise ConfigurationError for a percentile."""
+def hedging_delay(hedging: Hedging, system: str) -> float:
+    """Return the seconds before a hedge starts; raise ConfigurationError if they are measured."""
     if isinstance(hedging.after, float):
         return hedging.after
-    setting = "max_extra_load alone" if hedging.after is None else repr(hedging.after)
+    setting = "only max_extra_load" if hedging.after is None else repr(hedging.after)
     rule = (
-        f"must be seconds to be exported to {format_name}, got {setting}: {format_name} does not "
+        f"must be set in seconds to be exported to {system}, got {setting}: {system} does not "
         "measure percentiles, so set the value that you measured"
     )
     raise ConfigurationError("hedging.after", rule)
 
 
-def reject_hedging(defence: Defence, format_name: str) -> None:
-    """Raise ConfigurationError if the defence hedges, because the format has no hedging."""
+def reject_hedging(defence: Defence, system: str) -> None:
+    """Raise ConfigurationError if the defence hedges, because the system has no hedging."""
     if defence.hedging is not None:
         msg = (
-            f"hedging cannot be exported to {format_name}, which has no hedging: export to grpc or "
+            f"hedging cannot be exported to {system}, which has no hedging: export to grpc or "
             "envoy, or use a policy with retries"
         )
         raise ConfigurationError(msg)
@@ -341,30 +341,33 @@ class BudgetSummary(NamedTuple):
 
     kind: str
     arguments: dict[str, Any]
-    earned: float
-    """Number of retries that one success pays for."""
-    burst: float
-    """Number of retries that are possible without any success."""
+    retries_per_success: float
+    """For a ratio budget: retries per call, successful or not."""
+    retries_without_success: float
+    """Retries until the budget is empty; for a ratio budget: retries in a window without calls."""
 
     @property
-    def share(self) -> float:
+    def ratio(self) -> float:
         """Retries as a fraction of all calls, for systems that support no other budget.
 
         A token bucket can allow one retry per success and still stop all retries in an outage. A
-        fraction does not stop retries in an outage, so it is limited to the systems' default.
+        fraction does not stop retries in an outage, so here it is at most the systems' default.
         """
-        return self.earned if self.kind == "ratio" else min(self.earned, DEFAULT_RETRY_SHARE)
+        if self.kind == "ratio":
+            return self.retries_per_success
+        return min(self.retries_per_success, DEFAULT_RETRY_RATIO)
 
 
 def summarize_budget(defence: Defence) -> BudgetSummary | None:
     """Return the summary of a defence's budget, or None without a budget."""
-    budget, arguments = defence.downstream(name="export").budget, part_arguments(defence, "budget")
+    budget = defence.downstream(name="export").budget
+    arguments = component_arguments(defence, "budget")
     if budget is None or arguments is None or defence.budget is None:
         return None
     kind = defence.budget["kind"]
     if kind == "token":
         prices = PRICES[arguments["preset"]]
-        earned, burst = prices.clean_success / prices.retry, budget.balance(0.0) / prices.retry
-        return BudgetSummary(kind, arguments, earned, burst)
-    earned = arguments["ratio" if kind == "ratio" else "token_ratio"]
-    return BudgetSummary(kind, arguments, earned, budget.balance(0.0))
+        per_success = prices.clean_success / prices.retry
+        return BudgetSummary(kind, arguments, per_success, budget.balance(0.0) / prices.retry)
+    per_success = arguments["ratio" if kind == "ratio" else "token_ratio"]
+    return BudgetSummary(kind, arguments, per_success, budget.balance(0.0))
