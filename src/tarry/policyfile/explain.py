@@ -113,15 +113,14 @@ def _explain_breaker(breaker: Mapping[str, Any]) -> str:
         conditions += f" or at least {slow} took longer than {after}"
     if breaker["consecutive"] is not None:
         conditions += f", or when {breaker['consecutive']} calls in a row failed"
-    growth = ""
+    period = format_duration(breaker["open_for"])
     if breaker["growth"] > 1:
         longest = format_duration(breaker["max_open"])
-        growth = f" ({breaker['growth']:g} x as long each further time, up to {longest})"
+        period += f" ({breaker['growth']:g} x as long each further time, up to {longest})"
     if breaker["spread"]:
-        growth += f", plus a random part of up to {_format_percent(breaker['spread'])}"
+        period += f", plus a random part of up to {_format_percent(breaker['spread'])}"
     return (
-        f"opens when, {conditions}; then it rejects attempts for "
-        f"{format_duration(breaker['open_for'])}{growth}, and closes when "
+        f"opens when, {conditions}; then it rejects attempts for {period}, and closes when "
         f"{breaker['probes']} probes (test calls) have succeeded"
     )
 

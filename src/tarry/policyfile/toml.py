@@ -22,7 +22,7 @@ def dumps(document: Mapping[str, Any]) -> str:
 
 
 def _format_tables(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
-    """Return blocks of lines: first one for the values of the table, then those of sub-tables."""
+    """Return the blocks of text of a table and of its sub-tables; its own values come first."""
     lines = [f"[{'.'.join(map(_format_key, path))}]"] if path else []
     blocks: list[str] = []
     for name, value in table.items():
