@@ -1,7 +1,7 @@
 """`tarry policy`: explain, check, export and import policy files; manage policies of a service.
 
 `export` and `import` write only documents to standard output, so that it can be piped into another
-command. A defence is a policy with its breaker, budget, limiter and hedging.
+command. A defence is a policy or hedging, with its breaker, budget and limiter.
 """
 
 from __future__ import annotations
@@ -377,7 +377,7 @@ def _read_documents(path: Path) -> list[Any]:
 
 
 def read_defence_or_preset(path_or_preset: str) -> Defence:
-    """Return a preset, or the policy in a file with its breaker, budget, limiter and hedging."""
+    """Return the defence of a policy file, or a preset without breaker, budget and limiter."""
     from tarry.core.policy import PRESETS
     from tarry.policyfile.defence import Defence
     from tarry.simulator.files import read_defence

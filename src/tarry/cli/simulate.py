@@ -1,7 +1,7 @@
 """`tarry simulate`: simulate the effect of a retry policy on a failing dependency.
 
 A study is a scenario with its variants (usually policies), parameters and reported metrics. The
-help calls it a scenario. A defence is a policy with its breaker, budget, limiter and hedging.
+help calls it a scenario. A defence is a policy or hedging, with its breaker, budget and limiter.
 """
 
 from __future__ import annotations

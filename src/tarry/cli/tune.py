@@ -79,7 +79,7 @@ def tune(
 
     check_output_path(out, POLICY_SUFFIXES)
     latency_target_s = parse_duration("--latency-target", latency_target)
-    # A defence is what users call a policy, with its breaker, budget, limiter and hedging.
+    # A defence is a policy or hedging, with its breaker, budget and limiter.
     current = None if policy is None else read_defence(policy)
     evidence = analyze_log(read_attempt_log(log))
     proposal = propose(evidence, current, latency_target_s)

@@ -1,8 +1,8 @@
 """Build scenarios and defences from the data of a document. Errors name the line of the value.
 
 The keys of a scenario file are the fields of the dataclasses in `tarry.simulator.scenario`. The
-annotation of a field selects how its value is built. A defence is what callers use against
-failures: a policy with optional parts, which are breaker, budget, limiter and hedging.
+annotation of a field selects how its value is built. A defence is a policy or hedging,
+with its breaker, budget and limiter.
 """
 
 from __future__ import annotations
