@@ -65,7 +65,7 @@ def test_check_warns(tmp_path: Path) -> None:
 
     assert f"{path}: ok: up to 4 attempts\n" == result.stdout
     assert ["retryable_statuses has 200", "retryable_statuses has 404", "total_budget = 0.05"] == [
-        line.removeprefix(f"{path}: warning: ").partition(":")[0].partition(" is ")[0]
+        line.removeprefix(f"{path}: warning: ").partition(":")[0].partition(" may ")[0]
         for line in result.stderr.splitlines()
     ]
 
