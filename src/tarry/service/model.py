@@ -8,6 +8,7 @@ The states of a task, with the event that leads from one state to the next:
     IN_FLIGHT  ── Wait ───▶ PENDING      the core's verdict: another attempt after a delay
     IN_FLIGHT  ── Stop ───▶ EXHAUSTED    the core's verdict: no other attempt (a dead letter)
     IN_FLIGHT  ── cancel ─▶ CANCELLED    when the attempt ends without success
+    IN_FLIGHT  ── release ▶ PENDING      when the worker cannot start the attempt
     EXHAUSTED  ── replay ─▶ PENDING
 
 This module does no I/O. Times are epoch milliseconds on the store's clock. Durations are
@@ -68,7 +69,7 @@ class TaskContent(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     etag: str | None = None
     """If the caller wrote the object `body_ref`: its entity tag when the task was added. A
     different entity tag later shows that the object was replaced."""
-    body_stored_by_service: bool = msgspec.field(default=False, name="owned")  # stored by this name
+    body_stored_by_service: bool = msgspec.field(default=False, name="owned")  # stored as `owned`
     """Whether the service wrote the object `body_ref`, and deletes it when the task is deleted."""
     overrides: dict[str, Any] | None = None
     """Policy fields that this task overrides."""
@@ -100,11 +101,11 @@ class Task(msgspec.Struct, kw_only=True, array_like=True, gc=False):
     created_at: int = 0
     """Set by the store when the task is added."""
     next_attempt_at: int = 0
-    """When the next attempt is due. For a new task, the store computes it from `NewTask.delay_ms`,
-    if that is set."""
+    """When the next attempt is due. For a new task, the store computes this time from
+    `NewTask.delay_ms`, unless the delay is None."""
     first_due_at: int = 0
-    """When the first attempt was due: the start of the policy's `total_budget`, which limits the
-    time for all attempts. A replay sets it to its own time."""
+    """When the first attempt was due. The policy's `total_budget`, which limits the time for all
+    attempts, starts then. A replay sets `first_due_at` to the time of the replay."""
     status: Status = Status.PENDING
     reason: str | None = None
     """Why the task is EXHAUSTED."""
@@ -165,13 +166,13 @@ class Task(msgspec.Struct, kw_only=True, array_like=True, gc=False):
         )
 
     def status_at(self, now: int) -> Status:
-        """Return the status to show: PENDING for a task that was leased before it is due."""
+        """Return the status to show: a task that was leased early is PENDING until it is due."""
         is_early = self.status is Status.IN_FLIGHT and now < self.next_attempt_at
         return Status.PENDING if is_early else self.status
 
 
 class Decision(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
-    """The verdict of the core after an attempt, and values on which it was based."""
+    """The verdict of the core after an attempt, and values on which the verdict was based."""
 
     action: str
     """`done`, `wait` or `stop`."""
@@ -186,9 +187,9 @@ class Decision(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     hint_source: str | None = None
     policy_version: int | None = None
     budget: float | None = None
-    """The balance of the retry budget at that time."""
+    """The balance of the retry budget when the core decided."""
     breaker: str | None = None
-    """The state of the breaker at that time."""
+    """The state of the breaker when the core decided."""
 
 
 class AttemptRecord(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
@@ -237,19 +238,19 @@ class LaneRecord(msgspec.Struct, kw_only=True, gc=False):
     name: str
     tenant: str
     parked_until: int | None = None
-    """When the breaker was opened: no task is leased before this time (the lane is parked). After
-    it the lane is half-open, until it is unparked or resumed."""
+    """No task is leased before this time, because the breaker is open (the lane is parked). After
+    this time the lane is half-open, until it is unparked or resumed. None: the lane is neither."""
     probes: int = 0
     """How many tasks may be leased at a time while the lane is half-open."""
     consecutive_opens: int = 0
-    """How often in a row the breaker has opened. It stays open longer each time."""
+    """How often in a row the breaker has opened. Each time, the breaker stays open longer."""
     paused: bool = False
     """Whether an operator has paused the lane: no task is leased until the lane is resumed."""
     pending: int = 0
     in_flight: int = 0
     exhausted: int = 0
     last_claim_at: int | None = None
-    """When tasks of the lane were last leased by a claim."""
+    """When a claim last leased tasks of the lane; None: never."""
 
 
 class ApiKeyRecord(msgspec.Struct, kw_only=True, gc=False):
@@ -264,9 +265,10 @@ class ApiKeyRecord(msgspec.Struct, kw_only=True, gc=False):
 
 
 class ReplayRecord(msgspec.Struct, kw_only=True, gc=False):
-    """A replay: makes the dead letters that match its fields PENDING again, step by step.
+    """A replay: it makes dead letters (EXHAUSTED tasks) PENDING again, step by step.
 
-    Its progress is stored, so that it continues after a crash.
+    Only dead letters with the same tenant, lane, policy and reason match; None matches all. The
+    progress of the replay is stored, so that the replay continues after a crash.
     """
 
     id: str
@@ -283,10 +285,10 @@ class ReplayRecord(msgspec.Struct, kw_only=True, gc=False):
     replayed: int = 0
     """The number of dead letters replayed so far."""
     cursor: str | None = None
-    """The position after which the next step continues; its format depends on the store."""
+    """The position after which the next step continues, in a format that the store chooses."""
     status: str = "running"
     """`running`, `done` or `cancelled`."""
     created_at: int = 0
     next_at: int = 0
-    """When the next step is due, as the rate requires."""
+    """When the next step is due. Depends on `rate`."""
     finished_at: int | None = None

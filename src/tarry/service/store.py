@@ -1,4 +1,4 @@
-"""The store port: the operations that the service needs from a store.
+"""The interface of a store (`Store`): the operations that the service needs from it.
 
 Every implementation follows these rules, which one conformance suite checks:
 
@@ -6,7 +6,7 @@ Every implementation follows these rules, which one conformance suite checks:
   `claim`, `replay_step`, `purge` or `sweep` continues with other tasks.
 * The changes of a call are durable when it returns. `add`, `finish` and `release` take batches. If
   one of them raises `StoreUnavailable`, it has applied its whole batch or nothing of it.
-* The store's own clock decides what is due; `claim` returns its time. Times are epoch milliseconds.
+* The store's clock decides what is due, and `claim` returns its time. Times are epoch milliseconds.
 * The cost of a call depends on the number of tasks that it returns or changes, not on the number of
   stored tasks and lanes. Only `count_dead_letters` and `start_replay` read all dead letters
   (EXHAUSTED tasks) of a tenant.
@@ -17,9 +17,10 @@ Every implementation follows these rules, which one conformance suite checks:
 * An id that is unknown, malformed or of another tenant is treated as missing.
 
 A task is *live* while it is PENDING or IN_FLIGHT, and *finished* when it is SUCCEEDED, EXHAUSTED or
-CANCELLED. A lane is the queue of one downstream. It is *parked* while the downstream's breaker is
-open. After that it is *half-open*: only a few tasks, the probes, are leased at a time, until the
-lane is unparked.
+CANCELLED. The operation `finish` ends an attempt; its task is finished only if no retry follows.
+
+A lane is the queue of one downstream. It is *parked* while the downstream's breaker is open. After
+that it is *half-open*: only a few tasks, the probes, are leased at a time, until `unpark`.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ _MAX_REPLAY_PAUSE_MS = 1e12
 class LeaseTerms(msgspec.Struct, frozen=True):
     """For which worker, how early and for how long a call leases tasks.
 
-    A task is leased at most `horizon_ms` before its `next_attempt_at`. The lease ends `length_ms`
-    after `next_attempt_at`, or `length_ms` from now if the task is overdue.
+    A task is leased at most `horizon_ms` (the horizon) before its `next_attempt_at`. The lease ends
+    `length_ms` after `next_attempt_at`, or `length_ms` from now if the task is overdue.
     """
 
     worker: str
@@ -61,8 +62,8 @@ class NewTask(msgspec.Struct, array_like=True, gc=False):
     """A task to add.
 
     Its first attempt is due `delay_ms` from now or, if `delay_ms` is None, at
-    `task.next_attempt_at`; a time in the past means now. The store ignores fields of `task` that it
-    sets itself, such as status and attempts.
+    `task.next_attempt_at`. If that time is in the past, the attempt is due now. The store ignores
+    fields of `task` that it sets itself, such as status and attempts.
     """
 
     task: Task
@@ -86,7 +87,7 @@ class AddStatus(StrEnum):
 
 
 class AddResult(msgspec.Struct, gc=False):
-    """The result for one new task; `task` is the stored task or, if OVER_QUOTA, the given one."""
+    """The result for one new task; `task` is the stored task, or the given one if OVER_QUOTA."""
 
     status: AddStatus
     task: Task
@@ -99,30 +100,31 @@ class ClaimResult(msgspec.Struct):
     now: int
     tasks: list[Task]
     consecutive_opens_by_lane: dict[str, int]
-    """For each half-open lane of these tasks: how often in a row its breaker has opened."""
+    """Only half-open lanes of these tasks: how often in a row the lane's breaker has opened."""
     next_at: int | None
-    """A lower bound of the time at which the next claim can lease a task; None: no task waits.
+    """The next claim cannot lease a task before this time; None: no task waits.
 
-    Tasks of paused lanes are ignored. If all probes of a half-open lane are leased, the lane's time
-    is the earliest end of these leases. If no task was claimed, `next_at` is later than `now`."""
+    Tasks of paused lanes are ignored. If all probes of a half-open lane are leased, the next task
+    of the lane can be leased when the first of these leases ends. If no task was claimed, `next_at`
+    is later than `now`."""
     lost_attempts: int = 0
-    """The number of attempts that were logged as lost, because their leases had expired."""
+    """The number of attempts that this claim has logged as lost: their leases had expired."""
 
 
 class TaskResult(msgspec.Struct, kw_only=True, gc=False):
-    """The result of an attempt, and the next state of its task, with the fields of `Task`."""
+    """What `finish` writes for a leased task; fields as in `Task`, unless described here."""
 
     task: Task
     """The task as it was leased."""
     attempt: AttemptRecord | None
-    """The entry for the attempt log; None: no attempt was made, and none is counted."""
+    """The entry for the attempt log; None: no attempt was made, so no attempt is counted."""
     status: Status
     reason: str | None = None
     next_attempt_at: int = 0
     """Required if `status` is PENDING."""
     renewed_lease: LeaseTerms | None = None
-    """With `status` PENDING: leases the task to the worker for the next attempt too, which must be
-    due within the horizon. The task stays IN_FLIGHT, and its version is incremented only once."""
+    """Only with `status` PENDING and a next attempt within the horizon: leases the task to the
+    worker for this attempt too. The task stays IN_FLIGHT. Its version is incremented only once."""
     previous_delay: float | None = None
     backoff_offset: int = 0
     last_outcome_kind: str | None = None
@@ -136,8 +138,8 @@ class FinishStatus(StrEnum):
 
     APPLIED = "applied"
     SUPERSEDED = "superseded"
-    """The lease was lost, or the task was deleted: nothing was changed. An expired lease is lost
-    only when a claim leases the task again."""
+    """The lease was lost, or the task was deleted, so nothing was changed. A lease is not lost when
+    it expires, but when a later claim finds the expired lease."""
     CANCELLED = "cancelled"
     """A cancellation had been requested. The attempt, if any, is logged, and the task is CANCELLED.
     If the attempt succeeded, the task is SUCCEEDED instead, and `finish` returns APPLIED."""
@@ -154,19 +156,19 @@ class Release(msgspec.Struct, gc=False):
 
 
 class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Filter for tasks; None matches all. `status` is the stored status, not `Task.status_at`."""
+    """Filter for tasks; None matches all."""
 
-    status: Status | None = None
+    status: Status | None = None  # as stored: IN_FLIGHT also for a task that was leased early
     policy_id: str | None = None
     lane: str | None = None
     reason: str | None = None
 
 
 class Page(msgspec.Struct, Generic[T]):
-    """One page of a list; `cursor` requests the next page, and is None on the last page.
+    """One page of a list; pass `cursor` to get the next page. It is None on the last page.
 
-    Only a bounded number of rows is read for one page. So with a filter that rarely matches, a page
-    may be short or even empty, although it is not the last one.
+    The store reads only a bounded number of rows for one page. So with a filter that rarely
+    matches, a page may be short or even empty, although it is not the last one.
     """
 
     items: list[T]
@@ -180,7 +182,7 @@ class CancelStatus(StrEnum):
     REQUESTED = "requested"
     """The task is IN_FLIGHT, so an attempt may be running. No further attempt follows."""
     FINISHED = "finished"
-    """The task was finished before the request, perhaps by an earlier cancellation."""
+    """The task was finished before the request, perhaps because it had been cancelled already."""
 
 
 class RetryNowStatus(StrEnum):
@@ -211,7 +213,7 @@ class PolicyWriteStatus(StrEnum):
 
 
 class Counters(msgspec.Struct):
-    """The number of stored tasks in each status, and of results that were SUPERSEDED so far."""
+    """The number of stored tasks in each status, and the number of SUPERSEDED results so far."""
 
     task_counts: dict[Status, int]
     superseded_count: int = 0
@@ -239,7 +241,7 @@ class Retention(msgspec.Struct, frozen=True):
 
 
 def next_replay_step_at(replay: ReplayRecord, task_count: int, now: int) -> int:
-    """Return when the next step of a replay is due, after a step that replayed some tasks."""
+    """Return when the next step of a replay is due; the last step replayed `task_count` tasks."""
     if replay.rate <= 0:
         return now
     pause = min(task_count * 1000 / replay.rate, _MAX_REPLAY_PAUSE_MS)
@@ -264,10 +266,10 @@ class Store(Protocol):
     async def add(
         self, tasks: Sequence[NewTask], terms: LeaseTerms | None = None, *, quota: int | None = None
     ) -> list[AddResult]:
-        """Add tasks, each with its own result; `quota` limits the live tasks of each tenant.
+        """Add tasks, and return a result for each; `quota` limits the live tasks of each tenant.
 
         If two tasks of a batch have the same tenant and idempotency key, the second is EXISTING or
-        CONFLICT. A task is OVER_QUOTA only if its key is new.
+        CONFLICT. A task is OVER_QUOTA only if its key is new. `terms` are for `lease_on_add`.
         """
         ...
 
@@ -286,12 +288,12 @@ class Store(Protocol):
         The attempt of an expired lease is logged as lost. In the log, it starts at its due time,
         and has the worker that had the lease. The task's next attempt is due at the end of that
         lease. If a cancellation of the task was requested, the task is not leased but becomes
-        CANCELLED, and counts towards the limits too.
+        CANCELLED. Such a task counts towards `limit` and `per_lane` too.
         """
         ...
 
     async def finish(self, results: Sequence[TaskResult]) -> list[FinishStatus]:
-        """Log each attempt and write the task's next state, unless the lease was lost."""
+        """Log ended attempts and write their tasks' next states, unless the lease was lost."""
         ...
 
     async def release(self, releases: Sequence[Release]) -> list[FinishStatus]:
@@ -306,8 +308,8 @@ class Store(Protocol):
         """Lease no task of the lane until this time, and afterwards `probes` tasks at a time.
 
         `consecutive_opens` is how often in a row the breaker has opened. The values of an earlier
-        call are overwritten. Like `pause`, this creates a lane that does not exist; the part of its
-        name before the first slash is the tenant.
+        call are overwritten. Like `pause`, this creates the lane if it does not exist. The part of
+        the lane's name before the first slash is the tenant.
         """
         ...
 
@@ -354,12 +356,12 @@ class Store(Protocol):
         ...
 
     async def retry_now(self, tenant: str, task_id: str) -> RetryNowStatus | None:
-        """Make a PENDING or EXHAUSTED task due now; None: no such task.
+        """Make a PENDING or EXHAUSTED task due now; return None if the task does not exist.
 
         A PENDING task that is overdue keeps its due time. An EXHAUSTED task is replayed:
-        `first_due_at` is set to now, `attempts_before_replay` to `attempts` (which the policy no
-        longer counts), `replays` is incremented, and `lost_attempts`, `previous_delay`,
-        `backoff_offset` and `last_outcome_kind` are reset.
+        `first_due_at` is set to now, and `replays` is incremented. `attempts_before_replay` is set
+        to `attempts`, so that the policy does not count the attempts so far. `lost_attempts`,
+        `previous_delay`, `backoff_offset` and `last_outcome_kind` are reset.
         """
         ...
 
@@ -372,9 +374,10 @@ class Store(Protocol):
         ...
 
     async def start_replay(self, replay: ReplayRecord) -> ReplayRecord:
-        """Store a replay that is due at once; return a stored replay with this id unchanged.
+        """Store a replay, whose first step is due at once, and return it.
 
-        The store sets `matched` and the times. A `before` of 0 or in the future is set to now.
+        If a replay with this id is stored already, return the stored one unchanged. The store sets
+        `matched` and the times. A `before` of 0 or in the future is set to now.
         """
         ...
 
@@ -383,16 +386,16 @@ class Store(Protocol):
         ...
 
     async def list_replays(self, *, running: bool, tenant: str | None = None) -> list[ReplayRecord]:
-        """Return at most 100 replays, newest first; with `running`, running ones, by due time."""
+        """Return at most 100 replays: all, newest first, or only running ones, by due time."""
         ...
 
     async def replay_step(self, replay_id: str, limit: int) -> ReplayRecord | None:
         """Replay up to `limit` dead letters, oldest first, if the replay is running and due.
 
         Returns the replay as it is afterwards, or None if it does not exist. After n tasks the next
-        step is due n / rate seconds later, counted from the due time of this step: a late replay
-        makes up for its delay, but for at most `MAX_REPLAY_LAG_MS` of it. A step that finds the
-        last dead letter before it reaches `limit` ends the replay.
+        step is due n / rate seconds later, counted from the due time of this step. So a late replay
+        makes up for its delay, but for at most `MAX_REPLAY_LAG_MS` of it. The replay ends with a
+        step that reaches the last dead letter and has replayed fewer than `limit`.
         """
         ...
 
@@ -403,8 +406,8 @@ class Store(Protocol):
     async def purge(self, tenant: str, task_filter: TaskFilter, limit: int) -> int:
         """Remove up to `limit` dead letters with their attempt logs, oldest first; return how many.
 
-        Their bodies are orphaned, see `list_orphaned_bodies`. A filter for a status other than
-        EXHAUSTED removes nothing.
+        `list_orphaned_bodies` then returns their bodies. If `task_filter` has a status other than
+        EXHAUSTED, nothing is removed.
         """
         ...
 
@@ -414,7 +417,8 @@ class Store(Protocol):
         """Create a policy; if it exists and `replace` is true, add a version to it.
 
         Returns the newest version. The store numbers versions from 1 and ignores `policy.version`.
-        Numbers are not reused after a deletion, so a pinned version never has another document.
+        Numbers are not reused after a deletion. So the version to which a task refers
+        (`Task.policy_version`) never has another document.
         """
         ...
 
@@ -457,7 +461,7 @@ class Store(Protocol):
     async def attempts_per_minute(
         self, tenant: str | None, *, since: int
     ) -> list[AttemptsOfMinute]:
-        """Return the attempts of one tenant, or of all tenants (None), earliest minute first.
+        """Return the attempt counts of one tenant, or of all tenants (None), sorted by minute.
 
         The first minute is the one that contains `since`, but at most a day ago. Minutes without
         attempts are omitted.
@@ -467,7 +471,7 @@ class Store(Protocol):
     async def sweep(self, retention: Retention, limit: int) -> SweepResult:
         """Remove up to `limit` finished tasks after their retention time, with their attempt logs.
 
-        Their bodies are orphaned, see `list_orphaned_bodies`. While a replay of a tenant runs, the
+        `list_orphaned_bodies` then returns their bodies. While a replay of a tenant runs, the
         tenant's dead letters stay, because the replay has counted them. Replays that have ended are
         removed after the retention time of dead letters. Empty lanes that are neither parked nor
         paused may be removed too.

@@ -1,1 +1,1 @@
-"""Implementations of the store port: SQLite, in a file or in memory."""
+"""Implementations of `tarry.service.store.Store`: SQLite, in a file or in memory."""

@@ -1,4 +1,4 @@
-"""Adding tasks: a few statements insert a batch, but each task of it has its own result."""
+"""Adding tasks: a few statements insert a batch, and each task of the batch has its own result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from tarry.service.stores.sqlite.transaction import LaneRow, Transaction
 
 _FIND_BY_KEY = SELECT_TASK + "WHERE s.seq = (SELECT seq FROM task WHERE tenant = ? AND key = ?)"
-# A MultiRowStatement repeats the part in brackets for each row.
+# `MultiRowStatement` repeats the part in brackets for each row. NULLABLE_..._SQL is a placeholder
+# whose parameter may be NULL_..._PARAM, which stands for NULL.
 _INSERT_TASKS = MultiRowStatement(f"""
 INSERT INTO task (id, tenant, key, created_at, policy_version, fingerprint, body_ref, content)
 VALUES [?, ?, ?, ?, {NULLABLE_NUMBER_SQL}, ?, {NULLABLE_TEXT_SQL}, ?]
@@ -48,7 +49,7 @@ fields, so the writer process returns only these: 7 KB instead of 400 KB for 270
 
 
 class _TaskGroup(Struct, gc=False):
-    """The tasks of a batch with the same tenant, lane and policy: their ids and task counts."""
+    """Tasks of a batch with the same tenant, lane and policy, and how many of them were added."""
 
     tenant_id: int
     lane: LaneRow
@@ -61,7 +62,7 @@ class _TaskGroup(Struct, gc=False):
 def to_add_results(
     tasks: Sequence[NewTask], terms: LeaseTerms | None, results: Sequence[InitialState | AddResult]
 ) -> list[AddResult]:
-    """Convert the results of `add` below into those of `Store.add`."""
+    """Convert the results of the function `add` below into the results of `Store.add`."""
     worker = None if terms is None else terms.worker
     complete: list[AddResult] = []
     for new, result in zip(tasks, results, strict=True):
@@ -81,7 +82,7 @@ def add(
     """Add tasks, and lease those with `lease_on_add`; see `Store.add`."""
     if quota is None:
         return add_without_quota(tx, tasks, terms)
-    # Quick check: no tenant would exceed the quota even if all the tasks were its own.
+    # Quick check: no tenant would exceed the quota even if all tasks of the batch were its tasks.
     max_live = quota - len(tasks)
     tenants = dict.fromkeys(new.task.tenant for new in tasks)
     if all(tx.count_live_tasks(tx.names.tenant_id(tenant)) <= max_live for tenant in tenants):
@@ -113,7 +114,7 @@ def add_without_quota(
 def _insert_tasks(
     tx: Transaction, tasks: Sequence[NewTask], tenant_ids: Sequence[int]
 ) -> list[int | None]:
-    """Insert rows into `task`; return the `seq` of each, or None if its key or id exists."""
+    """Insert rows into `task`; return the `seq` of each, or None if its key or id is not new."""
     now = tx.now
     ids = pack_ids([new.task.id for new in tasks])
     if None in ids:
@@ -191,7 +192,7 @@ def _insert_states(
             status, wake_at, worker = PENDING, due, NULL_NUMBER_PARAM
             lane.lower_due_at(wake_at)
             group.pending_count += 1
-        # The column `started_at`, which is `Task.first_due_at`, is `due` too.
+        # The second `due` is for the column `started_at`, which holds `Task.first_due_at`.
         parameters += (seq, tenant_id, lane.id, group.policy_id, status, wake_at, due, due, worker)
         states.append((now, due, wake_at, status == IN_FLIGHT))
     _INSERT_STATES.execute(tx.execute, parameters)

@@ -1,12 +1,16 @@
 """Claims: lease due tasks and tasks with an expired lease, in a fair order of lanes.
 
-The order is: tenants in turn, and of each tenant the least recently served lane. Lanes and tenants
-are either *ready*, that is in the rotation that a claim walks through, or *asleep* until one of
-their check times (see `transaction`). A claim first wakes the lanes and tenants whose check time
-has come: it makes them ready. A lane from which tasks were leased moves to the end of the rotation.
-A lane from which no more tasks can be leased now is put to sleep. So the cost of a claim grows with
-the number of tasks it returns, not with the number of lanes that are asleep: those that are parked
-(their breaker is open), paused, or have only tasks for later.
+The order is: tenants in turn, and of each tenant the least recently served lane (a lane is the
+queue of one downstream). Lanes and tenants are either *ready*, that is in the rotation that a claim
+walks through, or *asleep* until one of their two *check times*. The check times of a lane are the
+next due time of a task (`due_check_at`), and the next end of a lease or, while the lane is parked
+(its breaker is open), of the parking (`expiry_check_at`). Those of a tenant are the earliest ones
+of its sleeping lanes.
+
+A claim first wakes lanes and tenants whose check time has come, that is it makes them ready. A lane
+from which tasks were leased moves to the end of the rotation. A lane from which no more tasks can
+be leased now is put to sleep. So the cost of a claim grows with the number of tasks that it
+returns, not with the number of sleeping lanes.
 """
 
 from __future__ import annotations
@@ -42,7 +46,8 @@ _DUE_TASKS, _EXPIRED_LEASES = (
     "ORDER BY s.wake_at LIMIT ?"
     for status in (PENDING, IN_FLIGHT)
 )
-# The rows exist, so only the part after DO UPDATE is applied; status 1 is IN_FLIGHT.
+# `MultiRowStatement` repeats the part in brackets for each row. The rows exist, so only the part
+# after DO UPDATE is applied. Status 1 is IN_FLIGHT.
 _LEASE_TASKS = MultiRowStatement("""
 INSERT INTO state (seq, tenant, lane, policy, started_at, status, wake_at, next_attempt_at, version,
     attempts, lost, worker)
@@ -51,9 +56,10 @@ ON CONFLICT (seq) DO UPDATE SET status = 1, wake_at = excluded.wake_at,
     next_attempt_at = excluded.next_attempt_at, version = excluded.version,
     attempts = excluded.attempts, lost = excluded.lost, worker = excluded.worker
 """)
-_MAX_TENANTS_WOKEN = 1000  # in one claim
 _PAGE_SIZE = 16  # ready tenants or lanes that are read with one query
-_MAX_CHECK_TIMES_CORRECTED = 16  # in one claim and column, see `_earliest_check`
+# Limits for one claim and for each of the two check columns:
+_MAX_TENANTS_WOKEN = 1000
+_MAX_CHECK_TIMES_CORRECTED = 16  # see `_earliest_check`
 _CHECK_COLUMNS = ("due_check_at", "expiry_check_at")
 _WAKE_TENANTS = tuple(
     "UPDATE tenant SET ready = 1 WHERE id IN (SELECT id FROM tenant "
@@ -98,22 +104,18 @@ _PUT_TENANT_TO_SLEEP = (
 
 
 def claim(
-    tx: Transaction,
-    terms: LeaseTerms,
-    limit: int,
-    max_per_lane: int,
-    skipped_lanes: Collection[str],
+    tx: Transaction, terms: LeaseTerms, limit: int, per_lane: int, skipped_lanes: Collection[str]
 ) -> ClaimResult:
     """Lease up to `limit` tasks; see `Store.claim`."""
     tx.flush()  # the statements below read lanes from the file
-    lost_before = tx.lost_attempts
+    lost_before_claim = tx.lost_attempts  # by other claims in the same transaction
     rotation = ClaimRotation(tx, terms.horizon_ms, limit, skipped_lanes)
     served_lanes: set[int] = set()
     leased: list[tuple[int, int, Task]] = []  # (due time, `seq`, task)
-    consecutive_opens_by_lane: dict[str, int] = {}  # of half-open lanes
+    consecutive_opens: dict[str, int] = {}  # by name of a half-open lane
     lanes, slots_left = rotation.lanes(), limit
     while slots_left > 0 and (lane := next(lanes, None)):
-        rows = _find_claimable(tx, rotation, lane, terms, min(slots_left, max_per_lane))
+        rows = _find_claimable(tx, rotation, lane, terms, min(slots_left, per_lane))
         if not rows:
             continue
         slots_left -= len(rows)
@@ -121,14 +123,13 @@ def claim(
         leased_of_lane = _lease_rows(tx, lane, terms, rows)
         leased += leased_of_lane
         if leased_of_lane and lane.parked_until is not None:
-            consecutive_opens_by_lane[lane.name] = lane.consecutive_opens
+            consecutive_opens[lane.name] = lane.consecutive_opens
     rotation.record_served(served_lanes)
     leased.sort(key=lambda entry: entry[:2])
     tasks = [task for _, _, task in leased]
     next_at = rotation.end_claim(is_full=slots_left <= 0)
-    return ClaimResult(
-        tx.now, tasks, consecutive_opens_by_lane, next_at, tx.lost_attempts - lost_before
-    )
+    lost_attempts = tx.lost_attempts - lost_before_claim
+    return ClaimResult(tx.now, tasks, consecutive_opens, next_at, lost_attempts)
 
 
 def _find_claimable(
@@ -152,7 +153,7 @@ def _find_claimable(
 def _lease_rows(
     tx: Transaction, lane: LaneRow, terms: LeaseTerms, rows: list[Row]
 ) -> list[tuple[int, int, Task]]:
-    """Lease the tasks of rows; return due time, `seq` and task of each leased task."""
+    """Lease the tasks in `rows`; return due time, `seq` and task of each leased task."""
     worker = tx.names.worker_id(terms.worker)
     leased: list[tuple[int, int, Task]] = []
     parameters: list[Any] = []
@@ -174,7 +175,7 @@ def _lease_rows(
 
 
 def _end_lost_attempt(tx: Transaction, task: Task, row: Row) -> bool:
-    """Log the attempt of an expired lease as lost; then cancel the task (True) or make it due."""
+    """Log the attempt of an expired lease as lost; cancel the task (True), or make it due."""
     task.attempts += 1
     task.lost_attempts += 1
     tx.lost_attempts += 1
@@ -203,8 +204,9 @@ class ClaimRotation:
     ) -> None:
         self._tx = tx
         self._horizon_ms = horizon_ms
-        self._check_until = (tx.now + horizon_ms, tx.now)
-        """For each of `_CHECK_COLUMNS`: lanes and tenants with a time up to this one are woken."""
+        self._wake_until = (tx.now + horizon_ms, tx.now)
+        """The end of the horizon, and now. A claim wakes lanes and tenants with a `due_check_at` up
+        to the first of these times, or with an `expiry_check_at` up to the second."""
         self._max_lanes_woken = 2 * limit + 64  # of each tenant
         self._skipped_lanes = frozenset(skipped_lanes)
         self._visited_tenants: list[int] = []
@@ -214,7 +216,7 @@ class ClaimRotation:
 
     def lanes(self) -> Iterator[LaneRow]:
         """Yield one ready lane of each tenant, then another of each tenant, and so on."""
-        for statement, until in zip(_WAKE_TENANTS, self._check_until, strict=True):
+        for statement, until in zip(_WAKE_TENANTS, self._wake_until, strict=True):
             self._tx.execute(statement, (until, _MAX_TENANTS_WOKEN))
         unvisited_tenants = self._ready_tenants()
         # Tenants that have had a turn, each with the iterator over its remaining lanes.
@@ -244,7 +246,7 @@ class ClaimRotation:
 
     def _ready_lanes(self, tenant: int) -> Iterator[LaneRow]:
         execute = self._tx.execute
-        for statement, until in zip(_WAKE_LANES, self._check_until, strict=True):
+        for statement, until in zip(_WAKE_LANES, self._wake_until, strict=True):
             execute(statement, (tenant, until, self._max_lanes_woken))
         last_turn, lane = -1, -1
         while page := execute(_READY_LANES, (tenant, last_turn, lane, _PAGE_SIZE)).fetchall():
@@ -256,7 +258,7 @@ class ClaimRotation:
     def running_leases(self, lane: LaneRow) -> tuple[int, int | None]:
         """Return how many leases of a half-open lane have not expired, and their earliest end.
 
-        A half-open lane was parked before: up to `lane.probes` of its tasks may be leased. The
+        A lane is half-open after it was parked: up to `lane.probes` of its tasks may be leased. The
         count stops at `lane.probes`, because callers only compare it with that number.
         """
         parameters = (lane.id, self._tx.now, lane.probes)
@@ -264,9 +266,9 @@ class ClaimRotation:
         return count, first_end
 
     def record_served(self, served_lanes: Collection[int]) -> None:
-        """Move served lanes to the end of the rotation, and update which lanes are ready."""
+        """Move served lanes to the end of the rotation, and put idle lanes to sleep."""
         tx = self._tx
-        # Each served lane gets the next turn number: `last_turn` orders lanes by their last turns.
+        # The rotation is ordered by `last_turn`, so each served lane gets the next turn number.
         turn = old_turn = tx.execute("SELECT value FROM meta WHERE name = 'turn'").fetchone()[0]
         turn_of_tenant: dict[int, int] = {}
         for lane in self._visited_lanes:
@@ -284,15 +286,15 @@ class ClaimRotation:
 
     def _put_to_sleep_if_idle(self, lane: LaneRow) -> None:
         """Put a lane to sleep, unless a claim could lease more of its tasks now."""
-        horizon_end, now = self._check_until
+        horizon_end, now = self._wake_until
         times = self._tx.execute(_EARLIEST_DUE_AND_LEASE_END, (lane.id,)).fetchone()
         lane.due_at, lane.lease_end_at = times
         if lane.parked_until is not None:
             if lane.parked_until > now:
                 lane.sleep_until(None, lane.parked_until)
                 return
-            running, first_end = self.running_leases(lane)
-            if running >= lane.probes:
+            lease_count, first_end = self.running_leases(lane)
+            if lease_count >= lane.probes:
                 lane.sleep_until(None, first_end)
                 return
         has_due_task = lane.due_at is not None and lane.due_at <= horizon_end
@@ -301,10 +303,10 @@ class ClaimRotation:
             lane.put_to_sleep()
 
     def end_claim(self, *, is_full: bool) -> int | None:
-        """Return `ClaimResult.next_at`, and put visited tenants without a ready lane to sleep.
+        """Put visited tenants without a ready lane to sleep, and return `ClaimResult.next_at`.
 
-        `is_full` means that the claim stopped at its limit: tenants that it did not visit may have
-        tasks now.
+        `is_full` means that the claim stopped at its limit. Tenants that it did not visit may then
+        have tasks that are due now.
         """
         tx, now = self._tx, self._tx.now
         times: list[int] = []
@@ -313,22 +315,22 @@ class ClaimRotation:
             if not tx.execute(_HAS_READY_LANE, (tenant,)).fetchall():
                 tx.execute(_PUT_TENANT_TO_SLEEP, (due_check, expiry_check, tenant))
             elif tenant in self._fully_visited_tenants:
-                # If no visited lane is ready, all ready lanes of this tenant are skipped ones. The
-                # tenant stays ready, so `_earliest_check` below ignores its sleeping lanes.
-                times += self._claim_times(due_check, expiry_check)
+                # This tenant may be ready only because of skipped lanes. `_earliest_check` reads
+                # only sleeping tenants, so the check times of its sleeping lanes are added here.
+                times += self._wake_times(due_check, expiry_check)
         if any(lane.ready for lane in self._visited_lanes):
             return now
         if is_full and tx.execute(_READY_TENANTS, (-1, -1, 1)).fetchall():
             return now
         earliest = [self._earliest_check(index) for index in range(len(_CHECK_COLUMNS))]
-        times += self._claim_times(*earliest)
+        times += self._wake_times(*earliest)
         return max(now, min(times)) if times else None
 
     def _earliest_check(self, index: int) -> int | None:
         """Return the earliest time in a column of `_CHECK_COLUMNS` among sleeping tenants.
 
-        The check time of a tenant is a lower bound: it is not updated when the check times of its
-        lanes become later. Here a few of these outdated times are corrected.
+        The check time of a tenant is only a lower bound, because it is not updated when the check
+        times of its lanes become later. A few of these outdated times are corrected here.
         """
         execute = self._tx.execute
         earliest: int | None = None
@@ -343,7 +345,7 @@ class ClaimRotation:
             execute(_PUT_TENANT_TO_SLEEP, (*exact_checks, tenant))
         return earliest
 
-    def _claim_times(self, due_check: int | None, expiry_check: int | None) -> list[int]:
-        """Return when a claim wakes a lane or tenant with these check times."""
+    def _wake_times(self, due_check: int | None, expiry_check: int | None) -> list[int]:
+        """Return the times from which a claim wakes a lane or tenant with these check times."""
         times = (None if due_check is None else due_check - self._horizon_ms, expiry_check)
         return [at for at in times if at is not None]

@@ -1,13 +1,13 @@
 """One database connection: opens the file, and runs write operations and queries in transactions.
 
-It starts no thread and does not use asyncio, so that tests can run it in a deterministic
+This module starts no thread and does not use asyncio, so that tests can run it in a deterministic
 simulation. Errors of SQLite become `StoreUnavailable`.
 
 SQLite reuses the file of the write-ahead log (WAL) from its beginning only when a writer finds that
-no connection reads from it. With one read after another that never happens, and the WAL would grow
-without limit. So once the WAL is larger than `MAX_WAL_BYTES`, the writer makes a checkpoint: it
-copies the WAL into the database file and truncates it. A checkpoint waits for reads that have
-begun, in this process or another, but not for reads that begin later.
+no connection reads from the WAL. If reads follow each other without a gap, that never happens, and
+the WAL would grow without limit. So once the WAL is larger than `MAX_WAL_BYTES`, the writer makes a
+checkpoint: it copies the WAL into the database file and truncates the WAL. A checkpoint waits for
+reads that have begun, in this process or another, but not for reads that begin later.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ _BUSY_CODES = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _CONNECTION_USABLE_CODES = {None, *_BUSY_CODES, sqlite3.SQLITE_FULL}
 """Errors after which the connection can still be used."""
 _MAY_SUCCEED_ALONE_CODES = {None, sqlite3.SQLITE_FULL, sqlite3.SQLITE_ERROR}
-"""Errors of a group that may not occur if its operations run one by one. For example, a full disk
-may have space for a smaller transaction."""
+"""Errors of a group after which its operations may still succeed one by one. For example, a full
+disk may have space for a smaller transaction."""
 
 
 def _database_error_code(error: BaseException) -> int | None:
@@ -266,7 +266,7 @@ def connect(path: StorePath) -> sqlite3.Connection:
             f"and this Python has {sqlite3.sqlite_version}"
         )
     # If two processes open a new file at once, switching to WAL mode fails in one of them, because
-    # SQLite does not apply the busy timeout to that. So opening is retried.
+    # SQLite does not apply the busy timeout to the switch. So opening is retried.
     return call(_connect, path, on=lambda error: _database_error_code(error) in _BUSY_CODES)
 
 
@@ -292,7 +292,7 @@ def _connect(path: StorePath) -> sqlite3.Connection:
 def _configure(connection: sqlite3.Connection, path: StorePath) -> None:
     for pragma in (
         "synchronous = FULL",  # COMMIT returns when the changes are on the disk
-        "fullfsync = ON",  # without it, macOS leaves them in the cache of the drive
+        "fullfsync = ON",  # without it, macOS leaves the changes in the cache of the drive
         "cache_size = -16384",  # 16 MiB
         f"journal_size_limit = {MAX_WAL_BYTES}",
         "secure_delete = FAST",

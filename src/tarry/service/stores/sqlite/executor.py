@@ -1,8 +1,9 @@
 """Runs the store's operations outside the event loop, in groups: one transaction for each group.
 
 `ThreadExecutor` runs groups in a thread, `WriterProcessExecutor` (in `writer_process`) in another
-process. `tarry.service.group_commit` describes how groups are formed. An `Answer` is the value that
-an operation returned, or the error that it raised.
+process. `tarry.service.group_commit` describes how groups are formed. The *weight* of an operation
+is the approximate number of tasks that it changes. An `Answer` is the value that an operation
+returned, or the error that it raised.
 """
 
 from __future__ import annotations
@@ -24,15 +25,16 @@ if TYPE_CHECKING:
 
     Group = list[Entry[Any]]
 
-_MAX_GROUP_WEIGHT = 2_000  # tasks that one transaction changes
+_MAX_GROUP_WEIGHT = 2_000
 MAX_PENDING = 50_000
-"""Backpressure limit: the approximate number of task changes that may wait for the disk."""
+"""Backpressure limit: the sum of the weights of operations that may wait for the disk."""
 
 
 class Executor(GroupCommit[Any]):
     """Runs submitted operations in groups; all methods here run on the event loop."""
 
     def __init__(self, max_group_weight: int) -> None:
+        # `allow_oversize`: the last operation of a group may exceed the maximum weight.
         super().__init__(max_weight=max_group_weight, max_pending=MAX_PENDING, allow_oversize=True)
         self._loop = asyncio.get_running_loop()
         self._group_done = asyncio.Event()
@@ -45,13 +47,13 @@ class Executor(GroupCommit[Any]):
         return future
 
     def _overload_error(self) -> Exception:
-        # The error of an unreachable store, so that callers treat a slow disk in the same way.
+        # The class is the same as for an unreachable store: callers treat a slow disk like that.
         msg = f"the store is slow: {self.pending_count:,} changes wait for the disk already"
         return StoreUnavailable(msg)
 
     def _start_soon(self) -> None:
-        # Not now, but in the next iteration of the event loop: in it, callers that have just got an
-        # answer submit their next operations. One transaction for all of these saves fsyncs.
+        # The group starts in the next iteration of the event loop. Until then, callers that have
+        # just got an answer submit their next operations. One transaction for all saves fsyncs.
         self._loop.call_soon(self._start_group)
 
     def _start_group(self) -> None:
@@ -62,18 +64,18 @@ class Executor(GroupCommit[Any]):
 
     @abstractmethod
     def _send_group(self, group: Group) -> None:
-        """Start a group outside the event loop; when it has run, `_set_answers` is called."""
+        """Pass a group to the thread or process; when it has run, `_set_answers` is called."""
 
     async def close(self) -> None:
         """Return when all operations have run; the executor cannot be used again."""
-        # Neither `self.pending_count` (a sum of weights; operations that change no task weigh 0)
-        # nor the futures (done at once if the caller is cancelled) show whether all have run.
+        # `self.pending_count`, the sum of the weights, may be 0 before all operations have run: the
+        # weight of an empty batch is 0. A future may be done too: its caller was cancelled.
         while self._groups_in_flight or self._waiting:
             self._group_done.clear()
             await self._group_done.wait()
 
     def _set_answers(self, group: Group, answers: Sequence[Answer]) -> None:
-        """Set the futures of a group, then start the next group."""
+        """Set the futures of a group that has run, and schedule the next group."""
         self._end_group(group)
         self._group_done.set()
         for entry, (value, error) in zip(group, answers, strict=True):
@@ -88,13 +90,13 @@ class Executor(GroupCommit[Any]):
 
 
 class ThreadExecutor(Executor):
-    """Runs groups in a thread named `name`, by calling `run` with the operations of a group."""
+    """Runs groups in its own thread: `run` is called with the operations of each group."""
 
-    def __init__(self, name: str, run: Callable[[Sequence[Any]], list[Answer]]) -> None:
+    def __init__(self, thread_name: str, run: Callable[[Sequence[Any]], list[Answer]]) -> None:
         super().__init__(_MAX_GROUP_WEIGHT)
         self._run = run
         self._groups: SimpleQueue[Group | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run_groups, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run_groups, name=thread_name, daemon=True)
         self._thread.start()
 
     def _send_group(self, group: Group) -> None:
@@ -110,7 +112,7 @@ class ThreadExecutor(Executor):
         while (group := self._groups.get()) is not None:
             try:
                 answers = self._run([entry.work for entry in group])
-            except Exception as error:  # noqa: BLE001 - else its callers would wait for ever
+            except Exception as error:  # noqa: BLE001 - else the callers would wait for ever
                 answers = [(None, error) for _ in group]
             with suppress(RuntimeError):  # the event loop is closed: no caller waits any more
                 self._loop.call_soon_threadsafe(self._set_answers, group, answers)

@@ -1,4 +1,8 @@
-"""Writing the results of attempts: log the attempt and write the task's next state."""
+"""The operation `finish`: log attempts that have ended, and write the next states of their tasks.
+
+`finish` ends an attempt. Its task then continues (PENDING, or IN_FLIGHT with a renewed lease), or
+is *finished* (SUCCEEDED, EXHAUSTED or CANCELLED).
+"""
 
 from __future__ import annotations
 
@@ -33,8 +37,9 @@ if TYPE_CHECKING:
 
     Row = tuple[Any, ...]
 
-# All states come as one JSON row, because each fetched row releases the GIL. Their order is not
-# defined, so each state has the position of its result in the batch.
+# `MultiRowStatement` repeats the part in brackets for each row. All states are returned as one JSON
+# row: after each fetched row, this thread may have to wait for the GIL. The order of the states is
+# not defined, so each has the position of its result in the batch. Status 1 is IN_FLIGHT.
 _READ_STATES = MultiRowStatement("""
 WITH wanted (position, id) AS (VALUES [?, ?])
 SELECT json_group_array(json_array(
@@ -45,7 +50,8 @@ FROM wanted LEFT JOIN task AS t ON t.id = wanted.id
 """Reads the states of tasks; the columns after the position are NULL unless a task is IN_FLIGHT."""
 _LANE_COLUMN = 3
 # In the next two statements the rows exist, so only the part after DO UPDATE is applied. The column
-# `restarted` is `Task.backoff_offset`; `wake_at` is the due time if PENDING, or the lease's end.
+# `restarted` holds `Task.backoff_offset`, `last_kind` holds `Task.last_outcome_kind`. `wake_at` is
+# the due time of a PENDING task, and the end of the lease of an IN_FLIGHT task.
 _WRITE_LIVE_TASKS = MultiRowStatement(f"""
 INSERT INTO state (seq, tenant, lane, policy, started_at, status, wake_at, next_attempt_at, worker,
     attempts, previous_delay, restarted, last_kind)
@@ -70,7 +76,7 @@ class PackedResult(Struct, array_like=True, gc=False):
     """A `TaskResult` as it is sent to the writer process.
 
     It has only the id, tenant and version of the task, and the attempt as it is stored in the
-    attempt log: 270 results take 75 KB instead of 480 KB.
+    attempt log. So 270 results take 75 KB instead of 480 KB.
     """
 
     id: str
@@ -107,10 +113,10 @@ _decode_states = Decoder(list[tuple[Any, ...]]).decode
 
 
 def finish(tx: Transaction, results: Sequence[PackedResult]) -> list[FinishStatus]:
-    """Log the attempts and write the next states of tasks whose version still matches."""
+    """Log attempts and write the next states of tasks that still have the version of the lease."""
     if len({result.id for result in results}) == len(results):
         return _write_results(tx, results)
-    # A task has several results: each must match the version that the previous one has set.
+    # A task has several results: each must match the version that the previous result has set.
     return [status for result in results for status in _write_results(tx, [result])]
 
 
@@ -168,7 +174,7 @@ def _write_results(tx: Transaction, results: Sequence[PackedResult]) -> list[Fin
 
 
 def _read_states(tx: Transaction, results: Sequence[PackedResult]) -> list[Row]:
-    """Return the row of `_READ_STATES` for each result, and load the lanes of these tasks."""
+    """Return the columns of `_READ_STATES` for each result, and load the lanes of the tasks."""
     wanted: list[Any] = []
     for position_and_id in enumerate(pack_ids([result.id for result in results])):
         wanted += position_and_id

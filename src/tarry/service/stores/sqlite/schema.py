@@ -14,7 +14,7 @@ The indexes serve these queries. There are few, because each index of `state` ma
 more expensive:
 
     state_due, state_leased      claim: due tasks and expired leases of a lane
-    state_live, state_ended      list of a tenant's tasks; claims and retries do not change them
+    state_live, state_ended      list of a tenant's tasks; not changed by claims and retries
     state_swept                  retention: finished tasks by the time they finished
     lane_due_check, lane_expiry_check, tenant_due_check, tenant_expiry_check
                                  claim: sleeping lanes and tenants that may have tasks by now
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     StorePath = str | PathLike[str]
 
 _APPLICATION_ID = 0x74617279  # "tary": marks the file, in its header, as a store of tarry
-_UNRELEASED_APPLICATION_ID = 0x74617272  # of files with the tables before the first release
+_UNRELEASED_APPLICATION_ID = 0x74617272  # marks files from before the first release
 
 # Statements are split at semicolons, so comments and strings must not contain one.
 MIGRATIONS = (
@@ -66,17 +66,17 @@ MIGRATIONS = (
         name TEXT NOT NULL UNIQUE,
         parked_until INTEGER,
         probes INTEGER NOT NULL DEFAULT 0,
-        opened INTEGER NOT NULL DEFAULT 0,
+        opened INTEGER NOT NULL DEFAULT 0, -- LaneRecord.consecutive_opens
         paused INTEGER NOT NULL DEFAULT 0,
         pending INTEGER NOT NULL DEFAULT 0,
         in_flight INTEGER NOT NULL DEFAULT 0,
-        dead INTEGER NOT NULL DEFAULT 0,
-        served_at INTEGER,
-        last_turn INTEGER NOT NULL DEFAULT 0,
+        dead INTEGER NOT NULL DEFAULT 0, -- LaneRecord.exhausted
+        served_at INTEGER, -- LaneRecord.last_claim_at
+        last_turn INTEGER NOT NULL DEFAULT 0, -- number of the last claim turn, see claim
         due_at INTEGER,          -- lower bound of the due times of pending tasks, NULL without any
         lease_end_at INTEGER,    -- lower bound of the ends of leases, NULL without any
         due_check_at INTEGER,    -- make the lane ready one lease horizon before this time
-        expiry_check_at INTEGER, -- make the lane ready at this time
+        expiry_check_at INTEGER, -- make the lane ready at this time (a lease or the parking ends)
         ready INTEGER NOT NULL DEFAULT 0 -- 1: in the rotation that claims walk through
     );
     CREATE INDEX lane_by_tenant ON lane (tenant, name);
@@ -102,7 +102,7 @@ MIGRATIONS = (
     );
     CREATE UNIQUE INDEX task_by_key ON task (tenant, key);
 
-    CREATE TABLE state ( -- columns as the fields of model.Task
+    CREATE TABLE state ( -- columns as the fields of model.Task, some under other names
         seq INTEGER PRIMARY KEY,
         tenant INTEGER NOT NULL,
         lane INTEGER NOT NULL,
@@ -110,17 +110,17 @@ MIGRATIONS = (
         status INTEGER NOT NULL,
         wake_at INTEGER NOT NULL,
         next_attempt_at INTEGER NOT NULL,
-        started_at INTEGER NOT NULL,
+        started_at INTEGER NOT NULL, -- first_due_at
         version INTEGER NOT NULL DEFAULT 0,
         attempts INTEGER NOT NULL DEFAULT 0,
-        forgiven INTEGER NOT NULL DEFAULT 0,
-        lost INTEGER NOT NULL DEFAULT 0,
-        restarted INTEGER NOT NULL DEFAULT 0,
+        forgiven INTEGER NOT NULL DEFAULT 0, -- attempts_before_replay
+        lost INTEGER NOT NULL DEFAULT 0, -- lost_attempts
+        restarted INTEGER NOT NULL DEFAULT 0, -- backoff_offset
         replays INTEGER NOT NULL DEFAULT 0,
         cancelling INTEGER NOT NULL DEFAULT 0,
         worker INTEGER,
         previous_delay REAL,
-        last_kind TEXT,
+        last_kind TEXT, -- last_outcome_kind
         reason TEXT,
         finished_at INTEGER
     );
@@ -162,13 +162,13 @@ MIGRATIONS = (
         created_at INTEGER NOT NULL,
         next_at INTEGER NOT NULL,
         running INTEGER NOT NULL,
-        job BLOB NOT NULL
+        job BLOB NOT NULL -- the ReplayRecord
     );
     CREATE INDEX replay_by_age ON replay (created_at, id);
     CREATE INDEX replay_of_tenant ON replay (tenant, created_at, id);
     CREATE INDEX replay_running ON replay (next_at, id) WHERE running = 1;
 
-    CREATE TABLE series (
+    CREATE TABLE series ( -- number of attempts in each minute
         tenant INTEGER NOT NULL, -- 0: sum over all tenants
         minute INTEGER NOT NULL,
         outcome TEXT NOT NULL,
@@ -177,7 +177,7 @@ MIGRATIONS = (
     ) WITHOUT ROWID;
     CREATE INDEX series_by_minute ON series (minute);
 
-    CREATE TABLE orphan (ref TEXT PRIMARY KEY) WITHOUT ROWID;
+    CREATE TABLE orphan (ref TEXT PRIMARY KEY) WITHOUT ROWID; -- bodies of deleted tasks
     CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
     INSERT INTO meta VALUES ('turn', 0), ('pinged', 0);
     """,
@@ -186,7 +186,7 @@ MIGRATIONS = (
 
 
 def read_version(connection: sqlite3.Connection, path: StorePath) -> int:
-    """Return the schema version of the file (0: empty); raise if the file is no usable store."""
+    """Return the schema version of the file (0: empty); raise if the file cannot be used."""
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     is_empty = not connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()

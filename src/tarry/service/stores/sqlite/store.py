@@ -1,6 +1,7 @@
 """`SqliteStore`: implements `tarry.service.store.Store` with a SQLite database.
 
-Queries use a second connection, so that they do not wait for commits.
+Queries use a second connection, so that they do not wait for commits. The module `policies` also
+handles API keys, and `terminal_tasks` handles finished tasks: replays, purge and retention.
 """
 
 # ruff: noqa: D102 - the methods are documented in `tarry.service.store.Store`
@@ -50,10 +51,10 @@ _MAX_LEASES_PER_TRANSACTION = 1000
 class SqliteStore:
     """A store in the SQLite file at `path`, which is created if it is missing.
 
-    `clock` returns epoch milliseconds. Several processes of one machine may use one file. With
-    `writer_process`, another process makes all changes; it uses the machine's clock, and `clock`
-    applies only to queries. With the path `IN_MEMORY`, everything is kept in the memory of this
-    process until the store is closed.
+    `clock` returns epoch milliseconds. Several processes of one machine may use one file. If
+    `writer_process` is true, another process makes all changes. It uses the machine's clock, and
+    `clock` applies only to queries. With the path `IN_MEMORY`, everything is kept in the memory of
+    this process until the store is closed.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class SqliteStore:
         if path == IN_MEMORY:
             if writer_process:
                 raise ConfigurationError("a store in memory cannot have a writer process")
-            # A database in memory can have only one connection, so both threads share it.
+            # A database in memory has only one connection, which the reader and the writer share.
             self.database: Database = Database(path, clock)
             self._read_database = self.database
         else:
@@ -98,10 +99,10 @@ class SqliteStore:
             self.database.worker_lock.release()
 
     async def write(self, operation: Callable[[Transaction], T], weight: int = 1) -> T:
-        """Run an operation in a transaction, whose changes are durable when this returns.
+        """Run an operation in a transaction; its changes are durable when this method returns.
 
         `weight` is the approximate number of tasks that the operation changes. The executor limits
-        the weights of a transaction and of waiting operations.
+        the total weight of a transaction, and that of waiting operations.
         """
         return await _submit(self._writer, operation, weight)
 

@@ -1,6 +1,6 @@
 """Finished tasks: replay and purge of dead letters (EXHAUSTED tasks), and retention.
 
-Each function reads and changes a bounded number of rows, so that other operations can run between
+Each function reads and changes a limited number of rows, so that other operations can run between
 two calls.
 """
 
@@ -41,7 +41,7 @@ INSERT INTO replay (id, tenant, created_at, next_at, running, job) VALUES (?, ?,
 ON CONFLICT DO NOTHING
 """
 _UPDATE_REPLAY = "UPDATE replay SET running = ?, next_at = ?, job = ? WHERE id = ?"
-_EXPIRED_TASKS = """
+_OLD_TASKS = """
 SELECT seq, tenant, lane, policy, status FROM state
 WHERE status = ? AND finished_at IS NOT NULL AND finished_at <= ?
     AND tenant NOT IN (SELECT value FROM json_each(?)) ORDER BY finished_at LIMIT ?
@@ -106,7 +106,7 @@ def purge(
 
 
 def start_replay(tx: Transaction, replay: ReplayRecord) -> ReplayRecord:
-    """Store a replay and return it; return a stored replay with the same id unchanged."""
+    """Store a replay and return it; if its id is stored already, return the stored replay."""
     now = tx.now
     new = msgspec.structs.replace(replay, created_at=now, next_at=now, replayed=0)
     new.status, new.cursor, new.finished_at = "running", None, None
@@ -129,7 +129,7 @@ def find_replay(tx: ReadTransaction, replay_id: str) -> ReplayRecord | None:
 def list_replays(
     tx: ReadTransaction, *, running: bool, tenant: str | None = None
 ) -> list[ReplayRecord]:
-    """List replays, newest first; with `running`, only running ones, sorted by due time."""
+    """List all replays, newest first, or (`running`) only running ones, sorted by due time."""
     tenant_condition = "" if tenant is None else "AND tenant = ?"
     if running:
         source = f"replay INDEXED BY replay_running WHERE running = 1 {tenant_condition}"
@@ -172,40 +172,43 @@ def cancel_replay(tx: Transaction, tenant: str, replay_id: str) -> ReplayRecord 
 
 
 def _update_replay(tx: Transaction, replay: ReplayRecord) -> None:
-    # When a replay has ended, its column `next_at` is the time of its end, for retention.
+    # The column `next_at` of a replay that has ended is the time of its end, for retention.
     next_at = replay.finished_at or replay.next_at
     tx.execute(_UPDATE_REPLAY, (replay.status == "running", next_at, encode(replay), replay.id))
 
 
 def sweep(tx: Transaction, retention: Retention, limit: int) -> SweepResult:
-    """Delete old tasks, replays and attempt counts; end leases of dead workers; `limit` of each."""
+    """Delete old tasks, replays and attempt counts, and end leases of dead workers.
+
+    Each of these steps changes at most `limit` rows.
+    """
     has_more_leases = end_leases_of_dead_workers(tx, limit)
     # Dead letters of a tenant with a running replay are kept: the replay has counted them.
     tenants = {name for (name,) in tx.execute(_TENANTS_WITH_REPLAYS, (_MAX_TENANTS_WITH_REPLAYS,))}
-    tenants_with_replays = json.dumps([tx.names.tenant_id(name) for name in tenants])
-    expired: list[Sequence[int]] = []
-    for status, max_age_ms, spared_tenants in (
+    ids_with_replays = json.dumps([tx.names.tenant_id(name) for name in tenants])
+    old_tasks: list[Sequence[int]] = []
+    for status, max_age_ms, spared_tenant_ids in (
         (SUCCEEDED, retention.succeeded_ms, "[]"),
         (CANCELLED, retention.succeeded_ms, "[]"),
-        (EXHAUSTED, retention.exhausted_ms, tenants_with_replays),
+        (EXHAUSTED, retention.exhausted_ms, ids_with_replays),
     ):
-        parameters = (status, tx.now - max_age_ms, spared_tenants, limit + 1 - len(expired))
-        expired += tx.execute(_EXPIRED_TASKS, parameters).fetchall()
-    for *ids, status in expired[:limit]:
+        parameters = (status, tx.now - max_age_ms, spared_tenant_ids, limit + 1 - len(old_tasks))
+        old_tasks += tx.execute(_OLD_TASKS, parameters).fetchall()
+    for *ids, status in old_tasks[:limit]:
         _delete_task(tx, ids, status)
     old_counts = tx.execute(_DELETE_OLD_ATTEMPT_COUNTS, (tx.now - DAY_MS, limit))
     old_replays = tx.execute(_DELETE_OLD_REPLAYS, (tx.now - retention.exhausted_ms, limit))
     max_deleted = max(old_counts.rowcount, old_replays.rowcount)
-    has_more = has_more_leases or len(expired) > limit or max_deleted == limit > 0
-    return SweepResult(min(len(expired), limit), has_more)
+    has_more = has_more_leases or len(old_tasks) > limit or max_deleted == limit > 0
+    return SweepResult(min(len(old_tasks), limit), has_more)
 
 
 def _delete_task(tx: Transaction, ids: TaskRowIds, status: int) -> None:
     """Delete a finished task and its attempt log; a body in the `BodyStore` becomes an orphan."""
     seq, tenant, lane_id, policy = ids
     execute = tx.execute
-    attempts = (attempt_row_id(seq, 0), attempt_row_id(seq + 1, 0))
-    execute("DELETE FROM attempt WHERE id > ? AND id < ?", attempts)
+    id_range = (attempt_row_id(seq, 0), attempt_row_id(seq + 1, 0))
+    execute("DELETE FROM attempt WHERE id > ? AND id < ?", id_range)
     execute("DELETE FROM state WHERE seq = ?", (seq,))
     [(ref,)] = execute("DELETE FROM task WHERE seq = ? RETURNING body_ref", (seq,))
     if ref is not None:

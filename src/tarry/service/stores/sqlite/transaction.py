@@ -3,17 +3,17 @@
 Each lane row and counter is read at most once, changed in memory, and written once by `flush`. So a
 thousand tasks of one lane cost only one UPDATE of that lane.
 
-A lane is *ready*, that is in the rotation that claims walk through (see `ClaimRotation` in
-`claim`), or *asleep* until one of its two *check times*. `due_check_at` is the due time of its
-earliest pending task. A claim makes the lane ready one lease horizon earlier, because tasks are
-leased that long before they are due. `expiry_check_at` is the end of its earliest lease or, if the
+A lane (the queue of one downstream) is *ready*, that is in the rotation that claims walk through
+(see `ClaimRotation` in `claim`), or *asleep* until one of its two *check times*. `due_check_at` is
+the due time of its earliest pending task. A claim makes the lane ready one lease horizon earlier,
+because tasks are leased that early. `expiry_check_at` is the end of its earliest lease or, if the
 lane is parked (its breaker is open), of the parking. A claim makes the lane ready at that time.
 
 Three costs decide how rows are read and written:
 
 * Each executed statement, and each fetched row, releases the GIL. If the event loop runs in the
-  same process, it may then keep the GIL for a while. One statement for many rows
-  (`MultiRowStatement`) made batches 18 % and single tasks 7 % faster.
+  same process, it may then keep the GIL for a while, and this thread waits. One statement for many
+  rows (`MultiRowStatement`) made batches 18 % and single tasks 7 % faster.
 * One UPDATE for many rows would need UPDATE ... FROM (VALUES ...), for which SQLite builds two
   temporary tables. So existing rows are changed with INSERT ... ON CONFLICT DO UPDATE.
 * `sqlite3` looks for an adapter for every parameter that is not an int, float, str or bytearray.
@@ -50,14 +50,15 @@ _SUPERSEDED_INDEX = len(Status)  # in TENANT_COUNTERS
 _MAX_CACHED_NAMES = 100_000
 
 _CHUNK_SIZES = (64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
-"""Numbers of rows for which a statement exists. Preparing a statement takes longer than running it
-twice. So there are few sizes, whose statements stay cached, and most batches are split in two."""
+"""Numbers of rows for which `MultiRowStatement` has a statement. Preparing a statement takes longer
+than running it twice. So there are only a few sizes, whose prepared statements stay cached, and
+most batches are split in two."""
 
 NULLABLE_NUMBER_SQL, NULL_NUMBER_PARAM = "nullif(?, '')", ""
-"""The SQL for a number that may be NULL, and the parameter that stands for NULL."""
+"""The SQL placeholder for a number that may be NULL, and the parameter that stands for NULL."""
 NULLABLE_TEXT_SQL, NULL_TEXT_PARAM = "nullif(?, 0)", 0
-"""The SQL for a text that may be NULL, and the parameter that stands for NULL: a number, which
-differs from every text, even from '0'."""
+"""The SQL placeholder for a text that may be NULL, and the parameter that stands for NULL. It is a
+number, because a number differs from every text, even from '0'."""
 
 
 class MultiRowStatement:
@@ -73,7 +74,7 @@ class MultiRowStatement:
     def execute_chunks(
         self, execute: Execute, parameters: list[Any]
     ) -> Iterator[tuple[int, Cursor]]:
-        """Execute the statement chunk by chunk; yield the number of rows and the cursor of each.
+        """Execute the statement for one chunk of rows after the other; yield its size and cursor.
 
         `parameters` is a flat list of the parameters of all rows, one row after the other.
         """
@@ -102,7 +103,7 @@ _ADD_TO_ATTEMPTS_PER_MINUTE = MultiRowStatement("""
 INSERT INTO series (tenant, minute, outcome, count) VALUES [?, ?, ?, ?]
 ON CONFLICT DO UPDATE SET count = count + excluded.count
 """)
-# All lanes come as one JSON row, because each fetched row releases the GIL.
+# All lanes are returned as one JSON row, because each fetched row releases the GIL.
 _READ_LANES = MultiRowStatement("""
 WITH wanted (id) AS (VALUES [?])
 SELECT json_group_array(json_array(l.id, l.tenant, l.name, l.parked_until, l.probes, l.opened,
@@ -153,13 +154,13 @@ class LaneRow(msgspec.Struct, gc=False, array_like=True):
     of `_WRITE_LANE_COUNTS`, which are cheaper to write, because no index contains them."""
 
     def lower_due_at(self, due_at: int) -> None:
-        """Take into account that a pending task is due at this time."""
+        """Lower `self.due_at` to the due time of a pending task, unless it is earlier already."""
         if self.due_at is None or due_at < self.due_at:
             self.due_at = due_at
             self.update_check_times()
 
     def lower_lease_end_at(self, end_at: int) -> None:
-        """Take into account a lease that ends at this time."""
+        """Lower `self.lease_end_at` to the end of a lease, unless it is earlier already."""
         if self.lease_end_at is None or end_at < self.lease_end_at:
             self.lease_end_at = end_at
             self.update_check_times()
@@ -181,12 +182,12 @@ class LaneRow(msgspec.Struct, gc=False, array_like=True):
         self.sleep_until(due_check, expiry_check)
 
     def put_to_sleep(self) -> None:
-        """Take the lane out of the rotation, and compute its check times."""
+        """Take the lane out of the rotation until check times that are computed here."""
         self.ready, self.schedule_changed = 0, True
         self.update_check_times()
 
     def sleep_until(self, due_check: int | None, expiry_check: int | None) -> None:
-        """Take the lane out of the rotation, and set its check times."""
+        """Take the lane out of the rotation until the given check times."""
         if self.ready or due_check != self.due_check_at or expiry_check != self.expiry_check_at:
             self.due_check_at, self.expiry_check_at = due_check, expiry_check
             self.ready, self.schedule_changed = 0, True
@@ -200,7 +201,7 @@ class InternedNames:
 
     Rows refer to a name by its id, an integer that never changes. So cached ids stay valid although
     other processes write to the file. Only ids that a failed transaction has assigned become
-    invalid. `lock_token` is the token of this process's `WorkerLock`; None if it has no lock.
+    invalid. `lock_token` is the token of this process's `WorkerLock`; None: it has no such lock.
     """
 
     def __init__(self, connection: Connection, lock_token: str | None = None) -> None:
@@ -222,7 +223,7 @@ class InternedNames:
         )
 
     def lane_id(self, name: str) -> int:
-        """Return the id of a lane. The part of its name before the slash is the tenant."""
+        """Return the id of a lane. The part of the name before the first slash is the tenant."""
         return self._cache.get(("lane", name)) or self._find_or_insert(
             ("lane", name),
             "SELECT id FROM lane WHERE name = ?2",
@@ -240,7 +241,7 @@ class InternedNames:
         )
 
     def worker_id(self, name: str) -> int:
-        """Return the id of a worker of this process, stored with the token of its lock."""
+        """Return the id of a worker of this process; it is stored with the token of the lock."""
         return self._cache.get(("worker", name, "")) or self._find_or_insert(
             ("worker", name, ""),
             "SELECT id FROM worker WHERE name = ? AND lock IS ?",
@@ -299,7 +300,7 @@ class Transaction(ReadTransaction):
         return lane
 
     def load_lanes(self, lane_ids: Iterable[int]) -> None:
-        """Read lanes that are not cached with one statement for many of them."""
+        """Read the lanes that are not cached yet, many of them with one statement."""
         missing = [lane_id for lane_id in lane_ids if lane_id not in self._lanes]
         for _, cursor in _READ_LANES.execute_chunks(self.execute, missing):
             for lane in _decode_lanes(cursor.fetchone()[0]):
@@ -314,7 +315,7 @@ class Transaction(ReadTransaction):
         new_status: int | None,
         task_count: int = 1,
     ) -> None:
-        """Count tasks that change their status; None: they are added (old) or deleted (new)."""
+        """Count tasks that change their status; no old status: added, no new status: deleted."""
         changes = self._counter_changes.get(tenant)
         if changes is None:
             changes = self._counter_changes[tenant] = [0] * len(TENANT_COUNTERS)

@@ -1,4 +1,4 @@
-"""State transitions of lanes, and those of tasks that are not the result of an attempt."""
+"""State transitions of lanes, and of tasks: all that are not the result of an attempt."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ _READ_STATE = """
 SELECT seq, tenant, lane, policy, version, status, cancelling, attempts, next_attempt_at
 FROM state WHERE seq = (SELECT seq FROM task WHERE id = ?)
 """
+_TENANT_COLUMN = 1  # in `_READ_STATE`
 # `wake_at` is the due time of a PENDING task, and the end of the lease of an IN_FLIGHT task.
 _SET_PENDING = f"""
 UPDATE state SET status = {PENDING}, wake_at = ?1, next_attempt_at = ?1, version = version + 1,
@@ -41,7 +42,7 @@ UPDATE state SET status = {PENDING}, wake_at = ?1, next_attempt_at = ?1, started
     replays = replays + 1, lost = 0, previous_delay = NULL, restarted = 0, last_kind = NULL
 WHERE seq = ?2
 """
-_WORKER_LOCKS = "SELECT lock FROM worker WHERE lock IS NOT NULL"
+_LOCK_TOKENS = "SELECT lock FROM worker WHERE lock IS NOT NULL"
 _LEASES_OF_LOCK = f"""
 SELECT seq, tenant, lane, policy, next_attempt_at, cancelling, attempts
 FROM state INDEXED BY state_leased
@@ -55,6 +56,7 @@ DELETE FROM worker WHERE lock = ? AND id NOT IN (
 """
 AttemptRow: TypeAlias = tuple[int, int, int, str, bytearray]
 """Tenant, `seq` of the task, attempt number, outcome, and the encoded `AttemptRecord`."""
+# `MultiRowStatement` repeats the part in brackets for each row.
 _INSERT_ATTEMPTS = MultiRowStatement("INSERT INTO attempt (id, log) VALUES [?, ?]")
 
 
@@ -89,7 +91,7 @@ def _make_pending(
 
 
 def mark_cancelled(tx: Transaction, ids: TaskRowIds, old_status: int, attempts: int) -> None:
-    """Change a task from status `old_status` to CANCELLED."""
+    """Change a task from status `old_status` to CANCELLED, and set its number of attempts."""
     seq, tenant, lane_id, policy = ids
     tx.execute(_SET_CANCELLED, (tx.now, attempts, seq))
     tx.count_transition(tenant, tx.lane(lane_id), policy, old_status, CANCELLED)
@@ -107,7 +109,7 @@ def log_attempts(tx: Transaction, rows: Sequence[AttemptRow]) -> None:
 def cancel(tx: Transaction, tenant: str, task_id: str) -> CancelStatus | None:
     """Cancel a task; an IN_FLIGHT task becomes CANCELLED only when its lease ends."""
     row = tx.execute(_READ_STATE, (pack_id(task_id),)).fetchone()
-    if row is None or row[1] != tx.names.tenant_id(tenant):
+    if row is None or row[_TENANT_COLUMN] != tx.names.tenant_id(tenant):
         return None
     *ids, _, status, cancelling, attempts, _ = row
     if status == PENDING:
@@ -123,7 +125,7 @@ def cancel(tx: Transaction, tenant: str, task_id: str) -> CancelStatus | None:
 def retry_now(tx: Transaction, tenant: str, task_id: str) -> RetryNowStatus | None:
     """Make a pending task or a dead letter (an EXHAUSTED task) due now."""
     row = tx.execute(_READ_STATE, (pack_id(task_id),)).fetchone()
-    if row is None or row[1] != tx.names.tenant_id(tenant):
+    if row is None or row[_TENANT_COLUMN] != tx.names.tenant_id(tenant):
         return None
     *ids, _, status, _, _, due = row
     if status == EXHAUSTED:
@@ -145,16 +147,16 @@ def replay_dead_letter(tx: Transaction, ids: TaskRowIds) -> None:
 def end_leases_of_dead_workers(tx: Transaction, limit: int) -> bool:
     """End up to `limit` leases of worker processes that have died; return whether more may remain.
 
-    If the task is due, its attempt may have started. Then the lease expires now, and the next claim
-    logs the attempt as lost. A task that is not due yet becomes PENDING again. Workers without any
-    remaining lease are deleted.
+    If a leased task is due, its attempt may have started. Then its lease expires now, and the next
+    claim logs the attempt as lost. A task that is not due yet becomes PENDING again, or CANCELLED
+    if that was requested. Dead workers that have no lease any more are deleted.
     """
-    worker_lock, leases_left = tx.worker_lock, limit
+    worker_lock, limit_left = tx.worker_lock, limit
     if worker_lock is None:
         return False
-    tokens = {token for (token,) in tx.execute(_WORKER_LOCKS).fetchall()}
+    tokens = {token for (token,) in tx.execute(_LOCK_TOKENS).fetchall()}
     for token in worker_lock.remove_dead_locks(tokens):
-        rows = tx.execute(_LEASES_OF_LOCK, (tx.now, token, leases_left)).fetchall()
+        rows = tx.execute(_LEASES_OF_LOCK, (tx.now, token, limit_left)).fetchall()
         for *ids, due, cancelling, attempts in rows:
             if due <= tx.now:
                 seq, _, lane_id, _ = ids
@@ -166,8 +168,8 @@ def end_leases_of_dead_workers(tx: Transaction, limit: int) -> bool:
                 mark_cancelled(tx, ids, IN_FLIGHT, attempts)
             else:
                 _make_pending(tx, ids, IN_FLIGHT, due)
-        leases_left -= len(rows)
-        if leases_left <= 0:
+        limit_left -= len(rows)
+        if limit_left <= 0:
             return True
         tx.execute(_DELETE_WORKERS, (token,))
     worker_lock.remove_leftover_files()
@@ -175,7 +177,7 @@ def end_leases_of_dead_workers(tx: Transaction, limit: int) -> bool:
 
 
 def park(tx: Transaction, lane: str, until: int, probes: int, consecutive_opens: int) -> None:
-    """Lease no task of a lane until this time, and afterwards `probes` tasks at a time."""
+    """Let claims lease no task of a lane until this time, then `probes` tasks at a time."""
     lane_row = tx.lane(tx.names.lane_id(lane))
     lane_row.parked_until, lane_row.probes = until, probes
     lane_row.consecutive_opens = consecutive_opens
@@ -183,7 +185,7 @@ def park(tx: Transaction, lane: str, until: int, probes: int, consecutive_opens:
 
 
 def pause(tx: Transaction, lane: str) -> None:
-    """Lease no task of a lane until it is resumed."""
+    """Let claims lease no task of a lane until `resume`."""
     lane_row = tx.lane(tx.names.lane_id(lane))
     lane_row.paused = 1
     lane_row.put_to_sleep()

@@ -50,8 +50,8 @@ class WorkerLock:
             if is_locked is None:
                 self._path(token).unlink(missing_ok=True)
                 return
-            # Another process found the file before this one locked it, and locked or deleted it,
-            # because it took it for the file of a dead process. Try again with a new file.
+            # Another process found the new file before it was locked here, took it for the file of
+            # a dead process, and locked or deleted it. Try again with a new file.
 
     def release(self) -> None:
         """Release the lock and delete its file; other processes may then end remaining leases."""

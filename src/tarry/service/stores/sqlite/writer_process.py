@@ -2,9 +2,9 @@
 
 Otherwise SQLite and the event loop would take turns on one interpreter lock (GIL). The service
 starts the writer process, which runs `main`, and exchanges frames with it over its standard input
-and output. A frame contains the operation calls of a group, which are committed together, or their
-answers. Groups are answered in order. A call consists of the name of an operation in `OPERATIONS`
-and its arguments.
+and output. A frame is a header with the length of the payload, and the payload: the operation calls
+of a group, which are committed together, or their answers (values or errors). Groups are answered
+in order. A call consists of the name of an operation in `OPERATIONS` and its arguments.
 
 The writer process ends when its input is closed, so it never outlives the service. If it ends
 earlier, the service starts it again. The calls that it had received then fail with
@@ -48,13 +48,14 @@ T = TypeVar("T")
 
 _logger = logging.getLogger("tarry.service")
 _MAIN_PROGRAM = f"import sys; from {__name__} import main; main(*sys.argv[1:])"
-_MAX_GROUP_WEIGHT = 128  # tasks that one transaction changes
-"""Less than for `ThreadExecutor`, because the event loop handles the answers of one group and fills
-the next one while the process commits another. Groups of 500 to 1,000 tasks took 25 to 75 ms, and
-the p99 delay of retries was 240 ms. With this limit it is 115 ms."""
+_MAX_GROUP_WEIGHT = 128  # number of tasks that one transaction changes
+"""Smaller than for `ThreadExecutor`: while the process commits a group, the event loop handles the
+answers of the previous group and fills the next one, so small groups keep both busy. Groups of 500
+to 1,000 tasks took 25 to 75 ms, and the p99 delay of retries was 240 ms. With this limit it is
+115 ms."""
 _EXIT_TIMEOUT_S = 10.0
 _FRAME_HEADER = struct.Struct("!Q")
-"""The header of a frame: the number of bytes that follow."""
+"""The header of a frame: the length of the payload in bytes."""
 
 
 class Operation:
@@ -76,7 +77,7 @@ class OperationCall(Generic[T]):
     ) -> None:
         self.run: Callable[..., T] = run
         self.arguments: tuple[Any, ...] = arguments
-        if named:  # make them positional, because arguments are sent by position
+        if named:  # convert them to positional arguments, because names are not sent
             self.arguments = signature(run).bind(None, *arguments, **named).args[1:]
 
     def __call__(self, tx: Transaction) -> T:
@@ -129,7 +130,11 @@ OPERATIONS: dict[str, Operation] = {
 
 
 class WriterProcessExecutor(Executor):
-    """Runs groups in the writer process; `database` creates the file and holds the `WorkerLock`."""
+    """Runs groups in the writer process; `database` creates the file.
+
+    It also holds the `WorkerLock`, which shows other processes that this service is alive. The
+    writer process gets the token of the lock, with which it marks the leases of this service.
+    """
 
     def __init__(self, database: Database) -> None:
         super().__init__(_MAX_GROUP_WEIGHT)
@@ -177,12 +182,12 @@ class WriterProcessExecutor(Executor):
     def _send_group(self, group: Group) -> None:
         try:
             payload = encode_calls([entry.work for entry in group])
-        except Exception as error:  # noqa: BLE001 - else its callers would wait for ever
+        except Exception as error:  # noqa: BLE001 - else the callers would wait for ever
             self._fail(group, error)
             return
         assert self.process is not None  # noqa: S101 - `_start_group` has checked it
-        # If the process has ended, uvloop may raise here, before it calls `_on_process_end`, which
-        # then fails this group.
+        # If the process has ended, uvloop may raise an error here. The error is ignored, because
+        # uvloop calls `_on_process_end` later, which sets the error of this group.
         with suppress(OSError, RuntimeError):
             self.process.send(payload)
 
@@ -190,7 +195,7 @@ class WriterProcessExecutor(Executor):
         group = self._groups_in_flight[0]
         try:
             answers = decode_answers([entry.work for entry in group], payload)
-        except Exception as error:  # noqa: BLE001 - else its callers would wait for ever
+        except Exception as error:  # noqa: BLE001 - else the callers would wait for ever
             self._fail(group, error)
         else:
             self._set_answers(group, answers)
@@ -209,7 +214,7 @@ class WriterProcessExecutor(Executor):
 
 
 class WriterProcess(asyncio.SubprocessProtocol):
-    """The running writer process. `on_payload` is called for each frame that it sends."""
+    """The running writer process; calls `on_payload` for each frame that the process sends."""
 
     def __init__(self, on_payload: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
         self._on_payload = on_payload
@@ -263,12 +268,12 @@ _answers_decoder = Decoder(list[tuple[Raw, tuple[str, str] | None]])
 
 
 def encode_calls(calls: Sequence[OperationCall[Any]]) -> bytes:
-    """Return a frame with the operation name and the arguments of each call."""
+    """Return a payload with the operation name and the arguments of each call."""
     return _encode([(call.run.__name__, call.arguments) for call in calls])
 
 
 def run_calls(database: Database, payload: bytes) -> bytes:
-    """Run the calls of a frame in one transaction; return the frame with their answers."""
+    """Run the calls of a payload in one transaction; return the payload with their answers."""
     calls: list[OperationCall[Any]] = []
     for name, arguments in _calls_decoder.decode(payload):
         operation = OPERATIONS[name]
@@ -281,7 +286,7 @@ def run_calls(database: Database, payload: bytes) -> bytes:
 
 
 def decode_answers(calls: Sequence[OperationCall[Any]], payload: bytes) -> list[Answer]:
-    """Return the answers in a frame; `calls` are the calls of the same group."""
+    """Return the answers in a payload; `calls` are the calls of the same group."""
     return [
         (OPERATIONS[call.run.__name__].decode_result(value), None)
         if error is None
