@@ -287,7 +287,7 @@ def test_errors_of_tarry_keep_their_class(tmp_path: Path) -> None:
 
     from tarry.service.stores.sqlite import writer_process
 
-    writer_process.OPERATIONS["broken"] = writer_process.Operation(broken, tuple[str], None)
+    writer_process.OPERATIONS["broken"] = writer_process.RemoteOperation(broken, tuple[str], None)
     try:
         store = SerializedStore(tmp_path / "tasks.db", lambda: 1)
         with pytest.raises(RuntimeError, match="KeyError: 'x'"):

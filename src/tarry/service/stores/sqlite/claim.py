@@ -110,7 +110,7 @@ def claim(
     tx.flush()  # the statements below read lanes from the file
     lost_before_claim = tx.lost_attempts  # by other claims in the same transaction
     rotation = ClaimRotation(tx, terms.horizon_ms, limit, skipped_lanes)
-    served_lanes: set[int] = set()
+    served_lane_ids: set[int] = set()
     leased: list[tuple[int, int, Task]] = []  # (due time, `seq`, task)
     consecutive_opens: dict[str, int] = {}  # by name of a half-open lane
     lanes, slots_left = rotation.lanes(), limit
@@ -119,12 +119,12 @@ def claim(
         if not rows:
             continue
         slots_left -= len(rows)
-        served_lanes.add(lane.id)
+        served_lane_ids.add(lane.id)
         leased_of_lane = _lease_rows(tx, lane, terms, rows)
         leased += leased_of_lane
         if leased_of_lane and lane.parked_until is not None:
             consecutive_opens[lane.name] = lane.consecutive_opens
-    rotation.record_served(served_lanes)
+    rotation.record_served(served_lane_ids)
     leased.sort(key=lambda entry: entry[:2])
     tasks = [task for _, _, task in leased]
     next_at = rotation.end_claim(is_full=slots_left <= 0)
@@ -265,7 +265,7 @@ class ClaimRotation:
         [(count, first_end)] = self._tx.execute(_RUNNING_LEASES, parameters)
         return count, first_end
 
-    def record_served(self, served_lanes: Collection[int]) -> None:
+    def record_served(self, served_lane_ids: Collection[int]) -> None:
         """Move served lanes to the end of the rotation, and put idle lanes to sleep."""
         tx = self._tx
         # The rotation is ordered by `last_turn`, so each served lane gets the next turn number.
@@ -273,7 +273,7 @@ class ClaimRotation:
         turn_of_tenant: dict[int, int] = {}
         for lane in self._visited_lanes:
             lane.schedule_changed = True
-            if lane.id in served_lanes:
+            if lane.id in served_lane_ids:
                 turn += 1
                 lane.last_claim_at, lane.last_turn = tx.now, turn
                 turn_of_tenant[lane.tenant] = turn

@@ -180,7 +180,7 @@ def _update_replay(tx: Transaction, replay: ReplayRecord) -> None:
 def sweep(tx: Transaction, retention: Retention, limit: int) -> SweepResult:
     """Delete old tasks, replays and attempt counts, and end leases of dead workers.
 
-    Each of these steps changes at most `limit` rows.
+    At most `limit` of each are deleted or ended.
     """
     has_more_leases = end_leases_of_dead_workers(tx, limit)
     # Dead letters of a tenant with a running replay are kept: the replay has counted them.

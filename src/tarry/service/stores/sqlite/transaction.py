@@ -269,7 +269,10 @@ class ReadTransaction:
 
 
 class Transaction(ReadTransaction):
-    """What an operation that writes needs. Call `flush` before SQL that reads lanes or counters."""
+    """What an operation that writes needs. Call `flush` before SQL that reads lanes or counters.
+
+    Tenants, lanes and policies are passed by their ids, see `InternedNames`.
+    """
 
     def __init__(
         self, connection: Connection, names: InternedNames, now: int, lock: WorkerLock | None

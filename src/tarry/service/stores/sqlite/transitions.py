@@ -1,4 +1,4 @@
-"""State transitions of lanes, and of tasks: all that are not the result of an attempt."""
+"""State changes of lanes (park, pause), and of tasks other than by `finish` (cancel, release)."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _SET_CANCELLED = f"""
 UPDATE state SET status = {CANCELLED}, finished_at = ?, attempts = ?, version = version + 1,
     worker = NULL, wake_at = 0 WHERE seq = ?
 """
-# `Task` has other names for some of these columns: `first_due_at` (column `started_at`),
-# `attempts_before_replay` (`forgiven`) and `backoff_offset` (`restarted`).
+# Some columns have other names than the fields of `Task`: `started_at` is `first_due_at`,
+# `forgiven` is `attempts_before_replay`, `restarted` is `backoff_offset`; see `schema`.
 _REPLAY = f"""
 UPDATE state SET status = {PENDING}, wake_at = ?1, next_attempt_at = ?1, started_at = ?1,
     finished_at = NULL, reason = NULL, version = version + 1, forgiven = attempts,

@@ -58,8 +58,8 @@ _FRAME_HEADER = struct.Struct("!Q")
 """The header of a frame: the length of the payload in bytes."""
 
 
-class Operation:
-    """A function that runs in a transaction, and the decoders for its arguments and its result."""
+class RemoteOperation:
+    """An operation of the writer process, with the decoders for its arguments and its result."""
 
     def __init__(self, run: Callable[..., Any], argument_types: Any, result_type: Any) -> None:
         self.run: Callable[..., Any] = run
@@ -91,8 +91,8 @@ def ping(tx: Transaction) -> int:
     return tx.now
 
 
-OPERATIONS: dict[str, Operation] = {
-    run.__name__: Operation(run, argument_types, result_type)
+OPERATIONS: dict[str, RemoteOperation] = {
+    run.__name__: RemoteOperation(run, argument_types, result_type)
     for run, argument_types, result_type in (
         (
             add.add,
