@@ -94,7 +94,7 @@ def test_missing_packages_are_named(missing: str) -> None:
     )
 
     assert 1 == result.returncode
-    assert "tarry's command line needs typer and rich: pip install 'tarry[sim]'\n" == result.stderr
+    assert "tarry's command line needs typer and rich: pip install 'tarry[cli]'\n" == result.stderr
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,8 @@ def test_apply_reports_ignored_parts(run_cli: RunCli, client: Client, file: Path
     applied = run_cli("policy", "apply", file, "--name", "as-file", "--json")
     put = client.put_policy("as-json", {"maxAttempts": 3})
 
-    assert f"{file}: ignore_retried_below has no effect in the service\n" == applied.err
+    effect = "has no effect, because the service does not see the retries of other layers"
+    assert f"{file}: ignore_retried_below {effect}\n" == applied.err
     assert (86_400_000, 3) == (applied.json["maxHintMs"], applied.json["maxAttempts"])
     assert put.max_hint_ms == applied.json["maxHintMs"]
 

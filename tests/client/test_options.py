@@ -13,8 +13,8 @@ from tarry.client.options import (
     MAX_BATCH_BYTES,
     EnqueueArguments,
     encode_task,
-    task_batches,
-    task_request,
+    encode_batches,
+    build_task_request,
 )
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError, ConfigurationTypeError
@@ -24,7 +24,7 @@ HOOK = "https://example.com/hook"
 
 def encoded(**options: Any) -> Any:
     """Return the decoded JSON of a task."""
-    return json.loads(encode_task(task_request(HOOK, **options)))
+    return json.loads(encode_task(build_task_request(HOOK, **options)))
 
 
 def test_minimal_task() -> None:
@@ -142,13 +142,13 @@ def test_invalid_arguments_are_rejected(options: dict[str, Any], message: str) -
 def test_invalid_batch_item_is_rejected(task: Any, message: str) -> None:
     """The error for an invalid task of a batch has its index."""
     with pytest.raises(ConfigurationError, match=message):
-        list(task_batches([{"url": HOOK}, task]))
+        list(encode_batches([{"url": HOOK}, task]))
 
 
 def test_an_unknown_option_is_a_type_error() -> None:
     """An unknown option is a TypeError."""
     with pytest.raises(ConfigurationTypeError):
-        list(task_batches([{"url": HOOK, "polcy": "x"}]))  # type: ignore[typeddict-unknown-key]
+        list(encode_batches([{"url": HOOK, "polcy": "x"}]))  # type: ignore[typeddict-unknown-key]
 
 
 def test_batches_are_bounded_in_bytes() -> None:
@@ -157,6 +157,6 @@ def test_batches_are_bounded_in_bytes() -> None:
     tasks: list[EnqueueArguments] = [{"url": HOOK, "body": body}] * 5
     found = [
         json.loads(batch)["tasks"]
-        for batch in task_batches([*tasks, {"url": HOOK, "body": body * 4}])
+        for batch in encode_batches([*tasks, {"url": HOOK, "body": body * 4}])
     ]
     assert [2, 2, 1, 1] == [len(batch) for batch in found]

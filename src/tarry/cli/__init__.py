@@ -1,4 +1,4 @@
-"""The `tarry` command line. A command's dependencies are imported only when the command runs."""
+"""The `tarry` command line. The packages that a command needs are imported when it runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def main() -> None:
         for name in ("rich", "typer"):
             import_module(name)
     except ImportError:
-        sys.stderr.write("tarry's command line needs typer and rich: pip install 'tarry[sim]'\n")
+        sys.stderr.write("tarry's command line needs typer and rich: pip install 'tarry[cli]'\n")
         sys.exit(1)
     from tarry.cli.app import app
     from tarry.cli.exit_codes import EXIT_INTERRUPTED, error_message, exit_code_of

@@ -23,10 +23,10 @@ HELP = (
     "To tarry: to wait before going on. A library, a service and a simulator that share one "
     "retry policy engine.\n\n"
     "The library retries calls in production. The service stores calls durably and retries them "
-    "until they succeed or their policy stops them. The simulator runs the same code to show, "
-    "before production, how a policy affects a failing dependency."
+    "until they succeed or their policy allows no more attempts. The simulator runs the same code "
+    "to show, before production, how a policy affects a failing dependency."
 )
-EXAMPLES = """\
+EXAMPLES_AND_EXIT_CODES = """\
 [bold]Examples[/bold]
 
 Watch the service retry calls; this takes ten seconds:
@@ -48,7 +48,7 @@ Fail a build when retries add more than 20 % to the load:
 app: typer.Typer = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog=EXAMPLES,
+    epilog=EXAMPLES_AND_EXIT_CODES,
     help=HELP,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -88,6 +88,7 @@ app.add_typer(keys.app, name="keys", rich_help_panel=_SERVICE_PANEL)
 _add_command(_TASKS_PANEL, "tarry send https://example.com/hook -d @order.json --wait 5", send)
 app.add_typer(tasks_app, name="tasks", rich_help_panel=_TASKS_PANEL)
 app.add_typer(dead_app, name="dead", rich_help_panel=_TASKS_PANEL)
+# The name of a lane (the queue of one downstream) has the format scheme:host:port.
 _add_command(_TASKS_PANEL, "tarry downstreams pause https:example.com:443", downstreams)
 _add_command(_TASKS_PANEL, "tarry tail --json", tail)
 _add_command(_TASKS_PANEL, "tarry top", top)

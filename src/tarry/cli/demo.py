@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _WATCH_TIMEOUT_S = 60.0
 _POLL_INTERVAL_S = 0.1
 _READY_PREFIX = "tarry serves "
-"""`tarry serve` prints this text and its address when it is ready."""
+"""`tarry serve` prints this text and its address when it accepts requests."""
 
 DROP_CONNECTION = "drop"
 """Scripted response: close the connection before the body that Content-Length announces is sent."""
@@ -90,12 +90,12 @@ def demo() -> None:
 
 
 class TaskBoard:
-    """Shows the calls (tasks of the service) as a live table, or `as_lines`: one per attempt."""
+    """Shows calls (tasks of the service): a live table or, with `as_lines`, a line per attempt."""
 
     def __init__(self, client: Client, *, as_lines: bool) -> None:
         self._client = client
         self._as_lines = as_lines
-        self._last_attempt: dict[str, AttemptLog] = {}
+        self._last_attempt_by_path: dict[str, AttemptLog] = {}
         self.tasks: dict[str, RetryTask] = {}
         """Each task by the path of its target URL."""
 
@@ -127,13 +127,13 @@ class TaskBoard:
         for task in self._client.tasks():
             path = "/" + task.target_url.split("/", 3)[3]
             self.tasks[path] = task
-            last_attempt = self._last_attempt.get(path)
+            last_attempt = self._last_attempt_by_path.get(path)
             last_number = 0 if last_attempt is None else last_attempt.attempt_number
-            if task.attempt_number <= last_number:
+            if task.attempt_number <= last_number:  # no new attempt
                 continue
             for step in self._client.explain(task).steps:
                 if step.attempt_number > last_number:
-                    self._last_attempt[path] = step.attempt
+                    self._last_attempt_by_path[path] = step.attempt
                     if self._as_lines:
                         print_text(f"{call_name(path)}: {step.text}")
 
@@ -141,7 +141,7 @@ class TaskBoard:
         now = environment.unix_time()
         rows: list[tuple[object, ...]] = []
         for path, task in watched.items():
-            attempt = self._last_attempt.get(path)
+            attempt = self._last_attempt_by_path.get(path)
             result = "" if attempt is None else attempt_result(attempt)
             next_attempt = time_until(task.next_attempt_at, now)
             rows.append((call_name(path), task.status, task.attempt_number, next_attempt, result))
@@ -168,7 +168,7 @@ def _enqueue_calls(client: Client, targets: FlakyTargets) -> None:
 
 
 def _print_summary(targets: FlakyTargets, board: TaskBoard) -> None:
-    """Print a summary; raise `NotFinished` if a call failed or was sent with several keys."""
+    """Print a summary; raise `NotFinished` if a call failed or had several idempotency keys."""
     undelivered = [
         call_name(path) for path in RESPONSES_BY_PATH if board.tasks[path].status != "SUCCEEDED"
     ]

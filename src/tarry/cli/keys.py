@@ -49,17 +49,17 @@ def create(
     ],
     name: Annotated[str, typer.Option(help="Name of the key, shown by `tarry keys list`.")] = "",
     store_url: StoreOption = None,
-    config: ConfigOption = None,
+    config_file: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Create a key and print it. This is the only time, because the store keeps only its hash."""
+    """Create a key and print it. It cannot be printed again: the store keeps only its hash."""
     require_service_packages()
     from uuid_utils import uuid7
 
     from tarry.service.api.auth import make_api_key
 
     key, record = make_api_key(tenant, str(uuid7()), name)
-    _run_with_store(store_url, config, lambda store: store.put_api_key(record), may_create=True)
+    _use_store(store_url, config_file, lambda store: store.put_api_key(record), may_create=True)
     if as_json:
         print_json({"id": record.id, "tenant": tenant, "name": name, "key": key})
         return
@@ -71,7 +71,7 @@ def create(
 def list_(
     tenant: Annotated[str | None, typer.Option(help="Only keys of this tenant.")] = None,
     store_url: StoreOption = None,
-    config: ConfigOption = None,
+    config_file: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List keys with their ids, including revoked keys. The keys themselves cannot be shown."""
@@ -89,7 +89,7 @@ def list_(
             "createdAt": record.created_at,
             "revokedAt": record.revoked_at,
         }
-        for record in _run_with_store(store_url, config, lambda store: store.list_api_keys(tenant))
+        for record in _use_store(store_url, config_file, lambda store: store.list_api_keys(tenant))
     ]
     print_list(listed_keys, ("id", "tenant", "name", "created", "revoked"), to_row, as_json=as_json)
 
@@ -100,29 +100,29 @@ def revoke(
         str, typer.Argument(metavar="ID", help="Id of the key; see `tarry keys list`.")
     ],
     store_url: StoreOption = None,
-    config: ConfigOption = None,
+    config_file: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Revoke a key. A running service may accept it for a few more seconds."""
-    if not _run_with_store(store_url, config, lambda store: store.revoke_api_key(key_id)):
+    if not _use_store(store_url, config_file, lambda store: store.revoke_api_key(key_id)):
         raise NotFound(f"there is no key {key_id!r}; `tarry keys list` lists all ids")
     print_result({"id": key_id, "revoked": True}, f"{key_id} revoked", as_json=as_json)
 
 
-def _run_with_store(
+def _use_store(
     url: str | None,
-    config: Path | None,
-    work: Callable[[Store], Awaitable[T]],
+    config_file: Path | None,
+    action: Callable[[Store], Awaitable[T]],
     *,
     may_create: bool = False,
 ) -> T:
-    """Return the result of `work(store)`; unless `may_create`, a missing file is an error."""
+    """Return the result of `action(store)`; unless `may_create`, raise if the file is missing."""
     import asyncio
 
     from tarry.service.app import make_store
     from tarry.service.settings import load_settings, sqlite_path
 
-    url = load_settings({"store": url}, file=config).settings.store
+    url = load_settings({"store": url}, file=config_file).settings.store
     if url == "memory:":
         rule = "must be sqlite:PATH, because a memory: store exists only inside its service"
         raise ConfigurationError("--store", rule)
@@ -134,7 +134,7 @@ def _run_with_store(
     async def run() -> T:
         await store.open()
         try:
-            return await work(store)
+            return await action(store)
         finally:
             await store.close()
 

@@ -1,7 +1,7 @@
 """Watch a service: `tarry downstreams`, `tarry tail` (events) and `tarry top` (rates).
 
-A downstream is what the service keeps for a host of targets: statistics, and a lane (queue of
-tasks), whose name also names the downstream.
+A downstream is the state that the service keeps for one host of targets: statistics, and a lane
+(queue of tasks). The lane and the downstream have the same name.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def downstreams(
         ),
     ] = None,
     lane: Annotated[
-        str | None, typer.Argument(metavar="LANE", help="Name of the downstream, as listed.")
+        str | None, typer.Argument(metavar="LANE", help="Downstream: https:example.com:443.")
     ] = None,
     limit: LimitOption = DEFAULT_LIMIT,
     server: ServerOption = DEFAULT_SERVER,
@@ -97,7 +97,7 @@ def tail(
 ) -> None:
     """Print live events: attempts, finished tasks, downstreams that fail or recover.
 
-    Prints events from now on, until Ctrl-C. With --json, each line is one event.
+    Prints new events until Ctrl-C. With --json, each line is one event.
     """
     with connect(server, api_key) as client:
         for event in client.events():
@@ -131,9 +131,8 @@ def event_details(event: ServiceEvent) -> str:
     attempt = event.attempt
     duration = "" if attempt.duration_ms is None else f" in {output.format_ms(attempt.duration_ms)}"
     decision = output.decision_text(attempt)
-    return f"attempt {attempt.attempt_number} got {output.attempt_result(attempt)}{duration}" + (
-        f"; {decision}" if decision else ""
-    )
+    text = f"attempt {attempt.attempt_number} got {output.attempt_result(attempt)}{duration}"
+    return f"{text}; {decision}" if decision else text
 
 
 REFRESH_INTERVAL_S = 1.0
@@ -158,10 +157,10 @@ class Snapshot(NamedTuple):
     at: float
     """Time of the snapshot in monotonic seconds."""
     metrics: dict[str, dict[str, float]]
-    """Values by metric, and by value of the metric's label in `_LABEL_OF_METRIC`."""
+    """Counts by metric, and by value of the metric's label in `_LABEL_OF_METRIC`."""
     downstreams: list[DownstreamInfo]
     has_counters: bool = True
-    """Whether the response has the counters of attempts, which only an operator's key can read."""
+    """Whether `metrics` has the counters of attempts, which only an operator's key can read."""
 
 
 def top(
@@ -189,7 +188,7 @@ def top(
 
 
 def summarize(previous: Snapshot, current: Snapshot) -> dict[str, Any]:
-    """Return task counts, rates per second (None without counters) and downstreams."""
+    """Return task counts, downstreams, and rates per second, which are None without counters."""
     return {
         "tasks": {status: int(count) for status, count in current.metrics["retry_tasks"].items()},
         "attemptsPerSecond": _rates("retry_attempts_total", previous, current),
@@ -204,9 +203,9 @@ def parse_metrics(text: str) -> dict[str, dict[str, float]]:
     for line in text.splitlines():
         sample = _SAMPLE.fullmatch(line)
         if sample is not None and sample[1] in metrics:
-            label = dict(_LABEL.findall(sample[2])).get(_LABEL_OF_METRIC[sample[1]], "")
+            label_value = dict(_LABEL.findall(sample[2])).get(_LABEL_OF_METRIC[sample[1]], "")
             counts = metrics[sample[1]]
-            counts[label] = counts.get(label, 0.0) + float(sample[3])
+            counts[label_value] = counts.get(label_value, 0.0) + float(sample[3])
     return metrics
 
 
@@ -238,14 +237,14 @@ def _fetch_metrics(server: str, api_key: str | None) -> str:
 
 
 def _rates(metric: str, previous: Snapshot, current: Snapshot) -> dict[str, float] | None:
-    """Return the increase of a counter per second, by label; None without counters."""
+    """Return the increase of a counter per second by label value; None without counters."""
     if not current.has_counters:
         return None
     elapsed_s = max(current.at - previous.at, 1e-9)
     # A restart of the service resets its counters, so a negative difference counts as 0.
     return {
-        label: max(0.0, count - previous.metrics[metric].get(label, 0.0)) / elapsed_s
-        for label, count in current.metrics[metric].items()
+        label_value: max(0.0, count - previous.metrics[metric].get(label_value, 0.0)) / elapsed_s
+        for label_value, count in current.metrics[metric].items()
     }
 
 
@@ -273,6 +272,6 @@ def _render(previous: Snapshot, current: Snapshot, max_rows: int) -> RenderableT
 
 def _format_rates(noun: str, rates: dict[str, float]) -> str:
     return "  ".join(
-        f"{rate:,.1f} {noun} {output.to_printable_line(label)}"
-        for label, rate in sorted(rates.items())
+        f"{rate:,.1f} {noun} {output.to_printable_line(label_value)}"
+        for label_value, rate in sorted(rates.items())
     )

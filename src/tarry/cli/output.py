@@ -165,7 +165,7 @@ def format_ms(ms: float | None) -> str:
 
 
 def time_until(epoch_ms: int | None, now_s: float) -> str:
-    """Return the time from now until a time, such as "in 3 s"; empty for None."""
+    """Return when a time will be, such as "in 3 s", or "now" if it has passed; empty for None."""
     if epoch_ms is None:
         return ""
     seconds_left = epoch_ms / 1000 - now_s
@@ -173,7 +173,7 @@ def time_until(epoch_ms: int | None, now_s: float) -> str:
 
 
 def time_since(epoch_ms: int | None, now_s: float) -> str:
-    """Return the time that has passed since a time, such as "3 s ago"; empty for None."""
+    """Return how long ago a time was, such as "3 s ago"; empty for None."""
     if epoch_ms is None:
         return ""
     return f"{format_duration(max(0.0, now_s - epoch_ms / 1000))} ago"
@@ -187,9 +187,10 @@ def time_of_day(epoch_ms: int) -> str:
 def check_output_path(
     path: Path | None, suffixes: Sequence[str] = (), option: str = "--out"
 ) -> None:
-    """Raise `ConfigurationError` if a file cannot be written; without `suffixes`, all are allowed.
+    """Raise `ConfigurationError` if a file cannot be written, or has none of the suffixes.
 
-    Called before a long run, whose results would be lost.
+    Without `suffixes`, any name is allowed. Commands call this before a long run, so that its
+    results are not lost.
     """
     if path is None:
         return

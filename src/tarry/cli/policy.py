@@ -1,7 +1,7 @@
 """`tarry policy`: explain, check, export and import policy files; manage policies of a service.
 
 `export` and `import` write only documents to standard output, so that it can be piped into another
-command. A defence is a policy or hedging, with its breaker, budget and limiter.
+command. A defence is a policy or hedging, with an optional breaker, budget and limiter.
 """
 
 from __future__ import annotations
@@ -50,17 +50,20 @@ app: typer.Typer = typer.Typer(
     no_args_is_help=True,
 )
 
-FileArgument = Annotated[
+FileOrPresetArgument = Annotated[
     str,
-    typer.Argument(metavar="FILE", help="Policy in TOML, YAML or JSON, or the name of a preset."),
+    typer.Argument(metavar="FILE|PRESET", help="Policy in TOML, YAML or JSON, or a preset."),
 ]
 OutOption = Annotated[
     Path | None, typer.Option(help="Write to this file instead of standard output.")
 ]
 ServiceOption = Annotated[
-    str | None, typer.Option(help="grpc: gRPC service, such as shop.Payments.", show_default="all")
+    str | None,
+    typer.Option(help="Service, such as shop.Payments; only for grpc.", show_default="all"),
 ]
-MethodOption = Annotated[str | None, typer.Option(help="grpc: method name.", show_default="all")]
+MethodOption = Annotated[
+    str | None, typer.Option(help="Method of the service; only for grpc.", show_default="all")
+]
 
 
 class _CommandWithFields(TyperCommand):
@@ -137,7 +140,7 @@ def show(
         output.print_json(policy)
         return
     document = output.to_builtins(policy)
-    fields = {name: value for name, value in document.items() if name in JSON_FIELDS}
+    fields = {field: value for field, value in document.items() if field in JSON_FIELDS}
     typer.echo(toml.dumps(policy_from_json(fields, Policy()).to_dict()), nl=False)
 
 
@@ -167,7 +170,8 @@ def apply(
         if fields.pop(part, None) is not None:
             typer.echo(f"{file}: [{part}] is ignored: the service has its own {part}", err=True)
     if fields.pop("ignore_retried_below", False):
-        typer.echo(f"{file}: ignore_retried_below has no effect in the service", err=True)
+        effect = "has no effect, because the service does not see the retries of other layers"
+        typer.echo(f"{file}: ignore_retried_below {effect}", err=True)
     policy = policy_to_json(service_policy_from_file(fields))
     with connect(server, api_key) as client:
         try:
@@ -183,7 +187,7 @@ def _field_location(file: Path, field: str) -> str:
     """Return where the value of an API field was set: an option, or a field of the file."""
     from tarry.wire.policies import JSON_FIELDS
 
-    json_name = field.partition("[")[0]
+    json_name = field.partition("[")[0]  # the field may be an item, such as scheduleMs[2]
     if json_name == "policyId":
         return "--name"
     if json_name == "scheduleMs":
@@ -193,7 +197,7 @@ def _field_location(file: Path, field: str) -> str:
 
 @app.command(epilog=example_epilog("tarry policy export policy.toml --to istio --host payments"))
 def export(
-    file: FileArgument,
+    file_or_preset: FileOrPresetArgument,
     to: Annotated[str, typer.Option(help=f"Target system: {', '.join(EXPORT_SYSTEMS)}.")],
     host: Annotated[
         str | None, typer.Option(help="Host of the called service; not for grpc.")
@@ -207,7 +211,7 @@ def export(
     port: Annotated[
         int | None,
         typer.Option(
-            help="gateway-api: port of the called service.", show_default=str(DEFAULT_GATEWAY_PORT)
+            help="Port of the host; only for gateway-api.", show_default=str(DEFAULT_GATEWAY_PORT)
         ),
     ] = None,
     out: OutOption = None,
@@ -215,7 +219,7 @@ def export(
     """Export a policy as the configuration of a service mesh, a proxy, a gateway or gRPC.
 
     Settings that the target system lacks or treats differently are listed in comments at the top
-    of YAML, and on standard error unless a terminal shows these comments.
+    of YAML. They are also printed to standard error, unless the YAML is printed to a terminal.
     """
     from tarry.policyfile.envoy import to_envoy
     from tarry.policyfile.gateway import to_gateway_api
@@ -228,7 +232,7 @@ def export(
     if to == "grpc":
         reason = "use --service and --method to name the called service"
         _reject_options(f"--to {to}", reason, host=host, name=name, port=port)
-        exported = to_grpc(read_defence_or_preset(file), service=service, method=method)
+        exported = to_grpc(read_defence_or_preset(file_or_preset), service=service, method=method)
         text = json.dumps(exported.documents[0], indent=2) + "\n"
         _write_document(text, exported.differences, out, target_system=to)
         return
@@ -239,7 +243,7 @@ def export(
     if host is None:
         rule = f"is required for --to {to}: the host of the called service"
         raise ConfigurationError("--host", rule)
-    defence = read_defence_or_preset(file)
+    defence = read_defence_or_preset(file_or_preset)
     if to == "gateway-api":
         port = DEFAULT_GATEWAY_PORT if port is None else port
         exported = to_gateway_api(defence, host=host, port=port, name=name)
@@ -248,8 +252,8 @@ def export(
     text = import_yaml().safe_dump_all(
         exported.documents, sort_keys=False, allow_unicode=True, width=1000
     )
-    written_by = f"export --to {to}"
-    _write_document(text, exported.differences, out, target_system=to, written_by=written_by)
+    title = f"Written by `tarry policy export --to {to}`."
+    _write_document(text, exported.differences, out, target_system=to, title_comment=title)
 
 
 @app.command("import", epilog=example_epilog("tarry policy import config.json --from grpc"))
@@ -267,8 +271,8 @@ def import_(
 ) -> None:
     """Create a policy file from a gRPC service config, or from Istio resources.
 
-    Settings that tarry lacks or treats differently are listed in comments at the top of TOML, and
-    on standard error unless a terminal shows these comments.
+    Settings that tarry lacks or treats differently are listed in comments at the top of TOML. They
+    are also printed to standard error, unless the TOML is printed to a terminal.
     """
     from tarry.policyfile.grpc import from_grpc
     from tarry.policyfile.istio import from_istio
@@ -291,20 +295,20 @@ def import_(
         raise ConfigurationError(f"{file}: {error}") from None
     is_json = out is not None and out.suffix.lower() == ".json"
     text = policy_text(imported.to_dict(), as_json=is_json)
-    written_by = None if is_json else f"import --from {source}"
-    _write_document(text, imported.differences, out, target_system="tarry", written_by=written_by)
+    title = None if is_json else f"Written by `tarry policy import --from {source}`."
+    _write_document(text, imported.differences, out, target_system="tarry", title_comment=title)
 
 
 @app.command(epilog=example_epilog("tarry policy explain webhook"))
-def explain(file: FileArgument) -> None:
+def explain(file_or_preset: FileOrPresetArgument) -> None:
     """Describe what a policy does: its delays, and the worst-case time and load."""
     from tarry.policyfile.explain import explain as explain_policy
 
-    typer.echo(explain_policy(read_defence_or_preset(file)))
+    typer.echo(explain_policy(read_defence_or_preset(file_or_preset)))
 
 
 @app.command(cls=_CommandWithFields, epilog=example_epilog("tarry policy check policy.toml"))
-def check(file: FileArgument) -> None:
+def check(file_or_preset: FileOrPresetArgument) -> None:
     """Check a policy file; the first error is reported with its line.
 
     Settings that are valid but probably wrong are reported as warnings on standard error.
@@ -312,9 +316,9 @@ def check(file: FileArgument) -> None:
     from tarry.policyfile.defence import Defence
     from tarry.policyfile.explain import find_warnings
 
-    defence = read_defence_or_preset(file)
+    defence = read_defence_or_preset(file_or_preset)
     for warning in find_warnings(defence):
-        typer.echo(f"{file}: warning: {warning}", err=True)
+        typer.echo(f"{file_or_preset}: warning: {warning}", err=True)
     max_attempts = (defence.hedging or defence.policy).max_attempts
     features = ["1 attempt" if max_attempts == 1 else f"up to {max_attempts} attempts"]
     if defence.hedging is not None:
@@ -322,11 +326,11 @@ def check(file: FileArgument) -> None:
     names = ("breaker", "budget", "limiter")
     features += [name for name in names if getattr(defence, name) is not None]
     defaults = " (all fields have their defaults)" if defence == Defence() else ""
-    typer.echo(f"{file}: ok: {', '.join(features)}{defaults}")
+    typer.echo(f"{file_or_preset}: ok: {', '.join(features)}{defaults}")
 
 
 def _reject_options(used_with: str, reason: str, **options: object) -> None:
-    """Raise `ConfigurationError` if one of the options, which would be ignored, is given."""
+    """Raise `ConfigurationError` if an option is given that has no effect with `used_with`."""
     for name, value in options.items():
         if value is not None:
             raise ConfigurationError(f"--{name}", f"cannot be used with {used_with}: {reason}")
@@ -338,23 +342,23 @@ def _write_document(
     out: Path | None,
     *,
     target_system: str,
-    written_by: str | None = None,
+    title_comment: str | None = None,
 ) -> None:
     """Write a document, and print the settings that the target system lacks or treats differently.
 
-    `written_by` is the command, or None if the document cannot have comments. A document with
-    comments begins with the command and the differences, and a terminal shows only the document.
+    The document begins with `title_comment` and the differences, or has no comments if that is None
+    (for JSON). If a terminal shows these comments, the differences are not printed again.
     """
     difference_texts = [output.to_printable_line(str(difference)) for difference in differences]
-    if written_by is not None:
-        lines = [f"Written by `tarry policy {written_by}`."]
+    if title_comment is not None:
+        lines = [title_comment]
         lines += [f"Different in {target_system}: {difference}" for difference in difference_texts]
         text = "".join(f"# {line}\n" for line in lines) + text
     if out is None:
         typer.echo(text, nl=False)
     else:
         output.write_text(out, text)
-    if written_by is None or out is not None or not sys.stdout.isatty():
+    if title_comment is None or out is not None or not sys.stdout.isatty():
         for difference in difference_texts:
             typer.echo(f"different in {target_system}: {difference}", err=True)
 
@@ -376,17 +380,17 @@ def _read_documents(path: Path) -> list[Any]:
     return documents
 
 
-def read_defence_or_preset(path_or_preset: str) -> Defence:
-    """Return the defence of a policy file, or a preset without breaker, budget and limiter."""
+def read_defence_or_preset(file_or_preset: str) -> Defence:
+    """Return the defence in a policy file or, for a preset, a defence with only a policy."""
     from tarry.core.policy import PRESETS
     from tarry.policyfile.defence import Defence
     from tarry.simulator.files import read_defence
 
-    path = Path(path_or_preset)
+    path = Path(file_or_preset)
     if not path.suffix and not path.exists():
-        if path_or_preset in PRESETS:
-            return Defence(PRESETS[path_or_preset])
+        if file_or_preset in PRESETS:
+            return Defence(PRESETS[file_or_preset])
         presets = ", ".join(PRESETS)
-        msg = f"{path_or_preset!r} is neither a file nor a preset; the presets are {presets}"
+        msg = f"{file_or_preset!r} is neither a file nor a preset; the presets are {presets}"
         raise ConfigurationError(msg)
     return read_defence(path)

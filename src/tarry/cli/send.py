@@ -1,4 +1,4 @@
-"""`tarry send`: add a task."""
+"""`tarry send`: enqueue a task."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def send(
         typer.Option("--data", "-d", help="Body: text, @FILE, or @- for standard input."),
     ] = None,
     method: Annotated[str, typer.Option("--method", "-X", help="HTTP method.")] = "POST",
-    header: Annotated[
+    header_options: Annotated[
         list[str] | None,
         typer.Option("--header", "-H", help="Header. Can be repeated.", metavar="NAME:VALUE"),
     ] = None,
@@ -39,7 +39,7 @@ def send(
     idempotency_key: Annotated[
         str | None,
         typer.Option(
-            help="Sending twice with the same key adds one task.", show_default="generated"
+            help="Commands with the same key enqueue only one task.", show_default="generated"
         ),
     ] = None,
     delay: Annotated[
@@ -48,27 +48,29 @@ def send(
     wait: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", help="Wait up to this time; exit with 1 unless the task succeeds."
+            metavar="TIME",
+            help="Wait at most this long for the task to finish; exit with 1 unless it succeeds.",
         ),
     ] = None,
     server: ServerOption = DEFAULT_SERVER,
     api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Add a task: an HTTP call that the service retries until it succeeds or its policy stops it.
+    """Enqueue a task: an HTTP call that the service makes, and retries as its policy allows.
 
-    When the command returns, the task is stored durably. A body that is a JSON object or array is
+    The task is stored durably when the command returns. A body that is a JSON object or array is
     sent as application/json, unless --header sets another content type.
     """
     wait_s, delay_s = parse_duration("--wait", wait), parse_duration("--delay", delay)
-    headers = _parse_headers(header or [])
+    headers = _parse_headers(header_options or [])
     body = None if data is None else _read_body(data)
-    if isinstance(body, str) and _is_json(body) and "content-type" not in map(str.lower, headers):
+    has_content_type = "content-type" in map(str.lower, headers)
+    if isinstance(body, str) and _is_json_object_or_array(body) and not has_content_type:
         headers["content-type"] = "application/json"
     with connect(server, api_key) as client:
         from tarry.client.api import FINISHED_STATUSES
 
-        started = environment.now()
+        started_at = environment.now()  # in monotonic seconds
         task = client.enqueue(
             url,
             body,
@@ -80,7 +82,7 @@ def send(
             delay=delay_s,
         )
         # The service may respond before the end of `wait`; the client polls for the rest.
-        remaining_s = 0.0 if wait_s is None else started + wait_s - environment.now()
+        remaining_s = 0.0 if wait_s is None else started_at + wait_s - environment.now()
         if task.status not in FINISHED_STATUSES and remaining_s > 0:
             try:
                 task = client.wait(task, remaining_s)
@@ -96,9 +98,8 @@ def send(
 
 def _print_task(task: RetryTask) -> None:
     reason = "" if task.reason is None else f": {task.reason}"
-    print_text(
-        f"{task.task_id} {task.status} after {format_count(task.attempt_number, 'attempt')}{reason}"
-    )
+    attempts = format_count(task.attempt_number, "attempt")  # attempts are numbered from 1
+    print_text(f"{task.task_id} {task.status} after {attempts}{reason}")
     if task.response is not None:
         print_text(f"the target answered {task.response.status}")
         for line in (task.response.body or "").splitlines():
@@ -122,7 +123,7 @@ def _parse_headers(options: list[str]) -> dict[str, str]:
 
 
 def _read_body(data: str) -> str | bytes:
-    """Return the body; as str if it is UTF-8, because the service stores str as readable text."""
+    """Return the body: str if it is UTF-8, because the client sends bytes as base64."""
     raw = _read_file(data[1:]) if data.startswith("@") else data.encode(errors="surrogateescape")
     try:
         return raw.decode()
@@ -144,8 +145,8 @@ def _read_file(name: str) -> bytes:
     return raw
 
 
-def _is_json(text: str) -> bool:
-    """Return whether text is a JSON object or array; a number may be meant as plain text."""
+def _is_json_object_or_array(text: str) -> bool:
+    """Return whether a text is a JSON object or array. A number may be meant as plain text."""
     if not text.lstrip().startswith(("{", "[")):
         return False
     try:

@@ -37,7 +37,7 @@ DevOption = Annotated[
     typer.Option("--dev", help="Also allow this machine as a target. For development only."),
 ]
 ConfigOption = Annotated[
-    Path | None, typer.Option(help="Configuration file, in TOML.", metavar="FILE")
+    Path | None, typer.Option("--config", help="Configuration file, in TOML.", metavar="FILE")
 ]
 SetOption = Annotated[
     list[str] | None,
@@ -46,33 +46,33 @@ SetOption = Annotated[
     ),
 ]
 _SHUTDOWN_GRACE_S = 5
-"""Time to close connections at shutdown, in addition to `drain_ms` for running attempts."""
+"""Time to close connections at shutdown, after up to `drain_ms` for running attempts."""
 
 
 def serve(
     store: StoreOption = None,
     host: HostOption = None,
     port: PortOption = None,
-    allow: AllowTargetOption = None,
+    allow_targets: AllowTargetOption = None,
     dev: DevOption = None,
-    config: ConfigOption = None,
-    set_: SetOption = None,
+    config_file: ConfigOption = None,
+    assignments: SetOption = None,
 ) -> None:
     """Run the retry service: store tasks durably, and deliver each at least once.
 
     Flags take precedence over TARRY_* variables, and variables over the file. SIGTERM and Ctrl-C
     shut down gracefully: running attempts finish, and other leased tasks are released.
     """
-    allow_target, is_dev = allow or None, dev or None  # None: not set by a flag
-    loaded = _load_settings(
-        config, set_, store=store, host=host, port=port, allow_target=allow_target, dev=is_dev
-    )
+    flags = {"store": store, "host": host, "port": port, "allow_target": allow_targets, "dev": dev}
+    loaded = _load_settings(config_file, assignments, flags)
     from tarry.service.app import Service
     from tarry.service.http.server import Server
 
     _configure_logging(loaded.settings.log, loaded.settings.log_level)
     service = Service(loaded.settings, writer_process=True)
-    signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(0))  # 0: not a failure
+    # Called before the server installs its own handler, which shuts down gracefully, and when
+    # uvicorn raises the signal again after the shutdown. A stop is no failure: the exit code is 0.
+    signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(0))
     is_ready = False
     reason = "the service did not start; see the log above"
 
@@ -99,17 +99,15 @@ def config(
     store: StoreOption = None,
     host: HostOption = None,
     port: PortOption = None,
-    allow: AllowTargetOption = None,
+    allow_targets: AllowTargetOption = None,
     dev: DevOption = None,
-    config: ConfigOption = None,
-    set_: SetOption = None,
+    config_file: ConfigOption = None,
+    assignments: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print the effective settings, and the source of each."""
-    allow_target, is_dev = allow or None, dev or None  # None: not set by a flag
-    loaded = _load_settings(
-        config, set_, store=store, host=host, port=port, allow_target=allow_target, dev=is_dev
-    )
+    flags = {"store": store, "host": host, "port": port, "allow_target": allow_targets, "dev": dev}
+    loaded = _load_settings(config_file, assignments, flags)
     import msgspec
 
     from tarry.service.settings import Settings
@@ -156,18 +154,22 @@ def require_service_packages() -> None:
         raise MissingExtra(msg) from missing
 
 
-def _load_settings(config: Path | None, set_: list[str] | None, **flags: object) -> LoadedSettings:
-    """Return the settings from command line flags, the environment and a file."""
+def _load_settings(
+    config_file: Path | None, assignments: list[str] | None, flags: dict[str, Any]
+) -> LoadedSettings:
+    """Return the settings from flags and `--set` assignments, environment variables and a file."""
     require_service_packages()
     from tarry.service.settings import load_settings
 
     set_values: dict[str, str] = {}
-    for assignment in set_ or ():
+    for assignment in assignments or ():
         name, equals, value = assignment.partition("=")
         if not equals:
             raise ConfigurationError("--set", "must have the format NAME=VALUE", assignment)
         set_values[name.strip().replace("-", "_")] = value
-    return load_settings(flags, file=config, set_values=set_values)
+    # A flag that is not given may be False or an empty list here. `load_settings` expects None.
+    flags |= {name: flags[name] or None for name in ("allow_target", "dev")}
+    return load_settings(flags, file=config_file, set_values=set_values)
 
 
 def _configure_logging(format_: str, level: str) -> None:
@@ -177,7 +179,7 @@ def _configure_logging(format_: str, level: str) -> None:
     text_formatter = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
     handler.setFormatter(JsonFormatter() if format_ == "json" else text_formatter)
     logging.basicConfig(level=level.upper(), handlers=[handler])
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # the greeting replaces uvicorn's
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # hides its start message
 
 
 def _print_greeting(address: str, loaded: LoadedSettings) -> None:
@@ -195,12 +197,11 @@ def _print_greeting(address: str, loaded: LoadedSettings) -> None:
         lines.append(f"--dev: this machine is allowed as a target; {warning}")
     auth_option = ""
     if are_api_keys_required(settings):
-        store_option = (
-            "" if loaded.sources["store"] == DEFAULT_SOURCE else f" --store {settings.store}"
-        )
+        is_default_store = loaded.sources["store"] == DEFAULT_SOURCE
+        store_option = "" if is_default_store else f" --store {settings.store}"
         lines.append(f"requests need an API key: tarry keys create --tenant NAME{store_option}")
         auth_option = " -H 'Authorization: Bearer KEY'"
-    # With --dev, the target of the example is the service itself, so that the call succeeds.
+    # With --dev, the target in the example is the service itself, so that the call succeeds.
     task: dict[str, Any] = {"targetUrl": f"{local_url}/healthz", "method": "GET"}
     if not settings.dev:
         task = {"targetUrl": "https://example.com/hook", "body": {"hello": "world"}}

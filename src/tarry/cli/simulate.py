@@ -1,7 +1,7 @@
 """`tarry simulate`: simulate the effect of a retry policy on a failing dependency.
 
-A study is a scenario with its variants (usually policies), parameters and reported metrics. The
-help calls it a scenario. A defence is a policy or hedging, with its breaker, budget and limiter.
+A study runs one scenario in several variants, usually policies. Users name a study by its scenario.
+A defence is a policy or hedging, with an optional breaker, budget and limiter.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ _RANGE = re.compile(r"(?P<first>[^.]+(?:\.\d+)?)\.\.(?P<last>[^:]+?)(?::(?P<step
 
 
 def simulate(
-    scenarios: Annotated[
+    arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="SCENARIO|FILE",
-            help="Built-in scenario, or scenario file. Default: list the built-in scenarios.",
+            metavar="SCENARIO|FILE|POLICY",
+            help="Built-in scenario, or scenario file; with --compare, also policies. "
+            "Default: list the built-in scenarios.",
         ),
     ] = None,
     compare: Annotated[
@@ -79,7 +80,8 @@ def simulate(
         typer.Option(
             "--assert",
             metavar="CONDITION",
-            help='Exit with 1 unless this holds: "amplification < 1.2", "full: p99 <= 250ms".',
+            help='Exit with 1 unless this holds: "amplification < 1.2"; or only for the variant '
+            '"full": "full: p99 <= 250ms".',
         ),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a self-contained HTML report.")] = None,
@@ -99,10 +101,10 @@ def simulate(
     from tarry.simulator.assertions import check_assertions, metric_units, parse_assertion
     from tarry.simulator.study import run_study, with_parameters
 
-    if not scenarios:
+    if not arguments:
         simulate_output.print_studies(as_json=as_json)
         return
-    study = select_study(scenarios, compare=compare)
+    study = select_study(arguments, compare=compare)
     parameters = parse_parameters(set_ or [], study.parameters)
     study = with_parameters(study, parameters)
     if show:
@@ -134,7 +136,7 @@ def simulate(
     assertion_results = check_assertions(results, assertions or [])
     if html is not None:
         options = {"--set": set_, "--sweep": sweep, "--variants": variants, "--trials": trials}
-        report.write_html(results, html, command=_command_line(scenarios, compare, options, seed))
+        report.write_html(results, html, command=_command_line(arguments, compare, options, seed))
     if png is not None:
         report.write_png(results, png)
     if svg is not None:
@@ -142,19 +144,19 @@ def simulate(
     if not quiet or as_json:
         simulate_output.print_results(results, assertion_results, as_json=as_json)
     for path in (html, png, svg):
-        if path is not None and not quiet:  # not on standard output, which may be parsed
+        if path is not None and not quiet:
+            # On standard error, because a program may parse standard output.
             typer.echo(f"written to {to_printable_line(str(path))}", err=True)
     if not simulate_output.report_assertions(assertion_results, quiet=quiet or as_json):
         raise typer.Exit(EXIT_FAILED)
 
 
 def _command_line(
-    scenarios: list[str], compare: bool, options: dict[str, list[str] | str | int | None], seed: int
+    arguments: list[str], compare: bool, options: dict[str, list[str] | str | int | None], seed: int
 ) -> str:
     """Return the command line that produces the same report again."""
-    words = ["tarry", "simulate", *scenarios]
-    if compare:
-        words.insert(2 if len(scenarios) == 1 else 3, "--compare")
+    first, *others = arguments
+    words = ["tarry", "simulate", first, *(["--compare"] if compare else []), *others]
     for option, values in options.items():
         for value in values if isinstance(values, list) else [values]:
             if value is not None:
@@ -238,6 +240,7 @@ def parse_value(text: str) -> Any:
         parsed: dict[str, Any] = tomllib.loads(f"value = {text}")
     except ValueError:
         return text
+    # A text with line breaks may be TOML with further keys.
     return parsed["value"] if set(parsed) == {"value"} else text
 
 
@@ -266,7 +269,7 @@ def _expand_range(text: str, match: re.Match[str]) -> list[Any]:
     if count < 1 or step <= 0:
         msg = f"a range has the format first..last:step, such as 10..200:10, got {text!r}"
         raise ConfigurationError(msg)
-    # Build at most one value more than allowed, for which the caller rejects the range.
+    # Stop after one value too many, which is enough for the caller to reject the range.
     values = (first + step * index for index in range(min(count, MAX_SWEEP_VALUES + 1)))
     is_integer = first == first.to_integral_value() and step == step.to_integral_value()
     return [int(value) if is_integer else float(value) for value in values]

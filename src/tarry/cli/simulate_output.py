@@ -1,7 +1,8 @@
 """Output of `tarry simulate`: progress, tables, JSON and failed assertions.
 
-A study is a scenario with its variants, parameters and reported metrics. A table of its results has
-key columns, which identify the row (variant and swept parameters), and metric columns.
+A study runs one scenario in several variants, and reports metrics. A table of its results has key
+columns, which identify the row (variant and swept parameters), and metric columns. A defence is a
+policy or hedging, with an optional breaker, budget and limiter.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rich.text import Text
 from tarry.cli.output import report_table, to_printable_line
 from tarry.core.text import format_count
 from tarry.policyfile.defence import Defence
-from tarry.simulator.files import ARRIVALS_BY_KEY, scenario_parameters
+from tarry.simulator.files import ARRIVAL_KINDS_BY_SETTING, scenario_parameters
 from tarry.simulator.formatting import format_value
 from tarry.simulator.metrics import METRICS
 from tarry.simulator.scenarios import STUDIES
@@ -127,7 +128,7 @@ def print_sorted_json(value: object) -> None:
 
 
 def report_assertions(results: Sequence[AssertionResult], *, quiet: bool) -> bool:
-    """Print each row that fails an assertion, or that all hold; return whether all hold."""
+    """Print each failed assertion, or "all assertions hold"; return whether none failed."""
     failed = [result for result in results if not result.holds]
     for result in failed:
         message = f"{result.assertion.text}, but {result.describe_value()}"
@@ -155,7 +156,7 @@ class _Column(NamedTuple):
 
     @property
     def min_width(self) -> int:
-        """Smallest width at which only the title is wrapped, and only between words."""
+        """Smallest width at which no cell is wrapped and no word of the title is split."""
         return max(len(word) for word in [*self.title.split(), *self.cells, ""])
 
 
@@ -168,21 +169,15 @@ def _print_result_tables(console: Console, results: StudyResults) -> None:
     study = results.study
     _print_question(console, study)
     rows = results.rows
-    key_columns = [
-        _Column(study.variant_parameter, [to_printable_line(row.variant) for row in rows])
-    ]
-    key_columns += [
-        _Column(
-            name.rpartition(".")[2], [to_printable_line(str(row.parameters[name])) for row in rows]
-        )
-        for name in (rows[0].parameters if rows else ())
-    ]
-    metric_columns = [
-        _Column(
-            column.title, [format_value(row.metrics[column.metric], column.unit) for row in rows]
-        )
-        for column in study.columns
-    ]
+    variants = [to_printable_line(row.variant) for row in rows]
+    key_columns = [_Column(study.variant_parameter, variants)]
+    for name in rows[0].parameters if rows else ():
+        cells = [to_printable_line(str(row.parameters[name])) for row in rows]
+        key_columns.append(_Column(name.rpartition(".")[2], cells))
+    metric_columns: list[_Column] = []
+    for column in study.columns:
+        cells = [format_value(row.metrics[column.metric], column.unit) for row in rows]
+        metric_columns.append(_Column(column.title, cells))
     gaps_width = _COLUMN_GAP * len(key_columns)
     # Leave space for at least the widest metric column.
     widest_metric = max((column.min_width for column in metric_columns), default=0)
@@ -223,12 +218,11 @@ def _print_rows(console: Console, rows: Iterable[tuple[str, object, str]]) -> No
 
 
 def _scenario_settings(scenario: Scenario) -> Iterable[tuple[str, object, str]]:
-    """Yield name, value and an empty note of each setting with an effect, except the policy's."""
-    arrivals = scenario.clients.arrivals
+    """Yield (name, value, "") for each setting that affects the scenario, except the defence."""
     hidden_prefixes = ["clients.defence."]
-    for key, arrivals_that_use_key in ARRIVALS_BY_KEY.items():
-        if arrivals not in arrivals_that_use_key:
-            hidden_prefixes.append(f"clients.{key}")
+    for setting, arrival_kinds in ARRIVAL_KINDS_BY_SETTING.items():
+        if scenario.clients.arrivals not in arrival_kinds:
+            hidden_prefixes.append(f"clients.{setting}")
     for name, value in scenario_parameters(scenario).items():
         if value is not None and not name.startswith(tuple(hidden_prefixes)):
             yield name, value, ""
@@ -243,42 +237,42 @@ def row_name(row: StudyRow) -> str:
     return to_printable_line(", ".join([row.variant, *swept]))
 
 
-def _key_widths(key_columns: list[_Column], available: int) -> list[int]:
+def _key_widths(key_columns: list[_Column], available_width: int) -> list[int]:
     """Return the width of each key column; the widest columns are narrowed until all fit."""
     widths = [column.min_width for column in key_columns]
-    while sum(widths) > available and max(widths) > _MIN_KEY_WIDTH:
+    while sum(widths) > available_width and max(widths) > _MIN_KEY_WIDTH:
         widths[widths.index(max(widths))] -= 1
     return widths
 
 
-def _group_by_width(metric_columns: list[_Column], available: int) -> Iterable[list[_Column]]:
+def _group_by_width(metric_columns: list[_Column], available_width: int) -> Iterable[list[_Column]]:
     """Split the metric columns into groups that each fit into the available width."""
     group: list[_Column] = []
-    used = 0
+    used_width = 0
     for column in metric_columns:
-        if group and used + column.min_width > available:
+        if group and used_width + column.min_width > available_width:
             yield group
-            group, used = [], 0
+            group, used_width = [], 0
         group.append(column)
-        used += column.min_width + _COLUMN_GAP
+        used_width += column.min_width + _COLUMN_GAP
     yield group
 
 
-def _metric_widths(group: list[_Column], available: int) -> list[int]:
+def _metric_widths(group: list[_Column], available_width: int) -> list[int]:
     """Return the width of each metric column; titles with the most lines get the spare width."""
     widths = [column.min_width for column in group]
-    for _ in range(available - sum(widths) - _COLUMN_GAP * (len(group) - 1)):
-        lines = [
+    for _ in range(available_width - sum(widths) - _COLUMN_GAP * (len(group) - 1)):
+        line_counts = [
             len(wrap(column.title, width)) for column, width in zip(group, widths, strict=True)
         ]
-        if max(lines) == 1:
+        if max(line_counts) == 1:
             break
-        widths[lines.index(max(lines))] += 1
+        widths[line_counts.index(max(line_counts))] += 1
     return widths
 
 
 def _section_ends(rows: list[StudyRow]) -> list[bool]:
-    """Return for each row whether a line follows: it is the last row of its sweep point."""
+    """Return for each row whether a rule is drawn below it, to separate two sweep points."""
     if len({row.variant for row in rows}) == 1:
         return [False] * len(rows)
     return [row.parameters != following.parameters for row, following in pairwise(rows)] + [False]
@@ -298,8 +292,7 @@ def _table(
             vertical="bottom",
             width=width,
         )
-    for is_section_end, *cells in zip(
-        section_ends, *(column.cells for column in columns), strict=True
-    ):
+    rows = zip(section_ends, *(column.cells for column in columns), strict=True)
+    for is_section_end, *cells in rows:
         table.add_row(*map(Text, cells), end_section=is_section_end)
     return table

@@ -299,20 +299,20 @@ def purge(
         raise ConfigurationError("--yes", rule)
     filters: DeadLetterFilter = {"policy": policy, "lane": lane, "reason": reason}
     with connect(server, api_key) as client:
-        matched = _count_matches(client, filters)
-        if matched and not yes:
-            question = f"Delete {format_count(matched, 'dead letter')} permanently? [y/N] "
+        match_count = _count_matches(client, filters)
+        if match_count and not yes:
+            question = f"Delete {format_count(match_count, 'dead letter')} permanently? [y/N] "
             typer.echo(question, nl=False, err=True)
             if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
                 typer.echo("nothing was deleted", err=True)
                 raise typer.Exit(1)
-        purged = client.purge(**filters) if matched else 0
-    text = f"{format_count(purged, 'dead letter')} deleted" if purged else _NO_MATCH
-    output.print_result({"purged": purged}, text, as_json=as_json)
+        purged_count = client.purge(**filters) if match_count else 0
+    text = f"{format_count(purged_count, 'dead letter')} deleted" if purged_count else _NO_MATCH
+    output.print_result({"purged": purged_count}, text, as_json=as_json)
 
 
 def _count_matches(client: Client, filters: DeadLetterFilter) -> int:
-    """Return the number of matching dead letters; if 0, check that lane and policy exist."""
+    """Return the number of matching dead letters; if 0, raise for an unknown lane or policy."""
     count = client.replay(**filters, dry_run=True).matched
     lane, policy = filters.get("lane"), filters.get("policy")
     if count:

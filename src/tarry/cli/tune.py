@@ -68,8 +68,8 @@ def tune(
 ) -> None:
     """Propose a policy from a log of attempts, with the reason for each setting.
 
-    A setting is kept if the log has too little data for it. Then the current and the proposed
-    policy are simulated with the latencies in the log.
+    A setting is kept if the log has too little data for it. Unless --no-simulate is given, the
+    current and the proposed policy are then simulated with the latencies in the log.
     """
     from tarry.simulator.files import read_defence
     from tarry.tuning.attempt_log import read_attempt_log
@@ -79,7 +79,7 @@ def tune(
 
     check_output_path(out, POLICY_SUFFIXES)
     latency_target_s = parse_duration("--latency-target", latency_target)
-    # A defence is a policy or hedging, with its breaker, budget and limiter.
+    # A defence is a policy or hedging, with an optional breaker, budget and limiter.
     current = None if policy is None else read_defence(policy)
     evidence = analyze_log(read_attempt_log(log))
     proposal = propose(evidence, current, latency_target_s)
@@ -185,14 +185,13 @@ def print_comparison(
     if comparison.duration < evidence.span:
         outages = format_count(len(evidence.outages), "outage")
         log_span = f"{format_duration(evidence.span)} with {outages}"
-        _print_line(
-            console, f"the log covers {log_span}, the simulation only a part of that", "dim"
-        )
+        note = f"the log covers {log_span}, the simulation only a part of that"
+        _print_line(console, note, "dim")
     console.print(Text(describe_changes(comparison.current, comparison.proposed)))
 
 
 def _metrics_in_log(evidence: Evidence) -> dict[str, float]:
-    """Return those metrics for which the log has enough data."""
+    """Return by name the metrics for which the log has enough data."""
     from tarry.simulator.metrics import quantile
     from tarry.tuning.evidence import TAIL_QUANTILE, required_samples
 

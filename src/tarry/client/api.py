@@ -46,7 +46,7 @@ value is the result of the operation.
 
 FINISHED_STATUSES = frozenset({"SUCCEEDED", "EXHAUSTED", "CANCELLED"})
 
-_ERROR_BY_STATUS: dict[int, type[errors.ServiceError]] = {
+_ERROR_TYPE_BY_STATUS: dict[int, type[errors.ServiceError]] = {
     401: errors.NotAuthorized,
     403: errors.NotAuthorized,
     404: errors.NotFound,
@@ -61,6 +61,7 @@ _UNAVAILABLE_STATUS = 503
 _JSON_HEADERS = {"content-type": "application/json"}
 
 _POLL_BACKOFF = Policy(initial_delay=0.05, multiplier=1.5, max_delay=2.0, jitter="equal")
+"""Pauses after polls to which the service responded without waiting."""
 _MAX_LONG_POLL_S = 20
 """Shorter than the idle timeout of common proxies."""
 _LONG_POLL_MARGIN_S = 0.5
@@ -105,7 +106,7 @@ class ClientRequest(msgspec.Struct, Generic[T], frozen=True):
         explanation = problem.get("detail") or problem.get("title") or "no problem document"
         header = response.headers.get("retry-after")
         retry_after = None if header is None else parse_retry_after(header, environment.unix_time())
-        error_type = _ERROR_BY_STATUS.get(status)
+        error_type = _ERROR_TYPE_BY_STATUS.get(status)
         if error_type is None:
             error_type = errors.InvalidRequest if response.is_client_error else errors.ServiceError
         message = f"{self} was answered with {status}: {explanation}"
@@ -163,7 +164,7 @@ class ServiceApi:
     ) -> ClientRequest[RetryTask]:
         """Add a task, and wait up to `wait` seconds for its result."""
         options.check_argument_names("enqueue", arguments)
-        task = options.task_request(url, body, **arguments)
+        task = options.build_task_request(url, body, **arguments)
         headers = _JSON_HEADERS | _idempotency_header(task.idempotency_key)
         wait_s = 0 if wait is None else ceil(check_positive("wait", wait))
         if wait_s:
@@ -179,7 +180,7 @@ class ServiceApi:
         """Add any number of tasks in batches; the results are in the order of the tasks."""
         results: list[wire.BatchResult] = []
         try:
-            for content in options.task_batches(tasks):
+            for content in options.encode_batches(tasks):
                 # A batch may be retried, because each of its tasks has an idempotency key.
                 headers = _JSON_HEADERS | _idempotency_header()
                 response = yield ClientRequest(
@@ -197,13 +198,11 @@ class ServiceApi:
 
     def get(self, task: str | RetryTask, wait_s: int = 0) -> ClientRequest[RetryTask]:
         """Get a task. The service responds when the task has finished or after `wait_s` seconds."""
-        path = _task_path(task)
+        path, parse = _task_path(task), _decoder(RetryTask)
         if not wait_s:
-            return ClientRequest("GET", path, _decoder(RetryTask))
+            return ClientRequest("GET", path, parse)
         headers = {"prefer": f"wait={wait_s}"}
-        return ClientRequest(
-            "GET", path, _decoder(RetryTask), headers, wait_s=wait_s, mode="long_poll"
-        )
+        return ClientRequest("GET", path, parse, headers, wait_s=wait_s, mode="long_poll")
 
     def wait(self, task: str | RetryTask, timeout: Duration | None) -> Operation[RetryTask]:
         """Wait until a task has finished."""
@@ -215,17 +214,15 @@ class ServiceApi:
 
     def tasks(self, cursor: str | None, filters: TaskFilter) -> ClientRequest[Page[RetryTask]]:
         """List tasks."""
-        return _page_request(
-            "/retry-tasks", _decoder(Page[RetryTask]), cursor, _to_query("tasks", filters)
-        )
+        query = _to_query("tasks", filters)
+        return _page_request("/retry-tasks", _decoder(Page[RetryTask]), cursor, query)
 
     def attempts(
         self, cursor: str | None, task: str | RetryTask
     ) -> ClientRequest[Page[wire.AttemptLog]]:
         """List the attempts of a task."""
-        return _page_request(
-            f"{_task_path(task)}/attempts", _decoder(Page[wire.AttemptLog]), cursor
-        )
+        path = f"{_task_path(task)}/attempts"
+        return _page_request(path, _decoder(Page[wire.AttemptLog]), cursor)
 
     def explain(self, task: str | RetryTask) -> ClientRequest[wire.Explanation]:
         """Get the explanation of why a task was retried or not."""
@@ -265,15 +262,15 @@ class ServiceApi:
     def purge(self, filters: DeadLetterFilter) -> Operation[int]:
         """Delete all matching dead letters; return how many were deleted."""
         path = _with_query("/dead-letters", _to_query("purge", filters))
-        total, has_more = 0, True
+        purged_count, has_more = 0, True
         while has_more:  # the service limits the number of dead letters that a request deletes
             response = yield ClientRequest("DELETE", path, _decoder(wire.PurgeResult))
-            total += response.purged
+            purged_count += response.purged
             has_more = response.more
-        return total
+        return purged_count
 
     def replay(self, arguments: options.ReplayOptions) -> ClientRequest[ReplayJob]:
-        """Start a replay of dead letters. Has no idempotency key, for the reason in `retry`."""
+        """Start a replay of dead letters. As in `retry`, the request has no idempotency key."""
         options.check_argument_names("replay", arguments)
         before, rate = arguments.get("before"), arguments.get("rate")
         replay = wire.ReplayRequest(
@@ -295,19 +292,23 @@ class ServiceApi:
         """List the latest replays."""
         return ClientRequest("GET", "/dead-letters/replays", _decoder(Page[ReplayJob]))
 
-    def fetch_or_cancel_replay(
-        self, job: ReplayJob, method: Literal["GET", "DELETE"]
-    ) -> Operation[ReplayJob]:
-        """Fetch a replay (GET) or cancel it (DELETE); return its current state."""
+    def fetch_replay(self, job: ReplayJob) -> Operation[ReplayJob]:
+        """Return the current state of a replay."""
         if job.replay_id is not None:  # a dry run has no id, and has already finished
-            job = yield _replay_request(job.replay_id, method)
+            job = yield _replay_request("GET", job.replay_id)
+        return job
+
+    def cancel_replay(self, job: ReplayJob) -> Operation[ReplayJob]:
+        """Cancel a replay; return its current state."""
+        if job.replay_id is not None:
+            job = yield _replay_request("DELETE", job.replay_id)
         return job
 
     def wait_for_replay(self, job: ReplayJob, timeout: Duration | None) -> Operation[ReplayJob]:
         """Wait until a replay has finished. A dry run, which has no id, is already finished."""
         if job.replay_id is None:
             return job
-        request = _replay_request(job.replay_id, "GET")
+        request = _replay_request("GET", job.replay_id)
         return (
             yield from _poll_until(
                 lambda _wait_s: request, lambda latest: latest.status != "RUNNING", timeout
@@ -331,10 +332,8 @@ class ServiceApi:
             rule = "must contain only letters, digits and ._-"
             raise ConfigurationError("policy_id", rule, policy_id)
         fields = policy_to_request_json(policy) if isinstance(policy, Policy) else policy
-        content = options.encode_mapping("policy", fields)
-        return ClientRequest(
-            "PUT", _policy_path(policy_id), _decoder(RetryPolicy), _JSON_HEADERS, content
-        )
+        path, content = _policy_path(policy_id), options.encode_mapping("policy", fields)
+        return ClientRequest("PUT", path, _decoder(RetryPolicy), _JSON_HEADERS, content)
 
     def delete_policy(self, policy_id: str) -> ClientRequest[None]:
         """Delete a policy."""
@@ -465,7 +464,7 @@ def _page_request(
     return ClientRequest("GET", _with_query(path, parameters), parse)
 
 
-def _replay_request(replay_id: str, method: str) -> ClientRequest[ReplayJob]:
+def _replay_request(method: str, replay_id: str) -> ClientRequest[ReplayJob]:
     path = f"/dead-letters/replays/{_path_segment_of_id('replay_id', replay_id)}"
     return ClientRequest(method, path, _decoder(ReplayJob))
 

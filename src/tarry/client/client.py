@@ -13,8 +13,8 @@ from tarry.client.transport import (
     MAX_RECONNECT_DELAY_S,
     AsyncBufferingTransport,
     BufferingTransport,
+    ClientConfig,
     EventStreamParser,
-    ServiceEndpoint,
     is_event_stream,
     logger,
 )
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
-"""Return type of `_run` for a replay: `ReplayJob`, or an awaitable of it in `AsyncClient`."""
+"""Return type of `_run` for a replay: `ReplayJob`, or in `AsyncClient` an awaitable of it."""
 
 
 class Client:
@@ -81,15 +81,15 @@ class Client:
         timeout: float = 10.0,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._endpoint = endpoint = ServiceEndpoint(url, key, policy, timeout)
+        self._config = config = ClientConfig(url, key, policy, timeout)
         import httpx
 
         from tarry.adapters.httpx import RetryTransport
         from tarry.client.api import ServiceApi
 
         self._api = ServiceApi()
-        transport = transport or httpx.HTTPTransport(verify=endpoint.uses_tls)
-        self._http_clients = endpoint.open_http_clients(
+        transport = transport or httpx.HTTPTransport(verify=config.uses_tls)
+        self._http_clients = config.open_http_clients(
             httpx.Client, RetryTransport, BufferingTransport(transport)
         )
 
@@ -103,14 +103,14 @@ class Client:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.close()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._endpoint.url!r})"
+        return f"{type(self).__name__}({self._config.url!r})"
 
     def enqueue(
         self,
@@ -130,7 +130,7 @@ class Client:
         return self._send(self._api.enqueue(url, body, wait, options))
 
     def enqueue_many(self, tasks: Iterable[EnqueueArguments]) -> list[BatchResult]:
-        """Add tasks, each a dict of `enqueue` arguments; return the result for each, in order."""
+        """Add tasks, each a dict of `enqueue` arguments; return their results in the same order."""
         return self._run(self._api.enqueue_many(tasks))
 
     def get(self, task: str | RetryTask) -> RetryTask:
@@ -154,7 +154,7 @@ class Client:
         return self._run(self._api.wait(task, timeout))
 
     def cancel(self, task: str | RetryTask) -> RetryTask:
-        """Cancel a task. While a running attempt finishes, `cancelling` of the task is true."""
+        """Cancel a task. `task.cancelling` is True while a running attempt has not ended."""
         return self._run(self._api.cancel(task))
 
     def retry(self, task: str | RetryTask) -> RetryTask:
@@ -168,8 +168,9 @@ class Client:
     def replay(self, **options: Unpack[ReplayOptions]) -> Replay:
         """Start a replay of dead letters.
 
-        Filters: policy, lane, reason, before. `rate` is in tasks per second; by default, all are
-        replayed at once. With `dry_run`, the matching dead letters are only counted.
+        Filters: policy, lane, reason, before (only tasks that became dead letters at that time or
+        earlier). `rate` is in tasks per second; by default, all are replayed at once. With
+        `dry_run`, the matching dead letters are only counted.
         """
         return Replay(self._send(self._api.replay(options)), self._api, self._run)
 
@@ -215,7 +216,7 @@ class Client:
         return self._send(self._api.change_lane(lane, "reset"))
 
     def events(self) -> Generator[ServiceEvent, None, None]:
-        """Iterate over events from now on; those sent during a lost connection are missed."""
+        """Iterate over new events; events sent while the connection is lost are missed."""
         import httpx
 
         request = self._api.events("retry")
@@ -223,13 +224,13 @@ class Client:
             with closing(self._open(request)) as response:
                 if not is_event_stream(response):
                     response.read()
-                request.parse_response(response)
+                request.parse_response(response)  # raises unless it is an event stream
                 parser = EventStreamParser()
                 with suppress(httpx.RequestError):  # the stream was lost: reconnect below
                     for chunk in response.iter_bytes():
                         yield from parser.feed(chunk)
-            logger.warning("event stream lost, reconnecting, url=%s", self._endpoint.url)
-            # From now on, connecting is retried forever, because the service was reachable once.
+            logger.warning("event stream lost, reconnecting, url=%s", self._config.url)
+            # From now on, connecting is retried forever, because the service was reachable before.
             request = self._api.events("retry_forever")
             environment.blocking_sleep(MAX_RECONNECT_DELAY_S * environment.draw_random(), None)
 
@@ -242,11 +243,11 @@ class Client:
         import httpx
 
         http_client = self._http_clients[request.mode]
-        httpx_request = request.to_httpx(http_client, self._endpoint.timeout)
+        httpx_request = request.to_httpx(http_client, self._config.timeout)
         try:
             return http_client.send(httpx_request, stream=True)
         except httpx.RequestError as error:
-            raise self._endpoint.unreachable_error(request, error) from error
+            raise self._config.unreachable_error(request, error) from error
 
     def _send(self, request: ClientRequest[T]) -> T:
         with closing(self._open(request)) as response:
@@ -254,7 +255,7 @@ class Client:
             return request.parse_response(response)
 
     def _run(self, operation: Operation[T]) -> T:
-        """Send the requests of an operation, and return the result of the operation."""
+        """Send the requests and sleep the seconds that an operation yields; return its result."""
         response: Any = None
         try:
             while True:
@@ -299,15 +300,15 @@ class AsyncClient:
         timeout: float = 10.0,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self._endpoint = endpoint = ServiceEndpoint(url, key, policy, timeout)
+        self._config = config = ClientConfig(url, key, policy, timeout)
         import httpx
 
         from tarry.adapters.httpx import AsyncRetryTransport
         from tarry.client.api import ServiceApi
 
         self._api = ServiceApi()
-        transport = transport or httpx.AsyncHTTPTransport(verify=endpoint.uses_tls)
-        self._http_clients = endpoint.open_http_clients(
+        transport = transport or httpx.AsyncHTTPTransport(verify=config.uses_tls)
+        self._http_clients = config.open_http_clients(
             httpx.AsyncClient, AsyncRetryTransport, AsyncBufferingTransport(transport)
         )
 
@@ -321,14 +322,14 @@ class AsyncClient:
 
     async def __aexit__(
         self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         await self.aclose()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._endpoint.url!r})"
+        return f"{type(self).__name__}({self._config.url!r})"
 
     async def enqueue(
         self,
@@ -342,7 +343,7 @@ class AsyncClient:
         return await self._send(self._api.enqueue(url, body, wait, options))
 
     async def enqueue_many(self, tasks: Iterable[EnqueueArguments]) -> list[BatchResult]:
-        """Add tasks, each a dict of `enqueue` arguments; return the result for each, in order."""
+        """Add tasks, each a dict of `enqueue` arguments; return their results in the same order."""
         return await self._run(self._api.enqueue_many(tasks))
 
     async def get(self, task: str | RetryTask) -> RetryTask:
@@ -366,7 +367,7 @@ class AsyncClient:
         return await self._run(self._api.wait(task, timeout))
 
     async def cancel(self, task: str | RetryTask) -> RetryTask:
-        """Cancel a task. While a running attempt finishes, `cancelling` of the task is true."""
+        """Cancel a task. `task.cancelling` is True while a running attempt has not ended."""
         return await self._run(self._api.cancel(task))
 
     async def retry(self, task: str | RetryTask) -> RetryTask:
@@ -423,7 +424,7 @@ class AsyncClient:
         return await self._send(self._api.change_lane(lane, "reset"))
 
     def events(self) -> AsyncGenerator[ServiceEvent, None]:
-        """Iterate over events from now on; those sent during a lost connection are missed."""
+        """Iterate over new events; events sent while the connection is lost are missed."""
         return self._read_events()
 
     async def health(self) -> Health:
@@ -435,11 +436,11 @@ class AsyncClient:
         import httpx
 
         http_client = self._http_clients[request.mode]
-        httpx_request = request.to_httpx(http_client, self._endpoint.timeout)
+        httpx_request = request.to_httpx(http_client, self._config.timeout)
         try:
             return await http_client.send(httpx_request, stream=True)
         except httpx.RequestError as error:
-            raise self._endpoint.unreachable_error(request, error) from error
+            raise self._config.unreachable_error(request, error) from error
 
     async def _send(self, request: ClientRequest[T]) -> T:
         async with aclosing(await self._open(request)) as response:
@@ -482,20 +483,20 @@ class AsyncClient:
             async with aclosing(await self._open(request)) as response:
                 if not is_event_stream(response):
                     await response.aread()
-                request.parse_response(response)
+                request.parse_response(response)  # raises unless it is an event stream
                 parser = EventStreamParser()
                 with suppress(httpx.RequestError):  # the stream was lost: reconnect below
                     async for chunk in response.aiter_bytes():
                         for event in parser.feed(chunk):
                             yield event
-            logger.warning("event stream lost, reconnecting, url=%s", self._endpoint.url)
-            # From now on, connecting is retried forever, because the service was reachable once.
+            logger.warning("event stream lost, reconnecting, url=%s", self._config.url)
+            # From now on, connecting is retried forever, because the service was reachable before.
             request = self._api.events("retry_forever")
             await environment.async_sleep(MAX_RECONNECT_DELAY_S * environment.draw_random())
 
 
-class ReplayHandle(Generic[R]):
-    """A replay of dead letters, as last fetched: the base class of `Replay` and `AsyncReplay`."""
+class BaseReplay(Generic[R]):
+    """Base class of `Replay` and `AsyncReplay`, with the state of the replay as last fetched."""
 
     def __init__(
         self, job: ReplayJob, api: ServiceApi, run: Callable[[Operation[ReplayJob]], R]
@@ -503,7 +504,7 @@ class ReplayHandle(Generic[R]):
         self._api = api
         self._run = run
         self.job: ReplayJob = job
-        """The replay as the service last returned it."""
+        """State and progress of the replay, as the service last returned them."""
 
     @property
     def replay_id(self) -> str | None:
@@ -533,12 +534,12 @@ class ReplayHandle(Generic[R]):
         return f"{type(self).__name__}({self.job!r})"
 
 
-class Replay(ReplayHandle["ReplayJob"]):
-    """A replay of dead letters, as last fetched from the service."""
+class Replay(BaseReplay["ReplayJob"]):
+    """A replay of dead letters. `refresh`, `wait` and `cancel` update its properties."""
 
     def refresh(self) -> Self:
         """Fetch the current state of the replay."""
-        return self._update(self._run(self._api.fetch_or_cancel_replay(self.job, "GET")))
+        return self._update(self._run(self._api.fetch_replay(self.job)))
 
     def wait(self, timeout: Duration | None = None) -> Self:
         """Wait until the replay has finished; raise `NotFinished` after the timeout."""
@@ -546,15 +547,15 @@ class Replay(ReplayHandle["ReplayJob"]):
 
     def cancel(self) -> Self:
         """Cancel the rest of the replay; raise `Conflict` if the replay has finished."""
-        return self._update(self._run(self._api.fetch_or_cancel_replay(self.job, "DELETE")))
+        return self._update(self._run(self._api.cancel_replay(self.job)))
 
 
-class AsyncReplay(ReplayHandle[Awaitable["ReplayJob"]]):
+class AsyncReplay(BaseReplay[Awaitable["ReplayJob"]]):
     """The asynchronous version of `Replay`."""
 
     async def refresh(self) -> Self:
         """Fetch the current state of the replay."""
-        return self._update(await self._run(self._api.fetch_or_cancel_replay(self.job, "GET")))
+        return self._update(await self._run(self._api.fetch_replay(self.job)))
 
     async def wait(self, timeout: Duration | None = None) -> Self:
         """Wait until the replay has finished; raise `NotFinished` after the timeout."""
@@ -562,4 +563,4 @@ class AsyncReplay(ReplayHandle[Awaitable["ReplayJob"]]):
 
     async def cancel(self) -> Self:
         """Cancel the rest of the replay; raise `Conflict` if the replay has finished."""
-        return self._update(await self._run(self._api.fetch_or_cancel_replay(self.job, "DELETE")))
+        return self._update(await self._run(self._api.cancel_replay(self.job)))

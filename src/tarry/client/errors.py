@@ -62,7 +62,7 @@ class InvalidRequest(ServiceError):
 
 
 class NotAuthorized(ServiceError):
-    """The API key is missing, wrong or revoked (401, 403)."""
+    """The API key is missing, wrong or revoked (401), or the request is forbidden (403)."""
 
 
 class NotFound(ServiceError):

@@ -26,15 +26,15 @@ Instant: TypeAlias = float | datetime
 MAX_BATCH_BYTES = 8 << 20
 """Maximum size of the JSON of one batch: half of the service's default limit for a request."""
 
-_encode = msgspec.json.Encoder().encode
+_encode_struct = msgspec.json.Encoder().encode
 
 
 class EnqueueOptions(TypedDict, total=False):
     """Keyword arguments of `enqueue`.
 
-    `body_ref` names an object in the body store of the service, `policy` a policy. `key`
-    is the idempotency key of the task and its attempts; by default, the client generates one.
-    `delay` or `at` sets the time of the first attempt. `overrides` changes fields of the policy for
+    `body_ref` names an object in the body store of the service. `policy` names a policy. `key` is
+    the idempotency key of the task and its attempts; by default, the client generates one. `delay`
+    or `at` sets the time of the first attempt. `overrides` changes fields of the policy for
     this task, such as `{"maxAttempts": 3}`. `callback` is the URL that receives the result.
     """
 
@@ -136,7 +136,9 @@ def _to_dict(argument: str, value: object) -> dict[str, Any] | None:
     return dict(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
 
-def task_request(url: str, body: Any = None, **options: Unpack[EnqueueOptions]) -> RetryTaskRequest:
+def build_task_request(
+    url: str, body: Any = None, **options: Unpack[EnqueueOptions]
+) -> RetryTaskRequest:
     """Return the API's representation of the task that the arguments of `enqueue` describe."""
     policy, key = options.get("policy", "default"), options.get("key")
     delay, at = options.get("delay"), options.get("at")
@@ -173,25 +175,25 @@ def task_request(url: str, body: Any = None, **options: Unpack[EnqueueOptions]) 
 def encode_task(task: RetryTaskRequest) -> bytes:
     """Return a task as JSON."""
     try:
-        return _encode(task)
+        return _encode_struct(task)
     except (TypeError, ValueError) as error:
         msg = f"the task has a value that JSON cannot represent: {error}"
         raise ConfigurationTypeError(msg) from None
 
 
-def task_batches(tasks: Iterable[EnqueueArguments]) -> Iterator[bytes]:
-    """Split the tasks into batches within the limits of the service; yield their JSON."""
+def encode_batches(tasks: Iterable[EnqueueArguments]) -> Iterator[bytes]:
+    """Split the tasks into batches within the limits of the service; yield the JSON of each."""
     batch: list[Raw] = []
-    size = 0
+    batch_bytes = 0
     for index, task in enumerate(tasks):
         encoded = _encode_batch_item(index, task)
-        if batch and (len(batch) == MAX_BATCH_SIZE or size + len(encoded) > MAX_BATCH_BYTES):
-            yield _encode(BatchRequest(tasks=batch))
-            batch, size = [], 0
+        if batch and (len(batch) == MAX_BATCH_SIZE or batch_bytes + len(encoded) > MAX_BATCH_BYTES):
+            yield _encode_struct(BatchRequest(tasks=batch))
+            batch, batch_bytes = [], 0
         batch.append(Raw(encoded))
-        size += len(encoded)
+        batch_bytes += len(encoded)
     if batch:
-        yield _encode(BatchRequest(tasks=batch))
+        yield _encode_struct(BatchRequest(tasks=batch))
 
 
 def _encode_batch_item(index: int, task: EnqueueArguments) -> bytes:
@@ -203,7 +205,7 @@ def _encode_batch_item(index: int, task: EnqueueArguments) -> bytes:
         raise ConfigurationTypeError(argument, "must have a url")
     try:
         check_argument_names("enqueue", task)
-        return encode_task(task_request(**task))
+        return encode_task(build_task_request(**task))
     except ConfigurationError as error:
         if error.field is None:
             raise type(error)(f"{argument}: {error}") from None

@@ -1,4 +1,4 @@
-"""Code that both clients share: the service's address, transports and the event parser.
+"""Code that both clients share: the connection settings, transports and the event parser.
 
 Imports httpx and msgspec only when needed, so that the client classes can be imported without them.
 """
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("tarry.client")
 
-HttpClient = TypeVar("HttpClient")
+HttpClientT = TypeVar("HttpClientT")
 SendMode: TypeAlias = Literal["retry", "long_poll", "once", "retry_forever"]
 """How a request is sent.
 
 `retry`: retried under the client's policy. `long_poll`: also retried under that policy, but with
 separate latency statistics, because the service delays its response on purpose. `once`: not
-retried. `retry_forever`: retried until there is a response.
+retried. `retry_forever`: retried under `RECONNECT_POLICY`, which does not limit the attempts.
 """
 
 RECONNECT_POLICY = Policy(max_attempts=1_000_000_000, max_delay=10.0)
-"""Retries the opening of a lost event stream forever. The service was reachable before, so it is
+"""Retries forever to open a lost event stream again. The service was reachable before, so it is
 expected to become reachable again."""
 MAX_RESPONSE_BYTES = 64 << 20
 """More than the largest page of any list. Bounds the memory that one response can use."""
@@ -50,7 +50,7 @@ _MAX_EVENT_BYTES = 1 << 18
 """Many times the size of a real event. Bounds the memory that a broken stream can use."""
 
 
-class ServiceEndpoint:
+class ClientConfig:
     """Address of the service, API key, retry policy and timeout of a client."""
 
     def __init__(
@@ -70,21 +70,23 @@ class ServiceEndpoint:
 
     def open_http_clients(
         self,
-        client_class: Callable[..., HttpClient],
+        client_class: Callable[..., HttpClientT],
         retry_class: Callable[..., Any],
         transport: BufferingTransport | AsyncBufferingTransport,
-    ) -> dict[SendMode, HttpClient]:
+    ) -> dict[SendMode, HttpClientT]:
         """Return an HTTP client for each send mode; all of them share the given transport.
 
-        Long polls and event streams are slow on purpose. Their modes have downstreams (statistics)
-        of their own, without breaker and budget, so that they do not affect other requests.
+        Long polls and lost event streams each have a `Downstream` of their own, without breaker and
+        budget, so that their durations and failures do not affect other requests.
         """
-        long_polls, streams = Downstream(f"{self.url}/wait"), Downstream(f"{self.url}/events")
+        poll_downstream = Downstream(f"{self.url}/wait")
+        stream_downstream = Downstream(f"{self.url}/events")
+        reconnect = {"policy": RECONNECT_POLICY, "downstream": stream_downstream}
         transports: dict[SendMode, Any] = {
             "retry": retry_class(transport, policy=self.policy),
-            "long_poll": retry_class(transport, policy=self.policy, downstream=long_polls),
+            "long_poll": retry_class(transport, policy=self.policy, downstream=poll_downstream),
             "once": transport,
-            "retry_forever": retry_class(transport, policy=RECONNECT_POLICY, downstream=streams),
+            "retry_forever": retry_class(transport, **reconnect),
         }
         return {
             mode: client_class(transport=mode_transport, base_url=self.url, headers=self.headers)
@@ -139,8 +141,8 @@ def _check_api_key(api_key: Any) -> str:
 class BufferingTransport:
     """An httpx transport that reads a response completely before it returns the response.
 
-    The retry transport wraps it, so that a response which is cut off counts as a failed attempt and
-    is retried. Event streams are not buffered.
+    The retry transport wraps this transport. Therefore a response that is cut off counts as a
+    failed attempt and is retried. Event streams are not buffered.
     """
 
     def __init__(self, transport: Any) -> None:

@@ -41,7 +41,7 @@ STUDY_KEYS = ("question", "lesson", "trials", "variants")
 """The keys of a file that describe the study. `lesson` is the text below the results."""
 DIFFERS = "(differs)"
 """Shown instead of the value of a parameter that has different values in the variants."""
-ARRIVALS_BY_KEY = {
+ARRIVAL_KINDS_BY_SETTING = {
     "rate": ("poisson",),
     "count": ("at-once", "closed", "backlog"),
     "think": ("closed",),
@@ -249,7 +249,7 @@ def _check_arrivals(
     for key_path, table, arrival_kinds in tables:
         clients = table.get("clients")
         for key in cast("Mapping[str, Any]", clients) if isinstance(clients, Mapping) else ():
-            kinds_with_effect = ARRIVALS_BY_KEY.get(key, arrival_kinds)
+            kinds_with_effect = ARRIVAL_KINDS_BY_SETTING.get(key, arrival_kinds)
             if not set(kinds_with_effect) & set(arrival_kinds):
                 *others, last = map(repr, kinds_with_effect)
                 choices = f"{', '.join(others)} or {last}" if others else last
