@@ -12,9 +12,9 @@ import pytest
 from tarry.client.options import (
     MAX_BATCH_BYTES,
     EnqueueArguments,
-    encode_task,
-    encode_batches,
     build_task_request,
+    encode_batches,
+    encode_task,
 )
 from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError, ConfigurationTypeError

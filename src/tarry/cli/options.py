@@ -35,7 +35,7 @@ def example_epilog(command: str) -> str:
 
 
 def parse_duration(option: str, text: str | None) -> float | None:
-    """Return the seconds of a duration such as 500ms, 2s or 1.5 min; the default unit is s."""
+    """Return a duration such as 500ms or 1.5 min in seconds, the default unit; None for None."""
     if text is None:
         return None
     match = _DURATION.fullmatch(text)

@@ -81,7 +81,7 @@ def send(
             key=idempotency_key,
             delay=delay_s,
         )
-        # The service may respond before the end of `wait`; the client polls for the rest.
+        # The service may respond before `wait_s` has passed; the client then polls until it has.
         remaining_s = 0.0 if wait_s is None else started_at + wait_s - environment.now()
         if task.status not in FINISHED_STATUSES and remaining_s > 0:
             try:

@@ -180,8 +180,8 @@ def _print_result_tables(console: Console, results: StudyResults) -> None:
         metric_columns.append(_Column(column.title, cells))
     gaps_width = _COLUMN_GAP * len(key_columns)
     # Leave space for at least the widest metric column.
-    widest_metric = max((column.min_width for column in metric_columns), default=0)
-    key_widths = _key_widths(key_columns, console.width - widest_metric - gaps_width)
+    max_metric_width = max((column.min_width for column in metric_columns), default=0)
+    key_widths = _key_widths(key_columns, console.width - max_metric_width - gaps_width)
     metrics_width = console.width - sum(key_widths) - gaps_width
     for group in _group_by_width(metric_columns, metrics_width):
         widths = [*key_widths, *_metric_widths(group, metrics_width)]

@@ -181,7 +181,8 @@ class ServiceApi:
         results: list[wire.BatchResult] = []
         try:
             for content in options.encode_batches(tasks):
-                # A batch may be retried, because each of its tasks has an idempotency key.
+                # The key in the header marks the batch as repeatable. It is, because each of its
+                # tasks has an idempotency key.
                 headers = _JSON_HEADERS | _idempotency_header()
                 response = yield ClientRequest(
                     "POST", "/retry-tasks/batch", _decoder(wire.BatchResults), headers, content
@@ -386,7 +387,7 @@ def _poll_until(
     """
     timeout_s = inf if timeout is None else options.to_seconds("timeout", timeout)
     deadline = cap_at_deadline(environment.now() + timeout_s)
-    delay: float | None = None
+    delay: float | None = None  # of the latest pause
     pause_count = 0
     while True:
         started_at = environment.now()
