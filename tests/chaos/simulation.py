@@ -110,8 +110,8 @@ class Simulation:
             FaultyNetwork(process),
             store=FaultyStore(process, self.environment.store),
             limits=EngineLimits(
-                max_in_flight=rng.choice([2, 50]),
-                max_lane_in_flight=rng.choice([1, 20]),
+                max_running_attempts=rng.choice([2, 50]),
+                max_lane_running_attempts=rng.choice([1, 20]),
                 max_leased=rng.choice([3, 100]),
                 max_lane_leased=rng.choice([2, 50]),
                 max_claimed=rng.choice([2, 50]),

@@ -46,8 +46,8 @@ def _ignore_failures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _start_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set the clock of the worker ahead of the store's."""
-    exact_ms = StoreClock.exact_ms
-    monkeypatch.setattr(StoreClock, "exact_ms", lambda self: exact_ms(self) + 500)
+    unrounded_ms = StoreClock.unrounded_ms
+    monkeypatch.setattr(StoreClock, "unrounded_ms", lambda self: unrounded_ms(self) + 500)
 
 
 def _lose_tasks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -237,8 +237,8 @@ def test_limits_on_the_page_match_the_code() -> None:
     documented = [int(found.replace(",", "")) for row in rows for found in _NUMBER.findall(row[1])]
 
     expected = [
-        engine.max_in_flight,
-        engine.max_lane_in_flight,
+        engine.max_running_attempts,
+        engine.max_lane_running_attempts,
         engine.max_leased,
         engine.max_lane_leased,
     ]

@@ -12,8 +12,8 @@ from tarry.service.settings import Settings
 def test_the_engine_has_the_defaults_of_the_settings() -> None:
     """The in-flight limits are those that the operator sees."""
     settings, limits = Settings(), EngineLimits()
-    assert settings.in_flight == limits.max_in_flight == 512
-    assert settings.lane_in_flight == limits.max_lane_in_flight == 128
+    assert settings.in_flight == limits.max_running_attempts == 512
+    assert settings.lane_in_flight == limits.max_lane_running_attempts == 128
 
 
 def test_the_http_client_has_the_default_of_the_settings() -> None:

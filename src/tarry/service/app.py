@@ -83,11 +83,13 @@ class Service:
         )
         self._signer = Signer(settings.signing_secrets) if settings.signing_secrets else None
         limits = EngineLimits(
-            max_in_flight=settings.in_flight,
-            max_lane_in_flight=settings.lane_in_flight,
+            max_running_attempts=settings.in_flight,
+            max_lane_running_attempts=settings.lane_in_flight,
             max_tenant_unfinished_tasks=settings.tenant_pending or None,
         )
-        create_downstream = partial(build_downstream, max_in_flight=limits.max_lane_in_flight)
+        create_downstream = partial(
+            build_downstream, max_in_flight=limits.max_lane_running_attempts
+        )
         lanes = Lanes(create_downstream, max_leased=limits.max_lane_leased)
         clock = StoreClock(environment.now)  # epoch ms of the store, from monotonic seconds
         worker = f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -96,10 +98,10 @@ class Service:
             EngineContext(
                 store=self.store,
                 delivery_client=self._delivery_client,
-                policies=PolicyCache(self.store, clock.now),
+                policies=PolicyCache(self.store, clock.now_ms),
                 lanes=lanes,
                 clock=clock,
-                reporter=Reporter(self.metrics, clock.now),
+                reporter=Reporter(self.metrics, clock.now_ms),
                 health=Health(),
                 lease_terms=LeaseTerms(worker, settings.lease_duration_ms, settings.horizon_ms),
                 limits=limits,
@@ -176,7 +178,7 @@ class Service:
 
     async def _render_metrics(self, tenant: str | None) -> tuple[bytes, str]:
         counters = await self.store.counters(tenant)
-        return self.metrics.render(counters, self.engine.clock.seconds(), tenant)
+        return self.metrics.render(counters, self.engine.clock.now_s(), tenant)
 
     def _sign(self, task: Task, body: bytes) -> list[tuple[str, str]]:
         if self._signer is None:

@@ -67,9 +67,9 @@ class FakeEngine:
         self.store = store
         self.clock = StoreClock(time.seconds)
         self.clock.synchronize(self.clock.local_ms(), time.ms)
-        self.reporter = Reporter(Metrics(Lanes(Downstream, max_leased=0)), self.clock.now)
+        self.reporter = Reporter(Metrics(Lanes(Downstream, max_leased=0)), self.clock.now_ms)
         self.events = self.reporter.events
-        self.policies = PolicyCache(store, self.clock.now)
+        self.policies = PolicyCache(store, self.clock.now_ms)
         self.health = Health()
         self.quota = quota
         self.error: Exception | None = None

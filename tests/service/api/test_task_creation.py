@@ -295,7 +295,7 @@ def test_waiting_for_the_result() -> None:
         delivered = DeliveryResult(
             status=200, headers=[("x-a", "1"), ("x-a", "2")], excerpt=b"done"
         )
-        api.engine.reporter.notify(task_id, FinishedTask(Status.SUCCEEDED, None, delivered))
+        api.engine.reporter.notify_waiters(task_id, FinishedTask(Status.SUCCEEDED, None, delivered))
         response = await asking
         assert (201, "wait=5") == (response.status, response.header("preference-applied"))
         assert ("SUCCEEDED", None) == (response.json["status"], response.json["nextAttemptAt"])

@@ -28,7 +28,7 @@ def test_reading_a_task_can_wait_for_its_result() -> None:
         asking = asyncio.create_task(read_and_wait(api, task_id))
         assert task_id == await api.engine.waited_for.get()
         delivered = DeliveryResult(status=200, excerpt=b"done")
-        api.engine.reporter.notify(task_id, FinishedTask(Status.SUCCEEDED, None, delivered))
+        api.engine.reporter.notify_waiters(task_id, FinishedTask(Status.SUCCEEDED, None, delivered))
         response = await asking
         assert (200, "wait=5") == (response.status, response.header("preference-applied"))
         assert ("SUCCEEDED", "done") == (response.json["status"], response.json["response"]["body"])
@@ -66,7 +66,7 @@ def test_secrets_that_a_target_echoes_are_redacted_in_its_response(
             headers=[("x-echo", "for sesame-one"), ("set-cookie", "a=b"), ("x-plain", "shown")],
             excerpt=b"you sent sesame-two" + tail,
         )
-        api.engine.reporter.notify(task_id, FinishedTask(Status.SUCCEEDED, None, echo))
+        api.engine.reporter.notify_waiters(task_id, FinishedTask(Status.SUCCEEDED, None, echo))
         response = (await asking).json["response"]
         expected = {"x-echo": "for [redacted]", "set-cookie": "[redacted]", "x-plain": "shown"}
         assert expected == response["headers"]
@@ -153,7 +153,7 @@ def test_new_and_existing_tasks_share_the_limit_of_waiting_requests() -> None:
         new = await api.request("POST", "/retry-tasks", document, headers=headers)
         old = await read_and_wait(api, task_id)
         assert [None, None] == [one.header("preference-applied") for one in (new, old)]
-        api.engine.reporter.notify(task_id, FinishedTask(Status.CANCELLED, None, None))
+        api.engine.reporter.notify_waiters(task_id, FinishedTask(Status.CANCELLED, None, None))
         assert "CANCELLED" == (await asking).json["status"]
         assert "wait=0" == (await read_and_wait(api, task_id, 0)).header("preference-applied")
 

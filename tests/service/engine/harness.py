@@ -77,18 +77,22 @@ class EngineHarness:
         plain = Codec()
         clock = StoreClock(monotonic or loop.time)
         self.lanes = Lanes(
-            partial(build_downstream, max_in_flight=limits.max_lane_in_flight, breaker=breaker),
+            partial(
+                build_downstream,
+                max_in_flight=limits.max_lane_running_attempts,
+                build_breaker=breaker,
+            ),
             max_leased=limits.max_lane_leased,
         )
         self.metrics = Metrics(self.lanes)
-        reporter = Reporter(self.metrics, clock.now)
+        reporter = Reporter(self.metrics, clock.now_ms)
         self.events = reporter.events
         self.published: list[Event] = []
         self.events.listen(self.published.append)
         self.context = EngineContext(
             store=self.store,
             delivery_client=target,
-            policies=PolicyCache(self.store, clock.now),
+            policies=PolicyCache(self.store, clock.now_ms),
             lanes=self.lanes,
             clock=clock,
             reporter=reporter,

@@ -16,7 +16,7 @@ class FakeMonotonicClock:
 
 def test_nothing_is_due_before_the_first_synchronization() -> None:
     """The time is far in the past until then."""
-    assert StoreClock(FakeMonotonicClock()).now() < 0
+    assert StoreClock(FakeMonotonicClock()).now_ms() < 0
 
 
 def test_estimate_is_never_ahead_of_the_store() -> None:
@@ -27,11 +27,11 @@ def test_estimate_is_never_ahead_of_the_store() -> None:
     monotonic.time += 0.5
     clock.synchronize(sent_at, 1_000_000)
 
-    assert 1_000_000 == clock.now()
+    assert 1_000_000 == clock.now_ms()
     monotonic.time += 1
-    assert (1_001_000, 1001.0) == (clock.now(), clock.seconds())
+    assert (1_001_000, 1001.0) == (clock.now_ms(), clock.now_s())
     monotonic.time += 0.000_75
-    assert (1_001_000, 1_001_000.75) == (clock.now(), clock.exact_ms())
+    assert (1_001_000, 1_001_000.75) == (clock.now_ms(), clock.unrounded_ms())
 
 
 def test_fast_reply_is_more_precise_than_a_slow_one() -> None:
@@ -43,7 +43,7 @@ def test_fast_reply_is_more_precise_than_a_slow_one() -> None:
     monotonic.time += 2.0
     clock.synchronize(sent_at, 1_000_500)  # half a second after the request
 
-    assert 1_002_000 == clock.now()
+    assert 1_002_000 == clock.now_ms()
 
 
 def test_store_clock_that_was_set_back_is_followed() -> None:
@@ -53,7 +53,7 @@ def test_store_clock_that_was_set_back_is_followed() -> None:
     clock.synchronize(clock.local_ms(), 1_000_000)
     clock.synchronize(clock.local_ms(), 400_000)
 
-    assert 400_000 == clock.now()
+    assert 400_000 == clock.now_ms()
 
 
 def test_store_clock_that_was_set_forward_is_followed() -> None:
@@ -63,4 +63,4 @@ def test_store_clock_that_was_set_forward_is_followed() -> None:
     clock.synchronize(clock.local_ms(), 1_000_000)
     clock.synchronize(clock.local_ms(), 9_000_000)
 
-    assert 9_000_000 == clock.now()
+    assert 9_000_000 == clock.now_ms()

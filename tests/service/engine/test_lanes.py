@@ -212,7 +212,7 @@ def test_slow_lane_does_not_block_another() -> None:
                 await asyncio.sleep(1000)
             return OK
 
-        limits = EngineLimits(max_in_flight=20, max_lane_in_flight=10)
+        limits = EngineLimits(max_running_attempts=20, max_lane_running_attempts=10)
         harness = EngineHarness(FakeTarget(never), limits=limits)
         await harness.engine.start()
         await harness.add(*[harness.new_task("http://slow.example:80/") for _ in range(100)])
@@ -235,7 +235,7 @@ def test_due_retry_is_sent_before_queued_first_attempts() -> None:
             return OK
 
         target = FakeTarget(BUSY, slow)
-        harness = EngineHarness(target, limits=EngineLimits(max_lane_in_flight=1))
+        harness = EngineHarness(target, limits=EngineLimits(max_lane_running_attempts=1))
         await harness.engine.start()
         tasks = await harness.add(*[harness.new_task() for _ in range(50)])
         await asyncio.sleep(30)

@@ -23,7 +23,7 @@ def samples(page: bytes) -> dict[str, float]:
 async def read_metrics(harness: EngineHarness, tenant: str | None = None) -> dict[str, float]:
     """Return the samples of the current metrics page."""
     page, kind = harness.metrics.render(
-        await harness.store.counters(tenant), harness.context.clock.seconds(), tenant
+        await harness.store.counters(tenant), harness.context.clock.now_s(), tenant
     )
     assert kind.startswith("text/plain")
     return samples(page)

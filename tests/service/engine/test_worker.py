@@ -76,7 +76,7 @@ def test_empty_retry_budget_defers_without_counting_attempts() -> None:
 
     async def main() -> None:
         target = FakeTarget(*[BUSY] * 300, OK)
-        limits = EngineLimits(max_lane_in_flight=1000, max_in_flight=1000)
+        limits = EngineLimits(max_lane_running_attempts=1000, max_running_attempts=1000)
         harness = EngineHarness(target, limits=limits, breaker=lambda: Breaker(min_calls=10_000))
         await harness.engine.start()
         tasks = await harness.add(*[harness.new_task() for _ in range(300)])
@@ -164,7 +164,7 @@ def test_lost_attempt_does_not_exhaust_a_task(lost: int, sent: int) -> None:
 
     async def main() -> None:
         target = FakeTarget(OK)
-        harness = EngineHarness(target, limits=EngineLimits(max_in_flight=1))
+        harness = EngineHarness(target, limits=EngineLimits(max_running_attempts=1))
         new_task = harness.new_task(overrides={"maxAttempts": 1})
         new_task.lease_on_add = True
         await harness.store.add([new_task], LeaseTerms("dead", 10_000, 1_000))
@@ -221,7 +221,7 @@ def test_task_that_cannot_be_started_does_not_block_others(
     """The error is logged, and the task is released."""
 
     async def main() -> None:
-        harness = EngineHarness(FakeTarget(OK), limits=EngineLimits(max_in_flight=1))
+        harness = EngineHarness(FakeTarget(OK), limits=EngineLimits(max_running_attempts=1))
         get_cached = harness.context.policies.get_cached
 
         def broken(task, overrides):  # type: ignore[no-untyped-def]
@@ -345,7 +345,9 @@ def test_stop_releases_waiting_tasks_and_waits_for_attempts() -> None:
             await asyncio.sleep(3)
             return OK
 
-        harness = EngineHarness(FakeTarget(respond_slowly), limits=EngineLimits(max_in_flight=1))
+        harness = EngineHarness(
+            FakeTarget(respond_slowly), limits=EngineLimits(max_running_attempts=1)
+        )
         await harness.engine.start()
         runs, waits = await harness.add(harness.new_task(), harness.new_task())
         await asyncio.sleep(1)

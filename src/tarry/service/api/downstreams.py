@@ -73,4 +73,4 @@ class DownstreamResource:
 
     def _view(self, lane: LaneRecord) -> DownstreamInfo:
         engine = self._context.engine
-        return downstream_view(lane, engine.local_stats(lane.name), engine.clock.now())
+        return downstream_view(lane, engine.local_stats(lane.name), engine.clock.now_ms())

@@ -211,7 +211,7 @@ class TaskResource:
             attempts,
             named_policy=None if named_policy is None else named_policy.policy,
             lane=await context.store.get_lane(task.lane),
-            now=context.engine.clock.now(),
+            now=context.engine.clock.now_ms(),
         )
         return json_response(200, explanation)
 

@@ -81,7 +81,7 @@ def task_view(task: Task, content: TaskContent, status: Status) -> RetryTask:
 
 def stored_task_view(context: ApiContext, task: Task) -> RetryTask:
     """Return the view of a task that was read from the store."""
-    status = task.status_at(context.engine.clock.now())
+    status = task.status_at(context.engine.clock.now_ms())
     return task_view(task, read_content(context, task) or _UNREADABLE_CONTENT, status)
 
 

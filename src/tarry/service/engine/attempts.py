@@ -30,7 +30,7 @@ _MAX_EXCERPT_CHARS = 512
 
 
 def build_call(task: Task, policy: Policy, downstream: Downstream) -> DurableCall:
-    """Return the core's call for a task, with the task's progress since it was last replayed."""
+    """Return the core's call for a task, with its progress since it was added or last replayed."""
     call = DurableCall(policy, downstream, task.first_due_at / 1000)
     # Lost attempts do not count: a worker that died may not have sent its leased tasks.
     call.attempts = task.attempts - task.attempts_before_replay - task.lost_attempts
@@ -57,7 +57,7 @@ def build_request(
 
 
 def classify(delivery: DeliveryResult, policy: Policy, now_s: float) -> Outcome | None:
-    """Return the outcome of a delivery; None if the service failed, so that it does not count."""
+    """Return the outcome of a delivery; None if it failed inside the service and does not count."""
     status, fault = delivery.status, delivery.fault
     if fault is Fault.INTERNAL:
         return None
@@ -111,7 +111,7 @@ def build_record(
 def build_decision(
     verdict: Wait | Stop, outcome: Outcome, effective_policy: EffectivePolicy, call: DurableCall
 ) -> Decision:
-    """Return the decision of an attempt log entry: the verdict and the state it is based on."""
+    """Return the decision of an attempt log entry: the verdict, and the state before it."""
     breaker, budget = call.last_status
     decision = Decision(
         action="stop", policy_version=effective_policy.version, budget=budget, breaker=breaker

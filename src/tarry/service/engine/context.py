@@ -1,4 +1,4 @@
-"""What the components of an engine share: limits, health, clock, dependencies, store retries."""
+"""Shared by the components of an engine: limits, health, clock, dependencies, store retries."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _UNKNOWN_OFFSET_MS = -1e15  # far in the past: no task is due before `StoreClock
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How much work one engine accepts at a time."""
 
-    max_in_flight: int = defaults.MAX_IN_FLIGHT  # attempts that run in this process at a time
-    max_lane_in_flight: int = defaults.MAX_LANE_IN_FLIGHT  # attempts of one lane at a time
+    max_running_attempts: int = defaults.MAX_IN_FLIGHT  # of this process at a time
+    max_lane_running_attempts: int = defaults.MAX_LANE_IN_FLIGHT  # of one lane at a time
     max_leased: int = 4096  # tasks that are leased to this process
     max_lane_leased: int = 1024  # tasks of one lane that are leased to this process
     max_unwritten: int = 10_000  # new tasks that wait to be written
-    max_claimed: int = 500  # tasks that one claim leases
-    max_lane_claimed: int = 100  # tasks of one lane that one claim leases
-    max_tenant_unfinished_tasks: int | None = None  # PENDING or IN_FLIGHT; None: unlimited
+    max_claimed: int = 500  # tasks that one call of `Store.claim` leases
+    max_lane_claimed: int = 100  # tasks of one lane that one call of `Store.claim` leases
+    max_tenant_unfinished_tasks: int | None = None  # PENDING or IN_FLIGHT; None: no limit
 
 
 class Health:
@@ -72,17 +72,17 @@ class StoreClock:
         self._monotonic = monotonic
         self._offset_ms = _UNKNOWN_OFFSET_MS
 
-    def exact_ms(self) -> float:
+    def unrounded_ms(self) -> float:
         """Return the store's time in milliseconds, not rounded."""
         return self._monotonic() * 1000 + self._offset_ms
 
-    def now(self) -> int:
+    def now_ms(self) -> int:
         """Return the store's time in milliseconds, rounded down so that no task is early."""
-        return int(self.exact_ms())
+        return int(self.unrounded_ms())
 
-    def seconds(self) -> float:
+    def now_s(self) -> float:
         """Return the store's time in seconds, the unit of the core."""
-        return self.exact_ms() / 1000
+        return self.unrounded_ms() / 1000
 
     def local_ms(self) -> float:
         """Return the local monotonic time in milliseconds, to be passed to `synchronize`."""
@@ -91,10 +91,11 @@ class StoreClock:
     def synchronize(self, sent_at: float, store_now: int) -> None:
         """Update the offset from a reply of the store, which contains its time `store_now`.
 
-        `sent_at` is `local_ms` of the request. The store read its clock between then and now, so
-        the offset has a lower and an upper bound. The highest lower bound is kept: the estimate is
-        never ahead of the store, and behind it by at most the round trip of the fastest reply. An
-        offset above the upper bound means that the store's clock was set back.
+        `sent_at` is `local_ms` when the request was sent. The store read its clock between then and
+        now, so the offset has a lower and an upper bound. The highest lower bound of all replies is
+        kept: the estimate is never ahead of the store, and behind it by at most the round trip of
+        the fastest reply. If the kept offset is above the upper bound, the store's clock was set
+        back.
         """
         # The store rounds its time down, so its exact time is up to one millisecond later.
         lower, upper = store_now - self.local_ms(), store_now + 1 - sent_at

@@ -1,6 +1,7 @@
 """The engine of one process: ingest of new tasks, background loops, and the operator's actions.
 
-Ingest writes new tasks in groups. While the worker has capacity, it gets them right after that.
+Ingest (`Engine.submit`) writes new tasks to the store in groups. If the worker has capacity, they
+are leased by the same write and passed to the worker.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from tarry.service.model import Task, TaskContent
     from tarry.service.store import AddResult, NewTask
 
-_MAX_GROUP_ITEMS = 64  # few new tasks, because results are written between two groups
+_MAX_GROUP_ITEMS = 64  # small, because results have to wait while a group is written
 _IngestItem: TypeAlias = "tuple[NewTask, TaskContent | None]"  # with the unpacked content, if known
 
 
@@ -120,7 +121,7 @@ class Engine:
             context.health.mark_failing("store", error)
             raise
         context.health.mark_healthy("store")
-        horizon_end = context.clock.now() + context.lease_terms.horizon_ms
+        horizon_end = context.clock.now_ms() + context.lease_terms.horizon_ms
         has_listeners = bool(self.events.listeners)
         tasks: list[Task] = []
         contents: list[TaskContent | None] = []
@@ -139,9 +140,9 @@ class Engine:
             self.worker.add(tasks, contents)
         return results
 
-    async def wait_until_finished(self, task_id: str, seconds: float) -> FinishedTask | None:
-        """Wait until this process finishes a task; return None after `seconds`."""
-        return await self._reporter.wait_until_finished(task_id, seconds)
+    async def wait_until_finished(self, task_id: str, timeout_s: float) -> FinishedTask | None:
+        """Wait until this process finishes a task; return None after `timeout_s`."""
+        return await self._reporter.wait_until_finished(task_id, timeout_s)
 
     async def cancel(self, tenant: str, task_id: str) -> CancelStatus | None:
         """Cancel a task; return None if there is no such task."""
@@ -153,11 +154,11 @@ class Engine:
             try:
                 status = await self._context.store.cancel(tenant, task_id)
                 if status is CancelStatus.REQUESTED:
-                    # For the store, every leased task is running. This process knows that no
-                    # attempt runs, so the task is finished at once.
+                    # For the store, every leased task may be running. This process knows that no
+                    # attempt of the task runs, so the task is finished at once.
                     task = leased_task.task
                     result = TaskResult(task=task, attempt=None, status=Status.CANCELLED)
-                    finish_status = await self.worker.result_writer.submit(result)
+                    finish_status = await self.worker.result_writer.write_cancelled(result)
                     if finish_status is not FinishStatus.SUPERSEDED:
                         status = CancelStatus.CANCELLED
             except BaseException:
@@ -165,7 +166,7 @@ class Engine:
                 raise
             self.worker.leased_tasks.drop(leased_task)
         if status is CancelStatus.CANCELLED:
-            self._reporter.notify(task_id, FinishedTask(Status.CANCELLED, None, None))
+            self._reporter.notify_waiters(task_id, FinishedTask(Status.CANCELLED, None, None))
             stored_task = await self._context.store.get_task(tenant, task_id)
             if stored_task is not None:
                 self._reporter.report_cancelled(stored_task)
@@ -175,7 +176,7 @@ class Engine:
         """Make a task due now; return None if there is no such task."""
         leased_task = self._find_waiting(tenant, task_id)
         if leased_task is not None:
-            leased_task.task.next_attempt_at = self._context.clock.now()
+            leased_task.task.next_attempt_at = self._context.clock.now_ms()
             self.worker.leased_tasks.add([leased_task.task], [leased_task.content])
             return RetryNowStatus.DUE
         status = await self._context.store.retry_now(tenant, task_id)
@@ -207,7 +208,7 @@ class Engine:
         if lane is not None:
             lane.is_paused = False
             self._context.lanes.parked.discard(lane_name)
-            lane.downstream.on_recovery(self._context.clock.seconds())
+            lane.downstream.on_recovery(self._context.clock.now_s())
             lane.downstream.transitions.clear()
         self.scheduler.wake()
         self._reporter.report_lane_change("resumed", lane_name)
@@ -225,7 +226,7 @@ class Engine:
         if lane is None:
             return None
         downstream = lane.downstream
-        breaker, balance = downstream.status(self._context.clock.seconds())
+        breaker, balance = downstream.status(self._context.clock.now_s())
         p50, p95 = downstream.latency.quantile(0.5), downstream.latency.quantile(0.95)
         return LocalStats(
             breaker=breaker,

@@ -26,16 +26,17 @@ if TYPE_CHECKING:
 
     from tarry.service.model import Task, TaskContent
 
-_MAX_LANES = 10_000  # then some lanes without tasks are removed before another one is created
+_MAX_LANES = 10_000  # at this number, lanes without tasks are removed to create another one
 _FIRST_ATTEMPTS_PER_RETRY = 2
 """First attempts between two retries of a lane. Retries of tasks that always fail are then at most
 a third of the attempts: too few to open the breaker of a healthy lane, which opens at one half."""
-_MIN_RETRY_DEFERRAL_MS, _MAX_RETRY_DEFERRAL_MS = 1_000, 60_000  # while the retry budget is empty
+_MIN_RETRY_DEFERRAL_MS, _MAX_RETRY_DEFERRAL_MS = 1_000, 60_000
+"""Limits of the time by which a retry is deferred if the empty retry budget has rejected it."""
 _DEFERRED_RETRY_SPACING_MS = 50
-"""Deferred retries become due 20 a second. The budget admits 10 a second plus a share of the calls,
-so at most about half of the deferred retries are deferred again."""
+"""The deferred retries of a lane become due 20 a second. Its budget admits 10 a second plus a share
+of the calls, so at most about half of the deferred retries are deferred again."""
 _LIMIT_REFRESH_MS = 50  # time for which an observed in-flight limit is assumed to be unchanged
-_MAX_TIMER_MS = 1_000  # the clock is read at least this often, because it may be set
+_MAX_TIMER_MS = 1_000  # so that the clock is read again soon, because it may be set
 
 
 # Not a Struct: each attempt sets several attributes, which takes 0.02 instead of 0.09 us each.
@@ -56,13 +57,13 @@ class LaneState:
     is_paused: bool = False  # whether an operator paused the lane through this process
     was_used: bool = True  # whether the lane had a task since the last call of `Lanes.forget_idle`
     observed_limit: int | None = None
-    """`running_count` when the in-flight limit last rejected an attempt; None if outdated."""
+    """`running_count` when the in-flight limit last rejected an attempt; None if not known."""
     _limit_reached_at: int = 0
     _first_attempts_in_a_row: int = 0
     _last_reserved_time: int = 0
 
     def pop_due(self) -> LeasedTask | None:
-        """Remove and return a due task, or None; see `due_retries` for the order."""
+        """Remove and return the next due task (None: no task is due), see `due_retries`."""
         if self.due_first_attempts and (
             not self.due_retries or self._first_attempts_in_a_row < _FIRST_ATTEMPTS_PER_RETRY
         ):
@@ -123,7 +124,7 @@ class LeasedTask(Struct, eq=False):
     task: Task
     lane: LaneState
     content: TaskContent | None  # unpacked; None until the first attempt needs it
-    is_busy: bool = False  # whether an attempt runs, or its policy is loaded or result written
+    is_busy: bool = False  # whether a policy load, an attempt or a write for the task is running
     is_queued: bool = False  # whether it is in the heap of `LeasedTasks` or in a queue of its lane
     is_dropped: bool = False  # whether it was removed from `LeasedTasks`; queues skip it
 
@@ -146,7 +147,7 @@ class Lanes(dict[str, LaneState]):
         return lane
 
     def most_notable(self, limit: int, tenant: str | None = None) -> list[LaneState]:
-        """Return lanes of a tenant (None: of all), tripped lanes first, then the busiest."""
+        """Return lanes of a tenant (None: of all): tripped lanes first, then by leased tasks."""
         lanes = (lane for lane in self.values() if tenant in {None, lane.name.partition("/")[0]})
         return nlargest(limit, lanes, key=lambda lane: (lane.is_tripped, lane.leased_count))
 
@@ -164,7 +165,7 @@ class Lanes(dict[str, LaneState]):
             self.fully_leased.discard(lane.name)
 
     def forget_idle(self) -> int:
-        """Remove disposable lanes that were not used since the last call; return their number."""
+        """Remove disposable lanes that had no task since the last call; return their number."""
         # Only latency statistics are lost: the time windows of outcomes are empty by then.
         idle = [lane for lane in self.values() if not lane.was_used and self._is_disposable(lane)]
         for lane in self.values():
@@ -192,12 +193,12 @@ class Lanes(dict[str, LaneState]):
 
 
 def build_downstream(
-    name: str, *, max_in_flight: int, breaker: Callable[[], Breaker] = Breaker
+    name: str, *, max_in_flight: int, build_breaker: Callable[[], Breaker] = Breaker
 ) -> Downstream:
     """Build the downstream of a lane, with a breaker, a retry budget and an in-flight limit."""
     # Ten retries a second are always admitted, so that a lane with only retries makes progress.
     budget = RatioBudget(0.3, min_per_second=10.0)
-    return Downstream(name, breaker=breaker(), budget=budget, max_in_flight=max_in_flight)
+    return Downstream(name, breaker=build_breaker(), budget=budget, max_in_flight=max_in_flight)
 
 
 class LeasedTasks(dict[str, LeasedTask]):
@@ -219,7 +220,7 @@ class LeasedTasks(dict[str, LeasedTask]):
         """`(due time, tie breaker, task)`. Dropped tasks stay in the heap until they are due."""
         self._tie_breaker = count()
         self.rotation: deque[LaneState] = deque()
-        """Lanes with due tasks, in the order in which they are served. Other classes only read."""
+        """Lanes with due tasks, in the order in which they are served. Read-only elsewhere."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
 
@@ -231,7 +232,7 @@ class LeasedTasks(dict[str, LeasedTask]):
     def add(
         self, tasks: Sequence[Task], contents: Sequence[TaskContent | None] | None = None
     ) -> None:
-        """Add tasks that were leased to this process, or replace them."""
+        """Add tasks that were leased to this process; a task that is already here is replaced."""
         now, lanes = self._now(), self._lanes
         is_due = False
         for task, content in zip(tasks, contents or [None] * len(tasks), strict=True):

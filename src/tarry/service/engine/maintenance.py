@@ -47,7 +47,7 @@ class Maintenance:
         if orphaned_bodies:
             await context.delete_bodies(orphaned_bodies)
             await store.forget_orphaned_bodies(orphaned_bodies)
-        now = context.clock.now()
+        now = context.clock.now_ms()
         if now >= self._next_body_search_at:
             self._next_body_search_at = now + _UNREFERENCED_BODY_SEARCH_INTERVAL_MS
             await context.delete_unreferenced_bodies()
@@ -58,7 +58,7 @@ class Maintenance:
             return _BUSY_PAUSE_S
         if next_replay_at is None:
             return _IDLE_PAUSE_S
-        seconds_until_replay = (next_replay_at - context.clock.now()) / 1000
+        seconds_until_replay = (next_replay_at - context.clock.now_ms()) / 1000
         return min(_IDLE_PAUSE_S, max(_BUSY_PAUSE_S, seconds_until_replay))
 
     async def _step_replays(self) -> int | None:
@@ -67,7 +67,7 @@ class Maintenance:
         next_times: list[int] = []
         for replay in await store.list_replays(running=True):
             record: ReplayRecord | None = replay  # after the step, if one is due
-            if replay.next_at <= self._context.clock.now():
+            if replay.next_at <= self._context.clock.now_ms():
                 try:
                     record = await store.replay_step(replay.id, replay_step_size(replay.rate))
                 except StoreUnavailable:

@@ -4,7 +4,7 @@ Recording must be cheap, because every attempt is recorded: it only appends a sa
 Samples are added to counters and histograms 500 at a time, or when the metrics are read. Objects of
 the Prometheus client are only built when the metrics are read. The number of label values is
 bounded: policies after the first hundred are counted as `other`, and only a hundred lanes have
-gauges (tripped lanes first, then the busiest).
+gauges (first those whose breaker is not closed, then those with the most leased tasks).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from tarry.service.engine.lanes import Lanes
-    from tarry.service.model import AttemptRecord
+    from tarry.service.model import AttemptRecord, Status
     from tarry.service.store import Counters
 
     _AttemptSample: TypeAlias = tuple[str, str, int, float | None, float | None]
@@ -45,10 +45,12 @@ _LONG_BUCKETS_MS = (
     100, 500, 1_000, 5_000, 15_000, 60_000, 300_000, 900_000, 3_600_000, 14_400_000, 43_200_000,
     86_400_000, 604_800_000,
 )  # fmt: skip
-_MAX_SAMPLES = 500  # counted together, because sorting them is cheaper than one search for each
+_MAX_SAMPLES = 500
+"""Samples are added to the counters in groups of this size: to sort a group once and search it for
+each bucket is cheaper than to search the bucket of each sample."""
 _BREAKER_STATES = ("closed", "open", "half-open")
 _BREAKER_STATE_OF_EVENT = {"parked": "open", "probing": "half-open", "resumed": "closed"}
-"""New breaker states by kind of lane event; an operator who resumes a lane also closes it."""
+"""New breaker states by kind of lane event. Resuming a lane also closes its breaker."""
 
 
 class _LabeledCounter(Counter[tuple[str, ...]]):
@@ -104,7 +106,7 @@ class Metrics:
             "retry_attempts", "Attempts, by outcome and policy.", "outcome", "policy"
         )
         """Includes lost attempts, whose worker disappeared. They have the policy label ""."""
-        help_text = "Finished tasks, by status, and by whether they were retried."
+        help_text = "Finished tasks, by outcome (final status) and attempts (first or retried)."
         self._finished_tasks = _LabeledCounter(
             "retry_task_outcomes", help_text, "outcome", "attempts"
         )
@@ -134,10 +136,10 @@ class Metrics:
         if len(samples) >= _MAX_SAMPLES:
             self._count_attempts()
 
-    def record_finished_task(self, status: str, attempts: int, age_ms: int) -> None:
+    def record_finished_task(self, status: str, attempt_count: int, age_ms: int) -> None:
         """Record a task that was finished `age_ms` after it was added."""
         samples = self._task_samples
-        samples.append((status, attempts, age_ms))
+        samples.append((status, attempt_count, age_ms))
         if len(samples) >= _MAX_SAMPLES:
             self._count_tasks()
 
@@ -157,7 +159,10 @@ class Metrics:
         """
         registry = CollectorRegistry()
         counters_and_histograms = self._counters_and_histograms() if tenant is None else ()
-        metrics = [*counters_and_histograms, *self._gauges(store_counters, now_s, tenant)]
+        metrics = [
+            *counters_and_histograms,
+            *self._gauges(store_counters.task_counts, now_s, tenant),
+        ]
         registry.register(_MetricsCollector(metrics))
         return generate_latest(registry), CONTENT_TYPE_LATEST
 
@@ -177,10 +182,11 @@ class Metrics:
         """Add the recorded tasks to the counter and the histogram."""
         if not self._task_samples:
             return
-        statuses, attempts, ages = zip(*self._task_samples, strict=True)
+        statuses, attempt_counts, ages = zip(*self._task_samples, strict=True)
         self._task_samples.clear()
-        for (status, attempts_made), count in Counter(zip(statuses, attempts, strict=True)).items():
-            self._finished_tasks[status, "first" if attempts_made <= 1 else "retried"] += count
+        task_counts = Counter(zip(statuses, attempt_counts, strict=True))
+        for (status, attempt_count), count in task_counts.items():
+            self._finished_tasks[status, "first" if attempt_count <= 1 else "retried"] += count
         self._age.observe(ages)
 
     def _counters_and_histograms(self) -> Iterator[Metric]:
@@ -190,9 +196,11 @@ class Metrics:
         for metric in (*counters, self._age, self._delay, self._lag, self._duration):
             yield metric.to_metric()
 
-    def _gauges(self, counters: Counters, now_s: float, tenant: str | None) -> Iterator[Metric]:
+    def _gauges(
+        self, task_counts: dict[Status, int], now_s: float, tenant: str | None
+    ) -> Iterator[Metric]:
         tasks = GaugeMetricFamily("retry_tasks", "Tasks, by status.", labels=["status"])
-        for status, count in counters.task_counts.items():
+        for status, count in task_counts.items():
             tasks.add_metric([status.name], count)
         help_text = "1 for the current state of the breaker of a lane."
         states = GaugeMetricFamily("retry_breaker_state", help_text, labels=["lane", "state"])

@@ -26,7 +26,7 @@ V = TypeVar("V")
 
 _logger = logging.getLogger("tarry.service")
 _MAX_CACHED_POLICIES = 10_000
-_TTL_MS = 1_000
+_POLICY_TTL_MS = 1_000
 """A cached policy is loaded again after this time, because another process may have changed it."""
 
 
@@ -44,21 +44,24 @@ class PolicyCache:
     def __init__(self, store: Store, now: Callable[[], int]) -> None:
         self._store = store
         self._now = now
-        self._cached: dict[_CacheKey, EffectivePolicy] = {}
+        self._policies: dict[_CacheKey, EffectivePolicy] = {}
         self._refreshing_keys: set[_CacheKey] = set()
         """Policies that are being loaded again; the stale policies are used meanwhile."""
-        self._overridden: dict[tuple[Any, ...], tuple[EffectivePolicy, EffectivePolicy]] = {}
+        self._with_overrides: dict[tuple[Any, ...], tuple[EffectivePolicy, EffectivePolicy]] = {}
         """A cached policy, and the policy that results from its combination with overrides."""
 
     def get_cached(self, task: Task, overrides: Mapping[str, Any] | None) -> EffectivePolicy | None:
         """Return the policy of a task if it is cached, else None."""
-        effective_policy = self._cached.get((task.tenant, task.policy_id, task.policy_version))
+        effective_policy = self._policies.get((task.tenant, task.policy_id, task.policy_version))
         if effective_policy is None or not overrides:
             return effective_policy
         return self._apply_overrides(task, overrides, effective_policy)
 
     def try_begin_refresh(self, task: Task) -> bool:
-        """Return True if the caller has to call `load_for_task`: no refresh has begun yet."""
+        """Mark the policy of a task as refreshing; return False if it already is.
+
+        After True, the caller must call `load_for_task`.
+        """
         key = (task.tenant, task.policy_id, task.policy_version)
         if key in self._refreshing_keys:
             return False
@@ -66,21 +69,26 @@ class PolicyCache:
         return True
 
     async def load_for_task(self, task: Task) -> None:
-        """Load the policy of a task into the cache; if it was deleted, the default policy."""
+        """Load the policy of a task into the cache, or the default policy if it was deleted."""
         tenant, policy_id, version = task.tenant, task.policy_id, task.policy_version
         try:
             if await self.load(tenant, policy_id, version) is None:
-                default = EffectivePolicy(SERVICE_PRESETS["default"], None, self._now() + _TTL_MS)
-                _put(self._cached, (tenant, policy_id, version), default)
+                default = EffectivePolicy(
+                    SERVICE_PRESETS["default"], None, self._now() + _POLICY_TTL_MS
+                )
+                _put(self._policies, (tenant, policy_id, version), default)
         finally:
             self._refreshing_keys.discard((tenant, policy_id, version))
 
     async def load(
         self, tenant: str, policy_id: str, version: int | None = None
     ) -> EffectivePolicy | None:
-        """Cache and return a policy (version None: the newest), else a preset, else None."""
+        """Cache and return a policy of the store (version None: the newest), or a preset.
+
+        Return None if neither has this id.
+        """
         stored = await self._store.get_policy(tenant, policy_id, version)
-        base_policy, stale_at = SERVICE_PRESETS["default"], self._now() + _TTL_MS
+        base_policy, stale_at = SERVICE_PRESETS["default"], self._now() + _POLICY_TTL_MS
         if stored is not None:
             policy = policy_from_json(msgspec.json.decode(stored.document), base_policy)
             effective_policy = EffectivePolicy(policy, stored.version, stale_at)
@@ -88,20 +96,20 @@ class PolicyCache:
             effective_policy = EffectivePolicy(SERVICE_PRESETS[policy_id], None, stale_at)
         else:
             return None
-        _put(self._cached, (tenant, policy_id, version), effective_policy)
+        _put(self._policies, (tenant, policy_id, version), effective_policy)
         return effective_policy
 
     def forget(self, tenant: str, policy_id: str) -> None:
         """Remove all versions of a changed policy from the cache."""
-        for key in [key for key in self._cached if key[:2] == (tenant, policy_id)]:
-            del self._cached[key]
+        for key in [key for key in self._policies if key[:2] == (tenant, policy_id)]:
+            del self._policies[key]
 
     def _apply_overrides(
         self, task: Task, overrides: Mapping[str, Any], base: EffectivePolicy
     ) -> EffectivePolicy:
         key = (task.tenant, task.policy_id, task.policy_version, msgspec.json.encode(overrides))
         # An entry is valid only while the policy that it was derived from is the cached policy.
-        entry = self._overridden.get(key)
+        entry = self._with_overrides.get(key)
         if entry is None or entry[0] is not base:
             try:
                 policy = policy_from_json(overrides, base.policy)
@@ -111,7 +119,7 @@ class PolicyCache:
                 _logger.warning(message, task.tenant, task.policy_id, error)
                 policy = base.policy
             entry = base, EffectivePolicy(policy, base.version, base.stale_at)
-            _put(self._overridden, key, entry)
+            _put(self._with_overrides, key, entry)
         return entry[1]
 
 

@@ -33,8 +33,8 @@ class Event(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     kind: str
     """For a task: added, attempt, succeeded, exhausted, cancelled, superseded, deferred.
     For a lane: parked (its breaker opened), probing (half-open), resumed (its breaker closed, or
-    an operator resumed it), paused (by an operator). For attempts of several tasks: lost. Then
-    tenant and lane are empty."""
+    an operator resumed it), paused (by an operator). For attempts of several tasks: lost (their
+    workers have disappeared); such an event has an empty tenant and lane."""
     at: int  # epoch ms
     tenant: str
     lane: str
@@ -44,7 +44,7 @@ class Event(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     reason: str | None = None
     next_attempt_at: int | None = None
     created_at: int | None = None
-    attempts: int | None = None  # made by the task; for `lost`, the number of lost attempts
+    attempts: int | None = None  # number of attempts of the task; for `lost`, of lost attempts
 
 
 class EventPublisher:
@@ -52,7 +52,7 @@ class EventPublisher:
 
     def __init__(self) -> None:
         self.listeners: list[Callable[[Event], None]] = []
-        """Other classes only test whether this is empty: then they need not build an `Event`."""
+        """Other classes only test whether it is empty, because then no `Event` has to be built."""
 
     def listen(self, listener: Callable[[Event], None]) -> Callable[[], None]:
         """Call `listener` with each event from now on; return a function that stops this."""
@@ -91,7 +91,7 @@ class Subscription:
 
 
 class FinishedTask(msgspec.Struct):
-    """The final status of a task, and its last delivery if this process made it."""
+    """The final status of a task, and the result of its last delivery if this process made it."""
 
     status: Status
     reason: str | None
@@ -142,20 +142,20 @@ class Reporter:
         if self.events.listeners:
             self._publish(kind, task, attempts, now, reason=reason)
         if task.id in self._waiters:
-            self.notify(task.id, FinishedTask(status, reason, delivery_result))
+            self.notify_waiters(task.id, FinishedTask(status, reason, delivery_result))
 
-    def notify(self, task_id: str, finished_task: FinishedTask) -> None:
+    def notify_waiters(self, task_id: str, finished_task: FinishedTask) -> None:
         """Wake all callers that wait for a task."""
         for future in self._waiters.pop(task_id, ()):
             if not future.done():
                 future.set_result(finished_task)
 
-    async def wait_until_finished(self, task_id: str, seconds: float) -> FinishedTask | None:
-        """Wait until this process finishes a task; return None after `seconds`."""
+    async def wait_until_finished(self, task_id: str, timeout_s: float) -> FinishedTask | None:
+        """Wait until this process finishes a task; return None after `timeout_s`."""
         future: asyncio.Future[FinishedTask] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(task_id, []).append(future)
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(timeout_s):
                 return await future
         except TimeoutError:
             return None

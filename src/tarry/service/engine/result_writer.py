@@ -33,9 +33,9 @@ _logger = logging.getLogger("tarry.service")
 _MAX_GROUP_ITEMS = 500
 _encode = msgspec.json.Encoder().encode
 
-_Item: TypeAlias = "tuple[TaskResult, LeasedTask | None, DeliveryResult | None]"
-"""A result, its leased task, and the delivery for callers that wait for the task. The leased task
-is None for a result from `submit`, whose caller drops the task from `LeasedTasks` itself."""
+_QueuedResult: TypeAlias = "tuple[TaskResult, LeasedTask | None, DeliveryResult | None]"
+"""A result, its leased task, and the delivery result for API callers that wait for the task. The
+leased task is None in `write_cancelled`, whose caller drops the task from `LeasedTasks` itself."""
 
 
 class ResultWriter:
@@ -51,13 +51,13 @@ class ResultWriter:
         self.on_capacity: Callable[[], None] = lambda: None
         """Called when more tasks can be claimed: fewer tasks are leased to this process, or a lane
         was unparked. Set by the scheduler."""
-        self.result_queue: AsyncGroupCommit[_Item, FinishStatus] = AsyncGroupCommit(
+        self.result_queue: AsyncGroupCommit[_QueuedResult, FinishStatus] = AsyncGroupCommit(
             self._write_results, max_items=_MAX_GROUP_ITEMS, max_pending=None
         )
         self._release_queue: AsyncGroupCommit[Release, None] = AsyncGroupCommit(
             self._write_releases, max_items=_MAX_GROUP_ITEMS, max_pending=None
         )
-        self._lane_writes: set[asyncio.Task[None]] = set()  # writes of breaker states
+        self._breaker_state_writes: set[asyncio.Task[None]] = set()
 
     @property
     def has_pending_writes(self) -> bool:
@@ -73,9 +73,9 @@ class ResultWriter:
         """Cancel all writes; the leases of tasks whose result was not written expire."""
         await self.result_queue.stop()
         await self._release_queue.stop()
-        for write in self._lane_writes:
+        for write in self._breaker_state_writes:
             write.cancel()
-        await self._wait_for_lane_writes()
+        await self._wait_for_breaker_state_writes()
 
     def post(
         self, result: TaskResult, leased_task: LeasedTask, delivery_result: DeliveryResult | None
@@ -86,14 +86,14 @@ class ResultWriter:
             result.callback_task = self._context.build_callback_task(result.task, content, result)
         self.result_queue.post((result, leased_task, delivery_result))
 
-    async def submit(self, result: TaskResult) -> FinishStatus:
-        """Write the result of a task that was cancelled while it waited; wait for the write."""
+    async def write_cancelled(self, result: TaskResult) -> FinishStatus:
+        """Write the result of a task that was cancelled between attempts; wait for the write."""
         return (await self.result_queue.submit([(result, None, None)]))[0]
 
-    async def _write_results(self, items: Sequence[_Item]) -> Sequence[FinishStatus]:
+    async def _write_results(self, items: Sequence[_QueuedResult]) -> Sequence[FinishStatus]:
         results, context = [item[0] for item in items], self._context
         try:
-            statuses = await retry_until_stored(
+            finish_statuses = await retry_until_stored(
                 lambda: context.store.finish(results), context.health
             )
         except BaseException as error:
@@ -104,46 +104,48 @@ class ResultWriter:
                 if leased_task is not None:
                     self._leased_tasks.drop(leased_task)
             raise
-        now, leased_count_before = context.clock.now(), len(self._leased_tasks)
-        for (result, leased_task, delivery_result), status in zip(items, statuses, strict=True):
+        now, leased_count_before = context.clock.now_ms(), len(self._leased_tasks)
+        for item, finish_status in zip(items, finish_statuses, strict=True):
+            result, leased_task, delivery_result = item
             if leased_task is not None:
                 try:
-                    self._process_status(result, leased_task, delivery_result, status, now)
+                    self._process_written(result, leased_task, delivery_result, finish_status, now)
                 except Exception:
                     message = "result stored but post-processing failed, task=%s"
                     _logger.exception(message, result.task.id)
         if len(self._leased_tasks) < leased_count_before:
             self.on_capacity()
-        return statuses
+        return finish_statuses
 
-    async def _write_one_by_one(self, items: Sequence[_Item]) -> Sequence[FinishStatus]:
+    async def _write_one_by_one(self, items: Sequence[_QueuedResult]) -> Sequence[FinishStatus]:
         """Write results separately, so that one that the store rejects does not affect others."""
-        statuses: list[FinishStatus] = []
+        finish_statuses: list[FinishStatus] = []
         for item in items:
             try:
-                statuses += await self._write_results([item])
+                finish_statuses += await self._write_results([item])
             except Exception:
                 _logger.exception("result not stored, task=%s", item[0].task.id)
-                statuses.append(FinishStatus.SUPERSEDED)  # as for a lost lease: nothing was changed
-        return statuses
+                # The same status as after a lost lease: the store has changed nothing.
+                finish_statuses.append(FinishStatus.SUPERSEDED)
+        return finish_statuses
 
-    def _process_status(
+    def _process_written(
         self,
         result: TaskResult,
         leased_task: LeasedTask,
         delivery_result: DeliveryResult | None,
-        status: FinishStatus,
+        finish_status: FinishStatus,
         now: int,
     ) -> None:
         """Report what the store did with a result, then requeue or drop the task."""
         task, renewed_lease = result.task, result.renewed_lease
-        if status is FinishStatus.APPLIED and renewed_lease is not None:
+        if finish_status is FinishStatus.APPLIED and renewed_lease is not None:
             leased_task.task = msgspec.structs.replace(  # as the store has changed it
                 task,
                 version=task.version + 1,
                 attempts=task.attempts + 1,
                 next_attempt_at=result.next_attempt_at,
-                wake_at=result.next_attempt_at + renewed_lease.length_ms,
+                wake_at=result.next_attempt_at + renewed_lease.length_ms,  # the end of the lease
                 previous_delay=result.previous_delay,
                 backoff_offset=result.backoff_offset,
                 last_outcome_kind=result.last_outcome_kind,
@@ -152,12 +154,13 @@ class ResultWriter:
             self.requeue_or_release(leased_task)
             return
         self._leased_tasks.drop(leased_task)
-        if status is FinishStatus.SUPERSEDED:
+        if finish_status is FinishStatus.SUPERSEDED:
             _logger.warning("result discarded, the lease was lost, task=%s", task.id)
             self._reporter.report_superseded(task, now)
             return
         self._reporter.report_attempt(result, now)
-        task_status = Status.CANCELLED if status is FinishStatus.CANCELLED else result.status
+        is_cancelled = finish_status is FinishStatus.CANCELLED
+        task_status = Status.CANCELLED if is_cancelled else result.status
         if task_status.is_finished:
             attempts_made = task.attempts + (result.attempt is not None)
             self._reporter.report_finished(
@@ -186,11 +189,13 @@ class ResultWriter:
 
     async def _write_releases(self, releases: Sequence[Release]) -> Sequence[None]:
         # A task that is released before its lane is parked would be claimed again at once.
-        await self._wait_for_lane_writes()
+        await self._wait_for_breaker_state_writes()
         context = self._context
-        statuses = await retry_until_stored(lambda: context.store.release(releases), context.health)
-        for release, status in zip(releases, statuses, strict=True):
-            if status is FinishStatus.CANCELLED:
+        finish_statuses = await retry_until_stored(
+            lambda: context.store.release(releases), context.health
+        )
+        for release, finish_status in zip(releases, finish_statuses, strict=True):
+            if finish_status is FinishStatus.CANCELLED:
                 self._reporter.report_cancelled(release.task)
         return [None] * len(releases)
 
@@ -202,18 +207,18 @@ class ResultWriter:
         state = transitions[-1].after
         transitions.clear()
         write = asyncio.get_running_loop().create_task(self._write_breaker_state(lane, state))
-        self._lane_writes.add(write)
-        write.add_done_callback(self._lane_writes.discard)
+        self._breaker_state_writes.add(write)
+        write.add_done_callback(self._breaker_state_writes.discard)
 
-    async def _wait_for_lane_writes(self) -> None:
-        if self._lane_writes:
-            await asyncio.wait(self._lane_writes)
+    async def _wait_for_breaker_state_writes(self) -> None:
+        if self._breaker_state_writes:
+            await asyncio.wait(self._breaker_state_writes)
 
     async def _write_breaker_state(self, lane: LaneState, state: BreakerState) -> None:
-        context, breaker, now = self._context, lane.breaker, self._context.clock.seconds()
+        context, breaker, now_s = self._context, lane.breaker, self._context.clock.now_s()
         store = context.store
         if state is BreakerState.OPEN:
-            until = ceil((now + (breaker.retry_after(now) or 0.0)) * 1000)
+            until = ceil((now_s + (breaker.retry_after(now_s) or 0.0)) * 1000)
             probes, opens = breaker.probes, breaker.consecutive_opens
             await retry_until_stored(
                 lambda: store.park(lane.name, until, probes=probes, consecutive_opens=opens),
@@ -239,7 +244,7 @@ def build_callback_task(
     new_id: Callable[[], str],
     pack: Callable[[TaskContent], bytes],
 ) -> Task:
-    """Build the callback of `task`: a task itself, so that it is as durable as any other task."""
+    """Build the task that sends the callback of `task`. It is as durable as any other task."""
     url = content.callback_url
     assert url is not None  # noqa: S101 - the caller has checked it
     target = parse_target(url)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tarry.service.store import ClaimResult
 
 _logger = logging.getLogger("tarry.service")
-_MIN_PAUSE_S = 0.02  # pause after a claim, unless it has left due tasks unclaimed
+_MIN_PAUSE_S = 0.02  # pause between two claims, unless the first has left due tasks unclaimed
 
 
 class Scheduler:
@@ -33,7 +33,7 @@ class Scheduler:
         self._was_capacity_limited = self._is_stopping = False
         self._submitted_at_last_outage = 0
         """Number of results submitted until `_check_outage_backlog` last noticed an outage."""
-        # Half the horizon, so that tasks of other processes are claimed before they are due.
+        # Half the horizon, so that tasks added by other processes are claimed before they are due.
         self._poll_interval_s = context.lease_terms.horizon_ms / 2000
 
     def wake(self) -> None:
@@ -119,12 +119,12 @@ class Scheduler:
         `consecutive_opens` is how often in a row the breaker of a half-open lane has opened; None
         if the lane is not half-open. `was_parked`: this process parked the lane before the claim.
         """
-        lane, seconds = self._context.lanes[name], self._context.clock.seconds
+        lane, now_s = self._context.lanes[name], self._context.clock.now_s()
         lane.is_paused = False  # the store leases no tasks of a paused lane
         breaker = lane.breaker
         if consecutive_opens is not None:
-            if breaker.state is BreakerState.CLOSED or not breaker.would_admit(seconds()):
+            if breaker.state is BreakerState.CLOSED or not breaker.would_admit(now_s):
                 breaker.half_open(consecutive_opens)
         elif was_parked:  # another worker has unparked the lane, or an operator has resumed it
             self._context.lanes.parked.discard(name)
-            lane.downstream.on_recovery(seconds())
+            lane.downstream.on_recovery(now_s)

@@ -1,4 +1,4 @@
-"""The worker: runs due attempts, applies the core's decision and records the result.
+"""The worker: runs due attempts, applies the decision of `tarry.core` and records the result.
 
     Scheduler, Engine ──add──▶ Worker ──send──▶ Delivery
                                │ ▲  │
@@ -53,7 +53,7 @@ _logger = logging.getLogger("tarry.service")
 _DEFAULT_ATTEMPT_TIMEOUT_S = 30.0
 _INTERNAL_FAILURE_PAUSE_MS = 1_000  # after an attempt that failed in the service or its proxy
 _UNSTARTABLE_TASK_PAUSE_MS = 60_000  # after a failure to decode or to start a task
-_MAX_LOST_ATTEMPTS = 10  # then a task is EXHAUSTED, because it probably crashes its workers
+_MAX_LOST_ATTEMPTS = 10  # then a task is EXHAUSTED: it probably crashes its workers
 _MIN_SEND_TIMEOUT_S = 0.001
 _THROTTLED = Outcome(Kind.THROTTLED)
 
@@ -63,11 +63,11 @@ class Worker:
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
-        self._max_running = context.limits.max_in_flight
+        self._max_running = context.limits.max_running_attempts
         self._max_attempt_duration_s = (context.lease_terms.length_ms - LEASE_GRACE_MS) / 1000
         self.leased_tasks: LeasedTasks = LeasedTasks(
             context.lanes,
-            context.clock.now,
+            context.clock.now_ms,
             max_leased=context.limits.max_leased,
             on_due=self._start_due_tasks,
         )
@@ -120,15 +120,15 @@ class Worker:
             return True
         timeout = effective_policy.policy.attempt_timeout or _DEFAULT_ATTEMPT_TIMEOUT_S
         timeout = min(timeout, self._max_attempt_duration_s)
-        # The clock is read once: `now` is in whole milliseconds, the core needs exact seconds.
-        exact_ms = context.clock.exact_ms()
-        now = int(exact_ms)
+        # The clock is read once: `now` is in whole milliseconds, the core needs unrounded seconds.
+        unrounded_ms = context.clock.unrounded_ms()
+        now = int(unrounded_ms)
         if now >= effective_policy.stale_at and context.policies.try_begin_refresh(task):
             self._spawn(self._load_policy(task))
         if now < task.next_attempt_at:  # the store's clock was set back after the task was due
             self.leased_tasks.requeue(leased_task)
             return True
-        if now + timeout * 1000 >= task.wake_at:  # the lease, until `wake_at`, is too short
+        if now + timeout * 1000 >= task.wake_at:  # the lease could expire during the attempt
             self.result_writer.release(leased_task)
             return True
         if task.lost_attempts >= _MAX_LOST_ATTEMPTS:
@@ -138,7 +138,7 @@ class Worker:
         # The retry budget distinguishes throttling from any other failure.
         was_throttled = task.attempts and task.last_outcome_kind == Kind.THROTTLED
         last_outcome = _THROTTLED if was_throttled else TRANSIENT
-        command = call.start_or_defer(exact_ms / 1000, last_outcome)
+        command = call.start_or_defer(unrounded_ms / 1000, last_outcome)
         if isinstance(command, StartAttempt):
             leased_task.is_busy = True
             lane.running_count += 1
@@ -151,7 +151,7 @@ class Worker:
         return True
 
     def _release_unstartable(self, leased_task: LeasedTask) -> None:
-        next_attempt_at = self._context.clock.now() + _UNSTARTABLE_TASK_PAUSE_MS
+        next_attempt_at = self._context.clock.now_ms() + _UNSTARTABLE_TASK_PAUSE_MS
         self.result_writer.release(leased_task, next_attempt_at)
 
     def _exhaust(self, leased_task: LeasedTask, reason: str) -> None:
@@ -161,19 +161,19 @@ class Worker:
         self.result_writer.post(result, leased_task, None)
 
     def _defer(self, leased_task: LeasedTask, command: Defer) -> bool:
-        """Postpone a task that the downstream rejects; return whether its lane may start others."""
+        """Postpone a task that the downstream rejects; return whether the lane may go on."""
         lane = leased_task.lane
         if command.reason is Reason.LIMIT:
             self.leased_tasks.return_to_front(leased_task)
             if command.delay is not None:
                 asyncio.get_running_loop().call_later(command.delay, self._continue_lane, lane)
             else:
-                lane.on_limit_reached(self._context.clock.now())
+                lane.on_limit_reached(self._context.clock.now_ms())
             return False  # `_continue_lane` follows after the delay, or when an attempt ends
         self.result_writer.store_breaker_state(lane)
         next_attempt_at = None
         if command.reason is Reason.BUDGET_EMPTY:
-            next_attempt_at = lane.reserve_retry_time(self._context.clock.now())
+            next_attempt_at = lane.reserve_retry_time(self._context.clock.now_ms())
         self._context.reporter.report_deferred(leased_task.task, str(command.reason))
         self.result_writer.release(leased_task, next_attempt_at)
         return True
@@ -181,7 +181,7 @@ class Worker:
     def _continue_lane(self, lane: LaneState) -> None:
         """Start more tasks of a lane, after an attempt or the delay of its limiter has ended."""
         if lane.observed_limit is not None:
-            lane.on_attempt_ended(self._context.clock.now())
+            lane.on_attempt_ended(self._context.clock.now_ms())
         self.leased_tasks.add_to_rotation(lane)
         if self.leased_tasks.rotation:
             self._start_due_tasks()
@@ -219,11 +219,11 @@ class Worker:
             # HTTP deliveries are futures already: no asyncio task is created for them.
             if not isinstance(pending_delivery, asyncio.Future):
                 pending_delivery = asyncio.ensure_future(pending_delivery)
-        except Exception as error:  # noqa: BLE001 - handled by `_attempt_done`
+        except Exception as error:  # noqa: BLE001 - handled by `_on_attempt_done`
             pending_delivery = asyncio.get_running_loop().create_future()
             pending_delivery.set_exception(error)
         self._jobs.add(pending_delivery)
-        on_done = partial(self._attempt_done, leased_task, effective_policy, call, started_at)
+        on_done = partial(self._on_attempt_done, leased_task, effective_policy, call, started_at)
         pending_delivery.add_done_callback(on_done)
 
     async def _fetch_body_and_send(
@@ -241,7 +241,7 @@ class Worker:
         request = attempts.build_request(task, content, body, remaining, signatures)
         return await context.delivery_client.send(request)
 
-    def _attempt_done(
+    def _on_attempt_done(
         self,
         leased_task: LeasedTask,
         effective_policy: EffectivePolicy,
@@ -253,14 +253,14 @@ class Worker:
         context, task, lane = self._context, leased_task.task, leased_task.lane
         self._jobs.discard(pending_delivery)
         if pending_delivery.cancelled():
-            call.cancel_attempt(context.clock.seconds())
+            call.cancel_attempt(context.clock.now_s())
             return
         error = pending_delivery.exception()
         delivery_result = (
             pending_delivery.result() if error is None else _failed_delivery(task, error)
         )
-        exact_ms, random_number = context.clock.exact_ms(), context.draw()
-        now, now_s = int(exact_ms), exact_ms / 1000
+        unrounded_ms, random_number = context.clock.unrounded_ms(), context.draw()
+        now, now_s = int(unrounded_ms), unrounded_ms / 1000
         outcome = attempts.classify(delivery_result, effective_policy.policy, now_s)
         lane.running_count -= 1
         self.running_count -= 1
@@ -282,8 +282,8 @@ class Worker:
             verdict = call.record_failure(outcome, now_s, random_number)
             record.decision = attempts.build_decision(verdict, outcome, effective_policy, call)
             if isinstance(verdict, Wait):
-                can_keep = not (self._is_stopping or lane.is_paused)
-                lease_terms = context.lease_terms if can_keep else None
+                can_keep_lease = not (self._is_stopping or lane.is_paused)
+                lease_terms = context.lease_terms if can_keep_lease else None
                 result = attempts.retry_result(task, record, verdict, outcome, now, lease_terms)
             else:
                 reason = str(verdict.reason)
@@ -302,9 +302,9 @@ class Worker:
     def _spawn(self, job: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(job)
         self._jobs.add(task)
-        task.add_done_callback(self._job_done)
+        task.add_done_callback(self._on_job_done)
 
-    def _job_done(self, job: asyncio.Task[None]) -> None:
+    def _on_job_done(self, job: asyncio.Task[None]) -> None:
         self._jobs.discard(job)
         if not job.cancelled() and (error := job.exception()) is not None:
             _logger.error("background job of the worker failed", exc_info=error)
@@ -321,11 +321,11 @@ class Worker:
             async with asyncio.timeout(timeout_s):
                 await self._drain()
         except TimeoutError:  # attempts are cancelled; their leases expire by themselves
-            unfinished = tuple(self._jobs)
-            for job in unfinished:
+            running_jobs = tuple(self._jobs)
+            for job in running_jobs:
                 job.cancel()
-            if unfinished:
-                await asyncio.wait(unfinished)
+            if running_jobs:
+                await asyncio.wait(running_jobs)
             await self.result_writer.stop()
 
     async def _drain(self) -> None:
