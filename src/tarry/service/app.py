@@ -87,9 +87,7 @@ class Service:
             max_lane_running_attempts=settings.lane_in_flight,
             max_tenant_unfinished_tasks=settings.tenant_pending or None,
         )
-        create_downstream = partial(
-            build_downstream, max_in_flight=limits.max_lane_running_attempts
-        )
+        create_downstream = partial(build_downstream, max_in_flight=settings.lane_in_flight)
         lanes = Lanes(create_downstream, max_leased=limits.max_lane_leased)
         clock = StoreClock(environment.now)  # epoch ms of the store, from monotonic seconds
         worker = f"{os.uname().nodename}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -110,9 +108,7 @@ class Service:
                 unpack=codec.unpack,
                 read_body=body_store.read,
                 delete_bodies=body_store.delete,
-                delete_unreferenced_bodies=partial(
-                    _delete_unreferenced_bodies, body_store, self.store
-                ),
+                delete_unreferenced_bodies=partial(_delete_unreferenced, body_store, self.store),
                 sign=self._sign,
                 build_callback_task=partial(build_callback_task, new_id=_new_id, pack=codec.pack),
             )
@@ -216,7 +212,7 @@ def are_api_keys_required(settings: Settings) -> bool:
     return settings.require_keys or not is_loopback(settings.host)
 
 
-async def _delete_unreferenced_bodies(body_store: BodyStore, store: Store) -> int:
+async def _delete_unreferenced(body_store: BodyStore, store: Store) -> int:
     async def task_exists(tenant: str, task_id: str) -> bool:
         return await store.get_task(tenant, task_id) is not None
 

@@ -151,14 +151,14 @@ def test_certificate_is_checked_against_the_name(hostile: HostileTargets) -> Non
         good = f"grpcs://localhost:{server.secure}/S/M"
         elsewhere = f"grpcs://elsewhere.example:{server.secure}/S/M"
         trusting = GrpcDeliveryClient(LOOPBACK_GUARD, ca_file=hostile.ca)
-        real = trusting._resolve_address
+        real = trusting._resolve_grpc_target
 
         async def address_of(target: Any) -> str:
             if target.host == "elsewhere.example":
                 return f"ipv4:127.0.0.1:{target.port}"
             return await real(target)
 
-        trusting._resolve_address = address_of  # type: ignore[method-assign]
+        trusting._resolve_grpc_target = address_of  # type: ignore[method-assign]
         return [
             *await send_all(trusting, request(good), request(elsewhere)),
             *await send_all(GrpcDeliveryClient(LOOPBACK_GUARD), request(good)),

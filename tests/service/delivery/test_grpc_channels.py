@@ -16,7 +16,7 @@ from tests.service.delivery.test_grpc import FakeServer, with_server
 class AddressGuard(Guard):
     """A guard that checks only the resolved addresses."""
 
-    def check_url(self, target: Target) -> None:
+    def check_host(self, target: Target) -> None:
         """Allow every URL."""
 
 

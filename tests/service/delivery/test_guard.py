@@ -144,20 +144,20 @@ def test_both_addresses_in_teredo_are_checked() -> None:
 def test_url_with_a_refused_address_is_rejected(url: str) -> None:
     """The error names the field `targetUrl`."""
     with pytest.raises(ConfigurationError, match="targetUrl must be an address that is allowed"):
-        Guard().check_url(parse_target(url))
+        Guard().check_host(parse_target(url))
 
 
 def test_url_with_a_name_is_checked_at_connect() -> None:
     """Names are not resolved when a task is posted, and public addresses pass."""
     for url in ("https://example.com/", "https://8.8.8.8/", "https://[2606:4700::1111]/"):
-        Guard().check_url(parse_target(url))
+        Guard().check_host(parse_target(url))
 
 
 def test_allowed_address_passes_as_a_url() -> None:
-    """`check_url` and `block_reason` agree."""
-    Guard(dev=True).check_url(parse_target("http://localhost:8080/"))
-    Guard(["localhost"]).check_url(parse_target("http://localhost:8080/"))
-    Guard(["10.0.0.0/8"]).check_url(parse_target("http://10.1.1.1/"))
+    """`check_host` and `block_reason` agree."""
+    Guard(dev=True).check_host(parse_target("http://localhost:8080/"))
+    Guard(["localhost"]).check_host(parse_target("http://localhost:8080/"))
+    Guard(["10.0.0.0/8"]).check_host(parse_target("http://10.1.1.1/"))
 
 
 @pytest.mark.parametrize("entry", ["", "10.0.0.1/8", "http://h/", "h:80", "*", "a*.b", "10.0.0"])

@@ -141,7 +141,7 @@ class TaskBuilder:
     def _parse_target(self, field: str, url: str) -> Target:
         try:
             target = parse_target(url)
-            self._context.target_guard.check_url(target)
+            self._context.target_guard.check_host(target)
         except ConfigurationError as error:
             raise from_configuration_error(field, error) from None
         if target.scheme in _GRPC_SCHEMES and not self._context.has_grpc:

@@ -1,7 +1,7 @@
-"""Sends the requests of attempts: HTTP, gRPC, the check of addresses, signatures.
+"""Delivery, the network part of an attempt: sends its request by HTTP or gRPC.
 
 This module has the requests and results of deliveries, the interface of the HTTP and gRPC clients,
-and the dispatcher, which passes each request to one of them by the scheme of its URL.
+and the dispatcher, which passes each request to one of these clients by the scheme of its URL.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class Fault(StrEnum):
     DNS = "dns"
     REFUSED = "refused"  # no connection, because it was refused or the target is unreachable
     TLS = "tls"
-    BLOCKED = "blocked"  # `Guard` blocks this address
+    BLOCKED = "blocked"  # the address is not allowed as a target, see `delivery.guard`
     TIMEOUT = "timeout"
     RESET = "reset"  # the connection was closed before the response was complete
     PROTOCOL = "protocol"  # the response is malformed, or its headers exceed a limit
-    INVALID = "invalid"  # the request cannot be sent, or the response cannot be read; not retried
-    INTERNAL = "internal"  # the service failed (proxy, file descriptors); not counted as an attempt
+    INVALID = "invalid"  # the request is not valid, or a gRPC response is too long; not retried
+    INTERNAL = "internal"  # on our side, such as an unreachable proxy; not counted as an attempt
 
 
 class DeliveryRequest(msgspec.Struct, kw_only=True, gc=False):
@@ -60,7 +60,7 @@ class DeliveryResult(msgspec.Struct, kw_only=True, gc=False):
 
 
 class DeliveryError(Exception):
-    """The request cannot be sent; `fault` is the reason."""
+    """Raised if a request cannot be sent; `fault` is the reason."""
 
     def __init__(self, fault: Fault, message: str) -> None:
         super().__init__(message)
@@ -73,7 +73,7 @@ class DeliveryClient(Protocol):
     def send(self, request: DeliveryRequest) -> Awaitable[DeliveryResult]:
         """Send a request. Failures of the target are results, never exceptions.
 
-        Returns a coroutine or a future. A future costs less, and has already been started.
+        Returns a coroutine, or the future of a started request, which saves an asyncio task.
         """
         ...
 
@@ -82,7 +82,7 @@ class DeliveryClient(Protocol):
 
 
 class DeliveryDispatcher:
-    """Passes requests to the HTTP or the gRPC client; the first gRPC request builds the latter."""
+    """Passes requests to the HTTP client, or to the gRPC client, which is built when needed."""
 
     def __init__(self, http: DeliveryClient, build_grpc: Callable[[], DeliveryClient]) -> None:
         self._http = http

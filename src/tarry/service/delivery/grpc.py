@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tarry.service.delivery.targets import Target
 
 MAX_CHANNELS = 256
-MAX_MESSAGE_BYTES = 4 << 20  # a longer one is an error: gRPC cannot read a part of a message
+MAX_MESSAGE_BYTES = 4 << 20  # a longer message is an error: gRPC cannot read a part of a message
 _ADDRESS_TTL_S = 60.0  # time after which the addresses of a channel are resolved and checked again
 _IDLE_TIMEOUT_MS = 60_000
 _MAX_ERROR_CHARS = 512
@@ -64,19 +64,19 @@ class Channel(msgspec.Struct, eq=False):
     """A `grpc.aio.Channel` with its resolved addresses and the number of attempts that use it."""
 
     grpc_channel: Any
-    address: str  # in gRPC's format, such as `ipv4:192.0.2.1:443,192.0.2.2:443`
+    grpc_target: str  # the addresses in gRPC's format: `ipv4:192.0.2.1:443,192.0.2.2:443`
     checked_at: float  # when the addresses were last resolved and checked
     attempt_count: int = 0
 
     @property
     def remote(self) -> str | None:
         """The IP address; None if there are several, or if a proxy resolves the name."""
-        family, _, ip = self.address.rpartition(":")[0].partition(":")
+        family, _, ip = self.grpc_target.rpartition(":")[0].partition(":")
         return ip.strip("[]") if family in {"ipv4", "ipv6"} and "," not in ip else None
 
 
 class GrpcDeliveryClient:
-    """Makes attempts over gRPC. Options as for `HttpDeliveryClient`; `proxy` is an http URL."""
+    """Sends requests over gRPC. `proxy` is an http URL, `ca_file` a PEM file of trusted CAs."""
 
     def __init__(
         self, guard: Guard, *, proxy: str | None = None, ca_file: str | None = None
@@ -98,7 +98,7 @@ class GrpcDeliveryClient:
         """Channels that get no new attempts. Each is closed when its last attempt has ended."""
 
     async def send(self, request: DeliveryRequest) -> DeliveryResult:
-        """Make one attempt; cancelling it cancels the gRPC call."""
+        """Send one request; cancelling this coroutine cancels the gRPC call."""
         loop = asyncio.get_running_loop()
         started_at = loop.time()
         try:
@@ -106,7 +106,7 @@ class GrpcDeliveryClient:
         except ConfigurationError as error:
             return DeliveryResult(fault=Fault.INVALID, error=str(error))
         try:
-            self._guard.check_url(target)
+            self._guard.check_host(target)
         except ConfigurationError as error:
             return DeliveryResult(fault=Fault.BLOCKED, error=str(error))
         try:
@@ -152,9 +152,9 @@ class GrpcDeliveryClient:
             response = await call
             headers = _decode_metadata(await call.trailing_metadata())
         except self._grpc.aio.AioRpcError as error:
-            code, details = error.code().name, _replace_control_chars(error.details() or "")
+            code, details = error.code().name, _clean_and_shorten(error.details() or "")
             if code == "UNAVAILABLE":
-                self._discard(target)
+                self._drain_channel(target)
             if code == "DEADLINE_EXCEEDED" and now() >= deadline:
                 return DeliveryResult(fault=Fault.TIMEOUT, error=details)
             if code == "RESOURCE_EXHAUSTED" and _is_oversized(details):
@@ -179,12 +179,12 @@ class GrpcDeliveryClient:
         now = asyncio.get_running_loop().time()
         channel = self._channels.get(target.endpoint)
         if channel is None or now - channel.checked_at >= _ADDRESS_TTL_S:
-            address = await self._resolve_address(target)
+            grpc_target = await self._resolve_grpc_target(target)
             # Another attempt may have opened the channel while the name was resolved.
             channel = self._channels.get(target.endpoint)
-            if channel is None or channel.address != address:
-                self._discard(target)
-                channel = Channel(self._open_channel(target, address), address, now)
+            if channel is None or channel.grpc_target != grpc_target:
+                self._drain_channel(target)
+                channel = Channel(self._open_channel(target, grpc_target), grpc_target, now)
                 self._channels[target.endpoint] = channel
             channel.checked_at = now
         self._channels.move_to_end(target.endpoint)
@@ -201,25 +201,25 @@ class GrpcDeliveryClient:
         for each in unused:
             await each.grpc_channel.close()
 
-    def _discard(self, target: Target) -> None:
+    def _drain_channel(self, target: Target) -> None:
         """Drain the channel of a target, so that the next attempt resolves the name again."""
         channel = self._channels.pop(target.endpoint, None)
         if channel is not None:
             self._draining_channels.append(channel)
 
-    async def _resolve_address(self, target: Target) -> str:
-        """Return gRPC's address string for a target, with the allowed addresses of its host."""
+    async def _resolve_grpc_target(self, target: Target) -> str:
+        """Return the allowed addresses of a target's host in gRPC's format."""
         if self._proxy is not None:
             return f"dns:///{target.authority}"
         addresses = await self._dns.resolve(target.host)
         allowed = select_allowed(addresses, target.host, self._guard)
-        is_ipv6 = ":" in allowed[0]  # an address string cannot mix IPv4 and IPv6
+        is_ipv6 = ":" in allowed[0]  # gRPC's format cannot mix IPv4 and IPv6
         template = "[{}]:{}" if is_ipv6 else "{}:{}"
         same_family = [address for address in allowed if (":" in address) == is_ipv6]
         host_ports = ",".join(template.format(address, target.port) for address in same_family)
         return f"{'ipv6' if is_ipv6 else 'ipv4'}:{host_ports}"
 
-    def _open_channel(self, target: Target, address: str) -> Any:
+    def _open_channel(self, target: Target, grpc_target: str) -> Any:
         authority = "grpc.default_authority", target.authority
         options: list[tuple[str, object]] = [*_CHANNEL_OPTIONS, authority]
         if self._proxy is not None:
@@ -227,10 +227,10 @@ class GrpcDeliveryClient:
         else:
             options.append(("grpc.enable_http_proxy", 0))  # not the proxy of the environment
         if target.scheme == "grpc":
-            return self._grpc.aio.insecure_channel(address, options=options)
+            return self._grpc.aio.insecure_channel(grpc_target, options=options)
         options.append(("grpc.ssl_target_name_override", target.host))
         credentials = self._grpc.ssl_channel_credentials(self._root_certificates)
-        return self._grpc.aio.secure_channel(address, credentials, options=options)
+        return self._grpc.aio.secure_channel(grpc_target, credentials, options=options)
 
 
 def _encode_metadata(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str | bytes]]:
@@ -241,7 +241,7 @@ def _encode_metadata(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str 
         if name in _HEADERS_SET_BY_GRPC:
             continue
         if not _is_metadata_name(name):
-            rule = "must have names that consist of letters, digits, '-', '_' and '.'"
+            rule = "must have names of letters, digits, '-', '_' and '.', without the prefix grpc-"
             raise ConfigurationError("headers", rule, original_name)
         if name.endswith("-bin"):
             try:
@@ -256,7 +256,7 @@ def _encode_metadata(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str 
     return metadata
 
 
-def _replace_control_chars(text: str) -> str:
+def _clean_and_shorten(text: str) -> str:
     """Return the beginning of a text, with spaces instead of control characters."""
     return "".join(char if char.isprintable() else " " for char in text[:_MAX_ERROR_CHARS])
 

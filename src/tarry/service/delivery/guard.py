@@ -1,12 +1,12 @@
 """The guard against server-side request forgery (SSRF) blocks addresses of internal networks.
 
 By default only public internet addresses are allowed; the operator can allow other addresses. The
-guard checks twice. When a task is added, `check_url` rejects a URL whose host is known to be
+guard checks twice. When a task is added, `check_host` rejects a URL whose host is known to be
 blocked. When a connection is opened, `block_reason` checks each address right before it is used, so
 that a name that changes its address (DNS rebinding) does not get around the check.
 
 IPv6 addresses that contain an IPv4 address (mapped, NAT64, 6to4, Teredo, ISATAP) are blocked. If
-the operator allows such an IPv6 network, the contained IPv4 address must be allowed as well.
+the operator allows such an IPv6 network, the contained IPv4 address is still checked.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ _Network: TypeAlias = IPv4Network | IPv6Network
 
 
 def _parse_table(table: str) -> tuple[tuple[_Network, str], ...]:
-    """Return the networks of a table, each with its description."""
     rows = (row.split(maxsplit=1) for row in table.strip().splitlines())
     return tuple((ip_network(network), description.strip()) for network, description in rows)
 
@@ -86,7 +85,7 @@ _LOOPBACK: tuple[_Network, ...] = (IPv4Network("127.0.0.0/8"), IPv6Network("::1/
 _ISATAP_PREFIXES = frozenset({0x00005EFE, 0x02005EFE})
 """The upper 32 bits of an ISATAP interface identifier; the lower 32 are the IPv4 address."""
 _LAST_32_BITS = 0xFFFF_FFFF
-_MAX_CACHED_HOSTS = 1024  # results of `check_url`, because most tasks go to few hosts
+_MAX_CACHED_HOSTS = 1024  # results of `check_host`, because most tasks go to few hosts
 
 _WELL_KNOWN_NAMES = {  # names whose address is known without DNS
     "localhost": "127.0.0.1",
@@ -111,13 +110,13 @@ class Guard:
             self._add_allowed(entry)
         self._cached_host_block_reason = lru_cache(_MAX_CACHED_HOSTS)(self._host_block_reason)
 
-    def check_url(self, target: Target) -> None:
+    def check_host(self, target: Target) -> None:
         """Raise ConfigurationError if the host of the URL is known to be blocked."""
         if reason := self._cached_host_block_reason(target.host):
             raise ConfigurationError("targetUrl", f"must be an address that is allowed: {reason}")
 
     def _host_block_reason(self, host: str) -> str | None:
-        """Return the reason why a host is blocked; None if it is not, or if that needs DNS."""
+        """Return why a host is blocked; None if it is allowed, or if only DNS can tell."""
         address = "127.0.0.1" if host.endswith(".localhost") else _WELL_KNOWN_NAMES.get(host, host)
         try:
             ip_address(address)
@@ -180,7 +179,6 @@ def _describe_special(ip: _Address) -> str | None:
 
 
 def _contained_ipv4(ip: IPv6Address) -> Iterator[IPv4Address]:
-    """Yield the IPv4 addresses that an IPv6 address contains."""
     bits = int(ip)
     # IPv4-compatible (but not :: and ::1), IPv4-mapped, IPv4-translated, NAT64
     if bits >> 32 in (0, 0xFFFF, 0xFFFF_0000, 0x64_FF9B << 64) and bits > 1:

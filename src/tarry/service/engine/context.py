@@ -94,8 +94,7 @@ class StoreClock:
         `sent_at` is `local_ms` when the request was sent. The store read its clock between then and
         now, so the offset has a lower and an upper bound. The highest lower bound of all replies is
         kept: the estimate is never ahead of the store, and behind it by at most the round trip of
-        the fastest reply. If the kept offset is above the upper bound, the store's clock was set
-        back.
+        the fastest reply. If it is above the upper bound, the store's clock was set back.
         """
         # The store rounds its time down, so its exact time is up to one millisecond later.
         lower, upper = store_now - self.local_ms(), store_now + 1 - sent_at

@@ -30,8 +30,7 @@ _MAX_LANES = 10_000  # at this number, lanes without tasks are removed to create
 _FIRST_ATTEMPTS_PER_RETRY = 2
 """First attempts between two retries of a lane. Retries of tasks that always fail are then at most
 a third of the attempts: too few to open the breaker of a healthy lane, which opens at one half."""
-_MIN_RETRY_DEFERRAL_MS, _MAX_RETRY_DEFERRAL_MS = 1_000, 60_000
-"""Limits of the time by which a retry is deferred if the empty retry budget has rejected it."""
+_MIN_RETRY_DEFERRAL_MS, _MAX_RETRY_DEFERRAL_MS = 1_000, 60_000  # while the retry budget is empty
 _DEFERRED_RETRY_SPACING_MS = 50
 """The deferred retries of a lane become due 20 a second. Its budget admits 10 a second plus a share
 of the calls, so at most about half of the deferred retries are deferred again."""

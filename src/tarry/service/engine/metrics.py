@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from tarry.service.engine.lanes import Lanes
-    from tarry.service.model import AttemptRecord, Status
+    from tarry.service.model import AttemptRecord
     from tarry.service.store import Counters
 
     _AttemptSample: TypeAlias = tuple[str, str, int, float | None, float | None]
@@ -45,9 +45,7 @@ _LONG_BUCKETS_MS = (
     100, 500, 1_000, 5_000, 15_000, 60_000, 300_000, 900_000, 3_600_000, 14_400_000, 43_200_000,
     86_400_000, 604_800_000,
 )  # fmt: skip
-_MAX_SAMPLES = 500
-"""Samples are added to the counters in groups of this size: to sort a group once and search it for
-each bucket is cheaper than to search the bucket of each sample."""
+_MAX_SAMPLES = 500  # in a group: to sort a group is cheaper than to search each sample's bucket
 _BREAKER_STATES = ("closed", "open", "half-open")
 _BREAKER_STATE_OF_EVENT = {"parked": "open", "probing": "half-open", "resumed": "closed"}
 """New breaker states by kind of lane event. Resuming a lane also closes its breaker."""
@@ -159,15 +157,11 @@ class Metrics:
         """
         registry = CollectorRegistry()
         counters_and_histograms = self._counters_and_histograms() if tenant is None else ()
-        metrics = [
-            *counters_and_histograms,
-            *self._gauges(store_counters.task_counts, now_s, tenant),
-        ]
+        metrics = [*counters_and_histograms, *self._gauges(store_counters, now_s, tenant)]
         registry.register(_MetricsCollector(metrics))
         return generate_latest(registry), CONTENT_TYPE_LATEST
 
     def _count_attempts(self) -> None:
-        """Add the recorded attempts to the counters and histograms."""
         if not self._attempt_samples:
             return
         outcomes, policies, lags, durations, delays = zip(*self._attempt_samples, strict=True)
@@ -179,13 +173,11 @@ class Metrics:
         self._delay.observe([delay for delay in delays if delay is not None])
 
     def _count_tasks(self) -> None:
-        """Add the recorded tasks to the counter and the histogram."""
         if not self._task_samples:
             return
-        statuses, attempt_counts, ages = zip(*self._task_samples, strict=True)
+        statuses, attempts, ages = zip(*self._task_samples, strict=True)
         self._task_samples.clear()
-        task_counts = Counter(zip(statuses, attempt_counts, strict=True))
-        for (status, attempt_count), count in task_counts.items():
+        for (status, attempt_count), count in Counter(zip(statuses, attempts, strict=True)).items():
             self._finished_tasks[status, "first" if attempt_count <= 1 else "retried"] += count
         self._age.observe(ages)
 
@@ -196,11 +188,9 @@ class Metrics:
         for metric in (*counters, self._age, self._delay, self._lag, self._duration):
             yield metric.to_metric()
 
-    def _gauges(
-        self, task_counts: dict[Status, int], now_s: float, tenant: str | None
-    ) -> Iterator[Metric]:
+    def _gauges(self, counters: Counters, now_s: float, tenant: str | None) -> Iterator[Metric]:
         tasks = GaugeMetricFamily("retry_tasks", "Tasks, by status.", labels=["status"])
-        for status, count in task_counts.items():
+        for status, count in counters.task_counts.items():
             tasks.add_metric([status.name], count)
         help_text = "1 for the current state of the breaker of a lane."
         states = GaugeMetricFamily("retry_breaker_state", help_text, labels=["lane", "state"])

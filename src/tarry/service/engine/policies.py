@@ -26,7 +26,7 @@ V = TypeVar("V")
 
 _logger = logging.getLogger("tarry.service")
 _MAX_CACHED_POLICIES = 10_000
-_POLICY_TTL_MS = 1_000
+_TTL_MS = 1_000
 """A cached policy is loaded again after this time, because another process may have changed it."""
 
 
@@ -58,10 +58,7 @@ class PolicyCache:
         return self._apply_overrides(task, overrides, effective_policy)
 
     def try_begin_refresh(self, task: Task) -> bool:
-        """Mark the policy of a task as refreshing; return False if it already is.
-
-        After True, the caller must call `load_for_task`.
-        """
+        """Mark the policy of a task as refreshing; return whether the caller must now load it."""
         key = (task.tenant, task.policy_id, task.policy_version)
         if key in self._refreshing_keys:
             return False
@@ -73,9 +70,7 @@ class PolicyCache:
         tenant, policy_id, version = task.tenant, task.policy_id, task.policy_version
         try:
             if await self.load(tenant, policy_id, version) is None:
-                default = EffectivePolicy(
-                    SERVICE_PRESETS["default"], None, self._now() + _POLICY_TTL_MS
-                )
+                default = EffectivePolicy(SERVICE_PRESETS["default"], None, self._now() + _TTL_MS)
                 _put(self._policies, (tenant, policy_id, version), default)
         finally:
             self._refreshing_keys.discard((tenant, policy_id, version))
@@ -83,12 +78,9 @@ class PolicyCache:
     async def load(
         self, tenant: str, policy_id: str, version: int | None = None
     ) -> EffectivePolicy | None:
-        """Cache and return a policy of the store (version None: the newest), or a preset.
-
-        Return None if neither has this id.
-        """
+        """Cache and return a policy (version None: the newest) or a preset, or None if unknown."""
         stored = await self._store.get_policy(tenant, policy_id, version)
-        base_policy, stale_at = SERVICE_PRESETS["default"], self._now() + _POLICY_TTL_MS
+        base_policy, stale_at = SERVICE_PRESETS["default"], self._now() + _TTL_MS
         if stored is not None:
             policy = policy_from_json(msgspec.json.decode(stored.document), base_policy)
             effective_policy = EffectivePolicy(policy, stored.version, stale_at)

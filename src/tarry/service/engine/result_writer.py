@@ -159,8 +159,7 @@ class ResultWriter:
             self._reporter.report_superseded(task, now)
             return
         self._reporter.report_attempt(result, now)
-        is_cancelled = finish_status is FinishStatus.CANCELLED
-        task_status = Status.CANCELLED if is_cancelled else result.status
+        task_status = Status.CANCELLED if finish_status is FinishStatus.CANCELLED else result.status
         if task_status.is_finished:
             attempts_made = task.attempts + (result.attempt is not None)
             self._reporter.report_finished(
@@ -191,10 +190,8 @@ class ResultWriter:
         # A task that is released before its lane is parked would be claimed again at once.
         await self._wait_for_breaker_state_writes()
         context = self._context
-        finish_statuses = await retry_until_stored(
-            lambda: context.store.release(releases), context.health
-        )
-        for release, finish_status in zip(releases, finish_statuses, strict=True):
+        statuses = await retry_until_stored(lambda: context.store.release(releases), context.health)
+        for release, finish_status in zip(releases, statuses, strict=True):
             if finish_status is FinishStatus.CANCELLED:
                 self._reporter.report_cancelled(release.task)
         return [None] * len(releases)

@@ -64,12 +64,11 @@ class Scheduler:
         self._was_capacity_limited = capacity < limits.max_claimed or bool(lanes.fully_leased)
         limit, parked_before = max(0, min(limits.max_claimed, capacity)), set(lanes.parked)
         sent_at = context.clock.local_ms()
-        full_lanes = tuple(lanes.fully_leased)
         claim = await context.store.claim(
             context.lease_terms,
             limit=limit,
             per_lane=limits.max_lane_claimed,
-            skipped_lanes=full_lanes,
+            skipped_lanes=tuple(lanes.fully_leased),
         )
         context.clock.synchronize(sent_at, claim.now)
         if not claim.tasks and "store" in context.health.failing:

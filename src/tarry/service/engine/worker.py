@@ -155,7 +155,6 @@ class Worker:
         self.result_writer.release(leased_task, next_attempt_at)
 
     def _exhaust(self, leased_task: LeasedTask, reason: str) -> None:
-        """Finish a task as EXHAUSTED without another attempt."""
         leased_task.is_busy = True
         result = attempts.final_result(leased_task.task, None, Status.EXHAUSTED, reason)
         self.result_writer.post(result, leased_task, None)
@@ -249,7 +248,6 @@ class Worker:
         started_at: int,
         pending_delivery: asyncio.Future[DeliveryResult],
     ) -> None:
-        """Classify an attempt, post its result, and start more tasks of the lane."""
         context, task, lane = self._context, leased_task.task, leased_task.lane
         self._jobs.discard(pending_delivery)
         if pending_delivery.cancelled():

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tarry.service.delivery.guard import Guard
 
 MAX_CONNECTIONS, MAX_POOL_CONNECTIONS = 1024, 256
-"""Connections to all origins together, and connections of one pool, that is to one origin."""
+"""The limits of connections to all origins together, and to one origin, which has one pool."""
 _SWEEP_INTERVAL_S = 15.0
 _COMMON_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
 _FORBIDDEN_METHODS = frozenset({"CONNECT", "TRACE"})
@@ -144,7 +144,7 @@ class HttpDeliveryClient:
             raise DeliveryError(Fault.INVALID, "headers must be valid Unicode text") from None
 
     def _get_pool(self, url: str) -> ConnectionPool:
-        """Parse and check a URL again, and return its pool, or raise DeliveryError."""
+        """Parse and check a URL, as when its task was added; return its pool, or raise."""
         try:
             target = parse_target(url)
         except ConfigurationError as error:
@@ -154,7 +154,7 @@ class HttpDeliveryClient:
         proxy = self._proxy
         if proxy is not None:
             try:
-                self._guard.check_url(target)
+                self._guard.check_host(target)
             except ConfigurationError as error:
                 raise DeliveryError(Fault.BLOCKED, str(error)) from None
         if self._is_closed:
@@ -181,7 +181,6 @@ class HttpDeliveryClient:
         return pool
 
     def _close_an_idle_connection(self) -> None:
-        """Close one idle connection of any pool, if any pool has one."""
         any(pool.close_oldest_idle() for pool in self._pools.values())  # stops at the first True
 
     def _schedule_sweep(self) -> None:
@@ -189,7 +188,6 @@ class HttpDeliveryClient:
             self._sweep_timer = self._loop.call_later(_SWEEP_INTERVAL_S, self._sweep)
 
     def _sweep(self) -> None:
-        """Close expired connections and remove empty pools."""
         self._sweep_timer = None
         now = self._clock()
         for pool in self._pools.values():

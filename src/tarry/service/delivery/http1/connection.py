@@ -51,13 +51,13 @@ class _Pool(Protocol):
 
 
 class DeadlineTimer:
-    """Calls back when deadlines pass. One timer serves all, because most are cancelled early."""
+    """Calls back when deadlines pass. They share one timer, because most are cancelled early."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._heap: list[Deadline] = []
         self._tie_breaker = count()
-        self._compaction_size = _MIN_COMPACTION_SIZE  # then cancelled deadlines are removed
+        self._compaction_size = _MIN_COMPACTION_SIZE  # the heap size at which it is compacted
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
 
@@ -202,7 +202,6 @@ class Connection(asyncio.Protocol):
             self._transport.write(pending.head + body)
 
     def _reset(self, now: float) -> None:
-        """Prepare for the next response."""
         self._sent_at = self._first_byte_at = now
         self._headers: list[tuple[str, str]] = []
         self._excerpt = b""
@@ -328,7 +327,7 @@ class Connection(asyncio.Protocol):
             self._excerpt = self._excerpt + addition if kept_bytes else addition
 
     def on_message_complete(self) -> None:
-        """Note the end of a final response."""
+        """Record that a final response is complete."""
         assert self._parser is not None  # noqa: S101 - the parser calls this method
         if self._has_headers and not self._is_complete:
             self._is_complete = True

@@ -303,7 +303,7 @@ class DnsCache:
         self._is_closed = False
 
     async def resolve(self, host: str) -> Addresses:
-        """Return the addresses of a host in canonical form, or raise DeliveryError."""
+        """Return the addresses of a host (a canonical name or address), or raise DeliveryError."""
         if ":" in host or host.replace(".", "").isdigit():
             return (host,)
         if host.endswith(".localhost"):

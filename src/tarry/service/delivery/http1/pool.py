@@ -42,7 +42,7 @@ class ConnectionLimit:
     def release(self) -> None:
         """Release the slot of a closed connection, and let the next pool open a connection."""
         self._free_slots += 1
-        while self._free_slots and self.waiting_pools:  # a pool may not need it any longer
+        while self._free_slots and self.waiting_pools:  # the next pool may not need the slot
             self.waiting_pools.popitem(last=False)[0].open_connections()
 
 
