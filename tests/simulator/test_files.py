@@ -13,7 +13,7 @@ from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
 from tarry.simulator import files
 from tarry.simulator.distributions import Empirical, Fixed, Lognormal
-from tarry.simulator.files import compare_files, is_scenario_file, read_defence, read_study
+from tarry.simulator.files import is_scenario_file, read_comparison, read_defence, read_study
 from tarry.simulator.scenario import Clients, Failure, Scenario, Server
 from tarry.simulator.schema import build_scenario
 from tarry.simulator.study import run_study
@@ -217,7 +217,7 @@ def test_files_are_compared_in_one_study(tmp_path: Path) -> None:
     """Each file is a variant; a file with several variants contributes all of them."""
     small = write_file(tmp_path, "small.toml", SMALL)
 
-    study = compare_files([small, CHECKOUT])
+    study = read_comparison([small, CHECKOUT])
 
     assert ("small", "checkout/eager", "checkout/careful") == study.variants
 
@@ -227,7 +227,7 @@ def test_files_with_equal_names_get_their_paths(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     paths = [write_file(tmp_path, "a.toml", SMALL), write_file(tmp_path / "other", "a.toml", SMALL)]
 
-    assert tuple(map(str, paths)) == compare_files(paths).variants
+    assert tuple(map(str, paths)) == read_comparison(paths).variants
 
 
 def test_more_trials_do_not_change_earlier_ones() -> None:

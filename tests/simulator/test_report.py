@@ -86,10 +86,10 @@ def test_parameters_have_their_full_names() -> None:
 def test_points_of_a_sweep_are_separated() -> None:
     """Each point but the first starts with a separator if it has several rows."""
     assert 2 == render_page(swept_results({"rate": (1, 2, 3)})).count(
-        '<tr data-variant="0" class="point">'
+        '<tr data-variant="0" class="first-of-combination">'
     )
     assert 0 == render_page(swept_results({"rate": (1, 2, 3)}, variants=("full",))).count(
-        'class="point"'
+        'class="first-of-combination"'
     )
 
 
@@ -107,7 +107,7 @@ def test_without_a_command() -> None:
 
 def test_note_mentions_the_median_of_infinite_values() -> None:
     """The note of the table mentions the median if a trial is infinite."""
-    assert "or their median if some of them are infinite" in render_page(
+    assert "or medians where a trial has an infinite value" in render_page(
         swept_results({"clients": (1, 2)})
     )
 

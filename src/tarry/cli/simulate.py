@@ -177,7 +177,7 @@ def select_study(arguments: Sequence[str], *, compare: bool) -> Study:
     With `compare`, the arguments are several scenario files, or one scenario and the policies to
     compare in it.
     """
-    from tarry.simulator.files import compare_files, short_names
+    from tarry.simulator.files import read_comparison, short_names
     from tarry.simulator.scenarios import STUDIES
 
     first, others = arguments[0], arguments[1:]
@@ -190,7 +190,7 @@ def select_study(arguments: Sequence[str], *, compare: bool) -> Study:
         needed = "policies to compare in" if first in STUDIES else "at least two files, got only"
         raise ConfigurationError(f"--compare needs {needed} {first}")
     if first not in STUDIES and all(map(_is_scenario_file, others)):
-        return compare_files([Path(name) for name in arguments])
+        return read_comparison([Path(name) for name in arguments])
     study = _find_study(first)
     if study.with_defences is None:
         msg = f"--compare cannot be used with {first}: its variants are not policies"

@@ -3,8 +3,8 @@
 The library's own code decides about retries, as it does in production. A `Defence` is what a caller
 uses against failures: a policy or hedging, with a breaker, a retry budget and a limiter.
 
-Each built-in scenario is a function that returns one result for each trial. `simulate` runs a
-scenario of your own.
+Each built-in scenario is a function that returns one `Summary` for each trial; `contention` (many
+clients write to one row) returns `Contention` objects. `simulate` runs a scenario of your own.
 """
 
 from tarry.policyfile.defence import Defence

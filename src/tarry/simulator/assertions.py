@@ -27,8 +27,8 @@ _ASSERTION_PATTERN = re.compile(
         (?P<unit>ms|s|%|x|)\s*""",
     re.VERBOSE,
 )
-_UNIT_VALUES = {"": 1.0, "x": 1.0, "s": 1.0, "ms": 0.001, "%": 0.01}
-"""For each unit, what 1 of it is in seconds or as a share; values of metrics are stored so."""
+_STORED_VALUE_PER_UNIT = {"": 1.0, "x": 1.0, "s": 1.0, "ms": 0.001, "%": 0.01}
+"""By unit, the factor that converts a number to the stored value, in seconds or as a share."""
 _TIME_UNITS = ("s", "ms")
 _BOUND_UNITS = {"": ("",), "x": ("", "x", "%"), "%": ("", "%"), "s": _TIME_UNITS, "ms": _TIME_UNITS}
 """The units in which a bound may be written, by the unit of the metric."""
@@ -76,7 +76,7 @@ class AssertionResult(NamedTuple):
         metric, trial_count = self.assertion.metric, len(self.row.trials)
         if not self.missing_count:
             unit = self.assertion.unit if isfinite(self.value) else ""
-            return f"{metric} is {self.value / _UNIT_VALUES[unit]:.6g}{unit}"
+            return f"{metric} is {self.value / _STORED_VALUE_PER_UNIT[unit]:.6g}{unit}"
         where = f" in {self.missing_count} of {trial_count} trials" if trial_count > 1 else ""
         cause = f": {_MISSING_VALUE_CAUSES[metric]}" if metric in _MISSING_VALUE_CAUSES else ""
         return f"{metric} has no value{where}{cause}"
@@ -101,7 +101,7 @@ def parse_assertion(text: str, variants: Iterable[str], units: Mapping[str, str]
     if variant is not None and variant not in known_variants:
         msg = f"variant {variant!r} is not run; the variants are {', '.join(known_variants)}"
         raise ConfigurationError(f"assertion {text!r}: {msg}")
-    bound = float(match["bound"]) * _UNIT_VALUES[unit]
+    bound = float(match["bound"]) * _STORED_VALUE_PER_UNIT[unit]
     metric_unit = units.get(match["metric"])
     if metric_unit in _TIME_UNITS and not unit and (bound == 0 or isinf(bound)):
         unit = "s"  # 0 and inf are the same in all units
@@ -131,8 +131,8 @@ def _check_unit(text: str, match: re.Match[str], metric_unit: str, bound: float,
     elif metric_unit == "%" and not unit and bound > 1:
         msg = f"assertion {text!r}: {metric} is a share; write {number}%"
     elif unit not in _BOUND_UNITS[metric_unit]:
-        allowed = " or ".join(f"{number}{allowed}" for allowed in _BOUND_UNITS[metric_unit])
-        msg = f"assertion {text!r}: {metric} is not measured in {unit!r}; write {allowed}"
+        choices = " or ".join(f"{number}{each}" for each in _BOUND_UNITS[metric_unit])
+        msg = f"assertion {text!r}: {metric} is not measured in {unit!r}; write {choices}"
     else:
         return
     raise ConfigurationError(msg)

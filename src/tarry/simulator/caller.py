@@ -166,14 +166,14 @@ class RetryingCaller:
 class HedgingCaller:
     """Drives one `HedgedCall`, which sends a second attempt while the first is still running."""
 
-    __slots__ = ("_call", "_on_end", "_route", "_running", "_started_at")
+    __slots__ = ("_call", "_on_end", "_route", "_running_attempts", "_started_at")
 
     def __init__(self, route: Route, call: HedgedCall, now: float, on_end: OnCallEnd) -> None:
         self._route = route
         self._call = call
         self._started_at = now
         self._on_end = on_end
-        self._running: dict[int, int] = {}
+        self._running_attempts: dict[int, int] = {}
         """The number of each running attempt, and how often its response was replaced. An event
         with another count is outdated and ignored."""
 
@@ -185,29 +185,29 @@ class HedgingCaller:
 
     def discard_response(self, number: int) -> int:
         """Make the response to this attempt invalid; its replacement has the same number."""
-        if number in self._running:
-            self._running[number] += 1
+        if number in self._running_attempts:
+            self._running_attempts[number] += 1
         return number
 
     def on_response(self, now: float, number: int, outcome: Outcome) -> None:
         """Accept a response that the node sends now, instead of one that may be scheduled."""
-        if number in self._running:
-            self._running[number] += 1
+        if number in self._running_attempts:
+            self._running_attempts[number] += 1
             self._schedule_response(now, number, outcome)
 
     def _schedule_response(self, sent_at: float, number: int, outcome: Outcome) -> None:
-        response = (number, self._running[number], outcome)
+        response = (number, self._running_attempts[number], outcome)
         self._route.schedule(sent_at + self._route.network_delay(), self._receive, response)
 
     def _execute(self, now: float, decision: Attempt | Stop | None) -> None:
         route = self._route
         if isinstance(decision, Stop):
-            self._running.clear()
+            self._running_attempts.clear()
             self._call.next_hedge_at = None
             self._on_end(self._started_at, now, decision, self._call.attempts)
             return
         if decision is not None:
-            self._running[decision.number] = 0
+            self._running_attempts[decision.number] = 0
             if decision.delay:
                 route.schedule(now + decision.delay, self._send, decision.number)
             else:
@@ -217,14 +217,14 @@ class HedgingCaller:
 
     def _send(self, now: float, number: int) -> None:
         route = self._route
-        if number in self._running:  # otherwise the call ended while this attempt was delayed
+        if number in self._running_attempts:  # otherwise the call ended during the delay
             if route.metrics is not None:
                 route.metrics.attempt_count += 1
             route.schedule(now + route.network_delay(), self._reach_node, number)
 
     def _reach_node(self, now: float, number: int) -> None:
         response = self._route.node.handle(now, self, number)
-        if response is not None and number in self._running:
+        if response is not None and number in self._running_attempts:
             self._schedule_response(response[0], number, response[1])
 
     def _hedge(self, now: float, _: object) -> None:
@@ -233,11 +233,11 @@ class HedgingCaller:
 
     def _receive(self, now: float, response: tuple[int, int, Outcome]) -> None:
         number, replacement_count, outcome = response
-        if self._running.get(number) != replacement_count:  # an outdated response
+        if self._running_attempts.get(number) != replacement_count:  # an outdated response
             return
-        del self._running[number]
+        del self._running_attempts[number]
         if outcome is SUCCESS:
-            self._running.clear()
+            self._running_attempts.clear()
             self._call.record_success(number, now, self._route.random())
             self._call.next_hedge_at = None
             self._on_end(self._started_at, now, None, self._call.attempts)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Records = list[dict[str, Any]]
 """The data of a chart; the docstring of `vega` describes the fields of a record."""
 
-# The length of an axis, divided by its length up to the highest value.
+# Factors by which an axis is longer than its highest value needs, see `vega.axis_range`.
 _SERIES_STRETCH = 1.02
 _BARS_STRETCH = 1.25  # leaves space for the value next to the longest bar
 _NEVER_STRETCH = 1.15  # leaves space for the line of values that are "never" (infinite)
@@ -71,9 +71,9 @@ def _build_chart(results: StudyResults, plot: Plot) -> Chart:
     if plot.kind == "series":
         return _series_chart(results, plot)
     if plot.kind == "lines":
-        if plot.x in results.rows[0].metrics or len(results.swept_names) == 1:
+        if plot.x in results.rows[0].metrics or len(results.swept_parameters) == 1:
             return _line_chart(results, plot)
-        if len(results.swept_names) > 1:
+        if len(results.swept_parameters) > 1:
             return _heat_map(results, plot)
     return _bar_chart(results, plot)
 
@@ -153,7 +153,7 @@ def _line_chart(results: StudyResults, plot: Plot) -> Chart:
     values = (record["y"] for record in records)
     y_range = vega.axis_range(values, is_log=plot.is_log, stretch=stretch)
     x_is_metric = plot.x in results.rows[0].metrics
-    x_name = plot.x if x_is_metric else results.swept_names[0]
+    x_name = plot.x if x_is_metric else results.swept_parameters[0]
     x_unit = study.unit(x_name) if x_is_metric else ""
     if x_is_metric:
         metric_values = [row.metrics[x_name] for row in results.rows]
@@ -179,7 +179,7 @@ def _line_chart(results: StudyResults, plot: Plot) -> Chart:
 
 def _heat_map(results: StudyResults, plot: Plot) -> Chart:
     names, study = results.variants, results.study
-    x_name, y_name, *other_names = results.swept_names
+    x_name, y_name, *other_names = results.swept_parameters
     records = [_build_record(results, row, plot.y) for row in results.rows]
     value_range = vega.axis_range((record["y"] for record in records), is_log=plot.is_log)
     groups: dict[tuple[int, str], Records] = {}  # by variant index and other swept values

@@ -57,7 +57,7 @@ _QUOTES = ('"', "'")
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The content of a file as plain data, and where each value was written."""
+    """The table of a file with exactly one document, and where each value was written."""
 
     path: Path
     data: dict[str, Any]
@@ -107,7 +107,7 @@ class DocumentValue(NamedTuple):
             raise self.error(f"{error}{hint}") from None
 
     def check_keys(self, allowed_keys: Iterable[str]) -> None:
-        """Raise if this table has another key; the error suggests a similar allowed key."""
+        """Raise if this table has a key that is not allowed; the error suggests a similar key."""
         keys = list(allowed_keys)
         for key in self.table():
             if key not in keys:
@@ -123,7 +123,7 @@ class DocumentValue(NamedTuple):
 
 
 class ParsedDocument(NamedTuple):
-    """The data of a document and the line of each value. A YAML file can have several documents."""
+    """One parsed document, and the line of each value. A YAML file can have several documents."""
 
     data: Any
     line_numbers: dict[KeyPath, int]

@@ -42,8 +42,8 @@ class EventLoop:
     def random_source(self, name: str) -> Random:
         """Return a new random source, which depends on the seed of the loop and on this name.
 
-        Arrivals and latencies have their own sources, so that a policy that draws more random
-        numbers for jitter does not change them.
+        Arrivals and latencies have their own sources, so that they stay the same if a policy draws
+        more random numbers for jitter.
         """
         return Random(f"{self._seed}/{name}")
 
@@ -68,5 +68,5 @@ class EventLoop:
 
 
 def trial_seed(seed: int, trial: int) -> str:
-    """Return the seed of one trial; `seed` is that of all trials, `trial` the index of this one."""
+    """Return the seed of the trial with index `trial`; `seed` is the seed of the whole run."""
     return f"{seed}/{trial}"

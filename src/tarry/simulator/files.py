@@ -6,7 +6,8 @@ several values), by their path in the file, such as `clients.defence.max_attempt
 its scenario from the data of the file again, so that swept values are checked as well.
 
 A file with a value that has no effect is rejected, because that value is probably a mistake. A
-value that is set or swept may have no effect, because a sweep may disable a part on purpose.
+value that is set or swept on the command line may have no effect, because a sweep may disable a
+part on purpose.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ ARRIVAL_KINDS_BY_SETTING = {
 COLUMNS = (
     Column("success_rate", "succeeded", "%"),
     Column("attempts_per_call", "attempts per call"),
-    Column("amplification", "load at last server", "x"),
+    Column("amplification", "load at last server", "x"),  # requests at this server per call
     Column("recovered_after", "recovered after", "s"),
     Column("crashes", "crashes"),
     Column("p99", "p99", "ms"),
@@ -70,20 +71,21 @@ def read_defence(path: Path) -> Defence:
 
 def read_study(path: Path) -> Study:
     """Read a scenario file as a study of its variants."""
-    document, variants = _read_scenario_file(path)
+    document, variant_documents = _read_scenario_file(path)
     question, lesson = (document.data.get(key, "") for key in ("question", "lesson"))
-    return _make_study(path.stem, variants, question, lesson, document.data.get("trials", 1))
+    trial_count = document.data.get("trials", 1)
+    return _make_study(path.stem, variant_documents, question, lesson, trial_count)
 
 
-def compare_files(paths: Sequence[Path]) -> Study:
+def read_comparison(paths: Sequence[Path]) -> Study:
     """Read several scenario files as one study with all variants of all files."""
-    documents: dict[str, Document] = {}
+    all_documents: dict[str, Document] = {}
     for path, name in zip(paths, short_names(paths), strict=True):
-        _, variants = _read_scenario_file(path)
-        for variant, document in variants.items():
-            documents[name if len(variants) == 1 else f"{name}/{variant}"] = document
+        _, documents = _read_scenario_file(path)
+        for variant, document in documents.items():
+            all_documents[name if len(documents) == 1 else f"{name}/{variant}"] = document
     stems = [path.stem for path in paths]
-    return _make_study(" and ".join(stems), documents, f"How do {', '.join(stems)} compare?")
+    return _make_study(" and ".join(stems), all_documents, f"How do {', '.join(stems)} compare?")
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
@@ -155,23 +157,23 @@ def _make_study(
 def _with_defences(
     documents: Mapping[str, Document], study: Study, defences: Mapping[str, Defence]
 ) -> Study:
-    """Return a study whose variants are the first variant of the file with each of the defences."""
+    """Return a study with a variant for each defence: the first variant with this defence."""
     document = next(iter(documents.values()))
-    variants: dict[str, Document] = {}
-    for variant, defence in defences.items():
+    new_documents: dict[str, Document] = {}
+    for name, defence in defences.items():
         clients = {**document.data.get("clients", {}), "defence": defence.to_dict()}
-        variants[variant] = replace(document, data={**document.data, "clients": clients})
-    return _make_study(study.name, variants, study.question, trial_count=study.trial_count)
+        new_documents[name] = replace(document, data={**document.data, "clients": clients})
+    return _make_study(study.name, new_documents, study.question, trial_count=study.trial_count)
 
 
 def _build_variants(document: Document) -> dict[str, Document]:
     """Return a document for each variant: the data of the file with the changes of the variant."""
     base_data = {key: value for key, value in document.data.items() if key not in STUDY_KEYS}
-    variants: object = document.data.get("variants", {document.path.stem: {}})
-    if not isinstance(variants, dict) or not variants:
+    variants_table: object = document.data.get("variants", {document.path.stem: {}})
+    if not isinstance(variants_table, dict) or not variants_table:
         msg = "variants must be a table with a table for each variant"
         raise document.error_at(("variants",), msg)
-    changes_by_name = cast("dict[str, Any]", variants)
+    changes_by_name = cast("dict[str, Any]", variants_table)
     documents: dict[str, Document] = {}
     scenarios: dict[str, Scenario] = {}
     for name, changes in changes_by_name.items():
@@ -186,7 +188,7 @@ def _build_variants(document: Document) -> dict[str, Document]:
         documents[name] = replace(document, data=data, locations=locations)
         scenarios[name] = build_scenario(documents[name])
         _check_periods(documents[name], scenarios[name])
-    _check_arrivals(document, changes_by_name, scenarios)
+    _check_client_keys(document, changes_by_name, scenarios)
     _check_all_called(documents, scenarios)
     return documents
 
@@ -237,14 +239,14 @@ def _check_periods(document: Document, scenario: Scenario) -> None:
             raise document.error_at((*key_path, "start"), f"{msg}, got {start:g}")
 
 
-def _check_arrivals(
-    document: Document, variants: Mapping[str, Any], scenarios: Mapping[str, Scenario]
+def _check_client_keys(
+    document: Document, changes: Mapping[str, Any], scenarios: Mapping[str, Scenario]
 ) -> None:
-    """Raise if a key of `clients` has no effect in any variant, or in the variant that sets it."""
+    """Raise if a key of `clients` has an effect in none of the variants that it applies to."""
     arrivals = {name: scenario.clients.arrivals for name, scenario in scenarios.items()}
     tables: list[tuple[KeyPath, Mapping[str, Any], list[str]]] = [
         ((), document.data, list(arrivals.values())),
-        *((("variants", name), variants[name], [arrivals[name]]) for name in variants),
+        *((("variants", name), changes[name], [arrivals[name]]) for name in changes),
     ]
     for key_path, table, arrival_kinds in tables:
         clients = table.get("clients")

@@ -1,4 +1,4 @@
-"""Format the results of a study as text, in the same way for the terminal, the page and charts.
+"""Format the results of a study as text, for the terminal, the HTML report and its charts.
 
 Times are stored in seconds, and shares as numbers from 0 to 1. The unit, such as "ms" or "%",
 selects how a value is shown.
@@ -23,7 +23,7 @@ _MAX_DESCRIBED_VALUES = 24
 
 
 def format_value(value: float, unit: str = "") -> str:
-    """Return a value with its unit: "12,345", "0.25 s", "99.2 %". nan is "-", inf s is "never"."""
+    """Return a value with its unit: "0.25 s". nan becomes "-", and an infinite time "never"."""
     if isnan(value):
         return "-"
     if isinf(value):
@@ -70,8 +70,8 @@ def describe_average(results: StudyResults, *metrics: str) -> str:
         return ""
     all_metrics = (trial.metrics() for row in results.rows for trial in row.trials)
     has_infinite = any(isinf(values.get(name, 0.0)) for values in all_metrics for name in metrics)
-    exception = ", or their median if some of them are infinite" if has_infinite else ""
-    return f"The mean of {results.trial_count} trials{exception}."
+    median_note = ", or medians where a trial has an infinite value" if has_infinite else ""
+    return f"Values are means of {results.trial_count} trials{median_note}."
 
 
 def describe_values(title: str, values: Sequence[tuple[str, str]]) -> str:

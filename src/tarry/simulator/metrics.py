@@ -25,8 +25,8 @@ _TOLERATED_STANDARD_DEVIATIONS = 4.0
 """The number of failures in a healthy bucket may exceed its expected value by this many standard
 deviations, because the failure rate of a bucket with few calls varies by chance."""
 _TOLERATED_WAITING_CALLS = 10
-"""The number of calls without a result in a healthy bucket may exceed twice the number before the
-disruption by this much."""
+"""A healthy bucket has at most twice as many calls without a result as the buckets before the
+disruption have on average, plus this number."""
 _RECOVERY_CUTOFF = 0.9
 """A run has recovered if all buckets after this share of its duration are healthy."""
 
@@ -159,7 +159,7 @@ class MetricsRecorder:
         succeeded, failed = sum(self._succeeded), sum(self._failed)
         capacity = scenario.servers[scenario.path()[-1]].capacity
         durations = sorted(self._durations)
-        recovered_after = self._recovered_after(scenario)
+        recovered_after = self._recovery_time(scenario)
         return Summary(
             calls=calls,
             succeeded=succeeded,
@@ -196,13 +196,13 @@ class MetricsRecorder:
         return series
 
     def _peak_request_rate(self, scenario: Scenario) -> float:
-        """Return the highest request rate after the disruption; if nothing follows, of the run."""
+        """Return the highest request rate after the disruption, if any, else of the run."""
         disruption = scenario.disruption()
         start = int(disruption[1] * self._buckets_per_second) if disruption else 0
         counts_after = self._requests[start : self.bucket_count]
         return max(counts_after or self._requests) * self._buckets_per_second
 
-    def _recovered_after(self, scenario: Scenario) -> float:
+    def _recovery_time(self, scenario: Scenario) -> float:
         """Return the time from the end of the disruption until all later buckets are healthy.
 
         Return nan if there is no disruption, and inf if the run does not recover.

@@ -39,7 +39,7 @@ _MAX_ANSWERED_ENTRIES = 1000
 """A leaf node removes answered requests from its list once there are about this many of them."""
 
 OnCallEnd: TypeAlias = "Callable[[float, float, Stop | None, int], None]"
-"""`on_end(started_at, now, stop, attempts)` runs when a call ends; `stop` is None on success."""
+"""`on_end(started_at, now, stop, attempt_count)` runs when a call ends; `stop` None is success."""
 StartCall: TypeAlias = "Callable[[float, int, OnCallEnd], Stop | None]"
 """`start_call(now, client, on_end)` starts a call of the client with this index. It returns None,
 or a `Stop` if the call ended at once because breaker, limiter or budget rejected its attempt."""
@@ -74,7 +74,7 @@ class Node(ABC):
         self._max_load: float = min(self._max_requests, server.crash_above or inf)
         """With this many requests, the next request is rejected or crashes the server."""
         self._rejection = _error_outcome(server.reject_status, server.retry_after)
-        self._frozen: dict[Failure, list[_Request]] = {}
+        self._frozen_requests: dict[Failure, list[_Request]] = {}
         """For each failure of the kind "freeze": the requests without a response until its end."""
         self._random = loop.random_source(f"failures of {name}")
         self._draw_latency = loop.sampler(server.latency, f"latency of {name}")
@@ -114,7 +114,7 @@ class Node(ABC):
 
     def in_progress_at(self, now: float) -> int:
         """Return the number of requests that run, are queued or are frozen."""
-        return self.load_at(now) + sum(map(len, self._frozen.values()))
+        return self.load_at(now) + sum(map(len, self._frozen_requests.values()))
 
     @abstractmethod
     def load_at(self, now: float) -> int:
@@ -135,7 +135,7 @@ class Node(ABC):
     def drop_all(self, now: float, up_at: float) -> None:
         """Reset the connections of all requests. The server is up again at `up_at`."""
         dropped = self.pending_requests(now)
-        for requests in self._frozen.values():
+        for requests in self._frozen_requests.values():
             dropped += requests
             requests.clear()
         self.remove_requests(up_at)
@@ -150,7 +150,7 @@ class Node(ABC):
         if failure.kind == "refuse":
             return now, REFUSED
         if failure.kind == "freeze":
-            self._frozen.setdefault(failure, []).append((requester, number))
+            self._frozen_requests.setdefault(failure, []).append((requester, number))
         return None
 
     def _start_freeze(self, now: float, failure: Failure) -> None:
@@ -158,17 +158,17 @@ class Node(ABC):
         if failure.rate >= 1:
             pending = self.pending_requests(now)
             self.remove_requests(failure.end)
-            frozen = self._frozen.setdefault(failure, [])
+            frozen = self._frozen_requests.setdefault(failure, [])
             for requester, number in pending:
                 frozen.append((requester, requester.discard_response(number)))
 
     def _end_freeze(self, now: float, failure: Failure) -> None:
-        for other in self._frozen:
+        for other in self._frozen_requests:
             if other is not failure and other.rate >= 1 and other.start <= now < other.end:
                 # The requests stay frozen until the end of another freeze that still lasts.
-                self._frozen[other] += self._frozen.pop(failure, [])
+                self._frozen_requests[other] += self._frozen_requests.pop(failure, [])
                 return
-        for requester, number in self._frozen.pop(failure, []):
+        for requester, number in self._frozen_requests.pop(failure, []):
             requester.on_response(now, number, DROPPED)
 
 
@@ -248,18 +248,18 @@ class RelayNode(Node):
         super().__init__(name, server, loop)
         self._start_call = start_call
         self._concurrency: float = inf if server.concurrency is None else server.concurrency
-        self._running: dict[_Request, None] = {}
+        self._running_requests: dict[_Request, None] = {}
         self._queue: deque[_Request] = deque()
         defence = server.defence or Defence()
         self._max_attempts = (defence.hedging or defence.policy).max_attempts
 
     def load_at(self, now: float) -> int:  # noqa: ARG002 - a parameter of the base class
         """Return the number of requests that run or are queued."""
-        return len(self._running) + len(self._queue)
+        return len(self._running_requests) + len(self._queue)
 
     def accept(self, now: float, requester: Requester, number: int) -> tuple[float, Outcome] | None:
         """Queue the request; its call starts once a worker is free."""
-        load = len(self._running) + len(self._queue)
+        load = len(self._running_requests) + len(self._queue)
         if load >= self._max_load:
             return self.reject_or_crash(now, load)
         self._queue.append((requester, number))
@@ -268,21 +268,21 @@ class RelayNode(Node):
 
     def pending_requests(self, now: float) -> list[_Request]:  # noqa: ARG002 - as in `load_at`
         """Return the requests that run or are queued, in the order of their arrival."""
-        return [*self._running, *self._queue]
+        return [*self._running_requests, *self._queue]
 
     def remove_requests(self, up_at: float) -> None:  # noqa: ARG002 - a relay has no cold caches
         """Remove all requests. Their calls to the next node continue, but results are ignored."""
-        self._running.clear()
+        self._running_requests.clear()
         self._queue.clear()
 
     def _start_next_request(self, now: float) -> None:
-        if self._queue and len(self._running) < self._concurrency:
+        if self._queue and len(self._running_requests) < self._concurrency:
             request = self._queue.popleft()
-            self._running[request] = None
+            self._running_requests[request] = None
             self._loop.schedule(now + self._draw_latency(), self._call_next_node, request)
 
     def _call_next_node(self, now: float, request: _Request) -> None:
-        if request not in self._running:  # `remove_requests` was called meanwhile
+        if request not in self._running_requests:  # `remove_requests` was called meanwhile
             return
         failure_rate = self._server.failure_rate
         if failure_rate and self._random.random() < failure_rate:
@@ -290,7 +290,7 @@ class RelayNode(Node):
             return
 
         def on_end(_started_at: float, now: float, stop: Stop | None, attempts: int) -> None:
-            if request not in self._running:
+            if request not in self._running_requests:
                 return
             if stop is None:
                 self._respond(now, request, SUCCESS)
@@ -303,7 +303,7 @@ class RelayNode(Node):
         self._start_call(now, 0, on_end)
 
     def _respond(self, now: float, request: _Request, outcome: Outcome) -> None:
-        del self._running[request]
+        del self._running_requests[request]
         requester, number = request
         requester.on_response(now, number, outcome)
         self._start_next_request(now)

@@ -1,7 +1,8 @@
 """Write the report of a study as one self-contained HTML file, or its charts as an image.
 
 A study compares the variants of a scenario. The page has its question, the table of results, the
-charts and the lesson (what the results teach). All text is escaped where it is inserted.
+charts and the lesson (what the results teach). All text is escaped where it is inserted. Swept
+parameters are those that were run with several values.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def _content_security_policy(style: str, *scripts: str) -> str:
 
 def _render_table(results: StudyResults) -> str:
     study, names = results.study, results.variants
-    titles = [study.title(name) for name in results.swept_names]
+    titles = [study.title(name) for name in results.swept_parameters]
     titles += [column.title for column in study.columns]
     header_cells = "".join(f'<th scope="col">{escape(title)}</th>' for title in titles)
     rows: list[str] = []
@@ -124,8 +125,9 @@ def _render_table(results: StudyResults) -> str:
         cells = "".join(f"<td>{escape(text)}</td>" for text in texts)
         index = names.index(row.variant)
         name = f'<th scope="row" class="variant">{_render_symbol(index)}{escape(row.variant)}</th>'
-        # A line separates the rows of different combinations of swept values.
-        css_class = ' class="point"' if len(names) > 1 and row.parameters != previous_values else ""
+        # A gap precedes the first row of each combination of swept values.
+        is_first = len(names) > 1 and row.parameters != previous_values
+        css_class = ' class="first-of-combination"' if is_first else ""
         previous_values = row.parameters
         rows.append(f'<tr data-variant="{index}"{css_class}>{name}{cells}</tr>')
     variant_head = f'<th scope="col" class="variant">{escape(study.variant_parameter)}</th>'
@@ -139,7 +141,6 @@ def _render_prose(text: str) -> str:
 
 
 def _render_symbol(variant_index: int) -> str:
-    """Return the coloured shape that identifies a variant, as SVG."""
     path = _SHAPE_PATHS[SHAPES[variant_index % len(SHAPES)]]
     colour_index = variant_index % len(LIGHT.marks)
     return (
@@ -195,7 +196,7 @@ def _render_run_facts(results: StudyResults) -> str:
         "trials": str(results.trial_count),
         **{name: format_parameter(value) for name, value in results.fixed_parameters.items()},
     }
-    for name in results.swept_names:
+    for name in results.swept_parameters:
         values = dict.fromkeys(format_parameter(row.parameters[name]) for row in results.rows)
         facts[f"{name} (swept)"] = ", ".join(values)
     return "\n".join(
@@ -204,7 +205,7 @@ def _render_run_facts(results: StudyResults) -> str:
 
 
 def _chart_data(charts: list[Chart]) -> str:
-    """Return the data of the charts as JSON; a panel has the index of its list of records."""
+    """Return the data of the charts as JSON. Panels may share records, and refer to their index."""
     autosize = {"type": "fit-x", "contains": "padding"}  # as wide as the panel's container
     padding = {"left": 0, "right": 0, "top": 6, "bottom": 4}
     params = [SELECTED_VARIANT]
@@ -214,7 +215,7 @@ def _chart_data(charts: list[Chart]) -> str:
         records_by_id = {id(panel.records): panel.records for panel in chart.panels}
         ids = list(records_by_id)
         panels = [
-            {"view": {**options, **panel.view}, "records": ids.index(id(panel.records))}
+            {"view": {**options, **panel.view}, "records_index": ids.index(id(panel.records))}
             for panel in chart.panels
         ]
         data.append({"records": list(records_by_id.values()), "panels": panels})

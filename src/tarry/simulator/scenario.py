@@ -49,7 +49,7 @@ class Surge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A period in which requests to a server fail: all of them, or the share `rate`.
+    """A period in which requests to a server fail: all, or the share `rate` (0 to 1) of them.
 
     kind:
         error: the server responds with `status`.
@@ -79,19 +79,20 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """A simulated server. It does the work itself, or calls the server named in `calls`.
+    """A simulated server. It works, and then calls the server that `calls` names, if any.
 
-    latency: the time that the work takes. A server that calls another one works before the call.
+    latency: the time that the work takes.
     concurrency: the number of requests that can run at the same time, including those that wait for
         a call to another server; None for no limit.
     queue: the number of requests that can wait to run; None for no limit. When the queue is full,
         a request is rejected with `reject_status` (429 counts as throttling) and `retry_after`.
-    slowdown: seconds added to a request for each request that runs or is queued when it arrives.
+    slowdown: seconds by which each request that is running or queued delays an arriving request.
     crash_above: with more running and queued requests than this, the server crashes, drops them
         all and restarts after `restart_after` seconds; None for no crashes.
     cold_factor: after a restart, requests take this many times as long. The factor decreases to 1
         over `warmup` seconds.
-    failure_rate: the share of requests that fail with status 500, also outside `failures`.
+    failure_rate: the share of requests that fail with status 500, in addition to `failures`.
+    calls: the name of the server that this server calls; None: this server calls no other server.
     defence: applies to the calls that this server makes to another server.
     """
 
@@ -156,14 +157,14 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clients:
-    """The clients: which server they call, when, and with which defence.
+    """The clients: which server they call (`calls`), when, and with which defence.
 
     arrivals:
         poisson: calls start at random times, `rate` per second in total.
         at-once: `count` clients make one call each at the start.
         closed: a closed loop. Each of `count` clients makes a call, waits for its end, pauses for
             a time drawn from `think`, and calls again.
-        backlog: `count` calls wait and start as soon as breaker, budget and limiter allow it.
+        backlog: `count` calls wait and start as soon as breaker, budget and limiter admit them.
     instances: the number of processes in which the clients run. Each process has its own breaker,
         budget and limiter.
     """
@@ -206,7 +207,7 @@ class Scenario:
     """The one-way delay of each message between clients and servers."""
     duration: float = 60.0
     bucket: float = 1.0
-    """The time that one point of the time series covers, in seconds."""
+    """The interval of the time series: the seconds that one point covers."""
 
     def __post_init__(self) -> None:
         check_positive("duration", self.duration)

@@ -114,7 +114,7 @@ _STORM = Study(
 
 # Retry amplification: three layers make four attempts each while the last server is down.
 _AMPLIFICATION_DURATION_S = 60.0
-_LAST_CALL_AT_S = 50.0
+_LAST_CALL_START_S = 50.0
 _RETRY_RULES = ("every-layer", "budget", "one-layer")
 
 
@@ -132,7 +132,7 @@ def amplification(
     budget = {"kind": "ratio", "min_per_second": 0.0} if rule == "budget" else None
     defence = Defence(policy, budget=budget)
     # A surge of rate 0: no calls start in the last seconds, so that all calls end within the run.
-    pause = Surge(start=_LAST_CALL_AT_S, end=_AMPLIFICATION_DURATION_S, rate=0.0)
+    pause = Surge(start=_LAST_CALL_START_S, end=_AMPLIFICATION_DURATION_S, rate=0.0)
     scenario = Scenario(
         servers={
             "gateway": Server(calls="orders", defence=defence),
@@ -251,7 +251,7 @@ _METASTABLE = Study(
 )
 
 
-# Hedging: how much a copy of each slow request shortens the tail of latencies, and the added load.
+# Hedging: a copy of each slow request shortens the tail of latencies and adds load.
 _HEDGE_DELAYS = ("none", "p50", "p75", "p90", "p95", "p99")
 
 

@@ -100,7 +100,6 @@ def _check_part(name: str, value: DocumentValue) -> None:
 
 
 def _build_object(cls: type[T], value: DocumentValue) -> T:
-    """Build an instance of a dataclass from a table."""
     parameters = _check_arguments(value, cls)
     arguments = {
         name: _build_field(str(parameters[name].annotation), value.item(name))
@@ -179,7 +178,7 @@ def _get_kind(value: DocumentValue, kinds: Mapping[str, object]) -> str:
 
 
 def _with_location(value: DocumentValue, build: Callable[[], T]) -> T:
-    """Call `build`; add the line of its field, or of the first key it mentions, to an error."""
+    """Call `build`. Add the line of the field, or of the first key in the message, to an error."""
     try:
         return build()
     except ConfigurationError as error:

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 _REJECTION_REASONS = frozenset({Reason.BREAKER_OPEN, Reason.LIMIT, Reason.BUDGET_EMPTY})
 """The reasons of a call that breaker, limiter or budget rejected."""
 _WARM_UP_THINK_TIMES = 10.0
-"""Think times of closed-loop clients are drawn for this many mean think times before the run, so
-that their first calls in the run are spread out."""
+"""As if the closed-loop clients had started this many mean think times before the run, so that
+their first calls in the run are spread out."""
 _MAX_WARM_UP_DRAWS = 1000
-_MIN_WAIT_S = 0.1
+_MIN_PAUSE_S = 0.1
 """The shortest pause between a rejection by breaker, limiter or budget and the next call."""
 
 
@@ -59,11 +59,11 @@ def simulate(scenario: Scenario, *, seed: int | str = 0) -> Summary:
     start_call = _make_start_call(route, scenario.clients.defence, scenario.clients.instances)
     ArrivalSource(scenario.clients, loop, metrics, start_call).start()
 
-    def record_in_progress(now: float, index: int) -> None:
+    def record_load_of_last_server(now: float, index: int) -> None:
         metrics.record_in_progress(index, nodes[0].in_progress_at(now))
 
     for index in range(metrics.bucket_count):
-        loop.schedule(index * scenario.bucket, record_in_progress, index)
+        loop.schedule(index * scenario.bucket, record_load_of_last_server, index)
     loop.run(scenario.duration)
     return metrics.summarize(scenario, sum(node.crash_count for node in nodes))
 
@@ -137,7 +137,7 @@ class ArrivalSource:
                 loop.schedule(0.0, self._start_client_call, client)
 
     def _record_end(self, started_at: float, now: float, stop: Stop | None, attempts: int) -> None:
-        if stop is None:
+        if stop is None:  # the call succeeded
             self._metrics.record_success(now, now - started_at)
         else:
             self._metrics.record_failed_call(now, stop.reason, attempts)
@@ -173,13 +173,13 @@ class ArrivalSource:
         self._schedule_arrival(now, client + 1)
 
     def _first_call_time(self) -> float:
-        """Return when a closed-loop client calls first, after think times from before the run."""
+        """Return when a closed-loop client first calls in the run; see `_WARM_UP_THINK_TIMES`."""
         when = -self._clients.think.mean * (_WARM_UP_THINK_TIMES + self._random.random())
         for _ in range(_MAX_WARM_UP_DRAWS):
             if when >= 0:
                 return when
             when += self._draw_think_time()
-        # If most think times are far below their mean, the loop does not reach 0.
+        # If most think times are far below their mean, `when` is still negative after all draws.
         return self._draw_think_time() * self._random.random()
 
     def _start_closed_loop_call(self, now: float, client: int) -> None:
@@ -189,7 +189,7 @@ class ArrivalSource:
             # Without a think time, a client that is rejected at once would call again at the same
             # instant, and virtual time would never advance.
             if when <= started_at:
-                when = now + _MIN_WAIT_S
+                when = now + _MIN_PAUSE_S
             self._loop.schedule(when, self._start_closed_loop_call, client)
 
         self._metrics.record_call(now)
@@ -200,7 +200,7 @@ class ArrivalSource:
         self._start_backlog_calls(now)
 
     def _start_backlog_calls(self, now: float, _: object = None) -> None:
-        """Start calls of the backlog until every instance has rejected one in succession."""
+        """Start calls until as many in a row are rejected as there are instances."""
         rejections, shortest_wait = 0, inf
         while self._backlog_size and rejections < self._clients.instances:
             self._backlog_size -= 1
@@ -210,9 +210,9 @@ class ArrivalSource:
                 rejections, shortest_wait = 0, inf
             else:
                 rejections += 1
-                shortest_wait = min(shortest_wait, stop.retry_after or _MIN_WAIT_S)
+                shortest_wait = min(shortest_wait, stop.retry_after or _MIN_PAUSE_S)
         if self._backlog_size:
-            self._schedule_poll(now + max(_MIN_WAIT_S, shortest_wait))
+            self._schedule_poll(now + max(_MIN_PAUSE_S, shortest_wait))
 
     def _schedule_poll(self, when: float) -> None:
         if not self._is_poll_scheduled:
@@ -226,7 +226,7 @@ class ArrivalSource:
         if stop is not None and stop.reason in _REJECTION_REASONS:
             self._backlog_size += 1
             if attempts:  # without an attempt, _start_backlog_calls itself schedules the next poll
-                self._schedule_poll(now + max(_MIN_WAIT_S, stop.retry_after or 0.0))
+                self._schedule_poll(now + max(_MIN_PAUSE_S, stop.retry_after or 0.0))
         else:
             self._record_end(0.0, now, stop, attempts)
             self._loop.schedule(now, self._start_backlog_calls)

@@ -137,7 +137,7 @@ class StudyResults(NamedTuple):
         return list(dict.fromkeys(row.variant for row in self.rows))
 
     @property
-    def swept_names(self) -> list[str]:
+    def swept_parameters(self) -> list[str]:
         """The names of the swept parameters."""
         return list(self.rows[0].parameters) if self.rows else []
 
@@ -145,7 +145,7 @@ class StudyResults(NamedTuple):
     def fixed_parameters(self) -> dict[str, Any]:
         """The parameters that are not swept, with their values."""
         parameters = self.study.parameters.items()
-        return {name: value for name, value in parameters if name not in self.swept_names}
+        return {name: value for name, value in parameters if name not in self.swept_parameters}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the results as data for JSON; infinite and missing values are None."""
@@ -221,8 +221,8 @@ def with_parameters(study: Study, changes: Mapping[str, Any]) -> Study:
     """Return the study with changed parameters. A change of `a` replaces `a.b` and `a.c`."""
     replaced_prefixes = tuple(f"{name}." for name in changes)
     parameters = study.parameters.items()
-    kept = {name: value for name, value in parameters if not name.startswith(replaced_prefixes)}
-    return replace(study, parameters={**kept, **changes})
+    others = {name: value for name, value in parameters if not name.startswith(replaced_prefixes)}
+    return replace(study, parameters={**others, **changes})
 
 
 def run_with_defence(
@@ -242,7 +242,7 @@ def run_with_defence(
 def with_defences_as_variants(
     build_scenario: Callable[..., Scenario], study: Study, defences: Mapping[str, Defence]
 ) -> Study:
-    """Return the study with these variants, and without its lesson, which is about the others."""
+    """Return the study with these defences as variants, without the lesson of the old variants."""
     run = partial(run_with_defence, build_scenario, defences)
     return replace(study, run=run, variants=tuple(defences), lesson="")
 
@@ -268,10 +268,10 @@ def _to_plain(value: Any) -> Any:
 
 
 def _average(values: list[float]) -> float:
-    known = [value for value in values if not isnan(value)]
-    if not known:
+    known_values = [value for value in values if not isnan(value)]
+    if not known_values:
         return nan
-    return fmean(known) if all(map(isfinite, known)) else median_high(known)
+    return fmean(known_values) if all(map(isfinite, known_values)) else median_high(known_values)
 
 
 def _run_all(

@@ -4,7 +4,7 @@ The data of a chart is a list of records, which `charts` builds. The names of th
 short, because a page can have thousands of records:
 
 i, v    the index and the name of the variant, which has the same colour in every chart
-y       the value, as a position on its axis (the x axis of a bar chart, else the y axis)
+y       the value: its position on the value axis (horizontal for bars), or the colour of a cell
 text    the formatted value
 never   whether the value is infinite (shown as "never")
 x, at   the x value of a line chart or time series, and the same as text
@@ -46,7 +46,7 @@ class Theme(NamedTuple):
     line: str  # borders, axes and grid lines
     context: str  # in a time series of one variant, the lines of the other variants
     accent: str  # highlights, such as the focus outline
-    wash: str  # the background of the lesson and of the selected variant
+    wash: str  # the background of the lesson (the text below the charts) and the selected variant
     span: str  # the shading of a period behind a time series
     marks: tuple[str, ...]  # lines, bars and points: one colour for each variant
     ramp: tuple[str, str]
@@ -160,7 +160,7 @@ class AxisRange(NamedTuple):
     is_log: bool
 
     def position(self, value: float | None, *, never: bool = False) -> float | None:
-        """Return the position of a value, or None without a value. A log axis has zero at `low`."""
+        """Return the position of a value (None: no value). On a log axis, zero is at `low`."""
         if never:
             return self.top
         if value is None:
@@ -176,7 +176,7 @@ class AxisRange(NamedTuple):
 def axis_range(values: Iterable[float | None], *, is_log: bool, stretch: float = 1.0) -> AxisRange:
     """Return a range that contains all values; None stands for a missing or infinite value.
 
-    `stretch` is the length of the axis, divided by its length up to the highest value.
+    `stretch` above 1 makes the axis longer than its highest value needs, for labels or "never".
     """
     finite = [value for value in values if value is not None]
     positive = [value for value in finite if value > 0]
@@ -202,7 +202,7 @@ def x_channel(values: Sequence[Any], title: str, unit: str, *, is_swept: bool) -
     """Return the x channel of a line chart.
 
     Numbers get a quantitative axis, which is logarithmic if their range is wide. Other values get
-    an ordinal axis. With `is_swept`, each value gets a tick: a parameter has only a few values.
+    an ordinal axis. With `is_swept` (values of a swept parameter), a few values each get a tick.
     """
     if not is_numeric(values):
         names = list(dict.fromkeys(format_parameter(value) for value in values))
@@ -317,7 +317,7 @@ def lines_view(
     y_axis = {**_axis(y_range, unit, y_title, 5), **_TITLE_ABOVE_AXIS}
     y = {"field": "y", "type": "quantitative", "scale": y_range.scale(), "axis": y_axis}
     channels = {"x": x, "y": y, "color": _variant_channel(names), "opacity": _opacity()}
-    finite, valid = [{"filter": "!datum.never"}], [{"filter": "isValid(datum.y)"}]
+    not_never, valid = [{"filter": "!datum.never"}], [{"filter": "isValid(datum.y)"}]
     line, order = {"type": "line", "strokeWidth": 2}, {"field": "n", "type": "quantitative"}
     point = {"type": "point", "size": 70, "strokeWidth": 2, "style": "hollow"}
     tooltip = _tooltip(("v", "variant"), ("at", x_title), ("text", y_title))
@@ -335,7 +335,7 @@ def lines_view(
         "height": 320,
         "layer": [
             *(never if y_range.top > y_range.high else []),
-            {"transform": finite, "mark": line, "encoding": {**channels, "order": order}},
+            {"transform": not_never, "mark": line, "encoding": {**channels, "order": order}},
             {"transform": valid, "mark": point, "encoding": point_channels},
         ],
     }
@@ -374,7 +374,6 @@ def heat_map_view(
 
 
 def _axis(value_range: AxisRange, unit: str, title: str | None, tick_count: int = 4) -> Spec:
-    """Return an axis whose tick labels have the unit."""
     number = "abs(datum.value) >= 10000 ? format(datum.value, '.3~s') : format(datum.value, ',~g')"
     label = f"({number}) + '{UNIT_SUFFIXES[unit]}'"
     axis: Spec = {"title": title, "labelExpr": label, "domain": False, "ticks": False}

@@ -23,7 +23,7 @@
   const panels = charts.flatMap((chart, number) =>
     chart.panels.map((panel, index) => ({
       element: document.getElementById(`view-${number}-${index}`),
-      spec: { ...panel.view, data: { values: chart.records[panel.records] } },
+      spec: { ...panel.view, data: { values: chart.records[panel.records_index] } },
     })),
   );
 
