@@ -33,7 +33,7 @@ def make_sender(send: Any, first: Any = None, **options: Any) -> RequestSender:
         snapshot=lambda _: RequestSnapshot("GET", "http://a/", (), b""),
     )
     changed = {name: options.pop(name) for name in functions._fields if name in options}
-    names = ("policy", "hedging", "downstream", "idempotency_key", "hand_off")
+    names = ("policy", "hedging", "downstream", "idempotency_key", "task_client")
     return RequestSender(
         functions._replace(**changed), send, first, **dict.fromkeys(names) | options
     )
