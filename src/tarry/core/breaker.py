@@ -143,8 +143,7 @@ class Breaker:
     def try_count_success(self, permit: int, now: float) -> bool:
         """Count a success if this changes nothing but a counter.
 
-        Return whether it was counted; if not, the caller must use `record`. Nearly every call of a
-        healthy dependency ends here, so this method does as little as possible.
+        Return whether it was counted; if not, the caller must use `record`. This is the hot path.
         """
         if not self.can_count_success or permit != self.generation:
             return False

@@ -135,8 +135,7 @@ class Call:
     def adopt_first_attempt(self, permit: int) -> None:
         """Take over a first attempt that the driver started without a `Call`, under `permit`.
 
-        Drivers create a `Call` only when the first attempt fails, because most first attempts
-        succeed.
+        Drivers create a `Call` only when the first attempt fails, because most of them succeed.
         """
         self.attempts = 1
         self._permit = permit

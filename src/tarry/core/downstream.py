@@ -139,7 +139,7 @@ class Downstream:
     ) -> None:
         """Record the outcome of an attempt; `paid` is what the retry budget charged for it."""
         if outcome.local:  # the attempt failed before the dependency was called
-            Downstream.release(self, permit, duration, now)  # not self: a subclass locks again
+            Downstream.release(self, permit, duration, now)  # self.release may lock again
             return
         for limiter in self._limiters:  # first, so that an error below leaves no slot taken
             limiter.release(outcome, duration, now)

@@ -77,8 +77,8 @@ class InFlight:
 class AIMD:
     """A concurrency limit that adapts: additive increase, multiplicative decrease.
 
-    The limit starts at `initial` and stays between `min_limit` and `max_limit`. A success adds 1 /
-    limit to it, a failure multiplies it by `decrease_factor`. The failure of an attempt that
+    The limit starts at `initial` and stays between `min_limit` and `max_limit`. A success adds
+    `1 / limit`, a failure multiplies the limit by `decrease_factor`. The failure of an attempt that
     started before the last decrease is ignored, because it is no evidence about the current limit.
     """
 
