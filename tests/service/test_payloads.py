@@ -243,7 +243,7 @@ def test_hanging_storage_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None
         server = await asyncio.start_server(lambda _, writer: held.append(writer), "127.0.0.1")
         async with server:
             payloads = _bucket(monkeypatch, server)
-            asked = await asyncio.gather(
+            errors = await asyncio.gather(
                 payloads.put("default", "t1", b"x"),
                 payloads.put("default", "t2", b"x"),
                 payloads.head_object("default/x"),
@@ -254,8 +254,10 @@ def test_hanging_storage_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None
             )
             for writer in held:
                 writer.close()
-        assert [StoreUnavailable] * 6 == [type(one) for one in asked]
-        assert {"the storage of bodies failed: no answer within 0.05 seconds"} == {*map(str, asked)}
+        assert [StoreUnavailable] * 6 == [type(one) for one in errors]
+        assert {"the storage of bodies failed: no response within 0.05 seconds"} == {
+            *map(str, errors)
+        }
 
     asyncio.run(main())
 

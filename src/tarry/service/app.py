@@ -145,7 +145,7 @@ class Service:
         await self.engine.start()
 
     def begin_shutdown(self) -> None:
-        """Start no more attempts, answer requests that wait for a result, and end event streams."""
+        """Start no more attempts, and end waits for a result (`Prefer: wait`) and event streams."""
         self.engine.stop_starting_attempts()
         self.api.close()
 

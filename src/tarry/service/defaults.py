@@ -11,7 +11,7 @@ INLINE_BODY_BYTES: Final = 16_384
 MAX_RESPONSE_BYTES: Final = 1_048_576
 """Length of a target's response body after which the rest is not read (1 MiB)."""
 MAX_ATTEMPT_TIMEOUT_MS: Final = 60_000
-"""Largest `attemptTimeoutMs` that a policy may have."""
+"""Largest attempt timeout that a policy may have."""
 LEASE_GRACE_MS: Final = 5_000
 """How much longer than the longest attempt a lease must be, so that the result can be stored."""
 MAX_IN_FLIGHT: Final = 512

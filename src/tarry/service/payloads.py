@@ -221,7 +221,7 @@ async def _call(operation: Any) -> Any:
         async with asyncio.timeout(_CALL_TIMEOUT_S):
             return await operation
     except Exception as error:
-        cause = _first_line(error) or f"no answer within {_CALL_TIMEOUT_S:g} seconds"
+        cause = _first_line(error) or f"no response within {_CALL_TIMEOUT_S:g} seconds"
         msg = f"the storage of bodies failed: {cause}"
         raise StoreUnavailable(msg) from error
 

@@ -91,7 +91,7 @@ class Api:
         await (endpoint or self._router)(scope, receive, send)
 
     def close(self) -> None:
-        """Respond to requests that wait for a result, and end event streams, for a shutdown."""
+        """End waits for a result (`Prefer: wait`) and event streams, so that a server can stop."""
         self._result_waiter.close()
         self._events.close()
 
