@@ -169,10 +169,8 @@ class ServiceApi:
         wait_s = 0 if wait is None else ceil(check_positive("wait", wait))
         if wait_s:
             headers["prefer"] = f"wait={wait_s}"
-        content = options.encode_task(task)
-        return ClientRequest(
-            "POST", "/retry-tasks", _decoder(RetryTask), headers, content, wait_s=wait_s
-        )
+        content, parse = options.encode_task(task), _decoder(RetryTask)
+        return ClientRequest("POST", "/retry-tasks", parse, headers, content, wait_s=wait_s)
 
     def enqueue_many(
         self, tasks: Iterable[options.EnqueueArguments]
@@ -181,8 +179,7 @@ class ServiceApi:
         results: list[wire.BatchResult] = []
         try:
             for content in options.encode_batches(tasks):
-                # The key in the header marks the batch as repeatable. It is, because each of its
-                # tasks has an idempotency key.
+                # The header marks the batch as repeatable, as each of its tasks has its own key.
                 headers = _JSON_HEADERS | _idempotency_header()
                 response = yield ClientRequest(
                     "POST", "/retry-tasks/batch", _decoder(wire.BatchResults), headers, content
@@ -190,10 +187,9 @@ class ServiceApi:
                 results += response.results
         except TarryError as error:
             if results:
-                error.add_note(
-                    f"tarry: the first {len(results)} tasks were processed before this error. "
-                    "If each task has its own key=, all of them can be sent again."
-                )
+                note = f"tarry: the first {len(results)} tasks were processed before this error. "
+                note += "If each task has its own key=, all of them can be sent again."
+                error.add_note(note)
             raise
         return results
 
@@ -284,10 +280,8 @@ class ServiceApi:
             rate=None if rate is None else check_positive("rate", rate),
             dry_run=arguments.get("dry_run", False),
         )
-        content = msgspec.json.encode(replay)
-        return ClientRequest(
-            "POST", "/dead-letters/replays", _decoder(ReplayJob), _JSON_HEADERS, content
-        )
+        content, parse = msgspec.json.encode(replay), _decoder(ReplayJob)
+        return ClientRequest("POST", "/dead-letters/replays", parse, _JSON_HEADERS, content)
 
     def replays(self) -> ClientRequest[Page[ReplayJob]]:
         """List the latest replays."""

@@ -80,8 +80,7 @@ class ClientConfig:
         budget, so that their durations and failures do not affect other requests.
         """
         poll_downstream = Downstream(f"{self.url}/wait")
-        stream_downstream = Downstream(f"{self.url}/events")
-        reconnect = {"policy": RECONNECT_POLICY, "downstream": stream_downstream}
+        reconnect = {"policy": RECONNECT_POLICY, "downstream": Downstream(f"{self.url}/events")}
         transports: dict[SendMode, Any] = {
             "retry": retry_class(transport, policy=self.policy),
             "long_poll": retry_class(transport, policy=self.policy, downstream=poll_downstream),
