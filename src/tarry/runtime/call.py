@@ -53,11 +53,7 @@ class RunningCall(Call):
     _wait: Wait  # set by `try_continue`, if another attempt follows
 
     def __init__(
-        self,
-        config: RetryConfig,
-        started: float | None,
-        deadline: float | None,
-        last_record_number: int,
+        self, config: RetryConfig, started: float | None, deadline: float | None, record_number: int
     ) -> None:
         """Prepare a call; `started` is None if the call has no time limit and needs no clock."""
         policy, test_limit = config.policy, environment.max_attempts
@@ -66,7 +62,7 @@ class RunningCall(Call):
         Call.__init__(self, policy, config.downstream, started or 0.0, deadline)
         self.config: RetryConfig = config
         self._uses_clock = started is not None
-        self._last_record_number = last_record_number
+        self._last_record_number = record_number
         """The number of the newest error record when the attempt began: see `error_record`."""
         self._error: Exception | None = None
         """The error of the last attempt, while the call waits for the next one."""

@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 def after_fork(function: Callable[[], None]) -> None:
-    """Call `function` in each child process that is forked from now on.
-
-    Used to replace locks: a lock that another thread of the parent held at the fork would stay
-    locked for ever in the child.
-    """
+    """Call `function` in each forked child, for example to replace a lock that stays locked."""
     if hasattr(os, "register_at_fork"):  # not on Windows
         os.register_at_fork(after_in_child=function)
 

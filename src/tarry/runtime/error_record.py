@@ -106,10 +106,8 @@ def attach_record(
         given_up_calls = current_given_up_calls.get()
         # Skip a call that was attempted only once because it is not repeatable. The client of this
         # server may then retry, if its own request is repeatable.
-        is_single_attempt = (
-            call_record.reason is Reason.NOT_REPEATABLE and call_record.attempts <= 1
-        )
-        if given_up_calls is not None and not is_single_attempt:
+        is_repeatable = call_record.reason is not Reason.NOT_REPEATABLE
+        if given_up_calls is not None and (is_repeatable or call_record.attempts > 1):
             given_up_calls.add(error, call_record)
     # Not `setattr`, because the class of the error may forbid that in its own `__setattr__`.
     object.__setattr__(error, RECORD_ATTRIBUTE, ErrorRecord(number, call_record, check_traceback))

@@ -181,9 +181,8 @@ def attempts(
 ) -> Attempts:
     """Retry a block: `for attempt in tarry.attempts(on=OSError):` and `with attempt:` inside.
 
-    In a coroutine, use `async for`, but still `with`, not `async with`. Takes the arguments of
-    `retry` except `until`, because a block has no result. A `timeout` needs `async for`, because
-    a block in a `for` loop cannot be interrupted.
+    In a coroutine, use `async for`, but still `with`. Takes the arguments of `retry` except
+    `until`. A `timeout` needs `async for`, because a plain block cannot be interrupted.
     """
     if not name:
         # The name of the function that contains the loop. `inspect` is slow to import.

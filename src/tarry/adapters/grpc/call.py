@@ -63,13 +63,9 @@ class GrpcCall(RunningBlockCall):
     __slots__ = ("_attempt_ends_at", "_pending_first_attempt")
 
     def __init__(
-        self,
-        config: RetryConfig,
-        started: float | None,
-        deadline: float | None,
-        last_record_number: int,
+        self, config: RetryConfig, started: float | None, deadline: float | None, record_number: int
     ) -> None:
-        super().__init__(config, started, deadline, last_record_number)
+        super().__init__(config, started, deadline, record_number)
         self._pending_first_attempt: Attempt | None = None
         """The first attempt, after `begin_first_attempt` and until `begin_attempt` returns it."""
         self._attempt_ends_at: float | None = None
