@@ -142,14 +142,20 @@ def test_invalid_value_is_rejected_with_its_field(
         ),
         (
             lambda: Scenario(servers={"server": Server()}, clients=Clients(rate=1e9)),
-            "^clients.rate and surges must make 100,000,000 calls at most, got 60,000,000,000$",
+            (
+                "^clients.rate and surges must make 100,000,000 calls at most, "
+                "got up to 60,000,000,000$"
+            ),
         ),
         (
             lambda: Scenario(
                 servers={"server": Server()},
                 clients=Clients(surges=(Surge(start=0.0, end=1.0, rate=1e9),)),
             ),
-            "^clients.rate and surges must make 100,000,000 calls at most, got 1,000,000,600$",
+            (
+                "^clients.rate and surges must make 100,000,000 calls at most, "
+                "got up to 1,000,000,600$"
+            ),
         ),
         (
             lambda: Clients(

@@ -75,7 +75,7 @@ def test_deadline_is_never_longer_than_it_is(seconds: float, text: str) -> None:
 @given(st.floats(0, 1e9))
 def test_deadline_comes_back(seconds: float) -> None:
     """The other side reads what was written, to the millisecond."""
-    assert pytest.approx(seconds, abs=1e-3) == http.parse_deadline_ms(
+    assert pytest.approx(seconds, abs=1e-3) == http.parse_deadline_header(
         http.format_deadline_ms(seconds)
     )
 
@@ -83,7 +83,7 @@ def test_deadline_comes_back(seconds: float) -> None:
 @pytest.mark.parametrize("text", [" 250 ", "250\t"])
 def test_deadline_with_space_around_it(text: str) -> None:
     """Space around the number means nothing."""
-    assert 0.25 == http.parse_deadline_ms(text)
+    assert 0.25 == http.parse_deadline_header(text)
 
 
 @pytest.mark.parametrize(
@@ -91,4 +91,4 @@ def test_deadline_with_space_around_it(text: str) -> None:
 )
 def test_odd_deadline_is_ignored(text: str) -> None:
     """Anything but a number of milliseconds is no deadline, and no exception."""
-    assert None is http.parse_deadline_ms(text)
+    assert None is http.parse_deadline_header(text)

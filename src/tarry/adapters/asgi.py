@@ -11,7 +11,7 @@ not retry what this server has retried. A call that was attempted only once, bec
 repeatable, does not cause the header. There are two cases:
 
 - The handler raises an error. If the error comes from a call that was given up, the middleware
-  sends a 503 with the header.
+  sends a 503 with the header, and with `Retry-After` if it is known when a new call can succeed.
 - The handler sends a response with a status of 500 or more. The middleware adds the header if any
   call was given up, because a response does not show which error caused it. It adds nothing if the
   response has `Retry-After` or `X-Should-Retry`.
@@ -56,7 +56,7 @@ class OneRetryLayerMiddleware:
             return
         values = [value for name, value in scope["headers"] if name.lower() == _DEADLINE_HEADER]
         header = values[0].decode("latin-1") if len(values) == 1 else ""
-        seconds = http.parse_deadline_ms(header)  # None if it is missing, repeated or invalid
+        seconds = http.parse_deadline_header(header)  # None if it is missing, repeated or invalid
         deadline_handle = None if seconds is None else deadlines.enter(environment.now() + seconds)
         given_up_calls = GivenUpCalls()
         token = current_given_up_calls.set(given_up_calls)
@@ -106,7 +106,7 @@ class _ResponseSender:
             self._deadline_handle.has_ended = True
 
     async def send_failure(self, call_record: CallRecord) -> None:
-        """Send a 503 for a handler that raised, with `Retry-After` if the delay is known."""
+        """Send a 503 for a handler that raised because of a call that was given up."""
         detail = "A call to another service failed and was given up."
         problem = Problem(503, "Service Unavailable", detail)
         body = problem.to_json()

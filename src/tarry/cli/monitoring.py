@@ -1,6 +1,6 @@
 """Watch a service: `tarry downstreams`, `tarry tail` (events) and `tarry top` (rates).
 
-A downstream is the state that the service keeps for one host of targets: statistics, and a lane
+A downstream is the state that the service keeps for one target host: statistics, and a lane
 (queue of tasks). The lane and the downstream have the same name.
 """
 
@@ -52,14 +52,14 @@ def downstreams(
         ),
     ] = None,
     lane: Annotated[
-        str | None, typer.Argument(metavar="LANE", help="Downstream: https:example.com:443.")
+        str | None, typer.Argument(metavar="LANE", help="Name, such as https:example.com:443.")
     ] = None,
     limit: LimitOption = DEFAULT_LIMIT,
     server: ServerOption = DEFAULT_SERVER,
     api_key: ApiKeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the downstreams (hosts of targets), or pause, resume or reset one of them."""
+    """List the downstreams (target hosts), or pause, resume or reset one of them."""
     if action is not None:
         check_one_of("the first argument", action, ACTIONS)
         if lane is None:
@@ -139,7 +139,7 @@ REFRESH_INTERVAL_S = 1.0
 _MAX_DOWNSTREAMS = 1_000
 """Maximum number of downstreams to fetch; the busiest of them are shown."""
 _LINES_OUTSIDE_ROWS = 5
-"""Terminal lines that the rows of downstreams cannot use."""
+"""Terminal lines kept free for the totals and the headings."""
 _SAMPLE = re.compile(r"(retry_\w+)\{([^}]*)\} (\S+)")
 """Line of the Prometheus text format, with its metric, labels and value."""
 _LABEL = re.compile(r'(\w+)="([^"]*)"')

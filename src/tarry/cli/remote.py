@@ -24,9 +24,9 @@ _MIN_REPORTED_WAIT_S = 1.0
 class _WaitReporter(logging.Handler):
     """Prints the client's log records that explain a long wait.
 
-    These are the records of the logger `tarry.client`, which reports only lost event streams, and
-    the waits of at least 1 s that the service requested with Retry-After. Other retries are not
-    printed, because the command prints the last error if all attempts fail.
+    These are all records of the logger `tarry.client`, which are about lost event streams, and
+    the records of waits of at least 1 s that the service requested with Retry-After. Other retries
+    are not printed, because the command prints the last error if all attempts fail.
     """
 
     def emit(self, record: logging.LogRecord) -> None:

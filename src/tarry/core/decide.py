@@ -107,7 +107,7 @@ def decide(
     k = attempts - progress.backoff_offset
     delay_table = policy.delay_table
     if 0 < k < len(delay_table) and not throttled:
-        # The delay before jitter, and the lower end and the width of the range after jitter.
+        # `ceiling` is the delay before jitter; jitter adds a part of `width` to `shortest`.
         ceiling, shortest, width = delay_table[k]
         delay = shortest + random_number * width
     else:

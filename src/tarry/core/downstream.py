@@ -23,7 +23,7 @@ _KIND_SUCCESS, _KIND_PERMANENT = Kind.SUCCESS, Kind.PERMANENT
 _MAX_TRANSITIONS = 100
 _MAX_HEDGE_CREDIT = 10.0  # pays for 10 hedges
 MAX_LATENCY_SAMPLES = 512
-_MAX_UNSORTED = 32
+_MIN_UNSORTED = 32
 """Once 512 durations are sorted, a quantile ignores new durations until 32 have been added."""
 
 
@@ -35,9 +35,9 @@ class BreakerTransition(NamedTuple):
 
 
 class Latency:
-    """The last 512 durations of successful attempts.
+    """The last 512 durations of attempts that succeeded or were overtaken by a hedge.
 
-    An attempt that a hedge overtook (`HedgedCall.record_success`) adds the time that it ran.
+    The duration of an overtaken attempt ends when the hedge succeeds (`HedgedCall.record_success`).
     Durations are sorted when a quantile is read, not when a duration is added, because every call
     adds a duration and few calls read a quantile.
     """
@@ -58,7 +58,7 @@ class Latency:
     def quantile(self, q: float) -> float | None:
         """Return the quantile `q` (0 to 1) of the durations, or None when there are none."""
         unsorted = self._unsorted
-        if unsorted and (len(unsorted) >= _MAX_UNSORTED or len(self._sorted) < MAX_LATENCY_SAMPLES):
+        if unsorted and (len(unsorted) >= _MIN_UNSORTED or len(self._sorted) < MAX_LATENCY_SAMPLES):
             self._durations.extend(unsorted)
             unsorted.clear()
             self._sorted = sorted(self._durations)
@@ -139,7 +139,7 @@ class Downstream:
     ) -> None:
         """Record the outcome of an attempt; `paid` is what the retry budget charged for it."""
         if outcome.local:  # the attempt failed before the dependency was called
-            Downstream.release(self, permit, duration, now)  # self.release may lock again
+            Downstream.release(self, permit, duration, now)  # a subclass's release may lock again
             return
         for limiter in self._limiters:  # first, so that an error below leaves no slot taken
             limiter.release(outcome, duration, now)

@@ -2,8 +2,8 @@
 
 A limiter is any object with the three methods of `Limiter`. After an outage its limit rises slowly,
 so that a recovering dependency does not get the full load at once. A limiter belongs to one
-`Downstream` (the state kept for one dependency), whose lock is held during every method of the
-limiter. A method that calls the `Downstream` would deadlock.
+`tarry.Downstream` (the state kept for one dependency), whose lock is held during every method of
+the limiter. A method that calls the `Downstream` would deadlock.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ class InFlight:
 class AIMD:
     """A concurrency limit that adapts: additive increase, multiplicative decrease.
 
-    The limit starts at `initial` and stays between `min_limit` and `max_limit`. A success adds
-    `1 / limit`, a failure multiplies the limit by `decrease_factor`. The failure of an attempt that
-    started before the last decrease is ignored, because it is no evidence about the current limit.
+    The limit starts at `initial` and stays between `min_limit` and `max_limit`. If more than half
+    of it is used, a success adds `1 / limit`. A failure multiplies it by `decrease_factor`, unless
+    the attempt started before the last decrease: that is no evidence about the current limit.
     """
 
     __slots__ = ("_decrease_factor", "_in_flight", "_last_decrease_at", "_limit", "_max", "_min")
@@ -166,9 +166,9 @@ class AdaptiveRate:
         self._filled_at = 0.0
         self._interval_start: float | None = None
         self._interval_count = 0  # attempts that ended in this interval
-        self._peak = 0.0  # the rate at the last throttled attempt
+        self._peak = 0.0  # the rate at the inflection point of the curve
         self._throttled_at = 0.0
-        self._inflection = 0.0  # seconds after throttling until the curve reaches the peak again
+        self._inflection = 0.0  # seconds from `_throttled_at` to the inflection point
 
     def acquire(self, now: float) -> float | None:
         """Take a token. Return the seconds until the attempt can start, or None to reject it."""

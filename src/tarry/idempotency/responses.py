@@ -7,8 +7,9 @@ response is streamed to the client, and when it is complete, only its status and
 
 A request keeps running when its client disconnects, because the client may send the request again
 with the same key. The handler gets the `http.disconnect` message only after its response has been
-stored or has started to stream. To settle a lease means to finish its key, which stores the
-response, or to release the key.
+stored or has started to stream.
+
+A key's lease is settled in one of two ways: `finish` stores the response, `release` frees the key.
 
 The responses of the middleware itself are problem details (RFC 9457), with the titles of
 draft-ietf-httpapi-idempotency-key-header, section 2.7. The middleware raises them as `Rejection`.
@@ -62,7 +63,7 @@ class ResponseRecorder:
     """Wraps the ASGI `receive` and `send` of one request with a key, and stores its response."""
 
     __slots__ = (
-        "_buffer", "_buffered_bytes", "_has_send_failed", "_headers", "_is_streaming", "_lease",
+        "_buffer", "_buffered_bytes", "_has_send_failed", "_headers", "_is_sending", "_lease",
         "_max_bytes", "_receive", "_request_body", "_send", "_sending_started", "_should_store",
         "_status",
     )  # fmt: skip
@@ -76,13 +77,12 @@ class ResponseRecorder:
         self._max_bytes = lease.context.max_response_bytes
         self._buffer: list[Message] = []
         self._buffered_bytes = 0
-        self._is_streaming = False
+        self._is_sending = False
         """Whether the response is being sent; messages are then no longer buffered."""
         self._has_send_failed = False
         """Whether the server's `send` raised, most likely because the client has disconnected."""
         self._sending_started: AsyncEvent | None = None
-        """Set when the response starts to be sent. None unless the handler waits for a disconnect
-        before that."""
+        """Set when the response starts to be sent; None until `receive` waits for it."""
 
     async def run(self, app: App, scope: Scope) -> None:
         """Run the application; then finish or release the key.
@@ -102,7 +102,7 @@ class ResponseRecorder:
             if self._sending_started is not None:
                 self._sending_started.set()
         if not self._lease.settlement_started:
-            if self._is_streaming:
+            if self._is_sending:
                 await self._settle(body=None)
             else:  # the application sent no complete response
                 await self._lease.release()
@@ -115,7 +115,7 @@ class ResponseRecorder:
         if body is not None:
             self._request_body = None
             return {"type": "http.request", "body": body, "more_body": False}
-        if not self._is_streaming:
+        if not self._is_sending:
             if self._sending_started is None:
                 self._sending_started = new_event()
             await self._sending_started.wait()
@@ -124,7 +124,7 @@ class ResponseRecorder:
     async def send(self, message: Message) -> None:
         """Buffer one message of the response, or send it."""
         message_type = message["type"]
-        if self._is_streaming:
+        if self._is_sending:
             if message_type in _BODY_MESSAGE_TYPES and not message.get("more_body"):
                 await self._settle(body=None)
             self._buffer.append(message)
@@ -155,7 +155,7 @@ class ResponseRecorder:
     async def _settle(self, body: bytes | None) -> None:
         """Store the response, or release the key if the response must not be stored.
 
-        Called before the last part of the response is sent. `body` is None if it is not buffered.
+        `body` is None if the buffer does not contain the whole body.
         """
         lease = self._lease
         if lease.settlement_started:
@@ -166,7 +166,7 @@ class ResponseRecorder:
             await lease.release()
 
     async def _flush(self) -> None:
-        self._is_streaming = True
+        self._is_sending = True
         if self._sending_started is not None:
             self._sending_started.set()
         messages, self._buffer = self._buffer, []
@@ -204,10 +204,10 @@ class ResponseRecorder:
 
 
 class Rejection(Exception):
-    """A request that gets a problem as its response and does not reach the application.
+    """Raised to respond with a problem (RFC 9457) instead of calling the application.
 
-    `anchor` is the name of the problem in `_PROBLEMS` and in its `type` (see `ProblemSender`). If
-    the same request may succeed later, `retry_after` is the time to wait in seconds.
+    `anchor` is the problem's key in `_PROBLEMS`, which its `type` contains (see `ProblemSender`).
+    If the same request may succeed later, `retry_after` is the time to wait in seconds.
     """
 
     def __init__(
@@ -226,18 +226,18 @@ class Rejection(Exception):
 
 
 class ProblemSender:
-    """Sends problems with links to their documentation: the API's own page, or the draft.
+    """Sends problems with links to their documentation: the page at `docs_url`, or the draft.
 
-    The type of a problem is the URL of the page, with an anchor unless the URL has its own. Without
-    a page, the type is a URN.
+    The type of a problem is a URN, or `docs_url` with an anchor (unless `docs_url` has its own).
     """
 
-    def __init__(self, url: str | None) -> None:
-        if url is not None and not (isinstance(url, str) and _URL.fullmatch(url)):
-            raise ConfigurationError("docs_url", "must be an http or https URL in plain ASCII", url)
-        self._type_prefix = "urn:tarry:idempotency:" if url is None else f"{url}#"
-        self._fixed_type = url if url is not None and "#" in url else None
-        self._link = f'<{url or _DRAFT}>; rel="describedby"'.encode()
+    def __init__(self, docs_url: str | None) -> None:
+        if docs_url is not None and not (isinstance(docs_url, str) and _URL.fullmatch(docs_url)):
+            rule = "must be an http or https URL in plain ASCII"
+            raise ConfigurationError("docs_url", rule, docs_url)
+        self._type_prefix = "urn:tarry:idempotency:" if docs_url is None else f"{docs_url}#"
+        self._fixed_type = docs_url if docs_url is not None and "#" in docs_url else None
+        self._link = f'<{docs_url or _DRAFT}>; rel="describedby"'.encode()
 
     async def send_rejection(self, send: Send, rejection: Rejection) -> None:
         """Send the problem of a rejected request."""

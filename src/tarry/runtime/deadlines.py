@@ -31,7 +31,7 @@ class DeadlineScope(NamedTuple):
 
     handle: DeadlineHandle
     moment: float
-    """When the deadline passes, on the monotonic clock; never later than the outer scope's."""
+    """When it passes, on the monotonic clock; not after a deadline that applied on entry."""
     outer: DeadlineScope | None
     """The next outer scope; None for the outermost."""
 

@@ -192,7 +192,7 @@ class TaskCopies(Generic[T]):
             try:
                 await manager.__aexit__(None, None, None)
             finally:
-                # Even if this task is cancelled, `discard` must release the connections.
+                # Even if this task is cancelled, `discard` must release results, such as responses.
                 with trio.CancelScope(shield=True):
                     await self._discard_results()
 

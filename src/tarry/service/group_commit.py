@@ -56,9 +56,9 @@ class Entry(Struct, Generic[T], eq=False):
 class GroupCommit(ABC, Generic[T]):
     """A queue of entries that are committed in groups; subclasses start the commits.
 
-    The weight of a group of several entries is at most `max_weight`. With `allow_oversize`, entries
-    are added until `max_weight` is reached, and the last one may exceed it. This suits entries of
-    very different weights, for which fewer transactions are worth more than groups of equal size.
+    A group of several entries weighs at most `max_weight`, or, with `allow_oversize`, less than
+    `max_weight` without its last entry. Oversize suits entries of very different weights, for which
+    fewer transactions are worth more than groups of equal size.
     """
 
     def __init__(

@@ -6,8 +6,8 @@ several values), by their path in the file, such as `clients.defence.max_attempt
 its scenario from the data of the file again, so that swept values are checked as well.
 
 A file with a value that has no effect is rejected, because that value is probably a mistake. A
-value that is set or swept on the command line may have no effect, because a sweep may disable a
-part on purpose.
+value that is set or swept on the command line may have no effect, because a sweep may, for example,
+disable the breaker on purpose.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _make_study(
 def _with_defences(
     documents: Mapping[str, Document], study: Study, defences: Mapping[str, Defence]
 ) -> Study:
-    """Return a study with a variant for each defence: the first variant with this defence."""
+    """Return a study with a copy of the first variant for each of these defences."""
     document = next(iter(documents.values()))
     new_documents: dict[str, Document] = {}
     for name, defence in defences.items():
@@ -242,7 +242,7 @@ def _check_periods(document: Document, scenario: Scenario) -> None:
 def _check_client_keys(
     document: Document, changes: Mapping[str, Any], scenarios: Mapping[str, Scenario]
 ) -> None:
-    """Raise if a key of `clients` has an effect in none of the variants that it applies to."""
+    """Raise if a key of `clients` has no effect with the `arrivals` of any variant that has it."""
     arrivals = {name: scenario.clients.arrivals for name, scenario in scenarios.items()}
     tables: list[tuple[KeyPath, Mapping[str, Any], list[str]]] = [
         ((), document.data, list(arrivals.values())),

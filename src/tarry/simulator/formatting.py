@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tarry.simulator.study import StudyResults
 
 UNIT_SUFFIXES = {"": "", "s": " s", "ms": " ms", "%": " %", "x": "x"}
-_UNITS_PER_STORED_VALUE = {"": 1.0, "s": 1.0, "ms": 1000.0, "%": 100.0, "x": 1.0}
+_DISPLAY_FACTORS = {"": 1.0, "s": 1.0, "ms": 1000.0, "%": 100.0, "x": 1.0}
 _TIME_UNITS = ("s", "ms")
 _SIGNIFICANT_DIGITS = 3
 _SMALLEST_SHOWN = 0.001
@@ -33,7 +33,7 @@ def format_value(value: float, unit: str = "") -> str:
 
 def scale_value(value: float, unit: str) -> float:
     """Convert a stored value to the unit: 0.25 becomes 250 for "ms" and 25 for "%"."""
-    return value * _UNITS_PER_STORED_VALUE[unit]
+    return value * _DISPLAY_FACTORS[unit]
 
 
 def format_parameter(value: object) -> str:

@@ -25,15 +25,15 @@ _TOLERATED_STANDARD_DEVIATIONS = 4.0
 """The number of failures in a healthy bucket may exceed its expected value by this many standard
 deviations, because the failure rate of a bucket with few calls varies by chance."""
 _TOLERATED_WAITING_CALLS = 10
-"""A healthy bucket has at most twice as many calls without a result as the buckets before the
-disruption have on average, plus this number."""
+"""In a healthy bucket, the number of calls without a result is at most this number plus twice the
+average of the buckets before the disruption."""
 _RECOVERY_CUTOFF = 0.9
 """A run has recovered if all buckets after this share of its duration are healthy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Summary:
-    """The metrics of one run, as `METRICS` describes them, in seconds; nan means no value."""
+    """The metrics of one run, as `METRICS` describes them: times in seconds, nan for no value."""
 
     calls: int
     succeeded: int
@@ -59,7 +59,7 @@ class Summary:
     bucket: float = 1.0
     """The width of a bucket of `series`, in seconds."""
     series: dict[str, list[float]] = field(default_factory=dict)
-    """By name, the time series: calls (started), requests, succeeded, failed, in_progress."""
+    """Time series by name: calls (started), succeeded, failed, requests, in_progress (requests)."""
 
     def __eq__(self, other: object) -> bool:
         """Compare the representations, so that nan equals nan."""
@@ -134,7 +134,7 @@ class MetricsRecorder:
         self._requests[int(now * self._buckets_per_second)] += 1
 
     def record_failed_attempt(self, now: float) -> None:
-        """Count an attempt of a client that failed."""
+        """Count a failed attempt of a client."""
         self._failed_attempts[int(now * self._buckets_per_second)] += 1
 
     def record_success(self, now: float, duration: float) -> None:

@@ -215,12 +215,12 @@ class Scenario:
         if self.duration / check_positive("bucket", self.bucket) > _MAX_BUCKETS:
             rule = f"must be at least duration / {_MAX_BUCKETS:,}, got {self.bucket:g}"
             raise ConfigurationError("bucket", rule)
-        expected_calls = self.clients.rate * self.duration + sum(
+        max_expected_calls = self.clients.rate * self.duration + sum(
             surge.rate * max(0.0, min(surge.end, self.duration) - surge.start)
             for surge in self.clients.surges
         )
-        if self.clients.arrivals == "poisson" and expected_calls > _MAX_CALLS:
-            rule = f"must make {_MAX_CALLS:,} calls at most, got {expected_calls:,.0f}"
+        if self.clients.arrivals == "poisson" and max_expected_calls > _MAX_CALLS:
+            rule = f"must make {_MAX_CALLS:,} calls at most, got up to {max_expected_calls:,.0f}"
             raise ConfigurationError(f"clients.rate and surges {rule}")
         if not self.servers:
             raise ConfigurationError("servers", "must have at least one server")

@@ -74,7 +74,7 @@ def format_deadline_ms(seconds: float) -> str:
     return str(max(0, int(seconds * 1000)))
 
 
-def parse_deadline_ms(text: str) -> float | None:
+def parse_deadline_header(text: str) -> float | None:
     """Return a value of `X-Deadline-Ms` in seconds, or None when it is malformed."""
     text = text.strip()
     if not text.isascii() or not text.isdigit() or len(text) > _MAX_DEADLINE_DIGITS:

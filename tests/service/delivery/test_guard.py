@@ -111,7 +111,7 @@ def test_contained_address_of_an_allowed_form_is_checked() -> None:
     for address in ("64:ff9b::127.0.0.1", "2002:a9fe:a9fe::1", "::ffff:192.168.0.1"):
         why = guard.block_reason(address, "h")
         assert why is not None
-        assert "a route to" in why
+        assert "an IPv6 address of" in why
 
 
 def test_both_addresses_in_teredo_are_checked() -> None:

@@ -1,4 +1,4 @@
-"""`/downstreams`: operations on downstreams. A downstream of the API is a lane of the store."""
+"""`/downstreams`: operations on downstreams. The API calls a lane of the store a downstream."""
 
 from __future__ import annotations
 

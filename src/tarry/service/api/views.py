@@ -53,8 +53,8 @@ wait is described."""
 def task_view(task: Task, content: TaskContent, status: Status) -> RetryTask:
     """Return the view of a task; `status` is the status to show, see `Task.status_at`."""
     return RetryTask(
-        # The first twelve arguments are positional for speed: CPython builds a tuple and a dict for
-        # a call with more than 30 arguments, and counts each keyword argument twice.
+        # Twelve arguments are positional for speed: CPython builds a tuple and a dict for a call
+        # with more than 30 arguments, where keyword arguments count twice: 12 + 2 * 9 = 30.
         task.id,
         STATUS_NAMES[status],
         task.reason,
@@ -165,7 +165,7 @@ def replay_view(replay: ReplayRecord, *, dry_run: bool = False) -> wire.ReplayJo
 def downstream_view(
     lane: LaneRecord, local_stats: wire.LocalStats | None, now: int
 ) -> wire.DownstreamInfo:
-    """Return the view of a lane (downstream of the API); `local_stats` is its local state."""
+    """Return the view of a lane (downstream of the API); `local_stats` is that of this process."""
     state: wire.LaneStateName = "OPEN"
     if lane.paused:
         state = "PAUSED"
@@ -375,7 +375,7 @@ def redact_bytes(
     data: bytes, secrets: Sequence[str] | None, *, is_truncated: bool = False
 ) -> bytes:
     """Return bytes that the target sent, redacted as `redact_text` redacts a text."""
-    # The secrets as they look in UTF-8 bytes that are decoded as Latin-1.
+    # Latin-1 maps each byte to a character, so `redact_text` finds the UTF-8 bytes of secrets.
     latin1_secrets = secrets and [
         secret.encode("utf-8", "surrogatepass").decode("latin-1") for secret in secrets
     ]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Fault(StrEnum):
-    """The reason why an attempt got no response: `errorClass` in the attempt log of the API."""
+    """Why an attempt got no usable response: `errorClass` in the attempt log of the API."""
 
     DNS = "dns"
     REFUSED = "refused"  # no connection, because it was refused or the target is unreachable
@@ -60,7 +60,7 @@ class DeliveryResult(msgspec.Struct, kw_only=True, gc=False):
 
 
 class DeliveryError(Exception):
-    """Raised if a request cannot be sent; `fault` is the reason."""
+    """Raised in a client if a request cannot be sent; `send` returns its `fault` as a result."""
 
     def __init__(self, fault: Fault, message: str) -> None:
         super().__init__(message)
@@ -73,7 +73,7 @@ class DeliveryClient(Protocol):
     def send(self, request: DeliveryRequest) -> Awaitable[DeliveryResult]:
         """Send a request. Failures of the target are results, never exceptions.
 
-        Returns a coroutine, or the future of a started request, which saves an asyncio task.
+        Returns a coroutine or, to save an asyncio task, the future of a request that has started.
         """
         ...
 
@@ -104,7 +104,7 @@ class DeliveryDispatcher:
         return await self._grpc.send(request)
 
     async def close(self) -> None:
-        """Close both clients; the gRPC client also if closing the HTTP client fails."""
+        """Close both clients, the gRPC client even if closing the HTTP client fails."""
         try:
             await self._http.close()
         finally:

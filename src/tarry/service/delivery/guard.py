@@ -33,8 +33,8 @@ def _parse_table(table: str) -> tuple[tuple[_Network, str], ...]:
 
 
 # The first matching row applies. Sources: IANA's registries of special-purpose addresses, and the
-# metadata addresses of cloud providers, whose servers return credentials. Azure's metadata address,
-# 168.63.129.16, is a public one.
+# metadata addresses of cloud providers, whose servers return credentials. 168.63.129.16 is a public
+# address that Azure uses for its platform services.
 _SPECIAL_NETWORKS = _parse_table("""
     169.254.169.254/32   a cloud metadata address
     169.254.170.2/32     a cloud metadata address
@@ -147,7 +147,7 @@ class Guard:
                 return f"{description} of {ipv4_addresses[-1]}" if ipv4_addresses else description
         for address in ipv4_addresses:
             if (reason := self._ip_block_reason(address)) is not None:
-                return f"a route to {address}, {reason}"
+                return f"an IPv6 address of {address}, {reason}"
         return None
 
     def _add_allowed(self, entry: str) -> None:

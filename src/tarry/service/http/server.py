@@ -26,7 +26,7 @@ reference cycles; with the default of 700, the collector took 5 % of the CPU tim
 _KEEP_ALIVE_S = 75
 """Longer than the idle timeout of most load balancers (60 s), so that the balancer closes first."""
 _encode = msgspec.json.Encoder(enc_hook=str).encode
-_STANDARD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+_RECORD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
 class Server(uvicorn.Server):
@@ -95,7 +95,7 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         line |= {
-            name: value for name, value in vars(record).items() if name not in _STANDARD_ATTRIBUTES
+            name: value for name, value in vars(record).items() if name not in _RECORD_ATTRIBUTES
         }
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)

@@ -34,7 +34,7 @@ class Executor(GroupCommit[Any]):
     """Runs submitted operations in groups; all methods here run on the event loop."""
 
     def __init__(self, max_group_weight: int) -> None:
-        # `allow_oversize`: the last operation of a group may exceed the maximum weight.
+        # `allow_oversize`: the last operation may raise a group's weight above the maximum.
         super().__init__(max_weight=max_group_weight, max_pending=MAX_PENDING, allow_oversize=True)
         self._loop = asyncio.get_running_loop()
         self._group_done = asyncio.Event()
@@ -47,13 +47,13 @@ class Executor(GroupCommit[Any]):
         return future
 
     def _overload_error(self) -> Exception:
-        # The class is the same as for an unreachable store: callers treat a slow disk like that.
+        # StoreUnavailable, because callers handle a slow disk like an unreachable store.
         msg = f"the store is slow: {self.pending_count:,} changes wait for the disk already"
         return StoreUnavailable(msg)
 
     def _start_soon(self) -> None:
         # The group starts in the next iteration of the event loop. Until then, callers that have
-        # just got an answer submit their next operations. One transaction for all saves fsyncs.
+        # just got an answer submit their next operations. A larger group needs fewer fsyncs.
         self._loop.call_soon(self._start_group)
 
     def _start_group(self) -> None:
@@ -68,8 +68,8 @@ class Executor(GroupCommit[Any]):
 
     async def close(self) -> None:
         """Return when all operations have run; the executor cannot be used again."""
-        # `self.pending_count`, the sum of the weights, may be 0 before all operations have run: the
-        # weight of an empty batch is 0. A future may be done too: its caller was cancelled.
+        # Not tested: `pending_count`, because the weight of an empty batch is 0, and the futures,
+        # because that of a cancelled caller is done before its operation has run.
         while self._groups_in_flight or self._waiting:
             self._group_done.clear()
             await self._group_done.wait()

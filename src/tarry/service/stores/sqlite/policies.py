@@ -81,7 +81,7 @@ def delete_policy(tx: Transaction, tenant: str, policy_id: str) -> PolicyWriteSt
     newest = get_policy(tx, tenant, policy_id)
     if newest is None:
         return PolicyWriteStatus.MISSING
-    tx.flush()  # because `delete_if_unused` reads the column `live_tasks`
+    tx.flush()  # writes `live_tasks`, which `delete_if_unused` reads
     policy_row_id = tx.names.policy_id(tenant, policy_id)
     delete_if_unused = "UPDATE policy_use SET deleted_version = ? WHERE id = ? AND live_tasks <= 0"
     if not tx.execute(delete_if_unused, (newest.version, policy_row_id)).rowcount:

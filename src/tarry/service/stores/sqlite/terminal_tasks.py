@@ -66,9 +66,9 @@ _decode_replay = msgspec.msgpack.Decoder(ReplayRecord).decode
 def find_dead_letters(
     tx: ReadTransaction, replay: ReplayRecord, after: int, limit: int = MAX_SCANNED_ROWS
 ) -> tuple[list[TaskRowIds], int | None]:
-    """Find up to `limit` dead letters with a `seq` above `after` that match a replay, oldest first.
+    """Find up to `limit` dead letters that match the filters of a replay, oldest first.
 
-    Returns their ids, and the `seq` after which the next page begins; None on the last page.
+    Returns the ids of those with a `seq` above `after`, and the next `after` (None: no more).
     """
     name_ids = resolve_names(tx, replay.tenant, replay.lane, replay.policy_id)
     if name_ids is None:
@@ -129,7 +129,7 @@ def find_replay(tx: ReadTransaction, replay_id: str) -> ReplayRecord | None:
 def list_replays(
     tx: ReadTransaction, *, running: bool, tenant: str | None = None
 ) -> list[ReplayRecord]:
-    """List all replays, newest first, or (`running`) only running ones, sorted by due time."""
+    """List up to 100 replays, newest first; with `running`, only running ones, by due time."""
     tenant_condition = "" if tenant is None else "AND tenant = ?"
     if running:
         source = f"replay INDEXED BY replay_running WHERE running = 1 {tenant_condition}"
@@ -183,14 +183,14 @@ def sweep(tx: Transaction, retention: Retention, limit: int) -> SweepResult:
     At most `limit` of each are deleted or ended.
     """
     has_more_leases = end_leases_of_dead_workers(tx, limit)
-    # Dead letters of a tenant with a running replay are kept: the replay has counted them.
+    # Dead letters of a tenant with a running replay are kept: `matched` of the replay counts them.
     tenants = {name for (name,) in tx.execute(_TENANTS_WITH_REPLAYS, (_MAX_TENANTS_WITH_REPLAYS,))}
-    ids_with_replays = json.dumps([tx.names.tenant_id(name) for name in tenants])
+    replaying_tenant_ids = json.dumps([tx.names.tenant_id(name) for name in tenants])
     old_tasks: list[Sequence[int]] = []
     for status, max_age_ms, spared_tenant_ids in (
         (SUCCEEDED, retention.succeeded_ms, "[]"),
         (CANCELLED, retention.succeeded_ms, "[]"),
-        (EXHAUSTED, retention.exhausted_ms, ids_with_replays),
+        (EXHAUSTED, retention.exhausted_ms, replaying_tenant_ids),
     ):
         parameters = (status, tx.now - max_age_ms, spared_tenant_ids, limit + 1 - len(old_tasks))
         old_tasks += tx.execute(_OLD_TASKS, parameters).fetchall()

@@ -2,9 +2,9 @@
 
 Otherwise SQLite and the event loop would take turns on one interpreter lock (GIL). The service
 starts the writer process, which runs `main`, and exchanges frames with it over its standard input
-and output. A frame is a header with the length of the payload, and the payload: the operation calls
-of a group, which are committed together, or their answers (values or errors). Groups are answered
-in order. A call consists of the name of an operation in `OPERATIONS` and its arguments.
+and output. A frame is a header (the payload's length) and a payload. The service sends the calls of
+a group, which are committed together. The process sends back their answers (values or errors), in
+the order of the groups. A call is the name of an operation in `OPERATIONS`, and its arguments.
 
 The writer process ends when its input is closed, so it never outlives the service. If it ends
 earlier, the service starts it again. The calls that it had received then fail with
@@ -130,9 +130,9 @@ OPERATIONS: dict[str, RemoteOperation] = {
 
 
 class WriterProcessExecutor(Executor):
-    """Runs groups in the writer process; `database` creates the file.
+    """Runs groups in the writer process, which starts after `database` has created the file.
 
-    It also holds the `WorkerLock`, which shows other processes that this service is alive. The
+    `database` holds the `WorkerLock`, which shows other processes that this service is alive. The
     writer process gets the token of the lock, with which it marks the leases of this service.
     """
 
