@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 
 _PERMANENT_TLS_ERRORS = (aiohttp.ClientSSLError, aiohttp.ServerFingerprintMismatch)
 _NOT_SENT_ERRORS = (aiohttp.ClientConnectorError, ConnectionTimeoutError)
-"""Errors after which the server has not read the request."""
+"""Errors that occur before the request is sent."""
 _AIOHTTP_ERRORS = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError)
 _MAYBE_SENT_ERRORS = (*_AIOHTTP_ERRORS, ConnectionError, TimeoutError)
 """Errors after which the server may have read the request."""
 
 _last_key: ContextVar[tuple[object, str, str] | None] = ContextVar("tarry_key", default=None)
-"""`_call_identity`, method and Idempotency-Key of this asyncio task's last request with a key."""
+"""(call identity, method, key) of this asyncio task's last request with an Idempotency-Key."""
 _last_error: ContextVar[tuple[object, Exception] | None] = ContextVar("tarry_aiohttp", default=None)
-"""`_call_identity` and error of this asyncio task's last call, if the call was given up."""
+"""(call identity, error) of this asyncio task's last call, if aiohttp itself may retry it."""
 
 
 class RetryMiddleware:
@@ -89,7 +89,7 @@ class RetryMiddleware:
         except ResultNotAccepted as error:  # given up: the last response is a failure
             await self._hand_off.async_try_hand_off(request, error)
             response: Any = messages.final_response(error)
-            return response  # type: ignore[no-any-return]  # Any: the result of any client
+            return response  # type: ignore[no-any-return]  # `final_response` returns Any
         except Exception as error:
             messages.add_not_repeatable_note(error, can_resend_body=can_resend_body)
             await self._hand_off.async_try_hand_off(request, error)

@@ -88,7 +88,7 @@ app.add_typer(keys.app, name="keys", rich_help_panel=_SERVICE_PANEL)
 _add_command(_TASKS_PANEL, "tarry send https://example.com/hook -d @order.json --wait 5", send)
 app.add_typer(tasks_app, name="tasks", rich_help_panel=_TASKS_PANEL)
 app.add_typer(dead_app, name="dead", rich_help_panel=_TASKS_PANEL)
-# The name of a lane (the queue of one downstream) has the format scheme:host:port.
+# For clients, the name of a lane (the queue of one downstream) is scheme:host:port.
 _add_command(_TASKS_PANEL, "tarry downstreams pause https:example.com:443", downstreams)
 _add_command(_TASKS_PANEL, "tarry tail --json", tail)
 _add_command(_TASKS_PANEL, "tarry top", top)

@@ -1,7 +1,7 @@
 """`tarry simulate`: simulate the effect of a retry policy on a failing dependency.
 
-A study runs one scenario in several variants, usually policies. Users name a study by its scenario.
-A defence is a policy or hedging, with an optional breaker, budget and limiter.
+A study runs one scenario in several variants, usually policies. The name of the scenario selects
+the study. A defence is a policy or hedging, with an optional breaker, budget and limiter.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def simulate(
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUES",
-            help="Run with several values: 1,10,100 or 10..200:10. Can be used twice.",
+            help="Run with a list of values (1,10) or a range first..last:step. Can be used twice.",
         ),
     ] = None,
     variants: Annotated[
@@ -67,7 +67,7 @@ def simulate(
     ] = None,
     trials: Annotated[
         int | None,
-        typer.Option(help="Runs per row, each with other random numbers. Rows show means."),
+        typer.Option(help="Number of runs for each row of the table, which shows their means."),
     ] = None,
     seed: Annotated[
         int, typer.Option(help="Random seed: the same seed gives the same numbers.")
@@ -80,8 +80,8 @@ def simulate(
         typer.Option(
             "--assert",
             metavar="CONDITION",
-            help='Exit with 1 unless this holds: "amplification < 1.2"; or only for the variant '
-            '"full": "full: p99 <= 250ms".',
+            help='Exit with 1 if a condition such as "amplification < 1.2" is false. Add a name to '
+            'check only one variant: "full: p99 <= 250ms".',
         ),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a self-contained HTML report.")] = None,
@@ -154,7 +154,7 @@ def simulate(
 def _command_line(
     arguments: list[str], compare: bool, options: dict[str, list[str] | str | int | None], seed: int
 ) -> str:
-    """Return the command line that produces the same report again."""
+    """Return a command line that repeats the simulation, without the output options."""
     first, *others = arguments
     words = ["tarry", "simulate", first, *(["--compare"] if compare else []), *others]
     for option, values in options.items():

@@ -58,7 +58,7 @@ class ServiceUnavailable(ServiceError):
 
 
 class InvalidRequest(ServiceError):
-    """The request is invalid; `field` names the invalid field (400, 413, 422 and other 4xx)."""
+    """The request is invalid (400, 413, 422, other 4xx). `field` is the invalid field, if known."""
 
 
 class NotAuthorized(ServiceError):

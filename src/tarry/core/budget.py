@@ -145,7 +145,7 @@ class RatioBudget:
         return True
 
     def deposit(self, amount: float, now: float) -> None:  # noqa: ARG002 - see `Budget`
-        """Remove one retry from the counts, unless it has left the window."""
+        """Remove one retry from the counts, if the window still has one."""
         self._window_at(now).undo(_RETRIES)
 
     def record(self, outcome: Outcome, paid: float, now: float) -> None:  # noqa: ARG002 - see `Budget`

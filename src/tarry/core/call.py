@@ -41,7 +41,7 @@ because most calls never read their record.
 
 
 class Call:
-    """The state of one call; `now` is on the clock of `deadline`, `random_number` from [0, 1)."""
+    """The state of one call. All times are of one clock; a `random_number` is from [0, 1)."""
 
     __slots__ = (
         "_attempt_started", "_cleared_delay", "_newest_step", "_paid", "_permit", "attempts",
@@ -135,7 +135,7 @@ class Call:
     def adopt_first_attempt(self, permit: int) -> None:
         """Take over a first attempt that the driver started without a `Call`, under `permit`.
 
-        Drivers create a `Call` only when the first attempt fails, because most of them succeed.
+        Most first attempts succeed, so drivers create a `Call` only when the first attempt fails.
         """
         self.attempts = 1
         self._permit = permit
@@ -249,8 +249,8 @@ class DurableCall(Call):
         `last_outcome` is the outcome of the previous attempt; the cost of a retry depends on it.
         """
         downstream, policy = self.downstream, self.policy
-        # All attempts can be used up here if the worker of the last one died before it recorded
-        # the result, or if `max_attempts` was lowered after the last one.
+        # No attempt is left here if the worker of the last attempt died before it recorded the
+        # result, or if `max_attempts` was lowered after the last attempt.
         if self.attempts >= policy.max_attempts:
             return Stop(Reason.ATTEMPTS)
         if policy.total_budget is not None:

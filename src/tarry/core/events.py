@@ -80,7 +80,7 @@ class Succeeded(Event):
 
 @dataclass(frozen=True, slots=True)
 class GaveUp(Event):
-    """The call ended without a result; `attempts` is 0 if its first attempt was rejected."""
+    """The call ended without success; `attempts` is 0 if its first attempt was rejected."""
 
     attempts: int
     reason: Reason

@@ -109,8 +109,8 @@ class HedgedCall:
     def hedge(self, now: float) -> Attempt | Stop | None:
         """Start another attempt, if the downstream and the hedge credit allow it.
 
-        Each call adds `max_extra_load` to the hedge credit, and each hedge costs 1. Return None
-        when no attempt starts but others run, and `Stop` when none runs.
+        The start of a hedged call adds `max_extra_load` to the hedge credit; a hedge costs 1.
+        Return None when no attempt starts but others run, and `Stop` when none runs.
         """
         self.next_hedge_at = None
         rejection = Stop(Reason.ATTEMPTS)
@@ -128,7 +128,7 @@ class HedgedCall:
         if rejection is not None:
             return rejection
         if needs_credit and not downstream.take_hedge_credit():
-            return Stop(Reason.BUDGET_EMPTY)
+            return Stop(Reason.BUDGET_EMPTY)  # here, the budget is the hedge credit
         paid = downstream.withdraw(TRANSIENT, now)
         hedge = Stop(Reason.BUDGET_EMPTY) if paid is None else self._start_attempt(now, paid)
         if isinstance(hedge, Stop):
@@ -141,8 +141,8 @@ class HedgedCall:
         """Record a success and release the permits of the other attempts. The driver cancels them.
 
         The time that a cancelled attempt has run so far is a lower bound of its latency. This time
-        is added to the measured latencies if the attempt started before the successful one.
-        Otherwise slow calls would never be measured, and the percentile would fall with each hedge.
+        is added to the measured latencies if the attempt started before the successful one. Without
+        it, slow calls would never be measured, and the percentile would fall with each hedge.
         """
         winner_started = self._running[number].started
         self._record(number, SUCCESS, now, random_number)
@@ -158,7 +158,7 @@ class HedgedCall:
 
         An outcome that must not be retried ends the call. After any other failure the next attempt
         starts at once, unless the server asked for a wait (gRFC A6). None means that the driver
-        waits for the running attempts and until `next_hedge_at`.
+        waits until a running attempt ends or `next_hedge_at` is reached.
         """
         self._record(number, outcome, now, random_number)
         hint = outcome.hint

@@ -22,7 +22,7 @@ class Kind(StrEnum):
     """The class of an outcome.
 
     TRANSIENT: retryable. THROTTLED: retryable after a longer delay. OVERLOADED: retryable, but the
-    server said not to retry, as overloaded servers do. PERMANENT: not retryable.
+    server said not to retry, for example in an overload. PERMANENT: not retryable.
     """
 
     SUCCESS = "success"

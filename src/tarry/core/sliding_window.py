@@ -23,7 +23,7 @@ class SlidingWindow:
         self._buckets = [[0] * column_count for _ in range(_BUCKET_COUNT)]
         self.past: list[int] = [0] * column_count
         """The counts of the nine older buckets, summed for each column."""
-        self._newest_number: int | None = None  # of the newest bucket; bucket 0 starts at time 0
+        self._newest_number: int | None = None  # bucket n starts at the time n * _width
         self.current: list[int] = self._buckets[0]
         """The counts of the newest bucket."""
         self.bucket_end: float = -inf
@@ -54,8 +54,8 @@ class SlidingWindow:
     def undo(self, column: int) -> None:
         """Remove one event of `column` from the oldest bucket that has one.
 
-        The bucket that counted the event is not known. If it was a newer one, the counts stay too
-        high for a while, but they are never too low.
+        The bucket that counted the event is not known. If it was a newer one, the counts are too
+        high for a while. If the event has already left the window, the counts are too low by one.
         """
         if self._newest_number is not None:
             for age in range(_BUCKET_COUNT - 1, -1, -1):

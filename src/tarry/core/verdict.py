@@ -2,7 +2,7 @@
 
 A driver is the code that makes the attempts and sleeps between them. `Wait` and `Stop` are
 verdicts: `decide` returns one of them after a failed attempt. `Call.start` returns `Attempt` or
-`Stop`. `CallRecord` describes a call that ended without a result.
+`Stop`. `CallRecord` describes a call that ended without success.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Reason(StrEnum):
     """Why a call ended without success. The value is used as a metric label.
 
-    OVERLOADED: the server said not to retry, as overloaded servers do. LIMIT: a limiter (of the
+    OVERLOADED: the server said not to retry, for example in an overload. LIMIT: a limiter (of the
     concurrency or the rate) rejected the attempt. TOTAL_BUDGET: the time for the call is over.
     BUDGET_EMPTY: the retry budget, which limits the number of retries, does not allow another one.
     """
@@ -80,9 +80,9 @@ class Stop(NamedTuple):
 def forbids_outer_retry(stop: Stop, attempts: int, max_attempts: int) -> bool:
     """Return whether an outer retry loop must not retry a call that made `attempts` attempts.
 
-    True for a call that was rejected before its first attempt. Otherwise False if the policy allows
-    only one attempt or the last error is permanent, because then the outer loop's policy decides.
-    True for any other call, because it has been retried or must not be retried.
+    False only after an attempt, if the policy allows only one attempt or the last error is
+    permanent: then the outer loop's policy decides. Any other call was rejected before its first
+    attempt, has been retried or must not be retried.
     """
     return not attempts or (max_attempts > 1 and stop.reason is not Reason.PERMANENT)
 
@@ -117,7 +117,7 @@ class Progress(NamedTuple):
     attempts: int = 0
     """Number of attempts started."""
     started: float = 0.0
-    """The time at which the call started; epoch seconds when the state is stored."""
+    """The time at which the call started; a stored state has epoch seconds."""
     previous_delay: float | None = None
     """The last wait in seconds; None before the first wait, and after an exact hint."""
     backoff_offset: int = 0
@@ -141,7 +141,7 @@ class Step(NamedTuple):
 
 
 class CallRecord(NamedTuple):
-    """The decision record of a call that ended without a result."""
+    """The decision record of a call that ended without success."""
 
     operation: str
     downstream: str | None

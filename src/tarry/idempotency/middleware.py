@@ -61,8 +61,8 @@ class IdempotencyMiddleware:
         lease: seconds after which a key becomes free again if the process that ran its request
             died. While the request runs, its lease is renewed.
         retention: seconds for which a response is stored.
-        identity: a function that gets the scope and returns a string for the caller. By default
-            the Authorization and X-API-Key headers identify the caller.
+        identity: a function that gets the scope and returns a string that identifies the caller.
+            By default the Authorization and X-API-Key headers identify the caller.
         max_request_bytes: the largest request body that is accepted with a key.
         max_response_bytes: the largest response body that is stored. A larger body is sent to the
             client once, but a repeated request gets a 409 instead.

@@ -25,7 +25,7 @@ from tarry.policyfile.translation import Converter, Exported, Severity
 if TYPE_CHECKING:
     from tarry.core.hedging import Hedging
 
-_SUPPORTED_CODES = frozenset(
+_SUPPORTED_GRPC_CODES = frozenset(
     {"CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL", "RESOURCE_EXHAUSTED", "UNAVAILABLE"}
 )
 _NO_RESPONSE_CONDITIONS = ("connect-failure", "refused-stream", "reset")
@@ -41,7 +41,7 @@ def to_envoy(defence: Defence, *, host: str, name: str | None = None) -> Exporte
         raise ConfigurationError("host", "must name the domain that clients call, got nothing")
     cluster = name or host.partition(".")[0]
     converter = Converter("Envoy")
-    action: dict[str, Any] = {"cluster": cluster, "timeout": "0s"}  # the default is 15 s
+    action: dict[str, Any] = {"cluster": cluster, "timeout": "0s"}  # no timeout; default: 15 s
     if defence.hedging is not None:
         _export_hedging(action, defence.hedging, converter)
     else:
@@ -58,8 +58,8 @@ def to_envoy(defence: Defence, *, host: str, name: str | None = None) -> Exporte
 # The next four functions are also used for Istio, which configures Envoy.
 def retry_conditions(policy: Policy, converter: Converter) -> list[str]:
     """Return the retry conditions that are not HTTP statuses, and report unsupported gRPC codes."""
-    converter.report_codes(policy, _SUPPORTED_CODES)
-    supported = sorted(policy.retryable_codes & _SUPPORTED_CODES)
+    converter.report_codes(policy, _SUPPORTED_GRPC_CODES)
+    supported = sorted(policy.retryable_codes & _SUPPORTED_GRPC_CODES)
     return [*_NO_RESPONSE_CONDITIONS, *(code.lower().replace("_", "-") for code in supported)]
 
 
@@ -220,8 +220,8 @@ def _export_breaker(breaker: dict[str, Any], converter: Converter) -> dict[str, 
     report_ejection(breaker, converter)
     if longest > open_for:
         effect = (
-            "in Envoy, an ejection lasts open_for times the number of ejections of the host, up to "
-            "max_open, and the random part does not grow"
+            "in Envoy, the n-th ejection of a host lasts n times open_for, up to max_open, and the "
+            "random part of the duration does not grow"
         )
         converter.report("breaker.growth", breaker["growth"], effect, Severity.DETAIL)
     return detection

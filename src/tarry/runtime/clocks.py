@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def after_fork(function: Callable[[], None]) -> None:
-    """Call `function` in each forked child, for example to replace a lock that stays locked."""
+    """Call `function` in each forked child, for example to replace a lock held at the fork."""
     if hasattr(os, "register_at_fork"):  # not on Windows
         os.register_at_fork(after_in_child=function)
 
@@ -133,11 +133,11 @@ def _run_without_waiting(coroutine: Coroutine[Any, Any, Any]) -> None:
 
 
 class Environment:
-    """The clock, random source and sleep functions, and a limit for tests (not `os.environ`).
+    """The clock, random source and sleep functions, and an attempt limit that only tests set.
 
-    Code on the hot path first assigns a function to a local variable (`clock = environment.now`)
-    and then calls the variable. Calling `environment.now()` is three times slower, because CPython
-    3.11 optimizes reading a slot of an instance, but not calling the slot like a method.
+    Unrelated to `os.environ`. Code on the hot path first assigns a function to a local variable
+    (`clock = environment.now`) and then calls the variable. Calling `environment.now()` is three
+    times slower: CPython 3.11 optimizes reading a slot, but not a method call on a slot.
     """
 
     __slots__ = ("async_sleep", "blocking_sleep", "draw_random", "max_attempts", "now", "unix_time")

@@ -79,7 +79,7 @@ def retry(
     name: the name in logs and metrics; by default the name of the function.
     cancel: a token that ends the waits of a plain function.
     random: the source of random numbers for jitter, such as random.Random(7).
-    hedging: must be None, because a call is either retried or hedged.
+    hedging: only raises an error if given, because a call is either retried or hedged.
     """
     if misused:  # the decorator was used without parentheses, or with a positional argument
         raise ConfigurationTypeError(
@@ -121,8 +121,8 @@ def call(
     """Call a plain function with retries: `tarry.call(fetch, url, on=OSError)`.
 
     Takes the arguments of `retry`. To pass keyword arguments to the function, use a lambda or
-    `functools.partial`. With a policy, `on` is optional: without it, the connection errors and
-    timeouts of the standard library are retried.
+    `functools.partial`. If a policy is given, but not `on`, the connection errors and timeouts of
+    the standard library are retried.
     """
     check_callable("call", fn)
     if flags_of(fn) & COROUTINE:
@@ -214,7 +214,7 @@ def _wrap(fn: Callable[..., Any], config: RetryConfig) -> Callable[..., Any]:
 
 
 class AttemptContext:
-    """One attempt of a call, as a context manager. Users retry the code inside `with attempt:`."""
+    """One attempt of a call, as a context manager: the code inside `with attempt:` is retried."""
 
     def __init__(self, running_call: RunningCall, attempt: Attempt, *, in_event_loop: bool) -> None:
         self._call = running_call

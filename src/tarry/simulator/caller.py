@@ -5,8 +5,8 @@ runtime sleeps, cancels or waits with a timeout, a caller schedules events.
 
 A node (a simulated server) can replace a response that is already scheduled, for example when it
 crashes. The event loop cannot cancel the event of the replaced response, so the caller ignores that
-event when it is due. `RetryingCaller` gives the replacement another `number`; the first response to
-an attempt has the number of the attempt. `HedgingCaller` counts the replacements instead.
+event when it is due. `RetryingCaller` numbers the responses: the first response to an attempt has
+the attempt's number, a replacement has another. `HedgingCaller` counts the replacements instead.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 _REPLACEMENT_OFFSET = 1 << 32
-"""Added to the number of a response to get that of its replacement; above any attempt number."""
+"""The number of a replacement is this much higher; more than any attempt number."""
 
 
 class Route:
@@ -106,7 +106,7 @@ class RetryingCaller:
         return new_number
 
     def on_response(self, now: float, number: int, outcome: Outcome) -> None:
-        """Accept a response that the node sends now, instead of one that may be scheduled."""
+        """Schedule a response that the node sends now. It replaces a scheduled response, if any."""
         if number == self._awaited_number:
             self._awaited_number = new_number = number + _REPLACEMENT_OFFSET
             self._schedule_response(now + self._route.network_delay(), new_number, outcome)
@@ -190,7 +190,7 @@ class HedgingCaller:
         return number
 
     def on_response(self, now: float, number: int, outcome: Outcome) -> None:
-        """Accept a response that the node sends now, instead of one that may be scheduled."""
+        """Schedule a response that the node sends now. It replaces a scheduled response, if any."""
         if number in self._running_attempts:
             self._running_attempts[number] += 1
             self._schedule_response(now, number, outcome)

@@ -68,5 +68,5 @@ class EventLoop:
 
 
 def trial_seed(seed: int, trial: int) -> str:
-    """Return the seed of the trial with index `trial`; `seed` is the seed of the whole run."""
+    """Return the seed of the trial with index `trial`; `seed` is the same for all trials."""
     return f"{seed}/{trial}"

@@ -1,8 +1,8 @@
 """Build scenarios and defences from the data of a document. Errors name the line of the value.
 
 The keys of a scenario file are the fields of the dataclasses in `tarry.simulator.scenario`. The
-annotation of a field selects how its value is built. A defence is a policy or hedging,
-with its breaker, budget and limiter.
+annotation of a field selects how its value is built. A defence is a retry policy or a hedging
+policy, with an optional breaker, budget and limiter.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def _check_arguments(
 def _build_field(annotation: str, value: DocumentValue) -> Any:
     """Build the value of a field of a dataclass; the annotation of the field names its type."""
     data = value.data
-    type_name, _, none = annotation.partition(" | ")
-    if none and data is None:
+    type_name, _, alternative = annotation.partition(" | ")
+    if alternative and data is None:
         return None
     match type_name:
         case "Distribution":
@@ -178,7 +178,7 @@ def _get_kind(value: DocumentValue, kinds: Mapping[str, object]) -> str:
 
 
 def _with_location(value: DocumentValue, build: Callable[[], T]) -> T:
-    """Call `build`. Add the line of the field, or of the first key in the message, to an error."""
+    """Call `build`. Its errors get the line of their field, or of the first key they mention."""
     try:
         return build()
     except ConfigurationError as error:

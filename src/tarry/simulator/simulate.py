@@ -1,8 +1,8 @@
 """Run a scenario: build its nodes (simulated servers), start the calls, and run the event loop.
 
-Each call has a caller, which applies the defence of the clients: a policy or hedging, with breaker,
-budget and limiter. A closed-loop client waits for the end of its call, pauses for a "think time"
-and calls again.
+Each call has a caller, which applies the defence of the client or server that calls: a policy or
+hedging, with an optional breaker, budget and limiter. A closed-loop client waits for the end of its
+call, pauses for a "think time" and calls again.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 _REJECTION_REASONS = frozenset({Reason.BREAKER_OPEN, Reason.LIMIT, Reason.BUDGET_EMPTY})
 """The reasons of a call that breaker, limiter or budget rejected."""
 _WARM_UP_THINK_TIMES = 10.0
-"""As if the closed-loop clients had started this many mean think times before the run, so that
-their first calls in the run are spread out."""
+"""The think times of closed-loop clients start this many mean think times before the run, so that
+the first calls in the run are spread out."""
 _MAX_WARM_UP_DRAWS = 1000
 _MIN_PAUSE_S = 0.1
 """The shortest pause between a rejection by breaker, limiter or budget and the next call."""
@@ -77,7 +77,7 @@ def run_trials(scenario: Scenario, trials: int, seed: int) -> list[Summary]:
 
 
 def _make_start_call(route: Route, defence: Defence, instance_count: int) -> StartCall:
-    """Return a function that starts a call on a route; each instance has its own downstream."""
+    """Return a function that starts a call; each instance (process) has its own downstream."""
     hedging, policy = defence.hedging, defence.policy
     has_state = hedging is not None or any(
         settings is not None for settings in (defence.breaker, defence.budget, defence.limiter)
@@ -200,7 +200,7 @@ class ArrivalSource:
         self._start_backlog_calls(now)
 
     def _start_backlog_calls(self, now: float, _: object = None) -> None:
-        """Start calls until as many in a row are rejected as there are instances."""
+        """Start calls until the backlog is empty, or each instance has rejected one in a row."""
         rejections, shortest_wait = 0, inf
         while self._backlog_size and rejections < self._clients.instances:
             self._backlog_size -= 1

@@ -131,17 +131,17 @@ class HandOff:
         task_id, reason = getattr(task, "task_id", task), call_record.reason.description
         message = f"{call_record.operation}: handed off as task {task_id}: {reason}"
         handed_off = HandedOff(message, task)
-        # An outer retry would create a second task. The traceback need not be checked, because no
-        # other call can raise this new error object: see `error_record`.
+        # An outer retry would create a second task. No other call can raise this new error object,
+        # so the error record is valid without a check of the traceback: see `error_record`.
         attach_record(handed_off, call_record, no_outer_retry=True, check_traceback=False)
         raise handed_off from error
 
     async def _release_response(self, error: Exception) -> None:
         """Release the connection of the last response, if the call failed with a response."""
         if isinstance(error, ResultNotAccepted):
-            can_be_read = self._http_functions.release_connection(error.result)
+            released = self._http_functions.release_connection(error.result)
             if self._http_functions.is_async:
-                await can_be_read
+                await released
 
     def _enqueue_arguments(self, request: Any, error: Exception) -> dict[str, Any]:
         """Return the arguments for `enqueue`; raise _CannotHandOff if the request is unsuitable."""
@@ -152,8 +152,8 @@ class HandOff:
         headers = _task_headers(header_lines)
         host = headers.get("host", authority)
         if _normalized_origin(scheme, host) == _normalized_origin(scheme, authority):
-            # The retry service derives the Host header from the URL. A different Host header is
-            # kept: the service then rejects the task, instead of sending it with another Host.
+            # The retry service derives the Host header from the URL. Any other Host header is kept,
+            # so that the service rejects the task and does not send it with a wrong Host.
             headers.pop("host", None)
         key_header = headers.pop(http.IDEMPOTENCY_KEY_HEADER.lower(), "")
         if not http.is_repeatable(method, has_key=bool(key_header)):

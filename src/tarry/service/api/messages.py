@@ -190,8 +190,8 @@ class ApiResponse(msgspec.Struct, eq=False):
 class PendingResponse(msgspec.Struct, eq=False):
     """A response that is not ready yet: `build_response` builds it when `result` is available.
 
-    The `result` of `POST /retry-tasks` is a future, to which `Endpoint.handle_buffered` adds a
-    callback instead of starting an asyncio task. Other callers await the PendingResponse.
+    For `POST /retry-tasks`, `result` is a future: for speed, `Endpoint.handle_buffered` adds a
+    callback to it, and starts no asyncio task. Other callers await the PendingResponse.
     """
 
     result: Awaitable[Any]
@@ -204,7 +204,7 @@ class PendingResponse(msgspec.Struct, eq=False):
 BufferedRequestHandler: TypeAlias = (
     "Callable[[Scope, bytes, Callable[[ApiResponse], None]], Task[Any] | None]"
 )
-"""See `Endpoint.handle_buffered`. Arguments: scope, body, and the callback for the response."""
+"""`Endpoint.handle_buffered`. Arguments: scope, complete body, callback for the response."""
 
 
 class ResponseStream(Protocol):
@@ -222,7 +222,7 @@ def decode_json(
 ) -> T:
     """Return the decoded JSON, or raise an ApiError that names the invalid field.
 
-    `document_type` (by default, the type of the decoder) has the fields that the error can list.
+    The error lists valid fields or values of `document_type` (by default, the decoder's type).
     """
     try:
         return decoder.decode(body)

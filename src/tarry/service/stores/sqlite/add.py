@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from tarry.service.stores.sqlite.transaction import LaneRow, Transaction
 
 _FIND_BY_KEY = SELECT_TASK + "WHERE s.seq = (SELECT seq FROM task WHERE tenant = ? AND key = ?)"
-# `MultiRowStatement` repeats the part in brackets for each row. NULLABLE_..._SQL is a placeholder
-# whose parameter may be NULL_..._PARAM, which stands for NULL.
+# `MultiRowStatement` repeats the part in brackets for each row. NULLABLE_..._SQL is the placeholder
+# of a column that may be NULL. Its parameter is NULL_..._PARAM instead of None.
 _INSERT_TASKS = MultiRowStatement(f"""
 INSERT INTO task (id, tenant, key, created_at, policy_version, fingerprint, body_ref, content)
 VALUES [?, ?, ?, ?, {NULLABLE_NUMBER_SQL}, ?, {NULLABLE_TEXT_SQL}, ?]
@@ -49,12 +49,12 @@ fields, so the writer process returns only these: 7 KB instead of 400 KB for 270
 
 
 class _TaskGroup(Struct, gc=False):
-    """Tasks of a batch with the same tenant, lane and policy, and how many of them were added."""
+    """How many tasks of a batch were added with the same tenant, lane and policy."""
 
     tenant_id: int
     lane: LaneRow
     policy_id: int
-    can_lease: bool  # the lane is neither parked nor half-open nor paused
+    can_lease: bool  # not paused, and `parked_until` is None: neither parked nor half-open
     pending_count: int = 0
     leased_count: int = 0
 
@@ -64,16 +64,16 @@ def to_add_results(
 ) -> list[AddResult]:
     """Convert the results of the function `add` below into the results of `Store.add`."""
     worker = None if terms is None else terms.worker
-    complete: list[AddResult] = []
+    add_results: list[AddResult] = []
     for new, result in zip(tasks, results, strict=True):
         if isinstance(result, AddResult):
-            complete.append(result)
+            add_results.append(result)
             continue
         created_at, due, wake_at, is_leased = result
         leased_to = worker if is_leased else None
         stored = new.task.as_stored(created_at, due, wake_at=wake_at, worker=leased_to)
-        complete.append(AddResult(AddStatus.ADDED, stored, is_leased))
-    return complete
+        add_results.append(AddResult(AddStatus.ADDED, stored, is_leased))
+    return add_results
 
 
 def add(

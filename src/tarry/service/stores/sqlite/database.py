@@ -1,7 +1,7 @@
 """One database connection: opens the file, and runs write operations and queries in transactions.
 
 This module starts no thread and does not use asyncio, so that tests can run it in a deterministic
-simulation. Errors of SQLite become `StoreUnavailable`.
+simulation. Errors of SQLite become `StoreUnavailable`, unless the operation caused them.
 
 SQLite reuses the file of the write-ahead log (WAL) from its beginning only when a writer finds that
 no connection reads from the WAL. If reads follow each other without a gap, that never happens, and
@@ -44,9 +44,9 @@ _MAX_READS_PER_TRANSACTION = 8
 MAX_WAL_BYTES = 64 << 20
 """The size above which the writer truncates the WAL."""
 _MAX_CHECKPOINT_TRIES, _CHECKPOINT_TIMEOUT_MS = 10, 50
-"""A checkpoint waits until a slot in SQLite's table of readers is free, not until one read ends. If
-another read follows in the same slot, waiting longer does not help. A new try helps, because the
-later read uses the newest state, and so does not block the new try."""
+"""A checkpoint waits until a slot in SQLite's table of readers is free. Overlapping reads can share
+a slot, which is then never free: a longer timeout does not help. A new try helps, because reads
+that began during the last try use the newest state, and do not block the new try."""
 
 _CAUSES = {
     sqlite3.SQLITE_BUSY: "another process holds its write lock",
@@ -76,8 +76,8 @@ _BUSY_CODES = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _CONNECTION_USABLE_CODES = {None, *_BUSY_CODES, sqlite3.SQLITE_FULL}
 """Errors after which the connection can still be used."""
 _MAY_SUCCEED_ALONE_CODES = {None, sqlite3.SQLITE_FULL, sqlite3.SQLITE_ERROR}
-"""Errors of a group after which its operations may still succeed one by one. For example, a full
-disk may have space for a smaller transaction."""
+"""After these errors, the operations of a transaction may still succeed one by one. For example, a
+full disk may have space for a smaller transaction."""
 
 
 def _database_error_code(error: BaseException) -> int | None:
@@ -276,7 +276,7 @@ def _connect(path: StorePath) -> sqlite3.Connection:
         timeout=_BUSY_TIMEOUT_MS / 1000,
         isolation_level=None,  # `Database` begins and ends transactions itself
         check_same_thread=False,  # it is not always closed in the thread that opened it
-        cached_statements=1024,  # all sizes of all multi-row statements
+        cached_statements=1024,  # enough for every size of every multi-row statement
     )
     try:
         _configure(connection, path)

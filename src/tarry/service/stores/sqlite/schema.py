@@ -15,9 +15,9 @@ more expensive:
 
     state_due, state_leased      claim: due tasks and expired leases of a lane
     state_live, state_ended      list of a tenant's tasks; not changed by claims and retries
-    state_swept                  retention: finished tasks by the time they finished
+    state_swept                  retention: finished tasks, ordered by `finished_at`
     lane_due_check, lane_expiry_check, tenant_due_check, tenant_expiry_check
-                                 claim: sleeping lanes and tenants that may have tasks by now
+                                 claim: lanes and tenants that are not ready, but may now have tasks
     lane_rotation, tenant_rotation
                                  claim: ready lanes and tenants, least recently served first
 """
