@@ -93,15 +93,15 @@ class Rejected(TarryError):
 
 
 class BreakerOpen(Rejected):
-    """The circuit breaker of the dependency is open."""
+    """The circuit breaker of the downstream is open."""
 
 
 class LimitReached(Rejected):
-    """The local rate limit, concurrency limit or in-flight limit for the dependency is reached."""
+    """A local limit is reached: of calls to a downstream, attempt threads or stored responses."""
 
 
 class DeadlineExceeded(Rejected, TimeoutError):
-    """The deadline passed before an attempt, or during an attempt that may have had its effect."""
+    """The deadline passed before an attempt, or during one that the server may have processed."""
 
 
 class AttemptTimeout(TarryError, TimeoutError):
@@ -109,7 +109,7 @@ class AttemptTimeout(TarryError, TimeoutError):
 
 
 class ResultNotAccepted(TarryError):
-    """No attempt returned a result that `until` or the classifier accepts; `result` is the last."""
+    """No attempt had a result that `until=` or the classifier accepts; `result` is the last."""
 
     def __init__(self, message: str, result: object = None) -> None:
         super().__init__(message)

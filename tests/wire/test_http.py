@@ -59,7 +59,7 @@ def test_key(key: str, text: str) -> None:
 
 @pytest.mark.parametrize("key", ["", "für", "a\nb", "\x7f", 7, None, b"8e03"])
 def test_what_no_header_can_carry(key: Any) -> None:
-    """A key is visible ASCII, or it is rejected."""
+    """A key is visible ASCII and spaces, or it is rejected."""
     with pytest.raises(ConfigurationError, match=r"^an idempotency key must be .*, got "):
         http.format_idempotency_key(key)
 

@@ -93,7 +93,7 @@ def print_study(study: Study, *, as_json: bool) -> None:
         scenario = study.build_scenario(Defence(), **study.parameters)
         _print_rows(console, _scenario_settings(scenario))
     console.print(Text("metrics (for --assert) with their column titles in the table:"))
-    # A study may define metrics of its own, which have no description.
+    # Metrics that a study defines have no description. If there are any, no column is described.
     has_standard_metrics = all(column.metric in METRICS for column in study.columns)
     columns: list[tuple[str, object, str]] = []
     for column in study.columns:
@@ -272,7 +272,7 @@ def _metric_widths(group: list[_Column], available_width: int) -> list[int]:
 
 
 def _section_ends(rows: list[StudyRow]) -> list[bool]:
-    """Return for each row whether a rule is drawn below it, to separate two sweep points."""
+    """Return for each row whether a line is drawn below it, to separate two sweep points."""
     if len({row.variant for row in rows}) == 1:
         return [False] * len(rows)
     return [row.parameters != following.parameters for row, following in pairwise(rows)] + [False]

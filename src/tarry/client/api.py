@@ -179,7 +179,7 @@ class ServiceApi:
         results: list[wire.BatchResult] = []
         try:
             for content in options.encode_batches(tasks):
-                # The header marks the batch as repeatable, as each of its tasks has its own key.
+                # The batch may be repeated, because `build_task_request` gives each task a key.
                 headers = _JSON_HEADERS | _idempotency_header()
                 response = yield ClientRequest(
                     "POST", "/retry-tasks/batch", _decoder(wire.BatchResults), headers, content
@@ -415,7 +415,7 @@ def _policy_path(policy_id: str) -> str:
 def _path_segment(argument: str, name: str) -> str:
     """Return a name as one segment of a path: percent-encoded, including its slashes."""
     if not isinstance(name, str) or not name.strip("."):  # ".." would change the path
-        raise ConfigurationTypeError(argument, "must be a non-empty name", name)
+        raise ConfigurationTypeError(argument, "must be a non-empty name, not only dots", name)
     return quote(name, safe="")
 
 
@@ -465,5 +465,5 @@ def _replay_request(method: str, replay_id: str) -> ClientRequest[ReplayJob]:
 
 
 def _idempotency_header(key: str | None = None) -> dict[str, str]:
-    """Return the header that makes a request repeatable; without `key`, with a new key."""
+    """Return the header that makes a request repeatable; it has a new key if `key` is None."""
     return {http.IDEMPOTENCY_KEY_HEADER.lower(): http.format_idempotency_key(key or str(uuid4()))}

@@ -158,7 +158,7 @@ class Client:
         return self._run(self._api.cancel(task))
 
     def retry(self, task: str | RetryTask) -> RetryTask:
-        """Make the next attempt of a task now; a dead letter starts again with attempt 1."""
+        """Make the next attempt of a task now; a dead letter gets all its attempts again."""
         return self._send(self._api.retry(task))
 
     def dead_letters(self, **filters: Unpack[DeadLetterFilter]) -> Iterator[RetryTask]:
@@ -371,7 +371,7 @@ class AsyncClient:
         return await self._run(self._api.cancel(task))
 
     async def retry(self, task: str | RetryTask) -> RetryTask:
-        """Make the next attempt of a task now; a dead letter starts again with attempt 1."""
+        """Make the next attempt of a task now; a dead letter gets all its attempts again."""
         return await self._send(self._api.retry(task))
 
     def dead_letters(self, **filters: Unpack[DeadLetterFilter]) -> AsyncIterator[RetryTask]:

@@ -292,7 +292,7 @@ class Policy(ImmutableValue):
             self._set(delay_table=tuple(map(self._delay_row, retries)))
 
     def ceiling(self, k: int, throttled: bool = False) -> float:  # noqa: FBT001, FBT002 - for speed
-        """Return the ceiling of the delay before retry k, which is the delay before jitter."""
+        """Return the ceiling for retry k: the delay before that retry, without jitter."""
         check_count("k", k)
         initial = self._throttled_initial_delay if throttled else self.initial_delay
         backoff = self.backoff
@@ -328,7 +328,7 @@ class Policy(ImmutableValue):
         return delays
 
     def explain(self) -> str:
-        """Return the schedule, the worst case time and the worst case load as text."""
+        """Return a table of the delays, the worst case time and the worst case load as text."""
         rows, retry_count, longest_wait = _worst_case(self)
         jitter = self.jitter if isinstance(self.jitter, str) else "custom"
         backoff = self.backoff if isinstance(self.backoff, str) else "custom"
@@ -351,7 +351,7 @@ class Policy(ImmutableValue):
         else:
             longest_call = longest_wait + self.attempt_timeout * (retry_count + 1)
             if self.total_budget is not None:
-                # The last attempt may start just before the total budget ends.
+                # The last attempt may start late in the budget and take longer than expected.
                 longest_call = min(longest_call, self.total_budget + self.attempt_timeout)
             lines.append(f"worst case time: {format_duration(longest_call)}, attempts included")
         if self.total_budget is not None:
@@ -461,7 +461,7 @@ PRESETS: dict[str, Policy] = {
         jitter="equal",
         max_hint=24 * _HOUR_S,
     ),
-    # For background work: up to a day, with about half an hour between the later attempts.
+    # For background work: up to a day; later delays are half an hour on average (full jitter).
     "patient": Policy(
         max_attempts=100,
         initial_delay=1.0,

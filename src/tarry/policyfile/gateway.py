@@ -27,13 +27,13 @@ _MIN_RETRY_STATUS = 400
 _MAX_PORT = 65_535
 _MIN_BUDGET_INTERVAL_S, _MAX_BUDGET_INTERVAL_S = 1.0, 3600.0
 _DEFAULT_BUDGET_INTERVAL_S = 10.0
-_MIN_RETRY_RATE_COUNT_LIMIT = 1_000_000  # of minRetryRate.count
+_MAX_MIN_RETRY_COUNT = 1_000_000  # the largest minRetryRate.count
 
 
 def to_gateway_api(
     defence: Defence, *, host: str, port: int = 80, name: str | None = None
 ) -> Exported:
-    """Export for a Kubernetes Service, whose name without a namespace is `host`."""
+    """Export for the Kubernetes Service with the name `host`, without its namespace."""
     translation.reject_hedging(defence, "gateway-api")
     if "." in host:
         raise ConfigurationError("host", "must be the name of a Service, without a namespace", host)
@@ -117,7 +117,7 @@ def _export_budget(budget: translation.BudgetSummary, converter: Converter) -> d
     window = budget.arguments["window"] if budget.kind == "ratio" else _DEFAULT_BUDGET_INTERVAL_S
     interval = min(_MAX_BUDGET_INTERVAL_S, max(_MIN_BUDGET_INTERVAL_S, window))
     exact_min_retries = budget.retries_without_success * interval / window
-    min_retries = max(1, min(_MIN_RETRY_RATE_COUNT_LIMIT, round(exact_min_retries)))
+    min_retries = max(1, min(_MAX_MIN_RETRY_COUNT, round(exact_min_retries)))
     if budget.kind != "ratio":
         effect = f"retries are at most {percent} % of the requests in {interval:g} s"
         converter.report("budget.kind", budget.kind, effect, Severity.LOAD)

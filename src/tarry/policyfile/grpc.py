@@ -27,10 +27,8 @@ _MAX_TOKENS = 1000
 _MIN_TOKEN_RATIO = 0.001
 _MIN_BACKOFF_S = 0.005
 """With 1 or 2 ms the C core can lose the retry, and then the call hangs (grpc/grpc#41036)."""
-_JITTER_EFFECTS = {
-    "none": "gRPC waits 0.8 to 1.2 times the delay",
-    "full": "gRPC waits 0.8 to 1.2 times the delay: on average twice as long as full jitter",
-}
+_JITTER_EFFECT = "gRPC waits 0.8 to 1.2 times the delay"
+_FULL_JITTER_EFFECT = f"{_JITTER_EFFECT}: on average twice as long as full jitter"
 _UNSUPPORTED_ROOT_KEYS = ("loadBalancingConfig", "loadBalancingPolicy", "healthCheckConfig")
 _ROOT_KEYS = ("methodConfig", "retryThrottling", *_UNSUPPORTED_ROOT_KEYS)
 _UNSUPPORTED_METHOD_KEYS = ("waitForReady", "maxRequestMessageBytes", "maxResponseMessageBytes")
@@ -61,9 +59,9 @@ def to_grpc(defence: Defence, *, service: str | None = None, method: str | None 
         _export_policy(config, defence.policy, converter)
     document: dict[str, Any] = {"methodConfig": [config]}
     has_retries_or_hedges = "retryPolicy" in config or "hedgingPolicy" in config
-    throttle = _export_budget(defence, converter) if has_retries_or_hedges else None
-    if throttle is not None:
-        document["retryThrottling"] = throttle
+    retry_throttling = _export_budget(defence, converter) if has_retries_or_hedges else None
+    if retry_throttling is not None:
+        document["retryThrottling"] = retry_throttling
     converter.report_left_out_breaker(defence, "a service config has none")
     converter.report_left_out_limiter(defence)
     return Exported((document,), converter.sorted_differences())
@@ -76,7 +74,7 @@ def _check_names(service: str | None, method: str | None) -> None:
 
 def _export_policy(config: dict[str, Any], policy: Policy, converter: Converter) -> None:
     timeout = converter.convert_call_timeout(policy)
-    if timeout is not None:  # the total budget is the time limit of a call
+    if timeout is not None:  # `total_budget` limits the whole call, as this timeout
         config["timeout"] = format_proto_duration("total_budget", timeout)
     if policy.max_attempts == 1:
         return
@@ -101,26 +99,26 @@ def _export_policy(config: dict[str, Any], policy: Policy, converter: Converter)
     retry_count = min(policy.max_attempts, _MAX_ATTEMPTS) - 1
     grpc_delays = [min(longest, first * multiplier**k) for k in range(retry_count)]
     converter.report_delays(policy, grpc_delays, retry_count)
-    jitter = policy.jitter if isinstance(policy.jitter, str) else ""
-    converter.report("jitter", policy.jitter, _JITTER_EFFECTS.get(jitter, _JITTER_EFFECTS["none"]))
+    effect = _FULL_JITTER_EFFECT if policy.jitter == "full" else _JITTER_EFFECT
+    converter.report("jitter", policy.jitter, effect)
     if policy.retryable_statuses != RETRYABLE_STATUSES:
         statuses, effect = policy.retryable_statuses, "gRPC has no HTTP statuses"
         converter.report("retryable_statuses", statuses, effect, Severity.LOAD)
     effect = f"{_PUSHBACK_BEHAVIOUR}, and ignores RetryInfo"
     converter.report("max_hint", policy.max_hint, effect, Severity.DETAIL)
-    throttling_code = "RESOURCE_EXHAUSTED" if "RESOURCE_EXHAUSTED" in codes else None
-    converter.report_tarry_settings(policy, throttling_code, "code")
+    throttled_code = "RESOURCE_EXHAUSTED" if "RESOURCE_EXHAUSTED" in codes else None
+    converter.report_tarry_settings(policy, throttled_code, "code")
 
 
 def _export_multiplier(policy: Policy) -> float:
     """Return the multiplier of an exponential backoff, or the average growth of another backoff."""
     if policy.backoff == "exponential":
         return policy.multiplier
-    delays = translation.first_ceilings(policy)[: _MAX_ATTEMPTS - 1]
-    if len(delays) == 1:
+    ceilings = translation.first_ceilings(policy)[: _MAX_ATTEMPTS - 1]
+    if len(ceilings) == 1:
         return 1.0
-    growth = max(delays[-1], 0.001) / max(delays[0], 0.001)
-    factor: float = growth ** (1 / (len(delays) - 1))
+    growth = max(ceilings[-1], 0.001) / max(ceilings[0], 0.001)
+    factor: float = growth ** (1 / (len(ceilings) - 1))
     return round(max(factor, 0.001), 6)
 
 
@@ -158,8 +156,8 @@ def _export_budget(defence: Defence, converter: Converter) -> dict[str, Any] | N
     tokens = max(1, min(_MAX_TOKENS, round(2 * budget.retries_without_success)))
     ratio = max(_MIN_TOKEN_RATIO, round(budget.retries_per_success, 3))
     effect = (
-        f"gRPC has only the kind throttle: {tokens} tokens, a failure takes 1, a success adds "
-        f"{ratio:g}, and retries stop when half of the tokens are left"
+        f"gRPC has only budgets of kind throttle: {tokens} tokens, a failure takes 1, a success "
+        f"adds {ratio:g}, and retries stop when half of the tokens are left"
     )
     converter.report("budget.kind", budget.kind, effect, Severity.LOAD)
     return {"maxTokens": tokens, "tokenRatio": ratio}
@@ -215,7 +213,7 @@ def _check_root(document: Mapping[str, Any]) -> DocumentTable:
 def _find_config(
     configs: list[DocumentTable], service: str | None, method: str | None, converter: Converter
 ) -> DocumentTable | None:
-    """Return the entry of methodConfig that a channel would use: the most specific that matches."""
+    """Return the most specific entry that matches, or the only entry if `service` is None."""
     config_by_name: dict[tuple[str, str], DocumentTable] = {}  # by service and method
     for config in configs:
         for table in config.tables("name"):

@@ -2,11 +2,11 @@
 
 Every implementation follows these rules, which one conformance suite checks:
 
-* Every call may be repeated after an error or a lost reply. No change is made twice. A repeated
-  `claim`, `replay_step`, `purge` or `sweep` continues with other tasks.
+* Every call may be repeated after an error or a lost reply. The same change is not made twice: a
+  repeated `claim`, `replay_step`, `purge` or `sweep` continues with other tasks.
 * The changes of a call are durable when it returns. `add`, `finish` and `release` take batches. If
   one of them raises `StoreUnavailable`, it has applied its whole batch or nothing of it.
-* The store's clock decides what is due, and `claim` returns its time. Times are epoch milliseconds.
+* The store's clock decides what is due; `claim` returns the time of that clock. Times are epoch ms.
 * The cost of a call depends on the number of tasks that it returns or changes, not on the number of
   stored tasks and lanes. Only `count_dead_letters` and `start_replay` read all dead letters
   (EXHAUSTED tasks) of a tenant.
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_REPLAY_LAG_MS = 1000
-"""A replay that is late makes up for at most this much of its delay."""
+"""A replay that is behind its rate catches up on at most this much time."""
 _MAX_REPLAY_PAUSE_MS = 1e12
 """About thirty years: a longer pause, due to a tiny rate, could overflow an integer column."""
 
@@ -100,7 +100,7 @@ class ClaimResult(msgspec.Struct):
     now: int
     tasks: list[Task]
     consecutive_opens_by_lane: dict[str, int]
-    """Only half-open lanes of these tasks: how often in a row the lane's breaker has opened."""
+    """For each half-open lane of these tasks: how often in a row its breaker has opened."""
     next_at: int | None
     """The next claim cannot lease a task before this time; None: no task waits.
 
@@ -123,8 +123,8 @@ class TaskResult(msgspec.Struct, kw_only=True, gc=False):
     next_attempt_at: int = 0
     """Required if `status` is PENDING."""
     renewed_lease: LeaseTerms | None = None
-    """Only with `status` PENDING and a next attempt within the horizon: leases the task to the
-    worker for this attempt too. The task stays IN_FLIGHT. Its version is incremented only once."""
+    """A lease for the next attempt, if `status` is PENDING and that attempt is due within the
+    horizon. The stored status then stays IN_FLIGHT. The version is incremented only once."""
     previous_delay: float | None = None
     backoff_offset: int = 0
     last_outcome_kind: str | None = None
@@ -158,7 +158,7 @@ class Release(msgspec.Struct, gc=False):
 class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Filter for tasks; None matches all."""
 
-    status: Status | None = None  # as stored: IN_FLIGHT also for a task that was leased early
+    status: Status | None = None  # as stored: a task leased before its due time is IN_FLIGHT
     policy_id: str | None = None
     lane: str | None = None
     reason: str | None = None
@@ -283,12 +283,12 @@ class Store(Protocol):
         is `wake_at` (the due time, or the end of an expired lease), then the order of adding.
         Nothing is leased from lanes that are in `skipped_lanes`, paused or parked. Of a half-open
         lane, at most `LaneRecord.probes` tasks are leased at a time. With a `limit` of 0, no task
-        is leased, and the result has only the times.
+        is leased, and the result has only `now` and `next_at`.
 
-        The attempt of an expired lease is logged as lost. In the log, it starts at its due time,
-        and has the worker that had the lease. The task's next attempt is due at the end of that
-        lease. If a cancellation of the task was requested, the task is not leased but becomes
-        CANCELLED. Such a task counts towards `limit` and `per_lane` too.
+        The attempt of an expired lease is logged as lost. The log entry has the attempt's due time
+        as its start, and the worker of the lease. The task's next attempt counts as due since the
+        end of that lease. If a cancellation of the task was requested, the task is not leased but
+        becomes CANCELLED. Such a task counts towards `limit` and `per_lane` too.
         """
         ...
 
@@ -386,16 +386,16 @@ class Store(Protocol):
         ...
 
     async def list_replays(self, *, running: bool, tenant: str | None = None) -> list[ReplayRecord]:
-        """Return at most 100 replays: all, newest first, or only running ones, by due time."""
+        """Return up to 100 replays, newest first; if `running`, running replays by due time."""
         ...
 
     async def replay_step(self, replay_id: str, limit: int) -> ReplayRecord | None:
         """Replay up to `limit` dead letters, oldest first, if the replay is running and due.
 
         Returns the replay as it is afterwards, or None if it does not exist. After n tasks the next
-        step is due n / rate seconds later, counted from the due time of this step. So a late replay
-        makes up for its delay, but for at most `MAX_REPLAY_LAG_MS` of it. The replay ends with a
-        step that reaches the last dead letter and has replayed fewer than `limit`.
+        step is due n / rate seconds later, counted from the due time of this step. So a replay that
+        is behind catches up, on at most `MAX_REPLAY_LAG_MS`. The replay ends with the first step
+        that finds no more dead letters before it has replayed `limit`.
         """
         ...
 
@@ -463,7 +463,7 @@ class Store(Protocol):
     ) -> list[AttemptsOfMinute]:
         """Return the attempt counts of one tenant, or of all tenants (None), sorted by minute.
 
-        The first minute is the one that contains `since`, but at most a day ago. Minutes without
+        The list starts with the minute of `since`, or a day ago if that is later. Minutes without
         attempts are omitted.
         """
         ...

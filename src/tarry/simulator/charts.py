@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Records = list[dict[str, Any]]
 """The data of a chart; the docstring of `vega` describes the fields of a record."""
 
-# Factors by which an axis is longer than its highest value needs, see `vega.axis_range`.
+# The factor by which the axis is lengthened beyond its highest value, see `vega.axis_range`.
 _SERIES_STRETCH = 1.02
 _BARS_STRETCH = 1.25  # leaves space for the value next to the longest bar
 _NEVER_STRETCH = 1.15  # leaves space for the line of values that are "never" (infinite)
@@ -169,7 +169,7 @@ def _line_chart(results: StudyResults, plot: Plot) -> Chart:
     mark = "line" if len(results.rows) > len(names) else "point"
     channel = vega.x_channel(x_values, x_title, x_unit, is_swept=not x_is_metric)
     view = vega.lines_view(names, y_range, channel, study.unit(plot.y), (x_title, y_title))
-    never_note = "Values on the line at the top are never." if _has_infinite_value(records) else ""
+    never_note = "Values on the line at the top mean never." if _has_infinite_value(records) else ""
     scale_note = _describe_log_scale(records, y_range, "The vertical scale is logarithmic.")
     first_sentence = f"One {mark} for each variant: {y_title} against {x_title}."
     sentences = (first_sentence, never_note, scale_note)
@@ -236,7 +236,7 @@ def _build_record(results: StudyResults, row: StudyRow, metric: str) -> dict[str
 def _thin_series(row: StudyRow, name: str) -> tuple[float, list[float]]:
     """Return a time series of the first trial: the seconds between two points, and the points.
 
-    A point of a long series is the highest of several buckets, because peaks must stay visible.
+    A point of a long series is the highest of several values, because peaks must stay visible.
     """
     trial = row.trials[0] if row.trials else None
     values: Sequence[float] = getattr(trial, "series", {}).get(name, ())

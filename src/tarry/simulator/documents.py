@@ -57,7 +57,7 @@ _QUOTES = ('"', "'")
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The table of a file with exactly one document, and where each value was written."""
+    """The table of a file that has exactly one document, and the location of each value."""
 
     path: Path
     data: dict[str, Any]
@@ -193,7 +193,7 @@ def _parse_json(text: str) -> list[ParsedDocument]:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         raise DocumentSyntaxError(f"not JSON: {error.msg}", error.lineno) from None
-    except ValueError as error:  # an integer with more digits than Python converts
+    except ValueError as error:  # Python does not parse an integer with thousands of digits
         raise DocumentSyntaxError(f"not JSON: {error}") from None
     line_numbers, duplicate_key = json_line_numbers(text)
     if duplicate_key is not None:
@@ -271,7 +271,7 @@ class _LineFinder:
     def __init__(self, text: str, pattern: re.Pattern[str], unquote: Callable[[str], str]) -> None:
         self.line_numbers: dict[KeyPath, int] = {}
         self.duplicate_key: _Token | None = None
-        """The first key that appears again in its table, and the line where it does."""
+        """For JSON: the first key that is repeated in its table, and the line where it does."""
         self._unquote = unquote
         self._tokens: list[_Token] = []
         self._position = 0

@@ -103,7 +103,7 @@ class VirtualClock:
         self._started = self._now
         self._previous: tuple[Any, ...] = ()
         self._trio: MockClock | None = None
-        """The clock of trio inside `run_trio`; its time 0 is the virtual time `_now`."""
+        """The clock of trio inside `run_trio`. Its time 0 is `_now`, which does not change then."""
 
     @property
     def elapsed(self) -> float:

@@ -144,7 +144,7 @@ class LineReader:
 
 
 def read_rows(lines: Iterable[str], suffix: str) -> Iterator[Row]:
-    """Yield the rows of a CSV or JSONL log. Errors do not contain the line number."""
+    """Yield the rows of a CSV or JSONL log. The caller adds the file and line to errors."""
     nonblank_lines: Iterator[str] = (line for line in lines if line.strip())
     is_csv = suffix.lower() == ".csv"
     if suffix.lower() not in {".csv", ".jsonl", ".ndjson"}:
@@ -177,7 +177,7 @@ def _parse_csv(lines: Iterator[str]) -> Iterator[Row]:
 
 
 def _parse_cell(name: str, cell: str) -> object:
-    """Return a number, a string, or None for an empty cell, as a JSON log would have it."""
+    """Return the value as in a JSON log. An empty cell is None, or "" in a text column."""
     if name in _TEXT_COLUMNS:
         return cell
     return float(cell) if _NUMBER.fullmatch(cell) else cell or None
@@ -225,7 +225,7 @@ def _parse_attempt(row: Row) -> LoggedAttempt:
         raise ConfigurationError(msg)
     start_ms = _parse_number("startedAt", row["startedAt"], 0, _MAX_STARTED_AT_MS)
     if _MIN_LIKELY_SECONDS <= start_ms < _MAX_LIKELY_SECONDS:
-        msg = f"column startedAt must be epoch milliseconds, got {start_ms:.0f}: these are seconds"
+        msg = f"column startedAt must be epoch milliseconds, got {start_ms:.0f}: probably seconds"
         raise ConfigurationError(msg)
     return LoggedAttempt(
         str(task),
@@ -250,7 +250,7 @@ def _parse_number(column: str, value: object, low: float, high: float) -> float:
 
 
 def _parse_integer(column: str, value: object, low: int, high: int) -> int:
-    """Return an integer. 2.0 is accepted, as pandas writes 2 in a column that has gaps."""
+    """Return an integer. Accepts 2.0, because pandas writes 2 as 2.0 in a column with gaps."""
     result = _parse_number(column, value, low, high)
     if result != int(result):
         raise ConfigurationError(f"column {column} must be a whole number, got {short_repr(value)}")

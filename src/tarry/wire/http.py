@@ -11,7 +11,7 @@ from tarry.core.checks import check_count, valid_duration
 from tarry.errors import ConfigurationError
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY"})
-"""Methods without side effects (RFC 9110 section 9.2.1, and QUERY by its own RFC)."""
+"""Methods without side effects (RFC 9110 section 9.2.1, and RFC 10008 for QUERY)."""
 IDEMPOTENT_METHODS = SAFE_METHODS | {"PUT", "DELETE"}
 HOP_BY_HOP_HEADERS = frozenset({
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection",
@@ -63,7 +63,7 @@ def origin_of(scheme: str, host: str, port: int | None) -> str:
 def format_idempotency_key(key: str) -> str:
     """Return an idempotency key as a header value: a quoted string (RFC 9651 section 3.3.3)."""
     if not (isinstance(key, str) and key and key.isascii() and key.isprintable()):
-        rule = "must be a string of visible ASCII characters"
+        rule = "must be a non-empty string of visible ASCII characters and spaces"
         raise ConfigurationError("an idempotency key", rule, key)
     escaped = key.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
@@ -110,5 +110,5 @@ class Problem:
         return present | dict(self.extensions)
 
     def to_json(self) -> bytes:
-        """Return JSON in ASCII, because text of a client may contain what UTF-8 cannot encode."""
+        """Return JSON in ASCII, because UTF-8 cannot encode lone surrogates in text of a client."""
         return json.dumps(self.to_dict()).encode()

@@ -18,7 +18,7 @@ from tarry.wire.policies import MAX_DURATION_MS
 T = TypeVar("T")
 
 MIN_TIME_MS = 100_000_000_000
-"""A time in 1973. A smaller number is probably in seconds, so the error names the unit."""
+"""A time in 1973. The service rejects smaller numbers, because they are probably in seconds."""
 MAX_TIME_MS = 253_402_300_799_999
 """The end of the year 9999."""
 MAX_BATCH_SIZE = 1_000
@@ -59,7 +59,7 @@ class _RequestBody(_Body, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class RetryTaskRequest(_RequestBody):
-    """The body that creates a task. A task is an HTTP request that the service sends and retries.
+    """The body that creates a task: an HTTP or gRPC request that the service sends and retries.
 
     At most one of `body`, `bodyBase64` and `bodyRef` can be set. If `body` is a string, it is sent
     as UTF-8. Any other JSON value is sent as JSON, with the content type of JSON.
@@ -119,7 +119,7 @@ class RetryTask(_Body, kw_only=False):
     body_ref: str | None
     callback_url: str | None
     cancelling: bool
-    """Whether the task was cancelled while an attempt was running."""
+    """Whether the task will be CANCELLED when its attempt ends, unless the attempt succeeds."""
     replays: int  # the number of replays of this dead letter
     version: int
     """Incremented by every change of the task, except a request to cancel it."""
@@ -134,7 +134,7 @@ class BatchRequest(_RequestBody):
 
 
 class BatchResult(_Body, omit_defaults=True):
-    """The result for one task of a batch; `status` is that of an HTTP request for it alone."""
+    """The result for one task of a batch; `status` is the HTTP status as for a single task."""
 
     status: int
     task: RetryTask | None = None
@@ -223,8 +223,9 @@ class ServiceEvent(
     """An event of a task or a lane: the data of one message of the `/events` stream."""
 
     kind: str
-    """added, attempt, succeeded, exhausted, cancelled, superseded (result after the end of the
-    lease), deferred, parked, probing, resumed, paused; or missed: this slow reader lost events."""
+    """added, attempt, succeeded, exhausted, cancelled, superseded (the lease was lost before the
+    result was stored), deferred (an attempt was not started, see `reason`), parked, probing,
+    resumed, paused; or missed: events were dropped, because this stream was read too slowly."""
     at: int | None = None
     """The time of the event."""
     lane: str | None = None
@@ -342,11 +343,10 @@ class DownstreamInfo(_Body):
     state: LaneStateName
     parked_until: int | None
     consecutive_opens: int
-    """Number of times the breaker has opened since it was last closed."""
+    """How often in a row the breaker has opened, without closing in between."""
     pending: int
     in_flight: int
-    dead: int
-    """The number of dead letters; `pending` and `in_flight` are numbers of tasks, too."""
+    dead: int  # the number of dead letters
     last_claim_at: int | None
     """The time at which a worker last claimed a task of the lane."""
     local: LocalStats | None

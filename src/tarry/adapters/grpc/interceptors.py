@@ -10,7 +10,7 @@ may fail because one of its calls was given up after retries. The interceptor th
 which tells the client not to retry: the trailer `grpc-retry-pushback-ms: -1`. There are two cases:
 
 - The handler raises an error that comes from a call that was given up. The status is UNAVAILABLE
-  with the pushback, unless the handler has set a code.
+  with the pushback. If the handler has set a code, the second case applies instead.
 - The handler sets a code that means a failure of the server, or aborts with one, and any call was
   given up. The pushback is added, unless the handler sends its own.
 """
@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 
 _RETRIES_OPTION = "grpc.enable_retries"
 _SERVICE_CONFIG_OPTION = "grpc.service_config"
-_PUSHBACK_KEY = "grpc-retry-pushback-ms"  # a metadata key, as is `_PREVIOUS_ATTEMPTS_KEY`
+# Metadata keys:
+_PUSHBACK_KEY = "grpc-retry-pushback-ms"
+_PREVIOUS_ATTEMPTS_KEY = "grpc-previous-rpc-attempts"
 _SERVER_FAILURE_CODES = frozenset(
     getattr(grpc.StatusCode, name)
     for name in ("UNKNOWN", "INTERNAL", "DATA_LOSS", "UNAVAILABLE", "DEADLINE_EXCEEDED")
@@ -47,7 +49,6 @@ _SERVER_FAILURE_CODES = frozenset(
 _NO_DEADLINE_S = 1e9
 """For a call without a deadline, a `grpc` server reports that more seconds than this remain."""
 _END_OF_STREAM = object()
-_PREVIOUS_ATTEMPTS_KEY = "grpc-previous-rpc-attempts"
 
 
 class _CallDetails(NamedTuple):
@@ -67,11 +68,11 @@ class RetryInterceptor:
     Args:
         policy: the retry policy; by default `tarry.Policy()`.
         downstream: one `tarry.Downstream` for all calls, or a function that returns one for a
-            target. By default each target gets its own, with a breaker and a retry budget.
+            name. By default each name gets its own, with a breaker and a retry budget.
         repeatable: whether a call may be sent again after the server has read it: True, False, or a
             function that takes the method ("shop.Payments/Charge") and returns a bool.
         target: the address of the channel. It is used as the name of the downstream. Without it,
-            there is one downstream for each gRPC service.
+            the name is that of the gRPC service.
     """
 
     def __init__(
@@ -157,7 +158,7 @@ def _is_future_call(first_attempt: Any) -> bool:
     """Return whether the user called `future()`, which gRPC does not tell interceptors.
 
     The first attempt of a blocking call is already done at this point. That of a future usually is
-    not. If it failed at once, it is done too, but it is an iterator and its own exception.
+    not. A future that failed at once is done too. It is an iterator whose `exception()` is itself.
     """
     if not first_attempt.done():
         return True

@@ -106,7 +106,7 @@ def try_make_repeatable(
 
 
 def limit_by_deadline(timeout_s: float | None) -> float | None:
-    """Return the timeout, or the seconds until the deadline if these are fewer; None if neither."""
+    """Return the shorter of the timeout and the time until the deadline; None if both are None."""
     if _get_deadline_scope() is None:
         return timeout_s
     limits = (timeout_s, deadlines.remaining())
@@ -188,7 +188,7 @@ class DrainedBody:
 
 
 def final_response(error: ResultNotAccepted) -> Any:
-    """Return the last response of a call that was given up; `record_of(response)` then works."""
+    """Return the last response of a call that was given up, with the record for `record_of`."""
     object.__setattr__(error.result, RECORD_ATTRIBUTE, getattr(error, RECORD_ATTRIBUTE, None))
     return error.result
 

@@ -162,12 +162,12 @@ class RequestSender:
 
     Args:
         http_functions: the functions that are specific to the HTTP client.
-        send: sends one attempt; a coroutine function if the client is async. Takes what the adapter
-            passes to the function from `send_function`, and the keywords `attempt_timeout` (the
-            policy's, in seconds) and `attempt_number` (1 by default).
+        send: sends one attempt; a coroutine function if the client is async. Takes the
+            arguments of the function that `send_function` returns, and the keywords
+            `attempt_timeout` (the policy's, in seconds) and `attempt_number` (1 by default).
         send_unchanged: sends a first attempt that has no time limit. Takes only the request. Faster
             than `send`, because it adds no headers or timeouts to the request.
-        task_client: the adapter's argument `hand_off`.
+        task_client: hands failed requests to the service (the adapter's argument `hand_off`).
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class RequestSender:
         attempt_timeout = policy.attempt_timeout
         if not http_functions.is_async:
             # A blocking client enforces the attempt timeout with its own timeouts. If the policy
-            # had one, the driver would start a thread for each attempt.
+            # had one, `drivers` would start a thread for each attempt.
             policy = policy.replace(attempt_timeout=None)
         if hedging is not None:
             # This policy is only for requests that are not repeatable, and so not hedged.
@@ -214,7 +214,7 @@ class RequestSender:
         `send_function`, because a dict lookup is cheaper than a function call."""
 
     def send_function(self, cache_key: CacheKey) -> Callable[..., Any]:
-        """Return the function that sends such requests with retries; create it if needed."""
+        """Return the function that sends requests with this cache key; create it if needed."""
         send_with_retries = self.cached_functions.lookup(cache_key)
         if send_with_retries is not None:
             return send_with_retries
@@ -241,7 +241,7 @@ def _wrap_with_fast_path(
 ) -> Callable[[Any], Any]:
     """Return a function that sends a request with as little code as possible if nothing fails.
 
-    The code is that of `drivers.wrap`, but it takes only one argument and calls no function to
+    The function is like that of `drivers.wrap`, but takes one argument and calls no function to
     classify a success. This saves 0.3 of 2.1 us per request (CPython 3.11). The fast path needs a
     breaker without `slow_after` and without recent failures (`can_count_success`), and no listener
     or deadline. Otherwise `drivers.wrap` makes the whole call.
@@ -262,7 +262,7 @@ def _wrap_with_fast_path(
         ):
             return send_with_retries(request)
         last_record_number, clock = bus.last_record_number, environment.now
-        permit = breaker.generation  # as for each attempt that a closed breaker admits
+        permit = breaker.generation  # the permit of each attempt that a closed breaker admits
         started = clock()
         try:
             response = send_unchanged(request)

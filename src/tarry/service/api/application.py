@@ -49,7 +49,7 @@ class Api:
         )
         operations = [pair for resource in resources for pair in resource_operations(resource)]
         handlers = _docs_handlers(operations, version, require_api_keys=context.require_api_keys)
-        public_paths = set(handlers)  # the documentation
+        public_paths = set(handlers)  # so far, those of the documentation
         for operation, handler in operations:
             handlers.setdefault(operation.path, {})[operation.method] = handler
             if operation.is_public:

@@ -146,7 +146,7 @@ def _add_untyped_rules(schemas: dict[str, Any]) -> None:
 def _describe_messages(
     operation: Operation, schema_by_type: dict[str, Any], schemas: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the fields of an operation that describe its requests, responses and callbacks."""
+    """Return the part of an OpenAPI operation about its requests, responses and callbacks."""
     response, response_body = operation.response, {}
     if isinstance(response, str):  # a media type
         response_body = {"content": {response: {"schema": {"type": "string"}}}}
@@ -181,8 +181,8 @@ def _describe_messages(
     if operation.callback is not None:
         content = _json_content(schema_by_type[str(operation.callback)])
         post = {
-            "summary": "Report the result of the task. Delivered as a task with the default "
-            "policy.",
+            "summary": "Report the result of the task. The service retries the callback with the "
+            "default policy.",
             "requestBody": {"required": True, "content": content},
             "responses": {"2XX": {"description": "The callback was received."}},
         }

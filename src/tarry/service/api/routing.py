@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tarry.wire.http import Receive, Scope, Send
 
 _logger = logging.getLogger("tarry.service")
-_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_METHODS_WITHOUT_ORIGIN_CHECK = frozenset({"GET", "HEAD", "OPTIONS"})
 
 Handler: TypeAlias = Callable[[ApiRequest], Awaitable[ApiResponse | messages.ResponseStream]]
 H = TypeVar("H", bound=Callable[..., Any])
@@ -28,8 +28,8 @@ H = TypeVar("H", bound=Callable[..., Any])
 class Operation(msgspec.Struct, frozen=True):
     """An HTTP method of a path, with its documentation for OpenAPI.
 
-    Used as a decorator of its handler, a method of a resource. The handler's docstring is the
-    summary of the operation.
+    Decorates its handler, a function of a resource class. The handler's docstring is the summary of
+    the operation.
     """
 
     method: str
@@ -120,7 +120,7 @@ class Endpoint:
     def handle_buffered(
         self, scope: Scope, body: bytes, respond: Callable[[ApiResponse], None]
     ) -> asyncio.Task[Any] | None:
-        """Handle a complete request; call `respond` once with the response, which is no stream.
+        """Handle a complete request; call `respond` once. The handler must not return a stream.
 
         Return the asyncio task that computes the response, or None if no asyncio task is needed.
         """
@@ -149,7 +149,7 @@ class Endpoint:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         if self._check_host is not None:
             self._check_host(headers)
-        if b"origin" in headers and method not in _SAFE_METHODS:
+        if b"origin" in headers and method not in _METHODS_WITHOUT_ORIGIN_CHECK:
             _check_origin(headers)
         request = ApiRequest(scope, receive, headers, body)
         authenticate = self._authenticate
@@ -200,8 +200,8 @@ def _error_response(error: BaseException, scope: Scope) -> ApiResponse:
     elif isinstance(error, StoreUnavailable):
         _logger.info("store unavailable, request=%s %s: %s", scope["method"], scope["path"], error)
         detail = (
-            "The store is unavailable. The request may have been stored: send it again. A task "
-            "without an idempotencyKey may then exist twice."
+            "The store is unavailable. Send the request again. It may have been stored already, so "
+            "a task without an idempotencyKey may then exist twice."
         )
         api_error = problems.unavailable(detail)
     elif isinstance(error, Overloaded):

@@ -40,12 +40,12 @@ _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _YIELD_EVERY_TASKS = 50
 """Number of tasks after which `create_batch` yields to the event loop."""
 _UNFINISHED_RETRY_AFTER_S = 10.0
-"""`Retry-After` for a tenant at its limit of unfinished tasks (PENDING or IN_FLIGHT)."""
+"""`Retry-After` for a tenant at its quota of live tasks (PENDING or IN_FLIGHT)."""
 _MINIMAL_APPLIED = (b"preference-applied", b"return=minimal")
 _MAX_TENANT_BUCKETS = 10_000
 _MAX_CONSECUTIVE_STORE_FAILURES = 3
-"""After this many failures of the store in a row, the remaining tasks of a batch are rejected if
-they need `finish_building`."""
+"""After this many failures of the store in a row, the remaining tasks of a batch that need
+`finish_building` are rejected."""
 
 
 class _IdempotencyKeyOnly(msgspec.Struct, rename="camel"):
@@ -89,7 +89,7 @@ class TenantRateLimiter:
         if not wait_s:
             balance -= token_count
         if len(self._buckets) >= _MAX_TENANT_BUCKETS:
-            # The least recently used bucket is the most likely to be full again.
+            # The least recently used bucket is probably full again; a full bucket is like none.
             del self._buckets[next(iter(self._buckets))]
         self._buckets[tenant] = balance, now
         return wait_s
@@ -148,7 +148,7 @@ class TaskCreation:
         new_task, content = self._task_builder.build_task(
             request.tenant, task_request, idempotency_key, trace
         )
-        # Empty `packed_content`: the policy or the body needs I/O, see `finish_building`.
+        # If `packed_content` is empty, the policy or the body needs I/O: see `finish_building`.
         if not new_task.task.packed_content or b"prefer" in headers:
             return self._create_with_more_io(request, new_task, content)
         future = self._context.engine.submit([new_task], [content])
@@ -246,7 +246,7 @@ class TaskCreation:
         """Return the tasks of a batch: decoded all at once if possible (faster), else as raw JSON.
 
         The caller decodes raw tasks one by one. A task that is invalid, or larger than
-        `max_request_bytes`, then only fails itself.
+        `max_request_bytes`, then fails alone.
         """
         if len(body) <= self._context.limits.max_request_bytes:
             with suppress(*_DECODE_ERRORS):

@@ -225,7 +225,7 @@ class GrpcDeliveryClient:
         if self._proxy is not None:
             options.append(("grpc.http_proxy", self._proxy))
         else:
-            options.append(("grpc.enable_http_proxy", 0))  # not the proxy of the environment
+            options.append(("grpc.enable_http_proxy", 0))  # ignore `http_proxy`
         if target.scheme == "grpc":
             return self._grpc.aio.insecure_channel(grpc_target, options=options)
         options.append(("grpc.ssl_target_name_override", target.host))

@@ -26,9 +26,9 @@ Deadline: TypeAlias = list[Any]
 """`[due, tie_breaker, callback]`; the callback is None once the deadline is cancelled.
 A list and not an object with `__lt__`: the heap compares often, and lists are compared in C."""
 CALLBACK = 2  # the index of the callback in a Deadline
-_MIN_COMPACTION_SIZE = 512  # deadlines
+_MIN_COMPACTION_SIZE = 512  # a heap with fewer deadlines is not compacted
 MAX_RESPONSE_HEADERS, MAX_RESPONSE_HEADER_BYTES = 200, 64 * 1024
-"""Limits for the headers of a response and of the interim responses (1xx) before it, together."""
+"""Limits for the headers of a response. Until these are complete, interim (1xx) bytes count too."""
 _MAX_JOINED_BODY_BYTES = 64 * 1024
 """A body up to this size is copied behind the head, so that both are written in one call."""
 _TLS_SHUTDOWN_TIMEOUT_S = 1.0
@@ -163,7 +163,7 @@ class Connection(asyncio.Protocol):
         self._raw_transport: asyncio.Transport | None = None  # the transport below TLS
         self._parser: httptools.HttpResponseParser | None = None
         self._connect_result: ConnectResult | None = None
-        """Has the durations of the connect phases. None once these are in a result."""
+        """Has the durations of the connect phases. None once a `DeliveryResult` has them."""
         self._remote = ""
         self._is_secure = False
         self._shutdown_timer: asyncio.TimerHandle | None = None
@@ -185,7 +185,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether the connection is open. If idle, the server may have closed it unnoticed."""
+        """Whether the connection is open; a close by the server may not have been noticed yet."""
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, pending: PendingRequest, now: float) -> None:
@@ -290,7 +290,7 @@ class Connection(asyncio.Protocol):
         if self._is_complete:
             raise ValueError("it is followed by a second response")
         if self._headers:
-            self._headers = []  # without those of the interim response
+            self._headers = []  # drop the headers of the interim response
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a header; trailers are ignored."""
@@ -376,7 +376,7 @@ class Connection(asyncio.Protocol):
         pending.complete(result, self._clock())
 
     def fault_result(self, fault: Fault, message: str) -> DeliveryResult:
-        """Return the result of a request that got no response on this connection."""
+        """Return the result of a request that got no complete, valid response."""
         result = DeliveryResult(fault=fault, error=message, remote=self._remote)
         if (phases := self._connect_result) is not None:
             self._add_connect_phases(phases, result)

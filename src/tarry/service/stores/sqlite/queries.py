@@ -34,9 +34,9 @@ LEFT JOIN worker AS w ON w.id = s.worker
 """
 """Start of a query for tasks; the caller appends a WHERE clause on `s`.
 
-The columns are the fields of `Task` in their order, some under other names (`forgiven` is
-`attempts_before_replay`, `restarted` is `backoff_offset`), and then `TaskRowIds`. In SQLite, CROSS
-JOIN fixes the join order: `s` is read first, and for each of its rows the other tables."""
+The columns are the fields of `Task` in their order, some under other names (see `schema`), and then
+`transaction.TaskRowIds`. In SQLite, CROSS JOIN fixes the join order: `s` is read first, and for
+each of its rows the other tables."""
 STATUS, WAKE_AT, _CANCELLING, SEQ = 12, 22, 23, 26
 """Positions of columns in `SELECT_TASK`. `wake_at` is the due time of a PENDING task, and the end
 of the lease of an IN_FLIGHT task."""
@@ -69,8 +69,8 @@ ORDER BY seq DESC LIMIT ?3
     for status in Status
     if status.is_finished
 }
-# An index holds the live tasks, and the tasks of each finished status, in the order of adding. A
-# list of all tasks merges these ranges of the indexes by `seq`, which is column 1.
+# In the order of adding, one index has the live tasks of a tenant, and another the tasks of each
+# finished status. A list of all tasks merges these index ranges by `seq`, which is column 1.
 _TASK_RANGES = [f"SELECT * FROM ({query})" for query in (_LIVE_TASKS, *_FINISHED_TASKS.values())]
 _ALL_TASKS = " UNION ALL ".join(_TASK_RANGES) + " ORDER BY 1 DESC LIMIT ?3"
 # The columns are in the order of the fields of `LaneRecord`.
@@ -160,7 +160,7 @@ def list_tasks(
     name_ids = resolve_names(tx, tenant, task_filter.lane, task_filter.policy_id)
     if name_ids is None:
         return Page(items=[], cursor=None)
-    tenant_id, lane, policy = name_ids
+    tenant_id, wanted_lane, wanted_policy = name_ids
     wanted_status, wanted_reason = task_filter.status, task_filter.reason
     if wanted_status is None:
         statement = _ALL_TASKS
@@ -169,7 +169,7 @@ def list_tasks(
     # The statement selects by tenant and, if the wanted status is a finished one, by status. With
     # any other filter, some rows that the statement returns do not match.
     is_live_status = wanted_status is not None and not wanted_status.is_finished
-    is_filtered = is_live_status or (lane, policy, wanted_reason) != (None, None, None)
+    is_filtered = is_live_status or (wanted_lane, wanted_policy, wanted_reason) != (None,) * 3
     max_rows = max(MAX_SCANNED_ROWS, limit + 1) if is_filtered else limit + 1
     items: list[Task] = []
     scanned, last_seq = 0, before
@@ -180,8 +180,8 @@ def list_tasks(
         scanned, last_seq = scanned + 1, seq
         if (
             (wanted_status is None or wanted_status == status)
-            and (lane is None or lane == lane_id)
-            and (policy is None or policy == policy_id)
+            and (wanted_lane is None or wanted_lane == lane_id)
+            and (wanted_policy is None or wanted_policy == policy_id)
             and (wanted_reason is None or wanted_reason == reason)
         ):
             items.append(decode_task(tx.execute(_TASK_BY_SEQ, (seq,)).fetchone()))
@@ -220,7 +220,7 @@ def counters(tx: ReadTransaction, tenant: str | None = None) -> Counters:
 def attempts_per_minute(
     tx: ReadTransaction, tenant: str | None, since: int
 ) -> list[AttemptsOfMinute]:
-    """Return the attempt counts of each minute since `since`, but at most of the last day."""
+    """Return the attempt counts per minute, from the minute of `since`, or a day ago if later."""
     since = max(since - since % MINUTE_MS, tx.now - DAY_MS)
     minutes: list[AttemptsOfMinute] = []
     for minute, outcome, count in tx.execute(_ATTEMPTS_PER_MINUTE, (tenant, since)):
