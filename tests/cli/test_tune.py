@@ -92,7 +92,7 @@ def test_the_tables(log: Path) -> None:
     assert "8,000 calls in " in result.stdout
     assert ", 3 outages" in result.stdout
     assert [] == [field for field in FIELDS if field not in result.stdout]
-    assert "p99.5 of attempts outside outages" in result.stdout
+    assert "p99.5 of successful attempts outside" in result.stdout
     assert "of the time: drop it" in result.stdout
     assert "a quarter of the median outage" in result.stdout
     assert "hedge percentile" in result.stdout

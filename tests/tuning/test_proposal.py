@@ -126,8 +126,8 @@ def test_latency_target_below_the_median_is_rejected() -> None:
         warnings_of(STEADY, 0.05)
 
     assert (
-        "half of the successful attempts took longer than the latency target of 50 ms "
-        "(median 61 ms): retries cannot meet it"
+        "half of the successful attempts outside outages took longer than the latency target "
+        "of 50 ms (median 61 ms): retries cannot meet it"
     ) == str(refused.value)
 
 
@@ -136,7 +136,7 @@ def test_latency_target_below_the_p995_gives_a_warning(budget: float, late: str)
     """The warning has the share of healthy attempts that miss the target."""
     (warning,) = warnings_of(LogModel(calls=20_000, success_rates=(1.0,)), budget)
 
-    assert warning.startswith(f"{late} of the successful attempts took longer than the latency")
+    assert warning.startswith(f"{late} of the successful attempts outside outages took longer")
     assert " ms (median 49.7 ms, p99.5 182" in warning
 
 
@@ -280,11 +280,17 @@ def test_latency_target_must_be_positive(budget: float) -> None:
     [
         (
             "attempt_timeout",
-            "too little data: 37 successful attempts, 1,000 needed for p99.5; left out",
+            (
+                "too little data: 37 successful attempts outside outages, "
+                "1,000 needed for p99.5; left out"
+            ),
         ),
         (
             "initial_delay",
-            "too little data: 37 successful attempts, 200 needed for the median; kept at 100 ms",
+            (
+                "too little data: 37 successful attempts outside outages, "
+                "200 needed for the median; kept at 100 ms"
+            ),
         ),
         ("max_delay", "too little data: 0 outages, 3 needed for a median; kept at 30 s"),
         ("max_attempts", "too little data: attempt 2 was made 0 times, 200 needed; kept at 4"),
@@ -294,7 +300,10 @@ def test_latency_target_must_be_positive(budget: float) -> None:
         ),
         (
             "hedging.after",
-            "too little data: 37 successful attempts, 5,000 needed for p99.9; left out",
+            (
+                "too little data: 37 successful attempts outside outages, "
+                "5,000 needed for p99.9; left out"
+            ),
         ),
     ],
 )

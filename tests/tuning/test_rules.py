@@ -144,7 +144,7 @@ def test_the_timeout_is_the_p995() -> None:
     suggestion = suggestion_for(LOG_MODEL, "attempt_timeout")
 
     assert LOG_MODEL.quantile(P995) == pytest.approx(suggestion.proposed, rel=0.05)
-    assert "p99.5 of attempts outside outages" == suggestion.reason
+    assert "p99.5 of successful attempts outside outages" == suggestion.reason
     assert " (95 % interval 1" in suggestion.basis
     assert " ms to " in suggestion.basis
     assert suggestion.has_enough_data
@@ -185,7 +185,9 @@ def test_timeout_that_cuts_off_is_not_shortened() -> None:
     suggestion = suggestion_for(model, "attempt_timeout", Defence(Policy(attempt_timeout=0.1)))
 
     assert (0.1, False) == (suggestion.proposed, suggestion.has_enough_data)
-    assert "8.2 % of attempts outside outages ran into the timeout" in suggestion.reason
+    assert (
+        "8.2 % of the successful and cut-off attempts outside outages ran into" in suggestion.reason
+    )
     assert suggestion.reason.endswith("raise it and measure again; kept at 100 ms")
     assert "over 100 ms of 10,835, 892 cut off at 100 ms" == suggestion.basis
 

@@ -74,7 +74,7 @@ class Conflict(ServiceError):
 
 
 class TooManyRequests(ServiceError):
-    """A quota is used up; repeat the request after `retry_after` seconds (429)."""
+    """A limit of the tenant is reached; repeat the request after `retry_after` seconds (429)."""
 
 
 class NotFinished(TarryError, TimeoutError):

@@ -116,7 +116,9 @@ def _parse_quoted(text: str) -> str:
         parameter = _PARAMETER.match(text, start)
         if parameter is None or not _is_utf8(parameter["display"] or ""):
             rest = text[start:][:20]
-            raise MalformedKey(f"Only valid parameters may follow the key, but {rest!r} follows.")
+            raise MalformedKey(
+                f"Idempotency-Key: only parameters may follow the key, but {rest!r} follows."
+            )
         start = parameter.end()
     return _ESCAPED.sub(r"\1", string[1]) if "\\" in string[1] else string[1]
 

@@ -27,7 +27,7 @@ _MAX_TOKENS = 1000
 _MIN_TOKEN_RATIO = 0.001
 _MIN_BACKOFF_S = 0.005
 """With 1 or 2 ms the C core can lose the retry, and then the call hangs (grpc/grpc#41036)."""
-_JITTER_EFFECT = "gRPC waits 0.8 to 1.2 times the delay"
+_JITTER_EFFECT = "gRPC waits 0.8 to 1.2 times the ceiling"
 _FULL_JITTER_EFFECT = f"{_JITTER_EFFECT}: on average twice as long as full jitter"
 _UNSUPPORTED_ROOT_KEYS = ("loadBalancingConfig", "loadBalancingPolicy", "healthCheckConfig")
 _ROOT_KEYS = ("methodConfig", "retryThrottling", *_UNSUPPORTED_ROOT_KEYS)
@@ -271,7 +271,7 @@ def _import_policy(table: DocumentTable, converter: Converter) -> Policy:
     if not codes:
         rule = "must name at least one code, got none"
         raise ConfigurationError(table.path_of("retryableStatusCodes"), rule)
-    effect = "gRPC waits 0.8 to 1.2 times the delay; imported as equal jitter, 0.5 to 1"
+    effect = "gRPC waits 0.8 to 1.2 times the ceiling; imported as equal jitter, 0.5 to 1"
     converter.report(table.path, "jitter of 20 %", effect)
     converter.report_unread(table)
     policy = Policy(

@@ -172,7 +172,9 @@ def _latency_target_warnings(evidence: Evidence, target: float) -> Iterator[str]
         return
     median = quantile(durations, 0.5)
     measured = f"median {format_duration(median)}"
-    took_longer = "of the successful attempts took longer than the latency target of"
+    took_longer = (
+        "of the successful attempts outside outages took longer than the latency target of"
+    )
     if target < median:
         msg = f"half {took_longer} {format_duration(target)} ({measured}): retries cannot meet it"
         raise ConfigurationError(msg)

@@ -130,7 +130,7 @@ def suggest_initial_delay(
     if not isinstance(policy.backoff, str):
         return keep_value(field, current, _CUSTOM_BACKOFF_REASON)
     if len(durations) < MIN_ATTEMPTS:
-        available = format_count(len(durations), "successful attempt")
+        available = format_count(len(durations), "successful attempt") + " outside outages"
         return keep_without_data(field, current, available, f"{MIN_ATTEMPTS} needed for the median")
     round_trip = quantile(durations, 0.5)
     proposed = min(max(round_two_digits(2 * round_trip), MIN_INITIAL_DELAY_S), policy.max_delay)
@@ -191,7 +191,7 @@ def suggest_total_budget(
     basis = ""
     if len(durations) >= required_samples(0.99):
         basis = f"calls that succeeded took {format_duration(quantile(durations, 0.99))} at p99"
-    reason = "the latency target: no retry starts if it would end later"
+    reason = "latency target: no retry starts if expected to end later"
     return Suggestion("total_budget", policy.total_budget, latency_target, reason, basis)
 
 
@@ -226,7 +226,7 @@ def suggest_hedging(evidence: Evidence, current: Defence) -> Suggestion:
     durations = evidence.success_durations
     is_advice = current.hedging is None
     if len(durations) < required_samples(TAIL_QUANTILE):
-        available = format_count(len(durations), "successful attempt")
+        available = format_count(len(durations), "successful attempt") + " outside outages"
         required = f"{required_samples(TAIL_QUANTILE):,} needed for p99.9"
         suggestion = keep_without_data(field, current_after, available, required)
         return suggestion._replace(is_advice=is_advice)
@@ -313,7 +313,7 @@ class ObservedTimeout(NamedTuple):
 def suggest_attempt_timeout(
     evidence: Evidence, policy: Policy, latency_target: float | None
 ) -> Suggestion:
-    """Suggest the p99.5 of attempts outside outages, so that one in 200 is cut off and retried.
+    """Suggest the p99.5 of successful attempts outside outages, so that one in 200 is cut off.
 
     An attempt that a timeout has cut off would have taken longer; how much longer is unknown. If
     these attempts were left out of the sample, the suggested timeout would be too short, and it
@@ -359,7 +359,7 @@ def _suggest_by_latency(evidence: Evidence, current: float | None) -> Suggestion
     field, successes = "attempt_timeout", evidence.success_durations
     required = required_samples(TIMEOUT_QUANTILE)
     if len(successes) < required:
-        available = format_count(len(successes), "successful attempt")
+        available = format_count(len(successes), "successful attempt") + " outside outages"
         return keep_without_data(field, current, available, f"{required:,} needed for p99.5")
     observed = find_timeout(successes, evidence.failure_durations, current)
     sample = list(successes)
@@ -374,17 +374,19 @@ def _suggest_by_latency(evidence: Evidence, current: float | None) -> Suggestion
     basis = _describe_basis(observed, len(sample), p995, low, high)
     if observed is not None and low == inf:
         reason = (
-            f"{format_percent(observed.cut_off_count / len(sample))} of attempts outside outages "
-            "ran into the timeout, so p99.5 lies beyond it: raise it and measure again"
+            f"{format_percent(observed.cut_off_count / len(sample))} of the successful and cut-off "
+            "attempts outside outages ran into the timeout, so p99.5 lies beyond it: "
+            "raise it and measure again"
         )
         suggestion = keep_value(field, effective, reason, basis, has_enough_data=False)
         return suggestion._replace(current=current)
     if effective is not None and (p995 == inf or _round_up(low) <= effective <= _round_up(high)):
         # A change within the confidence interval would be random. As the timeout cuts off the
         # longest attempts, such changes would only ever shorten it.
-        reason = "p99.5 of attempts outside outages, as closely as the log can tell"
+        reason = "p99.5 of successful attempts outside outages, as closely as the log can tell"
         return keep_value(field, effective, reason, basis)._replace(current=current)
-    return Suggestion(field, current, _round_up(p995), "p99.5 of attempts outside outages", basis)
+    reason = "p99.5 of successful attempts outside outages"
+    return Suggestion(field, current, _round_up(p995), reason, basis)
 
 
 def _largest_cluster(successes: Sequence[float], failures: Sequence[float]) -> Sequence[float]:

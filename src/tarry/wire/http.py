@@ -11,7 +11,7 @@ from tarry.core.checks import check_count, valid_duration
 from tarry.errors import ConfigurationError
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY"})
-"""Methods without side effects (RFC 9110 section 9.2.1, and RFC 10008 for QUERY)."""
+"""Methods without side effects (RFC 9110 section 9.2.1, and the QUERY method)."""
 IDEMPOTENT_METHODS = SAFE_METHODS | {"PUT", "DELETE"}
 HOP_BY_HOP_HEADERS = frozenset({
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection",

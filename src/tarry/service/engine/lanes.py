@@ -123,7 +123,7 @@ class LeasedTask(Struct, eq=False):
     task: Task
     lane: LaneState
     content: TaskContent | None  # unpacked; None until the first attempt needs it
-    is_busy: bool = False  # whether a policy load, an attempt or a write for the task is running
+    is_busy: bool = False  # whether a policy load, attempt, write or cancellation is running
     is_queued: bool = False  # whether it is in the heap of `LeasedTasks` or in a queue of its lane
     is_dropped: bool = False  # whether it was removed from `LeasedTasks`; queues skip it
 

@@ -203,7 +203,7 @@ async def retry_now_revives_a_dead_letter(harness: StoreHarness) -> None:
 
 @conformance_case
 async def retry_now_ignores_running_and_finished_tasks(harness: StoreHarness) -> None:
-    """An IN_FLIGHT task is RUNNING; a succeeded or cancelled one is FINISHED."""
+    """Tasks that are IN_FLIGHT, SUCCEEDED or CANCELLED do not change."""
     await harness.add(task(1), task(2), task(3, next_attempt_at=START_MS + 500))
     one, _, _ = (await harness.claim()).tasks
     await harness.store.finish([success_result(one)])
