@@ -26,7 +26,7 @@ def test_missing_package(hidden: list[str], code: str, extra: str) -> None:
     )
 
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("tarry.errors.MissingExtra: this needs ")
+    assert last.startswith(f"tarry.errors.MissingExtra: tarry.adapters.{extra} needs ")
     assert last.endswith(f"pip install 'tarry[{extra}]'")
 
 

@@ -205,7 +205,7 @@ def test_list_has_state_backlog_and_latency(
     (document,) = [one for one in run_cli("downstreams", "--json").json if one["lane"] == lane]
 
     assert "downstream state pending running dead p50 p95" == " ".join(heading.split())
-    assert [lane, "OPEN", "1", "0", "0"] == row[:5]
+    assert [lane, "ACTIVE", "1", "0", "0"] == row[:5]
     assert row[6] in {"ms", "s"}
     assert 1 == document["pending"]
 
@@ -223,8 +223,8 @@ def test_pause_resume_and_reset(
 
     assert (0, f"{lane} PAUSED\n") == (paused.code, paused.out)
     assert (1, 0) == (held.code, held.json["attemptNumber"])
-    assert "OPEN" == resumed.json["state"]
-    assert f"{lane} OPEN\n" == reset.out
+    assert "ACTIVE" == resumed.json["state"]
+    assert f"{lane} ACTIVE\n" == reset.out
     assert "SUCCEEDED" == client.wait(held.json["taskId"], 30).status
 
 

@@ -146,7 +146,10 @@ MISTAKES = [
         ["contention", "--compare", str(CHECKOUT)],
         "--compare cannot be used with contention: its variants",
     ),
-    (["storm", "--compare", str(CHECKOUT)], f"{CHECKOUT}:3: the file has no key 'question'; it "),
+    (
+        ["storm", "--compare", str(CHECKOUT)],
+        f"{CHECKOUT}:3: 'question' is not a known key of the file; it ",
+    ),
     (
         ["storm", "--set", "client=3"],
         "--set: there is no parameter 'client'; did you mean 'clients'?",

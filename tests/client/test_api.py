@@ -35,7 +35,7 @@ JOB = {
 LANE = "https://example.com:443"
 DOWNSTREAM = {
     "lane": LANE,
-    "state": "OPEN",
+    "state": "ACTIVE",
     "parkedUntil": None,
     "consecutiveOpens": 0,
     "pending": 3,

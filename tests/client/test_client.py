@@ -99,7 +99,8 @@ def test_missing_package(hidden: str, name: str) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
     expected = (
-        "tarry.errors.MissingExtra: this needs httpx and msgspec: pip install 'tarry[client]'"
+        "tarry.errors.MissingExtra: tarry.client needs httpx and msgspec: "
+        "pip install 'tarry[client]'"
     )
     assert expected == result.stderr.splitlines()[-1]
 

@@ -141,7 +141,7 @@ def _comes_back(running: Service, dead: str, port: int, healthy: str) -> None:
         revived.open()
         running.wait_for(lambda: revived.arrivals[-1][1] >= ENOUGH)
         running.wait_until_finished(running.post(targetUrl=f"{healthy}/too")["taskId"])
-        assert "OPEN" == _lane(running, dead)["state"]
+        assert "ACTIVE" == _lane(running, dead)["state"]
         for at, there in revived.arrivals[PROBES:]:
             # The service began to count no earlier than the gate was opened.
             assert there <= 1 + (MOST - 1) * min(1.0, (at - revived.opened_at) / RAMP)

@@ -26,7 +26,7 @@ class Stuck:
     def hang(self) -> None:
         """Block until `finish`."""
         self.threads.append(threading.current_thread())
-        self.release.wait(30)
+        self.release.wait()
 
     def finish(self) -> None:
         """Release every call and wait for its thread."""

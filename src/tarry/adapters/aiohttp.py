@@ -27,7 +27,7 @@ try:
     import aiohttp
     from aiohttp import BytesPayload, ConnectionTimeoutError
 except ImportError as _missing:
-    _message = "this needs aiohttp 3.12 or later: pip install 'tarry[aiohttp]'"
+    _message = "tarry.adapters.aiohttp needs aiohttp 3.12 or later: pip install 'tarry[aiohttp]'"
     raise MissingExtra(_message) from _missing
 
 if TYPE_CHECKING:

@@ -77,7 +77,7 @@ def _checked_transport(transport: Any, class_name: str, method: str) -> Any:
             except ImportError:
                 continue
             return getattr(module, class_name)()
-        raise errors.MissingExtra("this needs httpx: pip install 'tarry[httpx]'")
+        raise errors.MissingExtra("tarry.adapters.httpx needs httpx: pip install 'tarry[httpx]'")
     retries: Any = getattr(getattr(transport, "_pool", None), "_retries", 0)
     if retries or hasattr(transport, "is_tarry_transport"):
         raise errors.ConfigurationError(

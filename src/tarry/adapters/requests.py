@@ -28,7 +28,9 @@ try:
     from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
     from urllib3.exceptions import SSLError as Urllib3SSLError
 except ImportError as _missing:
-    raise MissingExtra("this needs requests: pip install 'tarry[requests]'") from _missing
+    raise MissingExtra(
+        "tarry.adapters.requests needs requests: pip install 'tarry[requests]'"
+    ) from _missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -104,7 +104,9 @@ def require_packages() -> None:
         import_module("httpx")
         import_module("msgspec")
     except ImportError:
-        raise MissingExtra("this needs httpx and msgspec: pip install 'tarry[client]'") from None
+        raise MissingExtra(
+            "tarry.client needs httpx and msgspec: pip install 'tarry[client]'"
+        ) from None
 
 
 def _check_url(url: Any) -> str:

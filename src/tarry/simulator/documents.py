@@ -111,7 +111,8 @@ class DocumentValue(NamedTuple):
         keys = list(allowed_keys)
         for key in self.table():
             if key not in keys:
-                raise self.error(f"{self.name} has no key {key!r}; {did_you_mean(key, keys)}", key)
+                message = f"{key!r} is not a known key of {self.name}; {did_you_mean(key, keys)}"
+                raise self.error(message, key)
 
     def type_error(self, expected: str) -> ConfigurationError:
         """Return an error about the type of this value."""

@@ -27,8 +27,8 @@ MAX_PAGE_SIZE = 1_000
 StatusName: TypeAlias = Literal["PENDING", "IN_FLIGHT", "SUCCEEDED", "EXHAUSTED", "CANCELLED"]
 STATUS_NAMES: tuple[StatusName, ...] = get_args(StatusName)
 """The index of a name is the number of the status in the store."""
-LaneStateName: TypeAlias = Literal["OPEN", "PAUSED", "PARKED", "PROBING"]
-"""PAUSED: by an operator. PARKED: its breaker is open. PROBING: half-open. OPEN: otherwise."""
+LaneStateName: TypeAlias = Literal["ACTIVE", "PAUSED", "PARKED", "PROBING"]
+"""PAUSED: by an operator. PARKED: its breaker is open. PROBING: half-open. ACTIVE: otherwise."""
 BackoffType: TypeAlias = Literal["EXPONENTIAL", "FIXED", "LINEAR", "SCHEDULE"]
 JitterType: TypeAlias = Literal["DECORRELATED", "EQUAL", "FULL", "NONE"]
 PolicyName: TypeAlias = Annotated[

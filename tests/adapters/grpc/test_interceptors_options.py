@@ -153,4 +153,7 @@ def test_missing_grpcio() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
 
-    assert "MissingExtra: this needs grpcio: pip install 'tarry[grpc]'" in completed.stderr
+    assert (
+        "MissingExtra: tarry.adapters.grpc needs grpcio: pip install 'tarry[grpc]'"
+        in completed.stderr
+    )

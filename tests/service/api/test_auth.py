@@ -198,7 +198,7 @@ def test_resources_of_other_tenants_are_not_visible() -> None:
         for path in ("/retry-tasks", "/downstreams", "/dead-letters/replays"):
             assert [] == (await request(other, "GET", path)).json["items"]
         assert task == (await request(one, "GET", place)).json
-        assert "OPEN" == (await request(one, "GET", "/downstreams")).json["items"][0]["state"]
+        assert "ACTIVE" == (await request(one, "GET", "/downstreams")).json["items"][0]["state"]
 
     run_with_api(test, keys=True)
 

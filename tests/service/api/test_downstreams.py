@@ -18,7 +18,7 @@ def test_downstreams_are_listed_with_their_local_state() -> None:
         response = await api.request("GET", "/downstreams")
         expected = {
             "lane": LANE,
-            "state": "OPEN",
+            "state": "ACTIVE",
             "parkedUntil": None,
             "consecutiveOpens": 0,
             "pending": 1,
@@ -52,7 +52,7 @@ def test_pause_resume_and_reset() -> None:
             (await api.request("POST", f"/downstreams/{LANE}/{hand}")).json["state"]
             for hand in ("pause", "resume", "pause", "reset")
         ]
-        assert ["PAUSED", "OPEN", "PAUSED", "OPEN"] == states
+        assert ["PAUSED", "ACTIVE", "PAUSED", "ACTIVE"] == states
 
     run_with_api(test)
 

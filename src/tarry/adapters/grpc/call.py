@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 try:
     grpc: Any = import_module("grpc")  # Any, because grpcio has no type annotations
 except ImportError:
-    raise MissingExtra("this needs grpcio: pip install 'tarry[grpc]'") from None
+    raise MissingExtra("tarry.adapters.grpc needs grpcio: pip install 'tarry[grpc]'") from None
 
 Repeatable: TypeAlias = "bool | Callable[[str], bool]"
 """Whether calls may be sent again after the server has read them: a bool for all methods, or a

@@ -166,7 +166,7 @@ def downstream_view(
     lane: LaneRecord, local_stats: wire.LocalStats | None, now: int
 ) -> wire.DownstreamInfo:
     """Return the view of a lane (downstream of the API); `local_stats` is that of this process."""
-    state: wire.LaneStateName = "OPEN"
+    state: wire.LaneStateName = "ACTIVE"
     if lane.paused:
         state = "PAUSED"
     elif lane.parked_until is not None:
