@@ -32,7 +32,7 @@ TIMEOUT = Outcome(Kind.TRANSIENT, timeout=True, detail="timeout")
 INTERNAL_ERROR = outcome_of_status(500, now=0.0)
 UNAVAILABLE = outcome_of_status(503, now=0.0)
 UNAVAILABLE_RETRIED = UNAVAILABLE.replace(retried_below=True)
-"""The response of a relay node whose own call was retried in vain, or rejected by its breaker,
+"""The response of a relay node whose own call failed after retries, or was rejected by its breaker,
 limiter or budget. Callers do not retry an outcome that is marked as `retried_below`."""
 
 _MAX_ANSWERED_ENTRIES = 1000

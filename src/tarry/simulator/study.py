@@ -312,5 +312,5 @@ def _run_all(
 
 
 def _restore_sigint() -> None:
-    """Let Ctrl-C end a worker process without a traceback; the parent process reports it."""
+    """Make Ctrl-C end a worker process without a traceback; the parent process reports it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

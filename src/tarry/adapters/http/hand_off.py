@@ -44,7 +44,7 @@ HAND_OFF_TIMEOUT_S = 5.0
 """The longest time that a hand-off may take. The deadline of the failed call does not apply."""
 
 _DROPPED_HEADERS = http.HOP_BY_HOP_HEADERS | frozenset({
-    # Headers that belong to one attempt. For its own attempts, the retry service sets them anew.
+    # Headers that belong to one attempt. The retry service sets its own for each attempt.
     "accept-encoding", "content-length", "expect", "traceparent", "tracestate",
     http.ATTEMPT_HEADER.lower(), http.DEADLINE_HEADER.lower(),
 })  # fmt: skip

@@ -177,7 +177,7 @@ def end_leases_of_dead_workers(tx: Transaction, limit: int) -> bool:
 
 
 def park(tx: Transaction, lane: str, until: int, probes: int, consecutive_opens: int) -> None:
-    """Let claims lease no task of a lane until this time, then `probes` tasks at a time."""
+    """Keep claims from leasing tasks of a lane until this time, then allow `probes` at a time."""
     lane_row = tx.lane(tx.names.lane_id(lane))
     lane_row.parked_until, lane_row.probes = until, probes
     lane_row.consecutive_opens = consecutive_opens
@@ -185,7 +185,7 @@ def park(tx: Transaction, lane: str, until: int, probes: int, consecutive_opens:
 
 
 def pause(tx: Transaction, lane: str) -> None:
-    """Let claims lease no task of a lane until `resume`."""
+    """Keep claims from leasing tasks of a lane until `resume`."""
     lane_row = tx.lane(tx.names.lane_id(lane))
     lane_row.paused = 1
     lane_row.put_to_sleep()
