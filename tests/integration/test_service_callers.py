@@ -169,7 +169,7 @@ def test_an_invalid_document_is_rejected_with_its_field(
     assert refused.body["detail"]
 
 
-# --- somebody else's ------------------------------------------------------------------------------
+# --- tasks of other tenants -----------------------------------------------------------------------
 
 
 def test_a_key_is_required(callers: Tenants) -> None:

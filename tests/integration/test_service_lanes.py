@@ -131,7 +131,7 @@ def _comes_back(running: Service, dead: str, port: int, healthy: str) -> None:
     revived = RevivedTarget()
     with target(revived.answer, port):
         running.wait_for(lambda: len(revived.arrivals) == PROBES)
-        # Some claims later it is still the probes alone: nobody knows yet what becomes of them.
+        # After more claims, only the probes have been sent, because none of them has a result yet.
         running.wait_until_finished(
             running.post(targetUrl=f"{healthy}/meanwhile", delayMs=1500)["taskId"]
         )

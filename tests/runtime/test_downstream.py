@@ -153,7 +153,7 @@ def test_rate_limit_would_block_the_loop(loop: str, clock: VirtualClock) -> None
     assert "done" == tarry.call(Dependency(clock, OK).hit, on=ConnectionError, downstream=payments)
 
 
-# --- the operator's hand --------------------------------------------------------------------------
+# --- forced states --------------------------------------------------------------------------------
 
 
 @every_driver

@@ -59,7 +59,7 @@ def hedged(clock: VirtualClock, loop: str, replica: Replica, **options: Any) -> 
     return run(clock, loop, main)
 
 
-# --- when a copy is sent --------------------------------------------------------------------------
+# --- when a hedge is started ----------------------------------------------------------------------
 
 
 @both_loops
@@ -174,7 +174,7 @@ def test_max_extra_load_is_a_cap(loop: str, clock: VirtualClock) -> None:
     assert 0 < copies <= 20
 
 
-# --- when none is sent ----------------------------------------------------------------------------
+# --- when no hedge is started ---------------------------------------------------------------------
 
 
 @both_loops

@@ -303,7 +303,7 @@ def test_plain_success_inside_a_loop_is_fine(driver: Driver, clock: VirtualClock
     assert "done" == clock.run_trio(main)
 
 
-# --- time and chance ------------------------------------------------------------------------------
+# --- clocks and random numbers --------------------------------------------------------------------
 
 
 @every_driver
@@ -399,7 +399,7 @@ def test_global_random_generator_is_not_used(clock: VirtualClock) -> None:
     assert expected == actual
 
 
-# --- asking for nothing ---------------------------------------------------------------------------
+# --- missing arguments ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

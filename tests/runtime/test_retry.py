@@ -247,7 +247,7 @@ def test_each_function_of_one_decorator_has_its_name(clock: VirtualClock) -> Non
     assert [first.__qualname__, second.__qualname__] == names
 
 
-# --- what stays of it -----------------------------------------------------------------------------
+# --- preserved attributes -------------------------------------------------------------------------
 
 
 def documented(number: int, *, key: str = "k") -> str:

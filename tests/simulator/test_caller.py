@@ -310,7 +310,7 @@ def test_each_attempt_has_its_own_deadline() -> None:
     assert [(0.0, 0.5 + 1.0 + ROUND_TRIP * 2, None)] == harness.run()
 
 
-# --- what stands around a call -------------------------------------------------------------------
+# --- breaker, budget and limiter -----------------------------------------------------------------
 
 
 def open_downstream() -> Downstream:

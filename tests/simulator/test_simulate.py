@@ -147,7 +147,7 @@ def test_zero_trials_are_rejected(trials: int) -> None:
         run_trials(BUSY, trials, 0)
 
 
-# --- worlds put together -------------------------------------------------------------------------
+# --- scenarios with several nodes ----------------------------------------------------------------
 
 
 def test_call_passes_all_servers_of_the_path() -> None:

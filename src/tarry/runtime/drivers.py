@@ -149,8 +149,8 @@ def _wrap_with_downstream(
     closed, `drive` makes the whole call. If the first attempt fails, `drive` makes the retries.
 
     This code is duplicated in `_wrap_with_downstream_async` and, for functions with one argument,
-    in `adapters/http/send.py`. Functions shared by these three places would add 0.12 us to the
-    1.35 us of a call with a budget and a breaker (9 %, CPython 3.11).
+    in two functions of `adapters/http/send.py`. Functions shared by these four places would add
+    0.12 us to the 1.35 us of a call with a budget and a breaker (9 %, CPython 3.11).
     """
     closed_state, successes = downstream.closed_state, downstream.uncounted_successes
     classify_result, max_uncounted = config.classify_result, downstream.max_uncounted_successes

@@ -187,12 +187,12 @@ ON_LINUX = pytest.mark.skipif(
     sys.platform != "linux", reason="127.0.0.2 is a loopback address on Linux alone"
 )
 
-FIRST, SECOND, NOBODY = "127.0.0.2", "127.0.0.1", "127.0.0.3"
+FIRST, SECOND, REFUSING = "127.0.0.2", "127.0.0.1", "127.0.0.3"
 
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """Return a port that is open on SECOND, refused on NOBODY, and unresponsive on FIRST."""
+    """Return a port that is open on SECOND, refused on REFUSING, and unresponsive on FIRST."""
     with socket.socket() as answers, socket.socket() as is_full:
         answers.bind((SECOND, 0))
         answers.listen()
@@ -211,7 +211,7 @@ def port() -> Iterator[int]:
 
 @pytest.mark.parametrize(
     "addresses",
-    [[SECOND], [SECOND, FIRST], [NOBODY, SECOND], [NOBODY, "::1", SECOND], [SECOND, SECOND]],
+    [[SECOND], [SECOND, FIRST], [REFUSING, SECOND], [REFUSING, "::1", SECOND], [SECOND, SECOND]],
 )
 @ON_LINUX
 def test_first_address_that_connects_is_used(port: int, addresses: list[str]) -> None:
@@ -225,7 +225,7 @@ def test_first_address_that_connects_is_used(port: int, addresses: list[str]) ->
     assert (SECOND, SECOND) == run(main())
 
 
-@pytest.mark.parametrize("addresses", [[FIRST, SECOND], [FIRST, NOBODY, SECOND]])
+@pytest.mark.parametrize("addresses", [[FIRST, SECOND], [FIRST, REFUSING, SECOND]])
 @ON_LINUX
 def test_unresponsive_address_gets_a_head_start_only(
     port: int, addresses: list[str], monkeypatch: pytest.MonkeyPatch
@@ -249,7 +249,7 @@ def test_last_error_is_raised_when_all_addresses_fail(port: int) -> None:
     async def main(addresses: list[str]) -> None:
         await connect_to_any(addresses, port)
 
-    for addresses in ([NOBODY], [NOBODY, "127.0.0.4"]):
+    for addresses in ([REFUSING], [REFUSING, "127.0.0.4"]):
         with pytest.raises(ConnectionRefusedError):
             run(main(addresses))
     with pytest.raises(OSError, match="no address"):
@@ -278,12 +278,12 @@ def test_cancelled_connect_leaves_no_socket(
     monkeypatch.setattr(connector, "_HEAD_START_S", 0.0)
     made: list[socket.socket] = []
 
-    class Kept(socket.socket):
+    class RecordedSocket(socket.socket):
         def __init__(self, *kind: int) -> None:
             super().__init__(*kind)
             made.append(self)
 
-    fake_module = SimpleNamespace(**{**vars(socket), "socket": Kept})
+    fake_module = SimpleNamespace(**{**vars(socket), "socket": RecordedSocket})
     monkeypatch.setattr(connector, "socket", fake_module)
 
     async def main() -> int:
