@@ -55,7 +55,12 @@ class Stage:
         """Return whether the request has reached the phase."""
         if phase == "waiting" or "sending" in phase or "reading" in phase:
             return self.pending.connection is not None
-        return self.pending.connect_task is not None
+        task = self.pending.connect_task
+        if phase == "handshake in the tunnel":
+            # The target accepts the connection before the proxy's response reaches the client.
+            pool: Any = self.pending._pool
+            return task is not None and pool._connect_tasks[task][1].is_open
+        return task is not None
 
 
 @asynccontextmanager
