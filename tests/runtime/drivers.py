@@ -13,26 +13,26 @@ import tarry
 from tarry.testing import VirtualClock
 
 Function = Callable[[], Any]
-"""A plain function without arguments, or a coroutine function, as the driver needs it."""
+"""A plain or coroutine function without arguments, depending on the driver."""
 
 
-# --- what is called -------------------------------------------------------------------------------
+# --- dependencies ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Step:
-    """How a dependency handles one attempt."""
+    """The behaviour of a dependency in one attempt."""
 
-    gives: object = "done"
+    returns: object = "done"
     raises: BaseException | type[BaseException] | None = None
-    takes: float = 0.0
-    """Seconds of virtual time."""
+    duration_s: float = 0.0
+    """Duration in virtual time."""
 
-    def end(self) -> object:
+    def finish(self) -> object:
         """Return the result or raise the error."""
         if self.raises is not None:
             raise self.raises
-        return self.gives
+        return self.returns
 
 
 OK = Step()
@@ -40,86 +40,91 @@ FAIL = Step(raises=ConnectionError)
 
 
 class Dependency:
-    """Handles each attempt by the next step (the last one repeats) and records its start."""
+    """Performs the next step in each attempt and records when the attempt starts.
+
+    The last step is repeated.
+    """
 
     def __init__(self, clock: VirtualClock, *steps: Step) -> None:
         self._clock = clock
         self._steps = steps
         self.starts: list[float] = []
 
-    def hit(self) -> object:
-        """Handle a call of plain code."""
-        step = self._begin()
-        if step.takes:
-            self._clock.advance(step.takes)
-        return step.end()
+    def call(self) -> object:
+        """Perform the next step."""
+        step = self._next_step()
+        if step.duration_s:
+            self._clock.advance(step.duration_s)
+        return step.finish()
 
-    async def ahit(self) -> object:
-        """Handle a call of a coroutine."""
-        step = self._begin()
-        if step.takes:
-            await pause(step.takes)
-        return step.end()
+    async def acall(self) -> object:
+        """Perform the next step as a coroutine."""
+        step = self._next_step()
+        if step.duration_s:
+            await async_sleep(step.duration_s)
+        return step.finish()
 
-    def _begin(self) -> Step:
+    def _next_step(self) -> Step:
         step = self._steps[min(len(self.starts), len(self._steps) - 1)]
-        self.starts.append(seconds(self._clock))
+        self.starts.append(elapsed_s(self._clock))
         return step
 
 
-class Answer(Exception):
-    """An error that carries the outcome that the `on` of a test returns."""
+class ClassifiedError(Exception):
+    """An error with the outcome that `classify` returns for it."""
 
     def __init__(self, outcome: tarry.Outcome) -> None:
         super().__init__(outcome)
         self.outcome = outcome
 
 
-def outcome_of(error: Exception) -> tarry.Outcome | bool:
-    """The predicate that returns the outcome of an `Answer`."""
-    return isinstance(error, Answer) and error.outcome
+def classify(error: Exception) -> tarry.Outcome | bool:
+    """Return the outcome of a `ClassifiedError`, and False for other errors."""
+    return isinstance(error, ClassifiedError) and error.outcome
 
 
-def answers(kind: tarry.Kind, **fields: Any) -> Step:
-    """Return a step that fails with this outcome."""
-    return Step(raises=Answer(tarry.Outcome(kind, **fields)))
+def failing_step(kind: tarry.Kind, **fields: Any) -> Step:
+    """Return a step that raises an error with this outcome."""
+    return Step(raises=ClassifiedError(tarry.Outcome(kind, **fields)))
 
 
-async def pause(length: float) -> None:
+async def async_sleep(seconds: float) -> None:
     """Sleep on the running event loop."""
-    await (trio.sleep if trio.lowlevel.in_trio_task() else asyncio.sleep)(length)
+    await (trio.sleep if trio.lowlevel.in_trio_task() else asyncio.sleep)(seconds)
 
 
-def seconds(clock: VirtualClock) -> float:
-    """Return the virtual seconds since the start, rounded."""
+def elapsed_s(clock: VirtualClock) -> float:
+    """Return the elapsed virtual time in seconds, rounded to microseconds."""
     return round(clock.elapsed, 6)
 
 
-# --- how it is called -----------------------------------------------------------------------------
+# --- drivers --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Driver:
-    """One way to retry a function, on one kind of event loop."""
+    """One way to retry a function, on one kind of event loop or on none."""
 
     form: str
+    """One of "decorator", "call", "block" and "generator"."""
     loop: str
-    retrying: Callable[[Function, dict[str, Any]], Function]
+    """One of "sync" (no event loop), "asyncio" and "trio"."""
+    add_retries: Callable[[Function, dict[str, Any]], Function]
 
     def __str__(self) -> str:
         return f"{self.loop}-{self.form}"
 
     @property
-    def plain(self) -> bool:
+    def is_sync(self) -> bool:
         """Whether the driver runs plain functions."""
-        return self.loop == "plain"
+        return self.loop == "sync"
 
     def wrap(self, fn: Function, **options: Any) -> Function:
         """Return the function with retries."""
-        return self.retrying(fn, {"on": ConnectionError, "name": "op"} | options)
+        return self.add_retries(fn, {"on": ConnectionError, "name": "op"} | options)
 
-    def start(self, clock: VirtualClock, fn: Function) -> Any:
-        """Run a function on the driver's loop, in virtual time."""
+    def run_function(self, clock: VirtualClock, fn: Function) -> Any:
+        """Run a function on the driver's event loop, if it has one, in virtual time."""
         if self.loop == "asyncio":
             return clock.run(fn)
         if self.loop == "trio":
@@ -127,23 +132,23 @@ class Driver:
         return fn()
 
     def run(self, clock: VirtualClock, dependency: Dependency, **options: Any) -> Any:
-        """Call the dependency once, with retries."""
-        fn = dependency.hit if self.plain else dependency.ahit
-        return self.start(clock, self.wrap(fn, **options))
+        """Make one call of the dependency, with retries."""
+        fn = dependency.call if self.is_sync else dependency.acall
+        return self.run_function(clock, self.wrap(fn, **options))
 
 
-def decorated(fn: Function, options: dict[str, Any]) -> Function:
-    """`@tarry.retry` over `def` and `async def`."""
+def retry_with_decorator(fn: Function, options: dict[str, Any]) -> Function:
+    """Retry with `@tarry.retry` over `def` or `async def`."""
     return tarry.retry(**options)(fn)
 
 
-def called(fn: Function, options: dict[str, Any]) -> Function:
-    """`tarry.call`."""
+def retry_with_call(fn: Function, options: dict[str, Any]) -> Function:
+    """Retry with `tarry.call`."""
     return lambda: tarry.call(fn, **options)
 
 
-def block(fn: Function, options: dict[str, Any]) -> Function:
-    """`for attempt in tarry.attempts(...)`."""
+def retry_with_block(fn: Function, options: dict[str, Any]) -> Function:
+    """Retry with `for attempt in tarry.attempts(...)`."""
 
     def loop() -> object:
         for attempt in tarry.attempts(**options):
@@ -154,22 +159,22 @@ def block(fn: Function, options: dict[str, Any]) -> Function:
     return loop
 
 
-def generator(fn: Function, options: dict[str, Any]) -> Function:
-    """`@tarry.retry` over a generator."""
+def retry_with_generator(fn: Function, options: dict[str, Any]) -> Function:
+    """Retry with `@tarry.retry` over a generator."""
 
     @tarry.retry(**options)
     def stream() -> Iterator[object]:
         yield fn()
 
-    def only() -> object:
+    def first_item() -> object:
         [item] = stream()
         return item
 
-    return only
+    return first_item
 
 
-def awaited(fn: Function, options: dict[str, Any]) -> Function:
-    """`await tarry.acall`."""
+def retry_with_acall(fn: Function, options: dict[str, Any]) -> Function:
+    """Retry with `await tarry.acall`."""
 
     async def call() -> object:
         return await tarry.acall(fn, **options)
@@ -177,8 +182,8 @@ def awaited(fn: Function, options: dict[str, Any]) -> Function:
     return call
 
 
-def async_block(fn: Function, options: dict[str, Any]) -> Function:
-    """`async for attempt in tarry.attempts(...)`."""
+def retry_with_async_block(fn: Function, options: dict[str, Any]) -> Function:
+    """Retry with `async for attempt in tarry.attempts(...)`."""
 
     async def loop() -> object:
         async for attempt in tarry.attempts(**options):
@@ -189,36 +194,36 @@ def async_block(fn: Function, options: dict[str, Any]) -> Function:
     return loop
 
 
-def async_generator(fn: Function, options: dict[str, Any]) -> Function:
-    """`@tarry.retry` over an async generator."""
+def retry_with_async_generator(fn: Function, options: dict[str, Any]) -> Function:
+    """Retry with `@tarry.retry` over an async generator."""
 
     @tarry.retry(**options)
     async def stream() -> AsyncIterator[object]:
         yield await fn()
 
-    async def only() -> object:
+    async def first_item() -> object:
         [item] = [item async for item in stream()]
         return item
 
-    return only
+    return first_item
 
 
-PLAIN = [
-    Driver("decorator", "plain", decorated),
-    Driver("call", "plain", called),
-    Driver("block", "plain", block),
-    Driver("generator", "plain", generator),
+SYNC_DRIVERS = [
+    Driver("decorator", "sync", retry_with_decorator),
+    Driver("call", "sync", retry_with_call),
+    Driver("block", "sync", retry_with_block),
+    Driver("generator", "sync", retry_with_generator),
 ]
-ASYNC = [
-    Driver(form, loop, retrying)
+ASYNC_DRIVERS = [
+    Driver(form, loop, add_retries)
     for loop in ("asyncio", "trio")
-    for form, retrying in (
-        ("decorator", decorated),
-        ("call", awaited),
-        ("block", async_block),
-        ("generator", async_generator),
+    for form, add_retries in (
+        ("decorator", retry_with_decorator),
+        ("call", retry_with_acall),
+        ("block", retry_with_async_block),
+        ("generator", retry_with_async_generator),
     )
 ]
-DRIVERS = [*PLAIN, *ASYNC]
+DRIVERS = [*SYNC_DRIVERS, *ASYNC_DRIVERS]
 FUNCTION_DRIVERS = [driver for driver in DRIVERS if driver.form in {"decorator", "call"}]
-"""Those whose result `until` can look at."""
+"""The drivers that support `until`."""

@@ -13,7 +13,15 @@ import pytest
 import tarry
 from tarry import Downstream, Hint, Kind, Outcome, Policy, Reason
 from tarry.testing import VirtualClock, captured_events, no_wait
-from tests.runtime.drivers import DRIVERS, OK, Answer, Dependency, Driver, answers, outcome_of
+from tests.runtime.drivers import (
+    DRIVERS,
+    OK,
+    ClassifiedError,
+    Dependency,
+    Driver,
+    classify,
+    failing_step,
+)
 
 # --- rejections -----------------------------------------------------------------------------------
 
@@ -190,9 +198,9 @@ def test_invalid_hint_is_ignored(
     """A hint of the user's classifier that is not a duration is ignored, also in the log."""
     delays = []
     for hint in (None, Hint(said, exact=exact)):
-        dependency = Dependency(clock, answers(kind, hint=hint), OK)
+        dependency = Dependency(clock, failing_step(kind, hint=hint), OK)
         with captured_events() as events, caplog.at_level(logging.DEBUG, "tarry"):
-            assert "done" == tarry.call(dependency.hit, on=outcome_of)
+            assert "done" == tarry.call(dependency.call, on=classify)
         delays += [event.delay for event in events if isinstance(event, tarry.WillWait)]
 
     assert delays[0] == delays[1] > 0
@@ -202,10 +210,10 @@ def test_invalid_hint_is_ignored(
 @pytest.mark.parametrize("said", [float("nan"), "5", -1])
 def test_overload_with_an_invalid_hint(clock: VirtualClock, said: Any) -> None:
     """`retry_after` is None if a server forbids a retry and its hint is not a duration."""
-    dependency = Dependency(clock, answers(Kind.OVERLOADED, hint=Hint(said)))
+    dependency = Dependency(clock, failing_step(Kind.OVERLOADED, hint=Hint(said)))
 
-    with pytest.raises(Answer) as caught:
-        tarry.call(dependency.hit, on=outcome_of)
+    with pytest.raises(ClassifiedError) as caught:
+        tarry.call(dependency.call, on=classify)
 
     record = tarry.record_of(caught.value)
     assert record is not None

@@ -10,9 +10,9 @@ import pytest
 import tarry
 from tarry import CancelToken, Downstream
 from tarry.testing import VirtualClock, no_wait
-from tests.runtime.drivers import FAIL, OK, PLAIN, Dependency, Driver
+from tests.runtime.drivers import FAIL, OK, SYNC_DRIVERS, Dependency, Driver
 
-plain_drivers = pytest.mark.parametrize("driver", PLAIN, ids=str)
+sync_drivers = pytest.mark.parametrize("driver", SYNC_DRIVERS, ids=str)
 
 
 def test_token() -> None:
@@ -35,7 +35,7 @@ def test_token_can_be_waited_for() -> None:
     assert token.wait(10)
 
 
-@plain_drivers
+@sync_drivers
 def test_cancelled_before(driver: Driver, clock: VirtualClock) -> None:
     """With a cancelled token the first attempt runs, and the first wait ends the call."""
     token = CancelToken()
@@ -51,7 +51,7 @@ def test_cancelled_before(driver: Driver, clock: VirtualClock) -> None:
     assert 0 == clock.elapsed
 
 
-@plain_drivers
+@sync_drivers
 def test_success_needs_no_wait(driver: Driver, clock: VirtualClock) -> None:
     """With a cancelled token a call can still succeed at its first attempt."""
     token = CancelToken()
@@ -60,7 +60,7 @@ def test_success_needs_no_wait(driver: Driver, clock: VirtualClock) -> None:
     assert "done" == driver.run(clock, Dependency(clock, OK), cancel=token)
 
 
-@plain_drivers
+@sync_drivers
 def test_not_cancelled(driver: Driver, clock: VirtualClock) -> None:
     """A token that is not cancelled has no effect."""
     dependency = Dependency(clock, FAIL, OK)
@@ -69,7 +69,7 @@ def test_not_cancelled(driver: Driver, clock: VirtualClock) -> None:
     assert [0, 0.05] == dependency.starts
 
 
-@plain_drivers
+@sync_drivers
 def test_cancelled_without_waiting(driver: Driver, clock: VirtualClock) -> None:
     """A cancelled call ends between two attempts even if `no_wait` skips the wait."""
     token = CancelToken()
@@ -86,7 +86,7 @@ def test_cancelled_without_waiting(driver: Driver, clock: VirtualClock) -> None:
     assert 2 == len(dependency.starts)
 
 
-@plain_drivers
+@sync_drivers
 def test_cancelled_by_another_thread(driver: Driver) -> None:
     """A real wait of half a minute ends as soon as another thread cancels the token."""
     token = CancelToken()
@@ -111,7 +111,7 @@ def test_cancelled_by_another_thread(driver: Driver) -> None:
     assert "done" == driver.run(clock, dependency, downstream=payments)
 
 
-@plain_drivers
+@sync_drivers
 def test_cancelled_during_a_rate_limit_delay(driver: Driver, clock: VirtualClock) -> None:
     """A token also ends the wait for a rate limit, and the permit is released."""
     token = CancelToken()
@@ -135,7 +135,7 @@ def test_cancelled_during_a_rate_limit_delay(driver: Driver, clock: VirtualClock
     assert "done" == driver.run(clock, dependency, downstream=payments)
 
 
-@plain_drivers
+@sync_drivers
 def test_error_is_new_each_time(driver: Driver, clock: VirtualClock) -> None:
     """Each cancelled call raises a new error object."""
     token = CancelToken()

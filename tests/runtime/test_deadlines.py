@@ -15,16 +15,16 @@ import tarry
 from tarry import Downstream, Reason
 from tarry.testing import VirtualClock, captured_events
 from tests.runtime.drivers import (
-    ASYNC,
+    ASYNC_DRIVERS,
     DRIVERS,
     FAIL,
     OK,
-    PLAIN,
+    SYNC_DRIVERS,
     Dependency,
     Driver,
     Step,
-    pause,
-    seconds,
+    async_sleep,
+    elapsed_s,
 )
 
 every_driver = pytest.mark.parametrize("driver", DRIVERS, ids=str)
@@ -118,7 +118,7 @@ def test_tasks_have_their_own_deadlines(loop: str, clock: VirtualClock) -> None:
 
     async def work(length: int) -> None:
         with tarry.deadline(length):
-            await pause(0.5)
+            await async_sleep(0.5)
             left[length] = tarry.remaining()
 
     async def on_asyncio() -> None:
@@ -153,7 +153,7 @@ def test_call_stops_in_time(driver: Driver, watched: bool, clock: VirtualClock) 
     record = tarry.record_of(caught.value)
     assert record is not None
     assert (3, Reason.DEADLINE) == (record.attempts, record.reason)
-    assert 0.15 == seconds(clock)
+    assert 0.15 == elapsed_s(clock)
 
 
 @every_driver
@@ -195,9 +195,11 @@ def test_call_after_the_deadline_is_refused_with_a_downstream(
     assert tarry.BreakerState.CLOSED == payments.state
 
 
-@pytest.mark.parametrize("driver", ASYNC, ids=str)
+@pytest.mark.parametrize("driver", ASYNC_DRIVERS, ids=str)
 @watched_or_not
-@pytest.mark.parametrize("steps", [(Step(takes=10),), (FAIL, Step(takes=10))], ids=["1st", "2nd"])
+@pytest.mark.parametrize(
+    "steps", [(Step(duration_s=10),), (FAIL, Step(duration_s=10))], ids=["1st", "2nd"]
+)
 def test_coroutine_is_cut_off_at_the_deadline(
     driver: Driver, watched: bool, steps: tuple[Step, ...], clock: VirtualClock
 ) -> None:
@@ -209,13 +211,13 @@ def test_coroutine_is_cut_off_at_the_deadline(
         with pytest.raises(tarry.DeadlineExceeded):
             driver.run(clock, Dependency(clock, *steps))
 
-    assert 1 == seconds(clock)
+    assert 1 == elapsed_s(clock)
 
 
-@pytest.mark.parametrize("driver", PLAIN, ids=str)
+@pytest.mark.parametrize("driver", SYNC_DRIVERS, ids=str)
 def test_plain_function_is_not_cut_off(driver: Driver, clock: VirtualClock) -> None:
     """A plain function cannot be interrupted; its late result is returned."""
-    dependency = Dependency(clock, Step("late", takes=10))
+    dependency = Dependency(clock, Step("late", duration_s=10))
 
     assert "late" == driver.run(clock, dependency, deadline=1)
 
@@ -233,13 +235,13 @@ def test_attempt_sees_the_deadline_of_its_call(driver: Driver, clock: VirtualClo
     async def look_later() -> None:
         look()
 
-    driver.start(clock, driver.wrap(look if driver.plain else look_later, deadline=2))
+    driver.run_function(clock, driver.wrap(look if driver.is_sync else look_later, deadline=2))
 
     assert [about(2), about(1.95)] == left
     assert None is tarry.remaining()
 
 
-@pytest.mark.parametrize("driver", ASYNC, ids=str)
+@pytest.mark.parametrize("driver", ASYNC_DRIVERS, ids=str)
 def test_attempt_sees_its_own_timeout(driver: Driver, clock: VirtualClock) -> None:
     """`remaining` returns the timeout of the attempt if it is shorter than the deadline."""
     left: list[float | None] = []
@@ -247,7 +249,7 @@ def test_attempt_sees_its_own_timeout(driver: Driver, clock: VirtualClock) -> No
     async def look() -> None:
         left.append(tarry.remaining())
 
-    driver.start(clock, driver.wrap(look, timeout=1, deadline=5))
+    driver.run_function(clock, driver.wrap(look, timeout=1, deadline=5))
 
     assert [about(1)] == left
 
@@ -257,7 +259,7 @@ def test_expected_duration_counts(driver: Driver, clock: VirtualClock) -> None:
     """No retry starts if its expected duration does not fit before the deadline."""
     payments = Downstream("payments")
     for _ in range(3):
-        driver.run(clock, Dependency(clock, Step(takes=1)), downstream=payments)
+        driver.run(clock, Dependency(clock, Step(duration_s=1)), downstream=payments)
     before = clock.elapsed
     dependency = Dependency(clock, FAIL)
 

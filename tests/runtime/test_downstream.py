@@ -63,7 +63,7 @@ def test_balance_and_latency(driver: Driver, clock: VirtualClock) -> None:
     with pytest.raises(ConnectionError):
         driver.run(clock, Dependency(clock, FAIL), downstream=payments, attempts=2)
     for length in (1, 2, 3):
-        driver.run(clock, Dependency(clock, Step(takes=length)), downstream=payments)
+        driver.run(clock, Dependency(clock, Step(duration_s=length)), downstream=payments)
 
     assert 498 == payments.balance  # a retry took 5, each clean success gave 1
     assert pytest.approx(2) == payments.quantile(0.5)
@@ -98,7 +98,7 @@ def test_slow_calls_open_the_breaker(driver: Driver, clock: VirtualClock) -> Non
     payments = Downstream("payments", breaker=breaker)
 
     for _ in range(2):
-        driver.run(clock, Dependency(clock, Step(takes=2)), downstream=payments)
+        driver.run(clock, Dependency(clock, Step(duration_s=2)), downstream=payments)
 
     assert OPEN == payments.state
 
@@ -141,16 +141,16 @@ def test_rate_limit_would_block_the_loop(loop: str, clock: VirtualClock) -> None
     throttled = tarry.Outcome(tarry.Kind.THROTTLED)
     with pytest.raises(ConnectionError):
         tarry.call(
-            Dependency(clock, FAIL).hit, on=lambda _: throttled, attempts=1, downstream=payments
+            Dependency(clock, FAIL).call, on=lambda _: throttled, attempts=1, downstream=payments
         )
 
     async def main() -> None:
-        tarry.call(Dependency(clock, OK).hit, on=ConnectionError, downstream=payments)
+        tarry.call(Dependency(clock, OK).call, on=ConnectionError, downstream=payments)
 
     with pytest.raises(tarry.BlockingWait):
         (clock.run if loop == "asyncio" else clock.run_trio)(main)
 
-    assert "done" == tarry.call(Dependency(clock, OK).hit, on=ConnectionError, downstream=payments)
+    assert "done" == tarry.call(Dependency(clock, OK).call, on=ConnectionError, downstream=payments)
 
 
 # --- forced states --------------------------------------------------------------------------------

@@ -18,12 +18,12 @@ from tests.runtime.drivers import (
     FAIL,
     FUNCTION_DRIVERS,
     OK,
-    Answer,
+    ClassifiedError,
     Dependency,
     Driver,
     Step,
-    answers,
-    outcome_of,
+    classify,
+    failing_step,
 )
 
 BUG = Step(raises=ValueError)
@@ -42,7 +42,7 @@ class Case:
     """When each attempt begins."""
     ends: float
     """When the call ends."""
-    gives: object = "done"
+    returns: object = "done"
     raises: type[Exception] | None = None
     reason: Reason | None = None
     retry_after: float | None = None
@@ -55,7 +55,7 @@ class Case:
 
 def guarded(**parts: Any) -> dict[str, Any]:
     """Return options with a new downstream."""
-    return {"on": outcome_of, "downstream": Downstream("payments", **parts)}
+    return {"on": classify, "downstream": Downstream("payments", **parts)}
 
 
 def open_by_hand() -> dict[str, Any]:
@@ -65,8 +65,8 @@ def open_by_hand() -> dict[str, Any]:
     return options
 
 
-TRANSIENT = answers(Kind.TRANSIENT)
-THROTTLED = answers(Kind.THROTTLED)
+TRANSIENT = failing_step(Kind.TRANSIENT)
+THROTTLED = failing_step(Kind.THROTTLED)
 
 CASES = [
     Case("succeeds at once", (OK,), (0,), 0),
@@ -125,90 +125,90 @@ CASES = [
     ),
     Case(
         "hint longer than the delay: jitter is added",
-        (answers(Kind.TRANSIENT, hint=Hint(3.0)), OK),
+        (failing_step(Kind.TRANSIENT, hint=Hint(3.0)), OK),
         starts=(0, 3.15),
         ends=3.15,
-        options=lambda: {"on": outcome_of},
+        options=lambda: {"on": classify},
     ),
     Case(
         "hint longer than the delay, without jitter: exactly the hint",
-        (answers(Kind.TRANSIENT, hint=Hint(3.0)), OK),
+        (failing_step(Kind.TRANSIENT, hint=Hint(3.0)), OK),
         starts=(0, 3),
         ends=3,
-        options=lambda: {"on": outcome_of, "policy": Policy(jitter="none")},
+        options=lambda: {"on": classify, "policy": Policy(jitter="none")},
     ),
     Case(
         "hint shorter than the delay: the delay applies",
-        (answers(Kind.TRANSIENT, hint=Hint(0.001)), OK),
+        (failing_step(Kind.TRANSIENT, hint=Hint(0.001)), OK),
         starts=(0, 0.051),
         ends=0.051,
-        options=lambda: {"on": outcome_of},
+        options=lambda: {"on": classify},
     ),
     Case(
         "exact hint: backoff starts over",
-        (TRANSIENT, answers(Kind.TRANSIENT, hint=Hint(2.0, exact=True)), TRANSIENT, OK),
+        (TRANSIENT, failing_step(Kind.TRANSIENT, hint=Hint(2.0, exact=True)), TRANSIENT, OK),
         starts=(0, 0.05, 2.05, 2.1),
         ends=2.1,
-        options=lambda: {"on": outcome_of},
+        options=lambda: {"on": classify},
     ),
     Case(
         "hint longer than max_hint",
-        (answers(Kind.TRANSIENT, hint=Hint(121.0)),),
+        (failing_step(Kind.TRANSIENT, hint=Hint(121.0)),),
         starts=(0,),
         ends=0,
-        raises=Answer,
+        raises=ClassifiedError,
         reason=Reason.HINT_TOO_LONG,
         retry_after=121.0,
-        options=lambda: {"on": outcome_of},
+        options=lambda: {"on": classify},
     ),
     Case(
         "hint longer than the total budget",
-        (answers(Kind.TRANSIENT, hint=Hint(60.0)),),
+        (failing_step(Kind.TRANSIENT, hint=Hint(60.0)),),
         starts=(0,),
         ends=0,
-        raises=Answer,
+        raises=ClassifiedError,
         reason=Reason.TOTAL_BUDGET,
         retry_after=60.0,
-        options=lambda: {"on": outcome_of, "policy": Policy(total_budget=30.0)},
+        options=lambda: {"on": classify, "policy": Policy(total_budget=30.0)},
     ),
     Case(
         "hint longer than the deadline",
-        (answers(Kind.TRANSIENT, hint=Hint(60.0)),),
+        (failing_step(Kind.TRANSIENT, hint=Hint(60.0)),),
         starts=(0,),
         ends=0,
-        raises=Answer,
+        raises=ClassifiedError,
         reason=Reason.DEADLINE,
         retry_after=60.0,
-        options=lambda: {"on": outcome_of, "deadline": 30.0},
+        options=lambda: {"on": classify, "deadline": 30.0},
     ),
     Case(
         "throttled: a longer initial delay",
         (THROTTLED, THROTTLED, OK),
         starts=(0, 0.5, 1.5),
         ends=1.5,
-        options=lambda: {"on": outcome_of},
+        options=lambda: {"on": classify},
     ),
     Case(
         "hint not to retry",
-        (answers(Kind.OVERLOADED),),
+        (failing_step(Kind.OVERLOADED),),
         starts=(0,),
         ends=0,
-        raises=Answer,
+        raises=ClassifiedError,
         reason=Reason.OVERLOADED,
-        options=lambda: {"on": outcome_of},
+        options=lambda: {"on": classify},
     ),
     Case(
         "not repeatable",
-        (answers(Kind.TRANSIENT, repeatable=False),),
+        (failing_step(Kind.TRANSIENT, repeatable=False),),
         starts=(0,),
         ends=0,
-        raises=Answer,
+        raises=ClassifiedError,
         reason=Reason.NOT_REPEATABLE,
-        options=lambda: {"on": outcome_of},
+        options=lambda: {"on": classify},
     ),
     Case(
         "total budget used up",
-        (Step(raises=ConnectionError, takes=0.05),),
+        (Step(raises=ConnectionError, duration_s=0.05),),
         starts=(0, 0.1, 0.25),
         ends=0.3,
         raises=ConnectionError,
@@ -217,7 +217,7 @@ CASES = [
     ),
     Case(
         "deadline too near for a retry",
-        (Step(raises=ConnectionError, takes=0.05),),
+        (Step(raises=ConnectionError, duration_s=0.05),),
         starts=(0, 0.1, 0.25),
         ends=0.3,
         raises=ConnectionError,
@@ -229,7 +229,7 @@ CASES = [
         (Step("one"), Step("two"), Step("three")),
         starts=(0, 0.05, 0.15),
         ends=0.15,
-        gives="three",
+        returns="three",
         options=lambda: {"on": None, "until": lambda result: result == "three"},
         drivers=tuple(FUNCTION_DRIVERS),
     ),
@@ -248,7 +248,7 @@ CASES = [
         (TRANSIENT,),
         starts=(0, 0.05),
         ends=0.05,
-        raises=Answer,
+        raises=ClassifiedError,
         reason=Reason.BREAKER_OPEN,
         retry_after=30.0,
         options=lambda: guarded(breaker=tarry.Breaker(consecutive=2, spread=0)),
@@ -267,7 +267,7 @@ CASES = [
         (TRANSIENT,),
         starts=(0, 0.05),
         ends=0.05,
-        raises=Answer,
+        raises=ClassifiedError,
         reason=Reason.BUDGET_EMPTY,
         options=lambda: guarded(budget=tarry.TokenBudget(capacity=5)),
     ),
@@ -295,7 +295,7 @@ CASES = [
         (THROTTLED, OK),
         starts=(0,),
         ends=0.5,
-        raises=Answer,
+        raises=ClassifiedError,
         reason=Reason.LIMIT,
         retry_after=1.5,
         options=lambda: guarded(limiter=tarry.AdaptiveRate()) | {"deadline": 1.9},
@@ -322,7 +322,7 @@ def test_case(
         elif observer == "none":
             caplog.set_level(logging.CRITICAL, "tarry")
         if case.raises is None:
-            assert case.gives == driver.run(clock, dependency, **case.options())
+            assert case.returns == driver.run(clock, dependency, **case.options())
         else:
             with pytest.raises(case.raises) as caught:
                 driver.run(clock, dependency, **case.options())

@@ -19,20 +19,20 @@ import tarry
 from tarry import Downstream, Reason
 from tarry.testing import VirtualClock, captured_events
 from tests.runtime.drivers import (
-    ASYNC,
+    ASYNC_DRIVERS,
     DRIVERS,
     FAIL,
     OK,
-    PLAIN,
+    SYNC_DRIVERS,
     Dependency,
     Driver,
     Step,
-    seconds,
+    elapsed_s,
 )
 
 every_driver = pytest.mark.parametrize("driver", DRIVERS, ids=str)
-async_drivers = pytest.mark.parametrize("driver", ASYNC, ids=str)
-plain_drivers = pytest.mark.parametrize("driver", PLAIN, ids=str)
+async_drivers = pytest.mark.parametrize("driver", ASYNC_DRIVERS, ids=str)
+sync_drivers = pytest.mark.parametrize("driver", SYNC_DRIVERS, ids=str)
 
 
 class Halt(BaseException):
@@ -121,13 +121,13 @@ def test_base_exception_of_a_probe(driver: Driver, clock: VirtualClock) -> None:
 def test_cancellation_during_an_attempt(driver: Driver, clock: VirtualClock) -> None:
     """A task that is cancelled during an attempt ends at once, and nothing is counted."""
     payments = fragile()
-    dependency = Dependency(clock, Step(takes=10), OK)
-    call = driver.wrap(dependency.ahit, on=Exception, downstream=payments)
+    dependency = Dependency(clock, Step(duration_s=10), OK)
+    call = driver.wrap(dependency.acall, on=Exception, downstream=payments)
 
-    assert "cancelled" == driver.start(clock, lambda: cancelled_after(0.5, call))
+    assert "cancelled" == driver.run_function(clock, lambda: cancelled_after(0.5, call))
 
     assert [0] == dependency.starts
-    assert 0.5 == seconds(clock)
+    assert 0.5 == elapsed_s(clock)
     assert (tarry.BreakerState.CLOSED, 500) == (payments.state, payments.balance)
     assert "done" == driver.run(clock, dependency, downstream=payments)
 
@@ -135,10 +135,10 @@ def test_cancellation_during_an_attempt(driver: Driver, clock: VirtualClock) -> 
 @async_drivers
 def test_cancellation_wins_over_a_timeout(driver: Driver, clock: VirtualClock) -> None:
     """A cancellation inside an attempt that has a timeout is still a cancellation."""
-    dependency = Dependency(clock, Step(takes=10))
-    call = driver.wrap(dependency.ahit, on=Exception, timeout=1, deadline=5)
+    dependency = Dependency(clock, Step(duration_s=10))
+    call = driver.wrap(dependency.acall, on=Exception, timeout=1, deadline=5)
 
-    assert "cancelled" == driver.start(clock, lambda: cancelled_after(0.5, call))
+    assert "cancelled" == driver.run_function(clock, lambda: cancelled_after(0.5, call))
     assert [0] == dependency.starts
 
 
@@ -151,13 +151,15 @@ def test_cancellation_during_a_wait(driver: Driver, watched: bool, clock: Virtua
     """A task that is cancelled during a wait ends at once, and its retry is refunded."""
     payments = sturdy()
     dependency = Dependency(clock, FAIL, OK)
-    call = driver.wrap(dependency.ahit, downstream=payments, policy=tarry.Policy(initial_delay=2.0))
+    call = driver.wrap(
+        dependency.acall, downstream=payments, policy=tarry.Policy(initial_delay=2.0)
+    )
 
     with captured_events() if watched else no_listener():
-        assert "cancelled" == driver.start(clock, lambda: cancelled_after(0.5, call))
+        assert "cancelled" == driver.run_function(clock, lambda: cancelled_after(0.5, call))
 
     assert [0] == dependency.starts
-    assert 0.5 == seconds(clock)
+    assert 0.5 == elapsed_s(clock)
     assert 500 == payments.balance
     assert "done" == driver.run(clock, dependency, downstream=payments)
 
@@ -168,16 +170,16 @@ def test_cancellation_during_a_rate_limit_delay(driver: Driver, clock: VirtualCl
     payments = Downstream("payments", limiter=tarry.AdaptiveRate(), max_in_flight=1)
     throttled = tarry.Outcome(tarry.Kind.THROTTLED)
     dependency = Dependency(clock, FAIL, OK)
-    call = driver.wrap(dependency.ahit, on=lambda _: throttled, downstream=payments)
+    call = driver.wrap(dependency.acall, on=lambda _: throttled, downstream=payments)
 
     # The wait ends after 0.5 s; the rate holds the attempt back until 2 s.
-    assert "cancelled" == driver.start(clock, lambda: cancelled_after(1, call))
+    assert "cancelled" == driver.run_function(clock, lambda: cancelled_after(1, call))
 
     assert [0] == dependency.starts
     assert "done" == driver.run(clock, dependency, downstream=payments)
 
 
-@plain_drivers
+@sync_drivers
 def test_keyboard_interrupt_during_a_wait(driver: Driver) -> None:
     """Ctrl-C ends the wait of plain code; the retry is refunded and the permit released."""
     payments = sturdy()
@@ -219,7 +221,7 @@ def interrupted_wait() -> Iterator[None]:
 @async_drivers
 def test_timeout_of_an_attempt(driver: Driver, clock: VirtualClock) -> None:
     """An attempt that times out is retried even if `on` does not name TimeoutError."""
-    dependency = Dependency(clock, Step(takes=10), OK)
+    dependency = Dependency(clock, Step(duration_s=10), OK)
 
     assert "done" == driver.run(clock, dependency, timeout=1)
     assert [0, 1.05] == dependency.starts
@@ -228,14 +230,14 @@ def test_timeout_of_an_attempt(driver: Driver, clock: VirtualClock) -> None:
 @async_drivers
 def test_timeout_of_every_attempt(driver: Driver, clock: VirtualClock) -> None:
     """When every attempt times out, the error says so and has a note."""
-    dependency = Dependency(clock, Step(takes=10))
+    dependency = Dependency(clock, Step(duration_s=10))
 
     with pytest.raises(tarry.AttemptTimeout) as caught:
         driver.run(clock, dependency, timeout=1, attempts=2)
 
     assert "op: attempt 2 took longer than 1 s" == str(caught.value)
     assert [0, 1.05] == dependency.starts
-    assert 2.05 == seconds(clock)
+    assert 2.05 == elapsed_s(clock)
     record = tarry.record_of(caught.value)
     assert record is not None
     assert (2, Reason.ATTEMPTS) == (record.attempts, record.reason)
@@ -249,7 +251,11 @@ def test_timeout_is_charged_as_one(driver: Driver, clock: VirtualClock) -> None:
 
     with pytest.raises(tarry.AttemptTimeout):
         driver.run(
-            clock, Dependency(clock, Step(takes=10)), timeout=1, attempts=3, downstream=payments
+            clock,
+            Dependency(clock, Step(duration_s=10)),
+            timeout=1,
+            attempts=3,
+            downstream=payments,
         )
 
     assert 480 == payments.balance
@@ -258,7 +264,7 @@ def test_timeout_is_charged_as_one(driver: Driver, clock: VirtualClock) -> None:
 @async_drivers
 def test_timeout_that_the_attempt_raises_itself(driver: Driver, clock: VirtualClock) -> None:
     """A TimeoutError that the function raises is classified by `on`."""
-    dependency = Dependency(clock, Step(raises=TimeoutError("mine"), takes=0.5))
+    dependency = Dependency(clock, Step(raises=TimeoutError("mine"), duration_s=0.5))
 
     with pytest.raises(TimeoutError, match="mine"):
         driver.run(clock, dependency, on=ValueError, timeout=1)
@@ -269,17 +275,17 @@ def test_timeout_that_the_attempt_raises_itself(driver: Driver, clock: VirtualCl
 @async_drivers
 def test_deadline_cuts_an_attempt_off(driver: Driver, clock: VirtualClock) -> None:
     """A coroutine that still runs at the deadline of its call is cancelled."""
-    dependency = Dependency(clock, FAIL, Step(takes=10))
+    dependency = Dependency(clock, FAIL, Step(duration_s=10))
 
     with pytest.raises(tarry.DeadlineExceeded) as caught:
         driver.run(clock, dependency, deadline=1)
 
     assert "op: the deadline passed during attempt 2" == str(caught.value)
     assert [0, 0.05] == dependency.starts
-    assert 1 == seconds(clock)
+    assert 1 == elapsed_s(clock)
 
 
-@pytest.mark.parametrize("driver", [d for d in PLAIN if d.form != "block"], ids=str)
+@pytest.mark.parametrize("driver", [d for d in SYNC_DRIVERS if d.form != "block"], ids=str)
 def test_timeout_of_a_plain_attempt(driver: Driver, clock: VirtualClock) -> None:
     """A plain function that times out is retried; its thread runs on."""
     release = threading.Event()
@@ -292,7 +298,7 @@ def test_timeout_of_a_plain_attempt(driver: Driver, clock: VirtualClock) -> None
         return "done"
 
     try:
-        assert "done" == driver.start(clock, driver.wrap(stuck_at_first, timeout=0.03))
+        assert "done" == driver.run_function(clock, driver.wrap(stuck_at_first, timeout=0.03))
     finally:
         release.set()
         starts[0].join(10)

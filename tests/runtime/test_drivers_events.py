@@ -25,12 +25,12 @@ from tests.runtime.drivers import (
     FAIL,
     FUNCTION_DRIVERS,
     OK,
-    Answer,
+    ClassifiedError,
     Dependency,
     Driver,
     Step,
-    answers,
-    outcome_of,
+    classify,
+    failing_step,
 )
 
 every_driver = pytest.mark.parametrize("driver", DRIVERS, ids=str)
@@ -91,7 +91,9 @@ def test_events_of_a_hint(driver: Driver, clock: VirtualClock) -> None:
     """The server's hint is in the event of its wait."""
     hint = Hint(3.0, source="retry-after")
     with captured_events() as events:
-        driver.run(clock, Dependency(clock, answers(Kind.THROTTLED, hint=hint), OK), on=outcome_of)
+        driver.run(
+            clock, Dependency(clock, failing_step(Kind.THROTTLED, hint=hint), OK), on=classify
+        )
 
     [wait] = [event for event in events if type(event) is WillWait]
     assert (hint, 1.0, 3.5) == (wait.hint, wait.ceiling, wait.delay)
@@ -101,8 +103,8 @@ def test_events_of_a_hint(driver: Driver, clock: VirtualClock) -> None:
 def test_events_of_a_hint_that_is_too_long(driver: Driver, clock: VirtualClock) -> None:
     """A hint that ends the call is in the last event, with the seconds to wait."""
     hint = Hint(300.0, source="retry-after")
-    with captured_events() as events, pytest.raises(Answer):
-        driver.run(clock, Dependency(clock, answers(Kind.TRANSIENT, hint=hint)), on=outcome_of)
+    with captured_events() as events, pytest.raises(ClassifiedError):
+        driver.run(clock, Dependency(clock, failing_step(Kind.TRANSIENT, hint=hint)), on=classify)
 
     last = events[-1]
     assert isinstance(last, GaveUp)

@@ -22,7 +22,7 @@ every_driver = pytest.mark.parametrize("driver", DRIVERS, ids=str)
 
 def leaf_of(driver: Driver, dependency: Dependency) -> Function:
     """Return the dependency's plain or coroutine function, as the driver needs."""
-    return dependency.hit if driver.plain else dependency.ahit
+    return dependency.call if driver.is_sync else dependency.acall
 
 
 @every_driver
@@ -34,7 +34,7 @@ def test_three_layers_of_four_attempts_cost_four(driver: Driver, clock: VirtualC
         call = driver.wrap(call, name=name)
 
     with pytest.raises(ConnectionError) as caught:
-        driver.start(clock, call)
+        driver.run_function(clock, call)
 
     assert 4 == len(dependency.starts)
     assert [
@@ -68,10 +68,10 @@ def test_error_raised_from_a_recorded_one(driver: Driver, clock: VirtualClock) -
         except ConnectionError as error:
             raise Unavailable from error
 
-    outer = driver.wrap(translate if driver.plain else translate_later, on=Unavailable)
+    outer = driver.wrap(translate if driver.is_sync else translate_later, on=Unavailable)
 
     with pytest.raises(Unavailable):
-        driver.start(clock, outer)
+        driver.run_function(clock, outer)
 
     assert 4 == len(dependency.starts)
 
@@ -82,7 +82,7 @@ def test_three_layers_in_threads(clock: VirtualClock) -> None:
 
     @tarry.retry(on=ConnectionError, timeout=30)
     def leaf() -> None:
-        dependency.hit()
+        dependency.call()
 
     @tarry.retry(on=ConnectionError, timeout=30)
     def middle() -> None:
@@ -107,7 +107,7 @@ def test_record_survives_a_layer_with_other_errors(driver: Driver, clock: Virtua
     call = driver.wrap(call, name="top")
 
     with pytest.raises(ConnectionError) as caught:
-        driver.start(clock, call)
+        driver.run_function(clock, call)
 
     assert 4 == len(dependency.starts)
     record = tarry.record_of(caught.value)
@@ -126,7 +126,7 @@ def test_record_survives_a_layer_that_ran_out_of_attempts(
     call = driver.wrap(call)
 
     with pytest.raises(ConnectionError):
-        driver.start(clock, call)
+        driver.run_function(clock, call)
 
     assert 2 == len(dependency.starts)
 
@@ -139,7 +139,7 @@ def test_ignore_retried_below(driver: Driver, clock: VirtualClock) -> None:
     outer = driver.wrap(inner, policy=Policy(max_attempts=3, ignore_retried_below=True))
 
     with pytest.raises(ConnectionError):
-        driver.start(clock, outer)
+        driver.run_function(clock, outer)
 
     assert 6 == len(dependency.starts)
 
@@ -153,7 +153,7 @@ def test_error_that_was_not_retried_below_is_retried_above(
     inner = driver.wrap(leaf_of(driver, dependency), on=ValueError)
     outer = driver.wrap(inner)
 
-    assert "done" == driver.start(clock, outer)
+    assert "done" == driver.run_function(clock, outer)
     assert 2 == len(dependency.starts)
 
 
@@ -166,7 +166,7 @@ def test_loop_with_one_attempt_leaves_retries_to_the_outer_one(
     inner = driver.wrap(leaf_of(driver, dependency), attempts=1)
     outer = driver.wrap(inner)
 
-    assert "done" == driver.start(clock, outer)
+    assert "done" == driver.run_function(clock, outer)
 
 
 @every_driver
@@ -179,7 +179,7 @@ def test_rejection_below_is_not_retried_above(driver: Driver, clock: VirtualCloc
     outer = driver.wrap(inner, on=Exception)
 
     with pytest.raises(tarry.BreakerOpen):
-        driver.start(clock, outer)
+        driver.run_function(clock, outer)
 
     assert 0 == clock.elapsed
 
@@ -192,7 +192,7 @@ def test_inner_deadline_is_the_outer_one_at_most(driver: Driver, clock: VirtualC
     outer = driver.wrap(inner, deadline=1)
 
     with pytest.raises(ConnectionError) as caught:
-        driver.start(clock, outer)
+        driver.run_function(clock, outer)
 
     record = tarry.record_of(caught.value)
     assert record is not None

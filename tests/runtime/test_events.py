@@ -160,7 +160,7 @@ def test_listener_may_make_calls_itself(clock: VirtualClock) -> None:
     try:
         with captured_events() as events:
             tarry.call(
-                Dependency(clock, FAIL, OK).hit,
+                Dependency(clock, FAIL, OK).call,
                 on=ConnectionError,
                 name="op",
                 downstream=downstream,

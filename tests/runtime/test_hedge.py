@@ -12,7 +12,7 @@ import trio
 import tarry
 from tarry import Downstream, GaveUp, HedgeFired, HedgeWon, Reason, Succeeded
 from tarry.testing import VirtualClock, captured_events
-from tests.runtime.drivers import pause, seconds
+from tests.runtime.drivers import async_sleep, elapsed_s
 
 both_loops = pytest.mark.parametrize("loop", ["asyncio", "trio"])
 
@@ -36,7 +36,7 @@ class Replica:
         number = self.sent
         length, end = self._plan[min(number, len(self._plan)) - 1]
         try:
-            await pause(length)
+            await async_sleep(length)
         except BaseException:
             self.cancelled.append(number)
             raise
@@ -68,7 +68,7 @@ def test_fast_call_needs_no_copy(loop: str, clock: VirtualClock) -> None:
     replica = Replica((0.05, "first"))
 
     assert "first" == hedged(clock, loop, replica, after=0.1)
-    assert (1, 0.05) == (replica.sent, seconds(clock))
+    assert (1, 0.05) == (replica.sent, elapsed_s(clock))
 
 
 @both_loops
@@ -77,7 +77,7 @@ def test_slow_call_gets_a_copy_and_the_loser_is_cancelled(loop: str, clock: Virt
     replica = Replica((10, "first"), (0.05, "second"))
 
     assert "second" == hedged(clock, loop, replica, after=0.1)
-    assert (2, 0.15) == (replica.sent, seconds(clock))
+    assert (2, 0.15) == (replica.sent, elapsed_s(clock))
     assert [1] == replica.cancelled
 
 
@@ -96,7 +96,7 @@ def test_more_copies(loop: str, clock: VirtualClock) -> None:
     replica = Replica((10, "first"), (10, "second"), (0.05, "third"))
 
     assert "third" == hedged(clock, loop, replica, after=0.1, max_attempts=3)
-    assert 0.25 == seconds(clock)
+    assert 0.25 == elapsed_s(clock)
     assert [1, 2] == sorted(replica.cancelled)
 
 
@@ -106,7 +106,7 @@ def test_number_of_copies_is_limited(loop: str, clock: VirtualClock) -> None:
     replica = Replica((10, "slow"))
 
     assert "slow" == hedged(clock, loop, replica, after=0.1, max_attempts=3)
-    assert (3, 10) == (replica.sent, seconds(clock))
+    assert (3, 10) == (replica.sent, elapsed_s(clock))
 
 
 @both_loops
@@ -116,7 +116,7 @@ def test_arguments_reach_every_copy(loop: str, clock: VirtualClock) -> None:
 
     async def read(table: str, key: int) -> int:
         seen.append((table, key))
-        await pause(1 / len(seen))
+        await async_sleep(1 / len(seen))
         return key
 
     assert 7 == run(clock, loop, lambda: tarry.hedge(read, "users", 7, after=0.1))
@@ -132,11 +132,11 @@ def test_percentile_needs_a_hundred_calls(loop: str, clock: VirtualClock) -> Non
 
     for _ in range(100):
         assert "sample" == hedged(clock, loop, replica, after="p95", downstream=downstream)
-    before = seconds(clock)
+    before = elapsed_s(clock)
     result = hedged(clock, loop, replica, after="p95", downstream=downstream)
 
     assert ("copy", 102) == (result, replica.sent)
-    assert 0.96 + 0.01 == pytest.approx(seconds(clock) - before, abs=1e-5)
+    assert 0.96 + 0.01 == pytest.approx(elapsed_s(clock) - before, abs=1e-5)
 
 
 @both_loops
@@ -147,7 +147,7 @@ def test_percentile_is_kept_per_function(loop: str, clock: VirtualClock) -> None
     async def read() -> int:
         nonlocal sent
         sent += 1
-        await pause(10 if sent == 101 else 0.01)
+        await async_sleep(10 if sent == 101 else 0.01)
         return sent
 
     async def main() -> None:
@@ -219,7 +219,7 @@ def test_rate_limit_delays_copies(loop: str, clock: VirtualClock) -> None:
     assert "second" == hedged(
         clock, loop, replica, after=50, on=lambda _: throttled, downstream=downstream
     )
-    assert 2.5 == seconds(clock)
+    assert 2.5 == elapsed_s(clock)
 
 
 @both_loops
@@ -259,7 +259,7 @@ def test_error_that_on_matches_sends_the_next_copy_at_once(loop: str, clock: Vir
     replica = Replica((0.05, ConnectionError()), (0.01, "second"))
 
     assert "second" == hedged(clock, loop, replica, after=5, on=ConnectionError)
-    assert 0.06 == seconds(clock)
+    assert 0.06 == elapsed_s(clock)
 
 
 @both_loops
@@ -268,7 +268,7 @@ def test_error_of_one_copy_waits_for_the_other(loop: str, clock: VirtualClock) -
     replica = Replica((1, "first"), (0.1, ConnectionError()))
 
     assert "first" == hedged(clock, loop, replica, after=0.1, on=ConnectionError)
-    assert 1 == seconds(clock)
+    assert 1 == elapsed_s(clock)
 
 
 @both_loops
@@ -359,7 +359,7 @@ def test_cancellation(loop: str, clock: VirtualClock) -> None:
     )
 
     assert [1, 2] == sorted(replica.cancelled)
-    assert 0.5 == seconds(clock)
+    assert 0.5 == elapsed_s(clock)
     assert tarry.BreakerState.CLOSED == downstream.state
     assert "third" == hedged(clock, loop, replica, after=0.1, downstream=downstream)
 
@@ -401,7 +401,7 @@ def test_deadline(loop: str, clock: VirtualClock) -> None:
 
     assert "op: the deadline has passed" == str(caught.value)
     assert [1, 2] == sorted(replica.cancelled)
-    assert 1 == seconds(clock)
+    assert 1 == elapsed_s(clock)
 
 
 @both_loops
@@ -424,7 +424,7 @@ def test_copies_see_the_deadline(loop: str, clock: VirtualClock) -> None:
 
     async def read() -> None:
         left.append(tarry.remaining())
-        await pause(0.5)
+        await async_sleep(0.5)
 
     with tarry.deadline(2):
         run(clock, loop, lambda: tarry.hedge(read, after=0.3))

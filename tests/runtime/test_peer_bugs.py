@@ -24,19 +24,19 @@ import tarry
 from tarry import Downstream, Hint, Kind, Policy
 from tarry.testing import VirtualClock, no_wait, scripted_random
 from tests.runtime.drivers import (
-    ASYNC,
+    ASYNC_DRIVERS,
     DRIVERS,
     FAIL,
     OK,
-    PLAIN,
-    Answer,
+    SYNC_DRIVERS,
+    ClassifiedError,
     Dependency,
     Driver,
     Function,
     Step,
-    answers,
-    outcome_of,
-    pause,
+    async_sleep,
+    classify,
+    failing_step,
 )
 
 every_driver = pytest.mark.parametrize("driver", DRIVERS, ids=str)
@@ -55,8 +55,8 @@ policies = st.builds(
     total_budget=st.none() | delays,
 )
 failures = st.builds(
-    lambda kind, hint, exact, takes: Step(
-        raises=answers(kind, hint=Hint(hint, exact=exact)).raises, takes=takes
+    lambda kind, hint, exact, duration_s: Step(
+        raises=failing_step(kind, hint=Hint(hint, exact=exact)).raises, duration_s=duration_s
     ),
     st.sampled_from([Kind.TRANSIENT, Kind.THROTTLED]),
     st.none() | delays,
@@ -71,15 +71,15 @@ def test_deadline_is_not_overslept_by_plain_code(
     policy: Policy, steps: list[Step], numbers: list[float], deadline: float
 ) -> None:
     """No attempt begins at or after the deadline, and no wait ends after it."""
-    for driver in PLAIN:
+    for driver in SYNC_DRIVERS:
         with VirtualClock() as clock, scripted_random(numbers):
             dependency = Dependency(clock, *steps)
-            with pytest.raises((Answer, tarry.Rejected)):
-                driver.run(clock, dependency, on=outcome_of, policy=policy, deadline=deadline)
+            with pytest.raises((ClassifiedError, tarry.Rejected)):
+                driver.run(clock, dependency, on=classify, policy=policy, deadline=deadline)
 
         assert all(start < deadline + 1e-6 for start in dependency.starts)
         last = len(dependency.starts) - 1
-        ended = dependency.starts[last] + steps[min(last, len(steps) - 1)].takes
+        ended = dependency.starts[last] + steps[min(last, len(steps) - 1)].duration_s
         assert clock.elapsed <= max(deadline, ended) + 1e-5
 
 
@@ -88,13 +88,13 @@ def test_deadline_is_not_overslept_by_coroutines(
     policy: Policy, steps: list[Step], numbers: list[float], deadline: float
 ) -> None:
     """A coroutine never ends after its deadline, where running attempts are cancelled."""
-    for driver in ASYNC[::4]:
+    for driver in ASYNC_DRIVERS[::4]:
         with VirtualClock() as clock, scripted_random(numbers):
-            with pytest.raises((Answer, tarry.Rejected)):
+            with pytest.raises((ClassifiedError, tarry.Rejected)):
                 driver.run(
                     clock,
                     Dependency(clock, *steps),
-                    on=outcome_of,
+                    on=classify,
                     policy=policy,
                     deadline=deadline,
                 )
@@ -107,11 +107,11 @@ def test_attempt_cancelled_at_the_deadline_raises_deadline_exceeded(
     deadline: float, takes: list[float]
 ) -> None:
     """An attempt that reaches the deadline raises DeadlineExceeded despite float rounding."""
-    steps = [Step(raises=ConnectionError, takes=length * deadline) for length in takes]
+    steps = [Step(raises=ConnectionError, duration_s=length * deadline) for length in takes]
     policy = Policy(max_attempts=6, initial_delay=deadline / 1e3, max_delay=deadline / 100)
-    for driver in ASYNC[::4]:
+    for driver in ASYNC_DRIVERS[::4]:
         with VirtualClock() as clock, pytest.raises(tarry.DeadlineExceeded):
-            dependency = Dependency(clock, *steps, Step(takes=1000))
+            dependency = Dependency(clock, *steps, Step(duration_s=1000))
             driver.run(clock, dependency, deadline=deadline, policy=policy)
 
 
@@ -132,7 +132,7 @@ def test_cause_of_the_user_stays(driver: Driver, clock: VirtualClock) -> None:
         fail()
 
     with pytest.raises(ConnectionError, match="shallow") as caught:
-        driver.start(clock, driver.wrap(fail if driver.plain else fail_later))
+        driver.run_function(clock, driver.wrap(fail if driver.is_sync else fail_later))
 
     assert isinstance(caught.value.__cause__, KeyError)
     assert caught.value.__cause__ is caught.value.__context__
@@ -214,14 +214,14 @@ def test_callable_that_looks_like_a_partial(clock: VirtualClock) -> None:
 # --- cancellation ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("driver", PLAIN, ids=str)
+@pytest.mark.parametrize("driver", SYNC_DRIVERS, ids=str)
 def test_cancel_token_ends_the_outer_loop_too(driver: Driver, clock: VirtualClock) -> None:
     """An outer loop does not retry or count a cancelled wait, whatever its `on`."""
     token = tarry.CancelToken()
     token.cancel()
     payments = Downstream("payments", breaker=tarry.Breaker(consecutive=1))
     dependency = Dependency(clock, FAIL)
-    inner = driver.wrap(dependency.hit, cancel=token)
+    inner = driver.wrap(dependency.call, cancel=token)
     outer = driver.wrap(inner, on=Exception, downstream=payments)
 
     with pytest.raises(tarry.Cancelled):
@@ -231,7 +231,7 @@ def test_cancel_token_ends_the_outer_loop_too(driver: Driver, clock: VirtualCloc
     assert tarry.BreakerState.CLOSED == payments.state
 
 
-@pytest.mark.parametrize("driver", ASYNC, ids=str)
+@pytest.mark.parametrize("driver", ASYNC_DRIVERS, ids=str)
 def test_predicate_is_not_called_for_a_cancellation(driver: Driver, clock: VirtualClock) -> None:
     """A predicate is not called for a cancellation."""
     calls = []
@@ -242,14 +242,14 @@ def test_predicate_is_not_called_for_a_cancellation(driver: Driver, clock: Virtu
             raise asyncio.CancelledError
         with trio.CancelScope() as scope:
             scope.cancel()
-            await driver.wrap(lambda: pause(1), on=lambda _: True)()
+            await driver.wrap(lambda: async_sleep(1), on=lambda _: True)()
         raise Stopped
 
     class Stopped(BaseException):
         pass
 
     with pytest.raises((asyncio.CancelledError, Stopped)):
-        driver.start(clock, driver.wrap(work, on=lambda _: True))
+        driver.run_function(clock, driver.wrap(work, on=lambda _: True))
 
     assert [1] == calls
 
@@ -257,13 +257,13 @@ def test_predicate_is_not_called_for_a_cancellation(driver: Driver, clock: Virtu
 # --- event loops ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("driver", PLAIN, ids=str)
+@pytest.mark.parametrize("driver", SYNC_DRIVERS, ids=str)
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
 def test_blocking_wait(driver: Driver, loop: str, clock: VirtualClock) -> None:
     """A plain function that would block an event loop raises BlockingWait with advice."""
     payments = Downstream("payments", budget=tarry.TokenBudget(), max_in_flight=1)
     dependency = Dependency(clock, FAIL, OK)
-    call = driver.wrap(dependency.hit, downstream=payments)
+    call = driver.wrap(dependency.call, downstream=payments)
 
     async def main() -> None:
         call()
@@ -278,26 +278,26 @@ def test_blocking_wait(driver: Driver, loop: str, clock: VirtualClock) -> None:
     assert "done" == call()
 
 
-@pytest.mark.parametrize("driver", ASYNC, ids=str)
+@pytest.mark.parametrize("driver", ASYNC_DRIVERS, ids=str)
 def test_blocking_wait_is_not_retried_by_an_outer_loop(driver: Driver, clock: VirtualClock) -> None:
     """An outer loop does not retry BlockingWait."""
     dependency = Dependency(clock, FAIL)
 
     async def work() -> None:
-        tarry.call(dependency.hit, on=ConnectionError)
+        tarry.call(dependency.call, on=ConnectionError)
 
     with pytest.raises(tarry.BlockingWait):
-        driver.start(clock, driver.wrap(work, on=Exception))
+        driver.run_function(clock, driver.wrap(work, on=Exception))
 
     assert 1 == len(dependency.starts)
 
 
-@pytest.mark.parametrize("driver", PLAIN, ids=str)
+@pytest.mark.parametrize("driver", SYNC_DRIVERS, ids=str)
 def test_plain_success_inside_a_loop_is_fine(driver: Driver, clock: VirtualClock) -> None:
     """A plain function that does not wait works inside an event loop."""
 
     async def main() -> object:
-        return driver.wrap(Dependency(clock, OK).hit)()
+        return driver.wrap(Dependency(clock, OK).call)()
 
     assert "done" == clock.run(main)
     assert "done" == clock.run_trio(main)
@@ -393,7 +393,7 @@ def test_global_random_generator_is_not_used(clock: VirtualClock) -> None:
 
     actual = []
     for _ in range(3):
-        tarry.call(Dependency(clock, FAIL, OK).hit, on=ConnectionError)
+        tarry.call(Dependency(clock, FAIL, OK).call, on=ConnectionError)
         actual.append(random.random())
 
     assert expected == actual
@@ -459,17 +459,17 @@ def test_no_cycle_after_success(
         return "done"
 
     downstream = Downstream("payments", max_in_flight=1) if guarded else None
-    call = driver.wrap(work if driver.plain else work_later, downstream=downstream)
+    call = driver.wrap(work if driver.is_sync else work_later, downstream=downstream)
 
     async def main() -> list[Thing | None]:
         await call()
         return [thing() for thing in things]
 
-    if driver.plain:
+    if driver.is_sync:
         call()
         alive = [thing() for thing in things]
     else:
-        alive = driver.start(clock, main)
+        alive = driver.run_function(clock, main)
 
     assert [None] * 3 == alive
 

@@ -17,7 +17,7 @@ import trio
 import tarry
 from tarry import Breaker, BreakerState, Downstream, Policy
 from tarry.testing import VirtualClock, captured_events, no_wait
-from tests.runtime.drivers import FAIL, Dependency, pause
+from tests.runtime.drivers import FAIL, Dependency, async_sleep
 
 LONG = 10.0
 """Seconds after which a test that hangs fails; none waits for so long when all is well."""
@@ -104,7 +104,7 @@ def test_decorator_shared_by_fifty_tasks(loop: str, guarded: bool, clock: Virtua
     @tarry.retry(on=Trouble, policy=Policy(), downstream=downstream)
     async def work(number: int) -> int:
         calls[number] += 1
-        await pause(0.01 * (number % 7))
+        await async_sleep(0.01 * (number % 7))
         if calls[number] <= number % 5:
             raise Trouble(number)
         return number
@@ -162,7 +162,7 @@ def test_error_object_shared_by_two_tasks(loop: str, clock: VirtualClock) -> Non
     async def work(number: int) -> str:
         calls[number] += 1
         if number == 1:
-            await pause(60)  # meanwhile the other call gives up on the same object
+            await async_sleep(60)  # meanwhile the other call gives up on the same object
         if number == 0 or calls[1] == 1:
             raise lost
         return "done"
@@ -211,7 +211,7 @@ def test_attempts_object_is_many_calls(clock: VirtualClock) -> None:
         with pytest.raises(ConnectionError):
             for attempt in attempts:
                 with attempt:
-                    dependency.hit()
+                    dependency.call()
 
     assert 12 == len(dependency.starts)
 
@@ -307,7 +307,7 @@ def half_open(clock: VirtualClock, probes: int) -> Downstream:
     breaker = Breaker(consecutive=1, spread=0, probes=probes)
     payments = Downstream("payments", breaker=breaker)
     with pytest.raises(ConnectionError):
-        tarry.call(Dependency(clock, FAIL).hit, on=ConnectionError, downstream=payments)
+        tarry.call(Dependency(clock, FAIL).call, on=ConnectionError, downstream=payments)
     clock.advance(30)
     return payments
 
@@ -350,7 +350,7 @@ def test_half_open_and_thirty_tasks(loop: str, clock: VirtualClock) -> None:
     @tarry.retry(on=ConnectionError, downstream=payments)
     async def work(number: int) -> str:
         entered.append(number)
-        await pause(1)
+        await async_sleep(1)
         return "done"
 
     results = run_all(clock, loop, 30, work)
@@ -376,7 +376,7 @@ def test_half_open_and_thirty_calls_that_waited(loop: str, clock: VirtualClock) 
             raise ConnectionError(
                 number
             )  # the thirtieth opens the breaker; the others wait already
-        await pause(1)
+        await async_sleep(1)
         return "done"
 
     results = run_all(clock, loop, 30, work)

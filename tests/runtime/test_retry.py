@@ -407,7 +407,7 @@ def test_body_outside_the_block(clock: VirtualClock) -> None:
         for _attempt in tarry.attempts(on=ConnectionError, downstream=payments):
             pass
 
-    assert "done" == tarry.call(Dependency(clock, OK).hit, on=ConnectionError, downstream=payments)
+    assert "done" == tarry.call(Dependency(clock, OK).call, on=ConnectionError, downstream=payments)
 
 
 def test_block_that_is_never_entered(clock: VirtualClock) -> None:
@@ -417,7 +417,7 @@ def test_block_that_is_never_entered(clock: VirtualClock) -> None:
     for _attempt in tarry.attempts(on=ConnectionError, downstream=payments):
         break
 
-    assert "done" == tarry.call(Dependency(clock, OK).hit, on=ConnectionError, downstream=payments)
+    assert "done" == tarry.call(Dependency(clock, OK).call, on=ConnectionError, downstream=payments)
 
 
 def test_block_has_its_attempt_number(clock: VirtualClock) -> None:

@@ -88,7 +88,7 @@ def broken_breaker(clock: VirtualClock, name: str) -> tarry.Downstream:
     downstream = tarry.Downstream(name, breaker=tarry.Breaker(**options))
     for _ in range(2):
         with suppress(ConnectionError):
-            tarry.call(Dependency(clock, FAIL).hit, on=ConnectionError, downstream=downstream)
+            tarry.call(Dependency(clock, FAIL).call, on=ConnectionError, downstream=downstream)
         clock.advance(30)
     return downstream
 

@@ -60,7 +60,7 @@ def test_giving_up_is_an_event(clock: VirtualClock, listener: OpenTelemetryListe
     span: Any = tracer.start_span("operation")
     payments = tarry.Downstream("payments", budget=tarry.TokenBudget(capacity=1))
     with use(span), listening(listener), pytest.raises(ConnectionError):
-        tarry.call(Dependency(clock, FAIL).hit, on=ConnectionError, downstream=payments, name="op")
+        tarry.call(Dependency(clock, FAIL).call, on=ConnectionError, downstream=payments, name="op")
 
     assert (
         "tarry.gave_up",
@@ -77,7 +77,7 @@ def test_giving_up_is_an_event(clock: VirtualClock, listener: OpenTelemetryListe
 def test_no_provider_is_configured(clock: VirtualClock) -> None:
     """Without a configured provider the listener records nothing."""
     with listening(OpenTelemetryListener()):
-        assert "done" == tarry.call(Dependency(clock, FAIL, OK).hit, on=ConnectionError)
+        assert "done" == tarry.call(Dependency(clock, FAIL, OK).call, on=ConnectionError)
 
 
 def test_misspelt_mode() -> None:

@@ -77,7 +77,7 @@ def test_attributes(clock: VirtualClock, meter: Meter) -> None:
     disk = tarry.Downstream("disk")
     with listening(meter.listener):
         tarry.call(
-            Dependency(clock, FAIL, OK).hit, on=ConnectionError, name="load", downstream=disk
+            Dependency(clock, FAIL, OK).call, on=ConnectionError, name="load", downstream=disk
         )
 
     who = {"tarry.operation": "load", "tarry.downstream": "disk"}
@@ -132,7 +132,7 @@ def test_number_of_names_is_limited() -> None:
         for number in range(4):
             error = type(f"Error{number}", (Exception,), {})
             with pytest.raises(error):
-                tarry.call(Step(raises=error).end, on=OSError, name=f"job {number}")
+                tarry.call(Step(raises=error).finish, on=OSError, name=f"job {number}")
 
     assert {("job 0", "Error0"): 1, ("job 1", "Error1"): 1, ("other", "_OTHER"): 2} == (
         meter.values("tarry.attempts", "tarry.operation", "error.type")
@@ -155,7 +155,7 @@ def test_type_of_an_answer_that_was_not_accepted(
     """The error type of a response is its status."""
     with listening(meter.listener):
         dependency = Dependency(clock, Step(answer), OK)
-        tarry.call(dependency.hit, on=OSError, until=lambda result: result == "done")
+        tarry.call(dependency.call, on=OSError, until=lambda result: result == "done")
 
     assert {("success", ""): 1, ("transient", expected): 1} == (
         meter.values("tarry.attempts", "tarry.outcome", "error.type")
@@ -166,7 +166,7 @@ def test_type_of_a_failure_with_a_code(clock: VirtualClock, meter: Meter) -> Non
     """The error type is the code that a classifier names, not the class of the error."""
     unavailable = tarry.outcome_of_code("UNAVAILABLE")
     with listening(meter.listener):
-        tarry.call(Dependency(clock, FAIL, OK).hit, on=lambda _: unavailable)
+        tarry.call(Dependency(clock, FAIL, OK).call, on=lambda _: unavailable)
 
     assert {("success", ""): 1, ("transient", "UNAVAILABLE"): 1} == (
         meter.values("tarry.attempts", "tarry.outcome", "error.type")
@@ -181,7 +181,7 @@ def test_type_of_a_nested_class(clock: VirtualClock, meter: Meter) -> None:
 
     with listening(meter.listener):
         steps = Step(raises=Lost()), OK
-        tarry.call(Dependency(clock, *steps).hit, on=tarry.outcome_of_exception)
+        tarry.call(Dependency(clock, *steps).call, on=tarry.outcome_of_exception)
 
     assert {("success", ""): 1, ("transient", Lost.__qualname__): 1} == (
         meter.values("tarry.attempts", "tarry.outcome", "error.type")

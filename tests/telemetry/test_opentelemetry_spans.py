@@ -188,7 +188,7 @@ def test_nested_calls(clock: VirtualClock, traces: Traces) -> None:
     inner = Dependency(clock, FAIL, OK)
 
     def outer() -> None:
-        tarry.call(inner.hit, on=ConnectionError, name="op")
+        tarry.call(inner.call, on=ConnectionError, name="op")
         raise OSError
 
     with listening(traces.listener), pytest.raises(OSError):  # noqa: PT011 - it has no message
@@ -236,7 +236,7 @@ def test_listener_added_during_an_attempt(clock: VirtualClock, traces: Traces) -
     def work() -> object:
         if not removers:
             removers.append(tarry.listen(traces.listener))
-        return dependency.hit()
+        return dependency.call()
 
     tarry.call(work, on=ConnectionError, name="op")
     removers[0]()

@@ -74,7 +74,7 @@ def test_labels(clock: VirtualClock, registry: CollectorRegistry) -> None:
 def test_delays(clock: VirtualClock, registry: CollectorRegistry) -> None:
     """The histogram has the delays after jitter, in seconds."""
     with listening(PrometheusListener(registry)):
-        tarry.call(Dependency(clock, FAIL, FAIL, OK).hit, on=ConnectionError)
+        tarry.call(Dependency(clock, FAIL, FAIL, OK).call, on=ConnectionError)
 
     [total] = samples(registry, "tarry_retry_delay_seconds_sum").values()
     assert pytest.approx(0.05 + 0.1) == total

@@ -95,7 +95,7 @@ def test_end_of_a_call(clock: VirtualClock, lines: list[Any]) -> None:
     """Giving up is a WARNING with its reason; a rejected call is not."""
     payments = tarry.Downstream("payments", budget=tarry.TokenBudget(capacity=1))
     with pytest.raises(ConnectionError):
-        tarry.call(Dependency(clock, FAIL).hit, on=ConnectionError, downstream=payments)
+        tarry.call(Dependency(clock, FAIL).call, on=ConnectionError, downstream=payments)
 
     assert [("tarry.budget_empty", "debug"), ("tarry.gave_up", "warning")] == levels(lines)[2:]
     assert ("budget-empty", "ConnectionError") == (lines[-1]["reason"], lines[-1]["error"])
@@ -147,7 +147,7 @@ def test_given_logger(clock: VirtualClock) -> None:
     logger = structlog.get_logger().bind(service="shop")
 
     with capture_logs() as lines, listening(StructlogListener(logger)):
-        tarry.call(Dependency(clock, FAIL, OK).hit, on=ConnectionError)
+        tarry.call(Dependency(clock, FAIL, OK).call, on=ConnectionError)
 
     assert {"shop"} == {line["service"] for line in lines}
 

@@ -15,7 +15,7 @@ import trio
 import tarry
 from tarry import Downstream
 from tarry.testing import VirtualClock, scripted_random
-from tests.runtime.drivers import DRIVERS, FAIL, OK, Dependency, Driver, pause, seconds
+from tests.runtime.drivers import DRIVERS, FAIL, OK, Dependency, Driver, async_sleep, elapsed_s
 
 both_loops = pytest.mark.parametrize("loop", ["asyncio", "trio"])
 DAY = 86_400.0
@@ -62,7 +62,7 @@ def test_days_pass_at_once(driver: Driver) -> None:
         driver.run(clock, dependency, policy=policy)
 
     assert [day * DAY for day in range(8)] == dependency.starts
-    assert 7 * DAY == seconds(clock)
+    assert 7 * DAY == elapsed_s(clock)
 
 
 def test_real_clock_is_restored() -> None:
@@ -95,14 +95,14 @@ def test_breaker_on_virtual_time() -> None:
     payments = Downstream("payments", breaker=tarry.Breaker(consecutive=1, spread=0, probes=1))
     with VirtualClock() as clock:
         with pytest.raises(ConnectionError):
-            tarry.call(Dependency(clock, FAIL).hit, on=ConnectionError, downstream=payments)
+            tarry.call(Dependency(clock, FAIL).call, on=ConnectionError, downstream=payments)
         clock.advance(29)
         with pytest.raises(tarry.BreakerOpen):
-            tarry.call(Dependency(clock, OK).hit, on=ConnectionError, downstream=payments)
+            tarry.call(Dependency(clock, OK).call, on=ConnectionError, downstream=payments)
         clock.advance(1)
 
         assert "done" == tarry.call(
-            Dependency(clock, OK).hit, on=ConnectionError, downstream=payments
+            Dependency(clock, OK).call, on=ConnectionError, downstream=payments
         )
 
 
@@ -113,9 +113,9 @@ def test_breaker_on_virtual_time() -> None:
 def test_sleeps_of_the_loop_are_virtual(loop: str) -> None:
     """The loop's own sleep takes virtual time."""
     with VirtualClock() as clock:
-        run(clock, loop, lambda: pause(DAY))
+        run(clock, loop, lambda: async_sleep(DAY))
 
-        assert DAY == seconds(clock)
+        assert DAY == elapsed_s(clock)
 
 
 @both_loops
@@ -142,8 +142,8 @@ def test_tasks_wake_in_order(loop: str) -> None:
     with VirtualClock() as clock:
 
         async def sleeper(length: int) -> None:
-            await pause(length)
-            woken.append((length, seconds(clock)))
+            await async_sleep(length)
+            woken.append((length, elapsed_s(clock)))
 
         async def on_asyncio() -> None:
             await asyncio.gather(sleeper(3), sleeper(1), sleeper(2))
@@ -165,7 +165,7 @@ def test_now_inside_a_loop(loop: str) -> None:
         before = clock.now()
 
         async def main() -> tuple[float, float]:
-            await pause(5)
+            await async_sleep(5)
             return clock.now() - before, clock.elapsed
 
         assert (pytest.approx(5), pytest.approx(5)) == run(clock, loop, main)
@@ -178,7 +178,7 @@ def test_advance_inside_a_loop(loop: str) -> None:
 
         async def main() -> float | None:
             clock.advance(4)
-            await pause(1)
+            await async_sleep(1)
             return tarry.remaining()
 
         assert pytest.approx(5) == run(clock, loop, main)
@@ -189,11 +189,11 @@ def test_advance_inside_a_loop(loop: str) -> None:
 def test_successive_loops_share_the_time(loop: str) -> None:
     """Plain waits and successive loops share one clock."""
     with VirtualClock() as clock, scripted_random([0.5]):
-        run(clock, loop, lambda: pause(1))
-        tarry.call(Dependency(clock, FAIL, OK).hit, on=ConnectionError)
-        run(clock, loop, lambda: pause(1))
+        run(clock, loop, lambda: async_sleep(1))
+        tarry.call(Dependency(clock, FAIL, OK).call, on=ConnectionError)
+        run(clock, loop, lambda: async_sleep(1))
 
-        assert 2.05 == seconds(clock)
+        assert 2.05 == elapsed_s(clock)
 
 
 @both_loops
@@ -212,7 +212,7 @@ def test_timeouts_of_the_loop_are_virtual(loop: str) -> None:
         with pytest.raises((TimeoutError, trio.TooSlowError)):
             run(clock, loop, on_asyncio if loop == "asyncio" else on_trio)
 
-        assert 5 == seconds(clock)
+        assert 5 == elapsed_s(clock)
 
 
 def test_asyncio_waits_for_threads() -> None:
@@ -254,7 +254,7 @@ def test_trio_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "trio", None)
 
     with VirtualClock() as clock, pytest.raises(tarry.MissingExtra, match=r"tarry\[trio\]"):
-        clock.run_trio(lambda: pause(1))
+        clock.run_trio(lambda: async_sleep(1))
 
 
 @both_loops
@@ -263,6 +263,6 @@ def test_years_of_virtual_time(loop: str) -> None:
     """Event loops work after years of virtual time."""
     with VirtualClock() as clock:
         clock.advance(400 * DAY)
-        run(clock, loop, lambda: pause(0.1))
+        run(clock, loop, lambda: async_sleep(0.1))
 
         assert 400 * DAY + 0.1 == pytest.approx(clock.elapsed, abs=1e-6)

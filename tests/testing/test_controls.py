@@ -16,7 +16,7 @@ from tarry.testing import (
     no_wait,
     scripted_random,
 )
-from tests.runtime.drivers import ASYNC, DRIVERS, FAIL, OK, PLAIN, Dependency, Driver
+from tests.runtime.drivers import ASYNC_DRIVERS, DRIVERS, FAIL, OK, SYNC_DRIVERS, Dependency, Driver
 
 every_driver = pytest.mark.parametrize("driver", DRIVERS, ids=str)
 
@@ -24,7 +24,7 @@ every_driver = pytest.mark.parametrize("driver", DRIVERS, ids=str)
 # --- no_wait --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("driver", PLAIN, ids=str)
+@pytest.mark.parametrize("driver", SYNC_DRIVERS, ids=str)
 def test_no_wait_in_plain_code(driver: Driver) -> None:
     """Waits of days return at once; decisions and delays are unchanged."""
     clock = VirtualClock()  # not entered: only `no_wait` keeps it from waiting
@@ -43,7 +43,7 @@ def test_no_wait_in_coroutines() -> None:
 
     async def main() -> object:
         dependency = Dependency(clock, FAIL, OK)
-        return await tarry.acall(dependency.ahit, on=ConnectionError, policy=policy)
+        return await tarry.acall(dependency.acall, on=ConnectionError, policy=policy)
 
     with no_wait():
         assert "done" == asyncio.run(main())
@@ -54,9 +54,9 @@ def test_no_wait_ends_with_its_block() -> None:
     """After the block, waits are real again."""
     with VirtualClock() as clock, scripted_random([0.5]):
         with no_wait():
-            tarry.call(Dependency(clock, FAIL, OK).hit, on=ConnectionError)
+            tarry.call(Dependency(clock, FAIL, OK).call, on=ConnectionError)
         assert 0 == clock.elapsed
-        tarry.call(Dependency(clock, FAIL, OK).hit, on=ConnectionError)
+        tarry.call(Dependency(clock, FAIL, OK).call, on=ConnectionError)
 
     assert pytest.approx(0.05) == clock.elapsed
 
@@ -65,8 +65,8 @@ def test_no_wait_ends_with_an_error() -> None:
     """A block that an error leaves restores the waits too."""
     with VirtualClock() as clock, scripted_random([0.5]):
         with pytest.raises(ConnectionError), no_wait():
-            tarry.call(Dependency(clock, FAIL).hit, on=ConnectionError)
-        tarry.call(Dependency(clock, FAIL, OK).hit, on=ConnectionError)
+            tarry.call(Dependency(clock, FAIL).call, on=ConnectionError)
+        tarry.call(Dependency(clock, FAIL, OK).call, on=ConnectionError)
 
     assert pytest.approx(0.05) == clock.elapsed
 
@@ -91,7 +91,7 @@ def test_capped_attempts(driver: Driver, guarded: bool, limit: int) -> None:
 def test_events_have_the_cap() -> None:
     """Events have the cap as `max_attempts`, not the value of the policy."""
     with VirtualClock() as clock, capped_attempts(2), captured_events() as events:
-        tarry.call(Dependency(clock, OK).hit, on=ConnectionError, name="op")
+        tarry.call(Dependency(clock, OK).call, on=ConnectionError, name="op")
 
     assert tarry.AttemptStarted("op", None, 1, 2) == events[0]
 
@@ -114,7 +114,7 @@ def attempts_of(dependency: Dependency) -> int:
     """Return the number of attempts of a call."""
     before = len(dependency.starts)
     with pytest.raises(ConnectionError):
-        tarry.call(dependency.hit, on=ConnectionError)
+        tarry.call(dependency.call, on=ConnectionError)
     return len(dependency.starts) - before
 
 
@@ -149,7 +149,7 @@ def test_scripted_random(driver: Driver) -> None:
 def test_scripted_random_takes_any_iterable() -> None:
     """The numbers may come from a generator."""
     with VirtualClock() as clock, scripted_random(number / 10 for number in (5, 0)):
-        tarry.call(Dependency(clock, FAIL, OK).hit, on=ConnectionError)
+        tarry.call(Dependency(clock, FAIL, OK).call, on=ConnectionError)
 
     assert pytest.approx(0.05) == clock.elapsed
 
@@ -161,7 +161,7 @@ def test_wrong_script(numbers: list[float]) -> None:
         pass
 
 
-@pytest.mark.parametrize("driver", [PLAIN[0], *ASYNC[::4]], ids=str)
+@pytest.mark.parametrize("driver", [SYNC_DRIVERS[0], *ASYNC_DRIVERS[::4]], ids=str)
 def test_random_numbers_are_restored_after_the_block(driver: Driver) -> None:
     """After the block delays are random again."""
     drawn = set()
