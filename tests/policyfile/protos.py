@@ -1,4 +1,4 @@
-"""Envoy's own definitions: what its protobufs and their validation rules say of a document."""
+"""Checks documents against Envoy's protobufs and their validation rules."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ routes = import_module("envoy.config.route.v3.route_components_pb2")
 clusters = import_module("envoy.config.cluster.v3.cluster_pb2")
 
 
-def parsed(kind: Any, document: dict[str, Any]) -> Any:
-    """Read a document into a message, unknown fields refused, and check the rules of each field."""
-    message = json_format.ParseDict(document, kind())
-    assert [] == broken(message, "")
+def parse_valid(message_type: Any, document: dict[str, Any]) -> Any:
+    """Parse a document; fail on unknown fields and on fields that break a validation rule."""
+    message = json_format.ParseDict(document, message_type())
+    assert [] == find_invalid_fields(message, "")
     return message
 
 
-def broken(message: Any, path: str) -> list[str]:
-    """Return the fields that break a rule of protoc-gen-validate."""
-    found: list[str] = []
+def find_invalid_fields(message: Any, path: str) -> list[str]:
+    """Return the paths of the fields that break a rule of protoc-gen-validate."""
+    invalid: list[str] = []
     for field, value in message.ListFields():
-        here = f"{path}.{field.name}"
+        field_path = f"{path}.{field.name}"
         rules = field.GetOptions().Extensions[validate.rules]
         items = list(value) if field.is_repeated else [value]
         if len(items) < rules.repeated.min_items:
-            found.append(here)
+            invalid.append(field_path)
         for item in items:
             if not is_valid(rules, item):
-                found.append(here)
+                invalid.append(field_path)
             elif field.message_type is not None:
-                found += broken(item, here)
-    return found
+                invalid += find_invalid_fields(item, field_path)
+    return invalid
 
 
 def is_valid(rules: Any, value: Any) -> bool:
-    """Return whether a value follows Envoy's rules for durations, numbers and texts."""
+    """Return whether a value meets Envoy's rules for durations, numbers and strings."""
     if rules.duration.HasField("gt"):
         return bool(value.ToTimedelta() > rules.duration.gt.ToTimedelta())
     number = getattr(value, "value", value)

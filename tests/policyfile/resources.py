@@ -1,4 +1,4 @@
-"""Resources of Istio for the tests: the parts that matter."""
+"""Minimal Istio resources for the tests of the importer."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 
 def virtual_service(*routes: dict[str, Any]) -> dict[str, Any]:
-    """Return the parts that matter."""
+    """Return a VirtualService with these HTTP routes."""
     return {"kind": "VirtualService", "metadata": {}, "spec": {"hosts": ["a"], "http": [*routes]}}
 
 
-def destination_rule(**traffic: Any) -> dict[str, Any]:
-    """Return the parts that matter."""
-    return {"kind": "DestinationRule", "spec": {"host": "a", "trafficPolicy": traffic}}
+def destination_rule(**traffic_policy: Any) -> dict[str, Any]:
+    """Return a DestinationRule with this traffic policy."""
+    return {"kind": "DestinationRule", "spec": {"host": "a", "trafficPolicy": traffic_policy}}

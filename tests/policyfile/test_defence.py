@@ -1,4 +1,4 @@
-"""A policy with its breaker, budget and limiter, or a hedging: one value that a file can say."""
+"""Tests for defences: their dict form, equality, validation and downstreams."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ breakers = st.sampled_from([None, {}, {"consecutive": 3, "open_for": 1.5}])
 def test_dict_form_reads_back(
     attempts: int, budget: Any, limiter: Any, breaker: dict[str, Any] | None
 ) -> None:
-    """What `to_dict` gives, also by way of JSON, makes an equal defence."""
+    """`from_dict` turns the output of `to_dict`, sent through JSON, into an equal defence."""
     policy = Policy(max_attempts=attempts, attempt_timeout=0.5)
     defence = Defence(policy, breaker=breaker, budget=budget, limiter=limiter)
 
@@ -37,38 +37,40 @@ def test_dict_form_reads_back(
 
 
 @pytest.mark.parametrize(
-    "hedging", [Hedging(after=0.1), Hedging(after="p95", max_attempts=3)], ids=["fixed", "live"]
+    "hedging",
+    [Hedging(after=0.1), Hedging(after="p95", max_attempts=3)],
+    ids=["fixed", "percentile"],
 )
 def test_dict_form_of_hedging_reads_back(hedging: Hedging) -> None:
-    """A hedging takes the place of the fields of a policy."""
+    """The dict form has hedging instead of the fields of a policy, and reads back."""
     defence = Defence(hedging=hedging)
 
     assert ["hedging"] == list(defence.to_dict())
     assert defence == Defence.from_dict(defence.to_dict())
 
 
-def test_nothing_is_the_default_policy() -> None:
-    """An empty file is the default policy alone."""
+def test_empty_dict_is_the_default_policy() -> None:
+    """An empty dict is a defence with the default policy and no components."""
     assert Defence(Policy()) == Defence.from_dict({}) == Defence()
 
 
-def test_preset_is_where_the_fields_start() -> None:
-    """A preset gives the fields that the file does not have."""
+def test_preset_sets_the_missing_fields() -> None:
+    """A preset sets the fields that the dict does not have."""
     defence = Defence.from_dict({"preset": "interactive", "max_attempts": 2})
 
     assert Policy.preset("interactive").replace(max_attempts=2) == defence.policy
 
 
 def test_every_preset_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The presets are those of the policy: one that is added there is known here."""
-    monkeypatch.setitem(PRESETS, "mine", Policy(max_attempts=2))
+    """`from_dict` accepts every preset in `PRESETS`, also one that is added later."""
+    monkeypatch.setitem(PRESETS, "custom", Policy(max_attempts=2))
 
     for name, policy in PRESETS.items():
         assert policy == Defence.from_dict({"preset": name}).policy
 
 
 @pytest.mark.parametrize(
-    ("table", "arguments", "kind"),
+    ("table", "arguments", "component_type"),
     [
         ("breaker", {"consecutive": 2}, Breaker),
         ("budget", {"kind": "token"}, TokenBudget),
@@ -80,74 +82,74 @@ def test_every_preset_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
-def test_downstream_has_what_was_asked_for(
-    table: str, arguments: dict[str, Any], kind: type[object]
+def test_each_downstream_has_a_new_component(
+    table: str, arguments: dict[str, Any], component_type: type[object]
 ) -> None:
-    """Each call makes a dependency with a fresh state of the right kind."""
+    """Each call of `downstream` builds a new component of the configured type."""
     defence = Defence.from_dict({table: arguments})
-    one, other = (defence.downstream("payments") for _ in range(2))
+    first, second = (defence.downstream("payments") for _ in range(2))
 
-    assert "payments" == one.name
-    made, again = (
+    assert "payments" == first.name
+    first_component, second_component = (
         downstream._limiters[0] if table == "limiter" else getattr(downstream, table)
-        for downstream in (one, other)
+        for downstream in (first, second)
     )
-    assert isinstance(made, kind)
-    assert made is not again
+    assert isinstance(first_component, component_type)
+    assert first_component is not second_component
 
 
-PARTS: dict[str, Any] = {
+COMPONENTS: dict[str, Any] = {
     "breaker": {"consecutive": 3},
     "budget": {"kind": "ratio", "ratio": 0.2},
     "limiter": {"kind": "in-flight", "limit": 7},
 }
 
 
-@pytest.mark.parametrize("table", PARTS)
-def test_defence_does_not_change_with_the_dict_it_was_made_of(table: str) -> None:
-    """The arguments are copied, and neither they nor what `to_dict` gives lead back to them."""
-    given = dict(PARTS[table])
-    defence = Defence.from_dict({table: given})
+@pytest.mark.parametrize("table", COMPONENTS)
+def test_arguments_are_copied(table: str) -> None:
+    """A defence does not change when its source dict or the output of `to_dict` changes."""
+    arguments = dict(COMPONENTS[table])
+    defence = Defence.from_dict({table: arguments})
 
-    given.clear()
+    arguments.clear()
     defence.to_dict()[table].clear()
     with pytest.raises(TypeError, match="does not support item assignment"):
         getattr(defence, table)["consecutive"] = 0
 
-    assert PARTS[table] == getattr(defence, table)
+    assert COMPONENTS[table] == getattr(defence, table)
 
 
 @pytest.mark.parametrize(
     "defence",
-    [Defence(), Defence(Policy(max_attempts=2), **PARTS), Defence(hedging=Hedging(after=0.1))],
-    ids=["default", "parts", "hedging"],
+    [Defence(), Defence(Policy(max_attempts=2), **COMPONENTS), Defence(hedging=Hedging(after=0.1))],
+    ids=["default", "components", "hedging"],
 )
 def test_defence_is_a_value(defence: Defence) -> None:
-    """It goes to other processes, into sets and into a text that makes it again."""
-    sent = pickle.loads(pickle.dumps(defence))  # noqa: S301 - our own
-    known = {kind.__name__: kind for kind in (Defence, Policy, Hedging)}
+    """A defence can be pickled and hashed, and its repr evaluates to an equal defence."""
+    unpickled = pickle.loads(pickle.dumps(defence))  # noqa: S301 - pickled by this test
+    names = {each.__name__: each for each in (Defence, Policy, Hedging)}
 
-    assert defence == sent == eval(repr(defence), known)  # noqa: S307 - a text of our own
-    assert {defence} == {sent}
+    assert defence == unpickled == eval(repr(defence), names)  # noqa: S307 - a repr of tarry
+    assert {defence} == {unpickled}
 
 
-def test_other_arguments_are_another_defence() -> None:
-    """Equality and hash go by the arguments, whatever their order."""
-    one = Defence(breaker={"consecutive": 3, "open_for": 1})
+def test_equality_depends_on_the_arguments() -> None:
+    """Defences with equal arguments, in any order, are equal and have the same hash."""
+    defence = Defence(breaker={"consecutive": 3, "open_for": 1})
     same = Defence(breaker={"open_for": 1.0, "consecutive": 3})
 
-    assert 1 == len({one, same})
-    assert one != Defence(breaker={"consecutive": 4, "open_for": 1})
+    assert 1 == len({defence, same})
+    assert defence != Defence(breaker={"consecutive": 4, "open_for": 1})
 
 
-def test_retries_and_hedging_are_refused() -> None:
-    """A call has a policy or a hedging (gRFC A6)."""
+def test_policy_with_hedging_is_rejected() -> None:
+    """A defence has a policy or hedging, not both, as in gRFC A6."""
     with pytest.raises(ConfigurationError, match="a policy or hedging, not both"):
         Defence.from_dict({"max_attempts": 3, "hedging": {"after": 0.1}})
 
 
 @pytest.mark.parametrize(
-    ("plain", "words"),
+    ("data", "message"),
     [
         ({"preset": "fast"}, "^preset must be one of default, interactive"),
         ({"preset": 7}, "^preset must be one of"),
@@ -162,14 +164,14 @@ def test_retries_and_hedging_are_refused() -> None:
     ],
     ids=repr,
 )
-def test_mistakes_are_refused_when_it_is_made(plain: dict[str, Any], words: str) -> None:
-    """A bad argument is named at once and not in the middle of a run."""
-    with pytest.raises(ConfigurationError, match=words):
-        Defence.from_dict(plain)
+def test_invalid_argument_is_rejected_early(data: dict[str, Any], message: str) -> None:
+    """`from_dict` rejects an invalid argument and names it, before any call is made."""
+    with pytest.raises(ConfigurationError, match=message):
+        Defence.from_dict(data)
 
 
 def test_tables_must_be_tables() -> None:
-    """A table that is something else is rejected by its name."""
+    """A breaker or budget that is not a table is rejected with its name."""
     with pytest.raises(ConfigurationTypeError, match=r"^breaker must be a table of its arguments"):
         Defence.from_dict({"breaker": True})
     with pytest.raises(ConfigurationTypeError, match=r"^budget must be a table of its arguments"):

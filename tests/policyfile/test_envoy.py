@@ -1,4 +1,4 @@
-"""Export to Envoy, read back by its own protobufs."""
+"""Tests for the export to Envoy; Envoy's protobufs check the documents."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from tarry.core.policy import PRESETS, Policy
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
 from tarry.policyfile.envoy import to_envoy
-from tests.policyfile.builders import defence, difference_text, fields, plain_policy
-from tests.policyfile.protos import clusters, parsed, routes
+from tests.policyfile.builders import defence, difference_text, differing_fields, plain_policy
+from tests.policyfile.protos import clusters, parse_valid, routes
 
 ALWAYS = ["repeatable", "budget", "max_hint"]
-"""What no policy can say to Envoy."""
+"""The differences of every policy with retries and without a budget."""
 
 
-def exported(policy: Policy | None = None, **parts: Any) -> Any:
-    """Export for a host."""
-    return to_envoy(Defence(policy, **parts), host="payments.example")
+def export(policy: Policy | None = None, **components: Any) -> Any:
+    """Export a defence for a host."""
+    return to_envoy(Defence(policy, **components), host="payments.example")
 
 
-def action(policy: Policy | None = None, **parts: Any) -> dict[str, Any]:
-    """Return the action of the route."""
-    document = exported(policy, **parts).documents[0]
-    parsed(routes.VirtualHost, document)
+def route_action(policy: Policy | None = None, **components: Any) -> dict[str, Any]:
+    """Return the action of the exported route."""
+    document = export(policy, **components).documents[0]
+    parse_valid(routes.VirtualHost, document)
     route: dict[str, Any] = document["routes"][0]["route"]
     return route
 
 
 def test_policy_becomes_a_retry_policy() -> None:
-    """Attempts, delays, timeouts, statuses and codes have their fields."""
+    """Attempts, delays, timeouts, statuses and codes are exported to their fields."""
     policy = Policy(total_budget=2.0, attempt_timeout=0.5, retryable_statuses=(503, 429))
 
-    host = parsed(routes.VirtualHost, exported(policy).documents[0])
+    host = parse_valid(routes.VirtualHost, export(policy).documents[0])
 
     route = host.routes[0].route
     retry = route.retry_policy
@@ -56,33 +56,33 @@ def test_policy_becomes_a_retry_policy() -> None:
     assert 120_000 == retry.rate_limited_retry_back_off.max_interval.ToMilliseconds()
 
 
-def test_nothing_more_is_lost_than_must_be() -> None:
-    """Doubling with full jitter is Envoy's own way, so only the usual lines remain."""
-    made = to_envoy(defence(), host="payments")
+def test_default_backoff_has_no_difference() -> None:
+    """Exponential backoff with full jitter is Envoy's too, so no difference is added."""
+    result = to_envoy(defence(), host="payments")
 
-    assert 1 == len(made.documents)
-    assert ALWAYS == fields(made)
+    assert 1 == len(result.documents)
+    assert ALWAYS == differing_fields(result)
 
 
-def test_call_without_budget_has_no_timeout() -> None:
-    """Left out, Envoy would end the call after 15 s; zero is without end."""
-    assert "0s" == action()["timeout"]
+def test_policy_without_total_budget_has_no_timeout() -> None:
+    """The timeout is exported as 0 s (no limit), because Envoy's default is 15 s."""
+    assert "0s" == route_action()["timeout"]
 
 
 def test_one_attempt_has_no_retry_policy() -> None:
-    """Without a retry there is nothing to say, and nothing is lost."""
-    made = exported(Policy(max_attempts=1), budget={"kind": "ratio"})
+    """A policy with one attempt has no retry policy and no differences."""
+    result = export(Policy(max_attempts=1), budget={"kind": "ratio"})
 
-    assert {"cluster": "payments", "timeout": "0s"} == made.documents[0]["routes"][0]["route"]
-    assert () == made.differences
+    assert {"cluster": "payments", "timeout": "0s"} == result.documents[0]["routes"][0]["route"]
+    assert () == result.differences
 
 
 @pytest.mark.parametrize(("total", "expected"), [(None, "0.5s"), (2.0, "0.5s"), (0.2, "0.2s")])
-def test_only_attempt_has_the_timeout_of_the_route(total: float | None, expected: str) -> None:
-    """The shorter of both is the one that ends the call."""
+def test_timeout_of_the_only_attempt(total: float | None, expected: str) -> None:
+    """With one attempt, the route has the shorter of attempt timeout and total budget."""
     policy = Policy(max_attempts=1, attempt_timeout=0.5, total_budget=total)
 
-    assert expected == action(policy)["timeout"]
+    assert expected == route_action(policy)["timeout"]
 
 
 @pytest.mark.parametrize(
@@ -97,15 +97,13 @@ def test_only_attempt_has_the_timeout_of_the_route(total: float | None, expected
     ],
     ids=repr,
 )
-def test_other_backoffs_that_come_to_the_same(
-    changes: dict[str, Any], expected: tuple[str, str]
-) -> None:
-    """A backoff whose ceilings Envoy has too is no difference, whatever it is called."""
-    made = exported(plain_policy(**changes))
+def test_backoff_with_the_same_delays(changes: dict[str, Any], expected: tuple[str, str]) -> None:
+    """A backoff of another name with the ceilings of Envoy's backoff is no difference."""
+    result = export(plain_policy(**changes))
 
-    back_off = made.documents[0]["routes"][0]["route"]["retry_policy"]["retry_back_off"]
+    back_off = result.documents[0]["routes"][0]["route"]["retry_policy"]["retry_back_off"]
     assert expected == (back_off["base_interval"], back_off["max_interval"])
-    assert ALWAYS == fields(made)
+    assert ALWAYS == differing_fields(result)
 
 
 @pytest.mark.parametrize(
@@ -161,47 +159,47 @@ def test_other_backoffs_that_come_to_the_same(
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_difference_is_reported(changes: dict[str, Any], line: str) -> None:
-    """A difference in Envoy is reported with the field and its value."""
-    made = exported(plain_policy(**changes))
+    """A difference has the field, the value and the effect in Envoy."""
+    result = export(plain_policy(**changes))
 
-    assert difference_text(made, line.partition(" ")[0]).startswith(line)
-    assert len(set(fields(made)) - {*ALWAYS}) <= 1
+    assert difference_text(result, line.partition(" ")[0]).startswith(line)
+    assert len(set(differing_fields(result)) - {*ALWAYS}) <= 1
 
 
-def test_slower_delay_after_throttling_matters_only_where_that_is_retried() -> None:
-    """Without 429 and RESOURCE_EXHAUSTED there is nothing to wait longer after."""
+def test_throttled_delay_matters_only_if_throttling_is_retried() -> None:
+    """`throttled_delay` is no difference if 429 and RESOURCE_EXHAUSTED are not retried."""
     policy = plain_policy(
         throttled_delay=1.0, retryable_statuses=[503], retryable_codes=["UNAVAILABLE"]
     )
 
-    assert ALWAYS == fields(exported(policy))
+    assert ALWAYS == differing_fields(export(policy))
 
 
 @pytest.mark.parametrize(
-    ("delays", "slower"), [((0.2, 0.2), True), ((2.0, 0.2), True), ((2.0, 4.0), False)]
+    ("delays", "reported"), [((0.2, 0.2), True), ((2.0, 0.2), True), ((2.0, 4.0), False)]
 )
-def test_slower_delay_is_that_of_the_policy(
+def test_throttled_delay_is_reported_if_a_delay_is_shorter(
     delays: tuple[float, ...],
-    slower: bool,
+    reported: bool,
 ) -> None:
-    """A schedule that waits for longer than `throttled_delay` anyway is no slower after it."""
+    """`throttled_delay` is a difference if a delay of the schedule is shorter."""
     policy = plain_policy(max_attempts=3, backoff=Schedule(delays), throttled_delay=1.0)
 
-    assert slower == ("throttled_delay" in fields(exported(policy)))
+    assert reported == ("throttled_delay" in differing_fields(export(policy)))
 
 
 def test_too_early_is_retried_without_delay() -> None:
-    """Envoy does not back off from a 425; no difference is reported for the default statuses."""
+    """Envoy retries 425 at once, which is a difference unless the statuses are the default."""
     line = "retryable_statuses = 425: Envoy retries this status at once, without delay"
 
-    assert line == difference_text(exported(Policy(retryable_statuses=[425])), "retryable_statuses")
+    assert line == difference_text(export(Policy(retryable_statuses=[425])), "retryable_statuses")
     for policy in (Policy(), Policy(retryable_statuses=[503])):
-        assert "retryable_statuses" not in fields(exported(policy))
+        assert "retryable_statuses" not in differing_fields(export(policy))
 
 
-def test_no_status_is_no_condition() -> None:
-    """A policy that retries on errors alone names no statuses."""
-    retry = action(Policy(retryable_statuses=(), retryable_codes=()))["retry_policy"]
+def test_no_statuses_and_codes() -> None:
+    """A policy without statuses and codes retries connection errors only."""
+    retry = route_action(Policy(retryable_statuses=(), retryable_codes=()))["retry_policy"]
 
     assert "connect-failure,refused-stream,reset" == retry["retry_on"]
     assert "retriable_status_codes" not in retry
@@ -209,8 +207,8 @@ def test_no_status_is_no_condition() -> None:
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_presets_are_valid(preset: str) -> None:
-    """Each preset keeps the rules of Envoy's protobufs."""
-    parsed(routes.VirtualHost, exported(PRESETS[preset]).documents[0])
+    """The export of each preset is valid by Envoy's protobufs."""
+    parse_valid(routes.VirtualHost, export(PRESETS[preset]).documents[0])
 
 
 @given(
@@ -224,7 +222,7 @@ def test_presets_are_valid(preset: str) -> None:
 def test_any_policy_is_valid(
     attempts: int, initial: float, growth: float, backoff: Any, breaker: dict[str, Any]
 ) -> None:
-    """Whatever the numbers, the documents keep the rules of Envoy's protobufs."""
+    """The export of any policy is valid by Envoy's protobufs."""
     policy = Policy(
         max_attempts=attempts,
         initial_delay=initial,
@@ -233,14 +231,16 @@ def test_any_policy_is_valid(
         max_hint=initial,
         attempt_timeout=initial,
     )
-    host, behind = exported(policy, breaker=breaker, budget={"kind": "token"}).documents
+    virtual_host, cluster = export(policy, breaker=breaker, budget={"kind": "token"}).documents
 
-    retry = parsed(routes.VirtualHost, host).routes[0].route.retry_policy.retry_back_off
-    parsed(clusters.Cluster, behind)
-    assert retry.base_interval.ToTimedelta() <= retry.max_interval.ToTimedelta()
+    back_off = (
+        parse_valid(routes.VirtualHost, virtual_host).routes[0].route.retry_policy.retry_back_off
+    )
+    parse_valid(clusters.Cluster, cluster)
+    assert back_off.base_interval.ToTimedelta() <= back_off.max_interval.ToTimedelta()
 
 
-def test_host_must_be_given() -> None:
-    """A virtual host without a domain is rejected by the name of the argument."""
+def test_empty_host_is_rejected() -> None:
+    """An empty host is rejected with the name of the argument."""
     with pytest.raises(ConfigurationError, match=r"^host must name the domain"):
         to_envoy(Defence(), host="")

@@ -12,19 +12,19 @@ from tarry.policyfile.defence import Defence
 from tarry.policyfile.explain import explain
 
 
-def line_of(defence: Defence, table: str) -> str:
-    """Return the line of a table."""
-    (found,) = [line for line in explain(defence).splitlines() if line.startswith(f"{table}: ")]
-    return found.removeprefix(f"{table}: ")
+def line_of(defence: Defence, label: str) -> str:
+    """Return the line of the description that has this label, without the label."""
+    (found,) = [line for line in explain(defence).splitlines() if line.startswith(f"{label}: ")]
+    return found.removeprefix(f"{label}: ")
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_policy_comes_first(name: str) -> None:
-    """The words of the policy are its own, and after them comes what could bound its load."""
+    """The description starts with that of the policy; a hint about the budget follows."""
     policy = PRESETS[name]
-    none = 'budget: none; with kind = "ratio", the load would be about 1.1 x the calls'
+    hint = 'budget: none; with kind = "ratio", the load would be about 1.1 x the calls'
 
-    assert f"{policy.explain()}\n{none}" == explain(Defence(policy))
+    assert f"{policy.explain()}\n{hint}" == explain(Defence(policy))
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def test_policy_comes_first(name: str) -> None:
     ],
     ids=str,
 )
-def test_budget_bounds_the_load(budget: dict[str, Any], text: str) -> None:
-    """Each kind of budget is described with its own numbers."""
+def test_budget_is_described(budget: dict[str, Any], text: str) -> None:
+    """The line of a budget has its numbers and the worst case load."""
     defence = Defence(budget=budget)
 
     assert text == line_of(defence, "budget")
@@ -80,7 +80,7 @@ def test_budget_bounds_the_load(budget: dict[str, Any], text: str) -> None:
 
 
 def test_budget_without_retries_is_not_used() -> None:
-    """One attempt has nothing to bound, with a budget and without."""
+    """With one attempt, a budget is reported as not used, and no budget is suggested."""
     once = Policy(max_attempts=1)
 
     assert "not used, because nothing is retried" == line_of(
@@ -107,7 +107,7 @@ def test_budget_without_retries_is_not_used() -> None:
     ids=repr,
 )
 def test_hedging_is_described_with_its_load(hedging: Hedging, after: str, load: str) -> None:
-    """How many attempts, when, and what they can add."""
+    """The description has the number of attempts, the delay and the worst case load."""
     defence = Defence(hedging=hedging)
 
     text = line_of(defence, "hedging")
@@ -118,8 +118,8 @@ def test_hedging_is_described_with_its_load(hedging: Hedging, after: str, load: 
     assert capped == ("budget: none" not in explain(defence))
 
 
-def test_budget_of_a_hedging_is_about_hedges() -> None:
-    """A hedge is paid for like a retry, and called what it is."""
+def test_budget_with_hedging_is_about_hedges() -> None:
+    """With hedging, the line of the budget is about hedges instead of retries."""
     defence = Defence(hedging=Hedging(after=0.2), budget={"kind": "ratio"})
 
     assert line_of(defence, "budget").startswith("hedges are at most 10 % of the calls")
@@ -148,7 +148,7 @@ def test_budget_of_a_hedging_is_about_hedges() -> None:
     ids=str,
 )
 def test_breaker_is_described(breaker: dict[str, Any], text: str) -> None:
-    """When it opens, for how long, and how it comes back."""
+    """The line of a breaker says when it opens, for how long, and when it closes."""
     assert text == line_of(Defence(breaker=breaker), "breaker")
 
 
@@ -162,7 +162,7 @@ def test_breaker_is_described(breaker: dict[str, Any], text: str) -> None:
     ids=str,
 )
 def test_limiter_is_described(limiter: dict[str, Any], start: str) -> None:
-    """How much is sent at a time, and what happens to the rest."""
+    """The line of a limiter has the limit and says that attempts above it are rejected."""
     text = line_of(Defence(limiter=limiter), "limiter")
 
     assert text.startswith(start)

@@ -1,4 +1,4 @@
-"""What is allowed and hardly meant."""
+"""Tests for warnings about settings that are valid but probably a mistake."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ from tarry.policyfile.explain import find_warnings
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_warning(changes: dict[str, Any], line: str) -> None:
-    """A warning has the field, the value and the effect."""
+    """A questionable setting has one warning with the field, the value and the effect."""
     assert [line] == find_warnings(Defence(Policy(**changes)))
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
-def test_presets_are_beyond_doubt(name: str) -> None:
-    """What tarry recommends draws no warning."""
+def test_presets_have_no_warnings(name: str) -> None:
+    """The presets of tarry have no warnings."""
     assert [] == find_warnings(Defence(PRESETS[name]))
 
 
@@ -78,6 +78,6 @@ def test_presets_are_beyond_doubt(name: str) -> None:
     ],
     ids=repr,
 )
-def test_what_can_be_meant_draws_no_warning(defence: Defence) -> None:
-    """A conflict or a lock can pass, and where nothing is retried no wait is too long."""
+def test_sensible_settings_have_no_warnings(defence: Defence) -> None:
+    """Temporary statuses, an unused delay, a delay below the budget and hedging are fine."""
     assert [] == find_warnings(defence)

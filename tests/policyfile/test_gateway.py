@@ -1,4 +1,4 @@
-"""Export to the Gateway API, by the rules of its resource definitions."""
+"""Tests for the export to the Gateway API, with the rules of its resource definitions."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
 from tarry.policyfile.documents import parse_duration
 from tarry.policyfile.gateway import to_gateway_api
-from tests.policyfile.builders import defence, difference_text, fields, plain_policy
+from tests.policyfile.builders import defence, difference_text, differing_fields, plain_policy
 
 DURATION = re.compile(r"^([0-9]{1,5}(h|m|s|ms)){1,4}$")
 ALWAYS = {"repeatable", "backoff", "max_hint", "retryable_statuses"}
+"""The differences of every policy with retries and the default statuses."""
 
 
-def exported(policy: Policy | None = None, **parts: Any) -> Any:
-    """Export for a service."""
-    return to_gateway_api(Defence(policy, **parts), host="payments", port=8080)
+def export(policy: Policy | None = None, **components: Any) -> Any:
+    """Export a defence for a service."""
+    return to_gateway_api(Defence(policy, **components), host="payments", port=8080)
 
 
-def rule(policy: Policy) -> dict[str, Any]:
-    """Return the only rule of the route, checked."""
-    (found,) = exported(policy).documents[0]["spec"]["rules"]
-    check_rule(found)
-    return dict(found)
+def export_rule(policy: Policy) -> dict[str, Any]:
+    """Export a policy, check the only rule of its route and return the rule."""
+    (rule,) = export(policy).documents[0]["spec"]["rules"]
+    check_rule(rule)
+    return dict(rule)
 
 
 def check_rule(rule: dict[str, Any]) -> None:
-    """Hold a rule against GEP-1731 and GEP-1742."""
+    """Check that a rule is valid by GEP-1731 and GEP-1742."""
     assert set() == set(rule) - {"backendRefs", "timeouts", "retry"}
     timeouts = rule.get("timeouts", {})
     assert set() == set(timeouts) - {"request", "backendRequest"}
@@ -50,7 +51,7 @@ def check_rule(rule: dict[str, Any]) -> None:
 
 
 def check_constraint(constraint: dict[str, Any]) -> None:
-    """Hold a retry constraint against GEP-3388."""
+    """Check that a retry constraint is valid by GEP-3388."""
     assert {"budget", "minRetryRate"} == set(constraint)
     for part in constraint.values():
         assert DURATION.match(part["interval"])
@@ -61,7 +62,7 @@ def check_constraint(constraint: dict[str, Any]) -> None:
 
 
 def test_policy_becomes_a_route() -> None:
-    """The whole document, attached to the service itself."""
+    """A policy is exported as an HTTPRoute that is attached to the service."""
     policy = Policy(total_budget=90.0, attempt_timeout=0.5, retryable_statuses=[500, 503])
     expected = {
         "apiVersion": "gateway.networking.k8s.io/v1",
@@ -79,12 +80,12 @@ def test_policy_becomes_a_route() -> None:
         },
     }
 
-    assert (expected,) == exported(policy).documents
+    assert (expected,) == export(policy).documents
 
 
 def test_budget_becomes_a_retry_constraint() -> None:
-    """A share of the calls of a window and a floor: this is the target that has both."""
-    made = exported(budget={"kind": "ratio", "ratio": 0.25, "window": 20.0})
+    """A ratio budget is exported with its ratio, window and minimum rate."""
+    result = export(budget={"kind": "ratio", "ratio": 0.25, "window": 20.0})
     expected = {
         "apiVersion": "gateway.networking.x-k8s.io/v1alpha1",
         "kind": "XBackendTrafficPolicy",
@@ -98,12 +99,12 @@ def test_budget_becomes_a_retry_constraint() -> None:
         },
     }
 
-    assert expected == made.documents[1]
-    assert "if the budget is exceeded, the client gets a 503" in difference_text(made, "budget")
+    assert expected == result.documents[1]
+    assert "if the budget is exceeded, the client gets a 503" in difference_text(result, "budget")
 
 
 @pytest.mark.parametrize(
-    ("budget", "lost"),
+    ("budget", "expected"),
     [
         ({"kind": "ratio"}, ["budget"]),
         ({"kind": "ratio", "ratio": 0.005}, ["budget", "budget.ratio"]),
@@ -115,21 +116,21 @@ def test_budget_becomes_a_retry_constraint() -> None:
     ],
     ids=str,
 )
-def test_budgets_keep_the_rules(budget: dict[str, Any], lost: list[str]) -> None:
-    """Whatever the budget, its constraint is one that the API takes, and changes are reported."""
-    made = to_gateway_api(defence(budget=budget), host="payments")
+def test_any_budget_is_a_valid_constraint(budget: dict[str, Any], expected: list[str]) -> None:
+    """The retry constraint of any budget is valid, and changed arguments are differences."""
+    result = to_gateway_api(defence(budget=budget), host="payments")
 
-    check_constraint(made.documents[1]["spec"]["retryConstraint"])
-    assert lost == [field for field in fields(made) if field not in ALWAYS]
+    check_constraint(result.documents[1]["spec"]["retryConstraint"])
+    assert expected == [field for field in differing_fields(result) if field not in ALWAYS]
 
 
 def test_one_attempt_has_no_retry() -> None:
-    """Without a retry there is neither a stanza nor a budget, and nothing is lost."""
-    made = exported(Policy(max_attempts=1, attempt_timeout=0.5), budget={"kind": "ratio"})
+    """A policy with one attempt has no retry, no constraint and no differences."""
+    result = export(Policy(max_attempts=1, attempt_timeout=0.5), budget={"kind": "ratio"})
 
-    assert 1 == len(made.documents)
-    assert {"request": "500ms"} == made.documents[0]["spec"]["rules"][0]["timeouts"]
-    assert () == made.differences
+    assert 1 == len(result.documents)
+    assert {"request": "500ms"} == result.documents[0]["spec"]["rules"][0]["timeouts"]
+    assert () == result.differences
 
 
 @pytest.mark.parametrize(
@@ -152,49 +153,49 @@ def test_one_attempt_has_no_retry() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_difference_is_reported(changes: dict[str, Any], line: str) -> None:
-    """A difference in the Gateway API is reported with the field and its value."""
-    made = exported(plain_policy(**changes))
+    """A difference has the field, the value and the effect in the Gateway API."""
+    result = export(plain_policy(**changes))
 
-    assert difference_text(made, line.partition(" ")[0]).startswith(line)
+    assert difference_text(result, line.partition(" ")[0]).startswith(line)
 
 
-def test_attempt_has_no_more_time_than_the_call() -> None:
-    """The API refuses a backendRequest that is longer than the request."""
+def test_attempt_timeout_is_capped_at_the_total_budget() -> None:
+    """The attempt timeout is capped: backendRequest must not be longer than request."""
     policy = Policy(total_budget=0.2, attempt_timeout=5.0)
 
-    assert {"request": "200ms", "backendRequest": "200ms"} == rule(policy)["timeouts"]
+    assert {"request": "200ms", "backendRequest": "200ms"} == export_rule(policy)["timeouts"]
 
 
-def test_no_status_is_no_code() -> None:
-    """A policy that retries on errors alone leaves the codes out."""
-    assert {"attempts": 3, "backoff": "100ms"} == rule(Policy(retryable_statuses=()))["retry"]
+def test_no_statuses() -> None:
+    """A policy without statuses has no codes in the exported retry."""
+    assert {"attempts": 3, "backoff": "100ms"} == export_rule(Policy(retryable_statuses=()))[
+        "retry"
+    ]
 
 
 def test_breaker_and_limiter_are_left_out() -> None:
-    """There is nothing like them."""
-    made = to_gateway_api(
+    """The breaker and the limiter are left out, which are differences."""
+    result = to_gateway_api(
         defence(breaker={"consecutive": 5}, limiter={"kind": "in-flight", "limit": 3}), host="a"
     )
 
     assert "breaker = consecutive 5: left out: the Gateway API has none" == difference_text(
-        made, "breaker"
+        result, "breaker"
     )
-    assert "limiter.kind = in-flight: left out" in difference_text(made, "limiter.kind")
+    assert "limiter.kind = in-flight: left out" in difference_text(result, "limiter.kind")
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
-def test_presets_keep_the_rules(preset: str) -> None:
-    """Each preset is a route that the API takes."""
-    assert PRESETS[preset].max_attempts - 1 == rule(PRESETS[preset])["retry"]["attempts"]
+def test_presets_are_valid(preset: str) -> None:
+    """Each preset is exported as a valid route with its number of retries."""
+    assert PRESETS[preset].max_attempts - 1 == export_rule(PRESETS[preset])["retry"]["attempts"]
 
 
 @given(st.integers(1, 50), st.floats(1e-6, 1e6), st.floats(1e-6, 1e6), st.floats(1e-6, 1e6))
 @settings(max_examples=60)
-def test_any_policy_keeps_the_rules(
-    attempts: int, initial: float, total: float, timeout: float
-) -> None:
-    """Whatever the numbers, the route is one that the API takes."""
-    rule(
+def test_any_policy_is_valid(attempts: int, initial: float, total: float, timeout: float) -> None:
+    """Any policy is exported as a valid route."""
+    export_rule(
         Policy(
             max_attempts=attempts,
             initial_delay=initial,
@@ -205,10 +206,10 @@ def test_any_policy_keeps_the_rules(
     )
 
 
-def test_hedging_is_refused() -> None:
-    """The API has no hedging, and a hedged call without it is another call."""
+def test_hedging_is_rejected() -> None:
+    """Hedging cannot be exported, because the Gateway API has none."""
     with pytest.raises(ConfigurationError, match=r"^hedging cannot be exported to gateway-api"):
-        exported(hedging=Hedging(after=0.1))
+        export(hedging=Hedging(after=0.1))
 
 
 @pytest.mark.parametrize(
@@ -221,6 +222,6 @@ def test_hedging_is_refused() -> None:
     ],
 )
 def test_names_are_checked(host: str, port: int, message: str) -> None:
-    """What Kubernetes would refuse is rejected before."""
+    """A host or port that Kubernetes would reject is an error of the export."""
     with pytest.raises(ConfigurationError, match=message):
         to_gateway_api(Defence(), host=host, port=port)

@@ -1,4 +1,4 @@
-"""Export to a gRPC service config, by the rules of gRFC A6."""
+"""Tests for the export to a gRPC service config, with the rules of gRFC A6."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
 from tarry.policyfile.documents import parse_duration
 from tarry.policyfile.grpc import to_grpc
-from tests.policyfile.builders import defence, difference_text, fields, plain_policy
+from tests.policyfile.builders import defence, difference_text, differing_fields, plain_policy
 
 ALWAYS = ["jitter", "max_hint"]
+"""The differences of every policy with retries."""
 
 
-def exported(policy: Policy | None = None, **parts: Any) -> Any:
-    """Export for all calls."""
-    return to_grpc(Defence(policy, **parts))
+def export(policy: Policy | None = None, **components: Any) -> Any:
+    """Export a defence for all calls."""
+    return to_grpc(Defence(policy, **components))
 
 
-def method_config(policy: Policy | None = None, **parts: Any) -> dict[str, Any]:
-    """Return the only entry."""
-    (found,) = exported(policy, **parts).documents[0]["methodConfig"]
-    return dict(found)
+def method_config(policy: Policy | None = None, **components: Any) -> dict[str, Any]:
+    """Export a defence and return the only entry of methodConfig."""
+    (entry,) = export(policy, **components).documents[0]["methodConfig"]
+    return dict(entry)
 
 
 def test_policy_becomes_a_retry_policy() -> None:
-    """The whole document, for one method."""
-    made = to_grpc(
+    """A policy and a throttle budget are exported for one method."""
+    result = to_grpc(
         Defence(Policy(total_budget=2.0), budget={"kind": "throttle", "max_tokens": 20}),
         service="shop.Payments",
         method="Charge",
@@ -56,53 +57,53 @@ def test_policy_becomes_a_retry_policy() -> None:
         "retryThrottling": {"maxTokens": 20, "tokenRatio": 0.1},
     }
 
-    assert (expected,) == made.documents
+    assert (expected,) == result.documents
 
 
-def test_nothing_more_is_lost_than_must_be() -> None:
-    """The throttle is gRPC's own, so only the usual lines remain."""
-    assert ALWAYS == fields(to_grpc(defence(budget={"kind": "throttle"})))
+def test_throttle_budget_has_no_difference() -> None:
+    """A throttle budget is gRPC's own kind of budget, so no difference is added."""
+    assert ALWAYS == differing_fields(to_grpc(defence(budget={"kind": "throttle"})))
 
 
-def test_without_a_name_it_is_for_all_calls() -> None:
-    """An empty name is the default of the channel."""
+def test_export_without_a_service_is_for_all_calls() -> None:
+    """Without a service, the entry has the empty name, which matches all calls of a channel."""
     assert [{}] == method_config()["name"]
 
 
 def test_method_needs_its_service() -> None:
-    """A method alone is nothing that gRPC takes."""
+    """A method without its service is rejected."""
     with pytest.raises(ConfigurationError, match=r"^method needs service: name the service of"):
         to_grpc(Defence(), method="Charge")
 
 
 def test_one_attempt_has_no_retry_policy() -> None:
-    """Without retries nothing is lost; the timeout is that of the attempt."""
-    made = exported(Policy(max_attempts=1, attempt_timeout=0.5), budget={"kind": "token"})
+    """A policy with one attempt has only the timeout of the attempt, and no differences."""
+    result = export(Policy(max_attempts=1, attempt_timeout=0.5), budget={"kind": "token"})
 
-    assert ({"methodConfig": [{"name": [{}], "timeout": "0.5s"}]},) == made.documents
-    assert () == made.differences
-
-
-@pytest.mark.parametrize(("timeout", "lost"), [(0.5, True), (2.0, False), (9.0, False)])
-def test_attempt_as_long_as_the_call_is_no_difference(timeout: float, lost: bool) -> None:
-    """Where the deadline of the call comes first, no timeout of an attempt is missed."""
-    made = exported(plain_policy(total_budget=2.0, attempt_timeout=timeout))
-
-    assert lost == ("attempt_timeout" in fields(made))
+    assert ({"methodConfig": [{"name": [{}], "timeout": "0.5s"}]},) == result.documents
+    assert () == result.differences
 
 
-def test_no_code_is_no_retry_policy() -> None:
-    """Without codes gRPC takes no retry policy, so there is none, and the line says so."""
-    made = exported(Policy(retryable_codes=["OK"]))
+@pytest.mark.parametrize(("timeout", "reported"), [(0.5, True), (2.0, False), (9.0, False)])
+def test_attempt_timeout_is_reported_if_it_is_shorter(timeout: float, reported: bool) -> None:
+    """The attempt timeout is a difference only if it is shorter than the total budget."""
+    result = export(plain_policy(total_budget=2.0, attempt_timeout=timeout))
 
-    assert [{"name": [{}]}] == made.documents[0]["methodConfig"]
+    assert reported == ("attempt_timeout" in differing_fields(result))
+
+
+def test_no_codes_is_no_retry_policy() -> None:
+    """A policy without retryable codes has no retry policy, which is a difference."""
+    result = export(Policy(retryable_codes=["OK"]))
+
+    assert [{"name": [{}]}] == result.documents[0]["methodConfig"]
     assert "retryable_codes = nothing: gRPC requires at least one code" in difference_text(
-        made, "retryable_codes"
+        result, "retryable_codes"
     )
 
 
 @pytest.mark.parametrize(
-    ("changes", "multiplier", "longest"),
+    ("changes", "multiplier", "max_backoff"),
     [
         ({"backoff": "fixed"}, 1.0, "0.1s"),
         ({"multiplier": 1.5}, 1.5, "30s"),
@@ -112,15 +113,15 @@ def test_no_code_is_no_retry_policy() -> None:
     ],
     ids=repr,
 )
-def test_backoffs_that_come_to_the_same(
-    changes: dict[str, Any], multiplier: float, longest: str
+def test_backoff_with_the_same_delays(
+    changes: dict[str, Any], multiplier: float, max_backoff: str
 ) -> None:
-    """A backoff whose ceilings gRPC has too is no difference, whatever it is called."""
-    made = exported(plain_policy(**changes))
+    """A backoff of another name with the ceilings of gRPC's backoff is no difference."""
+    result = export(plain_policy(**changes))
 
-    retry = made.documents[0]["methodConfig"][0]["retryPolicy"]
-    assert (multiplier, longest) == (retry["backoffMultiplier"], retry["maxBackoff"])
-    assert ALWAYS == fields(made)
+    retry = result.documents[0]["methodConfig"][0]["retryPolicy"]
+    assert (multiplier, max_backoff) == (retry["backoffMultiplier"], retry["maxBackoff"])
+    assert ALWAYS == differing_fields(result)
 
 
 @pytest.mark.parametrize(
@@ -151,11 +152,11 @@ def test_backoffs_that_come_to_the_same(
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_difference_is_reported(changes: dict[str, Any], line: str) -> None:
-    """A difference in gRPC is reported with the field and its value."""
-    made = exported(plain_policy(**changes))
+    """A difference has the field, the value and the effect in gRPC."""
+    result = export(plain_policy(**changes))
 
-    assert difference_text(made, line.partition(" ")[0]).startswith(line)
-    assert len(set(fields(made)) - {*ALWAYS}) <= 1
+    assert difference_text(result, line.partition(" ")[0]).startswith(line)
+    assert len(set(differing_fields(result)) - {*ALWAYS}) <= 1
 
 
 @pytest.mark.parametrize(
@@ -169,46 +170,50 @@ def test_difference_is_reported(changes: dict[str, Any], line: str) -> None:
     ],
     ids=str,
 )
-def test_other_budgets_become_the_nearest_throttle(
+def test_other_budgets_become_a_similar_throttle(
     budget: dict[str, Any], tokens: int, ratio: float
 ) -> None:
-    """As many retries without a success, and as many for each success; the line has the numbers."""
-    made = to_grpc(defence(budget=budget))
+    """Other budgets are exported as a throttle that allows about as many retries."""
+    result = to_grpc(defence(budget=budget))
 
     expected = {"maxTokens": tokens, "tokenRatio": ratio}
-    assert expected == made.documents[0]["retryThrottling"]
-    assert f"throttle: {tokens} tokens" in difference_text(made, "budget.kind")
+    assert expected == result.documents[0]["retryThrottling"]
+    assert f"throttle: {tokens} tokens" in difference_text(result, "budget.kind")
 
 
 def test_breaker_and_limiter_are_left_out() -> None:
-    """A service config has nothing like them."""
-    made = to_grpc(defence(breaker={}, limiter={"kind": "aimd"}))
+    """The breaker and the limiter are left out, which are differences."""
+    result = to_grpc(defence(breaker={}, limiter={"kind": "aimd"}))
 
-    assert ["breaker", "limiter.kind", *ALWAYS] == fields(made)
+    assert ["breaker", "limiter.kind", *ALWAYS] == differing_fields(result)
     assert "breaker = its defaults: left out: a service config has none" == difference_text(
-        made, "breaker"
+        result, "breaker"
     )
 
 
 def test_hedging_becomes_a_hedging_policy() -> None:
-    """A fixed delay has its field; attempts beyond five do not."""
-    made = exported(hedging=Hedging(after=0.25, max_attempts=7, max_extra_load=0.1))
+    """Hedging is exported with its delay and at most five attempts."""
+    result = export(hedging=Hedging(after=0.25, max_attempts=7, max_extra_load=0.1))
 
     expected = {
         "maxAttempts": 5,
         "hedgingDelay": "0.25s",
         "nonFatalStatusCodes": ["RESOURCE_EXHAUSTED", "UNAVAILABLE"],
     }
-    assert expected == made.documents[0]["methodConfig"][0]["hedgingPolicy"]
-    parts = ["", "max_extra_load", "max_attempts", "max_hint"]
-    assert [".".join(filter(None, ("hedging", part))) for part in parts] == fields(made)
+    assert expected == result.documents[0]["methodConfig"][0]["hedgingPolicy"]
+    assert [
+        "hedging",
+        "hedging.max_extra_load",
+        "hedging.max_attempts",
+        "hedging.max_hint",
+    ] == differing_fields(result)
 
 
 @pytest.mark.parametrize("hedging", [Hedging(after="p95"), Hedging(max_extra_load=0.05)], ids=repr)
-def test_live_percentile_is_refused(hedging: Hedging) -> None:
-    """No delay would start all attempts at once, so a percentile is rejected and not left out."""
+def test_percentile_delay_is_rejected(hedging: Hedging) -> None:
+    """A percentile is rejected: without a delay, gRPC would start all attempts at once."""
     with pytest.raises(ConfigurationError, match=r"^hedging\.after must be set in seconds .* grpc"):
-        exported(hedging=hedging)
+        export(hedging=hedging)
 
 
 @given(
@@ -218,10 +223,8 @@ def test_live_percentile_is_refused(hedging: Hedging) -> None:
     st.sampled_from(["fixed", "linear", "exponential", Schedule((0.0, 3.0, 1.0))]),
 )
 @settings(max_examples=60)
-def test_any_policy_keeps_the_rules(
-    attempts: int, initial: float, growth: float, backoff: Any
-) -> None:
-    """Whatever the numbers, the retry policy keeps the rules of gRFC A6."""
+def test_any_policy_is_valid(attempts: int, initial: float, growth: float, backoff: Any) -> None:
+    """The retry policy of any policy is valid by gRFC A6."""
     policy = Policy(
         max_attempts=attempts, initial_delay=initial, max_delay=initial * growth, backoff=backoff
     )

@@ -1,4 +1,4 @@
-"""Import of a gRPC service config."""
+"""Tests for the import of a gRPC service config."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tarry.core.policy import PRESETS, Policy
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
 from tarry.policyfile.grpc import from_grpc, to_grpc
-from tests.policyfile.builders import fields
+from tests.policyfile.builders import differing_fields
 
 RETRY = {
     "maxAttempts": 3,
@@ -28,37 +28,37 @@ def config(**entry: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("preset", ["default", "interactive"])
-def test_policy_survives_the_way_there_and_back(preset: str) -> None:
-    """What gRPC can say comes back as it was."""
+def test_policy_survives_a_round_trip(preset: str) -> None:
+    """Export and import keep the fields of a policy that gRPC has."""
     policy = PRESETS[preset]
     budget = {"kind": "throttle", "max_tokens": 12, "token_ratio": 0.25}
 
-    made = from_grpc(to_grpc(Defence(policy, budget=budget)).documents[0])
+    result = from_grpc(to_grpc(Defence(policy, budget=budget)).documents[0])
 
-    lost = {"throttled_delay": policy.initial_delay, "attempt_timeout": policy.total_budget}
-    assert policy.replace(jitter="equal", **lost) == made.defence.policy
-    assert budget == made.defence.budget
+    changed = {"throttled_delay": policy.initial_delay, "attempt_timeout": policy.total_budget}
+    assert policy.replace(jitter="equal", **changed) == result.defence.policy
+    assert budget == result.defence.budget
     reported = ["methodConfig[0].retryPolicy"] * 2
-    assert reported + ["methodConfig[0].timeout"] * (policy.total_budget is not None) == fields(
-        made
-    )
+    assert reported + ["methodConfig[0].timeout"] * (
+        policy.total_budget is not None
+    ) == differing_fields(result)
 
 
-def test_hedging_survives_the_way_there_and_back() -> None:
-    """A hedging with a fixed delay comes back as it was."""
+def test_hedging_survives_a_round_trip() -> None:
+    """Export and import keep hedging with a fixed delay."""
     hedging = Hedging(after=0.25, max_attempts=3)
 
-    made = from_grpc(to_grpc(Defence(hedging=hedging)).documents[0])
+    result = from_grpc(to_grpc(Defence(hedging=hedging)).documents[0])
 
-    assert hedging == made.defence.hedging
-    assert ["methodConfig[0].hedgingPolicy"] == fields(made)
+    assert hedging == result.defence.hedging
+    assert ["methodConfig[0].hedgingPolicy"] == differing_fields(result)
 
 
 @pytest.mark.parametrize(
     ("name", "policy"), [("retryPolicy", RETRY), ("hedgingPolicy", {"maxAttempts": 2})]
 )
-def test_pushback_has_a_bound_here(name: str, policy: dict[str, Any]) -> None:
-    """The longest wait of tarry is reported, because gRPC has no limit."""
+def test_limit_of_a_pushback_is_reported(name: str, policy: dict[str, Any]) -> None:
+    """The longest wait of tarry is a difference, because gRPC has no limit."""
     reported = [str(difference) for difference in from_grpc(config(**{name: policy})).differences]
 
     line = (
@@ -68,10 +68,10 @@ def test_pushback_has_a_bound_here(name: str, policy: dict[str, Any]) -> None:
 
 
 def test_codes_come_as_names_and_numbers() -> None:
-    """Names in any case and numbers are the same codes."""
-    made = from_grpc(config(retryPolicy=RETRY, timeout="1.5s"))
+    """Codes can be names in any case, or numbers."""
+    result = from_grpc(config(retryPolicy=RETRY, timeout="1.5s"))
 
-    policy = made.defence.policy
+    policy = result.defence.policy
     assert {"UNAVAILABLE", "ABORTED"} == policy.retryable_codes
     assert (3, 0.5, 2.0, 1.5, 1.5) == (
         policy.max_attempts,
@@ -88,20 +88,20 @@ def test_codes_come_as_names_and_numbers() -> None:
     ids=repr,
 )
 def test_no_retry_policy_is_one_attempt(document: dict[str, Any]) -> None:
-    """Without a retryPolicy gRPC does not retry."""
-    made = from_grpc(document)
+    """A config without a retryPolicy is imported as one attempt, because gRPC does not retry."""
+    result = from_grpc(document)
 
-    assert (Defence(Policy(max_attempts=1)), ()) == (made.defence, made.differences)
-    assert {"max_attempts": 1} == made.to_dict()
+    assert (Defence(Policy(max_attempts=1)), ()) == (result.defence, result.differences)
+    assert {"max_attempts": 1} == result.to_dict()
 
 
-def test_limits_are_those_of_grpc() -> None:
-    """Large and odd numbers are imported as gRPC uses them, and reported."""
+def test_limits_of_grpc_are_applied() -> None:
+    """Numbers beyond gRPC's limits are imported as gRPC uses them, and are differences."""
     retry = RETRY | {"maxAttempts": 9, "maxBackoff": "0.1s", "backoffMultiplier": 0.5}
 
-    made = from_grpc(config(retryPolicy=retry))
+    result = from_grpc(config(retryPolicy=retry))
 
-    policy = made.defence.policy
+    policy = result.defence.policy
     assert (5, 0.1, 0.1, 1.0) == (
         policy.max_attempts,
         policy.initial_delay,
@@ -109,21 +109,23 @@ def test_limits_are_those_of_grpc() -> None:
         policy.multiplier,
     )
     path = "methodConfig[0].retryPolicy"
-    assert [f"{path}.maxAttempts", f"{path}.backoffMultiplier", path, path] == fields(made)
+    assert [f"{path}.maxAttempts", f"{path}.backoffMultiplier", path, path] == differing_fields(
+        result
+    )
 
 
 def test_unread_keys_are_reported() -> None:
-    """Settings that are no matter of a policy are named by their path."""
+    """Settings that a policy does not have are differences, with their paths."""
     document = config(
         hedgingPolicy={"maxAttempts": 2, "nonFatalStatusCodes": ["INTERNAL"], "odd": 1},
         waitForReady=True,
         timeout="1s",
     )
 
-    made = from_grpc(document | {"loadBalancingConfig": [{"round_robin": {}}]})
+    result = from_grpc(document | {"loadBalancingConfig": [{"round_robin": {}}]})
 
     hedging = "methodConfig[0].hedgingPolicy"
-    assert Hedging(after=0.0) == made.defence.hedging
+    assert Hedging(after=0.0) == result.defence.hedging
     assert [
         f"{hedging}.nonFatalStatusCodes",
         f"{hedging}.odd",
@@ -131,7 +133,7 @@ def test_unread_keys_are_reported() -> None:
         "methodConfig[0].timeout",
         "methodConfig[0].waitForReady",
         "loadBalancingConfig",
-    ] == fields(made)
+    ] == differing_fields(result)
 
 
 @pytest.mark.parametrize(
@@ -181,8 +183,8 @@ def test_unread_keys_are_reported() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_mistakes_are_refused_by_their_path(document: Any, message: str) -> None:
-    """A document that gRPC would not take is rejected with the place of the mistake."""
+def test_invalid_document_is_rejected(document: Any, message: str) -> None:
+    """An invalid document is rejected with the path of the mistake."""
     with pytest.raises(ConfigurationError, match=message):
         from_grpc(document)
 
@@ -219,17 +221,17 @@ def test_mistakes_are_refused_by_their_path(document: Any, message: str) -> None
     ],
     ids=repr,
 )
-def test_mistakes_in_a_retry_policy(changes: dict[str, Any], message: str) -> None:
-    """Each field of a retry policy is checked and named with its whole path."""
+def test_invalid_retry_policy_is_rejected(changes: dict[str, Any], message: str) -> None:
+    """Each field of a retry policy is validated; the error has the full path."""
     with pytest.raises(ConfigurationError, match=rf"^methodConfig\[0\]\.retryPolicy\.{message}"):
         from_grpc(config(retryPolicy=RETRY | changes))
 
 
-def test_what_the_config_does_not_speak_about_is_left_out() -> None:
-    """Read fields are written, defaults too; HTTP statuses and the like are not."""
+def test_policy_file_has_only_fields_of_the_config() -> None:
+    """`to_dict` has the imported fields, also with default values, and no other fields."""
     retry = RETRY | {"maxAttempts": 4, "retryableStatusCodes": ["UNAVAILABLE"]}
 
-    made = from_grpc(config(retryPolicy=retry))
+    result = from_grpc(config(retryPolicy=retry))
 
     expected = {
         "max_attempts": 4,
@@ -240,5 +242,5 @@ def test_what_the_config_does_not_speak_about_is_left_out() -> None:
         "retryable_codes": ["UNAVAILABLE"],
         "throttled_delay": 0.5,
     }
-    assert expected == made.to_dict()
-    assert made.defence == Defence.from_dict(made.to_dict())
+    assert expected == result.to_dict()
+    assert result.defence == Defence.from_dict(result.to_dict())

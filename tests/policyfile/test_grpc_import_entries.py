@@ -1,4 +1,4 @@
-"""Which entry of a gRPC service config is imported."""
+"""Tests for the choice of the entry of a gRPC service config."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENTRIES = {
 
 
 @pytest.mark.parametrize(
-    ("service", "method", "seconds", "lines"),
+    ("service", "method", "timeout_s", "difference_count"),
     [
         ("a.A", None, 1, 0),
         ("a.A", "M", 2, 0),
@@ -27,14 +27,14 @@ ENTRIES = {
         (None, None, 3, 2),
     ],
 )
-def test_entry_is_the_one_that_a_channel_would_use(
-    service: str | None, method: str | None, seconds: float, lines: int
+def test_most_specific_entry_is_imported(
+    service: str | None, method: str | None, timeout_s: float, difference_count: int
 ) -> None:
-    """The method counts before the service, and the service before the default."""
-    made = from_grpc(ENTRIES, service=service, method=method)
+    """As in a channel, an entry of the method precedes one of the service and one of all calls."""
+    result = from_grpc(ENTRIES, service=service, method=method)
 
-    assert seconds == made.defence.policy.attempt_timeout
-    assert lines == len(made.differences)
+    assert timeout_s == result.defence.policy.attempt_timeout
+    assert difference_count == len(result.differences)
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,8 @@ def test_entry_is_the_one_that_a_channel_would_use(
     ],
     ids=str,
 )
-def test_entry_in_place_of_one_that_is_not_there(name: tuple[str, str | None], start: str) -> None:
-    """Where an entry stands in, the line says which, and which names there are."""
+def test_fallback_entry_is_reported(name: tuple[str, str | None], start: str) -> None:
+    """If a less specific entry is imported, a difference names it and lists all entries."""
     service, method = name
 
     (difference,) = from_grpc(ENTRIES, service=service, method=method).differences
@@ -54,8 +54,8 @@ def test_entry_in_place_of_one_that_is_not_there(name: tuple[str, str | None], s
     assert f"{start} is imported; the entries have the names a.A, a.A/M, b.B" == str(difference)
 
 
-def test_service_that_is_not_there_is_refused() -> None:
-    """The message has the names that could have been meant."""
+def test_unknown_service_is_rejected() -> None:
+    """If no entry matches, the error has the names of all entries."""
     document = {"methodConfig": ENTRIES["methodConfig"][:2]}
 
     with pytest.raises(ConfigurationError, match=r"applies to c\.C: choose one of a\.A, a\.A/M"):
@@ -67,6 +67,6 @@ def test_service_that_is_not_there_is_refused() -> None:
 
 
 def test_method_needs_its_service() -> None:
-    """A method alone would be taken for all calls."""
+    """A method without its service is rejected."""
     with pytest.raises(ConfigurationError, match=r"^method needs service: name the service of 'M'"):
         from_grpc(ENTRIES, method="M")

@@ -1,4 +1,4 @@
-"""Export to Istio, by the fields that its reference has."""
+"""Tests for the export to Istio, with the fields of Istio's reference."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ from tarry.core.policy import Policy
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
 from tarry.policyfile.istio import to_istio
-from tests.policyfile.builders import defence, difference_text, fields, plain_policy
+from tests.policyfile.builders import defence, difference_text, differing_fields, plain_policy
 
 HOST = "payments.prod.svc.cluster.local"
 ALWAYS = ["repeatable", "max_hint"]
+"""The differences of every policy with retries."""
 ROUTE_FIELDS = {"route", "timeout", "retries"}
 RETRY_FIELDS = {"attempts", "perTryTimeout", "retryOn", "backoff"}
 
 
-def exported(policy: Policy | None = None, **parts: Any) -> Any:
-    """Export for a host."""
-    return to_istio(Defence(policy, **parts), host=HOST)
+def export(policy: Policy | None = None, **components: Any) -> Any:
+    """Export a defence for a host."""
+    return to_istio(Defence(policy, **components), host=HOST)
 
 
-def retries(policy: Policy) -> dict[str, Any]:
-    """Return the retries of the only route."""
-    (route,) = exported(policy).documents[0]["spec"]["http"]
+def export_retries(policy: Policy) -> dict[str, Any]:
+    """Export a policy and return the retries of the only route."""
+    (route,) = export(policy).documents[0]["spec"]["http"]
     assert set() == set(route) - ROUTE_FIELDS
     assert set() == set(route["retries"]) - RETRY_FIELDS
-    found: dict[str, Any] = route["retries"]
-    return found
+    retries: dict[str, Any] = route["retries"]
+    return retries
 
 
 def test_policy_becomes_a_virtual_service() -> None:
-    """The whole document, as it is applied."""
+    """A policy is exported as a VirtualService with timeout and retries."""
     policy = Policy(total_budget=2.0, attempt_timeout=0.5)
     expected = {
         "apiVersion": "networking.istio.io/v1",
@@ -61,12 +62,12 @@ def test_policy_becomes_a_virtual_service() -> None:
         },
     }
 
-    assert (expected,) == exported(policy).documents
+    assert (expected,) == export(policy).documents
 
 
-def test_parts_become_a_destination_rule() -> None:
-    """Breaker, budget and cap stand in the traffic policy of a second document."""
-    made = exported(
+def test_components_become_a_destination_rule() -> None:
+    """Breaker, budget and in-flight limit are exported to a traffic policy."""
+    result = export(
         breaker={"consecutive": 5, "open_for": 10.0},
         budget={"kind": "ratio", "ratio": 0.25},
         limiter={"kind": "in-flight", "limit": 7},
@@ -89,21 +90,21 @@ def test_parts_become_a_destination_rule() -> None:
         },
     }
 
-    assert expected == made.documents[1]
+    assert expected == result.documents[1]
 
 
-def test_nothing_more_is_lost_than_must_be() -> None:
-    """Doubling up to ten times the base with full jitter is Istio's own way."""
-    assert ALWAYS == fields(to_istio(defence(), host=HOST))
+def test_default_backoff_has_no_difference() -> None:
+    """Exponential backoff with full jitter is Istio's too, so no difference is added."""
+    assert ALWAYS == differing_fields(to_istio(defence(), host=HOST))
 
 
-def test_one_attempt_is_said() -> None:
-    """Left out, Istio would retry twice; and a budget for no retries is not needed."""
-    made = exported(Policy(max_attempts=1, attempt_timeout=0.5), budget={"kind": "token"})
+def test_one_attempt_is_zero_retries() -> None:
+    """One attempt is exported as 0 retries, because Istio's default is 2, and without budget."""
+    result = export(Policy(max_attempts=1, attempt_timeout=0.5), budget={"kind": "token"})
 
-    assert {"attempts": 0} == retries(Policy(max_attempts=1))
-    assert "0.5s" == made.documents[0]["spec"]["http"][0]["timeout"]
-    assert () == made.differences
+    assert {"attempts": 0} == export_retries(Policy(max_attempts=1))
+    assert "0.5s" == result.documents[0]["spec"]["http"][0]["timeout"]
+    assert () == result.differences
 
 
 @pytest.mark.parametrize(
@@ -125,56 +126,62 @@ def test_one_attempt_is_said() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_difference_is_reported(changes: dict[str, Any], line: str) -> None:
-    """A difference in Istio is reported with the field and its value."""
-    made = exported(plain_policy(**changes))
+    """A difference has the field, the value and the effect in Istio."""
+    result = export(plain_policy(**changes))
 
-    assert difference_text(made, line.partition(" ")[0]).startswith(line)
-    assert 1 == len(set(fields(made)) - {*ALWAYS})
+    assert difference_text(result, line.partition(" ")[0]).startswith(line)
+    assert 1 == len(set(differing_fields(result)) - {*ALWAYS})
 
 
 def test_too_early_is_retried_without_delay() -> None:
-    """The Envoys of Istio do not back off from a 425 either."""
-    made = exported(Policy(retryable_statuses=[425, 503]))
+    """Istio uses Envoy, which retries 425 at once; that is a difference."""
+    result = export(Policy(retryable_statuses=[425, 503]))
 
     assert (
         "retryable_statuses = 425: Istio retries this status at once, without delay"
-        == difference_text(made, "retryable_statuses")
+        == difference_text(result, "retryable_statuses")
     )
 
 
 def test_breaker_by_rate_is_left_out() -> None:
-    """No number is made up: without errors in a row there is no outlier detection."""
-    made = to_istio(defence(breaker={}), host=HOST)
+    """A breaker without `consecutive` is left out: Istio counts consecutive errors only."""
+    result = to_istio(defence(breaker={}), host=HOST)
 
-    assert 1 == len(made.documents)
-    assert "so set breaker.consecutive" in difference_text(made, "breaker.failure_rate")
+    assert 1 == len(result.documents)
+    assert "so set breaker.consecutive" in difference_text(result, "breaker.failure_rate")
 
 
 def test_differences_of_a_breaker() -> None:
-    """Rate, probes and growth are three lines."""
-    made = to_istio(
+    """The failure rate, the probes and the growth of a breaker are differences."""
+    result = to_istio(
         defence(breaker={"consecutive": 3, "open_for": 400, "max_open": 400}), host=HOST
     )
 
-    sent, detail = ["breaker.failure_rate", "breaker.probes"], "breaker.growth"
-    assert ["repeatable", *sent, "max_hint", detail] == fields(made)
+    expected = [
+        "repeatable",
+        "breaker.failure_rate",
+        "breaker.probes",
+        "max_hint",
+        "breaker.growth",
+    ]
+    assert expected == differing_fields(result)
     effect = "lasts 400 s times the number of ejections of the host, at most 400 s"
-    assert effect in difference_text(made, "breaker.growth")
+    assert effect in difference_text(result, "breaker.growth")
 
 
 def test_other_limiters_are_left_out() -> None:
-    """A limit that finds itself cannot be written down."""
-    made = to_istio(defence(limiter={"kind": "adaptive"}), host=HOST)
+    """A limiter that adapts its limit is left out, which is a difference."""
+    result = to_istio(defence(limiter={"kind": "adaptive"}), host=HOST)
 
     assert "limiter.kind = adaptive: left out: Istio has no such limiter" == difference_text(
-        made, "limiter.kind"
+        result, "limiter.kind"
     )
 
 
-def test_hedging_is_refused() -> None:
-    """Istio has no hedging, and a hedged call without it is another call."""
+def test_hedging_is_rejected() -> None:
+    """Hedging cannot be exported, because Istio has none."""
     with pytest.raises(ConfigurationError, match=r"^hedging cannot be exported to istio"):
-        exported(hedging=Hedging(after=0.1))
+        export(hedging=Hedging(after=0.1))
 
 
 @pytest.mark.parametrize(
@@ -188,6 +195,6 @@ def test_hedging_is_refused() -> None:
     ],
 )
 def test_names_are_checked(host: str, name: str | None, message: str) -> None:
-    """What Kubernetes would refuse is rejected before."""
+    """A host or name that Kubernetes would reject is an error of the export."""
     with pytest.raises(ConfigurationError, match=message):
         to_istio(Defence(), host=host, name=name)

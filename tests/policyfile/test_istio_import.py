@@ -1,4 +1,4 @@
-"""Import of a VirtualService and a DestinationRule of Istio."""
+"""Tests for the import of a VirtualService and a DestinationRule of Istio."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from tarry.core.policy import PRESETS
 from tarry.errors import ConfigurationError
 from tarry.policyfile.defence import Defence
 from tarry.policyfile.istio import from_istio, to_istio
-from tests.policyfile.builders import difference_text, fields
+from tests.policyfile.builders import difference_text, differing_fields
 from tests.policyfile.resources import destination_rule, virtual_service
 
 
 @pytest.mark.parametrize("preset", ["default", "interactive"])
-def test_policy_survives_the_way_there_and_back(preset: str) -> None:
-    """What Istio can say comes back as it was."""
+def test_policy_survives_a_round_trip(preset: str) -> None:
+    """Export and import keep the settings that Istio has."""
     policy = PRESETS[preset].replace(attempt_timeout=0.25)
     budget = {"kind": "ratio", "ratio": 0.25, "min_per_second": 2.0}
     limiter = {"kind": "in-flight", "limit": 7}
 
-    made = from_istio(
+    result = from_istio(
         to_istio(Defence(policy, budget=budget, limiter=limiter), host="payments").documents
     )
 
-    lost = {"max_delay": 10 * policy.initial_delay, "throttled_delay": policy.initial_delay}
-    assert policy.replace(**lost) == made.defence.policy
-    assert budget == made.defence.budget
-    assert limiter == made.defence.limiter
+    changed = {"max_delay": 10 * policy.initial_delay, "throttled_delay": policy.initial_delay}
+    assert policy.replace(**changed) == result.defence.policy
+    assert budget == result.defence.budget
+    assert limiter == result.defence.limiter
     route = "[0].spec.http[0]"
     timeout = [f"{route}.timeout"] * (policy.total_budget is not None)
     assert [
@@ -36,14 +36,14 @@ def test_policy_survives_the_way_there_and_back(preset: str) -> None:
         f"{route}.retries",
         *timeout,
         "[1].spec.trafficPolicy.retryBudget",
-    ] == fields(made)
+    ] == differing_fields(result)
 
 
-def test_retries_left_out_are_those_of_istio() -> None:
-    """Istio retries twice by default, and the import says so."""
-    made = from_istio([virtual_service({"timeout": "0s"})])
+def test_missing_retries_are_the_default_of_istio() -> None:
+    """A route without retries is imported with Istio's default of 2 retries, and reported."""
+    result = from_istio([virtual_service({"timeout": "0s"})])
 
-    policy = made.defence.policy
+    policy = result.defence.policy
     assert (3, 0.025, 0.25, None) == (
         policy.max_attempts,
         policy.initial_delay,
@@ -51,34 +51,34 @@ def test_retries_left_out_are_those_of_istio() -> None:
         policy.total_budget,
     )
     assert {"UNAVAILABLE", "CANCELLED"} == policy.retryable_codes
-    assert ["spec.http[0].retries"] * 2 == fields(made)
+    assert ["spec.http[0].retries"] * 2 == differing_fields(result)
 
 
-def test_retries_without_attempts_are_none() -> None:
-    """Istio reads a table that names no number as the number 0."""
+def test_retries_without_attempts_are_no_retries() -> None:
+    """A `retries` table without `attempts` is imported as 0 retries, as Istio reads it."""
     assert 1 == from_istio([virtual_service({"retries": {}})]).defence.policy.max_attempts
 
 
-def test_retry_after_is_read_here_alone() -> None:
-    """What a server asks for holds in tarry and not in Istio; without a retry, in neither."""
-    made, once = (
+def test_retry_after_is_reported() -> None:
+    """Only tarry reads Retry-After, which is a difference if there are retries."""
+    result, without_retries = (
         from_istio([virtual_service({"retries": {"attempts": attempts}})]) for attempts in (2, 0)
     )
 
     line = "Retry-After: Istio does not read it; tarry waits for up to 2 min, or gives up"
-    assert f"spec.http[0].retries = {line}" == difference_text(made, "spec.http[0].retries")
-    assert () == once.differences
+    assert f"spec.http[0].retries = {line}" == difference_text(result, "spec.http[0].retries")
+    assert () == without_retries.differences
 
 
-def test_too_early_waits_here_alone() -> None:
-    """The Envoys of Istio do not back off from a 425."""
-    made = from_istio([virtual_service({"retries": {"attempts": 1, "retryOn": "425,503"}})])
+def test_delay_after_too_early_is_reported() -> None:
+    """Istio retries 425 at once and tarry after a delay, which is a difference."""
+    result = from_istio([virtual_service({"retries": {"attempts": 1, "retryOn": "425,503"}})])
 
     line = (
         "spec.http[0].retries.retryOn = 425: Istio retries this status at once, tarry after the "
         "usual delay"
     )
-    assert difference_text(made, "spec.http[0].retries.retryOn").startswith(line)
+    assert difference_text(result, "spec.http[0].retries.retryOn").startswith(line)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_too_early_waits_here_alone() -> None:
     ],
 )
 def test_conditions_are_imported(retry_on: str, statuses: set[int], codes: set[str]) -> None:
-    """Envoy's names stand for statuses and codes."""
+    """Envoy's retry conditions are imported as statuses and codes."""
     route = {"retries": {"attempts": 1, "retryOn": retry_on}}
 
     policy = from_istio([virtual_service(route)]).defence.policy
@@ -102,8 +102,8 @@ def test_conditions_are_imported(retry_on: str, statuses: set[int], codes: set[s
 
 
 def test_unread_keys_are_reported() -> None:
-    """Other routes and unknown settings are named by their path."""
-    made = from_istio(
+    """Other routes and settings that a policy does not have are differences."""
+    result = from_istio(
         [
             virtual_service(
                 {"retries": {"attempts": 1, "retryOn": "5xx", "retryRemoteLocalities": True}},
@@ -124,25 +124,25 @@ def test_unread_keys_are_reported() -> None:
         "[1].spec.trafficPolicy.connectionPool.tcp",
         "[1].spec.trafficPolicy.loadBalancer",
     ]
-    assert expected == fields(made)
+    assert expected == differing_fields(result)
 
 
-def test_other_parts_of_a_route_are_reported() -> None:
-    """What the route and its resource say besides retries is named; who is called is not."""
+def test_other_settings_of_a_route_are_reported() -> None:
+    """Settings besides retries are differences; names, destinations and gateways are not."""
     route = {"name": "main", "route": [], "match": [{}], "fault": {}, "retries": {"attempts": 0}}
     resource = virtual_service(route)
     resource["spec"] |= {"gateways": ["mesh"], "tls": []}
 
-    made = from_istio([resource])
+    result = from_istio([resource])
 
-    assert ["spec.http[0].match", "spec.http[0].fault", "spec.tls"] == fields(made)
+    assert ["spec.http[0].match", "spec.http[0].fault", "spec.tls"] == differing_fields(result)
 
 
-def test_what_istio_does_not_speak_about_is_left_out() -> None:
-    """Conditions and delays are written; jitter, hints and the like are not."""
+def test_policy_file_has_only_fields_of_the_route() -> None:
+    """`to_dict` has the imported fields and no others, such as jitter."""
     route = {"retries": {"attempts": 3, "retryOn": "503", "backoff": "100ms"}}
 
-    made = from_istio([virtual_service(route)])
+    result = from_istio([virtual_service(route)])
 
     expected = {
         "max_attempts": 4,
@@ -152,24 +152,24 @@ def test_what_istio_does_not_speak_about_is_left_out() -> None:
         "retryable_codes": [],
         "throttled_delay": 0.1,
     }
-    assert expected == made.to_dict()
-    assert made.defence == Defence.from_dict(made.to_dict())
+    assert expected == result.to_dict()
+    assert result.defence == Defence.from_dict(result.to_dict())
 
 
-def test_rule_alone_says_nothing_of_the_policy() -> None:
-    """Without a VirtualService there is no field of a policy to write."""
-    made = from_istio([destination_rule(connectionPool={"http": {"http2MaxRequests": 7}})])
+def test_destination_rule_alone_sets_no_policy_fields() -> None:
+    """Without a VirtualService, `to_dict` has no field of a policy."""
+    result = from_istio([destination_rule(connectionPool={"http": {"http2MaxRequests": 7}})])
 
-    assert {"limiter": {"kind": "in-flight", "limit": 7}} == made.to_dict()
+    assert {"limiter": {"kind": "in-flight", "limit": 7}} == result.to_dict()
 
 
-def test_a_list_of_resources_is_opened() -> None:
-    """What `kubectl get` prints is a List with the resources in it."""
+def test_kubernetes_list_is_imported() -> None:
+    """The resources of a Kubernetes List, which `kubectl get` prints, are imported."""
     route = {"retries": {"attempts": 4, "backoff": "1s"}}
 
-    made = from_istio([{"kind": "List", "items": [virtual_service(route)]}])
+    result = from_istio([{"kind": "List", "items": [virtual_service(route)]}])
 
-    assert 5 == made.defence.policy.max_attempts
+    assert 5 == result.defence.policy.max_attempts
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_a_list_of_resources_is_opened() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_mistakes_are_refused_by_their_path(documents: Any, message: str) -> None:
-    """A document that Istio would not take is rejected with the place of the mistake."""
+def test_invalid_document_is_rejected(documents: Any, message: str) -> None:
+    """An invalid document is rejected with the path of the mistake."""
     with pytest.raises(ConfigurationError, match=message):
         from_istio(documents)

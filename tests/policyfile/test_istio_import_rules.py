@@ -1,17 +1,17 @@
-"""Import of a DestinationRule of Istio: the breaker, and what is not read."""
+"""Tests for the import of outlier detection from a DestinationRule of Istio."""
 
 from __future__ import annotations
 
 import pytest
 
 from tarry.policyfile.istio import from_istio
-from tests.policyfile.builders import fields
+from tests.policyfile.builders import differing_fields
 from tests.policyfile.resources import destination_rule
 
 
 def test_breaker_is_imported() -> None:
-    """Errors in a row are the only way for it to open."""
-    made = from_istio([destination_rule(outlierDetection={"consecutive5xxErrors": 7})])
+    """Outlier detection is imported as a breaker that opens after consecutive failures."""
+    result = from_istio([destination_rule(outlierDetection={"consecutive5xxErrors": 7})])
 
     expected = {
         "failure_rate": 1.0,
@@ -21,8 +21,8 @@ def test_breaker_is_imported() -> None:
         "max_open": 300.0,
         "spread": 0.0,
     }
-    assert expected == made.defence.breaker
-    assert ["kind", "spec.trafficPolicy.outlierDetection"] == fields(made)
+    assert expected == result.defence.breaker
+    assert ["kind", "spec.trafficPolicy.outlierDetection"] == differing_fields(result)
 
 
 @pytest.mark.parametrize(
@@ -35,8 +35,8 @@ def test_breaker_is_imported() -> None:
     ],
     ids=repr,
 )
-def test_the_smaller_row_counts(detection: dict[str, int], expected: int | None) -> None:
-    """Both kinds of errors in a row eject; zero is off, and five is the default."""
+def test_smaller_error_count_is_imported(detection: dict[str, int], expected: int | None) -> None:
+    """The smaller of both counts of consecutive errors is imported; 0 is off, 5 is default."""
     breaker = from_istio([destination_rule(outlierDetection=detection)]).defence.breaker
 
     assert expected == (breaker and breaker["consecutive"])
@@ -52,20 +52,20 @@ def test_the_smaller_row_counts(detection: dict[str, int], expected: int | None)
     ],
     ids=repr,
 )
-def test_gateway_errors_are_not_all_errors(detection: dict[str, int], reported: bool) -> None:
-    """A row of 502, 503 and 504 becomes one of any failure, which is reported."""
-    made = from_istio([destination_rule(outlierDetection=detection)])
+def test_count_of_gateway_errors_is_reported(detection: dict[str, int], reported: bool) -> None:
+    """An imported count of 502, 503 and 504 is a difference: tarry counts any failure."""
+    result = from_istio([destination_rule(outlierDetection=detection)])
 
     path = "spec.trafficPolicy.outlierDetection.consecutiveGatewayErrors"
-    assert reported == (path in fields(made))
+    assert reported == (path in differing_fields(result))
 
 
 def test_policies_of_subsets_are_reported() -> None:
-    """A breaker that stands beside the traffic policy is not imported, so its path is reported."""
+    """Traffic policies of subsets are not imported, which is a difference."""
     subset = {"name": "v1", "trafficPolicy": {"outlierDetection": {}}}
     rule = {"kind": "DestinationRule", "spec": {"host": "a", "subsets": [subset]}}
 
-    made = from_istio([rule])
+    result = from_istio([rule])
 
-    assert made.defence.breaker is None
-    assert ["kind", "spec.subsets"] == fields(made)
+    assert result.defence.breaker is None
+    assert ["kind", "spec.subsets"] == differing_fields(result)

@@ -1,4 +1,4 @@
-"""The writer of TOML, held against the reader of the standard library."""
+"""Tests for the TOML writer; `tomllib` reads its output."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ values: st.SearchStrategy[Any] = st.recursive(
 
 
 @given(st.dictionaries(keys, values, max_size=6))
-def test_reads_back_as_the_same_values(plain: dict[str, Any]) -> None:
-    """Whatever plain values go in, the reader of the standard library gives them back."""
-    assert plain == tomllib.loads(toml.dumps(plain))
+def test_reads_back_as_the_same_values(data: dict[str, Any]) -> None:
+    """`tomllib` reads any written values back unchanged."""
+    assert data == tomllib.loads(toml.dumps(data))
 
 
-def test_is_written_as_a_person_would() -> None:
-    """Values come first, then tables, each after an empty line, and bare keys stay bare."""
-    plain = {
+def test_values_come_before_tables() -> None:
+    """Values come first, then tables, each after an empty line; simple keys have no quotes."""
+    data = {
         "max_attempts": 4,
         "backoff": {"schedule": [5.0, 300.0]},
         "jitter": "full",
@@ -52,31 +52,31 @@ consecutive = 5
 "odd key" = "a\\tb"
 """
 
-    assert expected == toml.dumps(plain)
+    assert expected == toml.dumps(data)
 
 
-def test_nothing_is_an_empty_text() -> None:
-    """No values give no text."""
+def test_empty_dict_is_an_empty_string() -> None:
+    """An empty dict is written as an empty string."""
     assert "" == toml.dumps({})
 
 
 def test_nested_tables_have_dotted_headers() -> None:
-    """A table in a table has both names in its header, quoted where they need it."""
+    """The header of a nested table has both names, quoted if necessary."""
     assert '[a]\n\n[a."b.c"]\nd = 1\n' == toml.dumps({"a": {"b.c": {"d": 1}}})
 
 
 def test_tables_in_a_list_are_inline() -> None:
-    """A list may hold tables, which have to stay on its line."""
+    """Tables in a list are written inline."""
     assert 'a = [{ b = 1, c = "x" }, {}]\n' == toml.dumps({"a": [{"b": 1, "c": "x"}, {}]})
 
 
 def test_control_characters_are_escaped() -> None:
-    """No character that TOML forbids in a text is written as it is."""
+    """Characters that TOML does not allow in a string are escaped."""
     assert 'a = "\\u0000\\r\\n\\"\\\\\\u007fé"\n' == toml.dumps({"a": '\0\r\n"\\\x7fé'})
 
 
 def test_numbers_that_are_not_finite_survive() -> None:
-    """TOML has words for infinity and for what is not a number."""
+    """Infinity and NaN are written as TOML's `inf` and `nan`."""
     read = tomllib.loads(toml.dumps({"a": [inf, -inf], "b": nan}))
 
     assert [inf, -inf] == read["a"]
@@ -84,27 +84,27 @@ def test_numbers_that_are_not_finite_survive() -> None:
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
-def test_presets_survive(preset: str) -> None:
-    """Every preset is the same after a way through TOML."""
+def test_presets_survive_a_round_trip(preset: str) -> None:
+    """Every preset is unchanged after it is written to TOML and read."""
     defence = Defence(PRESETS[preset], breaker={"consecutive": 5})
 
     assert defence == Defence.from_dict(tomllib.loads(toml.dumps(defence.to_dict())))
 
 
-def test_none_is_refused_with_its_place() -> None:
-    """TOML has no null: the message says where it stood."""
+def test_none_is_rejected() -> None:
+    """None is rejected with its path, because TOML has no null."""
     with pytest.raises(ConfigurationError, match=r"^breaker\.consecutive is None"):
         toml.dumps({"breaker": {"consecutive": None}})
 
 
-def test_unknown_values_are_refused_with_their_place() -> None:
-    """What has no form in TOML is rejected with the place where it stood."""
+def test_unsupported_type_is_rejected() -> None:
+    """A value of a type that TOML does not have is rejected with its path."""
     with pytest.raises(ConfigurationTypeError, match=r"^a\.b must be a string, .* got <object"):
         toml.dumps({"a": {"b": object()}})
 
 
-@pytest.mark.parametrize("plain", [{1: 2}, {"a": {1: 2}}, {"a": [{1: 2}]}], ids=repr)
-def test_keys_that_are_no_text_are_refused(plain: dict[str, Any]) -> None:
-    """A key is text, at any depth."""
+@pytest.mark.parametrize("data", [{1: 2}, {"a": {1: 2}}, {"a": [{1: 2}]}], ids=repr)
+def test_key_that_is_no_string_is_rejected(data: dict[str, Any]) -> None:
+    """A key that is not a string is rejected at any depth."""
     with pytest.raises(ConfigurationTypeError, match="key of TOML must be a string, got 1"):
-        toml.dumps(plain)
+        toml.dumps(data)

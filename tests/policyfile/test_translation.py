@@ -1,4 +1,4 @@
-"""Tests for differences and their texts."""
+"""Tests for the order and the text of differences."""
 
 from __future__ import annotations
 
@@ -25,16 +25,22 @@ from tarry.policyfile.translation import Converter, Difference, Severity
     ],
     ids=repr,
 )
-def test_value_is_shown_as_a_person_would(value: object, expected: str) -> None:
-    """A difference is one short line: the field, its value and what happens instead."""
+def test_text_of_a_difference(value: object, expected: str) -> None:
+    """The text of a difference is one short line: field, formatted value and effect."""
     assert f"field = {expected}: it differs" == str(Difference("field", value, "it differs"))
 
 
-def test_what_matters_most_is_first() -> None:
-    """Differences are sorted by their rank, and equals stay in their order."""
-    ranks = [Severity.DETAIL, Severity.TIMING, Severity.LOAD, Severity.TIMING, Severity.CRITICAL]
+def test_most_severe_differences_come_first() -> None:
+    """Differences are sorted by severity; those of one severity stay in their order."""
+    severities = [
+        Severity.DETAIL,
+        Severity.TIMING,
+        Severity.LOAD,
+        Severity.TIMING,
+        Severity.CRITICAL,
+    ]
     converter = Converter("another system")
-    for i, rank in enumerate(ranks):
-        converter.report(str(i), None, "", rank)
+    for i, severity in enumerate(severities):
+        converter.report(str(i), None, "", severity)
 
     assert ["4", "2", "1", "3", "0"] == [each.field for each in converter.sorted_differences()]

@@ -1,4 +1,4 @@
-"""What a budget comes to is what the budget itself does."""
+"""Tests that the summary of a budget matches the behaviour of the budget."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tarry.policyfile.defence import Defence
 from tarry.policyfile.translation import summarize_budget
 
 
-def retries_without_success(budget: Budget) -> int:
-    """Count the retries that a fresh budget pays for while every attempt fails."""
-    counted = 0
+def count_retries_without_success(budget: Budget) -> int:
+    """Count the retries that a new budget allows while every attempt fails."""
+    count = 0
     price = budget.cost(TRANSIENT)
     while budget.withdraw(price, 0.0):
-        counted += 1
+        count += 1
         budget.record(TRANSIENT, price, 0.0)
-    return counted
+    return count
 
 
 @pytest.mark.parametrize(
@@ -37,16 +37,16 @@ def retries_without_success(budget: Budget) -> int:
     ],
     ids=str,
 )
-def test_retries_without_success_can_be_counted(arguments: dict[str, Any]) -> None:
-    """The number that is exported is the one that can be counted."""
+def test_retries_without_success(arguments: dict[str, Any]) -> None:
+    """The summary has the number of retries that the budget allows without a success."""
     defence = Defence(budget=arguments)
-    found, budget = summarize_budget(defence), defence.downstream("payments").budget
-    assert found is not None
+    summary, budget = summarize_budget(defence), defence.downstream("payments").budget
+    assert summary is not None
     assert budget is not None
 
-    assert floor(found.retries_without_success) == retries_without_success(budget)
+    assert floor(summary.retries_without_success) == count_retries_without_success(budget)
 
 
-def test_no_budget_is_no_allowance() -> None:
-    """Nothing is made up."""
+def test_no_budget_has_no_summary() -> None:
+    """The summary of a defence without a budget is None."""
     assert summarize_budget(Defence()) is None

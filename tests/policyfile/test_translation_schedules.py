@@ -1,4 +1,4 @@
-"""Tests for schedules that no target can express: the first difference has the replacement."""
+"""Tests for schedules that a target cannot express, which the first difference reports."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tarry.policyfile.envoy import to_envoy
 from tarry.policyfile.gateway import to_gateway_api
 from tarry.policyfile.grpc import to_grpc
 from tarry.policyfile.istio import to_istio
-from tests.policyfile.builders import fields
+from tests.policyfile.builders import differing_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tarry.policyfile.translation import Exported
 
-EXPORTS: dict[str, Callable[[Defence], Exported]] = {
+EXPORTERS: dict[str, Callable[[Defence], Exported]] = {
     "Istio": partial(to_istio, host="payments"),
     "Envoy": partial(to_envoy, host="payments"),
     "gRPC": to_grpc,
@@ -29,7 +29,7 @@ EXPORTS: dict[str, Callable[[Defence], Exported]] = {
 
 
 @pytest.mark.parametrize(
-    ("target", "preset", "effect"),
+    ("target", "preset", "target_schedule"),
     [
         ("Istio", "webhook", "9 within 5.42 min, 50 s apart at most"),
         ("Envoy", "webhook", "9 within 42.6 min, 21.3 min apart at most"),
@@ -38,22 +38,24 @@ EXPORTS: dict[str, Callable[[Defence], Exported]] = {
         ("gRPC", "patient", "4 within 15 s, 8 s apart at most"),
     ],
 )
-def test_lost_schedule_is_told_first(target: str, preset: str, effect: str) -> None:
-    """The first line has the whole of both schedules, loud enough to be seen."""
-    first = EXPORTS[target](Defence(PRESETS[preset])).differences[0]
+def test_inexpressible_schedule_is_reported_first(
+    target: str, preset: str, target_schedule: str
+) -> None:
+    """The first difference has the schedules of tarry and of the target."""
+    first = EXPORTERS[target](Defence(PRESETS[preset])).differences[0]
 
-    meant = {
+    tarry_schedules = {
         "webhook": "9 retries within 75.6 h, 24 h apart at most",
         "patient": "99 retries within 24 h, 60 min apart at most",
     }
     assert (
-        f"schedule = {meant[preset]}: THE SCHEDULE CANNOT BE EXPRESSED: {target} makes {effect}, "
-        "and gives up" == str(first)
+        f"schedule = {tarry_schedules[preset]}: THE SCHEDULE CANNOT BE EXPRESSED: {target} makes "
+        f"{target_schedule}, and gives up" == str(first)
     )
 
 
-def test_a_gateway_has_a_schedule_of_its_own() -> None:
-    """Only the first delay is exported, whatever the schedule."""
+def test_gateway_api_has_only_the_first_delay() -> None:
+    """The Gateway API has no setting for the delays after the first, which is reported first."""
     first = to_gateway_api(Defence(PRESETS["webhook"]), host="payments").differences[0]
 
     assert ("backoff", "THE SCHEDULE CANNOT BE EXPRESSED: 5 s is the shortest wait") == (
@@ -62,7 +64,7 @@ def test_a_gateway_has_a_schedule_of_its_own() -> None:
     )
 
 
-@pytest.mark.parametrize("target", EXPORTS)
+@pytest.mark.parametrize("target", EXPORTERS)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -74,6 +76,6 @@ def test_a_gateway_has_a_schedule_of_its_own() -> None:
     ],
     ids=str,
 )
-def test_small_differences_are_no_alarm(target: str, changes: dict[str, Any]) -> None:
-    """Differences of less than a minute are reported as a difference of delays."""
-    assert "schedule" not in fields(EXPORTS[target](Defence(Policy(**changes))))
+def test_small_difference_of_schedules(target: str, changes: dict[str, Any]) -> None:
+    """A short schedule, or one with decorrelated jitter, is never reported as inexpressible."""
+    assert "schedule" not in differing_fields(EXPORTERS[target](Defence(Policy(**changes))))

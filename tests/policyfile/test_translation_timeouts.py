@@ -1,4 +1,4 @@
-"""The time that a source gives a call, in a policy that must be bounded by it."""
+"""Tests for the timeouts of imported policies."""
 
 from __future__ import annotations
 
@@ -22,79 +22,79 @@ GRPC_RETRY = {
 }
 
 
-def grpc(**entry: Any) -> Any:
-    """Import an entry for all calls."""
+def import_grpc(**entry: Any) -> Any:
+    """Import a gRPC service config with one entry for all calls."""
     return from_grpc({"methodConfig": [{"name": [{}], **entry}]})
 
 
-def istio(**route: Any) -> Any:
-    """Import the only route of a VirtualService."""
+def import_istio(**route: Any) -> Any:
+    """Import a VirtualService with one route."""
     return from_istio([virtual_service(route)])
 
 
-def times(made: Any) -> tuple[float | None, float | None]:
-    """Return the two bounds of the imported policy."""
-    policy: Policy = made.defence.policy
+def timeouts(result: Any) -> tuple[float | None, float | None]:
+    """Return the total budget and the attempt timeout of the imported policy."""
+    policy: Policy = result.defence.policy
     return policy.total_budget, policy.attempt_timeout
 
 
 @pytest.mark.parametrize(
-    "made",
-    [grpc(timeout="1s"), istio(timeout="1s", retries={"attempts": 0})],
+    "result",
+    [import_grpc(timeout="1s"), import_istio(timeout="1s", retries={"attempts": 0})],
     ids=["grpc", "istio"],
 )
-def test_timeout_of_one_attempt_is_that_of_the_attempt(made: Any) -> None:
-    """A total budget would let the only attempt run without end; nothing is lost."""
-    assert (None, 1.0) == times(made)
-    assert () == made.differences
+def test_call_timeout_limits_the_only_attempt(result: Any) -> None:
+    """With one attempt, the timeout of a call becomes the attempt timeout: no difference."""
+    assert (None, 1.0) == timeouts(result)
+    assert () == result.differences
 
 
 @pytest.mark.parametrize(
-    ("made", "path"),
+    ("result", "path"),
     [
-        (grpc(timeout="1s", retryPolicy=GRPC_RETRY), "methodConfig[0].timeout"),
-        (istio(timeout="1s", retries={"attempts": 2}), "spec.http[0].timeout"),
+        (import_grpc(timeout="1s", retryPolicy=GRPC_RETRY), "methodConfig[0].timeout"),
+        (import_istio(timeout="1s", retries={"attempts": 2}), "spec.http[0].timeout"),
         (
-            istio(timeout="1s", retries={"attempts": 2, "perTryTimeout": "5s"}),
+            import_istio(timeout="1s", retries={"attempts": 2, "perTryTimeout": "5s"}),
             "spec.http[0].timeout",
         ),
     ],
-    ids=["grpc", "istio", "istio-longer"],
+    ids=["grpc", "istio", "istio-longer-try"],
 )
-def test_timeout_of_several_attempts_bounds_each(made: Any, path: str) -> None:
-    """No attempt starts after the timeout and none takes longer; the rest is reported."""
-    assert (1.0, 1.0) == times(made)
+def test_call_timeout_limits_each_attempt(result: Any, path: str) -> None:
+    """With retries, the timeout of a call limits each attempt too, which is a difference."""
+    assert (1.0, 1.0) == timeouts(result)
     assert (
         f"{path} = 1: no attempt starts after this time, but tarry lets a running attempt "
-        "finish: at most 2 s in total" == difference_text(made, path)
+        "finish: at most 2 s in total" == difference_text(result, path)
     )
 
 
 def test_shorter_timeout_of_an_attempt_is_kept() -> None:
-    """What Istio says of one attempt holds, and makes the worst case shorter."""
-    made = istio(timeout="2s", retries={"attempts": 2, "perTryTimeout": "500ms"})
+    """A perTryTimeout below the timeout is kept as the attempt timeout."""
+    result = import_istio(timeout="2s", retries={"attempts": 2, "perTryTimeout": "500ms"})
 
-    assert (2.0, 0.5) == times(made)
-    assert difference_text(made, "spec.http[0].timeout").endswith("at most 2.5 s in total")
+    assert (2.0, 0.5) == timeouts(result)
+    assert difference_text(result, "spec.http[0].timeout").endswith("at most 2.5 s in total")
 
 
 @pytest.mark.parametrize(
-    "made",
-    [grpc(retryPolicy=GRPC_RETRY), istio(timeout="0s", retries={"attempts": 2})],
+    "result",
+    [import_grpc(retryPolicy=GRPC_RETRY), import_istio(timeout="0s", retries={"attempts": 2})],
     ids=["grpc", "istio"],
 )
-def test_no_timeout_is_none(made: Any) -> None:
-    """Where the source has no bound, none is made up."""
-    assert (None, None) == times(made)
+def test_no_timeout(result: Any) -> None:
+    """A document without a timeout is imported without timeouts."""
+    assert (None, None) == timeouts(result)
 
 
-def test_timeouts_come_back_as_they_were() -> None:
-    """The only attempt of a policy keeps its timeout on the way there and back."""
+def test_attempt_timeout_survives_a_round_trip() -> None:
+    """Export and import keep the attempt timeout of a policy with one attempt."""
     defence = Defence(Policy(max_attempts=1, attempt_timeout=0.5))
 
-    there_and_back = (
+    imported = (
         from_grpc(to_grpc(defence).documents[0]),
         from_istio(to_istio(defence, host="payments").documents),
     )
 
-    assert [(None, 0.5)] * 2 == [times(made) for made in there_and_back]
+    assert [(None, 0.5)] * 2 == [timeouts(result) for result in imported]
