@@ -1,4 +1,4 @@
-"""Fixtures: hostile targets, asyncio and uvloop, and a fake DNS."""
+"""Fixtures: misbehaving targets, the event loops, and a fake DNS."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.service.delivery import harness
 
 @pytest.fixture(scope="session")
 def hostile() -> Iterator[HostileTargets]:
-    """Run targets that misbehave in every way."""
+    """Run HTTP servers that violate the protocol."""
     with hostile_targets() as targets:
         yield targets
 
@@ -25,7 +25,7 @@ def either_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def dns(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-    """Return the addresses of names, which the test fills in."""
+    """Return the hosts of a fake DNS with their addresses, which the test fills in."""
     addresses: dict[str, list[str]] = {}
 
     def resolve(host: str, *_: object, **__: object) -> list[tuple[object, ...]]:

@@ -1,4 +1,4 @@
-"""Functions that send requests in a test, on asyncio or on uvloop."""
+"""Helpers that send requests in a test, on asyncio or on uvloop."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tarry.service.delivery.http1.client import HttpDeliveryClient
 T = TypeVar("T")
 
 LOOPBACK_GUARD = Guard(dev=True)
-"""Allows attempts to loopback addresses."""
+"""Allows connections to loopback addresses."""
 LOOPS = ["asyncio", "uvloop"]
-"""The service uses uvloop where it is available."""
+"""Event loops to test with: the service uses uvloop where it is available."""
 _loop_name = "asyncio"
 
 
@@ -44,7 +44,7 @@ def request(url: str, **fields: Any) -> DeliveryRequest:
 
 
 async def send_all(delivery: DeliveryClient, *requests: DeliveryRequest) -> list[DeliveryResult]:
-    """Send requests one after the other, then close the delivery."""
+    """Send requests one after the other, then close the client."""
     try:
         return [await delivery.send(each) for each in requests]
     finally:
@@ -54,7 +54,7 @@ async def send_all(delivery: DeliveryClient, *requests: DeliveryRequest) -> list
 def send(
     url: str, guard: Guard = LOOPBACK_GUARD, ca_file: str | None = None, **fields: Any
 ) -> DeliveryResult:
-    """Send one request over HTTP with a new delivery."""
+    """Send one request over HTTP with a new client."""
 
     async def main() -> list[DeliveryResult]:
         return await send_all(HttpDeliveryClient(guard, ca_file=ca_file), request(url, **fields))
@@ -63,20 +63,20 @@ def send(
 
 
 async def wait_for(condition: Callable[[], object]) -> None:
-    """Wait until a condition is true that other tasks or threads make true."""
-    while not condition():  # noqa: ASYNC110 - threads change it, without an event
+    """Wait until other tasks or threads have made a condition true."""
+    while not condition():  # noqa: ASYNC110 - threads change the condition without an event
         await asyncio.sleep(0.002)
 
 
 async def wait_until_empty(delivery: HttpDeliveryClient) -> int:
-    """Wait until all pools are empty; return the number of free connections."""
+    """Wait until all pools are empty; return the number of free connection slots."""
     pools = list(delivery._pools.values())
     await wait_for(lambda: all(pool.is_empty for pool in pools))
     return delivery._limit._free_slots
 
 
 async def close_and_wait(delivery: HttpDeliveryClient) -> int:
-    """Close a delivery; return the number of free connections once all pools are empty."""
+    """Close a client; return the number of free connection slots once all pools are empty."""
     pools = list(delivery._pools.values())
     await delivery.close()
     await wait_for(lambda: all(pool.is_empty for pool in pools))

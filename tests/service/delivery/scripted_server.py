@@ -1,4 +1,4 @@
-"""Servers and proxies in the event loop of a test, whose responses the test controls."""
+"""Servers and proxies that run in the test's event loop and whose responses the test sets."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def read_request(reader: asyncio.StreamReader) -> tuple[str, bytes]:
 async def run_server(
     handler: Handler | None = None, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[ScriptedServer]:
-    """Run a server."""
+    """Run a ScriptedServer, with TLS when `tls` is given."""
     scripted = ScriptedServer(handler)
     server = await asyncio.start_server(scripted.serve, "127.0.0.1", 0, ssl=tls, limit=2**16)
     scripted.port = server.sockets[0].getsockname()[1]
@@ -136,7 +136,8 @@ async def run_proxy(
 ) -> AsyncIterator[tuple[ScriptedServer, list[str]]]:
     """Run an egress proxy; yield it with the list of the heads of its requests.
 
-    It opens tunnels to `port`, or to the requested port of this machine, or sends `response`.
+    The proxy sends `response` if given. Otherwise it opens a tunnel to `port`, or by default to
+    the requested port, always on 127.0.0.1.
     """
     heads: list[str] = []
 

@@ -13,56 +13,56 @@ from tarry.service.delivery import (
 from tests.service.delivery.harness import request
 
 
-class NamedDelivery:
-    """A delivery that returns its name as the status."""
+class FakeDeliveryClient:
+    """A client that returns its name as the status of each delivery."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.is_closed = False
 
     async def send(self, request: DeliveryRequest) -> DeliveryResult:
-        """Return the name."""
+        """Return a result whose status is the name."""
         return DeliveryResult(status=self.name)
 
     async def close(self) -> None:
-        """Record the call."""
+        """Record that the client is closed."""
         self.is_closed = True
 
 
-def test_scheme_selects_the_delivery() -> None:
-    """The gRPC delivery is built once, for the first gRPC target; both are closed."""
-    made: list[NamedDelivery] = []
-    http = NamedDelivery("http")
+def test_scheme_selects_the_client() -> None:
+    """The gRPC client is built once, for the first gRPC target, and both clients are closed."""
+    grpc_clients: list[FakeDeliveryClient] = []
+    http = FakeDeliveryClient("http")
 
-    def grpc() -> DeliveryClient:
-        made.append(NamedDelivery("grpc"))
-        return made[-1]
+    def build_grpc_client() -> DeliveryClient:
+        grpc_clients.append(FakeDeliveryClient("grpc"))
+        return grpc_clients[-1]
 
     async def run() -> list[object]:
-        deliveries = DeliveryDispatcher(http, grpc)
+        dispatcher = DeliveryDispatcher(http, build_grpc_client)
         urls = ["http://h/", "https://h/", "grpc://h:1/S/M", "grpcs://h:1/S/M", "http://grpc/"]
-        statuses: list[object] = [(await deliveries.send(request(url))).status for url in urls]
-        await deliveries.close()
+        statuses: list[object] = [(await dispatcher.send(request(url))).status for url in urls]
+        await dispatcher.close()
         return statuses
 
     assert ["http", "http", "grpc", "grpc", "http"] == asyncio.run(run())
-    assert 1 == len(made)
-    assert made[0].is_closed
+    assert 1 == len(grpc_clients)
+    assert grpc_clients[0].is_closed
     assert http.is_closed
 
 
 def test_missing_extra_is_an_internal_fault() -> None:
-    """The error names the extra, and HTTP targets still work."""
+    """A gRPC target fails with an error that names the extra, and HTTP targets still work."""
 
-    def grpc() -> DeliveryClient:
+    def build_grpc_client() -> DeliveryClient:
         msg = "gRPC targets need grpcio: pip install 'tarry[grpc]'"
         raise MissingExtra(msg)
 
     async def run() -> list[DeliveryResult]:
-        deliveries = DeliveryDispatcher(NamedDelivery("http"), grpc)
+        dispatcher = DeliveryDispatcher(FakeDeliveryClient("http"), build_grpc_client)
         urls = ["grpc://h:1/S/M", "http://h/"]
-        result = [await deliveries.send(request(url)) for url in urls]
-        await deliveries.close()
+        result = [await dispatcher.send(request(url)) for url in urls]
+        await dispatcher.close()
         return result
 
     first, second = asyncio.run(run())

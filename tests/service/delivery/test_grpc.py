@@ -20,13 +20,13 @@ import_module("grpc.aio")
 
 
 class FakeServer(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """A gRPC server that does what the request message says."""
+    """A gRPC server; the request message selects its response."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, bytes, dict[str, str | bytes]]] = []
         self.authority: list[str] = []
         self.started = asyncio.Event()
-        self.port = self.secure = 0
+        self.port = self.tls_port = 0
 
     def service(self, details: Any) -> Any:
         """Return a handler for any method."""
@@ -41,8 +41,8 @@ class FakeServer(grpc.GenericRpcHandler):  # type: ignore[misc]
                 context.set_compression(grpc.Compression.Gzip)
             if message.isdigit():
                 return bytes(int(message))
-            if message.startswith(b"say "):
-                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, message[4:].decode())
+            if message.startswith(b"exhausted "):
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, message[10:].decode())
             if message == b"busy":
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
             return b"got " + message
@@ -59,7 +59,7 @@ async def run_server(hostile: HostileTargets) -> AsyncIterator[FakeServer]:
     handler.port = server.add_insecure_port("127.0.0.1:0")
     pem = (Path(hostile.ca).parent / "good.pem").read_bytes()
     credentials = grpc.ssl_server_credentials([(pem, pem)])
-    handler.secure = server.add_secure_port("127.0.0.1:0", credentials)
+    handler.tls_port = server.add_secure_port("127.0.0.1:0", credentials)
     await server.start()
     try:
         yield handler
@@ -108,27 +108,27 @@ def test_call_is_sent_unchanged(hostile: HostileTargets) -> None:
 
 
 def test_oversized_response_is_not_retried(hostile: HostileTargets) -> None:
-    """An oversized message is no throttling, but RESOURCE_EXHAUSTED of the target is."""
-    most = MAX_MESSAGE_BYTES
+    """An oversized response is an INVALID fault; RESOURCE_EXHAUSTED of the target is a status."""
+    limit = MAX_MESSAGE_BYTES
 
     async def test(server: FakeServer) -> list[DeliveryResult]:
         url = f"grpc://127.0.0.1:{server.port}/S/M"
         messages = (
-            b"%d" % most,
-            b"%d" % (most + 1),
-            b"0%d" % (most + 1),
-            b"say Received message larger than max (2 vs. 1)",
+            b"%d" % limit,
+            b"%d" % (limit + 1),
+            b"0%d" % (limit + 1),
+            b"exhausted Received message larger than max (2 vs. 1)",
         )
         return await send_all(
             GrpcDeliveryClient(LOOPBACK_GUARD), *(request(url, body=each) for each in messages)
         )
 
-    fits, too_long, zipped, busy = with_server(hostile, test)
-    assert ("OK", True, None) == (fits.status, fits.truncated, fits.fault)
-    for each in (too_long, zipped):
+    at_limit, too_long, compressed, exhausted = with_server(hostile, test)
+    assert ("OK", True, None) == (at_limit.status, at_limit.truncated, at_limit.fault)
+    for each in (too_long, compressed):
         assert (None, Fault.INVALID) == (each.status, each.fault)
-        assert f"longer than the {most} bytes" in (each.error or "")
-    assert ("RESOURCE_EXHAUSTED", None) == (busy.status, busy.fault)
+        assert f"longer than the {limit} bytes" in (each.error or "")
+    assert ("RESOURCE_EXHAUSTED", None) == (exhausted.status, exhausted.fault)
 
 
 def test_error_details_are_bounded_and_printable(hostile: HostileTargets) -> None:
@@ -136,31 +136,31 @@ def test_error_details_are_bounded_and_printable(hostile: HostileTargets) -> Non
 
     async def test(server: FakeServer) -> list[DeliveryResult]:
         url = f"grpc://127.0.0.1:{server.port}/S/M"
-        said = "\x1b[2J\nü" + "x" * 3000
+        details = "\x1b[2J\nü" + "x" * 3000
         return await send_all(
-            GrpcDeliveryClient(LOOPBACK_GUARD), request(url, body=f"say {said}".encode())
+            GrpcDeliveryClient(LOOPBACK_GUARD), request(url, body=f"exhausted {details}".encode())
         )
 
     assert " [2J ü" + "x" * 506 == with_server(hostile, test)[0].error
 
 
 def test_certificate_is_checked_against_the_name(hostile: HostileTargets) -> None:
-    """The certificate is checked against the host of the URL, not the address."""
+    """The certificate must be trusted and match the host of the URL."""
 
     async def test(server: FakeServer) -> list[DeliveryResult]:
-        good = f"grpcs://localhost:{server.secure}/S/M"
-        elsewhere = f"grpcs://elsewhere.example:{server.secure}/S/M"
+        good = f"grpcs://localhost:{server.tls_port}/S/M"
+        wrong_host = f"grpcs://other.example:{server.tls_port}/S/M"
         trusting = GrpcDeliveryClient(LOOPBACK_GUARD, ca_file=hostile.ca)
-        real = trusting._resolve_grpc_target
+        resolve = trusting._resolve_grpc_target
 
-        async def address_of(target: Any) -> str:
-            if target.host == "elsewhere.example":
+        async def resolve_to_loopback(target: Any) -> str:
+            if target.host == "other.example":
                 return f"ipv4:127.0.0.1:{target.port}"
-            return await real(target)
+            return await resolve(target)
 
-        trusting._resolve_grpc_target = address_of  # type: ignore[method-assign]
+        trusting._resolve_grpc_target = resolve_to_loopback  # type: ignore[method-assign]
         return [
-            *await send_all(trusting, request(good), request(elsewhere)),
+            *await send_all(trusting, request(good), request(wrong_host)),
             *await send_all(GrpcDeliveryClient(LOOPBACK_GUARD), request(good)),
         ]
 
@@ -170,7 +170,7 @@ def test_certificate_is_checked_against_the_name(hostile: HostileTargets) -> Non
 
 
 def test_deadline_ends_a_call(hostile: HostileTargets) -> None:
-    """A call that exceeds its timeout is a timeout fault."""
+    """A call that exceeds its timeout ends with a TIMEOUT fault."""
 
     async def test(server: FakeServer) -> list[DeliveryResult]:
         url = f"grpc://127.0.0.1:{server.port}/S/M"
@@ -182,7 +182,7 @@ def test_deadline_ends_a_call(hostile: HostileTargets) -> None:
 
 
 def test_cancelling_and_closing_end_a_call(hostile: HostileTargets) -> None:
-    """Cancelling raises CancelledError, closing is an internal fault."""
+    """A cancelled call raises CancelledError; closing the client fails a call as INTERNAL."""
 
     async def test(server: FakeServer) -> list[DeliveryResult]:
         delivery = GrpcDeliveryClient(LOOPBACK_GUARD)
@@ -207,7 +207,7 @@ def test_cancelling_and_closing_end_a_call(hostile: HostileTargets) -> None:
     [[("X-A", "1\r\nX-B: 2")], [("X A", "1")], [("X-Bin", "?")], [("X-A", "ü")], [("grpc-a", "1")]],
 )
 def test_invalid_metadata_is_not_sent(headers: list[tuple[str, str]]) -> None:
-    """Headers that gRPC cannot send are a fault of the request."""
+    """A request with headers that gRPC cannot send fails with INVALID."""
 
     async def run() -> list[DeliveryResult]:
         return await send_all(
@@ -217,8 +217,8 @@ def test_invalid_metadata_is_not_sent(headers: list[tuple[str, str]]) -> None:
     assert Fault.INVALID is asyncio.run(run())[0].fault
 
 
-def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error has the install line; a proxy that gRPC cannot use is rejected, too."""
+def test_unusable_proxy_and_missing_extra_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy that gRPC cannot use is rejected; without grpcio the error names the extra."""
     assert is_installed()
     with pytest.raises(ConfigurationError, match="proxy must be http://"):
         GrpcDeliveryClient(LOOPBACK_GUARD, proxy="socks5h://127.0.0.1:1")

@@ -20,8 +20,8 @@ class AddressGuard(Guard):
         """Allow every URL."""
 
 
-def test_guard_checks_every_address(hostile: HostileTargets) -> None:
-    """The URL and each resolved address are checked; a closed port is UNAVAILABLE."""
+def test_guard_checks_url_and_addresses(hostile: HostileTargets) -> None:
+    """The URL and the resolved addresses are checked; a closed port is UNAVAILABLE."""
 
     async def test(server: FakeServer) -> list[DeliveryResult]:
         by_url = await send_all(
@@ -33,16 +33,16 @@ def test_guard_checks_every_address(hostile: HostileTargets) -> None:
         unknown = await send_all(
             GrpcDeliveryClient(LOOPBACK_GUARD), request("grpc://nowhere.invalid:1/S/M")
         )
-        nobody = await send_all(
+        closed_port = await send_all(
             GrpcDeliveryClient(LOOPBACK_GUARD), request("grpc://127.0.0.1:1/S/M")
         )
-        return [*by_url, *by_name, *unknown, *nobody]
+        return [*by_url, *by_name, *unknown, *closed_port]
 
-    by_url, by_name, unknown, nobody = with_server(hostile, test)
+    by_url, by_name, unknown, closed_port = with_server(hostile, test)
     assert [Fault.BLOCKED, Fault.BLOCKED, Fault.DNS] == [
         result.fault for result in (by_url, by_name, unknown)
     ]
-    assert "UNAVAILABLE" == nobody.status
+    assert "UNAVAILABLE" == closed_port.status
 
 
 def test_channels_are_bounded(hostile: HostileTargets, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,14 +63,14 @@ def test_channels_are_bounded(hostile: HostileTargets, monkeypatch: pytest.Monke
 
 
 def test_egress_proxy_is_always_used(hostile: HostileTargets) -> None:
-    """The proxy resolves the name, which is unknown here."""
+    """Attempts go through the proxy, which also resolves the host name."""
 
     async def test(server: FakeServer) -> list[DeliveryResult]:
-        async with run_proxy(port=server.port) as (proxy, asked):
+        async with run_proxy(port=server.port) as (proxy, heads):
             delivery = GrpcDeliveryClient(Guard(), proxy=proxy.url)
-            result = await send_all(delivery, request("grpc://only-there.invalid:7/S/M"))
-            assert ["CONNECT only-there.invalid:7 HTTP/1.1"] == [
-                each.splitlines()[0] for each in asked
+            result = await send_all(delivery, request("grpc://known-to-proxy.invalid:7/S/M"))
+            assert ["CONNECT known-to-proxy.invalid:7 HTTP/1.1"] == [
+                head.splitlines()[0] for head in heads
             ]
             return result
 

@@ -10,11 +10,11 @@ from tarry.errors import ConfigurationError
 from tarry.service.delivery.guard import Guard
 from tarry.service.delivery.targets import parse_target
 
-REFUSED = [
+BLOCKED = [
     ("127.0.0.1", "loopback"),
     ("127.255.255.254", "loopback"),
     ("::1", "loopback"),
-    ("0.0.0.0", "unspecified"),  # noqa: S104 - the address is the point
+    ("0.0.0.0", "unspecified"),  # noqa: S104 - nothing listens
     ("0.1.2.3", "own network"),
     ("::", "unspecified"),
     ("10.0.0.1", "private"),
@@ -56,28 +56,28 @@ REFUSED = [
     ("2a00:1450::5efe:127.0.0.1", "ISATAP address of 127.0.0.1"),
     ("2a00:1450::200:5efe:127.0.0.1", "ISATAP address of 127.0.0.1"),
     ("fe80::1%eth0", "link-local"),
-    ("/tmp/socket", "not an IP address"),  # noqa: S108 - no file is made
+    ("/tmp/socket", "not an IP address"),  # noqa: S108 - no file is created
 ]
 PUBLIC = ["8.8.8.8", "1.1.1.1", "172.32.0.1", "100.128.0.1", "2606:4700::1111", "2a00:1450::1"]
 
 
-@pytest.mark.parametrize(("address", "kind"), REFUSED, ids=[address for address, _ in REFUSED])
-def test_special_addresses_are_refused(address: str, kind: str) -> None:
-    """The reason names the host, the address and its kind."""
-    why = Guard().block_reason(address, "h.example")
-    assert why is not None
-    assert kind in why
-    assert address in why
+@pytest.mark.parametrize(("address", "kind"), BLOCKED, ids=[address for address, _ in BLOCKED])
+def test_special_addresses_are_blocked(address: str, kind: str) -> None:
+    """The reason names the address and its kind."""
+    reason = Guard().block_reason(address, "h.example")
+    assert reason is not None
+    assert kind in reason
+    assert address in reason
 
 
 @pytest.mark.parametrize("address", PUBLIC)
 def test_public_addresses_are_allowed(address: str) -> None:
-    """Public addresses need no configuration."""
+    """Public addresses are allowed by default."""
     assert Guard().block_reason(address, "h.example") is None
 
 
 def test_dev_allows_loopback_only() -> None:
-    """The unspecified address is refused, although it leads to this machine."""
+    """The unspecified address is blocked, although connections to it reach this machine."""
     guard = Guard(dev=True)
     assert guard.block_reason("127.0.0.1", "localhost") is None
     assert guard.block_reason("::1", "localhost") is None
@@ -103,15 +103,15 @@ def test_hosts_can_be_allowed() -> None:
         assert guard.block_reason("10.0.0.1", host) is not None
 
 
-def test_contained_address_of_an_allowed_form_is_checked() -> None:
+def test_embedded_ipv4_address_is_checked() -> None:
     """Allowing NAT64 does not allow loopback through NAT64."""
     guard = Guard(["64:ff9b::/96", "2002::/16", "::ffff:0:0/96", "10.0.0.0/8"])
     for address in ("64:ff9b::8.8.8.8", "2002:808:808::1", "::ffff:10.0.0.1"):
         assert guard.block_reason(address, "h") is None
     for address in ("64:ff9b::127.0.0.1", "2002:a9fe:a9fe::1", "::ffff:192.168.0.1"):
-        why = guard.block_reason(address, "h")
-        assert why is not None
-        assert "an IPv6 address of" in why
+        reason = guard.block_reason(address, "h")
+        assert reason is not None
+        assert "an IPv6 address of" in reason
 
 
 def test_both_addresses_in_teredo_are_checked() -> None:
@@ -141,28 +141,28 @@ def test_both_addresses_in_teredo_are_checked() -> None:
         "grpc://127.0.0.1:1/S/M",
     ],
 )
-def test_url_with_a_refused_address_is_rejected(url: str) -> None:
+def test_url_with_a_blocked_address_is_rejected(url: str) -> None:
     """The error names the field `targetUrl`."""
     with pytest.raises(ConfigurationError, match="targetUrl must be an address that is allowed"):
         Guard().check_host(parse_target(url))
 
 
 def test_url_with_a_name_is_checked_at_connect() -> None:
-    """Names are not resolved when a task is posted, and public addresses pass."""
+    """`check_host` does not resolve names, and allows public addresses."""
     for url in ("https://example.com/", "https://8.8.8.8/", "https://[2606:4700::1111]/"):
         Guard().check_host(parse_target(url))
 
 
-def test_allowed_address_passes_as_a_url() -> None:
-    """`check_host` and `block_reason` agree."""
+def test_url_with_an_allowed_address_is_accepted() -> None:
+    """`check_host` allows what `block_reason` allows."""
     Guard(dev=True).check_host(parse_target("http://localhost:8080/"))
     Guard(["localhost"]).check_host(parse_target("http://localhost:8080/"))
     Guard(["10.0.0.0/8"]).check_host(parse_target("http://10.1.1.1/"))
 
 
 @pytest.mark.parametrize("entry", ["", "10.0.0.1/8", "http://h/", "h:80", "*", "a*.b", "10.0.0"])
-def test_bad_entry_is_rejected(entry: str) -> None:
-    """The message names the field and the valid forms."""
+def test_invalid_allow_entry_is_rejected(entry: str) -> None:
+    """The message names the field and the valid formats."""
     with pytest.raises(ConfigurationError, match=r"^allow must contain CIDRs"):
         Guard([entry])
     with pytest.raises(TypeError, match=r"^allow must contain CIDRs"):
@@ -170,16 +170,18 @@ def test_bad_entry_is_rejected(entry: str) -> None:
 
 
 @given(st.ip_addresses(v=4))
-def test_no_form_bypasses_the_check(inner: IPv4Address) -> None:
-    """An IPv4 address within any allowed IPv6 form is checked like the address itself."""
+def test_no_ipv6_format_bypasses_the_check(ipv4: IPv4Address) -> None:
+    """An IPv4 address embedded in an IPv6 address is checked like the address itself."""
     guard = Guard(["::/0"])
-    allowed = guard.block_reason(str(inner), "h") is None
-    bits = int(inner)
+    allowed = guard.block_reason(str(ipv4), "h") is None
+    bits = int(ipv4)
     high, low = bits >> 16, bits & 0xFFFF
-    forms = [
-        f"::ffff:{inner}",
-        f"64:ff9b::{inner}",
+    embedded = [
+        f"::ffff:{ipv4}",
+        f"64:ff9b::{ipv4}",
         f"2002:{high:x}:{low:x}::1",
-        f"2a00::5efe:{inner}",
+        f"2a00::5efe:{ipv4}",
     ]
-    assert [allowed] * len(forms) == [guard.block_reason(form, "h") is None for form in forms]
+    assert [allowed] * len(embedded) == [
+        guard.block_reason(address, "h") is None for address in embedded
+    ]

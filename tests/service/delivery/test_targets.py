@@ -34,7 +34,7 @@ CANONICAL = [
     ("grpc://example.com:50051/pkg.v1.Service/Call", None),
     ("grpcs://example.com:443/Service/Call", None),
 ]
-REFUSED = [
+REJECTED = [
     ("", "start with http"),
     ("example.com", "start with http"),
     ("//example.com/", "start with http"),
@@ -104,39 +104,39 @@ REFUSED = [
 
 @pytest.mark.parametrize(("text", "url"), CANONICAL, ids=[text for text, _ in CANONICAL])
 def test_url_has_one_canonical_form(text: str, url: str | None) -> None:
-    """Spellings of one target have one canonical form, which parses to itself."""
+    """A URL is parsed to its canonical form, which parses to itself."""
     target = parse_target(text)
     assert (url or text) == target.url
     assert target == parse_target(target.url)
 
 
-@pytest.mark.parametrize(("text", "rule"), REFUSED, ids=[ascii(text)[:60] for text, _ in REFUSED])
-def test_ambiguous_url_is_rejected(text: str, rule: str) -> None:
+@pytest.mark.parametrize(("text", "rule"), REJECTED, ids=[ascii(text)[:60] for text, _ in REJECTED])
+def test_invalid_url_is_rejected(text: str, rule: str) -> None:
     """The error names the field and the rule."""
     with pytest.raises(ConfigurationError, match=f"^targetUrl must (.*){rule}"):
         parse_target(text)
 
 
 @pytest.mark.parametrize("origin", [" http://h", "http://exam ple.com", "http://h\\", "ht tp://h"])
-def test_forbidden_character_before_the_path_is_not_to_be_percent_encoded(origin: str) -> None:
-    """The advice to write %XX is only given for path and query, because a host cannot have it."""
+def test_percent_encoding_is_suggested_for_path_and_query_only(origin: str) -> None:
+    """The error suggests %XX only for path and query, because a host cannot be encoded."""
     for path in ("/", "/ä", "/a#b c"):
-        with pytest.raises(ConfigurationError, match=r"backslashes") as rejected:
+        with pytest.raises(ConfigurationError, match=r"backslashes") as raised:
             parse_target(origin + path)
-        assert ("%XX" in str(rejected.value)) is (" " in path)
+        assert ("%XX" in str(raised.value)) is (" " in path)
     with pytest.raises(ConfigurationError, match=r"backslashes, found ' ': write them as %XX$"):
         parse_target("http://h/a b")
 
 
-def test_endpoint() -> None:
-    """The endpoint has scheme, host and port, with brackets around IPv6."""
+def test_endpoint_is_scheme_host_and_port() -> None:
+    """The endpoint is lower-case and has brackets around an IPv6 address."""
     assert "https:example.com:443" == parse_target("https://Example.com/x").endpoint
     assert "http:[2001:db8::1]:8080" == parse_target("http://[2001:DB8:0::1]:8080/").endpoint
     assert "grpc:h:1" == parse_target("grpc://h:1/S/M").endpoint
 
 
 def test_long_url_is_rejected() -> None:
-    """A URL that is too long only in its canonical form is rejected, too."""
+    """A URL is rejected when it or its canonical form is too long."""
     start = "http://h/"
     assert MAX_URL_BYTES == len(parse_target(start + "x" * (MAX_URL_BYTES - len(start))).url)
     for path in ("x" * (MAX_URL_BYTES - len(start) + 1), "ä" * (MAX_URL_BYTES - len(start))):
@@ -145,15 +145,15 @@ def test_long_url_is_rejected() -> None:
 
 
 def test_error_shows_no_secret() -> None:
-    """User info and query are not part of messages."""
+    """Messages contain neither user info nor query."""
     for text in ("http://user:hunter2@h/", "ftp://h/?token=hunter2", "http://h:x/?t=hunter2"):
-        with pytest.raises(ConfigurationError) as refused:
+        with pytest.raises(ConfigurationError) as raised:
             parse_target(text)
-        assert "hunter2" not in str(refused.value)
+        assert "hunter2" not in str(raised.value)
 
 
-def test_url_that_is_not_text_is_rejected() -> None:
-    """A number or bytes is rejected."""
+def test_url_that_is_not_a_string_is_rejected() -> None:
+    """None, a number or bytes raises TypeError."""
     for value in (None, 7, b"http://h/"):
         with pytest.raises(TypeError, match="targetUrl must be a string"):
             parse_target(value)  # type: ignore[arg-type]
@@ -161,7 +161,7 @@ def test_url_that_is_not_text_is_rejected() -> None:
 
 @given(st.text(max_size=60), st.sampled_from(["http://", "https://", "http://h/", "http://h:"]))
 def test_accepted_url_is_canonical_ascii(rest: str, start: str) -> None:
-    """Every text is rejected, or becomes ASCII that parses to itself."""
+    """Any string is rejected, or becomes ASCII that parses to itself."""
     try:
         target = parse_target(start + rest)
     except ConfigurationError:

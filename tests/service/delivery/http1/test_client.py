@@ -42,7 +42,7 @@ def test_result_has_the_whole_response(hostile: HostileTargets) -> None:
 
 
 def test_request_is_sent_unchanged(hostile: HostileTargets) -> None:
-    """Only a few default headers are added: no content type and no compression."""
+    """The client adds only a few default headers, and no content type or compression."""
     headers = [("X-One", "1"), ("X-Empty", ""), ("X-Word", "grüß"), ("Content-Type", "a/b")]
     send(hostile.url + "ok?q=%2F..%2F", method="PUT", headers=headers, body=b"\x00\xff")
     seen = hostile.seen[-1]
@@ -66,7 +66,7 @@ def test_request_is_sent_unchanged(hostile: HostileTargets) -> None:
 
 
 def test_path_is_not_normalized(hostile: HostileTargets) -> None:
-    """Dots, slashes, escapes and odd percent signs of the canonical path reach the target."""
+    """Dots, slashes, escapes and stray percent signs of the canonical path reach the target."""
     target = parse_target(hostile.url + "x/..//%41%2e%zz/;a=b/ok?%e4=%&a[]=!'()*")
     send(target.url)
     assert target.path_and_query == hostile.seen[-1].path
@@ -76,8 +76,10 @@ def test_path_is_not_normalized(hostile: HostileTargets) -> None:
 @pytest.mark.parametrize(
     "method", ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "PROPFIND", "HEAD"]
 )
-def test_methods_with_and_without_a_body(hostile: HostileTargets, method: str, body: bytes) -> None:
-    """Every method works with and without a body on one connection, except HEAD with a body."""
+def test_every_method_works_with_and_without_a_body(
+    hostile: HostileTargets, method: str, body: bytes
+) -> None:
+    """All methods work on one connection, with and without a body; HEAD must have no body."""
     result = run(
         send_all(
             HttpDeliveryClient(LOOPBACK_GUARD),
@@ -115,7 +117,7 @@ def test_connections_are_reused(hostile: HostileTargets) -> None:
 
 
 def test_large_body_is_sent_without_expect(hostile: HostileTargets) -> None:
-    """No `Expect: 100-continue` is sent: targets that ignore it would cost a second."""
+    """No `Expect: 100-continue` is sent, because some targets ignore it and cause a delay."""
     body = bytes(2_000_000)
     assert 200 == send(hostile.url + "ok", body=body).status
     assert body == hostile.seen[-1].body
@@ -123,9 +125,9 @@ def test_large_body_is_sent_without_expect(hostile: HostileTargets) -> None:
 
 
 def test_excerpt_is_bounded(hostile: HostileTargets) -> None:
-    """The excerpt may be shorter than the response, or empty."""
-    for most, excerpt, truncated in ((0, b"", True), (1, b"o", True), (2, b"ok", False)):
-        result = send(hostile.url + "ok", max_excerpt=most)
+    """The excerpt has at most `max_excerpt` bytes, and `truncated` is set if more exist."""
+    for limit, excerpt, truncated in ((0, b"", True), (1, b"o", True), (2, b"ok", False)):
+        result = send(hostile.url + "ok", max_excerpt=limit)
         assert (excerpt, truncated) == (result.excerpt, result.truncated)
 
 
@@ -149,7 +151,7 @@ def test_excerpt_is_bounded(hostile: HostileTargets) -> None:
 def test_unsafe_headers_are_not_sent(
     hostile: HostileTargets, headers: list[tuple[str, str]]
 ) -> None:
-    """Line breaks, invalid names and headers of the connection fail the request."""
+    """Line breaks, invalid names and connection headers fail the request with INVALID."""
     before = len(hostile.seen)
     result = send(hostile.url + "ok", headers=headers)
     assert (None, Fault.INVALID) == (result.status, result.fault)
@@ -157,8 +159,8 @@ def test_unsafe_headers_are_not_sent(
 
 
 @pytest.mark.parametrize("method", ["", "GET /", "POST\r\n", "CONNECT", "trace"])
-def test_bad_method_is_not_sent(hostile: HostileTargets, method: str) -> None:
-    """Invalid methods, CONNECT and TRACE fail the request."""
+def test_invalid_method_is_not_sent(hostile: HostileTargets, method: str) -> None:
+    """Invalid methods, CONNECT and TRACE fail the request with INVALID."""
     assert Fault.INVALID is send(hostile.url + "ok", method=method).fault
 
 
@@ -176,13 +178,13 @@ def test_bad_method_is_not_sent(hostile: HostileTargets, method: str) -> None:
     ],
 )
 def test_url_that_is_not_canonical_is_not_sent(url: str) -> None:
-    """The URL is parsed again before a connection is opened."""
+    """A URL that is not canonical fails before a connection is opened."""
     assert send(url).fault in {Fault.INVALID, Fault.PROTOCOL}
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]"])
 def test_guard_checks_when_a_connection_is_opened(hostile: HostileTargets, host: str) -> None:
-    """No byte reaches an address that the guard refuses."""
+    """No connection is opened to an address that the guard blocks."""
     before = hostile.connections
     result = send(hostile.url.replace("127.0.0.1", host) + "ok", Guard())
     assert Fault.BLOCKED is result.fault
@@ -190,10 +192,10 @@ def test_guard_checks_when_a_connection_is_opened(hostile: HostileTargets, host:
     assert before == hostile.connections
 
 
-def test_name_with_a_private_address_is_refused(
+def test_name_with_a_private_address_is_blocked(
     hostile: HostileTargets, dns: dict[str, list[str]]
 ) -> None:
-    """The resolved addresses are checked, and an allowed one among them is used."""
+    """The guard checks the resolved addresses, and the first allowed address is used."""
     url = hostile.url.replace("127.0.0.1", "rebound.example") + "ok"
     dns["rebound.example"] = ["127.0.0.1", "169.254.169.254"]
     assert Fault.BLOCKED is send(url, Guard()).fault
@@ -205,15 +207,15 @@ def test_name_with_a_private_address_is_refused(
 
 
 def test_unknown_name_and_closed_port() -> None:
-    """An unknown name is a DNS fault, a closed port is a refused connection."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        assert Fault.REFUSED is send(f"http://127.0.0.1:{taken.getsockname()[1]}/").fault
+    """An unknown name is a DNS fault, and a closed port is a REFUSED fault."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        assert Fault.REFUSED is send(f"http://127.0.0.1:{bound.getsockname()[1]}/").fault
     assert Fault.DNS is send("http://does-not-exist.invalid/").fault
 
 
-def test_url_without_a_path_does_not_match_a_known_server(hostile: HostileTargets) -> None:
-    """The prefix of a URL without a path is not taken for the key of a pool."""
+def test_url_without_a_path_does_not_match_an_existing_pool(hostile: HostileTargets) -> None:
+    """A URL without a path is INVALID, even if its start is the key of a pool."""
 
     async def main() -> list[DeliveryResult]:
         urls = hostile.url + "ok", hostile.url.strip("/") + "1", hostile.url.strip("/")
@@ -225,14 +227,14 @@ def test_url_without_a_path_does_not_match_a_known_server(hostile: HostileTarget
 
 
 def test_environment_is_ignored(hostile: HostileTargets, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Proxies and .netrc of the environment are ignored."""
+    """Proxies in environment variables are ignored."""
     for name in ("http_proxy", "https_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     assert 200 == send(hostile.url + "ok").status
 
 
 def test_lack_of_sockets_is_an_internal_fault(hostile: HostileTargets) -> None:
-    """The target is not charged when this process has no more sockets."""
+    """An attempt fails with INTERNAL when this process has no free file descriptors."""
 
     async def main() -> DeliveryResult:
         delivery = HttpDeliveryClient(LOOPBACK_GUARD)
@@ -250,7 +252,7 @@ def test_lack_of_sockets_is_an_internal_fault(hostile: HostileTargets) -> None:
 
 
 def test_full_pool_is_an_internal_fault(hostile: HostileTargets) -> None:
-    """A request that times out while it waits for a connection is not charged to the target."""
+    """A request that times out while it waits for a connection fails with INTERNAL."""
 
     async def main() -> list[DeliveryResult]:
         delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_pool_connections=1)
@@ -265,7 +267,7 @@ def test_full_pool_is_an_internal_fault(hostile: HostileTargets) -> None:
     assert (Fault.TIMEOUT, Fault.INTERNAL) == (first.fault, second.fault)
 
 
-def test_cancelled_attempt_leaves_nothing(hostile: HostileTargets) -> None:
+def test_cancelled_attempt_closes_its_connection(hostile: HostileTargets) -> None:
     """The connection of a cancelled attempt is closed, and the next attempt works."""
 
     async def main() -> tuple[int, DeliveryResult]:
@@ -276,15 +278,15 @@ def test_cancelled_attempt_leaves_nothing(hostile: HostileTargets) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        left = await wait_until_empty(delivery)
-        return left, (await send_all(delivery, request(hostile.url + "ok")))[0]
+        free_slots = await wait_until_empty(delivery)
+        return free_slots, (await send_all(delivery, request(hostile.url + "ok")))[0]
 
-    left, result = run(main())
-    assert (3, 200) == (left, result.status)
+    free_slots, result = run(main())
+    assert (3, 200) == (free_slots, result.status)
 
 
 def test_close_fails_running_attempts(hostile: HostileTargets) -> None:
-    """Running and later attempts end with an internal fault."""
+    """Attempts that run or start after the close end with an INTERNAL fault."""
 
     async def main() -> list[DeliveryResult]:
         delivery = HttpDeliveryClient(LOOPBACK_GUARD)
@@ -313,8 +315,8 @@ def test_many_concurrent_requests(hostile: HostileTargets) -> None:
     assert [200, 302, 200, 999] * 25 == [each.status for each in run(main())]
 
 
-def test_certificate_is_trusted_through_ca(hostile: HostileTargets) -> None:
-    """A certificate is valid with its `ca` file and not without it."""
+def test_certificate_is_verified_with_ca_file(hostile: HostileTargets) -> None:
+    """A certificate of a private CA is valid only with the `ca_file` of that CA."""
     url = hostile.tls["good"] + "ok"
     result = send(url, ca_file=hostile.ca)
     assert 200 == result.status
@@ -323,7 +325,7 @@ def test_certificate_is_trusted_through_ca(hostile: HostileTargets) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         ({"ca_file": "/nowhere/ca.pem"}, "ca_file must be a file"),
         ({"proxy": "example.com:80"}, "proxy must be a URL"),
@@ -334,17 +336,17 @@ def test_certificate_is_trusted_through_ca(hostile: HostileTargets) -> None:
         ({"max_connections": 0}, "max_connections must be at least 1"),
     ],
 )
-def test_bad_options_are_rejected(options: dict[str, Any], words: str) -> None:
+def test_invalid_options_are_rejected(options: dict[str, Any], message: str) -> None:
     """The message names the option and shows no secret."""
-    with pytest.raises(ConfigurationError, match=words) as refused:
+    with pytest.raises(ConfigurationError, match=message) as raised:
         HttpDeliveryClient(LOOPBACK_GUARD, **options)
-    assert "hunter2" not in str(refused.value)
+    assert "hunter2" not in str(raised.value)
 
 
 def test_missing_certificates_are_an_internal_fault(
     hostile: HostileTargets, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A machine without trusted certificates can reach plain HTTP only."""
+    """Without trusted CA certificates, HTTPS fails with INTERNAL and plain HTTP works."""
     monkeypatch.setattr("tarry.service.delivery.http1.client._create_tls_context", lambda ca: None)
     assert Fault.INTERNAL is send(hostile.tls["good"] + "ok").fault
     assert 200 == send(hostile.url + "ok").status

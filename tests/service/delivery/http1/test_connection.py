@@ -30,8 +30,8 @@ from tests.service.delivery.scripted_server import (
 
 pytestmark = pytest.mark.usefixtures("either_loop")
 
-KEPT = b"HTTP/1.1 200 OK\r\n"
-CHUNKED = KEPT + b"Transfer-Encoding: chunked\r\n\r\n"
+STATUS_LINE = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = STATUS_LINE + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 def send_to_server_with(
@@ -45,7 +45,7 @@ def send_to_server_with(
             for part in parts:
                 writer.write(part)
                 await writer.drain()
-                await asyncio.sleep(0.001)  # so that they come in pieces
+                await asyncio.sleep(0.001)  # so that the parts arrive separately
 
     async def main() -> tuple[list[DeliveryResult], int]:
         async with run_server(handler) as server:
@@ -56,10 +56,10 @@ def send_to_server_with(
 
 
 @pytest.mark.parametrize(
-    "said",
+    "response",
     [
         OK,
-        KEPT + b"Content-Length: 0\r\n\r\n",
+        STATUS_LINE + b"Content-Length: 0\r\n\r\n",
         b"HTTP/1.1 204 No Content\r\n\r\n",
         b"HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\n",
         b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\nok",
@@ -68,9 +68,9 @@ def send_to_server_with(
         OK + b"\r\n",
     ],
 )
-def test_connection_is_reused_after_a_framed_response(said: bytes) -> None:
-    """A connection is reused after each kind of framing, and headers do not leak."""
-    result, connections = send_to_server_with(said, times=3)
+def test_connection_is_reused_after_a_framed_response(response: bytes) -> None:
+    """A connection is reused after each kind of framing; trailers are not in the headers."""
+    result, connections = send_to_server_with(response, times=3)
     assert 1 == connections
     assert [result[0].headers] * 3 == [each.headers for each in result]
     assert "x-trailer" not in dict(result[0].headers)
@@ -78,7 +78,7 @@ def test_connection_is_reused_after_a_framed_response(said: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "method"),
+    ("response", "method"),
     [
         (OK + b"surplus", "POST"),
         (OK + OK, "POST"),
@@ -86,14 +86,14 @@ def test_connection_is_reused_after_a_framed_response(said: bytes) -> None:
         (OK + b"H", "POST"),
         (OK.replace(b"\r\n", b"\r\nConnection: close\r\n", 1), "POST"),
         (b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok", "POST"),
-        (KEPT + b"Content-Length: 100\r\n\r\n", "HEAD"),
-        (KEPT + b"Transfer-Encoding: chunked\r\n\r\n", "HEAD"),
+        (STATUS_LINE + b"Content-Length: 100\r\n\r\n", "HEAD"),
+        (STATUS_LINE + b"Transfer-Encoding: chunked\r\n\r\n", "HEAD"),
         (OK, "HEAD"),
     ],
 )
-def test_connection_in_doubt_is_not_reused(said: bytes, method: str) -> None:
-    """Surplus data, `Connection: close` or an unknown end of the body close the connection."""
-    result, connections = send_to_server_with(said, method=method, times=2)
+def test_connection_in_an_unknown_state_is_not_reused(response: bytes, method: str) -> None:
+    """Surplus data, `Connection: close`, HTTP/1.0 and HEAD close the connection."""
+    result, connections = send_to_server_with(response, method=method, times=2)
     assert 2 == connections
     for each in result:
         assert (200, None) == (each.status, each.fault)
@@ -101,7 +101,7 @@ def test_connection_in_doubt_is_not_reused(said: bytes, method: str) -> None:
 
 
 def test_unsolicited_data_closes_the_connection() -> None:
-    """Data on an idle connection is not taken for the next response."""
+    """Data that arrives on an idle connection is not parsed as the next response."""
 
     async def main() -> tuple[list[int | str | None], int]:
         async with run_server() as server:
@@ -121,7 +121,7 @@ def test_unsolicited_data_closes_the_connection() -> None:
 
 
 def test_data_before_the_request_is_not_a_response() -> None:
-    """A greeting that the server sends first is not taken for a response."""
+    """Data that the server sends before the request is not parsed as the response."""
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(OK)
@@ -134,37 +134,42 @@ def test_data_before_the_request_is_not_a_response() -> None:
             result = await delivery.send(request(server.url, timeout=5.0))
             return result, await close_and_wait(delivery)
 
-    result, left = run(main())
-    assert 3 == left
-    assert result.fault in {Fault.RESET, None}  # None: it came together with the request
+    result, free_slots = run(main())
+    assert 3 == free_slots
+    assert result.fault in {
+        Fault.RESET,
+        None,
+    }  # None: the data arrived after the request was written
 
 
-def test_response_may_arrive_byte_by_byte() -> None:
-    """Headers, chunks and trailers may be split anywhere."""
-    said = (
+def test_response_can_arrive_byte_by_byte() -> None:
+    """Headers, chunks and trailers can be split between any two bytes."""
+    response = (
         b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nX-Empty:\r\nX-Long: a b c \r\n"
         b"Transfer-Encoding: chunked\r\n\r\n2;x=y\r\nok\r\n0\r\nX-Trailer: 1\r\n\r\n"
     )
-    (result,), _ = send_to_server_with(*[said[at : at + 1] for at in range(len(said))])
+    (result,), _ = send_to_server_with(*[response[at : at + 1] for at in range(len(response))])
     assert (200, b"ok") == (result.status, result.excerpt)
     assert [("x-empty", ""), ("x-long", "a b c"), ("transfer-encoding", "chunked")] == (
         result.headers
     )
 
 
-def test_header_values_are_stripped_of_ascii_spaces() -> None:
-    """Bytes that are spaces in Latin-1 may be part of a UTF-8 character and are kept."""
-    said = KEPT + "X-Word: \t voilà \t\r\nX-None:  \r\n".encode() + b"Content-Length: 0\r\n\r\n"
-    headers = dict(send_to_server_with(said)[0][0].headers)
+def test_header_values_are_stripped_of_ascii_whitespace() -> None:
+    """The byte 0xA0 is a space in Latin-1, but part of a UTF-8 character, and is kept."""
+    response = (
+        STATUS_LINE + "X-Word: \t voilà \t\r\nX-None:  \r\n".encode() + b"Content-Length: 0\r\n\r\n"
+    )
+    headers = dict(send_to_server_with(response)[0][0].headers)
     assert ("voilà", "") == (headers["x-word"].encode("latin-1").decode(), headers["x-none"])
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("response", "message"),
     [
         (b"HTTP/1.1 100 Continue\r\n\r\nnonsense\r\n\r\n", "not valid HTTP"),
         (
-            KEPT + b"Transfer-Encoding: gzip, chunked\r\n\r\n",
+            STATUS_LINE + b"Transfer-Encoding: gzip, chunked\r\n\r\n",
             "Transfer-Encoding is not chunked",
         ),
         (CHUNKED.replace(b"\r\n\r\n", b"\r\nContent-Length: 2\r\n\r\n"), "not valid HTTP"),
@@ -172,23 +177,23 @@ def test_header_values_are_stripped_of_ascii_spaces() -> None:
             b"HTTP/1.1 101 Switching\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n",
             "The status 101 is not valid",
         ),
-        (KEPT + b"X: a\rb\r\nContent-Length: 0\r\n\r\n", "not valid HTTP"),
-        (KEPT + b"a:\r\n" * 300, "too many or too long headers"),
+        (STATUS_LINE + b"X: a\rb\r\nContent-Length: 0\r\n\r\n", "not valid HTTP"),
+        (STATUS_LINE + b"a:\r\n" * 300, "too many or too long headers"),
     ],
 )
-def test_error_describes_an_invalid_response(said: bytes, words: str) -> None:
-    """The error tells the operator of the target what is wrong with its response."""
-    (result,), _ = send_to_server_with(said)
+def test_error_describes_an_invalid_response(response: bytes, message: str) -> None:
+    """The error describes how the response violates HTTP."""
+    (result,), _ = send_to_server_with(response)
     assert Fault.PROTOCOL is result.fault
-    assert words in (result.error or "")
+    assert message in (result.error or "")
 
 
 @pytest.mark.parametrize(
-    ("first", "again", "expected"),
+    ("first", "repeated", "expected"),
     [
-        (KEPT, b"a:\r\n", Fault.PROTOCOL),
-        (KEPT + b"a: ", b"xxxxxxxx", Fault.PROTOCOL),
-        (KEPT + b"a", b"aaaaaaaa", Fault.PROTOCOL),
+        (STATUS_LINE, b"a:\r\n", Fault.PROTOCOL),
+        (STATUS_LINE + b"a: ", b"xxxxxxxx", Fault.PROTOCOL),
+        (STATUS_LINE + b"a", b"aaaaaaaa", Fault.PROTOCOL),
         (b"HTTP/1.1 200 ", b"xxxxxxxx", Fault.PROTOCOL),
         (b"", b"HTTP/1.1 100 Continue\r\n\r\n", Fault.PROTOCOL),
         (b"", b"\r\n", Fault.PROTOCOL),
@@ -196,17 +201,17 @@ def test_error_describes_an_invalid_response(said: bytes, words: str) -> None:
         (CHUNKED, b"1\r\nx\r\n", 200),
         (CHUNKED + b"0\r\n", b"a: b\r\n", 200),
         (CHUNKED + b"0\r\na: ", b"xxxxxxxx", 200),
-        (KEPT + b"\r\n", b"xxxxxxxx", 200),
+        (STATUS_LINE + b"\r\n", b"xxxxxxxx", 200),
     ],
 )
-def test_reading_is_bounded(first: bytes, again: bytes, expected: int | Fault) -> None:
-    """Every part of a response has a limit, at which the connection is closed."""
+def test_response_size_is_bounded(first: bytes, repeated: bytes, expected: int | Fault) -> None:
+    """Every part of a response has a size limit, at which the connection is closed."""
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_request(reader)
         writer.write(first)
         while not writer.is_closing():
-            writer.write(again * 500)
+            writer.write(repeated * 500)
             await writer.drain()
 
     async def main() -> tuple[DeliveryResult, int]:
@@ -218,8 +223,8 @@ def test_reading_is_bounded(first: bytes, again: bytes, expected: int | Fault) -
             await wait_for(lambda: not server.open)
             return result, await close_and_wait(delivery)
 
-    result, left = run(main())
-    assert (expected, 3) == (result.fault or result.status, left)
+    result, free_slots = run(main())
+    assert (expected, 3) == (result.fault or result.status, free_slots)
 
 
 async def _respond_early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -231,10 +236,10 @@ async def _respond_early(reader: asyncio.StreamReader, writer: asyncio.StreamWri
 
 
 @pytest.mark.parametrize("kind", ["plain", "tls"])
-def test_response_before_the_body_is_sent_counts(
+def test_response_before_the_body_is_sent_is_accepted(
     hostile: HostileTargets, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rest of the body is not sent: the target may never read it."""
+    """A response that arrives early is the result, and the rest of the body is not sent."""
     monkeypatch.setattr(connection, "_TLS_SHUTDOWN_TIMEOUT_S", 0.01)
     tls = hostile.contexts["good"] if kind == "tls" else None
 
@@ -245,14 +250,14 @@ def test_response_before_the_body_is_sent_counts(
             result = await delivery.send(request(server.url, body=body))
             return result, await wait_until_empty(delivery)
 
-    result, left = run(main())
-    assert (200, b"ok", 3) == (result.status, result.excerpt, left)
+    result, free_slots = run(main())
+    assert (200, b"ok", 3) == (result.status, result.excerpt, free_slots)
 
 
 def test_tls_shutdown_has_a_timeout(
     hostile: HostileTargets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A connection whose target ignores close_notify is aborted and no longer counts."""
+    """A connection whose target ignores close_notify is aborted, which frees its slot."""
     monkeypatch.setattr(connection, "_TLS_SHUTDOWN_TIMEOUT_S", 0.01)
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -268,33 +273,33 @@ def test_tls_shutdown_has_a_timeout(
             result = await delivery.send(request(server.url))
             return result, await wait_until_empty(delivery)
 
-    result, left = run(main())
-    assert (200, 3) == (result.status, left)
+    result, free_slots = run(main())
+    assert (200, 3) == (result.status, free_slots)
 
 
 def test_tls_connections_are_closed_with_close_notify(hostile: HostileTargets) -> None:
-    """The server sees the end of the stream, not a broken connection."""
-    ends: list[bytes | Exception] = []
+    """The server reads the end of the stream, and no connection error."""
+    reads: list[bytes | Exception] = []
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_request(reader)
         writer.write(OK.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
         try:
-            ends.append(await reader.read())
+            reads.append(await reader.read())
         except OSError as error:
-            ends.append(error)
+            reads.append(error)
 
     async def main() -> DeliveryResult:
         async with run_server(handler, hostile.contexts["good"]) as server:
             delivery = HttpDeliveryClient(LOOPBACK_GUARD, ca_file=hostile.ca)
             result = await delivery.send(request(server.url))
             await wait_until_empty(delivery)
-            await wait_for(lambda: ends)
+            await wait_for(lambda: reads)
             await delivery.close()
             return result
 
     assert 200 == run(main()).status
-    assert [b""] == ends
+    assert [b""] == reads
 
 
 @pytest.mark.parametrize("tls", [False, True])
@@ -319,7 +324,7 @@ def test_no_reference_cycles(hostile: HostileTargets, tls: bool) -> None:
             try:
                 await use(server, hostile.tls["good"] if tls else hostile.url)
                 await asyncio.sleep(0)
-                found = [each for each in gc.get_objects() if _is_ours(each)]
+                found = [each for each in gc.get_objects() if _is_tracked(each)]
             finally:
                 gc.enable()
             return [type(each) for each in found]
@@ -327,12 +332,12 @@ def test_no_reference_cycles(hostile: HostileTargets, tls: bool) -> None:
     assert [] == run(main())
 
 
-def _is_ours(each: object) -> bool:
+def _is_tracked(each: object) -> bool:
     return type(each) in {Connection, PendingRequest}
 
 
 def test_second_response_does_not_affect_the_excerpt() -> None:
-    """`truncated` depends on the first response only."""
+    """`excerpt` and `truncated` depend on the first response only."""
     (result,), _ = send_to_server_with(
         OK + b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nanother!!"
     )
@@ -347,16 +352,17 @@ def test_old_tls_versions_are_disabled(hostile: HostileTargets) -> None:
     assert (True, ssl.CERT_REQUIRED) == (delivery._tls.check_hostname, delivery._tls.verify_mode)
 
 
-def test_body_that_ends_with_the_connection(hostile: HostileTargets) -> None:
-    """Without a length, the end of the connection is the end of the body."""
+def test_end_of_the_connection_ends_a_body_without_a_length(hostile: HostileTargets) -> None:
+    """A body without a length ends with the connection; a body with a length is incomplete."""
 
     async def main() -> list[DeliveryResult]:
         found = []
-        for said in (KEPT + b"\r\nall", KEPT + b"Content-Length: 4\r\n\r\nall"):
-            async with run_server(respond_with(said)) as server:
+        for response in (STATUS_LINE + b"\r\nall", STATUS_LINE + b"Content-Length: 4\r\n\r\nall"):
+            async with run_server(respond_with(response)) as server:
                 found += await send_all(HttpDeliveryClient(LOOPBACK_GUARD), request(server.url))
         return found
 
-    whole, cut = run(main())
-    assert (200, b"all") == (whole.status, whole.excerpt)
-    assert (Fault.RESET, "The connection was closed within the body") == (cut.fault, cut.error)
+    complete, incomplete = run(main())
+    assert (200, b"all") == (complete.status, complete.excerpt)
+    assert Fault.RESET is incomplete.fault
+    assert "The connection was closed within the body" == incomplete.error

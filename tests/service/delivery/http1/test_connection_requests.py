@@ -41,17 +41,17 @@ PHASES = {
     "reading": Fault.TIMEOUT,
     "reading over TLS": Fault.TIMEOUT,
 }
-"""The phases of an attempt, and the fault of an attempt that times out in each."""
+"""Phases of an attempt, with the fault of an attempt that times out in the phase."""
 
 
-class Stage:
-    """A request that stays in a certain phase."""
+class PausedRequest:
+    """A request that stays in one phase."""
 
     def __init__(self, delivery: HttpDeliveryClient, sent: asyncio.Future[DeliveryResult]) -> None:
         self.delivery = delivery
         self.pending = cast("PendingRequest", sent)
 
-    def is_at(self, phase: str) -> bool:
+    def has_reached(self, phase: str) -> bool:
         """Return whether the request has reached the phase."""
         if phase == "waiting" or "sending" in phase or "reading" in phase:
             return self.pending.connection is not None
@@ -64,11 +64,11 @@ class Stage:
 
 
 @asynccontextmanager
-async def at(
+async def send_and_pause(
     phase: str, hostile: HostileTargets, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Stage]:
-    """Send a request that stays in a phase."""
-    answered = threading.Event()
+) -> AsyncIterator[PausedRequest]:
+    """Send a request to a server that keeps it in a phase."""
+    may_answer = threading.Event()
     tls = hostile.contexts["good"] if "over TLS" in phase else None
     handler: Any = never_respond if "reading" not in phase else None
     async with (
@@ -83,9 +83,9 @@ async def at(
         if phase == "waiting":
             options["max_pool_connections"] = 1
         elif phase == "resolving":
-            asked = threading.Event()
-            monkeypatch.setattr("socket.getaddrinfo", blocking_resolver(asked, answered))
-            url, is_reached = "http://slow.example/", asked.is_set
+            called = threading.Event()
+            monkeypatch.setattr("socket.getaddrinfo", blocking_resolver(called, may_answer))
+            url, is_reached = "http://slow.example/", called.is_set
         elif phase == "connecting":
             url, is_reached = f"http://127.0.0.1:{port}/", lambda: 1
         elif phase == "connecting to the proxy":
@@ -104,25 +104,25 @@ async def at(
         else:
             is_reached = server.received.qsize
         delivery = HttpDeliveryClient(guard, **options)
-        first = stage = Stage(delivery, delivery.send(request(url, body=body)))
-        await wait_for(lambda: is_reached() and stage.is_at(phase))
+        first = paused = PausedRequest(delivery, delivery.send(request(url, body=body)))
+        await wait_for(lambda: is_reached() and paused.has_reached(phase))
         if phase == "waiting":
-            stage = Stage(delivery, delivery.send(request(url)))
+            paused = PausedRequest(delivery, delivery.send(request(url)))
         try:
-            yield stage
+            yield paused
         finally:
             first.pending.cancel()
-            answered.set()
+            may_answer.set()
 
 
 def blocking_resolver(
-    asked: threading.Event, answered: threading.Event
+    called: threading.Event, may_answer: threading.Event
 ) -> Callable[..., list[Any]]:
-    """Return a resolver that blocks until `answered` is set."""
+    """Return a resolver that sets `called` and blocks until `may_answer` is set."""
 
     def resolve(*_: object, **__: object) -> list[Any]:
-        asked.set()
-        answered.wait(30)
+        called.set()
+        may_answer.wait(30)
         return [(0, 0, 0, "", ("127.0.0.1", 0))]
 
     return resolve
@@ -147,46 +147,46 @@ async def unresponsive_port() -> AsyncIterator[int]:
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_timeout_frees_everything(
+def test_timeout_frees_the_connection(
     phase: str, hostile: HostileTargets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A timeout in any phase frees the connection, and the phase determines the fault."""
+    """A timeout in any phase frees the connection slot; the fault depends on the phase."""
 
     async def main() -> tuple[DeliveryResult, int]:
-        async with at(phase, hostile, monkeypatch) as stage:
-            pool: Any = stage.pending._pool
-            pool.time_out(stage.pending)
-            result = await stage.pending
+        async with send_and_pause(phase, hostile, monkeypatch) as paused:
+            pool: Any = paused.pending._pool
+            pool.time_out(paused.pending)
+            result = await paused.pending
             if phase == "waiting":
                 assert not pool._queue
-                return result, await close_and_wait(stage.delivery)
-            left = await wait_until_empty(stage.delivery)
-            await stage.delivery.close()
-            return result, left
+                return result, await close_and_wait(paused.delivery)
+            free_slots = await wait_until_empty(paused.delivery)
+            await paused.delivery.close()
+            return result, free_slots
 
-    result, left = run(main())
-    assert (PHASES[phase], 3) == (result.fault, left)
+    result, free_slots = run(main())
+    assert (PHASES[phase], 3) == (result.fault, free_slots)
     assert "within 20 s" in (result.error or "")
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_cancelled_request_frees_everything(
+def test_cancellation_frees_the_connection(
     phase: str, hostile: HostileTargets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request cancelled in any phase leaves no connection, no timer and no used limit."""
+    """Cancelling a request in any phase frees the connection slot and cancels the deadline."""
 
     async def main() -> tuple[int, bool]:
-        async with at(phase, hostile, monkeypatch) as stage:
-            assert stage.pending.cancel()
-            assert not stage.pending.cancel()
+        async with send_and_pause(phase, hostile, monkeypatch) as paused:
+            assert paused.pending.cancel()
+            assert not paused.pending.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await stage.pending
-            is_cancelled = stage.pending.deadline[CALLBACK] is None
+                await paused.pending
+            is_cancelled = paused.pending.deadline[CALLBACK] is None
             if phase == "waiting":
-                return await close_and_wait(stage.delivery), is_cancelled
-            left = await wait_until_empty(stage.delivery)
-            await stage.delivery.close()
-            return left, is_cancelled
+                return await close_and_wait(paused.delivery), is_cancelled
+            free_slots = await wait_until_empty(paused.delivery)
+            await paused.delivery.close()
+            return free_slots, is_cancelled
 
     assert (3, True) == run(main())
 
@@ -195,19 +195,23 @@ def test_cancelled_request_frees_everything(
 def test_close_fails_a_running_request(
     phase: str, hostile: HostileTargets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Closing the delivery fails a request in any phase with an internal fault."""
+    """Closing the client fails a request in any phase with an INTERNAL fault."""
 
     async def main() -> tuple[DeliveryResult, int]:
-        async with at(phase, hostile, monkeypatch) as stage:
-            left = await close_and_wait(stage.delivery)
-            return await stage.pending, left
+        async with send_and_pause(phase, hostile, monkeypatch) as paused:
+            free_slots = await close_and_wait(paused.delivery)
+            return await paused.pending, free_slots
 
-    result, left = run(main())
-    assert (Fault.INTERNAL, "the service is shutting down", 3) == (result.fault, result.error, left)
+    result, free_slots = run(main())
+    assert (Fault.INTERNAL, "the service is shutting down", 3) == (
+        result.fault,
+        result.error,
+        free_slots,
+    )
 
 
-def test_deadline_fires_and_is_cancelled(hostile: HostileTargets) -> None:
-    """The deadline fails a request, and a response cancels the deadline."""
+def test_deadline_fails_a_request_unless_a_response_arrives(hostile: HostileTargets) -> None:
+    """A request fails at its deadline, and a response cancels the deadline."""
 
     async def main() -> tuple[Fault | None, bool]:
         delivery = HttpDeliveryClient(LOOPBACK_GUARD)
@@ -220,8 +224,8 @@ def test_deadline_fires_and_is_cancelled(hostile: HostileTargets) -> None:
     assert (Fault.TIMEOUT, True) == run(main())
 
 
-class Recorder:
-    """Records that its deadline has passed."""
+class DeadlineRecorder:
+    """Records its name when its deadline passes."""
 
     def __init__(self, name: str, fired: list[str]) -> None:
         self._name = name
@@ -235,7 +239,7 @@ class Recorder:
 
 
 def test_callbacks_run_in_the_order_of_their_times() -> None:
-    """Each callback runs once, in the order of the times; cancelled ones do not run."""
+    """Each callback runs once, in the order of the times; cancelled callbacks do not run."""
 
     async def main() -> list[str]:
         fired: list[str] = []
@@ -246,12 +250,12 @@ def test_callbacks_run_in_the_order_of_their_times() -> None:
             ("second", 0.02),
             ("first", 0.01),
         ):
-            deadline = deadlines.add(now + after, Recorder(name, fired).on_deadline)
+            deadline = deadlines.add(now + after, DeadlineRecorder(name, fired).on_deadline)
             if name == "cancelled":
                 deadline[CALLBACK] = None
         await wait_for(lambda: len(fired) == 3)
         assert 0 == len(deadlines._heap)
-        deadlines.add(environment.now() - 1, Recorder("overdue", fired).on_deadline)
+        deadlines.add(environment.now() - 1, DeadlineRecorder("overdue", fired).on_deadline)
         await wait_for(lambda: len(fired) == 4)
         return fired
 
@@ -259,28 +263,28 @@ def test_callbacks_run_in_the_order_of_their_times() -> None:
 
 
 def test_error_in_one_callback_does_not_affect_others() -> None:
-    """Later callbacks still run after an error."""
+    """Callbacks run after another callback has raised an error."""
 
     async def main() -> list[str]:
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
         fired: list[str] = []
         deadlines, now = DeadlineTimer(environment.now), environment.now()
         for name, after in (("odd", 0.0), ("even", 0.0), ("later", 0.01)):
-            deadlines.add(now + after, Recorder(name, fired).on_deadline)
+            deadlines.add(now + after, DeadlineRecorder(name, fired).on_deadline)
         await wait_for(lambda: len(fired) == 3)
         return fired
 
     assert ["odd", "even", "later"] == run(main())
 
 
-def test_early_timer_is_set_again() -> None:
+def test_timer_that_fires_early_is_set_again() -> None:
     """A timer that fires before the clock reaches the deadline is set again."""
 
     async def main() -> tuple[list[str], list[str]]:
         fired: list[str] = []
         now = 100.0
         deadlines = DeadlineTimer(lambda: now)
-        deadlines.add(now + 0.001, Recorder("first", fired).on_deadline)
+        deadlines.add(now + 0.001, DeadlineRecorder("first", fired).on_deadline)
         await asyncio.sleep(0.02)
         before = list(fired)
         now += 0.001
@@ -291,19 +295,21 @@ def test_early_timer_is_set_again() -> None:
 
 
 def test_cancelled_deadlines_are_removed() -> None:
-    """The heap stays in proportion to the running requests."""
+    """The heap contains at most about as many cancelled as pending deadlines."""
 
     async def main() -> int:
         fired: list[str] = []
         now = 100.0
         deadlines = DeadlineTimer(lambda: now)
         for _ in range(600):
-            deadlines.add(now + 60, Recorder("running", fired).on_deadline)
+            deadlines.add(now + 60, DeadlineRecorder("running", fired).on_deadline)
         for _ in range(20_000):
-            deadlines.add(now + 60, Recorder("cancelled", fired).on_deadline)[CALLBACK] = None
+            deadlines.add(now + 60, DeadlineRecorder("cancelled", fired).on_deadline)[CALLBACK] = (
+                None
+            )
         size = len(deadlines._heap)
         now += 61
-        deadlines.add(now - 2, Recorder("overdue", fired).on_deadline)
+        deadlines.add(now - 2, DeadlineRecorder("overdue", fired).on_deadline)
         await wait_for(lambda: len(fired) == 601)
         assert {"running": 600, "overdue": 1} == Counter(fired)
         return size

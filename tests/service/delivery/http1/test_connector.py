@@ -40,29 +40,29 @@ class RecordingGuard(Guard):
 
     def __init__(self) -> None:
         super().__init__(dev=True)
-        self.asked: list[tuple[str, str]] = []
+        self.checked: list[tuple[str, str]] = []
 
     def block_reason(self, address: str, host: str) -> str | None:
-        """Record the address."""
-        self.asked.append((address, host))
+        """Record the address and the host."""
+        self.checked.append((address, host))
         return super().block_reason(address, host)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "2001:db8::1", "::ffff:127.0.0.1"])
 def test_ip_address_is_not_resolved(host: str, dns: dict[str, list[str]]) -> None:
-    """DNS is not used for an IP address."""
+    """An IP address is returned without a DNS lookup."""
     assert {} == dns
     assert (host,) == run(DnsCache().resolve(host))
 
 
 def test_localhost_subdomains_are_loopback(dns: dict[str, list[str]]) -> None:
-    """DNS is not used for names below .localhost."""
+    """Names below .localhost resolve to the addresses of localhost, whatever DNS returns."""
     dns["localhost"], dns["a.localhost"] = ["127.0.0.1"], ["192.0.2.1"]
     assert ("127.0.0.1",) == run(DnsCache().resolve("a.localhost"))
 
 
 def test_guard_checks_every_connection(dns: dict[str, list[str]]) -> None:
-    """The guard checks cached addresses, too."""
+    """The guard checks the addresses for each connection, including cached addresses."""
     guard = RecordingGuard()
     dns["target.example"] = ["169.254.169.254", "127.0.0.1"]
 
@@ -74,26 +74,26 @@ def test_guard_checks_every_connection(dns: dict[str, list[str]]) -> None:
     first, second = run(main())
     assert [200, 200] == [first.status, second.status]
     pair = [("169.254.169.254", "target.example"), ("127.0.0.1", "target.example")]
-    assert guard.asked[:2] == pair
-    assert guard.asked == pair * (len(guard.asked) // 2)
-    assert len(guard.asked) >= 2 * 2
+    assert guard.checked[:2] == pair
+    assert guard.checked == pair * (len(guard.checked) // 2)
+    assert len(guard.checked) >= 2 * 2
 
 
-def test_refused_addresses_are_left_out() -> None:
-    """The first refusal is the error when no address is left."""
+def test_blocked_addresses_are_skipped() -> None:
+    """If the guard blocks all addresses, the error has the reason for the first."""
     allowed = select_allowed(
         ["10.0.0.1", "127.0.0.1", "::ffff:127.0.0.1"], "h.example", LOOPBACK_GUARD
     )
     assert ["127.0.0.1"] == allowed
-    with pytest.raises(DeliveryError, match=r"10\.0\.0\.1, a private address") as no:
+    with pytest.raises(DeliveryError, match=r"10\.0\.0\.1, a private address") as raised:
         select_allowed(["10.0.0.1", "127.0.0.1"], "h.example", Guard())
-    assert Fault.BLOCKED is no.value.fault
+    assert Fault.BLOCKED is raised.value.fault
     with pytest.raises(DeliveryError, match="has no address"):
         select_allowed([], "h.example", LOOPBACK_GUARD)
 
 
 def test_next_address_is_tried_after_a_refused_connection(dns: dict[str, list[str]]) -> None:
-    """The result has the address that was connected to."""
+    """The next address is used, and the result contains it."""
     dns["two.example"] = ["::1", "127.0.0.1"]
 
     async def main() -> DeliveryResult:
@@ -118,19 +118,19 @@ def test_next_address_is_tried_after_a_refused_connection(dns: dict[str, list[st
 def test_fault_of_a_failed_connection(
     number: int, fault: Fault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A failed connection is charged to the target, unless this process lacks resources."""
+    """A failed connection is a REFUSED fault, or INTERNAL if this process lacks resources."""
 
     async def fail(*_: object) -> Any:
-        raise OSError(number, "words")
+        raise OSError(number, "message")
 
     monkeypatch.setattr(connector, "connect_to_any", fail)
     result = send("http://127.0.0.1:1/")
     assert fault is result.fault
-    assert "words" in (result.error or "")
+    assert "message" in (result.error or "")
 
 
 def test_certificate_for_a_name_or_an_address(hostile: HostileTargets) -> None:
-    """The certificate must match the host of the URL, be it a name or an address."""
+    """A certificate can be valid for a name and for an IPv4 address."""
     url = hostile.tls["good"] + "ok"
     assert 200 == send(url, ca_file=hostile.ca).status
     assert 200 == send(url.replace("127.0.0.1", "localhost"), ca_file=hostile.ca).status
@@ -139,7 +139,7 @@ def test_certificate_for_a_name_or_an_address(hostile: HostileTargets) -> None:
 
 
 def test_certificate_for_another_name(hostile: HostileTargets, dns: dict[str, list[str]]) -> None:
-    """The error says that the certificate is not valid for the host."""
+    """A certificate for another host is a TLS fault, and the error describes the mismatch."""
     dns["other.example"] = ["127.0.0.1"]
     url = hostile.tls["good"].replace("127.0.0.1", "other.example") + "ok"
     result = send(url, ca_file=hostile.ca)
@@ -147,13 +147,15 @@ def test_certificate_for_another_name(hostile: HostileTargets, dns: dict[str, li
     assert "The certificate is not valid: Hostname mismatch" in (result.error or "")
 
 
-@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x15\x03\x01\x00"])
-def test_failed_handshake_frees_the_connection(hostile: HostileTargets, said: bytes) -> None:
-    """The server closes, speaks another protocol, or stops in the middle."""
+@pytest.mark.parametrize(
+    "response", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x15\x03\x01\x00"]
+)
+def test_failed_handshake_frees_the_connection(hostile: HostileTargets, response: bytes) -> None:
+    """The slot is freed if the server closes, uses another protocol, or stops midway."""
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
-        writer.write(said)
+        writer.write(response)
 
     async def main() -> tuple[DeliveryResult, int]:
         async with run_server(handler) as server:
@@ -161,13 +163,13 @@ def test_failed_handshake_frees_the_connection(hostile: HostileTargets, said: by
             result = await delivery.send(request(server.url.replace("http:", "https:")))
             return result, await close_and_wait(delivery)
 
-    result, left = run(main())
-    assert (Fault.TLS, 3) == (result.fault, left)
+    result, free_slots = run(main())
+    assert (Fault.TLS, 3) == (result.fault, free_slots)
     assert "TLS" in (result.error or "")
 
 
 def test_data_before_tls_is_rejected(hostile: HostileTargets) -> None:
-    """Data before the handshake is taken neither for the handshake nor for a response."""
+    """Plaintext data that the server sends before the handshake is a TLS fault."""
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(OK)
@@ -183,27 +185,27 @@ def test_data_before_tls_is_rejected(hostile: HostileTargets) -> None:
     assert Fault.TLS is run(main()).fault
 
 
-ON_LINUX = pytest.mark.skipif(
-    sys.platform != "linux", reason="127.0.0.2 is a loopback address on Linux alone"
+LINUX_ONLY = pytest.mark.skipif(
+    sys.platform != "linux", reason="127.0.0.2 is a loopback address only on Linux"
 )
 
-FIRST, SECOND, REFUSING = "127.0.0.2", "127.0.0.1", "127.0.0.3"
+UNRESPONSIVE_ADDRESS, OPEN_ADDRESS, REFUSING_ADDRESS = "127.0.0.2", "127.0.0.1", "127.0.0.3"
 
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """Return a port that is open on SECOND, refused on REFUSING, and unresponsive on FIRST."""
-    with socket.socket() as answers, socket.socket() as is_full:
-        answers.bind((SECOND, 0))
-        answers.listen()
-        number: int = answers.getsockname()[1]
-        is_full.bind((FIRST, number))
-        is_full.listen(0)
+    """Return a port on which each address behaves as its name says."""
+    with socket.socket() as listening, socket.socket() as full:
+        listening.bind((OPEN_ADDRESS, 0))
+        listening.listen()
+        number: int = listening.getsockname()[1]
+        full.bind((UNRESPONSIVE_ADDRESS, number))
+        full.listen(0)
         queued = [socket.socket() for _ in range(4)]
         for each in queued:
             each.setblocking(False)
             with suppress(BlockingIOError):
-                each.connect((FIRST, number))
+                each.connect((UNRESPONSIVE_ADDRESS, number))
         yield number
         for each in queued:
             each.close()
@@ -211,26 +213,35 @@ def port() -> Iterator[int]:
 
 @pytest.mark.parametrize(
     "addresses",
-    [[SECOND], [SECOND, FIRST], [REFUSING, SECOND], [REFUSING, "::1", SECOND], [SECOND, SECOND]],
+    [
+        [OPEN_ADDRESS],
+        [OPEN_ADDRESS, UNRESPONSIVE_ADDRESS],
+        [REFUSING_ADDRESS, OPEN_ADDRESS],
+        [REFUSING_ADDRESS, "::1", OPEN_ADDRESS],
+        [OPEN_ADDRESS, OPEN_ADDRESS],
+    ],
 )
-@ON_LINUX
+@LINUX_ONLY
 def test_first_address_that_connects_is_used(port: int, addresses: list[str]) -> None:
-    """A refused address does not delay the next one."""
+    """An address that refuses the connection is skipped."""
 
     async def main() -> tuple[str, str]:
         made, address = await connect_to_any(addresses, port)
         with made:
             return address, made.getpeername()[0]
 
-    assert (SECOND, SECOND) == run(main())
+    assert (OPEN_ADDRESS, OPEN_ADDRESS) == run(main())
 
 
-@pytest.mark.parametrize("addresses", [[FIRST, SECOND], [FIRST, REFUSING, SECOND]])
-@ON_LINUX
+@pytest.mark.parametrize(
+    "addresses",
+    [[UNRESPONSIVE_ADDRESS, OPEN_ADDRESS], [UNRESPONSIVE_ADDRESS, REFUSING_ADDRESS, OPEN_ADDRESS]],
+)
+@LINUX_ONLY
 def test_unresponsive_address_gets_a_head_start_only(
     port: int, addresses: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the head start the next address is tried as well, and the loser is closed."""
+    """After the head start the next address is tried too, and the other attempt is cancelled."""
     monkeypatch.setattr(connector, "_HEAD_START_S", 0.01)
 
     async def main() -> tuple[str, int]:
@@ -239,42 +250,44 @@ def test_unresponsive_address_gets_a_head_start_only(
         await asyncio.sleep(0)
         return address, len(asyncio.all_tasks())
 
-    assert (SECOND, 1) == run(main())
+    assert (OPEN_ADDRESS, 1) == run(main())
 
 
-@ON_LINUX
+@LINUX_ONLY
 def test_last_error_is_raised_when_all_addresses_fail(port: int) -> None:
-    """The last error is raised for one, several or no addresses."""
+    """`connect_to_any` raises the last error, or "no address" for an empty list."""
 
     async def main(addresses: list[str]) -> None:
         await connect_to_any(addresses, port)
 
-    for addresses in ([REFUSING], [REFUSING, "127.0.0.4"]):
+    for addresses in ([REFUSING_ADDRESS], [REFUSING_ADDRESS, "127.0.0.4"]):
         with pytest.raises(ConnectionRefusedError):
             run(main(addresses))
     with pytest.raises(OSError, match="no address"):
         run(main([]))
 
 
-@ON_LINUX
+@LINUX_ONLY
 def test_second_connection_of_a_race_is_closed(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An unclosed socket would be a warning, which fails the test."""
+    """Only one connection stays open: an unclosed socket is a warning, which fails the test."""
     monkeypatch.setattr(connector, "_HEAD_START_S", 0.0)
 
     async def main() -> None:
         for _ in range(20):
-            made, _ = await connect_to_any([SECOND] * 4, port)
+            made, _ = await connect_to_any([OPEN_ADDRESS] * 4, port)
             made.close()
 
     run(main())
 
 
-@pytest.mark.parametrize("addresses", [[FIRST], [FIRST, FIRST]])
-@ON_LINUX
+@pytest.mark.parametrize(
+    "addresses", [[UNRESPONSIVE_ADDRESS], [UNRESPONSIVE_ADDRESS, UNRESPONSIVE_ADDRESS]]
+)
+@LINUX_ONLY
 def test_cancelled_connect_leaves_no_socket(
     port: int, addresses: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cancelling leaves neither a socket nor a task."""
+    """Cancelling closes all sockets and ends all tasks."""
     monkeypatch.setattr(connector, "_HEAD_START_S", 0.0)
     made: list[socket.socket] = []
 
@@ -298,12 +311,12 @@ def test_cancelled_connect_leaves_no_socket(
     assert len(addresses) == len(made)
 
 
-@ON_LINUX
-def test_socket_options(port: int) -> None:
+@LINUX_ONLY
+def test_socket_options_are_set(port: int) -> None:
     """Nagle's algorithm is off and keep-alive is on."""
 
     async def main() -> tuple[int, int]:
-        made, _ = await connect_to_any([SECOND], port)
+        made, _ = await connect_to_any([OPEN_ADDRESS], port)
         with made:
             return (
                 made.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY),

@@ -20,35 +20,35 @@ pytestmark = pytest.mark.usefixtures("either_loop")
 
 def send_through_proxy(
     url: str,
-    says: bytes | None = None,
+    response: bytes | None = None,
     ca_file: str | None = None,
     *,
     tls: ssl.SSLContext | None = None,
     guard: Guard | None = None,
     user: str = "",
 ) -> tuple[DeliveryResult, list[str]]:
-    """Send a request send_through_proxy a proxy; return the result and the requests it got."""
+    """Send a request through a proxy; return the result and the heads the proxy received."""
 
     async def main() -> tuple[DeliveryResult, list[str]]:
-        async with run_proxy(says, tls) as (proxy, asked):
+        async with run_proxy(response, tls) as (proxy, heads):
             delivery = HttpDeliveryClient(
                 guard or Guard(), proxy=proxy.url.replace("://", f"://{user}"), ca_file=ca_file
             )
-            return (await send_all(delivery, request(url)))[0], asked
+            return (await send_all(delivery, request(url)))[0], heads
 
     return run(main())
 
 
-def test_plain_http_goes_to_the_proxy() -> None:
-    """The proxy resolves the name, which is unknown here."""
-    result, (head,) = send_through_proxy("http://only-there.invalid/x", OK)
+def test_plain_http_is_sent_to_the_proxy() -> None:
+    """The proxy receives the absolute URL, and resolves the host name."""
+    result, (head,) = send_through_proxy("http://known-to-proxy.invalid/x", OK)
     assert 200 == result.status
-    assert "POST http://only-there.invalid/x HTTP/1.1" == head.partition("\r\n")[0]
-    assert "\r\nHost: only-there.invalid\r\n" in head
+    assert "POST http://known-to-proxy.invalid/x HTTP/1.1" == head.partition("\r\n")[0]
+    assert "\r\nHost: known-to-proxy.invalid\r\n" in head
 
 
 def test_https_goes_through_a_tunnel(hostile: HostileTargets) -> None:
-    """TLS is with the target, and headers of the proxy are not part of the response."""
+    """The TLS peer is the target, and headers of the proxy are not part of the response."""
     url = hostile.tls["good"] + "ok"
     result, (head,) = send_through_proxy(url, ca_file=hostile.ca, guard=LOOPBACK_GUARD)
     authority = url.split("/")[2]
@@ -58,58 +58,60 @@ def test_https_goes_through_a_tunnel(hostile: HostileTargets) -> None:
 
 
 def test_certificate_is_checked_in_a_tunnel(hostile: HostileTargets) -> None:
-    """The proxy could have connected to any server."""
+    """An invalid certificate of the target is a TLS fault, and no request is sent."""
     before = len(hostile.seen)
-    for kind in ("wronghost", "expired", "selfsigned"):
-        result, asked = send_through_proxy(
-            hostile.tls[kind] + "ok", ca_file=hostile.ca, guard=LOOPBACK_GUARD
+    for certificate in ("wronghost", "expired", "selfsigned"):
+        result, heads = send_through_proxy(
+            hostile.tls[certificate] + "ok", ca_file=hostile.ca, guard=LOOPBACK_GUARD
         )
-        assert (Fault.TLS, 1) == (result.fault, len(asked))
+        assert (Fault.TLS, 1) == (result.fault, len(heads))
         assert "certificate" in (result.error or "")
     assert before == len(hostile.seen)
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_proxy_with_tls(hostile: HostileTargets, scheme: str) -> None:
-    """TLS with the target runs inside TLS with the proxy."""
+def test_proxy_can_use_tls(hostile: HostileTargets, scheme: str) -> None:
+    """An https:// proxy forwards plain requests, and TLS tunnels inside its TLS connection."""
     good = hostile.contexts["good"]
     if scheme == "http":
-        result, asked = send_through_proxy("http://only-there.invalid/", OK, hostile.ca, tls=good)
+        result, heads = send_through_proxy(
+            "http://known-to-proxy.invalid/", OK, hostile.ca, tls=good
+        )
     else:
         url = hostile.tls["good"] + "ok"
-        result, asked = send_through_proxy(url, ca_file=hostile.ca, tls=good, guard=LOOPBACK_GUARD)
-    assert (200, b"ok", 1) == (result.status, result.excerpt, len(asked))
+        result, heads = send_through_proxy(url, ca_file=hostile.ca, tls=good, guard=LOOPBACK_GUARD)
+    assert (200, b"ok", 1) == (result.status, result.excerpt, len(heads))
 
 
 def test_tunnels_are_reused(hostile: HostileTargets) -> None:
-    """Tunnels are reused, also through a proxy with TLS, and closed at the end."""
+    """Requests share a tunnel, also through a proxy with TLS; close() closes the tunnel."""
 
     async def main(tls: ssl.SSLContext | None) -> tuple[list[DeliveryResult], int, int]:
-        async with run_proxy(tls=tls) as (proxy, asked):
+        async with run_proxy(tls=tls) as (proxy, heads):
             delivery = HttpDeliveryClient(
                 LOOPBACK_GUARD, proxy=proxy.url, ca_file=hostile.ca, max_connections=3
             )
             url = hostile.tls["good"] + "ok"
             result = [await delivery.send(request(url, body=bytes(300_000))) for _ in range(3)]
-            return result, len(asked), await close_and_wait(delivery)
+            return result, len(heads), await close_and_wait(delivery)
 
     for tls in (None, hostile.contexts["good"]):
-        result, tunnels, left = run(main(tls))
-        assert ([200] * 3, 1, 3) == ([each.status for each in result], tunnels, left)
+        result, tunnels, free_slots = run(main(tls))
+        assert ([200] * 3, 1, 3) == ([each.status for each in result], tunnels, free_slots)
 
 
 def test_certificate_of_the_proxy_is_checked(hostile: HostileTargets) -> None:
-    """No request is sent to a proxy with an invalid certificate: an internal fault."""
+    """A proxy with an invalid certificate gets no request, and the fault is INTERNAL."""
     tls = hostile.contexts["wronghost"]
-    result, asked = send_through_proxy(
+    result, heads = send_through_proxy(
         "https://target.invalid/", TUNNEL_OPEN, hostile.ca, tls=tls, user="u:p@"
     )
-    assert (Fault.INTERNAL, []) == (result.fault, asked)
+    assert (Fault.INTERNAL, []) == (result.fault, heads)
     assert "No connection to the egress proxy" in (result.error or "")
 
 
-def test_failed_handshake_in_a_tunnel(hostile: HostileTargets) -> None:
-    """The target is charged, and the connection is freed."""
+def test_failed_handshake_in_a_tunnel_is_a_tls_fault(hostile: HostileTargets) -> None:
+    """An expired certificate of the target is a TLS fault, also inside TLS with the proxy."""
     url = hostile.tls["expired"] + "ok"
     result, _ = send_through_proxy(
         url, ca_file=hostile.ca, tls=hostile.contexts["good"], guard=LOOPBACK_GUARD
@@ -118,7 +120,7 @@ def test_failed_handshake_in_a_tunnel(hostile: HostileTargets) -> None:
 
 
 def test_credentials_are_sent_to_the_proxy_only(hostile: HostileTargets) -> None:
-    """They are in the CONNECT request, or in the plain request that the proxy forwards."""
+    """The CONNECT or plain request has the credentials, and the target does not get them."""
     line = f"Proxy-Authorization: Basic {b64encode(b'us@er:pa:ss').decode()}\r\n"
     url = hostile.tls["good"] + "ok"
     result, (head,) = send_through_proxy(
@@ -127,7 +129,7 @@ def test_credentials_are_sent_to_the_proxy_only(hostile: HostileTargets) -> None
     assert 200 == result.status
     assert line in head
     assert "proxy-authorization" not in hostile.seen[-1].head.lower()
-    _, (head,) = send_through_proxy("http://only-there.invalid/", OK, user="us%40er:pa:ss@")
+    _, (head,) = send_through_proxy("http://known-to-proxy.invalid/", OK, user="us%40er:pa:ss@")
     assert line in head
 
 
@@ -143,16 +145,16 @@ def test_credentials_are_sent_to_the_proxy_only(hostile: HostileTargets) -> None
         (101, Fault.INTERNAL),
     ],
 )
-def test_proxy_that_refuses_a_tunnel(status: int, fault: Fault) -> None:
-    """The status of the proxy determines the fault."""
-    says = f"HTTP/1.1 {status} No\r\nContent-Length: 0\r\n\r\n".encode()
-    result, _ = send_through_proxy("https://target.invalid/", says)
+def test_status_of_the_proxy_determines_the_fault(status: int, fault: Fault) -> None:
+    """The error for a refused tunnel contains the status of the proxy."""
+    response = f"HTTP/1.1 {status} No\r\nContent-Length: 0\r\n\r\n".encode()
+    result, _ = send_through_proxy("https://target.invalid/", response)
     assert fault is result.fault
     assert str(status) in (result.error or "")
 
 
 @pytest.mark.parametrize(
-    "says",
+    "response",
     [
         b"",
         b"HTTP/1.1 2",
@@ -163,22 +165,25 @@ def test_proxy_that_refuses_a_tunnel(status: int, fault: Fault) -> None:
         b"x" * 1_000_000,
     ],
 )
-def test_invalid_response_of_a_proxy_is_an_internal_fault(says: bytes) -> None:
-    """The proxy closes, speaks another protocol, or sends endless headers."""
-    result, _ = send_through_proxy("https://target.invalid/", says)
+def test_invalid_response_of_a_proxy_is_an_internal_fault(response: bytes) -> None:
+    """A proxy that closes, uses another protocol or sends endless headers is INTERNAL."""
+    result, _ = send_through_proxy("https://target.invalid/", response)
     assert Fault.INTERNAL is result.fault
     assert "egress proxy" in (result.error or "")
 
 
-def test_tunnel_that_closes_at_once_is_charged_to_the_target(hostile: HostileTargets) -> None:
-    """The tunnel was open, so the target closed it."""
-    for says in (TUNNEL_OPEN, TUNNEL_OPEN + b"no TLS at all, but something else, and rather long"):
-        result, _ = send_through_proxy("https://target.invalid/", says, hostile.ca)
+def test_tunnel_that_closes_before_the_handshake_is_a_tls_fault(hostile: HostileTargets) -> None:
+    """The fault is TLS, not INTERNAL, because the proxy had opened the tunnel."""
+    for response in (
+        TUNNEL_OPEN,
+        TUNNEL_OPEN + b"no TLS at all, but something else, and rather long",
+    ):
+        result, _ = send_through_proxy("https://target.invalid/", response, hostile.ca)
         assert Fault.TLS is result.fault
 
 
 def test_unreachable_proxy_is_an_internal_fault() -> None:
-    """The port is closed, or the name is unknown."""
+    """A proxy with a closed port or an unknown name is an INTERNAL fault."""
     for proxy in ("http://127.0.0.1:1", "http://proxy.invalid:3128", "https://127.0.0.1:1"):
         for url in ("http://target.invalid/", "https://target.invalid/"):
 
@@ -188,8 +193,8 @@ def test_unreachable_proxy_is_an_internal_fault() -> None:
             assert Fault.INTERNAL is run(main())[0].fault
 
 
-def test_data_before_tls_in_a_tunnel_is_rejected(hostile: HostileTargets) -> None:
-    """An attacker in between could inject a response to CONNECT."""
+def test_plaintext_from_a_tls_proxy_is_rejected(hostile: HostileTargets) -> None:
+    """A CONNECT response before the TLS handshake, which an attacker can forge, is rejected."""
 
     async def forge(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(TUNNEL_OPEN)
@@ -217,9 +222,9 @@ def test_data_before_tls_in_a_tunnel_is_rejected(hostile: HostileTargets) -> Non
 )
 def test_url_is_checked_before_the_proxy_is_used(url: str, fault: Fault) -> None:
     """The proxy gets no request for a URL that is not allowed."""
-    result, asked = send_through_proxy(url, OK)
+    result, heads = send_through_proxy(url, OK)
     assert fault is result.fault
-    assert [] == asked
+    assert [] == heads
 
 
 @pytest.mark.parametrize(
@@ -231,8 +236,8 @@ def test_url_is_checked_before_the_proxy_is_used(url: str, fault: Fault) -> None
         ("http://user@proxy:8080", "proxy", 8080),
     ],
 )
-def test_proxy_url(url: str, host: str, port: int) -> None:
-    """The port is the default of the scheme, unless the URL has one."""
+def test_proxy_url_is_parsed(url: str, host: str, port: int) -> None:
+    """The port defaults to that of the scheme."""
     proxy = parse_proxy(url)
     assert (host, port) == (proxy.host, proxy.port)
 

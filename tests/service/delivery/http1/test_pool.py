@@ -41,7 +41,7 @@ async def run_servers(number: int) -> AsyncIterator[list[ScriptedServer]]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return the time, which the test advances."""
+    """Return the fake current time in a list, which the test advances."""
     now = [1000.0]
     monkeypatch.setattr(environment, "now", lambda: now[0])
     return now
@@ -50,7 +50,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def with_server(
     use: Callable[[HttpDeliveryClient, ScriptedServer], Awaitable[Any]], **limits: Any
 ) -> tuple[Any, int, int]:
-    """Run a test with a server; return its result, the connections, and the free limit."""
+    """Run `use` with a server; return its result, the connections, and the free slots."""
 
     async def main() -> tuple[Any, int, int]:
         async with run_server() as server:
@@ -67,7 +67,7 @@ async def receive(server: ScriptedServer, number: int) -> list[ReceivedRequest]:
 
 
 def test_connections_per_host_are_limited() -> None:
-    """Further requests are queued and sent in order on connections that come free."""
+    """Further requests are queued and sent in order on connections that become free."""
 
     async def use(delivery: HttpDeliveryClient, server: ScriptedServer) -> list[str]:
         sent = [delivery.send(request(f"{server.url}{number}")) for number in range(5)]
@@ -82,13 +82,13 @@ def test_connections_per_host_are_limited() -> None:
         assert [200] * 5 == [(await each).status for each in sent]
         return seen
 
-    seen, connections, left = with_server(use, max_pool_connections=2, max_connections=9)
+    seen, connections, free_slots = with_server(use, max_pool_connections=2, max_connections=9)
     assert {"/0", "/1"} == set(seen[:2])
-    assert (["/2", "/3", "/4"], 2, 9) == (seen[2:], connections, left)
+    assert (["/2", "/3", "/4"], 2, 9) == (seen[2:], connections, free_slots)
 
 
-def test_waiting_server_gets_a_released_connection() -> None:
-    """A connection is not kept idle while another server waits for the limit."""
+def test_released_slot_goes_to_a_waiting_request_for_another_server() -> None:
+    """A connection is closed instead of becoming idle while a request for another server waits."""
 
     async def main() -> tuple[list[DeliveryResult], int]:
         async with run_servers(2) as (one, other):
@@ -99,12 +99,12 @@ def test_waiting_server_gets_a_released_connection() -> None:
             result = [await each for each in sent]
             return result, await close_and_wait(delivery)
 
-    result, left = run(main())
-    assert ([200, 200], 1) == ([each.status for each in result], left)
+    result, free_slots = run(main())
+    assert ([200, 200], 1) == ([each.status for each in result], free_slots)
 
 
 def test_idle_connection_is_closed_for_another_server() -> None:
-    """The connection that was idle for longest is closed, and only that one."""
+    """Only the connection that has been idle for longest is closed."""
 
     async def main() -> tuple[list[int], int]:
         async with run_servers(3) as servers:
@@ -121,27 +121,27 @@ def test_idle_connection_is_closed_for_another_server() -> None:
 
 
 def test_cancelled_waiter_does_not_block_the_next() -> None:
-    """The limit goes to the next server when the first no longer needs it."""
+    """The free slot goes to the next waiting request when the first is cancelled."""
 
     async def main() -> tuple[DeliveryResult, int]:
-        async with run_servers(3) as (one, gone, other):
+        async with run_servers(3) as (one, second, other):
             delivery = HttpDeliveryClient(LOOPBACK_GUARD, max_connections=1)
             first = delivery.send(request(one.url))
             received = await one.received.get()
-            left, waiting = (delivery.send(request(server.url)) for server in (gone, other))
-            left.cancel()
+            cancelled, waiting = (delivery.send(request(server.url)) for server in (second, other))
+            cancelled.cancel()
             received.close_connection()
             (await other.received.get()).respond()
             assert Fault.RESET is (await first).fault
             result = await waiting
             return result, await close_and_wait(delivery)
 
-    result, left = run(main())
-    assert (200, 1) == (result.status, left)
+    result, free_slots = run(main())
+    assert (200, 1) == (result.status, free_slots)
 
 
-def test_busy_server_yields_its_connections(clock: list[float]) -> None:
-    """Connections that never become idle are closed while another server waits."""
+def test_busy_connection_is_closed_for_another_server(clock: list[float]) -> None:
+    """A connection that is never idle is closed while a request for another server waits."""
 
     async def main() -> list[str]:
         async with run_servers(2) as (busy, other):
@@ -165,16 +165,16 @@ def test_connection_is_not_counted_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A request that arrives while a connection is established gets its own connection."""
-    opened = Connector.connect
+    connect = Connector.connect
     sent: list[asyncio.Future[DeliveryResult]] = []
 
     async def use(delivery: HttpDeliveryClient, server: ScriptedServer) -> list[DeliveryResult]:
-        async def open_then_send(way: Connector, protocol: asyncio.Protocol) -> object:
-            found = await opened(way, protocol)
+        async def open_then_send(connector: Connector, protocol: asyncio.Protocol) -> object:
+            connected = await connect(connector, protocol)
             if len(sent) < 2:
                 loop = asyncio.get_running_loop()
                 loop.call_soon(lambda: sent.append(delivery.send(request(server.url + "2"))))
-            return found
+            return connected
 
         monkeypatch.setattr(Connector, "connect", open_then_send)
         sent.append(delivery.send(request(server.url + "1")))
@@ -182,12 +182,12 @@ def test_connection_is_not_counted_twice(
             received.respond()
         return [await each for each in sent]
 
-    result, connections, left = with_server(use, max_pool_connections=2, max_connections=5)
-    assert ([200, 200], 2, 5) == ([each.status for each in result], connections, left)
+    result, connections, free_slots = with_server(use, max_pool_connections=2, max_connections=5)
+    assert ([200, 200], 2, 5) == ([each.status for each in result], connections, free_slots)
 
 
 def test_resent_request_gets_a_new_connection() -> None:
-    """Another idle connection may have been closed by the target as well."""
+    """An idle connection is not used, because the target may have closed it as well."""
 
     async def use(
         delivery: HttpDeliveryClient, server: ScriptedServer
@@ -197,27 +197,27 @@ def test_resent_request_gets_a_new_connection() -> None:
             for received in await receive(server, 2):
                 received.respond()
             await asyncio.gather(*warm)
-        kept = [delivery.send(request(server.url + name)) for name in ("lost", "held")]
+        sent = [delivery.send(request(server.url + name)) for name in ("lost", "held")]
         by_path = {received.path: received for received in await receive(server, 2)}
-        kept.append(delivery.send(request(server.url + "waits")))
+        sent.append(delivery.send(request(server.url + "waits")))
         by_path["/lost"].close_connection()
         (waits,) = await receive(server, 1)
         assert "/waits" == waits.path
         by_path["/held"].respond()
-        (again,) = await receive(server, 1)
-        assert "/lost" == again.path
-        again.respond()
+        (resent,) = await receive(server, 1)
+        assert "/lost" == resent.path
+        resent.respond()
         waits.respond()
-        return again.connection, [(await each).status for each in kept]
+        return resent.connection, [(await each).status for each in sent]
 
-    (number, statuses), connections, left = with_server(
+    (number, statuses), connections, free_slots = with_server(
         use, max_pool_connections=2, max_connections=9
     )
-    assert ([200, 200, 200], 4, 4, 9) == (statuses, number, connections, left)
+    assert ([200, 200, 200], 4, 4, 9) == (statuses, number, connections, free_slots)
 
 
 def test_connection_idle_for_too_long_is_not_used(clock: list[float]) -> None:
-    """The target has most likely closed it."""
+    """A connection is not used after 60 s without a request."""
 
     async def use(delivery: HttpDeliveryClient, server: ScriptedServer) -> None:
         for later in (0.0, 59.0, 61.0):
@@ -230,7 +230,7 @@ def test_connection_idle_for_too_long_is_not_used(clock: list[float]) -> None:
 
 
 def test_old_connection_is_not_used(clock: list[float]) -> None:
-    """After five minutes the name is resolved again, however busy the connection is."""
+    """A connection is not used after five minutes, even if it was never idle for long."""
 
     async def use(delivery: HttpDeliveryClient, server: ScriptedServer) -> None:
         for _ in range(12):
@@ -245,7 +245,7 @@ def test_old_connection_is_not_used(clock: list[float]) -> None:
 def test_unused_connections_and_pools_are_swept(
     clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Connections are closed first, then empty pools are removed, then the sweep stops."""
+    """Idle connections are closed, empty pools are removed, and then the sweep stops."""
     monkeypatch.setattr(client, "_SWEEP_INTERVAL_S", 0.01)
 
     async def use(delivery: HttpDeliveryClient, server: ScriptedServer) -> bool:
@@ -260,8 +260,8 @@ def test_unused_connections_and_pools_are_swept(
     assert (True, 1, 7) == with_server(use, max_connections=7)
 
 
-def test_close_leaves_nothing_in_any_state() -> None:
-    """Requests in every state are failed, and all connections are closed."""
+def test_close_fails_all_requests() -> None:
+    """Sent and queued requests fail with INTERNAL, and all connections are closed."""
 
     async def main() -> tuple[list[Fault | None], int, list[int]]:
         async with run_servers(3) as (one, other, third):
@@ -272,16 +272,16 @@ def test_close_leaves_nothing_in_any_state() -> None:
             sent = [delivery.send(request(server.url)) for server in (one, one, third, third)]
             await one.received.get()
             sent.append(delivery.send(request(other.url)))
-            left = await close_and_wait(delivery)
+            free_slots = await close_and_wait(delivery)
             faults = [(await each).fault for each in sent]
             await wait_for(lambda: not (one.open or other.open or third.open))
-            return faults, left, [one.connections, other.connections]
+            return faults, free_slots, [one.connections, other.connections]
 
     assert ([Fault.INTERNAL] * 5, 2, [1, 1]) == run(main())
 
 
 def test_unexpected_error_is_raised_in_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error reaches the caller, and the limit is released."""
+    """The caller gets the error, and the connection slot is freed."""
 
     async def broken(*_: object) -> object:
         raise ZeroDivisionError
@@ -291,18 +291,18 @@ def test_unexpected_error_is_raised_in_the_caller(monkeypatch: pytest.MonkeyPatc
         sent = delivery.send(request(server.url))
         with pytest.raises(ZeroDivisionError):
             await sent
-        deadline = getattr(sent, "deadline")  # noqa: B009 - of a Sending
+        deadline = getattr(sent, "deadline")  # noqa: B009 - of a PendingRequest
         return deadline[CALLBACK] is None
 
     assert (True, 0, 3) == with_server(use, max_connections=3)
 
 
 def test_server_that_closes_after_each_response() -> None:
-    """It works whether or not the server announces it."""
-    for said in (OK, OK.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)):
+    """All requests succeed, whether or not the server sends `Connection: close`."""
+    for response in (OK, OK.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)):
 
-        async def main(said: bytes = said) -> list[DeliveryResult]:
-            async with run_server(respond_with(said)) as server:
+        async def main(response: bytes = response) -> list[DeliveryResult]:
+            async with run_server(respond_with(response)) as server:
                 return await send_all(
                     HttpDeliveryClient(LOOPBACK_GUARD), *[request(server.url)] * 5
                 )
