@@ -1,4 +1,4 @@
-"""A connection with a fake transport and a fake clock."""
+"""A server connection with a fake transport and a fake clock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FakeTransport:
 
     def __init__(self) -> None:
         self.written: list[bytes] = []
-        self.unread = 0
+        self.write_buffer_size = 0
         self.is_closed = self.is_aborted = False
 
     def write(self, data: bytes) -> None:
@@ -40,7 +40,7 @@ class FakeTransport:
 
     def get_write_buffer_size(self) -> int:
         """Return the size that the test has set."""
-        return self.unread
+        return self.write_buffer_size
 
     def is_closing(self) -> bool:
         """Return whether it was closed or aborted."""
@@ -58,7 +58,7 @@ class FakeTransport:
 
 
 class FakeTimer:
-    """A callback with its time."""
+    """A scheduled callback."""
 
     def __init__(self, at: float, call: Callable[[], None]) -> None:
         self.at, self.call, self.is_cancelled = at, call, False

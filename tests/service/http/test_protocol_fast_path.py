@@ -1,4 +1,4 @@
-"""The fast path, and the requests that take uvicorn's own path."""
+"""The fast path, and the requests that uvicorn handles instead."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ DATE = [(b"date", b"today")]
 
 
 class FastRoute:
-    """A fast route whose responses the test sends."""
+    """A connection with a fast route whose responses the test sends."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[dict[str, Any], bytes]] = []
         self.responders: list[Callable[[ApiResponse], None]] = []
         self.bodies: list[bytes] = []
-        """Bodies of requests that took uvicorn's path."""
+        """Bodies of requests that uvicorn handled."""
         self.task: asyncio.Task[Any] | None = None
         """The task that the route returns."""
         self.connection = ConnectionHarness(self._app, {b"/hot": self._serve})
@@ -36,7 +36,7 @@ class FastRoute:
 
     def respond(self, body: bytes = b"ok") -> None:
         """Respond to the oldest pending request."""
-        self.responders.pop(0)(respond_ok(body))
+        self.responders.pop(0)(created_response(body))
 
     @property
     def written(self) -> bytes:
@@ -58,20 +58,20 @@ class FastRoute:
             body += message["body"]
             more = message["more_body"]
         self.bodies.append(body)
-        await respond_ok(b"ok").send(scope, send)
+        await created_response(b"ok").send(scope, send)
 
 
-def respond_ok(body: bytes) -> ApiResponse:
-    """Return a response."""
+def created_response(body: bytes) -> ApiResponse:
+    """Return a 201 response."""
     return ApiResponse(201, body, [(b"content-type", b"text/plain"), (b"location", b"/1")])
 
 
 @pytest.mark.parametrize("request_", [POST, CHUNKED], ids=["sized", "chunked"])
-def test_a_request_in_one_read_is_served_at_once(request_: bytes) -> None:
-    """With the same response as on uvicorn's path, without a task, in one write."""
+def test_a_request_in_one_read_is_served_without_a_task(request_: bytes) -> None:
+    """The response is written once and equals the response that uvicorn writes."""
 
     async def run() -> None:
-        route, slow = FastRoute(), FastRoute()
+        route, uvicorn_route = FastRoute(), FastRoute()
         for count in (1, 2):
             route.receive(request_)
             (scope, body) = route.requests[-1]
@@ -81,10 +81,13 @@ def test_a_request_in_one_read_is_served_at_once(request_: bytes) -> None:
             route.connection.transport.written.clear()
             route.respond()
             assert 1 == len(route.connection.transport.written)
-            assert await slow.connection.send(request_.replace(b"/hot", b"/cold")) == route.written
+            assert (
+                await uvicorn_route.connection.send(request_.replace(b"/hot", b"/cold"))
+                == route.written
+            )
             assert count == route.connection.state.total_requests == len(route.requests)
         assert b"HTTP/1.1 201 Created\r\ndate: today\r\n" in route.written
-        assert b"" == route.connection.protocol.cycle.body  # an idle connection keeps none
+        assert b"" == route.connection.protocol.cycle.body  # an idle connection keeps no body
 
     asyncio.run(run())
 
@@ -104,8 +107,8 @@ def test_a_request_in_one_read_is_served_at_once(request_: bytes) -> None:
         POST.replace(b"X-A: 1", b"Expect: 100-continue"),
     ],
 )
-def test_other_requests_take_uvicorns_path(request_: bytes) -> None:
-    """With their body."""
+def test_other_requests_are_handled_by_uvicorn(request_: bytes) -> None:
+    """The application receives their body."""
 
     async def run() -> None:
         route = FastRoute()
@@ -115,8 +118,8 @@ def test_other_requests_take_uvicorns_path(request_: bytes) -> None:
     asyncio.run(run())
 
 
-def test_an_upgrade_takes_uvicorns_path() -> None:
-    """The parser stops after the headers, so there is no body."""
+def test_an_upgrade_is_handled_by_uvicorn() -> None:
+    """The parser stops after the headers of an upgrade, so the body is empty."""
 
     async def run() -> None:
         route = FastRoute()
@@ -131,7 +134,7 @@ def test_an_upgrade_takes_uvicorns_path() -> None:
 
 @pytest.mark.parametrize("request_", [POST, CHUNKED], ids=["sized", "chunked"])
 def test_a_request_in_two_reads_is_served_once(request_: bytes) -> None:
-    """Wherever it is split, it arrives completely and has one response."""
+    """A request split at any byte is received completely and gets one response."""
 
     async def run() -> None:
         paths_taken: set[bool] = set()
@@ -148,13 +151,13 @@ def test_a_request_in_two_reads_is_served_once(request_: bytes) -> None:
             assert (
                 1 == route.written.count(b"HTTP/1.1 201 ") == route.connection.state.total_requests
             )
-        assert {True, False} == paths_taken  # its head may come in pieces
+        assert {True, False} == paths_taken  # a split within the head leads to either path
 
     asyncio.run(run())
 
 
 def test_pipelined_requests_are_answered_in_order() -> None:
-    """The later ones take uvicorn's path."""
+    """Responses have the order of the requests, of which uvicorn handles all but the first."""
 
     async def run() -> None:
         route = FastRoute()
@@ -168,13 +171,13 @@ def test_pipelined_requests_are_answered_in_order() -> None:
         bodies = [part.partition(b"HTTP")[0] for part in route.written.split(b"\r\n\r\n")[1:]]
         assert [b"first", b"ok", b"ok", b"ok"] == bodies
         route.receive(POST)
-        assert 2 == len(route.requests)  # no request is pending before it
+        assert 2 == len(route.requests)  # no earlier request is pending
 
     asyncio.run(run())
 
 
-def test_a_client_that_does_not_read_takes_uvicorns_path() -> None:
-    """There, the response waits until the client reads."""
+def test_uvicorn_serves_a_client_that_does_not_read() -> None:
+    """While writing is paused, uvicorn handles requests and delays the response."""
 
     async def run() -> None:
         route = FastRoute()
@@ -191,7 +194,7 @@ def test_a_client_that_does_not_read_takes_uvicorns_path() -> None:
 
 @pytest.mark.parametrize("error", [None, ConnectionResetError()])
 def test_no_response_is_written_to_a_lost_connection(error: Exception | None) -> None:
-    """And no timer is left."""
+    """After the connection is lost, nothing is written and no timer is pending."""
 
     async def run() -> None:
         route = FastRoute()
@@ -222,14 +225,14 @@ def test_shutdown_closes_the_connection_after_the_response() -> None:
 
 
 def test_the_server_waits_for_tasks_of_the_fast_path() -> None:
-    """They are in the server's set of tasks until they are done."""
+    """A task of the fast path is in the server's set of tasks until it is done."""
 
     async def run() -> None:
-        route, go_on = FastRoute(), asyncio.Event()
-        route.task = asyncio.create_task(go_on.wait())
+        route, may_finish = FastRoute(), asyncio.Event()
+        route.task = asyncio.create_task(may_finish.wait())
         route.receive(POST)
         assert {route.task} == route.connection.state.tasks
-        go_on.set()
+        may_finish.set()
         await route.connection.wait_until_served()
         assert not route.connection.state.tasks
 
@@ -237,7 +240,7 @@ def test_the_server_waits_for_tasks_of_the_fast_path() -> None:
 
 
 def test_a_connection_is_idle_after_its_response() -> None:
-    """Not before: a response may take longer than the keep-alive timeout."""
+    """The keep-alive timeout starts at the response, which may take longer than that."""
 
     async def run() -> None:
         route = FastRoute()
@@ -257,7 +260,7 @@ def test_a_connection_is_idle_after_its_response() -> None:
 
 @pytest.mark.parametrize("value", [b"a\r\nset-cookie: x", b"a\nb", b"a\rb"])
 def test_a_header_with_a_line_break_is_not_written(value: bytes) -> None:
-    """The connection is closed."""
+    """Nothing is written, and the connection is closed."""
 
     async def run() -> None:
         route = FastRoute()
@@ -269,7 +272,7 @@ def test_a_header_with_a_line_break_is_not_written(value: bytes) -> None:
 
 
 def test_invalid_bytes_close_the_connection() -> None:
-    """A request before them in the same read is served, but its response is not written."""
+    """The response of a valid request earlier in the same read is not written."""
 
     async def run() -> None:
         route = FastRoute()

@@ -1,7 +1,7 @@
-"""The parts of uvicorn that `tarry.service.http` relies on, although they are not a public API.
+"""Private parts of uvicorn that `tarry.service.http` uses.
 
-When a test here fails after an update of uvicorn: adapt `service/http/protocol.py`
-or `server.py`, and only then raise the upper bound of uvicorn in pyproject.toml.
+When a test here fails after an update of uvicorn, adapt `service/http/protocol.py`
+or `server.py` before you raise the upper bound of uvicorn in pyproject.toml.
 """
 
 from __future__ import annotations
@@ -68,43 +68,45 @@ STATE_ATTRIBUTES = ["connections", "default_headers", "tasks", "total_requests"]
 SERVER_METHODS = {"startup": ["sockets"], "shutdown": ["sockets"], "run": ["sockets"]}
 
 
-async def serve_nothing(_scope: Any, _receive: Any, _send: Any) -> None:
-    """Return without a response."""
+async def never_respond(_scope: Any, _receive: Any, _send: Any) -> None:
+    """Wait until the task is cancelled."""
     await asyncio.Event().wait()
 
 
-def moved(owner: object, name: str) -> str:
-    """Return the message of a failure."""
+def mismatch_message(owner: object, name: str) -> str:
+    """Return the assertion message for a missing or changed attribute of uvicorn."""
     return (
         f"uvicorn {uvicorn.__version__} has no {owner}.{name} as expected: "
         "adapt tarry.service.http and the bound in pyproject.toml"
     )
 
 
-def parameters(method: Any) -> list[str]:
+def parameter_names(method: Any) -> list[str]:
     """Return the names of the parameters after self."""
     return list(inspect.signature(method).parameters)[1:]
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_protocol_method(name: str) -> None:
-    """Each method that is overridden or called exists, with the same parameters."""
+def test_protocol_method_has_the_expected_parameters(name: str) -> None:
+    """Each method that the service overrides or calls exists with the expected parameters."""
     method = getattr(HttpToolsProtocol, name, None)
-    assert method is not None, moved("HttpToolsProtocol", name)
-    assert METHODS[name] == parameters(method), moved("HttpToolsProtocol", name)
+    assert method is not None, mismatch_message("HttpToolsProtocol", name)
+    assert METHODS[name] == parameter_names(method), mismatch_message("HttpToolsProtocol", name)
 
 
 @pytest.mark.parametrize("name", SERVER_METHODS)
-def test_server_method(name: str) -> None:
-    """Each method of the server that is overridden or called has the same parameters."""
-    assert SERVER_METHODS[name] == parameters(getattr(uvicorn.Server, name)), moved("Server", name)
+def test_server_method_has_the_expected_parameters(name: str) -> None:
+    """Each server method that the service overrides or calls has the expected parameters."""
+    assert SERVER_METHODS[name] == parameter_names(getattr(uvicorn.Server, name)), mismatch_message(
+        "Server", name
+    )
 
 
-def test_attributes_while_a_request_arrives() -> None:
+def test_used_attributes_exist() -> None:
     """Connection, parser, flow control, cycle and server state have the used attributes."""
 
     async def main() -> None:
-        config = uvicorn.Config(serve_nothing, interface="asgi3", log_config=None)
+        config = uvicorn.Config(never_respond, interface="asgi3", log_config=None)
         config.load()
         state = ServerState()
         connection: Any = HttpToolsProtocol(config, state, {})
@@ -113,15 +115,15 @@ def test_attributes_while_a_request_arrives() -> None:
         connection.data_received(GET)
 
         for name in CONNECTION_ATTRIBUTES:
-            assert hasattr(connection, name), moved("HttpToolsProtocol", name)
+            assert hasattr(connection, name), mismatch_message("HttpToolsProtocol", name)
         for name in PARSER_METHODS:
-            assert hasattr(parser, name), moved("HttpRequestParser", name)
+            assert hasattr(parser, name), mismatch_message("HttpRequestParser", name)
         for name in FLOW_ATTRIBUTES:
-            assert hasattr(connection.flow, name), moved("FlowControl", name)
+            assert hasattr(connection.flow, name), mismatch_message("FlowControl", name)
         for name in CYCLE_ATTRIBUTES:
-            assert hasattr(connection.cycle, name), moved("RequestResponseCycle", name)
+            assert hasattr(connection.cycle, name), mismatch_message("RequestResponseCycle", name)
         for name in STATE_ATTRIBUTES:
-            assert hasattr(state, name), moved("ServerState", name)
+            assert hasattr(state, name), mismatch_message("ServerState", name)
         assert isinstance(connection.flow, FlowControl)
         assert (b"/x", [(b"host", b"h")]) == (connection.url, connection.headers)
         for task in tuple(state.tasks):
@@ -131,10 +133,10 @@ def test_attributes_while_a_request_arrives() -> None:
 
 
 def test_a_pipelined_request_is_queued_with_its_application() -> None:
-    """`pipeline` has pairs of cycle and application, the next one to serve at its right end."""
+    """`pipeline` contains (cycle, application) pairs; the next pair to serve is the last."""
 
     async def main() -> None:
-        config = uvicorn.Config(serve_nothing, interface="asgi3", log_config=None)
+        config = uvicorn.Config(never_respond, interface="asgi3", log_config=None)
         config.load()
         state = ServerState()
         connection: Any = HttpToolsProtocol(config, state, {})
@@ -142,30 +144,30 @@ def test_a_pipelined_request_is_queued_with_its_application() -> None:
         connection.data_received(GET + GET.replace(b"/x", b"/2") + GET.replace(b"/x", b"/3"))
 
         paths = [cycle.scope["path"] for cycle, _app in connection.pipeline]
-        assert ["/3", "/2"] == paths, moved("HttpToolsProtocol", "pipeline")
+        assert ["/3", "/2"] == paths, mismatch_message("HttpToolsProtocol", "pipeline")
         for task in tuple(state.tasks):
             task.cancel()
 
     asyncio.run(main())
 
 
-def test_status_lines() -> None:
-    """The fast path writes uvicorn's status lines."""
-    assert b"HTTP/1.1 201 Created\r\n" == httptools_impl.STATUS_LINE[201], moved(
+def test_status_lines_have_the_expected_format() -> None:
+    """`STATUS_LINE`, which the fast path writes, maps a status to a complete line."""
+    assert b"HTTP/1.1 201 Created\r\n" == httptools_impl.STATUS_LINE[201], mismatch_message(
         "httptools_impl", "STATUS_LINE"
     )
 
 
 def test_uvicorn_has_an_upper_bound() -> None:
-    """The installed version is below the bound of pyproject.toml: its internals were checked."""
+    """The installed version is below the bound in pyproject.toml."""
     pyproject = tomllib.loads(Path("pyproject.toml").read_text())
     service = pyproject["project"]["optional-dependencies"]["service"]
     requirement = next(line for line in service if line.startswith("uvicorn"))
     bound = requirement.partition("<")[2]
     assert bound, "uvicorn needs an upper bound in pyproject.toml"
-    assert version_of(uvicorn.__version__) < version_of(bound)
+    assert parse_version(uvicorn.__version__) < parse_version(bound)
 
 
-def version_of(text: str) -> tuple[int, ...]:
-    """Return the numbers of a version."""
+def parse_version(text: str) -> tuple[int, ...]:
+    """Return the parts of a version as integers."""
     return tuple(map(int, text.split(".")))

@@ -1,4 +1,4 @@
-"""Limits and timers of a connection, on uvicorn's path."""
+"""Limits and timers of connections whose requests uvicorn handles."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ HEADERS = [(b"content-type", b"text/plain"), (b"content-length", b"2")]
 
 
 async def respond_ok(_scope: dict[str, Any], _receive: Any, send: Any) -> None:
-    """Respond at once."""
+    """Respond immediately."""
     await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
     await send({"type": "http.response.body", "body": b"ok"})
 
 
 def test_requests_in_one_read_are_answered_in_order() -> None:
-    """Each has its own response."""
+    """Pipelined requests get their responses in the order of the requests."""
 
     async def app(scope: dict[str, Any], _receive: Any, send: Any) -> None:
         await asyncio.sleep(0)
@@ -28,15 +28,15 @@ def test_requests_in_one_read_are_answered_in_order() -> None:
     async def run() -> None:
         connection = ConnectionHarness(app)
         paths = [b"/1", b"/2", b"/3"]
-        answers = await connection.send(b"".join(GET.replace(b"/x", path) for path in paths))
-        assert paths == [part[:2] for part in answers.split(b"\r\n\r\n")[1:]]
+        written = await connection.send(b"".join(GET.replace(b"/x", path) for path in paths))
+        assert paths == [part[:2] for part in written.split(b"\r\n\r\n")[1:]]
         assert 3 == connection.state.total_requests
 
     asyncio.run(run())
 
 
 def test_an_idle_connection_is_closed() -> None:
-    """The time counts from the last response, and one timer serves all requests."""
+    """The keep-alive timeout starts at the last response; a connection has one timer."""
 
     async def run() -> None:
         connection = ConnectionHarness(respond_ok)
@@ -52,15 +52,15 @@ def test_an_idle_connection_is_closed() -> None:
     asyncio.run(run())
 
 
-def test_a_connection_that_is_served_is_not_idle() -> None:
-    """The keep-alive timer does not end a slow request."""
+def test_a_connection_with_a_running_request_is_not_idle() -> None:
+    """The keep-alive timeout does not end a slow request."""
 
     async def run() -> None:
-        go_on = asyncio.Event()
+        may_respond = asyncio.Event()
 
         async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
             if scope["path"] == "/slow":
-                await go_on.wait()
+                await may_respond.wait()
             await respond_ok(scope, receive, send)
 
         connection = ConnectionHarness(app)
@@ -68,7 +68,7 @@ def test_a_connection_that_is_served_is_not_idle() -> None:
         connection.protocol.data_received(GET.replace(b"/x", b"/slow"))
         connection.loop.sleep(2 * KEEP_ALIVE_S)
         assert (False, 0) == (connection.transport.is_closed, connection.loop.pending)
-        go_on.set()
+        may_respond.set()
         await connection.wait_until_served()
         assert 1 == connection.loop.pending
         connection.loop.sleep(KEEP_ALIVE_S)
@@ -78,7 +78,7 @@ def test_a_connection_that_is_served_is_not_idle() -> None:
 
 
 def test_the_scope_has_the_request() -> None:
-    """Path, query, method, version and headers, for each request."""
+    """The ASGI scope has path, query, method, version and headers of its request."""
     seen: list[dict[str, Any]] = []
 
     async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
@@ -99,13 +99,13 @@ def test_the_scope_has_the_request() -> None:
 
 
 def test_the_application_is_notified_of_a_disconnect() -> None:
-    """Also while another request is pipelined behind it."""
-    left: list[str] = []
+    """The running request gets `http.disconnect`, and pipelined requests are dropped."""
+    disconnected: list[str] = []
 
     async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        left.append(scope["path"])
+        disconnected.append(scope["path"])
         await respond_ok(scope, receive, send)
 
     async def run() -> None:
@@ -114,18 +114,18 @@ def test_the_application_is_notified_of_a_disconnect() -> None:
         connection.protocol.connection_lost(None)
         async with asyncio.timeout(30):
             await connection.wait_until_served()
-        assert (["/x"], []) == (left, connection.transport.written)
+        assert (["/x"], []) == (disconnected, connection.transport.written)
 
     asyncio.run(run())
 
 
 def test_shutdown_aborts_a_connection_with_an_unread_response() -> None:
-    """After a grace period."""
+    """Shutdown aborts such a connection after a grace period."""
 
     async def run() -> None:
         connection = ConnectionHarness(respond_ok)
         await connection.send()
-        connection.transport.unread = 9
+        connection.transport.write_buffer_size = 9
         connection.protocol.shutdown()
         assert (True, False) == (connection.transport.is_closed, connection.transport.is_aborted)
         connection.loop.sleep(_UNSENT_RESPONSE_GRACE_S / 2)
@@ -136,23 +136,23 @@ def test_shutdown_aborts_a_connection_with_an_unread_response() -> None:
     asyncio.run(run())
 
 
-def test_the_grace_period_starts_when_there_is_something_to_read() -> None:
-    """And ends with the connection."""
+def test_the_grace_period_starts_with_the_response() -> None:
+    """The grace period starts when a response is written and ends when the connection closes."""
 
     async def run() -> None:
-        go_on = asyncio.Event()
+        may_respond = asyncio.Event()
 
         async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
-            await go_on.wait()
+            await may_respond.wait()
             await respond_ok(scope, receive, send)
 
         connection = ConnectionHarness(app)
         connection.protocol.data_received(GET)
         connection.protocol.shutdown()
         connection.loop.sleep(3 * _UNSENT_RESPONSE_GRACE_S)
-        go_on.set()
+        may_respond.set()
         await connection.wait_until_served()
-        connection.transport.unread = 9
+        connection.transport.write_buffer_size = 9
         connection.loop.sleep(_UNSENT_RESPONSE_GRACE_S)
         assert (True, False) == (connection.transport.is_closed, connection.transport.is_aborted)
         connection.protocol.connection_lost(None)

@@ -16,7 +16,7 @@ def make_record(**extra: object) -> logging.LogRecord:
 
 
 def test_record_is_one_json_line() -> None:
-    """With its time in epoch milliseconds, and its extra attributes as fields."""
+    """A record is formatted as JSON with epoch milliseconds and its extra attributes."""
     line = JsonFormatter().format(make_record(lane="https:a:443", cause=ValueError("no")))
 
     assert "\n" not in line
