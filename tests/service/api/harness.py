@@ -1,4 +1,4 @@
-"""The API with a fake engine and an in-memory store, and a client without a server."""
+"""A harness that calls the API without a server, with a fake engine and an in-memory store."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TARGET = "https://example.com/hook"
 
 
 class FakeTime:
-    """A clock that a test moves."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.ms = NOW
@@ -61,7 +61,7 @@ class FakeTime:
 
 
 class FakeEngine:
-    """Applies each operation at once to the store; delivers nothing."""
+    """An engine that applies operations to the store and makes no attempts."""
 
     def __init__(self, store: ModelStore, time: FakeTime, quota: int | None) -> None:
         self.store = store
@@ -73,23 +73,23 @@ class FakeEngine:
         self.health = Health()
         self.quota = quota
         self.error: Exception | None = None
-        """Raised by the next calls of `submit`."""
+        """Raised by `submit` when set."""
         self.waited_for: asyncio.Queue[str] = asyncio.Queue()
-        """Ids of the tasks that are waited for."""
+        """Ids passed to `wait_until_finished`."""
 
     def submit(
-        self, news: list[NewTask], contents: Sequence[TaskContent] | None = None
+        self, new_tasks: list[NewTask], contents: Sequence[TaskContent] | None = None
     ) -> asyncio.Future[Sequence[AddResult]]:
         """Add tasks."""
-        return asyncio.ensure_future(self._add(news))
+        return asyncio.ensure_future(self._add(new_tasks))
 
-    async def _add(self, news: list[NewTask]) -> Sequence[AddResult]:
+    async def _add(self, new_tasks: list[NewTask]) -> Sequence[AddResult]:
         if self.error is not None:
             raise self.error
-        return await self.store.add(news, quota=self.quota)
+        return await self.store.add(new_tasks, quota=self.quota)
 
     async def wait_until_finished(self, task_id: str, seconds: float) -> FinishedTask | None:
-        """Wait for a completion that a test reports to `reporter`."""
+        """Wait until the test passes the finished task to `reporter`."""
         self.waited_for.put_nowait(task_id)
         return await self.reporter.wait_until_finished(task_id, seconds)
 
@@ -119,7 +119,7 @@ class FakeEngine:
 
 
 class FakePayloads(BodyStore):
-    """Large bodies in a dict."""
+    """A body store that keeps bodies in a dict."""
 
     def __init__(self) -> None:
         self.bodies: dict[str, bytes] = {}
@@ -235,7 +235,7 @@ class ApiHarness:
     ) -> Response:
         """Send one request: a document as JSON, or a body in one or more chunks.
 
-        A complete body takes the fast path, as in the server. `lines` are further headers.
+        A body in one chunk takes the fast path, as in the server. `lines` are further headers.
         """
         header_values = {name.lower(): value for name, value in (headers or {}).items()}
         if document is not None:
@@ -274,7 +274,7 @@ class ApiHarness:
         handle = self.api.fast_routes.get(path.encode()) if method == "POST" else None
         if (
             handle is None or len(chunks) != 1 or "content-length" in header_values
-        ):  # it may be wrong
+        ):  # the fast path does not check Content-Length, which a test may have set wrong
             await self.api(scope, receive, send)
         else:
             responded: asyncio.Future[ApiResponse] = asyncio.get_running_loop().create_future()

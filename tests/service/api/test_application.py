@@ -1,4 +1,4 @@
-"""Unknown paths and protocols."""
+"""Unknown paths and unsupported protocols."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.service.api.harness import ApiHarness, run_with_api
 
 @pytest.mark.parametrize("path", ["/", "/nothing", "/retry-tasks/", "/retry-tasks//x", "/docs/x"])
 def test_an_unknown_path_is_404(path: str) -> None:
-    """As a problem."""
+    """The response is a problem with the title "Not found"."""
 
     async def test(api: ApiHarness) -> None:
         assert "Not found" == (await api.request("GET", path)).problem["title"]
@@ -20,7 +20,7 @@ def test_an_unknown_path_is_404(path: str) -> None:
 
 
 def test_web_sockets_are_closed() -> None:
-    """The API has none."""
+    """A WebSocket connection is closed, because the API has no WebSockets."""
 
     async def test(api: ApiHarness) -> None:
         sent: list[Any] = []

@@ -30,7 +30,7 @@ HOSTS = frozenset({"127.0.0.1", "Tarry.Internal", "fd00::1"})
     ],
 )
 def test_loopback_and_allowed_hosts_are_accepted(host: str) -> None:
-    """Loopback names, the address that the service listens on, and the operator's names."""
+    """Loopback names and the configured host names are accepted in any case, with any port."""
 
     async def test(api: ApiHarness) -> None:
         for path in ("/retry-tasks", "/retry-tasks", "/metrics", "/healthz"):
@@ -55,7 +55,7 @@ def test_loopback_and_allowed_hosts_are_accepted(host: str) -> None:
     ],
 )
 def test_other_hosts_are_rejected(host: str) -> None:
-    """DNS rebinding: the response is a 421 that names the setting, for reads and writes."""
+    """Reads and writes get a 421 that names the setting, which prevents DNS rebinding."""
 
     async def test(api: ApiHarness) -> None:
         lines = [(b"host", host.encode("latin-1"))]
@@ -63,22 +63,24 @@ def test_other_hosts_are_rejected(host: str) -> None:
             rejected = await api.request("GET", path, lines=lines)
             assert (421, "/docs#problem-wrong-host") == (rejected.status, rejected.problem["type"])
             assert "allow_host" in rejected.problem["detail"]
-        own = [(b"origin", b"http://" + lines[0][1]), *lines]
-        rejected = await api.request("POST", "/retry-tasks", {"targetUrl": TARGET}, lines=own)
+        same_origin = [(b"origin", b"http://" + lines[0][1]), *lines]
+        rejected = await api.request(
+            "POST", "/retry-tasks", {"targetUrl": TARGET}, lines=same_origin
+        )
         assert (421, 0) == (rejected.status, await api.count_tasks())
 
     run_with_api(test, hosts=HOSTS)
 
 
 async def create_key(api: ApiHarness, tenant: str) -> tuple[str, ApiKeyRecord]:
-    """Store a new key and return it."""
+    """Store a new key and return the secret and its record."""
     secret, key = make_api_key(tenant, f"id-{tenant}")
     await api.store.put_api_key(key)
     return secret, key
 
 
 def test_only_the_digest_of_a_random_key_is_stored() -> None:
-    """Nothing in the record reveals the key."""
+    """The record of a key does not contain the key."""
     first, key = make_api_key("acme", "1", "ci")
     second, _ = make_api_key("acme", "2")
     assert first != second
@@ -88,14 +90,14 @@ def test_only_the_digest_of_a_random_key_is_stored() -> None:
 
 
 @pytest.mark.parametrize("tenant", ["", "a/b", "ü", ".x", "x" * 64, "a\n"])
-def test_tenant_names_are_checked(tenant: str) -> None:
-    """A tenant name is a prefix of lane names, so it has no slash."""
+def test_invalid_tenant_name_is_rejected(tenant: str) -> None:
+    """A tenant name is 1 to 63 of A-Z a-z 0-9 . _ - and begins with a letter or digit."""
     with pytest.raises(ConfigurationError, match="tenant must be"):
         check_tenant(tenant)
 
 
 def test_a_missing_key_is_401() -> None:
-    """Every path except health and documentation answers 401 with a challenge."""
+    """All paths except health and documentation return 401 with a challenge."""
 
     async def test(api: ApiHarness) -> None:
         paths = ["/retry-tasks", "/dead-letters", "/retry-policies", "/downstreams", "/events"]
@@ -137,7 +139,7 @@ def test_an_invalid_key_is_401(headers: dict[str, str]) -> None:
 
 
 def test_two_different_keys_are_401() -> None:
-    """The same key in both headers is accepted."""
+    """Different keys in both headers are rejected, the same key is accepted."""
 
     async def test(api: ApiHarness) -> None:
         one, other = (await create_key(api, "acme"))[0], (await create_key(api, "shop"))[0]
@@ -155,7 +157,7 @@ def test_two_different_keys_are_401() -> None:
     "header", ["Authorization: Bearer {}", "authorization: bearer  {}", "X-API-Key: {}"]
 )
 def test_a_valid_key_is_accepted(header: str) -> None:
-    """As a bearer token, or in the X-API-Key header."""
+    """A key can be sent as a bearer token or in the X-API-Key header."""
 
     async def test(api: ApiHarness) -> None:
         secret, _ = await create_key(api, "acme")
@@ -178,13 +180,13 @@ def test_resources_of_other_tenants_are_not_visible() -> None:
         task = (await request(one, "POST", "/retry-tasks", {"targetUrl": TARGET})).json
         await request(one, "PUT", "/retry-policies/mine", {})
         replay = (await request(one, "POST", "/dead-letters/replays", {})).json["replayId"]
-        place = f"/retry-tasks/{task['taskId']}"
+        task_path = f"/retry-tasks/{task['taskId']}"
         requests = [
-            ("GET", place),
-            ("DELETE", place),
-            ("GET", f"{place}/attempts"),
-            ("GET", f"{place}/explain"),
-            ("POST", f"{place}/retry"),
+            ("GET", task_path),
+            ("DELETE", task_path),
+            ("GET", f"{task_path}/attempts"),
+            ("GET", f"{task_path}/explain"),
+            ("POST", f"{task_path}/retry"),
             ("GET", "/retry-policies/mine"),
             ("DELETE", "/retry-policies/mine"),
             ("GET", "/downstreams/https:example.com:443"),
@@ -197,7 +199,7 @@ def test_resources_of_other_tenants_are_not_visible() -> None:
             assert 404 == (await request(other, method, path)).status, path
         for path in ("/retry-tasks", "/downstreams", "/dead-letters/replays"):
             assert [] == (await request(other, "GET", path)).json["items"]
-        assert task == (await request(one, "GET", place)).json
+        assert task == (await request(one, "GET", task_path)).json
         assert "ACTIVE" == (await request(one, "GET", "/downstreams")).json["items"][0]["state"]
 
     run_with_api(test, keys=True)
@@ -209,11 +211,11 @@ def test_idempotency_keys_are_scoped_to_a_tenant() -> None:
     async def test(api: ApiHarness) -> None:
         document = {"targetUrl": TARGET, "idempotencyKey": "k"}
         secrets = [(await create_key(api, tenant))[0] for tenant in ("acme", "umbrella")]
-        replies = [
+        responses = [
             await api.request("POST", "/retry-tasks", document, headers={"X-API-Key": secret})
             for secret in (*secrets, *secrets)
         ]
-        assert [201, 201, 200, 200] == [response.status for response in replies]
+        assert [201, 201, 200, 200] == [response.status for response in responses]
 
     run_with_api(test, keys=True)
 
@@ -222,14 +224,14 @@ def test_lookups_are_cached_for_a_few_seconds() -> None:
     """A created or revoked key takes effect when the cached lookup has expired."""
 
     async def test(api: ApiHarness) -> None:
-        looked: list[bytes] = []
-        key_of = api.store.find_api_key
+        lookups: list[bytes] = []
+        find_api_key = api.store.find_api_key
 
-        async def counted(digest: bytes) -> ApiKeyRecord | None:
-            looked.append(digest)
-            return await key_of(digest)
+        async def record_lookup(digest: bytes) -> ApiKeyRecord | None:
+            lookups.append(digest)
+            return await find_api_key(digest)
 
-        api.store.find_api_key = counted  # type: ignore[method-assign]
+        api.store.find_api_key = record_lookup  # type: ignore[method-assign]
         keys = ApiKeyCache(api.store, api.time.seconds)
         secret, key = make_api_key("acme", "1")
         assert [None, None] == [await keys.find_tenant(secret) for _ in range(2)]
@@ -239,13 +241,13 @@ def test_lookups_are_cached_for_a_few_seconds() -> None:
         await api.store.revoke_api_key("1")
         api.time.ms += 5_000
         assert [None, None] == [await keys.find_tenant(secret) for _ in range(2)]
-        assert 3 == len(looked)
+        assert 3 == len(lookups)
 
     run_with_api(test)
 
 
 def test_the_key_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many invalid keys neither fill the memory nor evict the valid ones."""
+    """Invalid keys have their own limit, so they do not evict valid keys."""
     monkeypatch.setattr("tarry.service.api.auth._MAX_CACHED_API_KEYS", 10)
 
     async def test(api: ApiHarness) -> None:
@@ -260,7 +262,7 @@ def test_the_key_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("operator", "returned"), [("", b"of acme\n"), ("acme", b"of all\n")])
 def test_only_the_operator_reads_the_metrics_of_all_tenants(operator: str, returned: bytes) -> None:
-    """Other tenants read their own."""
+    """A tenant that is not the operator reads its own metrics."""
 
     async def test(api: ApiHarness) -> None:
         secret, _ = await create_key(api, "acme")

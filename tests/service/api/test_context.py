@@ -7,7 +7,7 @@ from tarry.service.settings import Settings
 
 
 def test_the_api_has_the_defaults_of_the_settings() -> None:
-    """Request size, inline body size and attempt timeout are those that the operator sees."""
+    """Request size, inline body size and attempt timeout are those of the settings."""
     settings, limits = Settings(), ApiLimits()
     assert settings.max_body_bytes == limits.max_request_bytes == 10 << 20
     assert settings.inline_body_bytes == limits.inline_body_bytes == 16 << 10

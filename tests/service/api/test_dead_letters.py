@@ -17,14 +17,14 @@ def test_dead_letters_are_listed() -> None:
         (second,) = await api.exhaust_due_tasks("permanent")
         await api.create()
 
-        async def ids(query: str = "") -> list[str]:
+        async def list_ids(query: str = "") -> list[str]:
             response = await api.request("GET", f"/dead-letters{query}")
             return [letter["taskId"] for letter in response.json["items"]]
 
-        assert [second, first] == await ids()
-        assert [first] == await ids("?reason=attempts")
-        assert [first] == await ids("?policyId=webhook")
-        assert [second] == await ids("?lane=https:example.org:443")
+        assert [second, first] == await list_ids()
+        assert [first] == await list_ids("?reason=attempts")
+        assert [first] == await list_ids("?policyId=webhook")
+        assert [second] == await list_ids("?lane=https:example.org:443")
         letter = (await api.request("GET", "/dead-letters?limit=1")).json["items"][0]
         assert ("EXHAUSTED", "permanent", 1) == (
             letter["status"],
@@ -54,7 +54,7 @@ def test_a_dry_run_counts_and_changes_nothing() -> None:
 
 
 def test_a_replay_is_a_job() -> None:
-    """It has a Location, can be read and listed, and can be cancelled while it runs."""
+    """A replay has a Location, can be read and listed, and can be cancelled while it runs."""
 
     async def test(api: ApiHarness) -> None:
         await api.create()
@@ -100,7 +100,7 @@ def test_a_replay_that_is_done_cannot_be_cancelled() -> None:
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
 def test_an_unknown_replay_is_404(method: str) -> None:
-    """For reading and for cancelling."""
+    """GET and DELETE of an unknown replay return 404."""
 
     async def test(api: ApiHarness) -> None:
         assert 404 == (await api.request(method, "/dead-letters/replays/x")).status
@@ -126,7 +126,7 @@ def test_an_unknown_replay_is_404(method: str) -> None:
     ],
 )
 def test_an_invalid_replay_is_422_with_its_field(document: dict[str, object], field: str) -> None:
-    """No job is created."""
+    """An invalid replay creates no job."""
 
     async def test(api: ApiHarness) -> None:
         response = await api.request("POST", "/dead-letters/replays", document)
@@ -136,8 +136,8 @@ def test_an_invalid_replay_is_422_with_its_field(document: dict[str, object], fi
     run_with_api(test)
 
 
-def test_an_unknown_filter_suggests_a_similar_one() -> None:
-    """Also in a nested object."""
+def test_an_unknown_filter_suggests_a_similar_filter() -> None:
+    """The suggestion works for a field of a nested object."""
 
     async def test(api: ApiHarness) -> None:
         response = await api.request("POST", "/dead-letters/replays", {"filter": {"lan": "x"}})
@@ -159,7 +159,7 @@ def test_an_unknown_reason_is_422(method: str) -> None:
     run_with_api(test)
 
 
-def test_purging_dead_letters() -> None:
+def test_matching_dead_letters_are_purged() -> None:
     """Only dead letters that match the filter are deleted."""
 
     async def test(api: ApiHarness) -> None:
@@ -179,7 +179,7 @@ def test_purging_dead_letters() -> None:
 
 
 def test_one_request_purges_a_limited_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The response tells that more are left."""
+    """The field `more` of the response is true while matching dead letters remain."""
     monkeypatch.setattr("tarry.service.api.dead_letters._PURGE_CHUNK_TASKS", 2)
     monkeypatch.setattr("tarry.service.api.dead_letters._MAX_PURGE_CHUNKS", 2)
 

@@ -1,4 +1,4 @@
-"""`/downstreams`: the state of lanes, and the operator's actions."""
+"""`/downstreams`: the state of lanes, and the actions pause, resume and reset."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LANE = "https:example.com:443"
 
 
 def test_downstreams_are_listed_with_their_local_state() -> None:
-    """The shared backlog, and the state of this process."""
+    """A downstream has its stored counts and, in `local`, the state of this process."""
 
     async def test(api: ApiHarness) -> None:
         await api.create()
@@ -35,30 +35,32 @@ def test_downstreams_are_listed_with_their_local_state() -> None:
             },
         }
         assert expected == response.json["items"][0]
-        assert [LANE, "https:example.org:443"] == [one["lane"] for one in response.json["items"]]
+        assert [LANE, "https:example.org:443"] == [
+            downstream["lane"] for downstream in response.json["items"]
+        ]
         first = (await api.request("GET", "/downstreams?limit=1")).json
-        rest = (await api.request("GET", f"/downstreams?cursor={first['nextCursor']}")).json
-        assert response.json["items"] == first["items"] + rest["items"]
+        action = (await api.request("GET", f"/downstreams?cursor={first['nextCursor']}")).json
+        assert response.json["items"] == first["items"] + action["items"]
 
     run_with_api(test)
 
 
-def test_pause_resume_and_reset() -> None:
-    """Each returns the new state."""
+def test_pause_resume_and_reset_return_the_new_state() -> None:
+    """A lane is PAUSED after pause, and ACTIVE after resume or reset."""
 
     async def test(api: ApiHarness) -> None:
         await api.create()
         states = [
-            (await api.request("POST", f"/downstreams/{LANE}/{hand}")).json["state"]
-            for hand in ("pause", "resume", "pause", "reset")
+            (await api.request("POST", f"/downstreams/{LANE}/{action}")).json["state"]
+            for action in ("pause", "resume", "pause", "reset")
         ]
         assert ["PAUSED", "ACTIVE", "PAUSED", "ACTIVE"] == states
 
     run_with_api(test)
 
 
-def test_a_breaker_shows_in_the_state() -> None:
-    """PARKED until its time, then PROBING."""
+def test_the_state_of_a_parked_lane() -> None:
+    """A parked lane is PARKED until its time, and then PROBING."""
 
     async def test(api: ApiHarness) -> None:
         await api.create()
@@ -76,13 +78,13 @@ def test_a_breaker_shows_in_the_state() -> None:
 
 
 @pytest.mark.parametrize("lane", ["x", "a/b/c", "https://example.com", "default%2Fx"])
-@pytest.mark.parametrize("rest", ["", "/pause", "/resume", "/reset"])
-def test_an_unknown_downstream_is_404(lane: str, rest: str) -> None:
-    """No lane is created."""
+@pytest.mark.parametrize("action", ["", "/pause", "/resume", "/reset"])
+def test_an_unknown_downstream_is_404(lane: str, action: str) -> None:
+    """A request for an unknown lane does not create the lane."""
 
     async def test(api: ApiHarness) -> None:
-        method = "POST" if rest else "GET"
-        assert 404 == (await api.request(method, f"/downstreams/{lane}{rest}")).status
+        method = "POST" if action else "GET"
+        assert 404 == (await api.request(method, f"/downstreams/{lane}{action}")).status
         assert [] == (await api.store.list_lanes(None)).items
 
     run_with_api(test)

@@ -1,4 +1,4 @@
-"""Reading of request bodies, headers and query parameters."""
+"""Reading of request bodies and query parameters."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ JSON = {b"content-type": b"application/json"}
 
 def chunked_request(*chunks: bytes) -> ApiRequest:
     """Return a request whose body arrives in chunks."""
-    left = list(chunks)
+    remaining = list(chunks)
 
     async def receive() -> dict[str, Any]:
-        piece = left.pop(0)
+        chunk = remaining.pop(0)
         await asyncio.sleep(0)
-        return {"type": "http.request", "body": piece, "more_body": bool(left)}
+        return {"type": "http.request", "body": chunk, "more_body": bool(remaining)}
 
     return ApiRequest({}, receive, JSON)
 
 
-def test_partial_bodies_are_limited_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many chunked bodies do not fill the memory; complete ones free their share."""
+def test_the_total_size_of_incomplete_bodies_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bodies above the limit get a 503, and a complete body frees its share."""
     monkeypatch.setattr(messages, "MAX_BUFFERED_BODY_BYTES", 18)
 
     async def main() -> None:
         many = [chunked_request(b"12345", b"67890").read_body(100) for _ in range(4)]
-        ends = await asyncio.gather(*many, return_exceptions=True)
-        rejected = [end for end in ends if isinstance(end, ApiError)]
+        results = await asyncio.gather(*many, return_exceptions=True)
+        rejected = [result for result in results if isinstance(result, ApiError)]
 
-        assert {503} == {one.problem.status for one in rejected}
-        assert len(ends) - len(rejected) == ends.count(b"1234567890") > 0
+        assert {503} == {error.problem.status for error in rejected}
+        assert len(results) - len(rejected) == results.count(b"1234567890") > 0
         assert b"1234567890" == await chunked_request(b"12345", b"67890").read_body(100)
 
     asyncio.run(main())
@@ -59,16 +59,18 @@ def test_partial_bodies_are_limited_together(monkeypatch: pytest.MonkeyPatch) ->
         ("POST", "/downstreams/https:hooks.example:443/pause", "body must be empty."),
     ],
 )
-@pytest.mark.parametrize("framed", [("content-length", "2"), ("transfer-encoding", "chunked")])
+@pytest.mark.parametrize(
+    "framing_header", [("content-length", "2"), ("transfer-encoding", "chunked")]
+)
 def test_an_unexpected_body_is_422(
-    framed: tuple[str, str], method: str, path: str, detail: str
+    framing_header: tuple[str, str], method: str, path: str, detail: str
 ) -> None:
-    """It may contain a filter that was meant to limit the operation."""
+    """A body is rejected, because it may be a filter that would be ignored."""
 
     async def test(api: ApiHarness) -> None:
         task = await api.create()
         response = await api.request(
-            method, path.format(task=task["taskId"]), body=b"{}", headers=dict([framed])
+            method, path.format(task=task["taskId"]), body=b"{}", headers=dict([framing_header])
         )
         assert (422, "body", detail) == (
             response.status,
@@ -90,7 +92,7 @@ def test_an_unexpected_body_is_422(
     ],
 )
 def test_an_unexpected_query_is_422(method: str, path: str) -> None:
-    """A replay that was meant to be a dry run must not start."""
+    """A query is rejected, so that `?dryRun=true` does not start a replay."""
 
     async def test(api: ApiHarness) -> None:
         response = await api.request(method, f"{path}?dryRun=true", {})
@@ -105,14 +107,14 @@ def test_an_unexpected_query_is_422(method: str, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["", "text/plain", "application/x-www-form-urlencoded", "application/jsonp"]
+    "content_type", ["", "text/plain", "application/x-www-form-urlencoded", "application/jsonp"]
 )
-def test_other_content_types_are_415(kind: str) -> None:
-    """Pages of other sites cannot send application/json without a preflight."""
+def test_other_content_types_are_415(content_type: str) -> None:
+    """Content types that a web page can send without a CORS preflight are rejected."""
 
     async def test(api: ApiHarness) -> None:
         response = await api.request(
-            "POST", "/retry-tasks", {"targetUrl": TARGET}, headers={"content-type": kind}
+            "POST", "/retry-tasks", {"targetUrl": TARGET}, headers={"content-type": content_type}
         )
         assert (415, "application/json") == (response.status, response.header("accept"))
         assert 0 == await api.count_tasks()
@@ -120,7 +122,7 @@ def test_other_content_types_are_415(kind: str) -> None:
     run_with_api(test)
 
 
-def test_the_content_type_may_have_parameters() -> None:
+def test_the_content_type_can_have_parameters() -> None:
     """`application/json; charset=utf-8` is accepted."""
 
     async def test(api: ApiHarness) -> None:
@@ -133,15 +135,18 @@ def test_the_content_type_may_have_parameters() -> None:
 
 @pytest.mark.parametrize("length", ["1001", "9" * 5000])
 def test_a_declared_length_above_the_limit_is_413(length: str) -> None:
-    """Before any part of the body is read."""
+    """The request is rejected before the body is read."""
 
     async def test(api: ApiHarness) -> None:
-        class Endless(list[bytes]):
+        class UnreadableChunks(list[bytes]):
             def pop(self, *_: object) -> bytes:
-                raise AssertionError("it was read")
+                raise AssertionError("the body was read")
 
         response = await api.request(
-            "POST", "/retry-tasks", body=Endless([b"x"]), headers={"content-length": length}
+            "POST",
+            "/retry-tasks",
+            body=UnreadableChunks([b"x"]),
+            headers={"content-length": length},
         )
         assert 413 == response.status
 
@@ -149,7 +154,7 @@ def test_a_declared_length_above_the_limit_is_413(length: str) -> None:
 
 
 def test_a_chunked_body_above_the_limit_is_413() -> None:
-    """The remaining chunks are not read."""
+    """The connection is closed, and no task is created."""
 
     async def test(api: ApiHarness) -> None:
         response = await api.request("POST", "/retry-tasks", body=[b" " * 400] * 3 + [b"{}"])
@@ -160,7 +165,7 @@ def test_a_chunked_body_above_the_limit_is_413() -> None:
 
 
 def test_chunks_are_joined() -> None:
-    """They form one document."""
+    """A document can be split into chunks at any byte."""
 
     async def test(api: ApiHarness) -> None:
         body = json.dumps({"targetUrl": TARGET}).encode()
@@ -171,7 +176,7 @@ def test_chunks_are_joined() -> None:
 
 
 def test_a_client_that_disconnects_creates_no_task() -> None:
-    """The body was not complete."""
+    """A request with an incomplete body gets no response and creates no task."""
 
     async def test(api: ApiHarness) -> None:
         sent: list[object] = []
@@ -227,7 +232,7 @@ def test_an_invalid_query_is_422_with_its_parameter(query: str, field: str) -> N
 
 @pytest.mark.parametrize("query", ["lane=%FF", "x" * 9000, "&".join(["a=b"] * 101)])
 def test_a_malformed_query_is_rejected(query: str) -> None:
-    """Not UTF-8, too long, or too many parameters."""
+    """A query that is not UTF-8, is too long or has too many parameters is rejected."""
 
     async def test(api: ApiHarness) -> None:
         response = await api.request("GET", f"/retry-tasks?{query}")

@@ -10,8 +10,8 @@ from tarry.errors import StoreUnavailable
 from tests.service.api.harness import ApiHarness, run_with_api
 
 
-def test_a_healthy_service() -> None:
-    """Both endpoints return 200."""
+def test_a_healthy_service_is_live_and_ready() -> None:
+    """Liveness and readiness return 200."""
 
     async def test(api: ApiHarness) -> None:
         for path in ("/healthz", "/readyz"):
@@ -22,7 +22,7 @@ def test_a_healthy_service() -> None:
 
 
 def test_readiness_is_503_while_a_component_fails() -> None:
-    """The problem names it; liveness stays 200, and readiness recovers."""
+    """The problem names the component; liveness stays 200, and readiness recovers."""
 
     async def test(api: ApiHarness) -> None:
         api.engine.health.mark_failing("claiming", "no such table")
@@ -40,7 +40,7 @@ def test_readiness_is_503_while_a_component_fails() -> None:
 
 
 def test_readiness_pings_the_store() -> None:
-    """At most once per second."""
+    """The store is pinged at most once per second."""
 
     async def test(api: ApiHarness) -> None:
         pings: list[int] = []
@@ -64,7 +64,7 @@ def test_readiness_pings_the_store() -> None:
 
 
 def test_causes_are_hidden_where_keys_are_required() -> None:
-    """They are only logged."""
+    """If keys are required, readiness, which needs no key, does not contain causes."""
 
     async def test(api: ApiHarness) -> None:
         api.engine.health.mark_failing("store", "db.internal:5432 refused")
@@ -75,7 +75,7 @@ def test_causes_are_hidden_where_keys_are_required() -> None:
 
 
 def test_metrics_have_their_content_type() -> None:
-    """The body is passed on unchanged."""
+    """The rendered metrics are returned with their content type."""
 
     async def test(api: ApiHarness) -> None:
         response = await api.request("GET", "/metrics")
@@ -88,7 +88,7 @@ def test_metrics_have_their_content_type() -> None:
 
 
 def test_a_store_that_does_not_respond_is_failing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The request does not wait forever."""
+    """Readiness returns 503 after the timeout of the store check."""
     monkeypatch.setattr("tarry.service.api.monitoring._STORE_CHECK_TIMEOUT_S", 0.0)
 
     async def test(api: ApiHarness) -> None:

@@ -20,7 +20,7 @@ from tests.service.api.test_auth import create_key
 
 
 class EventReader:
-    """Reads `/events` until it disconnects."""
+    """A client of `/events` that disconnects when `disconnect` is set."""
 
     def __init__(self, api: Api, method: str = "GET", key: str = "") -> None:
         self.sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -56,13 +56,13 @@ class EventReader:
 
 
 def build_event(kind: str, tenant: str = "default", **fields: Any) -> Event:
-    """Return an event."""
+    """Return an event of a lane of the tenant."""
     lane = f"{tenant}/https:a:443"
     return Event(kind=kind, at=NOW, tenant=tenant, lane=lane, **fields)
 
 
 def test_events_are_sent_to_their_tenant() -> None:
-    """Each has an id."""
+    """A stream has only the events of its tenant, each with an id."""
 
     async def test(api: ApiHarness) -> None:
         reader = EventReader(api.api)
@@ -87,8 +87,8 @@ def test_events_are_sent_to_their_tenant() -> None:
     run_with_api(test)
 
 
-def test_events_have_no_text_of_the_target() -> None:
-    """It may contain a secret, and the secrets of the task are not known here."""
+def test_events_contain_no_text_of_the_target() -> None:
+    """Excerpt and error message, which may contain secrets, are null in events."""
 
     async def test(api: ApiHarness) -> None:
         reader = EventReader(api.api)
@@ -113,7 +113,7 @@ def test_events_have_no_text_of_the_target() -> None:
 
 
 def test_a_slow_reader_receives_the_number_of_missed_events() -> None:
-    """Before the next event."""
+    """A `missed` event precedes the next event."""
 
     async def test(api: ApiHarness) -> None:
         reader = EventReader(api.api)
@@ -130,7 +130,7 @@ def test_a_slow_reader_receives_the_number_of_missed_events() -> None:
 
 
 def test_an_idle_stream_sends_comments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that proxies keep the connection open."""
+    """Comments are sent regularly, so that proxies keep the connection open."""
     monkeypatch.setattr("tarry.service.api.monitoring._HEARTBEAT_S", 0.0)
 
     async def test(api: ApiHarness) -> None:
@@ -144,7 +144,7 @@ def test_an_idle_stream_sends_comments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_streams_end_with_the_service() -> None:
-    """Open streams do not delay the shutdown."""
+    """Closing the API ends open streams."""
 
     async def test(api: ApiHarness) -> None:
         reader = EventReader(api.api)
@@ -158,7 +158,7 @@ def test_streams_end_with_the_service() -> None:
 
 
 def test_the_number_of_streams_is_limited() -> None:
-    """503 with Retry-After; a closed stream frees its slot."""
+    """A stream above the limit gets a 503 with Retry-After; a closed stream frees its slot."""
 
     async def test(api: ApiHarness) -> None:
         reader = EventReader(api.api)
@@ -181,7 +181,7 @@ def test_the_number_of_streams_is_limited() -> None:
 def test_a_stream_ends_when_its_key_is_revoked(
     is_busy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As soon as the cached lookup has expired, with or without events."""
+    """The stream ends when the cached key lookup expires, with or without events."""
     clock = VirtualClock()
     monkeypatch.setattr(FakeTime, "seconds", lambda _: clock.now())
 
@@ -195,7 +195,7 @@ def test_a_stream_ends_when_its_key_is_revoked(
         secret, key = await create_key(api, "acme")
         reader = EventReader(api.api, key=secret)
         await reader.wait_for_start()
-        busy = asyncio.ensure_future(publish(api)) if is_busy else None
+        publisher = asyncio.ensure_future(publish(api)) if is_busy else None
         await asyncio.sleep(59.9)
         assert not reader.task.done()
         assert await api.store.revoke_api_key(key.id)
@@ -204,8 +204,8 @@ def test_a_stream_ends_when_its_key_is_revoked(
         sent = [await reader.sent.get() for _ in range(reader.sent.qsize())]
         assert {"type": "http.response.body", "body": b""} == sent[-1]
         assert not api.engine.events.listeners
-        if busy is not None:
-            busy.cancel()
+        if publisher is not None:
+            publisher.cancel()
 
     clock.run(test)
 
@@ -214,7 +214,7 @@ def test_a_stream_ends_when_its_key_is_revoked(
 def test_a_stream_ends_when_its_key_cannot_be_checked(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store is unavailable; any other error is raised."""
+    """An unavailable store ends the stream, and any other error is raised."""
     clock = VirtualClock()
     monkeypatch.setattr(FakeTime, "seconds", lambda _: clock.now())
 
@@ -239,7 +239,7 @@ def test_a_stream_ends_when_its_key_cannot_be_checked(
 
 
 def test_an_error_in_a_stream_is_raised() -> None:
-    """And its slot is free again."""
+    """The error is raised, and the stream is removed from the listeners."""
 
     async def test(api: ApiHarness) -> None:
         reader = EventReader(api.api)

@@ -1,4 +1,4 @@
-"""The OpenAPI document and `GET /docs` match the service's behaviour."""
+"""The OpenAPI document and `GET /docs` match the behaviour of the service."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ api = ApiHarness()
 schema = schemathesis.openapi.from_asgi("/openapi.json", api.api)
 
 
-@schema.exclude(path="/events").parametrize()  # it has no end
+@schema.exclude(path="/events").parametrize()  # an endless stream
 @settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_generated_requests_get_documented_responses(case: Any) -> None:
-    """Statuses, content types and bodies match; invalid requests are rejected."""
+    """Statuses, content types and bodies match the schema; invalid requests are rejected."""
     case.call_and_validate(checks=CHECKS)
 
 
@@ -52,7 +52,7 @@ def test_every_reference_has_a_schema() -> None:
 
 
 def test_policy_fields_match_the_validation() -> None:
-    """For policies and for overrides."""
+    """The schemas of policies and of overrides have the fields that the service validates."""
     schemas = schema.raw_schema["components"]["schemas"]
     assert {*JSON_FIELDS, "policyId"} == set(schemas["PolicyFields"]["properties"])
     overrides = schemas["RetryTaskRequest"]["properties"]["policy"]["anyOf"][0]
@@ -60,9 +60,9 @@ def test_policy_fields_match_the_validation() -> None:
 
 
 def test_security_is_documented() -> None:
-    """On all operations but the public ones, and only if keys are required."""
+    """All operations except health checks have `security`, if keys are required."""
 
-    async def secured(api: ApiHarness) -> set[str]:
+    async def secured_paths(api: ApiHarness) -> set[str]:
         document = (await api.request("GET", "/openapi.json")).json
         return {
             path
@@ -72,18 +72,18 @@ def test_security_is_documented() -> None:
         }
 
     paths = set(schema.raw_schema["paths"])
-    assert set() == run_with_api(secured)
-    assert paths - {"/healthz", "/readyz"} == run_with_api(secured, keys=True)
+    assert set() == run_with_api(secured_paths)
+    assert paths - {"/healthz", "/readyz"} == run_with_api(secured_paths, keys=True)
 
 
 def test_the_callback_is_described() -> None:
-    """In the OpenAPI document and on the page."""
+    """The OpenAPI document and the page describe the callback request."""
 
     async def test(api: ApiHarness) -> None:
         callbacks = schema.raw_schema["paths"]["/retry-tasks"]["post"]["callbacks"]
         post = callbacks["finished"]["{$request.body#/callbackUrl}"]["post"]
-        form = post["requestBody"]["content"]["application/json"]["schema"]
-        assert {"$ref": "#/components/schemas/CallbackBody"} == form
+        body_schema = post["requestBody"]["content"]["application/json"]["schema"]
+        assert {"$ref": "#/components/schemas/CallbackBody"} == body_schema
         page = (await api.request("GET", "/docs")).body.decode()
         assert "<code>{$request.body#/callbackUrl}</code>" in page
         assert 'id="type-CallbackBody"' in page
@@ -92,7 +92,7 @@ def test_the_callback_is_described() -> None:
 
 
 def test_the_page_lists_every_operation_and_is_self_contained() -> None:
-    """No scripts, no other hosts, and a content security policy that forbids both."""
+    """The page has no scripts and no external URLs, and a content security policy."""
 
     async def test(api: ApiHarness) -> None:
         response = await api.request("GET", "/docs")
@@ -107,16 +107,16 @@ def test_the_page_lists_every_operation_and_is_self_contained() -> None:
 
 
 def test_problem_types_link_to_their_row_on_the_page() -> None:
-    """The document lists all of them."""
+    """The page has one row and the document one enum value per problem type."""
 
     async def test(api: ApiHarness) -> None:
-        path, _, place = (await api.request("GET", "/nothing")).problem["type"].partition("#")
+        path, _, anchor = (await api.request("GET", "/nothing")).problem["type"].partition("#")
         page = (await api.request("GET", path)).body.decode()
-        assert 1 == page.count(f'id="{place}"')
-        for kind in PROBLEM_TYPES:
-            assert f'id="{kind.type.partition("#")[2]}"' in page
+        assert 1 == page.count(f'id="{anchor}"')
+        for problem_type in PROBLEM_TYPES:
+            assert f'id="{problem_type.type.partition("#")[2]}"' in page
         types = schema.raw_schema["components"]["schemas"]["Problem"]["properties"]["type"]["enum"]
-        assert [kind.type for kind in PROBLEM_TYPES] == types
+        assert [problem_type.type for problem_type in PROBLEM_TYPES] == types
         assert len(PROBLEM_TYPES) == len(set(types))
 
     run_with_api(test)
@@ -124,5 +124,5 @@ def test_problem_types_link_to_their_row_on_the_page() -> None:
 
 @pytest.mark.parametrize("path", ["/docs", "/openapi.json"])
 def test_the_description_itself_is_not_documented(path: str) -> None:
-    """`/docs` and `/openapi.json` are not in the document."""
+    """`/docs` and `/openapi.json` are not operations of the document."""
     assert path not in schema.raw_schema["paths"]

@@ -1,4 +1,4 @@
-"""`/retry-policies`: a tenant's policies and the built-in ones."""
+"""`/retry-policies`: policies of a tenant and built-in policies."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tarry.wire.policies import SERVICE_PRESETS
 from tests.service.api.harness import NOW, TARGET, ApiHarness, run_with_api
 
 
-def test_creating_a_policy_twice() -> None:
-    """200 for equal fields, however they are written, and 409 for different ones."""
+def test_an_existing_policy_can_be_posted_again() -> None:
+    """Equal fields, in any notation, get a 200, and different fields a 409."""
 
     async def test(api: ApiHarness) -> None:
         document = {"policyId": "mine", "maxAttempts": 7, "totalBudgetMs": 60_000}
@@ -26,8 +26,8 @@ def test_creating_a_policy_twice() -> None:
             returned["totalBudgetMs"],
         )
         same = {"totalBudgetMs": 60_000.0, "maxAttempts": 7, "multiplier": 2, "policyId": "mine"}
-        again = await api.request("POST", "/retry-policies", same)
-        assert (200, returned) == (again.status, again.json)
+        repeated = await api.request("POST", "/retry-policies", same)
+        assert (200, returned) == (repeated.status, repeated.json)
         other = await api.request("POST", "/retry-policies", {**document, "maxAttempts": 8})
         assert (409, "policyId") == (other.status, other.problem["field"])
 
@@ -35,7 +35,7 @@ def test_creating_a_policy_twice() -> None:
 
 
 def test_put_creates_a_new_version() -> None:
-    """Unless nothing changed; old versions can still be read."""
+    """A PUT with equal fields creates no version, and old versions can be read."""
 
     async def test(api: ApiHarness) -> None:
         path = "/retry-policies/mine"
@@ -43,19 +43,19 @@ def test_put_creates_a_new_version() -> None:
         second = await api.request("PUT", path, {"maxAttempts": 3, "policyId": "mine"})
         same = await api.request("PUT", path, {"maxAttempts": 3})
         assert [201, 200, 200] == [first.status, second.status, same.status]
-        assert [1, 2, 2] == [one.json["version"] for one in (first, second, same)]
+        assert [1, 2, 2] == [response.json["version"] for response in (first, second, same)]
         assert 3 == (await api.request("GET", path)).json["maxAttempts"]
         assert 2 == (await api.request("GET", f"{path}?version=1")).json["maxAttempts"]
         assert 404 == (await api.request("GET", f"{path}?version=9")).status
-        chosen = await api.engine.policies.load("default", "mine")
-        assert chosen is not None
-        assert 3 == chosen.policy.max_attempts
+        loaded = await api.engine.policies.load("default", "mine")
+        assert loaded is not None
+        assert 3 == loaded.policy.max_attempts
 
     run_with_api(test)
 
 
 def test_a_change_applies_to_the_next_task() -> None:
-    """The cached policy is dropped when it changes."""
+    """A policy can be deleted when no task uses it; a new task cannot use a deleted policy."""
 
     async def test(api: ApiHarness) -> None:
         await api.request("PUT", "/retry-policies/mine", {})
@@ -73,7 +73,7 @@ def test_a_change_applies_to_the_next_task() -> None:
 
 
 def test_built_in_policies_are_listed_last() -> None:
-    """In pages, each once; a replaced one is not listed twice."""
+    """All pages together contain each policy once, also a replaced built-in policy."""
 
     async def test(api: ApiHarness) -> None:
         await api.request("PUT", "/retry-policies/zebra", {})
@@ -86,7 +86,7 @@ def test_built_in_policies_are_listed_last() -> None:
             while cursor is not None:
                 page = (await api.request("GET", f"/retry-policies?limit={limit}{cursor}")).json
                 assert len(page["items"]) <= limit
-                found += [(one["policyId"], one["version"]) for one in page["items"]]
+                found += [(policy["policyId"], policy["version"]) for policy in page["items"]]
                 cursor = page["nextCursor"] and f"&cursor={page['nextCursor']}"
             assert expected == found
 
@@ -94,7 +94,7 @@ def test_built_in_policies_are_listed_last() -> None:
 
 
 def test_a_built_in_policy_can_be_replaced_and_restored() -> None:
-    """It cannot be deleted itself."""
+    """Deleting the replacement restores the built-in policy, which cannot be deleted."""
 
     async def test(api: ApiHarness) -> None:
         path = "/retry-policies/default"
@@ -110,7 +110,7 @@ def test_a_built_in_policy_can_be_replaced_and_restored() -> None:
 
 
 def test_a_policy_in_use_cannot_be_deleted() -> None:
-    """The problem says how to find the tasks, and how to restore the built-in default."""
+    """The problem contains the requests that list the tasks and restore the built-in policy."""
 
     async def test(api: ApiHarness) -> None:
         path = "/retry-policies/default"
@@ -120,27 +120,27 @@ def test_a_policy_in_use_cannot_be_deleted() -> None:
         detail = (await api.request("DELETE", path)).problem["detail"]
         assert "GET /retry-tasks?policyId=default" in detail
         assert "PUT /retry-policies/default with {}" in detail
-        again = (await api.request("PUT", path, {})).json
-        assert {**preset, "version": 2, "createdAt": NOW} == again
+        repeated = (await api.request("PUT", path, {})).json
+        assert {**preset, "version": 2, "createdAt": NOW} == repeated
 
     run_with_api(test)
 
 
 def test_an_unknown_version_names_the_newest() -> None:
-    """When a task pins it, and when it is read."""
+    """The problem contains the newest version, for a new task and for a read."""
 
     async def test(api: ApiHarness) -> None:
         for attempts in (2, 3):
             await api.request("PUT", "/retry-policies/mine", {"maxAttempts": attempts})
-        versions = "the newest version of mine is 2"
+        newest_version = "the newest version of mine is 2"
         task = {"targetUrl": TARGET, "policyId": "mine", "policyVersion": 9}
         rejected = await api.request("POST", "/retry-tasks", task)
-        assert (f"policyVersion must exist: {versions}, got 9.", "policyVersion") == (
+        assert (f"policyVersion must exist: {newest_version}, got 9.", "policyVersion") == (
             rejected.problem["detail"],
             rejected.problem["field"],
         )
         read = await api.request("GET", "/retry-policies/mine?version=9")
-        assert (404, f"Version 9 does not exist: {versions}.") == (
+        assert (404, f"Version 9 does not exist: {newest_version}.") == (
             read.status,
             read.problem["detail"],
         )
@@ -149,7 +149,7 @@ def test_an_unknown_version_names_the_newest() -> None:
 
 
 def test_a_schedule_is_returned_as_a_list() -> None:
-    """The list of delays is stored and returned."""
+    """`scheduleMs` is returned as it was sent."""
 
     async def test(api: ApiHarness) -> None:
         document = {"backoffType": "SCHEDULE", "scheduleMs": [1000, 5000]}
@@ -178,7 +178,7 @@ def test_a_schedule_is_returned_as_a_list() -> None:
     ],
 )
 def test_an_invalid_policy_is_422_with_its_field(fields: dict[str, object], field: str) -> None:
-    """Nothing is stored."""
+    """An invalid policy is not stored."""
 
     async def test(api: ApiHarness) -> None:
         response = await api.request("POST", "/retry-policies", fields)
@@ -199,7 +199,7 @@ def test_an_invalid_policy_is_422_with_its_field(fields: dict[str, object], fiel
 def test_an_invalid_new_version_is_422_with_its_field(
     path: str, fields: dict[str, object], field: str
 ) -> None:
-    """Nothing is stored."""
+    """An invalid version is not stored."""
 
     async def test(api: ApiHarness) -> None:
         response = await api.request("PUT", path, fields)
@@ -211,7 +211,7 @@ def test_an_invalid_new_version_is_422_with_its_field(
 
 @pytest.mark.parametrize("body", [b"[]", b"{", b"\xff"])
 def test_a_document_that_is_not_a_policy_is_rejected(body: bytes) -> None:
-    """With 400 or 422, like a task."""
+    """The status is 400 or 422, as for tasks."""
 
     async def test(api: ApiHarness) -> None:
         assert (await api.request("POST", "/retry-policies", body=body)).status in {400, 422}
@@ -220,7 +220,7 @@ def test_a_document_that_is_not_a_policy_is_rejected(body: bytes) -> None:
 
 
 def test_an_unknown_policy_is_404() -> None:
-    """For reading and for deleting."""
+    """GET and DELETE of an unknown policy return 404."""
 
     async def test(api: ApiHarness) -> None:
         assert 404 == (await api.request("GET", "/retry-policies/x")).status

@@ -1,4 +1,4 @@
-"""Errors of JSON and query parameters name the field and the valid values."""
+"""Problems about JSON fields and query parameters."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.service.api.harness import TARGET, ApiHarness, run_with_api
         ("reason=bogus", "permanent or overloaded or"),
     ],
 )
-def test_an_unknown_value_lists_the_valid_ones(query: str, values: str) -> None:
-    """An empty list would look as if there were no such tasks."""
+def test_the_problem_of_an_unknown_value_lists_the_valid_values(query: str, values: str) -> None:
+    """An unknown filter value is an error, because an empty list would be misleading."""
 
     async def test(api: ApiHarness) -> None:
         detail = (await api.request("GET", f"/retry-tasks?{query}")).problem["detail"]
@@ -24,16 +24,16 @@ def test_an_unknown_value_lists_the_valid_ones(query: str, values: str) -> None:
     run_with_api(test)
 
 
-@pytest.mark.parametrize("place", ["body", "headers", "policy"])
-def test_deeply_nested_json_is_never_500(place: str) -> None:
-    """It is accepted or rejected, alone and in a batch."""
+@pytest.mark.parametrize("name", ["body", "headers", "policy"])
+def test_deeply_nested_json_is_never_500(name: str) -> None:
+    """Nested JSON of any depth is accepted or rejected, alone and in a batch."""
 
     async def test(api: ApiHarness) -> None:
         for depth in (10, 300, 500, 700, 800, 900, 950, 980, 1_000, 2_000):
             nested = "[" * depth + "]" * depth
-            field = {"headers": "X-A", "policy": "maxAttempts"}.get(place)
+            field = {"headers": "X-A", "policy": "maxAttempts"}.get(name)
             value = nested if field is None else f'{{"{field}": {nested}}}'
-            task = f'{{"targetUrl": "{TARGET}", "{place}": {value}}}'
+            task = f'{{"targetUrl": "{TARGET}", "{name}": {value}}}'
             alone = await api.request("POST", "/retry-tasks", body=task.encode())
             assert alone.status in {201, 400, 422}
             batch = await api.request(

@@ -1,4 +1,4 @@
-"""Methods, `HEAD` and cross-site requests, for every path."""
+"""Methods, `HEAD` and cross-site requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.service.api.harness import TARGET, ApiHarness, run_with_api
     ],
 )
 def test_an_unsupported_method_is_405(method: str, path: str, allowed: str) -> None:
-    """With `Allow`; OPTIONS returns the same header without an error."""
+    """The 405 has an `Allow` header, and OPTIONS returns 204 with the same header."""
 
     async def test(api: ApiHarness) -> None:
         response = await api.request(method, path)
@@ -31,7 +31,7 @@ def test_an_unsupported_method_is_405(method: str, path: str, allowed: str) -> N
 
 
 def test_head_is_get_without_the_body() -> None:
-    """The same status and headers."""
+    """HEAD returns the status and headers of GET, and no body."""
 
     async def test(api: ApiHarness) -> None:
         for path in ("/retry-tasks", "/healthz", "/nothing", "/retry-tasks/x", "/docs"):
@@ -43,15 +43,19 @@ def test_head_is_get_without_the_body() -> None:
 
 
 def test_cross_site_writes_are_403() -> None:
-    """A browser sends the `Origin` of another site."""
+    """A write with the `Origin` of another site is rejected, a read is accepted."""
 
     async def test(api: ApiHarness) -> None:
         document = {"targetUrl": TARGET}
-        foreign = {"Origin": "https://evil.example"}
-        own = {"Origin": "http://tarry.test"}
-        assert 403 == (await api.request("POST", "/retry-tasks", document, headers=foreign)).status
-        assert 403 == (await api.request("DELETE", "/dead-letters", headers=foreign)).status
-        assert 200 == (await api.request("GET", "/retry-tasks", headers=foreign)).status
-        assert 201 == (await api.request("POST", "/retry-tasks", document, headers=own)).status
+        cross_site = {"Origin": "https://evil.example"}
+        same_site = {"Origin": "http://tarry.test"}
+        assert (
+            403 == (await api.request("POST", "/retry-tasks", document, headers=cross_site)).status
+        )
+        assert 403 == (await api.request("DELETE", "/dead-letters", headers=cross_site)).status
+        assert 200 == (await api.request("GET", "/retry-tasks", headers=cross_site)).status
+        assert (
+            201 == (await api.request("POST", "/retry-tasks", document, headers=same_site)).status
+        )
 
     run_with_api(test)

@@ -19,8 +19,8 @@ from tests.service.api.harness import NOW, TARGET, ApiHarness, FakePayloads, run
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
-def test_creating_a_task() -> None:
-    """201 with `Location` and the task."""
+def test_a_created_task_is_returned() -> None:
+    """The response is a 201 with `Location` and the task."""
 
     async def test(api: ApiHarness) -> None:
         response = await api.request("POST", "/retry-tasks", {"targetUrl": TARGET})
@@ -109,7 +109,7 @@ def test_numbers_in_a_body_are_not_rounded() -> None:
 
 
 def test_all_fields_are_stored() -> None:
-    """Method, times, policy, callback and trace."""
+    """Method, time, policy, callback, idempotency key and trace are stored."""
 
     async def test(api: ApiHarness) -> None:
         await api.request("PUT", "/retry-policies/slow", {"maxAttempts": 9})
@@ -145,7 +145,7 @@ def test_all_fields_are_stored() -> None:
 
 
 def test_a_delay_starts_when_the_task_is_added() -> None:
-    """`delayMs` is measured by the store's clock."""
+    """`delayMs` is added to the time of the store's clock; a past time becomes the current."""
 
     async def test(api: ApiHarness) -> None:
         assert NOW + 1_500 == (await api.create(delayMs=1_500))["nextAttemptAt"]
@@ -155,7 +155,7 @@ def test_a_delay_starts_when_the_task_is_added() -> None:
 
 
 def test_an_invalid_traceparent_is_ignored() -> None:
-    """As W3C Trace Context requires."""
+    """A task is created without a trace, as W3C Trace Context requires."""
 
     async def test(api: ApiHarness) -> None:
         response = await api.request(
@@ -167,13 +167,13 @@ def test_an_invalid_traceparent_is_ignored() -> None:
 
 
 def test_a_repeated_key_returns_the_existing_task() -> None:
-    """200 for equal content, however it is written; 422 for different content."""
+    """Equal content, in any notation, gets a 200, and different content a 422."""
 
     async def test(api: ApiHarness) -> None:
         first = await api.create(
             idempotencyKey="k", headers={"X-A": "1", "X-B": "2"}, body={"a": 1}
         )
-        again = {
+        repeated = {
             "body": {"a": 1},
             "headers": {"x-b": "2", "x-a": "1"},
             "targetUrl": "https://EXAMPLE.com/hook",
@@ -181,12 +181,12 @@ def test_a_repeated_key_returns_the_existing_task() -> None:
             "idempotencyKey": "k",
             "policyId": "default",
         }
-        response = await api.request("POST", "/retry-tasks", again)
+        response = await api.request("POST", "/retry-tasks", repeated)
         assert (200, first["taskId"]) == (response.status, response.json["taskId"])
-        later = await api.request("POST", "/retry-tasks", {**again, "delayMs": 1})
+        later = await api.request("POST", "/retry-tasks", {**repeated, "delayMs": 1})
         assert (200, first["taskId"]) == (later.status, later.json["taskId"])
         nothing = await api.request(
-            "POST", "/retry-tasks", {**again, "policy": {}, "delayMs": None}
+            "POST", "/retry-tasks", {**repeated, "policy": {}, "delayMs": None}
         )
         assert 200 == nothing.status
         others: list[dict[str, object]] = [
@@ -195,7 +195,7 @@ def test_a_repeated_key_returns_the_existing_task() -> None:
             {"policy": {"maxAttempts": 2}},
         ]
         for other in others:
-            response = await api.request("POST", "/retry-tasks", {**again, **other})
+            response = await api.request("POST", "/retry-tasks", {**repeated, **other})
             assert (422, "idempotencyKey") == (response.status, response.problem["field"])
         assert 1 == await api.count_tasks()
 
@@ -203,30 +203,30 @@ def test_a_repeated_key_returns_the_existing_task() -> None:
 
 
 @pytest.mark.parametrize("line", ['"order 7"', "order-7"])
-def test_the_key_in_the_header(line: str) -> None:
-    """Quoted, as the draft requires, or bare."""
+def test_the_idempotency_key_can_be_a_header(line: str) -> None:
+    """The value can be quoted, as the draft standard requires, or unquoted."""
 
     async def test(api: ApiHarness) -> None:
         document = {"targetUrl": TARGET}
         headers = {"Idempotency-Key": line}
         first = await api.request("POST", "/retry-tasks", document, headers=headers)
-        again = await api.request("POST", "/retry-tasks", document, headers=headers)
+        repeated = await api.request("POST", "/retry-tasks", document, headers=headers)
         assert line.strip('"') == first.json["idempotencyKey"]
-        assert (200, first.json["taskId"]) == (again.status, again.json["taskId"])
+        assert (200, first.json["taskId"]) == (repeated.status, repeated.json["taskId"])
 
     run_with_api(test)
 
 
 def test_concurrent_requests_with_one_key_create_one_task() -> None:
-    """One gets 201, the others 200 and the same task."""
+    """One request gets a 201, the others a 200 with the same task."""
 
     async def test(api: ApiHarness) -> None:
         document = {"targetUrl": TARGET, "idempotencyKey": "k", "body": "x" * 20_000}
-        replies = await asyncio.gather(
+        responses = await asyncio.gather(
             *(api.request("POST", "/retry-tasks", document) for _ in range(50))
         )
-        assert [200] * 49 + [201] == sorted(response.status for response in replies)
-        assert 1 == len({response.json["taskId"] for response in replies})
+        assert [200] * 49 + [201] == sorted(response.status for response in responses)
+        assert 1 == len({response.json["taskId"] for response in responses})
         assert 1 == await api.count_tasks()
         assert 1 == len(api.payloads.bodies)
 
@@ -234,7 +234,7 @@ def test_concurrent_requests_with_one_key_create_one_task() -> None:
 
 
 def test_a_large_body_is_stored_separately() -> None:
-    """Before the task is added, which has its name and checksum."""
+    """The task has the reference and the checksum of the stored body."""
 
     async def test(api: ApiHarness) -> None:
         body = "x" * (16 * 1024 + 1)
@@ -253,7 +253,7 @@ def test_a_large_body_is_stored_separately() -> None:
 
 
 def test_the_body_of_a_task_that_is_not_added_is_deleted() -> None:
-    """After a conflict, and after a full quota."""
+    """The body is deleted after a conflict and when the quota is full."""
 
     async def test(api: ApiHarness) -> None:
         await api.create(idempotencyKey="k")
@@ -266,8 +266,8 @@ def test_the_body_of_a_task_that_is_not_added_is_deleted() -> None:
     run_with_api(test, quota=1)
 
 
-def test_a_referenced_body_must_exist() -> None:
-    """Its size and tag are stored with the task, and it is never deleted."""
+def test_a_task_refers_to_an_object_of_the_caller() -> None:
+    """The size and ETag of the object are stored; the task does not own the object."""
 
     async def test(api: ApiHarness) -> None:
         answer = await api.create(bodyRef="default/a.json")
@@ -284,11 +284,11 @@ def test_a_referenced_body_must_exist() -> None:
     run_with_api(test)
 
 
-def test_waiting_for_the_result() -> None:
+def test_a_request_can_wait_for_the_result() -> None:
     """`Prefer: wait` returns the finished task and the target's response."""
 
     async def test(api: ApiHarness) -> None:
-        asking = asyncio.create_task(
+        request = asyncio.create_task(
             api.request("POST", "/retry-tasks", {"targetUrl": TARGET}, headers={"Prefer": "wait=5"})
         )
         task_id = await api.engine.waited_for.get()
@@ -296,7 +296,7 @@ def test_waiting_for_the_result() -> None:
             status=200, headers=[("x-a", "1"), ("x-a", "2")], excerpt=b"done"
         )
         api.engine.reporter.notify_waiters(task_id, FinishedTask(Status.SUCCEEDED, None, delivered))
-        response = await asking
+        response = await request
         assert (201, "wait=5") == (response.status, response.header("preference-applied"))
         assert ("SUCCEEDED", None) == (response.json["status"], response.json["nextAttemptAt"])
         expected = {"status": 200, "headers": {"x-a": "1, 2"}, "body": "done"}
@@ -306,14 +306,14 @@ def test_waiting_for_the_result() -> None:
 
 
 def test_a_binary_response_is_returned_as_base64() -> None:
-    """Byte for byte."""
+    """A response body that is not UTF-8 is returned in `bodyBase64`."""
 
     async def test(api: ApiHarness) -> None:
-        async def settled(task_id: str, seconds: float) -> FinishedTask:
+        async def wait_until_finished(task_id: str, seconds: float) -> FinishedTask:
             delivered = DeliveryResult(status=500, excerpt=b"\xff")
             return FinishedTask(Status.EXHAUSTED, "attempts", delivered)
 
-        api.engine.wait_until_finished = settled  # type: ignore[method-assign]
+        api.engine.wait_until_finished = wait_until_finished  # type: ignore[method-assign]
         headers = {"Prefer": 'respond-async, wait="3"'}
         response = await api.request("POST", "/retry-tasks", {"targetUrl": TARGET}, headers=headers)
         assert ("EXHAUSTED", "attempts") == (response.json["status"], response.json["reason"])
@@ -340,13 +340,13 @@ def test_a_binary_response_is_returned_as_base64() -> None:
 def test_a_truncated_response_is_marked(
     delivered: DeliveryResult, expected: dict[str, Any]
 ) -> None:
-    """A character that was cut in two does not make it binary."""
+    """An incomplete UTF-8 character at the cut is dropped, and the body stays a string."""
 
     async def test(api: ApiHarness) -> None:
-        async def settled(task_id: str, seconds: float) -> FinishedTask:
+        async def wait_until_finished(task_id: str, seconds: float) -> FinishedTask:
             return FinishedTask(Status.SUCCEEDED, None, delivered)
 
-        api.engine.wait_until_finished = settled  # type: ignore[method-assign]
+        api.engine.wait_until_finished = wait_until_finished  # type: ignore[method-assign]
         response = await api.request(
             "POST", "/retry-tasks", {"targetUrl": TARGET}, headers={"Prefer": "wait=1"}
         )
@@ -356,15 +356,15 @@ def test_a_truncated_response_is_marked(
 
 
 def test_a_wait_that_times_out_returns_the_pending_task() -> None:
-    """The wait is limited to the maximum."""
+    """The requested wait is limited to the maximum of 60 s."""
 
     async def test(api: ApiHarness) -> None:
         waits: list[float] = []
 
-        async def settled(task_id: str, seconds: float) -> None:
+        async def wait_until_finished(task_id: str, seconds: float) -> None:
             waits.append(seconds)
 
-        api.engine.wait_until_finished = settled  # type: ignore[method-assign]
+        api.engine.wait_until_finished = wait_until_finished  # type: ignore[method-assign]
         for prefer, applied in (("wait=0", "wait=0"), ("wait=99999", "wait=60")):
             response = await api.request(
                 "POST", "/retry-tasks", {"targetUrl": TARGET}, headers={"Prefer": prefer}
@@ -379,7 +379,7 @@ def test_a_wait_that_times_out_returns_the_pending_task() -> None:
 
 @pytest.mark.parametrize("prefer", ["wait=soon", "wait", "wait=-1", "await=5", "return=minimal"])
 def test_an_unknown_preference_is_ignored(prefer: str) -> None:
-    """As RFC 7240 requires."""
+    """The task is created and no preference is applied, as RFC 7240 requires."""
 
     async def test(api: ApiHarness) -> None:
         response = await api.request(
@@ -391,7 +391,7 @@ def test_an_unknown_preference_is_ignored(prefer: str) -> None:
 
 
 def test_the_number_of_waiting_requests_is_limited() -> None:
-    """Further requests are answered at once."""
+    """A request above the limit is answered without a wait."""
 
     async def test(api: ApiHarness) -> None:
         response = await api.request(
@@ -403,7 +403,7 @@ def test_the_number_of_waiting_requests_is_limited() -> None:
 
 
 def test_a_finished_task_is_not_waited_for() -> None:
-    """An existing task that is terminal is returned at once."""
+    """An existing task that is finished is returned without a wait."""
 
     async def test(api: ApiHarness) -> None:
         document = {"targetUrl": TARGET, "idempotencyKey": "k"}
@@ -417,23 +417,23 @@ def test_a_finished_task_is_not_waited_for() -> None:
 
 
 def test_a_full_quota_is_429() -> None:
-    """With Retry-After; a repeated key still returns its task."""
+    """The 429 has Retry-After, and a repeated idempotency key still returns its task."""
 
     async def test(api: ApiHarness) -> None:
         await api.create(idempotencyKey="k")
         full = await api.request("POST", "/retry-tasks", {"targetUrl": TARGET})
-        there = await api.request(
+        existing = await api.request(
             "POST", "/retry-tasks", {"targetUrl": TARGET, "idempotencyKey": "k"}
         )
-        assert [429, 200] == [full.status, there.status]
+        assert [429, 200] == [full.status, existing.status]
         assert "10" == full.header("retry-after")
         assert "(setting tenant_pending)" in full.problem["detail"]
 
     run_with_api(test, quota=1)
 
 
-def test_the_rate_limit_is_429() -> None:
-    """With Retry-After; each task of a batch counts, and tokens return with time."""
+def test_a_request_above_the_rate_limit_is_429() -> None:
+    """The 429 has Retry-After; each task of a batch takes a token; tokens are refilled."""
 
     async def test(api: ApiHarness) -> None:
         document = {"targetUrl": TARGET}
@@ -453,7 +453,7 @@ def test_the_rate_limit_is_429() -> None:
     [(Overloaded("10 tasks wait", retry_after=2.5), "3"), (StoreUnavailable("away"), "1")],
 )
 def test_an_unavailable_store_is_503(error: Exception, seconds: str) -> None:
-    """With Retry-After, and without the store's own message."""
+    """The 503 has Retry-After and does not contain the message of the store."""
 
     async def test(api: ApiHarness) -> None:
         api.engine.error = error
@@ -465,7 +465,7 @@ def test_an_unavailable_store_is_503(error: Exception, seconds: str) -> None:
 
 
 def test_an_unexpected_error_is_500(caplog: pytest.LogCaptureFixture) -> None:
-    """Without details, which are logged."""
+    """The details of the error are logged and are not part of the response."""
 
     async def test(api: ApiHarness) -> None:
         api.engine.error = RuntimeError("secret details")
@@ -477,9 +477,9 @@ def test_an_unexpected_error_is_500(caplog: pytest.LogCaptureFixture) -> None:
     assert "secret details" in caplog.text
 
 
-@pytest.mark.parametrize("more", [[], [5]], ids=["well formed", "not"])
-def test_each_task_of_a_batch_has_its_own_result(more: list[int]) -> None:
-    """As if it had been sent alone, also next to an entry that is not a task."""
+@pytest.mark.parametrize("malformed", [[], [5]], ids=["all objects", "with a number"])
+def test_each_task_of_a_batch_has_its_own_result(malformed: list[int]) -> None:
+    """Each result is that of a single request, also if another entry is malformed."""
 
     async def test(api: ApiHarness) -> None:
         tasks = [
@@ -489,15 +489,15 @@ def test_each_task_of_a_batch_has_its_own_result(more: list[int]) -> None:
             {"targetUrl": TARGET, "idempotencyKey": "a", "body": "other"},
             {"targetUrl": TARGET, "headers": {"Host": "x"}},
             {"targetUrl": TARGET, "idempotencyKey": "b"},
-            *more,
+            *malformed,
         ]
         response = await api.request("POST", "/retry-tasks/batch", {"tasks": tasks})
         results = response.json["results"]
-        statuses = [201, 422, 200, 422, 422, 201, *(422 for _ in more)]
-        assert statuses == [one["status"] for one in results]
+        statuses = [201, 422, 200, 422, 422, 201, *(422 for _ in malformed)]
+        assert statuses == [result["status"] for result in results]
         assert results[0]["task"]["taskId"] == results[2]["task"]["taskId"]
-        fields = [one["problem"]["field"] for one in results if "problem" in one]
-        assert ["targetUrl", "idempotencyKey", "headers.Host", *("" for _ in more)] == fields
+        fields = [result["problem"]["field"] for result in results if "problem" in result]
+        assert ["targetUrl", "idempotencyKey", "headers.Host", *("" for _ in malformed)] == fields
         assert 2 == await api.count_tasks()
 
     run_with_api(test)
@@ -506,18 +506,18 @@ def test_each_task_of_a_batch_has_its_own_result(more: list[int]) -> None:
 def test_a_body_that_cannot_be_stored_fails_only_its_task(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """After three failures in a row no more bodies are tried."""
+    """After three consecutive failures no more bodies of the batch are stored."""
     caplog.set_level("INFO", "tarry.service")
 
     async def test(api: ApiHarness) -> None:
-        keep = api.payloads.put
+        original_put = api.payloads.put
         tried: list[bytes] = []
 
         async def put(tenant: str, task_id: str, body: bytes) -> tuple[str, bytes]:
             tried.append(body)
             if body.startswith(b"bad"):
                 raise StoreUnavailable("the disk is full")
-            return await keep(tenant, task_id, body)
+            return await original_put(tenant, task_id, body)
 
         monkeypatch.setattr(api.payloads, "put", put)
         good, bad = ({"targetUrl": TARGET, "body": word * 10_000} for word in ("good", "bad!"))
@@ -526,7 +526,7 @@ def test_a_body_that_cannot_be_stored_fails_only_its_task(
         response = await api.request("POST", "/retry-tasks/batch", {"tasks": tasks})
         results = response.json["results"]
         statuses = [503, 503, 201, 503, 201, 503, 503, 503, 201]
-        assert (200, statuses) == (response.status, [one["status"] for one in results])
+        assert (200, statuses) == (response.status, [result["status"] for result in results])
         assert "send it again" in results[0]["problem"]["detail"]
         assert (6, 3, 1) == (len(tried), await api.count_tasks(), len(api.payloads.bodies))
 
@@ -534,8 +534,8 @@ def test_a_body_that_cannot_be_stored_fails_only_its_task(
     assert "index=0: the disk is full" in caplog.text
 
 
-def test_tasks_without_a_key_are_never_equal() -> None:
-    """They have no fingerprint, and the id of such a task is not a valid key."""
+def test_tasks_without_an_idempotency_key_are_never_equal() -> None:
+    """Such tasks have no fingerprint, and the id of such a task is not a valid key."""
 
     async def test(api: ApiHarness) -> None:
         document = {"targetUrl": TARGET, "body": "x"}
@@ -545,13 +545,13 @@ def test_tasks_without_a_key_are_never_equal() -> None:
         stored_task = await api.store.get_task("default", first)
         assert stored_task is not None
         assert b"" == stored_task.fingerprint
-        again = await api.request("POST", "/retry-tasks", {**document, "idempotencyKey": first})
-        assert (422, "idempotencyKey") == (again.status, again.problem["field"])
+        repeated = await api.request("POST", "/retry-tasks", {**document, "idempotencyKey": first})
+        assert (422, "idempotencyKey") == (repeated.status, repeated.problem["field"])
         large = {"targetUrl": TARGET, "body": "x" * 40_000}
         third = (await api.request("POST", "/retry-tasks", large)).json["taskId"]
-        elsewhere = await api.store.get_task("default", third)
-        assert elsewhere is not None
-        assert b"" == elsewhere.fingerprint
+        with_stored_body = await api.store.get_task("default", third)
+        assert with_stored_body is not None
+        assert b"" == with_stored_body.fingerprint
 
     run_with_api(test)
 
@@ -569,7 +569,7 @@ def test_tasks_without_a_key_are_never_equal() -> None:
     ],
 )
 def test_a_minimal_batch_response_has_only_ids(prefer: str, is_minimal: bool) -> None:
-    """The applied preference is confirmed (RFC 7240, 4.2); problems are complete."""
+    """`Preference-Applied` confirms the preference (RFC 7240, 4.2); problems are complete."""
 
     async def test(api: ApiHarness) -> None:
         tasks = [
@@ -581,32 +581,32 @@ def test_a_minimal_batch_response_has_only_ids(prefer: str, is_minimal: bool) ->
         response = await api.request(
             "POST", "/retry-tasks/batch", {"tasks": tasks}, headers=headers
         )
-        added, again, other = response.json["results"]
+        added, repeated, conflict = response.json["results"]
         if is_minimal:
             assert "return=minimal" == response.header("preference-applied")
             assert {"status": 201, "taskId": added["taskId"]} == added
-            assert {"status": 200, "taskId": added["taskId"]} == again
+            assert {"status": 200, "taskId": added["taskId"]} == repeated
             assert (await api.request("GET", f"/retry-tasks/{added['taskId']}")).status == 200
         else:
             assert response.header("preference-applied") is None
-            assert added["task"]["taskId"] == again["task"]["taskId"]
+            assert added["task"]["taskId"] == repeated["task"]["taskId"]
             assert "taskId" not in added
-        assert (422, "idempotencyKey") == (other["status"], other["problem"]["field"])
+        assert (422, "idempotencyKey") == (conflict["status"], conflict["problem"]["field"])
 
     run_with_api(test)
 
 
 def test_the_size_of_a_batch_is_limited() -> None:
-    """To 1,000 tasks; a task that is too large is rejected alone."""
+    """A batch has at most 1,000 tasks, and a task that is too large is rejected alone."""
 
     async def test(api: ApiHarness) -> None:
         one = {"targetUrl": TARGET}
         largest = await api.request("POST", "/retry-tasks/batch", {"tasks": [one] * 1000})
         assert [201] * 1000 == [result["status"] for result in largest.json["results"]]
-        more = await api.request("POST", "/retry-tasks/batch", {"tasks": [one] * 1001})
-        assert (422, "tasks") == (more.status, more.problem["field"])
-        none = await api.request("POST", "/retry-tasks/batch", {"tasks": []})
-        assert (200, []) == (none.status, none.json["results"])
+        too_many = await api.request("POST", "/retry-tasks/batch", {"tasks": [one] * 1001})
+        assert (422, "tasks") == (too_many.status, too_many.problem["field"])
+        empty = await api.request("POST", "/retry-tasks/batch", {"tasks": []})
+        assert (200, []) == (empty.status, empty.json["results"])
         assert 1000 == await api.count_tasks()
         large = {"targetUrl": TARGET, "body": "x" * (1 << 20)}
         mixed = await api.request("POST", "/retry-tasks/batch", {"tasks": [large, one]})
@@ -616,17 +616,17 @@ def test_the_size_of_a_batch_is_limited() -> None:
 
 
 def test_a_store_failure_after_the_wait_does_not_change_the_status() -> None:
-    """The task is durable, so the status is 201 with the known state."""
+    """The task is stored, so the response is a 201 with the last known state."""
 
     async def test(api: ApiHarness) -> None:
-        async def settled(task_id: str, seconds: float) -> None:
+        async def wait_until_finished(task_id: str, seconds: float) -> None:
             return None
 
         async def get(tenant: str, task_id: str) -> None:
             msg = "away"
             raise StoreUnavailable(msg)
 
-        api.engine.wait_until_finished = settled  # type: ignore[method-assign]
+        api.engine.wait_until_finished = wait_until_finished  # type: ignore[method-assign]
         api.store.get_task = get  # type: ignore[method-assign]
         response = await api.request(
             "POST", "/retry-tasks", {"targetUrl": TARGET}, headers={"Prefer": "wait=1"}
@@ -639,16 +639,16 @@ def test_a_store_failure_after_the_wait_does_not_change_the_status() -> None:
 def test_a_body_that_cannot_be_deleted_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The existing task is returned; maintenance deletes the unreferenced body."""
 
-    async def away(_shelf: FakePayloads, _refs: Sequence[str]) -> None:
+    async def fail(_payloads: FakePayloads, _refs: Sequence[str]) -> None:
         raise StoreUnavailable("away")
 
     async def test(api: ApiHarness) -> None:
         first = await api.create(body="x" * 20_000, idempotencyKey="k")
-        monkeypatch.setattr(FakePayloads, "delete", away)
+        monkeypatch.setattr(FakePayloads, "delete", fail)
         task = {"targetUrl": TARGET, "body": "x" * 20_000, "idempotencyKey": "k"}
-        again = await api.request("POST", "/retry-tasks", task)
+        repeated = await api.request("POST", "/retry-tasks", task)
         batch = await api.request("POST", "/retry-tasks/batch", {"tasks": [task]})
-        assert (200, first["taskId"]) == (again.status, again.json["taskId"])
-        assert [200] == [one["status"] for one in batch.json["results"]]
+        assert (200, first["taskId"]) == (repeated.status, repeated.json["taskId"])
+        assert [200] == [result["status"] for result in batch.json["results"]]
 
     run_with_api(test)

@@ -1,4 +1,4 @@
-"""A task is created with the same response on the fast path and from a chunked body."""
+"""The fast path and a chunked body lead to equal responses."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tarry.service.api.context import ApiLimits
 from tests.service.api.harness import TARGET, ApiHarness, Response, run_with_api
 
 TASK = json.dumps({"targetUrl": TARGET, "idempotencyKey": "k"}).encode()
-SMALL = ApiLimits(
+SMALL_LIMITS = ApiLimits(
     max_request_bytes=4096, inline_body_bytes=64, tenant_tasks_per_s=1.0, tenant_burst=3.0
 )
 JSON = {"content-type": "application/json"}
 
 
-def create_both_ways(
+def send_on_both_paths(
     body: bytes, headers: dict[str, str], *, error: Exception | None = None, **options: Any
 ) -> list[tuple[Sequence[Response], int]]:
-    """Send a request twice per path; return the responses and the number of tasks."""
+    """Send a request twice on each path; return the responses and the number of tasks."""
 
     async def test(api: ApiHarness, chunks: bytes | list[bytes]) -> tuple[Sequence[Response], int]:
         api.engine.error = error
@@ -60,8 +60,10 @@ def create_both_ways(
     ],
 )
 def test_responses_are_equal(body: bytes, headers: dict[str, str], statuses: list[int]) -> None:
-    """Status, headers, body and stored tasks."""
-    (complete, stored), (chunks, stored_chunked) = create_both_ways(body, headers, limits=SMALL)
+    """Status, headers, body and the number of stored tasks are equal."""
+    (complete, stored), (chunks, stored_chunked) = send_on_both_paths(
+        body, headers, limits=SMALL_LIMITS
+    )
     assert statuses == [response.status for response in complete]
     assert [response.messages for response in chunks] == [
         response.messages for response in complete
@@ -78,8 +80,8 @@ def test_responses_are_equal(body: bytes, headers: dict[str, str], statuses: lis
     ],
 )
 def test_errors_of_the_engine_are_equal(error: Exception, status: int) -> None:
-    """For each exception that it raises."""
-    (complete, _), (chunks, _) = create_both_ways(TASK, JSON, error=error)
+    """An exception of the engine leads to the same response on both paths."""
+    (complete, _), (chunks, _) = send_on_both_paths(TASK, JSON, error=error)
     assert {status} == {response.problem["status"] for response in complete}
     assert [response.messages for response in chunks] == [
         response.messages for response in complete
@@ -87,16 +89,16 @@ def test_errors_of_the_engine_are_equal(error: Exception, status: int) -> None:
 
 
 def test_another_host_is_rejected() -> None:
-    """421, if no key is required."""
-    (complete, _), (chunks, _) = create_both_ways(TASK, JSON, hosts=frozenset({"tarry.internal"}))
+    """A request with another `Host` gets a 421 on both paths."""
+    (complete, _), (chunks, _) = send_on_both_paths(TASK, JSON, hosts=frozenset({"tarry.internal"}))
     assert {421} == {response.problem["status"] for response in complete}
     assert [response.messages for response in chunks] == [
         response.messages for response in complete
     ]
 
 
-def test_keys_are_checked() -> None:
-    """Unknown, looked up, and cached keys."""
+def test_api_keys_are_checked() -> None:
+    """Missing, unknown, stored and cached keys lead to the same responses on both paths."""
 
     async def test(api: ApiHarness, chunks: bytes | list[bytes]) -> list[Any]:
         secret, key = make_api_key("acme", "1")
@@ -104,27 +106,29 @@ def test_keys_are_checked() -> None:
         async def request(**headers: str) -> Response:
             return await api.request("POST", "/retry-tasks", body=chunks, headers=headers)
 
-        unknown = [await request(), await request(authorization=f"Bearer {secret}")]
+        invalid = [await request(), await request(authorization=f"Bearer {secret}")]
         await api.store.put_api_key(key)
         api.time.ms += 60_000
-        known = [await request(authorization=f"Bearer {secret}") for _ in range(3)]
-        assert [401, 401, 201, 200, 200] == [response.status for response in (*unknown, *known)]
+        valid = [await request(authorization=f"Bearer {secret}") for _ in range(3)]
+        assert [401, 401, 201, 200, 200] == [response.status for response in (*invalid, *valid)]
         assert 1 == await api.count_tasks("acme")
-        return [response.messages for response in (*unknown, *known)]
+        return [response.messages for response in (*invalid, *valid)]
 
     variants: list[bytes | list[bytes]] = [TASK, [TASK, b""]]
-    complete, cut = (run_with_api(partial(test, chunks=variant), keys=True) for variant in variants)
-    assert cut == complete
+    complete, split = (
+        run_with_api(partial(test, chunks=variant), keys=True) for variant in variants
+    )
+    assert split == complete
 
 
 def test_a_cancelled_write_is_500() -> None:
-    """The caller gets a response."""
+    """A cancelled commit of the engine leads to a 500."""
 
     async def test(api: ApiHarness) -> None:
         await api.create()
-        given_up = asyncio.get_running_loop().create_future()
-        given_up.cancel()
-        api.engine.submit = lambda *_: given_up  # type: ignore[method-assign]
+        cancelled = asyncio.get_running_loop().create_future()
+        cancelled.cancel()
+        api.engine.submit = lambda *_: cancelled  # type: ignore[method-assign]
         assert 500 == (await api.request("POST", "/retry-tasks", body=TASK)).problem["status"]
 
     run_with_api(test)

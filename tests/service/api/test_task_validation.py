@@ -1,4 +1,4 @@
-"""Invalid requests are rejected with the field and the rule, and nothing is stored."""
+"""Invalid tasks are rejected with the field and the rule, and are not stored."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tarry.service.api.problems import ApiError
 from tarry.service.api.task_validation import check_header_names, check_headers
 from tests.service.api.harness import NOW, TARGET, ApiHarness, run_with_api
 
-BAD_TASKS: list[tuple[dict[str, Any], str, str]] = [
-    # what is sent, the field that is named, a part of the rule
+INVALID_TASKS: list[tuple[dict[str, Any], str, str]] = [
+    # fields of the request, the field in the problem, a part of the rule
     ({"targetUrl": None}, "targetUrl", "expected string"),
     ({"targetUrl": ""}, "targetUrl", "length >= 1"),
     ({"targetUrl": 7}, "targetUrl", "expected string, got integer"),
@@ -67,7 +67,7 @@ BAD_TASKS: list[tuple[dict[str, Any], str, str]] = [
     ({"bodyRef": "other/a"}, "bodyRef", "under default/"),
     ({"bodyRef": "default/missing"}, "bodyRef", "existing object"),
     ({"bodyRef": ""}, "bodyRef", "length >= 1"),
-    ({"policyId": "nobody"}, "policyId", "lists them), got 'nobody'"),
+    ({"policyId": "unknown"}, "policyId", "lists them), got 'unknown'"),
     ({"policyId": "../x"}, "policyId", "matching regex"),
     ({"policyId": "a\n"}, "policyId", "1 to 100 characters"),
     ({"policyId": ""}, "policyId", "length >= 1"),
@@ -109,7 +109,7 @@ BAD_TASKS: list[tuple[dict[str, Any], str, str]] = [
     ({"x" * 200: 1}, "x" * 100, f"{'x' * 100} is not a known field"),
 ]  # fmt: skip
 
-BAD_DOCUMENTS: list[tuple[bytes, int, str]] = [
+INVALID_DOCUMENTS: list[tuple[bytes, int, str]] = [
     (b"", 400, "The body is empty. Send JSON"),
     (b" \n", 400, "The body is empty"),
     (b"{", 400, "ends too early"),
@@ -130,11 +130,11 @@ BAD_DOCUMENTS: list[tuple[bytes, int, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "field", "rule"), BAD_TASKS)
+@pytest.mark.parametrize(("fields", "field", "rule"), INVALID_TASKS)
 def test_an_invalid_task_is_422_with_its_field(
     fields: dict[str, Any], field: str, rule: str
 ) -> None:
-    """Alone and in a batch; nothing is stored."""
+    """The problem is the same in a batch, and no task or body is stored."""
 
     async def test(api: ApiHarness) -> None:
         document = {"targetUrl": TARGET, **fields}
@@ -148,9 +148,9 @@ def test_an_invalid_task_is_422_with_its_field(
     run_with_api(test)
 
 
-@pytest.mark.parametrize(("body", "status", "rule"), BAD_DOCUMENTS)
+@pytest.mark.parametrize(("body", "status", "rule"), INVALID_DOCUMENTS)
 def test_a_document_that_is_not_a_task_is_rejected(body: bytes, status: int, rule: str) -> None:
-    """400 if it is not JSON, else 422; nothing is stored."""
+    """Invalid JSON gets a 400, other documents a 422, and no task is stored."""
 
     async def test(api: ApiHarness) -> None:
         response = await api.request("POST", "/retry-tasks", body=body)
@@ -169,8 +169,10 @@ def test_a_document_that_is_not_a_task_is_rejected(body: bytes, status: int, rul
         ([(b"idempotency-key", b'"a"'), (b"idempotency-key", b'"b"')], "sent once"),
     ],
 )
-def test_a_malformed_key_header_is_400(lines: list[tuple[bytes, bytes]], rule: str) -> None:
-    """A caller that sends a key relies on it."""
+def test_a_malformed_idempotency_key_header_is_400(
+    lines: list[tuple[bytes, bytes]], rule: str
+) -> None:
+    """A task with a malformed `Idempotency-Key` header is not stored."""
 
     async def test(api: ApiHarness) -> None:
         response = await api.request("POST", "/retry-tasks", {"targetUrl": TARGET}, lines=lines)
@@ -181,8 +183,8 @@ def test_a_malformed_key_header_is_400(lines: list[tuple[bytes, bytes]], rule: s
     run_with_api(test)
 
 
-def test_different_keys_in_field_and_header_are_422() -> None:
-    """They must be equal."""
+def test_different_idempotency_keys_in_field_and_header_are_422() -> None:
+    """The same key in field and header is accepted."""
 
     async def test(api: ApiHarness) -> None:
         document = {"targetUrl": TARGET, "idempotencyKey": "a"}
@@ -197,8 +199,8 @@ def test_different_keys_in_field_and_header_are_422() -> None:
     run_with_api(test)
 
 
-def test_a_key_header_on_a_batch_is_400_unless_each_task_has_a_key() -> None:
-    """If it were ignored, a retry could create tasks twice."""
+def test_an_idempotency_key_header_on_a_batch_is_400_unless_each_task_has_a_key() -> None:
+    """The header does not apply to tasks, so a retry could create tasks without a key twice."""
 
     async def test(api: ApiHarness) -> None:
         tasks: list[object] = [{"targetUrl": TARGET, "idempotencyKey": "k"}, 7]
@@ -211,13 +213,13 @@ def test_a_key_header_on_a_batch_is_400_unless_each_task_has_a_key() -> None:
         response = await api.request(
             "POST", "/retry-tasks/batch", {"tasks": tasks}, headers=headers
         )
-        assert [201, 422] == [one["status"] for one in response.json["results"]]
+        assert [201, 422] == [result["status"] for result in response.json["results"]]
 
     run_with_api(test)
 
 
 def test_a_grpc_target_needs_grpcio() -> None:
-    """A service without grpcio rejects a task that it could not send."""
+    """Without grpcio a task with a gRPC target is rejected, and the problem names the extra."""
 
     async def test(api: ApiHarness) -> None:
         response = await api.request(
@@ -231,13 +233,13 @@ def test_a_grpc_target_needs_grpcio() -> None:
 
 
 def test_header_names_are_returned_in_lower_case() -> None:
-    """In the order of the headers."""
+    """`check_headers` returns the names in the order of the headers."""
     headers = {"X-One": "1", "content-type": "text/plain", "ETag": ""}
     assert ("x-one", "content-type", "etag") == check_headers(headers, ApiLimits())
 
 
 def test_invalid_header_names_are_not_cached() -> None:
-    """A caller cannot fill the memory with long names."""
+    """The cache does not grow with invalid names, which may be long."""
     before = check_header_names.cache_info().currsize
     for i in range(10):
         with pytest.raises(ApiError, match="1 to 256 characters"):
@@ -246,13 +248,13 @@ def test_invalid_header_names_are_not_cached() -> None:
 
 
 @pytest.mark.parametrize("value", ["", "a", "a b", "a\tb  c", "~!"])
-def test_valid_header_values(value: str) -> None:
-    """Visible characters with blanks between them, or empty."""
+def test_valid_header_value_is_accepted(value: str) -> None:
+    """A value is empty, or visible ASCII characters with spaces or tabs between them."""
     assert ("x",) == check_headers({"x": value}, ApiLimits())
 
 
 @pytest.mark.parametrize("value", [" ", " a", "a ", "a\t", "a\nb", "a\r\nb: c", "a\n", "ä", "\x7f"])
-def test_invalid_header_values(value: str) -> None:
-    """No second header can be injected."""
+def test_invalid_header_value_is_rejected(value: str) -> None:
+    """Line breaks, control characters, outer spaces and non-ASCII characters are rejected."""
     with pytest.raises(ApiError, match="x must be visible ASCII"):
         check_headers({"x": value}, ApiLimits())

@@ -12,11 +12,11 @@ from tarry.service.model import AttemptRecord, Decision, Status
 from tarry.service.store import TaskResult
 from tests.service.api.harness import NOW, TARGET, ApiHarness, run_with_api
 
-NOBODY = "01890000-0000-7000-8000-0000000000ff"
+UNKNOWN_ID = "01890000-0000-7000-8000-0000000000ff"
 
 
 async def read_all_pages(api: ApiHarness, path: str) -> list[list[Any]]:
-    """Follow the cursor to the last page."""
+    """Return the items of all pages."""
     found: list[list[Any]] = []
     cursor = ""
     while True:
@@ -58,8 +58,8 @@ async def fail_once(api: ApiHarness, task_id: str, excerpt: str | None = None) -
     ])  # fmt: skip
 
 
-def test_reading_a_task() -> None:
-    """The response equals that of its creation."""
+def test_a_task_can_be_read() -> None:
+    """GET returns the same task as the POST that created it."""
 
     async def test(api: ApiHarness) -> None:
         task = await api.create(idempotencyKey="k")
@@ -68,9 +68,11 @@ def test_reading_a_task() -> None:
     run_with_api(test)
 
 
-@pytest.mark.parametrize("task_id", [NOBODY, "x", "%00", "01890000-0000-7000-8000-00000000000G"])
 @pytest.mark.parametrize(
-    ("method", "rest"),
+    "task_id", [UNKNOWN_ID, "x", "%00", "01890000-0000-7000-8000-00000000000G"]
+)
+@pytest.mark.parametrize(
+    ("method", "suffix"),
     [
         ("GET", ""),
         ("DELETE", ""),
@@ -79,30 +81,30 @@ def test_reading_a_task() -> None:
         ("POST", "/retry"),
     ],
 )
-def test_an_unknown_task_is_404(task_id: str, method: str, rest: str) -> None:
-    """For an unknown and for a malformed id."""
+def test_an_unknown_task_is_404(task_id: str, method: str, suffix: str) -> None:
+    """An unknown or malformed id returns 404 for all operations."""
 
     async def test(api: ApiHarness) -> None:
         await api.create()
-        assert 404 == (await api.request(method, f"/retry-tasks/{task_id}{rest}")).status
+        assert 404 == (await api.request(method, f"/retry-tasks/{task_id}{suffix}")).status
 
     run_with_api(test)
 
 
 def test_tasks_are_listed_in_pages_newest_first() -> None:
-    """Each task once; the last page has no cursor."""
+    """All pages together contain each task once."""
 
     async def test(api: ApiHarness) -> None:
-        made = [(await api.create())["taskId"] for _ in range(5)]
+        created = [(await api.create())["taskId"] for _ in range(5)]
         found = await read_all_pages(api, "/retry-tasks?limit=2")
-        assert made[::-1] == [task["taskId"] for page in found for task in page]
+        assert created[::-1] == [task["taskId"] for page in found for task in page]
         assert all(len(page) <= 2 for page in found)
 
     run_with_api(test)
 
 
-def test_filters() -> None:
-    """By status, policy and lane, and combined."""
+def test_tasks_can_be_filtered() -> None:
+    """Filters for status, policy and lane can be combined."""
 
     async def test(api: ApiHarness) -> None:
         first = await api.create(policyId="webhook")
@@ -110,22 +112,22 @@ def test_filters() -> None:
         second = await api.create(targetUrl="https://example.org/x")
         third = await api.create(policyId="webhook")
 
-        async def ids(query: str) -> list[str]:
+        async def list_ids(query: str) -> list[str]:
             response = await api.request("GET", f"/retry-tasks?{query}")
             return [task["taskId"] for task in response.json["items"]]
 
-        assert [first["taskId"]] == await ids("status=CANCELLED")
-        assert [third["taskId"], second["taskId"]] == await ids("status=PENDING")
-        assert [third["taskId"], first["taskId"]] == await ids("policyId=webhook")
-        assert [second["taskId"]] == await ids("lane=https:example.org:443")
-        assert [third["taskId"]] == await ids("policyId=webhook&status=PENDING")
-        assert [] == await ids("lane=https:nobody:443")
+        assert [first["taskId"]] == await list_ids("status=CANCELLED")
+        assert [third["taskId"], second["taskId"]] == await list_ids("status=PENDING")
+        assert [third["taskId"], first["taskId"]] == await list_ids("policyId=webhook")
+        assert [second["taskId"]] == await list_ids("lane=https:example.org:443")
+        assert [third["taskId"]] == await list_ids("policyId=webhook&status=PENDING")
+        assert [] == await list_ids("lane=https:unknown:443")
 
     run_with_api(test)
 
 
-def test_cancelling() -> None:
-    """200 without a running attempt, 202 with one, 409 for a finished task."""
+def test_the_status_of_a_cancel_depends_on_the_task() -> None:
+    """A pending task gets a 200, a task with a running attempt 202, a finished task 409."""
 
     async def test(api: ApiHarness) -> None:
         waiting = await api.create(delayMs=60_000)
@@ -135,8 +137,8 @@ def test_cancelling() -> None:
             response.json["status"],
             response.json["nextAttemptAt"],
         )
-        again = await api.request("DELETE", f"/retry-tasks/{waiting['taskId']}")
-        assert (409, "CANCELLED") == (again.status, again.problem["taskStatus"])
+        repeated = await api.request("DELETE", f"/retry-tasks/{waiting['taskId']}")
+        assert (409, "CANCELLED") == (repeated.status, repeated.problem["taskStatus"])
         running = await api.create()
         await api.lease_due_tasks()
         response = await api.request("DELETE", f"/retry-tasks/{running['taskId']}")
@@ -149,8 +151,8 @@ def test_cancelling() -> None:
     run_with_api(test)
 
 
-def test_retrying_now() -> None:
-    """200 and due; 202 while an attempt runs; 409 if it succeeded or was cancelled."""
+def test_the_status_of_a_retry_depends_on_the_task() -> None:
+    """A pending or dead task gets a 200, a running attempt 202, a cancelled task 409."""
 
     async def test(api: ApiHarness) -> None:
         path = f"/retry-tasks/{(await api.create(delayMs=60_000))['taskId']}"
@@ -160,8 +162,12 @@ def test_retrying_now() -> None:
         assert 202 == (await api.request("POST", f"{path}/retry")).status
         dead = f"/retry-tasks/{(await api.create())['taskId']}"
         await api.exhaust_due_tasks()
-        anew = await api.request("POST", f"{dead}/retry")
-        assert (200, "PENDING", 1) == (anew.status, anew.json["status"], anew.json["replays"])
+        replayed = await api.request("POST", f"{dead}/retry")
+        assert (200, "PENDING", 1) == (
+            replayed.status,
+            replayed.json["status"],
+            replayed.json["replays"],
+        )
         await api.request("DELETE", dead)
         assert 409 == (await api.request("POST", f"{dead}/retry")).status
 
@@ -169,7 +175,7 @@ def test_retrying_now() -> None:
 
 
 def test_a_task_that_is_being_cancelled_is_not_retried() -> None:
-    """409: its running attempt is the last one. A finished task is not `cancelling`."""
+    """A retry gets a 409 while the last attempt runs; then the task is no longer cancelling."""
 
     async def test(api: ApiHarness) -> None:
         path = f"/retry-tasks/{(await api.create())['taskId']}"
@@ -179,14 +185,14 @@ def test_a_task_that_is_being_cancelled_is_not_retried() -> None:
         assert (409, "IN_FLIGHT") == (response.status, response.problem["taskStatus"])
         assert "being cancelled" in response.problem["detail"]
         await api.store.finish([TaskResult(task=leased, attempt=None, status=Status.PENDING)])
-        ended = (await api.request("GET", path)).json
-        assert ("CANCELLED", False) == (ended["status"], ended["cancelling"])
+        finished = (await api.request("GET", path)).json
+        assert ("CANCELLED", False) == (finished["status"], finished["cancelling"])
 
     run_with_api(test)
 
 
 def test_a_task_leased_early_is_still_pending() -> None:
-    """Until its attempt is due."""
+    """A leased task is PENDING until its attempt is due."""
 
     async def test(api: ApiHarness) -> None:
         path = f"/retry-tasks/{(await api.create(delayMs=500))['taskId']}"
@@ -198,8 +204,8 @@ def test_a_task_leased_early_is_still_pending() -> None:
     run_with_api(test)
 
 
-def test_the_attempt_log() -> None:
-    """Phases, outcome, and the decision with its reasons; every field is present."""
+def test_the_attempt_log_has_all_fields() -> None:
+    """An attempt has durations, outcome and decision; fields without a value are null."""
 
     async def test(api: ApiHarness) -> None:
         task_id = (await api.create())["taskId"]
@@ -242,7 +248,7 @@ def test_the_attempt_log() -> None:
 
 
 def test_the_attempt_log_is_paged() -> None:
-    """Each attempt once, in order."""
+    """All pages together contain each attempt once, in order; a bad cursor is an error."""
 
     async def test(api: ApiHarness) -> None:
         task_id = (await api.create())["taskId"]
@@ -250,49 +256,55 @@ def test_the_attempt_log_is_paged() -> None:
             await api.exhaust_due_tasks()
             await api.request("POST", f"/retry-tasks/{task_id}/retry")
         found = await read_all_pages(api, f"/retry-tasks/{task_id}/attempts?limit=1")
-        assert [[1], [2], [3]] == [[one["attemptNumber"] for one in page] for page in found]
-        bad = await api.request("GET", f"/retry-tasks/{task_id}/attempts?cursor=x")
-        assert "cursor" == bad.problem["field"]
+        assert [[1], [2], [3]] == [[attempt["attemptNumber"] for attempt in page] for page in found]
+        invalid = await api.request("GET", f"/retry-tasks/{task_id}/attempts?cursor=x")
+        assert "cursor" == invalid.problem["field"]
 
     run_with_api(test)
 
 
 def test_secrets_are_redacted_in_every_response() -> None:
-    """In tasks, lists, dead letters and texts of the target."""
+    """Secrets are redacted in tasks, attempts, explanations and dead letters."""
 
     async def test(api: ApiHarness) -> None:
         task = await api.create(
             targetUrl="https://example.com/hook?user=7&api_key=sesame-one",
-            headers={"Authorization": "Bearer sesame-two", "X-Plain": "shown"},
+            headers={"Authorization": "Bearer sesame-two", "X-Plain": "plain"},
             callbackUrl="https://example.com/done?token=sesame-three",
         )
         path = f"/retry-tasks/{task['taskId']}"
         assert "https://example.com/hook?user=7&api_key=[redacted]" == task["targetUrl"]
-        assert {"Authorization": "[redacted]", "X-Plain": "shown"} == task["headers"]
+        assert {"Authorization": "[redacted]", "X-Plain": "plain"} == task["headers"]
         await api.exhaust_due_tasks(excerpt="bad credentials: sesame-two for sesame-one")
-        for place in ("/retry-tasks", path, f"{path}/attempts", f"{path}/explain", "/dead-letters"):
-            response = await api.request("GET", place)
+        for read_path in (
+            "/retry-tasks",
+            path,
+            f"{path}/attempts",
+            f"{path}/explain",
+            "/dead-letters",
+        ):
+            response = await api.request("GET", read_path)
             assert 200 == response.status
             assert b"sesame" not in response.body
         _, content = await api.stored_task(task["taskId"])
-        assert "Bearer sesame-two" == content.headers["Authorization"]  # it is sent all the same
+        assert "Bearer sesame-two" == content.headers["Authorization"]  # sent unredacted
 
     run_with_api(test)
 
 
 def test_a_task_that_cannot_be_decrypted_can_be_read_and_cancelled() -> None:
-    """Without its content and text of its target, which may contain secrets."""
+    """The content and the excerpts of the target are not shown: they may contain secrets."""
 
     async def test(api: ApiHarness) -> None:
-        shown = (await api.create(delayMs=1))["taskId"]
+        plain = (await api.create(delayMs=1))["taskId"]
         api.codec.pack = Codec([Fernet.generate_key().decode()]).pack  # type: ignore[method-assign]
         headers = {"Authorization": "Bearer sesame-two"}
-        sealed = (await api.create(headers=headers, idempotencyKey="k"))["taskId"]
-        path = f"/retry-tasks/{sealed}"
-        await fail_once(api, sealed, excerpt="no sesame-two here")
+        encrypted = (await api.create(headers=headers, idempotencyKey="k"))["taskId"]
+        path = f"/retry-tasks/{encrypted}"
+        await fail_once(api, encrypted, excerpt="no sesame-two here")
         listed = (await api.request("GET", "/retry-tasks")).json["items"]
-        assert [(sealed, "[encrypted]", {}), (shown, TARGET, {})] == [
-            (one["taskId"], one["targetUrl"], one["headers"]) for one in listed
+        assert [(encrypted, "[encrypted]", {}), (plain, TARGET, {})] == [
+            (task["taskId"], task["targetUrl"], task["headers"]) for task in listed
         ]
         attempts = (await api.request("GET", f"{path}/attempts")).json["items"]
         assert "[redacted]" == attempts[0]["responseExcerpt"]
@@ -302,8 +314,8 @@ def test_a_task_that_cannot_be_decrypted_can_be_read_and_cancelled() -> None:
     run_with_api(test)
 
 
-def test_explaining_a_task() -> None:
-    """Each attempt and decision, and the next step with its time."""
+def test_a_task_can_be_explained() -> None:
+    """The explanation has each attempt and decision, and the next step with its time."""
 
     async def test(api: ApiHarness) -> None:
         task_id = (await api.create(policy={"maxAttempts": 2, "jitterType": "EQUAL"}))["taskId"]

@@ -25,11 +25,11 @@ def test_reading_a_task_can_wait_for_its_result() -> None:
 
     async def test(api: ApiHarness) -> None:
         task_id = (await api.create())["taskId"]
-        asking = asyncio.create_task(read_and_wait(api, task_id))
+        request = asyncio.create_task(read_and_wait(api, task_id))
         assert task_id == await api.engine.waited_for.get()
         delivered = DeliveryResult(status=200, excerpt=b"done")
         api.engine.reporter.notify_waiters(task_id, FinishedTask(Status.SUCCEEDED, None, delivered))
-        response = await asking
+        response = await request
         assert (200, "wait=5") == (response.status, response.header("preference-applied"))
         assert ("SUCCEEDED", "done") == (response.json["status"], response.json["response"]["body"])
 
@@ -37,11 +37,11 @@ def test_reading_a_task_can_wait_for_its_result() -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-@pytest.mark.parametrize("tail", [b"", b"\xff"], ids=["text", "bytes"])
+@pytest.mark.parametrize("suffix", [b"", b"\xff"], ids=["text", "bytes"])
 def test_secrets_that_a_target_echoes_are_redacted_in_its_response(
-    method: str, tail: bytes
+    method: str, suffix: bytes
 ) -> None:
-    """In text and binary bodies, in header values, and by header name."""
+    """Secrets of the task in body and headers, and secret response headers, are redacted."""
 
     async def test(api: ApiHarness) -> None:
         document = {
@@ -52,7 +52,7 @@ def test_secrets_that_a_target_echoes_are_redacted_in_its_response(
         path = "/retry-tasks"
         if method == "GET":
             path += f"/{(await api.create(**document))['taskId']}"
-        asking = asyncio.create_task(
+        request = asyncio.create_task(
             api.request(
                 method,
                 path,
@@ -64,40 +64,40 @@ def test_secrets_that_a_target_echoes_are_redacted_in_its_response(
         echo = DeliveryResult(
             status=200,
             headers=[("x-echo", "for sesame-one"), ("set-cookie", "a=b"), ("x-plain", "shown")],
-            excerpt=b"you sent sesame-two" + tail,
+            excerpt=b"you sent sesame-two" + suffix,
         )
         api.engine.reporter.notify_waiters(task_id, FinishedTask(Status.SUCCEEDED, None, echo))
-        response = (await asking).json["response"]
+        response = (await request).json["response"]
         expected = {"x-echo": "for [redacted]", "set-cookie": "[redacted]", "x-plain": "shown"}
         assert expected == response["headers"]
-        body = b64decode(response["bodyBase64"]) if tail else response["body"].encode()
-        assert b"you sent [redacted]" + tail == body
+        body = b64decode(response["bodyBase64"]) if suffix else response["body"].encode()
+        assert b"you sent [redacted]" + suffix == body
 
     run_with_api(test)
 
 
 def test_a_task_finished_by_another_process_is_noticed() -> None:
-    """By polling the store."""
+    """The wait polls the store."""
 
     async def test(api: ApiHarness) -> None:
         task_id = (await api.create())["taskId"]
-        looks: list[str] = []
+        polls: list[str] = []
 
-        async def settled(task_id: str, seconds: float) -> None:
-            looks.append(task_id)
-            if len(looks) == 3:
+        async def wait_until_finished(task_id: str, seconds: float) -> None:
+            polls.append(task_id)
+            if len(polls) == 3:
                 await api.exhaust_due_tasks()
 
-        api.engine.wait_until_finished = settled  # type: ignore[method-assign]
+        api.engine.wait_until_finished = wait_until_finished  # type: ignore[method-assign]
         response = await read_and_wait(api, task_id, 60)
         assert ("EXHAUSTED", "attempts") == (response.json["status"], response.json["reason"])
-        assert 3 == len(looks)
+        assert 3 == len(polls)
 
     run_with_api(test)
 
 
-def test_a_finished_task_is_returned_at_once() -> None:
-    """Without waiting."""
+def test_a_finished_task_is_returned_immediately() -> None:
+    """Reading a finished task does not wait."""
 
     async def test(api: ApiHarness) -> None:
         task_id = (await api.create())["taskId"]
@@ -112,8 +112,8 @@ def test_a_finished_task_is_returned_at_once() -> None:
     run_with_api(test)
 
 
-def test_an_unknown_task_is_404_at_once() -> None:
-    """As without the preference."""
+def test_an_unknown_task_is_404_with_a_preference() -> None:
+    """`Prefer: wait` for an unknown task returns 404 without a wait."""
 
     async def test(api: ApiHarness) -> None:
         assert 404 == (await read_and_wait(api, "01890000-0000-7000-8000-0000000000ff")).status
@@ -122,19 +122,19 @@ def test_an_unknown_task_is_404_at_once() -> None:
 
 
 def test_a_store_failure_does_not_end_the_wait() -> None:
-    """The last known state of the task is returned."""
+    """If the store fails during the wait, the last known state is returned."""
 
     async def test(api: ApiHarness) -> None:
         task_id = (await api.create())["taskId"]
 
-        async def settled(task_id: str, seconds: float) -> None:
-            api.store.get_task = away  # type: ignore[method-assign]
+        async def wait_until_finished(task_id: str, seconds: float) -> None:
+            api.store.get_task = fail  # type: ignore[method-assign]
 
-        async def away(tenant: str, task_id: str) -> Task | None:
+        async def fail(tenant: str, task_id: str) -> Task | None:
             msg = "disk full"
             raise StoreUnavailable(msg)
 
-        api.engine.wait_until_finished = settled  # type: ignore[method-assign]
+        api.engine.wait_until_finished = wait_until_finished  # type: ignore[method-assign]
         response = await read_and_wait(api, task_id, 2)
         assert (200, "PENDING") == (response.status, response.json["status"])
 
@@ -142,37 +142,39 @@ def test_a_store_failure_does_not_end_the_wait() -> None:
 
 
 def test_new_and_existing_tasks_share_the_limit_of_waiting_requests() -> None:
-    """One waiting request leaves no room for a second."""
+    """While one request waits, a limit of one applies to POST and to GET."""
 
     async def test(api: ApiHarness) -> None:
         task_id = (await api.create())["taskId"]
-        asking = asyncio.create_task(read_and_wait(api, task_id))
+        request = asyncio.create_task(read_and_wait(api, task_id))
         await api.engine.waited_for.get()
         headers = {"Prefer": "wait=5"}
         document = {"targetUrl": "https://example.com/"}
         new = await api.request("POST", "/retry-tasks", document, headers=headers)
-        old = await read_and_wait(api, task_id)
-        assert [None, None] == [one.header("preference-applied") for one in (new, old)]
+        existing = await read_and_wait(api, task_id)
+        assert [None, None] == [
+            response.header("preference-applied") for response in (new, existing)
+        ]
         api.engine.reporter.notify_waiters(task_id, FinishedTask(Status.CANCELLED, None, None))
-        assert "CANCELLED" == (await asking).json["status"]
+        assert "CANCELLED" == (await request).json["status"]
         assert "wait=0" == (await read_and_wait(api, task_id, 0)).header("preference-applied")
 
     run_with_api(test, limits=ApiLimits(max_waiting_requests=1))
 
 
 def test_shutdown_ends_all_waits() -> None:
-    """The response has the current state of the task."""
+    """A waiting request is answered with the current state of the task."""
 
     async def test(api: ApiHarness) -> None:
         task_id = (await api.create())["taskId"]
-        looks: list[str] = []
+        polls: list[str] = []
 
-        async def settled(task_id: str, seconds: float) -> None:
-            looks.append(task_id)
+        async def wait_until_finished(task_id: str, seconds: float) -> None:
+            polls.append(task_id)
             api.api.close()
 
-        api.engine.wait_until_finished = settled  # type: ignore[method-assign]
+        api.engine.wait_until_finished = wait_until_finished  # type: ignore[method-assign]
         assert "PENDING" == (await read_and_wait(api, task_id, 60)).json["status"]
-        assert 1 == len(looks)
+        assert 1 == len(polls)
 
     run_with_api(test)

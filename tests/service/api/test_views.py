@@ -17,8 +17,8 @@ from tarry.service.model import TaskContent
         "X-Hub-Signature-256",
     ],
 )  # fmt: skip
-def test_secret_names(name: str) -> None:
-    """In any case."""
+def test_a_name_is_recognized_as_secret(name: str) -> None:
+    """Secret names are recognized in upper and lower case."""
     assert views.is_secret_name(name)
     assert views.is_secret_name(name.upper())
 
@@ -26,13 +26,13 @@ def test_secret_names(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["Content-Type", "X-Order", "monkey", "design", "Accept", "keyword", "page", "signal"]
 )
-def test_names_that_are_not_secret(name: str) -> None:
-    """Their values are shown."""
+def test_a_name_is_not_secret(name: str) -> None:
+    """Names that only resemble a secret name are not secret."""
     assert not views.is_secret_name(name)
 
 
 @pytest.mark.parametrize(
-    ("url", "shown"),
+    ("url", "expected"),
     [
         ("https://a/b", "https://a/b"),
         ("https://a/b?c=d", "https://a/b?c=d"),
@@ -44,13 +44,13 @@ def test_names_that_are_not_secret(name: str) -> None:
         ("https://a/?a?token=x", "https://a/?a?token=[redacted]"),
     ],
 )
-def test_secrets_in_a_query(url: str, shown: str) -> None:
-    """Their values are redacted, the rest is unchanged."""
-    assert shown == views.redact_url(url)
+def test_secrets_in_a_query_are_redacted(url: str, expected: str) -> None:
+    """The values of secret parameters are redacted, the rest is unchanged."""
+    assert expected == views.redact_url(url)
 
 
-def test_secrets_in_a_text_of_the_target() -> None:
-    """Also a part of a header value, and percent-encoded values."""
+def test_secrets_in_a_text_of_the_target_are_redacted() -> None:
+    """Parts of header values, and plain or percent-encoded parameters are redacted."""
     content = TaskContent(
         url="https://a/?token=s%2Fecret-1&pin=12",
         headers={"Authorization": "Bearer longest-secret", "X-A": "visible"},
@@ -74,8 +74,8 @@ def test_a_truncated_secret_is_redacted() -> None:
 
 
 def test_unknown_secrets_redact_the_whole_text() -> None:
-    """The content of the task cannot be decrypted, so any word may be a secret."""
+    """If the content cannot be decrypted, any word may be a secret."""
     assert views.find_secrets(None) is None
     assert ("[redacted]", "", None) == tuple(
-        views.redact_text(one, None) for one in ("x", "", None)
+        views.redact_text(text, None) for text in ("x", "", None)
     )

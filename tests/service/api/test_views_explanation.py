@@ -1,4 +1,4 @@
-"""Explanations of retry decisions."""
+"""Explanations of tasks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LANE = LaneRecord(name="t/https:a:443", tenant="t")
 
 
 def build_attempt(number: int, **fields: object) -> AttemptRecord:
-    """Return an attempt that got 503, with changes."""
+    """Return an attempt that got 503, with `fields` replaced."""
     values: dict[str, object] = {
         "status": 503,
         "outcome": "transient",
@@ -25,7 +25,7 @@ def build_attempt(number: int, **fields: object) -> AttemptRecord:
 
 
 def build_task(**fields: object) -> Task:
-    """Return a pending task, with changes."""
+    """Return a pending task, with `fields` replaced."""
     values: dict[str, object] = {"next_attempt_at": NOW, **fields}
     return Task(
         id="i",
@@ -38,10 +38,10 @@ def build_task(**fields: object) -> Task:
     )
 
 
-def explain_text(subject: Task, *attempts: AttemptRecord, lane: LaneRecord | None = LANE) -> str:
+def explain_text(task: Task, *attempts: AttemptRecord, lane: LaneRecord | None = LANE) -> str:
     """Return the text of the explanation."""
     returned = explain_task(
-        subject,
+        task,
         TaskContent(url="https://a/"),
         list(attempts),
         named_policy=SERVICE_PRESETS["default"],
@@ -57,7 +57,7 @@ HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source=
 
 
 @pytest.mark.parametrize(
-    ("subject", "attempts", "lane", "expected"),
+    ("task", "attempts", "lane", "expected"),
     [
         (build_task(), [], LANE, "no attempt was made yet. Attempt 1 of 5 is due now."),
         (
@@ -175,20 +175,20 @@ HINT = Decision(action="stop", reason="hint-too-long", hint_ms=9e6, hint_source=
         ),
     ],
 )
-def test_explanations(
-    subject: Task, attempts: list[AttemptRecord], lane: LaneRecord | None, expected: str
+def test_a_task_is_explained(
+    task: Task, attempts: list[AttemptRecord], lane: LaneRecord | None, expected: str
 ) -> None:
-    """Attempts, decisions and the next step, in one or two sentences."""
-    assert expected == explain_text(subject, *attempts, lane=lane)
+    """The text describes attempts, decisions and the next step."""
+    assert expected == explain_text(task, *attempts, lane=lane)
 
 
-LONG = Decision(action="wait", delay_ms=20_000.0, ceiling_ms=20_000.0, jitter="full")
-BEFORE = build_attempt(1, started_at=NOW - 21_500, duration_ms=100.0, decision=LONG)
+LONG_WAIT = Decision(action="wait", delay_ms=20_000.0, ceiling_ms=20_000.0, jitter="full")
+FIRST_ATTEMPT = build_attempt(1, started_at=NOW - 21_500, duration_ms=100.0, decision=LONG_WAIT)
 DONE = Decision(action="done")
 
 
 @pytest.mark.parametrize(
-    ("subject", "more", "expected"),
+    ("task", "later_attempts", "expected"),
     [
         (
             build_task(status=Status.SUCCEEDED, finished_at=NOW),
@@ -221,15 +221,17 @@ DONE = Decision(action="done")
             "was to wait 20 s (ceiling 20 s, full jitter), cut short after 1 s. Attempt 1 is run",
         ),
     ],
-    ids=["retried", "as decided", "held back", "cancelled", "due", "running"],
+    ids=["retried", "as planned", "delayed", "cancelled", "due", "running"],
 )
-def test_actual_and_planned_wait(subject: Task, more: list[AttemptRecord], expected: str) -> None:
-    """A wait that was cut short or prolonged is explained as such."""
-    assert f"attempt 1 got 503; {expected}" in explain_text(subject, BEFORE, *more)
+def test_a_wait_that_differs_from_the_plan_is_explained(
+    task: Task, later_attempts: list[AttemptRecord], expected: str
+) -> None:
+    """The text has the planned and the actual wait, if they differ."""
+    assert f"attempt 1 got 503; {expected}" in explain_text(task, FIRST_ATTEMPT, *later_attempts)
 
 
 def test_errors_are_explained_without_secrets() -> None:
-    """The error class, and the error message with secrets redacted."""
+    """The text has the error class, and the error message with secrets redacted."""
     failed = build_attempt(
         1, status=None, error_class="tls", error="TLS error for hush-hush: wrong version.",
         decision=STOP,
@@ -247,8 +249,8 @@ def test_errors_are_explained_without_secrets() -> None:
 
 
 @pytest.mark.parametrize("status", Status)
-def test_a_deleted_policy_is_mentioned_if_it_still_matters(status: Status) -> None:
-    """The default policy replaces it, for pending tasks and dead letters."""
+def test_a_deleted_policy_is_mentioned_if_an_attempt_can_follow(status: Status) -> None:
+    """The text mentions that a pending task or dead letter now uses the default policy."""
     returned = explain_task(
         build_task(status=status, policy_id="mine", policy_version=3),
         TaskContent(url="https://a/"),
@@ -257,7 +259,7 @@ def test_a_deleted_policy_is_mentioned_if_it_still_matters(status: Status) -> No
         lane=None,
         now=NOW,
     )
-    gone = "Its policy mine was deleted: the task uses the default policy."
-    ended = status in {Status.SUCCEEDED, Status.CANCELLED}
-    assert returned.text.endswith(gone) is not ended
+    expected = "Its policy mine was deleted: the task uses the default policy."
+    is_final = status in {Status.SUCCEEDED, Status.CANCELLED}
+    assert returned.text.endswith(expected) is not is_final
     assert (status is Status.PENDING) is ("Attempt 1 of 5" in returned.text)
