@@ -1,4 +1,4 @@
-"""Cases that hold for every payload storage: a folder, memory, S3."""
+"""Test cases for every storage of bodies: a folder, memory and S3."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ Case = Callable[[BodyStore], Coroutine[Any, Any, None]]
 
 
 class SyncRecorder:
-    """Records synced files and folders in order; after `good` of them the disk fails."""
+    """Records synced files and folders in order; `fsync` fails after `successes` calls."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, good: int = 1000) -> None:
-        self.numbers: list[int] = []
-        self._good = good
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, successes: int = 1000) -> None:
+        self.inodes: list[int] = []
+        self._successes = successes
         self._sync = os.fsync
         monkeypatch.setattr(os, "fsync", self._fsync)
 
     def _fsync(self, descriptor: int) -> None:
-        if len(self.numbers) == self._good:
+        if len(self.inodes) == self._successes:
             raise OSError("no sync")
-        self.numbers.append(os.fstat(descriptor).st_ino)
+        self.inodes.append(os.fstat(descriptor).st_ino)
         self._sync(descriptor)
 
-    def is_exactly(self, paths: Sequence[Path]) -> bool:
-        """Return whether exactly these paths were synced."""
-        return self.numbers == [path.stat().st_ino for path in paths]
+    def has_synced(self, paths: Sequence[Path]) -> bool:
+        """Return whether exactly these paths were synced, in this order."""
+        return self.inodes == [path.stat().st_ino for path in paths]
 
 
 async def body_is_read_back(payloads: BodyStore) -> None:
-    """A stored body is read back and checked."""
+    """A stored body can be read."""
     ref, checksum = await payloads.put("default", "t1", BODY)
     content = TaskContent(url="", body_ref=ref, body_size=len(BODY), checksum=checksum)
 
@@ -47,7 +47,7 @@ async def body_is_read_back(payloads: BodyStore) -> None:
 
 
 async def damaged_body_is_not_used(payloads: BodyStore) -> None:
-    """A wrong checksum and a missing body is_exactly errors."""
+    """A body with a wrong checksum and a missing body raise BodyUnavailable."""
     ref, checksum = await payloads.put("default", "t2", BODY)
     content = TaskContent(url="", body_ref=ref, body_size=len(BODY), checksum=b"other")
     with pytest.raises(BodyUnavailable, match="t2 is damaged"):
@@ -59,22 +59,22 @@ async def damaged_body_is_not_used(payloads: BodyStore) -> None:
 
 
 async def missing_storage_is_not_a_lost_body(payloads: BodyStore) -> None:
-    """Without its marker, a missing body means missing storage."""
+    """A missing body whose marker is missing too raises StoreUnavailable."""
     ref, checksum = await payloads.put("default", "t4", BODY)
-    _, place, *_ = ref.split("/")
+    _, location, *_ = ref.split("/")
     content = TaskContent(url="", body_ref=ref, body_size=len(BODY), checksum=checksum)
-    await payloads.delete([ref, f".tarry/places/{place}"])
+    await payloads.delete([ref, f".tarry/places/{location}"])
 
     with pytest.raises(
-        StoreUnavailable, match=f"neither {ref} nor its marker .tarry/places/{place}"
+        StoreUnavailable, match=f"neither {ref} nor its marker .tarry/places/{location}"
     ):
         await payloads.read(content)
     content.checksum = None
     with pytest.raises(BodyUnavailable, match="no longer exists"):
         await payloads.read(content)
     other, _ = await payloads.put("default", "t4", BODY)
-    assert place != other.split("/")[1]
-    await payloads._obstore.put_async(payloads._store, f".tarry/places/{place}", b"")
+    assert location != other.split("/")[1]
+    await payloads._obstore.put_async(payloads._store, f".tarry/places/{location}", b"")
     content.checksum = checksum
     with pytest.raises(BodyUnavailable, match="no longer exists"):
         await payloads.read(content)
@@ -82,14 +82,14 @@ async def missing_storage_is_not_a_lost_body(payloads: BodyStore) -> None:
 
 
 async def deleting_twice_is_no_error(payloads: BodyStore) -> None:
-    """Maintenance may stop between deleting a body and recording it."""
+    """Deleting a deleted body succeeds, because maintenance may be interrupted and repeated."""
     ref, _ = await payloads.put("default", "t3", BODY)
     await payloads.delete([ref, ref])
     await payloads.delete([ref])
 
 
 async def changed_object_of_the_caller_is_rejected(payloads: BodyStore) -> None:
-    """A caller's object that was written again is not sent."""
+    """An object that has changed since the task was created is not sent."""
     await payloads._obstore.put_async(payloads._store, "default/inv/7.json", b"{}")
     ref = payloads.check_ref("default", "default/inv/7.json")
     size, etag = await payloads.head_object(ref)
@@ -104,18 +104,18 @@ async def changed_object_of_the_caller_is_rejected(payloads: BodyStore) -> None:
 
 
 async def unreferenced_bodies_are_deleted(payloads: BodyStore) -> None:
-    """A body without a task is deleted after an hour; other objects stay."""
-    await payloads._obstore.put_async(payloads._store, ".tarry/default/other", b"no body of ours")
+    """A body without a task is deleted after an hour; other objects are not deleted."""
+    await payloads._obstore.put_async(payloads._store, ".tarry/default/other", b"not a body")
     stray, _ = await payloads.put("default", "stray", BODY)
-    kept, checksum = await payloads.put("default", "kept", BODY)
+    live, checksum = await payloads.put("default", "live", BODY)
 
     async def is_live(_tenant: str, task_id: str) -> bool:
-        return task_id == "kept"
+        return task_id == "live"
 
     assert 0 == await payloads.delete_unreferenced(is_live, now=0.0, limit=10)
     assert 1 == await payloads.delete_unreferenced(is_live, now=4e9, limit=10)
     assert 0 == await payloads.delete_unreferenced(is_live, now=4e9, limit=10)
-    content = TaskContent(url="", body_ref=kept, body_size=len(BODY), checksum=checksum)
+    content = TaskContent(url="", body_ref=live, body_size=len(BODY), checksum=checksum)
     assert BODY == await payloads.read(content)
     content.body_ref = stray
     with pytest.raises(BodyUnavailable):

@@ -1,4 +1,4 @@
-"""How settings decide about API keys, and where data is stored."""
+"""Settings for API keys and for the location of data."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tarry.service.settings import Settings
 def test_api_keys_are_optional_only_on_loopback(
     host: str, require_keys: bool, expected: bool
 ) -> None:
-    """The operator can require them there, too."""
+    """On loopback, keys are required only with `require_keys`."""
     assert expected is are_api_keys_required(Settings(host=host, require_keys=require_keys))
 
 
-def test_the_store_is_a_file_of_its_owner(tmp_path: Path) -> None:
-    """It contains the data of callers, so that no other user may read it."""
+def test_only_the_owner_can_read_the_store(tmp_path: Path) -> None:
+    """The database file has mode 0600, because it contains the data of callers."""
     path = tmp_path / "data" / "tarry.db"
     make_store(f"sqlite:{path}")
 

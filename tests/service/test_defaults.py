@@ -1,4 +1,4 @@
-"""Each default of the service has one value, wherever it is used."""
+"""Defaults are equal in the settings and in the components that use them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from tarry.service.settings import Settings
 
 
 def test_the_engine_has_the_defaults_of_the_settings() -> None:
-    """The in-flight limits are those that the operator sees."""
+    """The in-flight limits of the engine are those of the settings."""
     settings, limits = Settings(), EngineLimits()
     assert settings.in_flight == limits.max_running_attempts == 512
     assert settings.lane_in_flight == limits.max_lane_running_attempts == 128
 
 
 def test_the_http_client_has_the_default_of_the_settings() -> None:
-    """Response bytes that are read."""
+    """The maximum size of a response is that of the settings."""
     delivery = HttpDeliveryClient(Guard())
     assert Settings().max_response_bytes == delivery._max_response_bytes == 1 << 20
 
 
 def test_the_default_lease_outlasts_the_longest_attempt_by_twice_the_grace() -> None:
-    """The worker ends an attempt one grace period before its lease, and the result is stored."""
+    """An attempt times out two grace periods before its lease, so its result can be stored."""
     settings = Settings()
     assert (
         settings.lease_duration_ms

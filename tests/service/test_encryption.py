@@ -10,22 +10,22 @@ from tarry.service.model import TaskContent
 CONTENT = TaskContent(url="https://a.example/x?token=hush", headers={"x": "1"}, body=b"\x00\xff")
 
 
-def test_round_trip() -> None:
-    """Plain and encrypted content decode to the original."""
-    for way in (Codec(), Codec([Fernet.generate_key().decode()])):
-        assert CONTENT == way.unpack(way.pack(CONTENT))
+def test_packed_content_is_unpacked_unchanged() -> None:
+    """Plain and encrypted content is unpacked to the original."""
+    for codec in (Codec(), Codec([Fernet.generate_key().decode()])):
+        assert CONTENT == codec.unpack(codec.pack(CONTENT))
 
 
 def test_encrypted_content_is_unreadable() -> None:
-    """The stored bytes show neither the URL nor the body."""
+    """The stored bytes contain no part of the URL in plain text."""
     stored = Codec([Fernet.generate_key().decode()]).pack(CONTENT)
 
     assert b"hush" not in stored
     assert b"example" not in stored
 
 
-def test_key_rotation() -> None:
-    """Content of an old key can be decrypted while that key is configured."""
+def test_content_of_an_old_key_can_be_decrypted() -> None:
+    """Content can be decrypted while the key that encrypted it is configured."""
     old, new = Fernet.generate_key().decode(), Fernet.generate_key().decode()
     stored = Codec([old]).pack(CONTENT)
 
@@ -34,13 +34,13 @@ def test_key_rotation() -> None:
         Codec([new]).unpack(stored)
 
 
-def test_plain_content_is_read_with_keys() -> None:
-    """Encryption can be turned on for existing data."""
+def test_plain_content_can_be_read_with_keys() -> None:
+    """Content that was stored before encryption was enabled can be read."""
     assert CONTENT == Codec([Fernet.generate_key().decode()]).unpack(Codec().pack(CONTENT))
 
 
-def test_encrypted_content_without_keys() -> None:
-    """The error names the missing setting."""
+def test_encrypted_content_without_keys_is_an_error() -> None:
+    """The error names the variable of the missing setting."""
     stored = Codec([Fernet.generate_key().decode()]).pack(CONTENT)
 
     with pytest.raises(DecryptionFailed, match="TARRY_ENCRYPTION_KEYS"):
@@ -49,6 +49,6 @@ def test_encrypted_content_without_keys() -> None:
 
 def test_invalid_key_is_rejected() -> None:
     """The error describes a valid key and does not show the invalid one."""
-    with pytest.raises(ConfigurationError, match="32 random bytes") as caught:
+    with pytest.raises(ConfigurationError, match="32 random bytes") as raised:
         Codec(["hush"])
-    assert "hush" not in str(caught.value)
+    assert "hush" not in str(raised.value)

@@ -10,7 +10,7 @@ from tarry.service.group_commit import AsyncGroupCommit
 
 
 class DoublingCommit:
-    """Returns the double of each item, once `may_finish` is set."""
+    """A commit function that returns the double of each item once `may_finish` is set."""
 
     def __init__(self) -> None:
         self.calls: list[list[int]] = []
@@ -18,7 +18,7 @@ class DoublingCommit:
         self.error: BaseException | None = None
 
     async def __call__(self, items: Sequence[int]) -> Sequence[int]:
-        """Commit a group."""
+        """Commit a group, or raise `error`."""
         self.calls.append(list(items))
         await self.may_finish.wait()
         if self.error is not None:
@@ -26,136 +26,136 @@ class DoublingCommit:
         return [item * 2 for item in items]
 
 
-def test_items_that_arrive_during_a_commit_share_the_next() -> None:
-    """The first is committed alone, the others together; each gets its own result."""
+def test_items_that_arrive_during_a_commit_share_the_next_commit() -> None:
+    """The first item is committed alone, the others together; each caller gets its results."""
 
     async def main() -> None:
         commit = DoublingCommit()
-        commits = AsyncGroupCommit(commit, max_items=10, max_pending=100)
-        first = commits.submit([1])
+        group_commit = AsyncGroupCommit(commit, max_items=10, max_pending=100)
+        first = group_commit.submit([1])
         await asyncio.sleep(0)
-        others = [commits.submit([2, 3]), commits.submit([4])]
+        others = [group_commit.submit([2, 3]), group_commit.submit([4])]
         commit.may_finish.set()
 
         assert [2] == list(await first)
         assert [[4, 6], [8]] == [list(await other) for other in others]
         assert [[1], [2, 3, 4]] == commit.calls
-        await commits.flush()
-        assert 0 == commits.pending_count
+        await group_commit.flush()
+        assert 0 == group_commit.pending_count
 
     asyncio.run(main())
 
 
 def test_second_group_starts_early_when_enough_items_wait() -> None:
-    """Few items wait for the end of the first group, and there is never a third."""
+    """Fewer items wait for the end of the first group, and no third group starts."""
 
     async def main() -> None:
         commit = DoublingCommit()
-        commits = AsyncGroupCommit(commit, max_items=100, max_pending=1000)
+        group_commit = AsyncGroupCommit(commit, max_items=100, max_pending=1000)
         sizes = (1, 31, 1, 50)
-        answers: list[asyncio.Future[Sequence[int]]] = []
-        seen: list[list[int]] = []
+        futures: list[asyncio.Future[Sequence[int]]] = []
+        group_sizes: list[list[int]] = []
         for size in sizes:
-            answers.append(commits.submit([size] * size))
+            futures.append(group_commit.submit([size] * size))
             await asyncio.sleep(0)
-            seen.append([len(call) for call in commit.calls])
-        assert [[1], [1], [1, 32], [1, 32]] == seen
+            group_sizes.append([len(call) for call in commit.calls])
+        assert [[1], [1], [1, 32], [1, 32]] == group_sizes
         commit.may_finish.set()
 
-        assert list(sizes) == [len(await answer) for answer in answers]
+        assert list(sizes) == [len(await future) for future in futures]
         assert [1, 32, 50] == [len(call) for call in commit.calls]
-        await commits.flush()
-        assert 0 == commits.pending_count
+        await group_commit.flush()
+        assert 0 == group_commit.pending_count
 
     asyncio.run(main())
 
 
 def test_commit_works_after_a_stop_before_the_first_group() -> None:
-    """The items that were waiting are committed too."""
+    """The items that were waiting at the stop are committed with the next items."""
 
     async def main() -> None:
         commit = DoublingCommit()
         commit.may_finish.set()
-        commits = AsyncGroupCommit(commit, max_items=10, max_pending=100)
-        commits.post(1)
-        await commits.stop()
+        group_commit = AsyncGroupCommit(commit, max_items=10, max_pending=100)
+        group_commit.post(1)
+        await group_commit.stop()
         assert [] == commit.calls
-        assert [4] == list(await commits.submit([2]))
+        assert [4] == list(await group_commit.submit([2]))
         assert [[1, 2]] == commit.calls
 
     asyncio.run(main())
 
 
-def test_failed_group_does_not_affect_the_other_in_flight() -> None:
-    """Each group has its own result."""
+def test_cancelled_group_does_not_affect_the_other_in_flight() -> None:
+    """The other group gets its results, and a failed group raises its error."""
 
     async def main() -> None:
         commit = DoublingCommit()
-        commits = AsyncGroupCommit(commit, max_items=40, max_pending=1000)
-        first = commits.submit([1] * 40)
+        group_commit = AsyncGroupCommit(commit, max_items=40, max_pending=1000)
+        first = group_commit.submit([1] * 40)
         await asyncio.sleep(0)
-        second = commits.submit([2] * 40)
+        second = group_commit.submit([2] * 40)
         await asyncio.sleep(0)
         assert [40, 40] == [len(call) for call in commit.calls]
         first.cancel()
         commit.may_finish.set()
         assert [4] * 40 == list(await second)
         commit.error = StoreUnavailable("away")
-        failed = commits.submit([3])
+        failed = group_commit.submit([3])
         with pytest.raises(StoreUnavailable):
             await failed
-        await commits.flush()
-        assert 0 == commits.pending_count
+        await group_commit.flush()
+        assert 0 == group_commit.pending_count
 
     asyncio.run(main())
 
 
 def test_posted_items_count_towards_an_early_start() -> None:
-    """They start a second group like submitted items."""
+    """Enough posted items start a second group, like submitted items."""
 
     async def main() -> None:
         commit = DoublingCommit()
-        commits = AsyncGroupCommit(commit, max_items=100, max_pending=1000)
+        group_commit = AsyncGroupCommit(commit, max_items=100, max_pending=1000)
         for n in range(40):
-            commits.post(n)
+            group_commit.post(n)
             if n in {0, 30}:
                 await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert [1, 39] == [len(call) for call in commit.calls]
-        commits.post(40)
+        group_commit.post(40)
         await asyncio.sleep(0)
         commit.may_finish.set()
-        await commits.flush()
+        await group_commit.flush()
         assert [1, 39, 1] == [len(call) for call in commit.calls]
 
     asyncio.run(main())
 
 
 def test_group_has_at_most_max_items() -> None:
-    """Entries stay together unless they are larger than a group; results keep their order."""
+    """An entry is split only if it is larger than a group; its results keep their order."""
 
     async def main() -> None:
         commit = DoublingCommit()
         commit.may_finish.set()
-        commits = AsyncGroupCommit(commit, max_items=3, max_pending=100)
-        answers = [commits.submit(part) for part in ([1, 2], [3, 4], [5], [6, 7, 8, 9, 10])]
-        assert [12, 14, 16, 18, 20] == list((await asyncio.gather(*answers))[-1])
+        group_commit = AsyncGroupCommit(commit, max_items=3, max_pending=100)
+        futures = [group_commit.submit(part) for part in ([1, 2], [3, 4], [5], [6, 7, 8, 9, 10])]
+        assert [12, 14, 16, 18, 20] == list((await asyncio.gather(*futures))[-1])
 
         assert [[1, 2], [3, 4, 5], [6, 7, 8], [9, 10]] == commit.calls
 
     asyncio.run(main())
 
 
-def test_other_entries_are_committed_between_parts_of_a_large_one() -> None:
-    """A large entry is refused as a whole, before any of it is committed."""
+def test_small_entry_shares_a_group_with_the_last_part_of_a_large_entry() -> None:
+    """An entry that exceeds `max_pending` is rejected before any of its items is committed."""
 
     async def main() -> None:
         commit = DoublingCommit()
-        commits = AsyncGroupCommit(commit, max_items=2, max_pending=6)
-        large = commits.submit([1, 2, 3, 4, 5])
+        group_commit = AsyncGroupCommit(commit, max_items=2, max_pending=6)
+        large = group_commit.submit([1, 2, 3, 4, 5])
         with pytest.raises(Overloaded):
-            commits.submit([6, 7, 8])
-        small = commits.submit([9])
+            group_commit.submit([6, 7, 8])
+        small = group_commit.submit([9])
         commit.may_finish.set()
 
         assert [2, 4, 6, 8, 10] == list(await large)
@@ -165,64 +165,64 @@ def test_other_entries_are_committed_between_parts_of_a_large_one() -> None:
     asyncio.run(main())
 
 
-def test_error_of_one_part_fails_the_whole_entry() -> None:
-    """The caller may submit it again: commits are idempotent."""
+def test_error_of_one_part_fails_the_entry() -> None:
+    """The caller gets the error of a group that contains a part of its entry."""
 
     async def main() -> None:
         commit = DoublingCommit()
         commit.error = StoreUnavailable("away")
         commit.may_finish.set()
-        commits = AsyncGroupCommit(commit, max_items=2, max_pending=100)
+        group_commit = AsyncGroupCommit(commit, max_items=2, max_pending=100)
         with pytest.raises(StoreUnavailable):
-            await commits.submit([1, 2, 3])
-        await commits.flush()
-        assert 0 == commits.pending_count
+            await group_commit.submit([1, 2, 3])
+        await group_commit.flush()
+        assert 0 == group_commit.pending_count
 
     asyncio.run(main())
 
 
-def test_items_above_max_pending_are_refused() -> None:
-    """Memory is bounded, and the caller learns when to retry."""
+def test_items_above_max_pending_are_rejected() -> None:
+    """`Overloaded` has the seconds until a retry; an empty queue accepts any entry."""
 
     async def main() -> None:
         commit = DoublingCommit()
-        commits = AsyncGroupCommit(commit, max_items=10, max_pending=3)
-        accepted = commits.submit([1, 2])
-        with pytest.raises(Overloaded, match="2 tasks wait") as caught:
-            commits.submit([3, 4])
-        assert 1.0 == caught.value.retry_after
+        group_commit = AsyncGroupCommit(commit, max_items=10, max_pending=3)
+        accepted = group_commit.submit([1, 2])
+        with pytest.raises(Overloaded, match="2 tasks wait") as raised:
+            group_commit.submit([3, 4])
+        assert 1.0 == raised.value.retry_after
         commit.may_finish.set()
         await accepted
-        await commits.submit([3, 4, 5, 6])  # nothing is pending: a large entry is accepted
+        await group_commit.submit([3, 4, 5, 6])  # nothing is pending: a large entry is accepted
 
     asyncio.run(main())
 
 
 def test_error_reaches_all_callers_of_the_group_only() -> None:
-    """The next group is committed normally."""
+    """Callers of the failed group get the error, and the next group is committed."""
 
     async def main() -> None:
         commit = DoublingCommit()
         commit.error = StoreUnavailable("away")
-        commits = AsyncGroupCommit(commit, max_items=10, max_pending=100)
-        failed = [commits.submit([1]), commits.submit([2])]
+        group_commit = AsyncGroupCommit(commit, max_items=10, max_pending=100)
+        failed = [group_commit.submit([1]), group_commit.submit([2])]
         commit.may_finish.set()
-        for answer in failed:
+        for future in failed:
             with pytest.raises(StoreUnavailable):
-                await answer
+                await future
         commit.error = None
-        assert [6] == list(await commits.submit([3]))
+        assert [6] == list(await group_commit.submit([3]))
 
     asyncio.run(main())
 
 
 def test_cancelled_caller_does_not_affect_others() -> None:
-    """Its items are committed, and the others get their results."""
+    """Items of a cancelled caller are committed, and other callers get their results."""
 
     async def main() -> None:
         commit = DoublingCommit()
-        commits = AsyncGroupCommit(commit, max_items=10, max_pending=100)
-        cancelled, other = commits.submit([1]), commits.submit([2])
+        group_commit = AsyncGroupCommit(commit, max_items=10, max_pending=100)
+        cancelled, other = group_commit.submit([1]), group_commit.submit([2])
         cancelled.cancel()
         commit.may_finish.set()
 
@@ -232,24 +232,24 @@ def test_cancelled_caller_does_not_affect_others() -> None:
     asyncio.run(main())
 
 
-def test_posted_items_are_committed_in_order(caplog: pytest.LogCaptureFixture) -> None:
-    """An error is logged, and the next group is committed."""
+def test_posted_items_share_groups_with_submitted_items(caplog: pytest.LogCaptureFixture) -> None:
+    """The error of a group without a caller is logged, and the next group is committed."""
 
     async def main() -> None:
         commit = DoublingCommit()
-        commits = AsyncGroupCommit(commit, max_items=10, max_pending=100)
-        commits.post(1)
-        second = commits.submit([2])
+        group_commit = AsyncGroupCommit(commit, max_items=10, max_pending=100)
+        group_commit.post(1)
+        second = group_commit.submit([2])
         commit.may_finish.set()
         assert [4] == list(await second)
         assert [[1, 2]] == commit.calls
 
         commit.error = StoreUnavailable("away")
-        commits.post(3)
-        await commits.flush()
+        group_commit.post(3)
+        await group_commit.flush()
         commit.error = None
-        assert [8] == list(await commits.submit([4]))
-        assert 0 == commits.pending_count
+        assert [8] == list(await group_commit.submit([4]))
+        assert 0 == group_commit.pending_count
 
     asyncio.run(main())
     assert ["group commit failed, and no caller waits for its result"] == [
@@ -258,41 +258,41 @@ def test_posted_items_are_committed_in_order(caplog: pytest.LogCaptureFixture) -
 
 
 def test_posted_items_respect_max_items() -> None:
-    """They keep their order, also with submitted items between them."""
+    """Groups have at most `max_items`, and posted and submitted items keep their order."""
 
     async def main() -> None:
         commit = DoublingCommit()
-        commits = AsyncGroupCommit(commit, max_items=3, max_pending=100)
+        group_commit = AsyncGroupCommit(commit, max_items=3, max_pending=100)
         for item in range(1, 5):
-            commits.post(item)
-        between = commits.submit([5, 6])
-        commits.post(7)
-        assert 7 == commits.pending_count
+            group_commit.post(item)
+        between = group_commit.submit([5, 6])
+        group_commit.post(7)
+        assert 7 == group_commit.pending_count
         await asyncio.sleep(0)
-        commits.post(8)  # the first group is in flight
+        group_commit.post(8)  # the first group is in flight
         commit.may_finish.set()
         assert [10, 12] == list(await between)
-        await commits.flush()
+        await group_commit.flush()
 
         assert [[1, 2, 3], [4, 5, 6], [7, 8]] == commit.calls
-        assert 0 == commits.pending_count
+        assert 0 == group_commit.pending_count
 
     asyncio.run(main())
 
 
 def test_waiting_items_are_committed_after_a_stop() -> None:
-    """The next post starts the queue again."""
+    """The next post after a stop starts the commits again."""
 
     async def main() -> None:
         commit = DoublingCommit()
-        commits = AsyncGroupCommit(commit, max_items=1, max_pending=100)
-        commits.post(1)
+        group_commit = AsyncGroupCommit(commit, max_items=1, max_pending=100)
+        group_commit.post(1)
         await asyncio.sleep(0)
-        commits.post(2)
-        await commits.stop()
+        group_commit.post(2)
+        await group_commit.stop()
         commit.may_finish.set()
-        commits.post(3)
-        await commits.flush()
+        group_commit.post(3)
+        await group_commit.flush()
 
         assert [[1], [2], [3]] == commit.calls
 
@@ -300,15 +300,15 @@ def test_waiting_items_are_committed_after_a_stop() -> None:
 
 
 def test_stop_cancels_the_commit_in_flight() -> None:
-    """Waiting items are not committed."""
+    """The caller's future is cancelled, and waiting items are not committed."""
 
     async def main() -> None:
         commit = DoublingCommit()
-        commits = AsyncGroupCommit(commit, max_items=1, max_pending=100)
-        first = commits.submit([1])
+        group_commit = AsyncGroupCommit(commit, max_items=1, max_pending=100)
+        first = group_commit.submit([1])
         await asyncio.sleep(0)
-        commits.post(2)
-        await commits.stop()
+        group_commit.post(2)
+        await group_commit.stop()
 
         assert first.cancelled()
         assert [[1]] == commit.calls
@@ -317,17 +317,17 @@ def test_stop_cancels_the_commit_in_flight() -> None:
 
 
 def test_stop_right_after_a_commit_raises_nothing() -> None:
-    """The callback of a commit that has ended may run after `stop`, and starts nothing."""
+    """The callback of a finished commit runs after `stop` without an error."""
 
     async def main() -> None:
         errors: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
         commit = DoublingCommit()
         commit.may_finish.set()
-        commits = AsyncGroupCommit(commit, max_items=10, max_pending=100)
-        commits.post(1)
+        group_commit = AsyncGroupCommit(commit, max_items=10, max_pending=100)
+        group_commit.post(1)
         await asyncio.sleep(0)
-        await commits.stop()
+        await group_commit.stop()
         await asyncio.sleep(0)
 
         assert [] == errors

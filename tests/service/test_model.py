@@ -8,9 +8,9 @@ from tarry.service.model import TRANSITIONS, Status
 
 @pytest.mark.parametrize("status", Status)
 def test_no_attempt_follows_a_terminal_status(status: Status) -> None:
-    """No transition leads from it to IN_FLIGHT, also for a status read as a number."""
-    follows = Status.IN_FLIGHT in TRANSITIONS[status] or status is Status.IN_FLIGHT
-    read = msgspec.convert(int(status), Status)
+    """A status, also decoded from its number, is finished if no attempt can follow."""
+    can_follow = Status.IN_FLIGHT in TRANSITIONS[status] or status is Status.IN_FLIGHT
+    decoded = msgspec.convert(int(status), Status)
 
-    assert read is status
-    assert follows is not read.is_finished
+    assert decoded is status
+    assert can_follow is not decoded.is_finished

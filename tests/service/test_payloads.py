@@ -16,7 +16,7 @@ from tarry.service.model import TaskContent
 from tarry.service.payloads import BodyStore, BodyUnavailable
 from tests.service.payload_cases import CASES, Case, SyncRecorder
 
-KILLED = """
+KILLED_DURING_PUT = """
 import asyncio, os, sys
 from tarry.service.payloads import BodyStore
 payloads = BodyStore(sys.argv[1], max_object_bytes=100)
@@ -26,11 +26,11 @@ asyncio.run(payloads.put("default", "killed", b"x"))
 """
 
 
-@pytest.mark.parametrize("place", ["folder", "memory"])
+@pytest.mark.parametrize("storage", ["folder", "memory"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_bodies(case: Case, place: str, tmp_path: Path) -> None:
-    """Each case passes with a folder and with memory."""
-    url = str(tmp_path / "bodies") if place == "folder" else "memory:///"
+def test_body_store(case: Case, storage: str, tmp_path: Path) -> None:
+    """Each case passes with bodies in a folder and in memory."""
+    url = str(tmp_path / "bodies") if storage == "folder" else "memory:///"
     asyncio.run(case(BodyStore(url, max_object_bytes=1 << 20)))
 
 
@@ -38,14 +38,14 @@ def test_bodies(case: Case, place: str, tmp_path: Path) -> None:
     "ref", ["", "/etc/passwd", "../x", "default/../x", "default//x", "default", "other/x", "a\n/b"]
 )
 def test_ref_outside_the_tenant_is_rejected(ref: str) -> None:
-    """A caller can use its own objects only."""
+    """A caller can refer only to objects of its tenant."""
     payloads = BodyStore("memory:///", max_object_bytes=10)
     with pytest.raises(ConfigurationError, match="bodyRef must"):
         payloads.check_ref("default", ref)
 
 
 def test_oversized_object_is_rejected() -> None:
-    """An object that could not be sent is not accepted."""
+    """An object larger than `max_object_bytes` is rejected when the task is created."""
 
     async def main() -> None:
         payloads = BodyStore("memory:///", max_object_bytes=10)
@@ -57,7 +57,7 @@ def test_oversized_object_is_rejected() -> None:
 
 
 def test_unknown_url_is_rejected() -> None:
-    """The error names the setting."""
+    """The error contains the URL."""
     with pytest.raises(ConfigurationError, match=r"cannot use .* for bodies"):
         BodyStore("ftp://x", max_object_bytes=10)
 
@@ -71,22 +71,22 @@ def test_unwritable_folder_is_unavailable(tmp_path: Path) -> None:
         asyncio.run(payloads.put("default", "t", b"x"))
 
 
-def test_encrypted_bodies(tmp_path: Path) -> None:
-    """Bodies are unreadable on disk; old plain ones are read, and another key fails."""
+def test_bodies_can_be_encrypted(tmp_path: Path) -> None:
+    """Bodies are encrypted on disk; older plain bodies can be read; a missing key is an error."""
 
     async def main() -> None:
         folder = str(tmp_path / "bodies")
         plain = BodyStore(folder, max_object_bytes=100)
         early, checksum = await plain.put("default", "early", b"hush hush")
-        way = Codec([Fernet.generate_key().decode()])
-        sealed = BodyStore(
-            folder, max_object_bytes=100, encrypt=way.encrypt_body, decrypt=way.decrypt_body
+        codec = Codec([Fernet.generate_key().decode()])
+        encrypted = BodyStore(
+            folder, max_object_bytes=100, encrypt=codec.encrypt_body, decrypt=codec.decrypt_body
         )
-        late, _ = await sealed.put("default", "late", b"hush hush")
+        late, _ = await encrypted.put("default", "late", b"hush hush")
         assert b"hush" not in (tmp_path / "bodies" / late).read_bytes()
         for ref in (early, late):
             content = TaskContent(url="", body_ref=ref, body_size=9, checksum=checksum)
-            assert b"hush hush" == await sealed.read(content)
+            assert b"hush hush" == await encrypted.read(content)
         with pytest.raises(BodyUnavailable, match="key that is not configured"):
             await plain.read(TaskContent(url="", body_ref=late, body_size=9, checksum=checksum))
 
@@ -100,14 +100,14 @@ def test_folder_is_private(tmp_path: Path) -> None:
     assert 0o700 == (tmp_path / "bodies").stat().st_mode & 0o777
 
 
-def test_unmounted_folder_loses_nothing(tmp_path: Path) -> None:
-    """Bodies wait for their folder, and folders can be merged later."""
-    folder, away = tmp_path / "bodies", tmp_path / "away"
+def test_bodies_of_an_unmounted_folder_are_unavailable_not_lost(tmp_path: Path) -> None:
+    """Bodies can be read when their folder is mounted again or copied into the new folder."""
+    folder, unmounted = tmp_path / "bodies", tmp_path / "unmounted"
 
     async def main() -> None:
         before = BodyStore(str(folder), max_object_bytes=100)
         refs = [await before.put("default", "t1", b"one")]
-        folder.rename(away)
+        folder.rename(unmounted)
         payloads = BodyStore(str(folder), max_object_bytes=100)
         contents = [TaskContent(url="", body_ref=ref, checksum=checksum) for ref, checksum in refs]
         for reader in (before, payloads):
@@ -115,12 +115,12 @@ def test_unmounted_folder_loses_nothing(tmp_path: Path) -> None:
                 await reader.read(contents[0])
         ref, checksum = await payloads.put("default", "t2", b"two")
         contents.append(TaskContent(url="", body_ref=ref, checksum=checksum))
-        folder.rename(tmp_path / "meanwhile")
-        away.rename(folder)
+        folder.rename(tmp_path / "second")
+        unmounted.rename(folder)
         assert b"one" == await payloads.read(contents[0])
         with pytest.raises(StoreUnavailable, match="mount or restore the storage"):
             await payloads.read(contents[1])
-        shutil.copytree(tmp_path / "meanwhile", folder, dirs_exist_ok=True)
+        shutil.copytree(tmp_path / "second", folder, dirs_exist_ok=True)
         assert [b"one", b"two"] == [await payloads.read(content) for content in contents]
 
     asyncio.run(main())
@@ -143,28 +143,28 @@ def test_body_in_a_folder_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     synced = SyncRecorder(monkeypatch)
     folder = tmp_path / "new" / "bodies"
     payloads = BodyStore(str(folder), max_object_bytes=10)
-    ours = folder / ".tarry"
-    assert synced.is_exactly([tmp_path, tmp_path / "new"])
+    root = folder / ".tarry"
+    assert synced.has_synced([tmp_path, tmp_path / "new"])
 
     ref, _ = asyncio.run(payloads.put("default", "t1", b"x"))
-    place = ours / ref.split("/")[1]
-    made = [tmp_path, tmp_path / "new", folder, ours]
-    mark = [ours / "places" / place.name, ours / "places", ours, folder]
-    body = [ours, place, folder / ref, place / "default", place, ours, folder]
-    assert synced.is_exactly([*made, *mark, *body])
+    location = root / ref.split("/")[1]
+    created = [tmp_path, tmp_path / "new", folder, root]
+    marker = [root / "places" / location.name, root / "places", root, folder]
+    body = [root, location, folder / ref, location / "default", location, root, folder]
+    assert synced.has_synced([*created, *marker, *body])
 
-    synced.numbers.clear()
+    synced.inodes.clear()
     ref, _ = asyncio.run(payloads.put("default", "t2", b"x"))
-    assert synced.is_exactly([folder / ref, place / "default", place, ours, folder])
+    assert synced.has_synced([folder / ref, location / "default", location, root, folder])
 
 
 def test_body_that_cannot_be_synced_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A failing disk raises StoreUnavailable."""
+    """A body whose sync fails raises StoreUnavailable, and no file stays."""
     payloads = BodyStore(str(tmp_path), max_object_bytes=10)
     ref, _ = asyncio.run(payloads.put("default", "t1", b"x"))
-    SyncRecorder(monkeypatch, good=0)
+    SyncRecorder(monkeypatch, successes=0)
     with pytest.raises(StoreUnavailable, match="failed: no sync"):
         asyncio.run(payloads.put("default", "t2", b"x"))
 
@@ -172,12 +172,12 @@ def test_body_that_cannot_be_synced_is_removed(
 
 
 def test_partial_body_of_a_killed_process_is_swept(tmp_path: Path) -> None:
-    """It has the path of a task that was never added, so the sweep finds it."""
+    """The partial body has the path of a task that was never added, so it is unreferenced."""
 
     async def is_live(_tenant: str, task_id: str) -> bool:
         return task_id == "before"
 
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
+    killed = subprocess.run([sys.executable, "-c", KILLED_DURING_PUT, str(tmp_path)], check=False)
     assert 9 == killed.returncode
     bodies = next(tmp_path.glob(".tarry/*/default"))
     assert {bodies / "before", bodies / "killed"} == {*bodies.iterdir()}
@@ -189,7 +189,7 @@ def test_partial_body_of_a_killed_process_is_swept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ref", ["default/m#1", "default/m/x", f"default/{'x' * 300}"])
 def test_impossible_file_name_is_rejected(ref: str, tmp_path: Path) -> None:
-    """It is an error of the caller, and a retry does not help."""
+    """A name that the file system cannot store is a ConfigurationError, which is not retried."""
     payloads = BodyStore(str(tmp_path), max_object_bytes=10)
     (tmp_path / "default").mkdir()
     (tmp_path / "default/m").write_text("a file")
@@ -200,7 +200,7 @@ def test_impossible_file_name_is_rejected(ref: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["m#1#2", "m##1", "m#", "m#1x", "m#1/x"])
 def test_other_names_with_a_hash_are_valid(name: str, tmp_path: Path) -> None:
-    """Only names that cannot be read back are rejected."""
+    """Only a name with a single #, followed by digits, is reserved."""
     payloads = BodyStore(str(tmp_path), max_object_bytes=10)
     (tmp_path / "default" / name).parent.mkdir(parents=True)
     (tmp_path / "default" / name).write_text("x")
@@ -209,24 +209,24 @@ def test_other_names_with_a_hash_are_valid(name: str, tmp_path: Path) -> None:
 
 
 def test_reserved_file_names_are_valid_in_a_bucket() -> None:
-    """Only folders have temporary names."""
+    """Names like m#1 are temporary files in folders only."""
     payloads = BodyStore("memory:///", max_object_bytes=10)
     assert "default/m#1" == payloads.check_ref("default", "default/m#1")
 
 
 def test_object_whose_folder_became_a_file_is_missing(tmp_path: Path) -> None:
-    """No attempt waits for an object that cannot come back."""
+    """Reading such an object raises BodyUnavailable, so that its task fails."""
     payloads = BodyStore(str(tmp_path), max_object_bytes=10)
     (tmp_path / "default").write_text("a file")
     with pytest.raises(BodyUnavailable, match="no longer exists"):
         asyncio.run(payloads.read(TaskContent(url="", body_ref="default/x", body_size=1)))
 
 
-async def _no_task(_tenant: str, _task_id: str) -> bool:
+async def _no_task_exists(_tenant: str, _task_id: str) -> bool:
     return False
 
 
-def _bucket(monkeypatch: pytest.MonkeyPatch, server: asyncio.Server) -> BodyStore:
+def _s3_body_store(monkeypatch: pytest.MonkeyPatch, server: asyncio.Server) -> BodyStore:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test")
     port = server.sockets[0].getsockname()[1]
@@ -234,27 +234,27 @@ def _bucket(monkeypatch: pytest.MonkeyPatch, server: asyncio.Server) -> BodyStor
 
 
 def test_hanging_storage_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every call ends, also one that waits for another call."""
+    """Every call times out, including calls that wait for another call."""
     monkeypatch.setattr(module, "_CALL_TIMEOUT_S", 0.05)
     content = TaskContent(url="", body_ref="default/x", body_size=1)
 
     async def main() -> None:
-        held: list[asyncio.StreamWriter] = []
-        server = await asyncio.start_server(lambda _, writer: held.append(writer), "127.0.0.1")
+        writers: list[asyncio.StreamWriter] = []
+        server = await asyncio.start_server(lambda _, writer: writers.append(writer), "127.0.0.1")
         async with server:
-            payloads = _bucket(monkeypatch, server)
+            payloads = _s3_body_store(monkeypatch, server)
             errors = await asyncio.gather(
                 payloads.put("default", "t1", b"x"),
                 payloads.put("default", "t2", b"x"),
                 payloads.head_object("default/x"),
                 payloads.read(content),
                 payloads.delete(["default/x"]),
-                payloads.delete_unreferenced(_no_task, now=4e9, limit=10),
+                payloads.delete_unreferenced(_no_task_exists, now=4e9, limit=10),
                 return_exceptions=True,
             )
-            for writer in held:
+            for writer in writers:
                 writer.close()
-        assert [StoreUnavailable] * 6 == [type(one) for one in errors]
+        assert [StoreUnavailable] * 6 == [type(error) for error in errors]
         assert {"the storage of bodies failed: no response within 0.05 seconds"} == {
             *map(str, errors)
         }
@@ -263,20 +263,20 @@ def test_hanging_storage_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_failing_storage_is_tried_four_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Maintenance continues after the error."""
-    asked: list[bytes] = []
+    """A call raises StoreUnavailable after four requests."""
+    requests: list[bytes] = []
 
     async def fail(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        requests.append(await reader.readuntil(b"\r\n\r\n"))
         writer.write(b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
         await writer.drain()
         writer.close()
 
     async def main() -> None:
         async with await asyncio.start_server(fail, "127.0.0.1") as server:
-            payloads = _bucket(monkeypatch, server)
+            payloads = _s3_body_store(monkeypatch, server)
             with pytest.raises(StoreUnavailable, match="storage of bodies failed"):
-                await payloads.delete_unreferenced(_no_task, now=4e9, limit=10)
+                await payloads.delete_unreferenced(_no_task_exists, now=4e9, limit=10)
 
     asyncio.run(main())
-    assert 4 == len(asked)
+    assert 4 == len(requests)

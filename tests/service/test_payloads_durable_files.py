@@ -1,4 +1,4 @@
-"""Durable files and folders."""
+"""Creation of files and folders that survive a crash."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from tests.service.payload_cases import SyncRecorder
 def test_a_new_file_and_its_folders_are_synced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """First the content, then each folder of its path, also a new one."""
+    """The content is synced before each folder of the path; new folders are synced as well."""
     folder = tmp_path / "new"
     synced = SyncRecorder(monkeypatch)
     create_file(folder, "a/b", b"x")
 
     assert b"x" == (folder / "a/b").read_bytes()
     assert 0o600 == (folder / "a/b").stat().st_mode & 0o777
-    assert synced.is_exactly([tmp_path, folder, folder / "a/b", folder / "a", folder])
+    assert synced.has_synced([tmp_path, folder, folder / "a/b", folder / "a", folder])
 
 
-def test_existing_folders_are_synced_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process may have just created them. Folders above the root are not synced."""
+def test_existing_folders_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders below the root are synced, because another process may have just created them."""
     folder = tmp_path / "folder"
     (folder / "a").mkdir(parents=True)
     synced = SyncRecorder(monkeypatch)
     create_file(folder, "a/b", b"x")
 
-    assert synced.is_exactly([folder / "a/b", folder / "a", folder])
+    assert synced.has_synced([folder / "a/b", folder / "a", folder])
 
 
-@pytest.mark.parametrize("good", [0, 1, 2])
+@pytest.mark.parametrize("successes", [0, 1, 2])
 def test_a_file_that_cannot_be_synced_is_deleted(
-    good: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    successes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither its content nor its name may be lost after a success."""
+    """A failed sync of the file or of a folder raises OSError and deletes the file."""
     (tmp_path / "a").mkdir()
-    SyncRecorder(monkeypatch, good=good)
+    SyncRecorder(monkeypatch, successes=successes)
     with pytest.raises(OSError, match="no sync"):
         create_file(tmp_path, "a/b", b"x")
 
@@ -48,7 +48,7 @@ def test_a_file_that_cannot_be_synced_is_deleted(
 
 
 def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
-    """FileExistsError is raised."""
+    """Creating an existing file raises FileExistsError."""
     (tmp_path / "a").write_bytes(b"first")
     with pytest.raises(FileExistsError):
         create_file(tmp_path, "a", b"second")
@@ -57,7 +57,7 @@ def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
 
 
 def test_the_mode_applies_to_the_last_folder_only(tmp_path: Path) -> None:
-    """Its parents have the default mode."""
+    """New parent folders have the default mode."""
     mask = os.umask(0o022)
     try:
         create_folder(tmp_path / "above/folder", 0o700)

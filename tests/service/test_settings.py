@@ -1,4 +1,4 @@
-"""Loading and checking of settings."""
+"""Loading and validation of settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FILE = __file__
 
 
 def test_defaults_are_safe() -> None:
-    """Without any source: loopback, a file, and only public targets."""
+    """By default the service listens on loopback, stores in a file, and blocks private targets."""
     loaded = load_settings({}, {})
 
     assert ("127.0.0.1", "sqlite:tarry-data/tarry.db", ()) == (
@@ -28,8 +28,8 @@ def test_defaults_are_safe() -> None:
     assert {"default"} == set(loaded.sources.values())
 
 
-def test_flags_win_over_variables_and_variables_over_the_file(tmp_path: Path) -> None:
-    """The source of each value is reported."""
+def test_flags_override_variables_and_variables_override_the_file(tmp_path: Path) -> None:
+    """Each loaded value has its source."""
     file = tmp_path / "tarry.toml"
     file.write_text('port = 1\nhost = "::1"\nlog = "json"\n')
     loaded = load_settings({"port": 3}, {"TARRY_PORT": "2", "TARRY_HOST": "localhost"}, file)
@@ -46,8 +46,8 @@ def test_flags_win_over_variables_and_variables_over_the_file(tmp_path: Path) ->
     )
 
 
-def test_set_is_below_flags_and_above_variables() -> None:
-    """Its source is reported as `--set NAME`."""
+def test_flags_override_set_values_and_set_values_override_variables() -> None:
+    """The source of a value of `--set` is `--set NAME`, and an unknown name is an error."""
     set_values = {"port": "4", "drain_ms": "5"}
     loaded = load_settings({"port": 3}, {"TARRY_DRAIN_MS": "2"}, set_values=set_values)
 
@@ -58,22 +58,22 @@ def test_set_is_below_flags_and_above_variables() -> None:
 
 
 def test_a_flag_that_is_none_is_ignored() -> None:
-    """The variable is used."""
+    """The value of the variable is used."""
     assert 2 == load_settings({"port": None}, {"TARRY_PORT": "2"}).settings.port
 
 
 def test_lists_in_variables_are_separated_by_commas() -> None:
-    """A flag is already a list."""
-    given = load_settings(
+    """A list in a variable is split at commas, and a flag is already a list."""
+    loaded = load_settings(
         {"allow_host": ["a", "b"]}, {"TARRY_ALLOW_TARGET": "10.0.0.0/8, *.internal,"}
     )
 
-    assert ("10.0.0.0/8", "*.internal") == given.settings.allow_target
-    assert ("a", "b") == given.settings.allow_host
+    assert ("10.0.0.0/8", "*.internal") == loaded.settings.allow_target
+    assert ("a", "b") == loaded.settings.allow_host
 
 
 def test_secrets_are_not_shown() -> None:
-    """`tarry config` shows only their number."""
+    """Secrets are redacted, and `format` returns only their number."""
     proxy = "http://me:hush@proxy:3128"
     loaded = load_settings({"encryption_keys": [_KEY], "dev": True, "egress_proxy": proxy}, {})
 
@@ -86,7 +86,7 @@ def test_secrets_are_not_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "environ", "words"),
+    ("flags", "environ", "parts"),
     [
         ({"port": "x"}, {}, ["--port: must be a whole number, got 'x'"]),
         ({"port": 70_000}, {}, ["--port", "65535"]),
@@ -98,16 +98,16 @@ def test_secrets_are_not_shown() -> None:
     ],
 )
 def test_an_error_names_the_source_and_the_rule(
-    flags: dict[str, Any], environ: dict[str, str], words: list[str]
+    flags: dict[str, Any], environ: dict[str, str], parts: list[str]
 ) -> None:
-    """With the rejected value."""
-    with pytest.raises(ConfigurationError) as caught:
+    """The error names the flag or variable, the rule and the rejected value."""
+    with pytest.raises(ConfigurationError) as raised:
         load_settings(flags, environ)
-    assert all(word in str(caught.value) for word in words)
+    assert all(part in str(raised.value) for part in parts)
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "words"),
+    ("name", "value", "message"),
     [
         ("store", "postgres://x", "store must be sqlite:PATH or memory:, got 'postgres://x'"),
         ("store", "sqlite:", "store must name a file: sqlite:PATH"),
@@ -132,21 +132,21 @@ def test_an_error_names_the_source_and_the_rule(
         ("encryption_keys", "abc", "encryption_keys must be 32 random bytes"),
     ],
 )
-def test_values_are_checked_when_they_are_loaded(name: str, value: str, words: str) -> None:
-    """The error names the source, the setting and its rule."""
+def test_values_are_checked_when_they_are_loaded(name: str, value: str, message: str) -> None:
+    """An error starts with the source, the setting and its rule."""
     variable = f"TARRY_{name.upper()}"
-    for origin, flags, environ, set_values in (
+    for source, flags, environ, set_values in (
         (f"--{name.replace('_', '-')}", {name: value}, {}, {}),
         (variable, {}, {variable: value}, {}),
         (f"--set {name}", {}, {}, {name: value}),
     ):
-        with pytest.raises(ConfigurationError) as caught:
+        with pytest.raises(ConfigurationError) as raised:
             load_settings(flags, environ, set_values=set_values)
-        assert str(caught.value).startswith(f"{origin}: {words}")
+        assert str(raised.value).startswith(f"{source}: {message}")
 
 
 def test_a_folder_must_be_writable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error is raised before the service creates its file."""
+    """A store in a folder that is not writable is an error."""
     monkeypatch.setattr("os.access", lambda *_: False)
 
     with pytest.raises(
@@ -155,17 +155,17 @@ def test_a_folder_must_be_writable(monkeypatch: pytest.MonkeyPatch) -> None:
         load_settings({"store": "sqlite:x/tarry.db"}, {})
 
 
-def test_checks_create_nothing(tmp_path: Path) -> None:
-    """`tarry config` leaves no folder behind."""
+def test_loading_creates_no_files(tmp_path: Path) -> None:
+    """Loading settings creates neither the store nor the folder of bodies."""
     load_settings({"store": f"sqlite:{tmp_path}/a/t.db", "bodies": f"{tmp_path}/b"}, {})
 
     assert [] == list(tmp_path.iterdir())
 
 
-def test_an_unusable_default_is_named_by_its_setting(
+def test_the_error_of_an_invalid_default_names_the_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is a folder at the path of the store."""
+    """The default store is an error if its path is a folder."""
     (tmp_path / "tarry-data" / "tarry.db").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
 
@@ -174,7 +174,7 @@ def test_an_unusable_default_is_named_by_its_setting(
 
 
 @pytest.mark.parametrize(
-    ("variable", "words"),
+    ("variable", "message"),
     [
         ("TARRY_REQUIRE_KEY", "did you mean TARRY_REQUIRE_KEYS?"),
         ("TARRY_PROT", "did you mean TARRY_PORT?"),
@@ -185,26 +185,26 @@ def test_an_unusable_default_is_named_by_its_setting(
     ],
 )
 @pytest.mark.parametrize(
-    "refuse", [partial(load_settings, {}), check_environment], ids=["load_settings", "check"]
+    "load", [partial(load_settings, {}), check_environment], ids=["load_settings", "check"]
 )
 def test_an_unknown_variable_is_an_error(
-    refuse: Callable[[dict[str, str]], object], variable: str, words: str
+    load: Callable[[dict[str, str]], object], variable: str, message: str
 ) -> None:
-    """A default would be used without notice; the client's variables are suggested, too."""
-    with pytest.raises(ConfigurationError) as caught:
-        refuse({variable: "true"})
-    assert str(caught.value).startswith(f"{variable}: there is no such setting; {words}")
+    """The error suggests a similar variable of the service or of the client."""
+    with pytest.raises(ConfigurationError) as raised:
+        load({variable: "true"})
+    assert str(raised.value).startswith(f"{variable}: there is no such setting; {message}")
 
 
 def test_variables_of_the_client_are_allowed() -> None:
-    """They may be set in the same shell."""
-    given = {"TARRY_SERVER": "http://x", "TARRY_KEY": "k", "OTHER": "x"}
+    """TARRY_SERVER and TARRY_KEY, which the client reads, are no error."""
+    environ = {"TARRY_SERVER": "http://x", "TARRY_KEY": "k", "OTHER": "x"}
 
-    assert {"default"} == set(load_settings({}, given).sources.values())
+    assert {"default"} == set(load_settings({}, environ).sources.values())
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "message"),
     [
         ('port = "9000"', "port in {}: must be a whole number, got '9000'"),
         ("port = true", "port in {}: must be a whole number, got true"),
@@ -217,18 +217,18 @@ def test_variables_of_the_client_are_allowed() -> None:
         ('encryption_keys = "hush"', "encryption_keys in {}: must be a list of strings"),
     ],
 )
-def test_values_of_a_file_are_typed(tmp_path: Path, line: str, words: str) -> None:
-    """A number in quotes is a text there, but not in a variable."""
+def test_values_of_a_file_are_typed(tmp_path: Path, line: str, message: str) -> None:
+    """A value of the wrong TOML type is an error, also a number in quotes."""
     file = tmp_path / "tarry.toml"
     file.write_text(line)
 
-    with pytest.raises(ConfigurationError) as caught:
+    with pytest.raises(ConfigurationError) as raised:
         load_settings({}, {}, file)
-    assert words.format(file) == str(caught.value)
+    assert message.format(file) == str(raised.value)
 
 
 def test_an_integer_is_a_valid_float_in_the_file(tmp_path: Path) -> None:
-    """5.0 can be written as 5."""
+    """An integer is converted to float."""
     file = tmp_path / "tarry.toml"
     file.write_text('tenant_rate = 5\nallow_host = ["a", "b"]\n')
     settings = load_settings({}, {}, file).settings
@@ -237,38 +237,38 @@ def test_an_integer_is_a_valid_float_in_the_file(tmp_path: Path) -> None:
 
 
 def test_an_invalid_secret_is_not_printed() -> None:
-    """Neither in a type error nor in a rule."""
+    """Errors about the type or the value of a secret do not contain the secret."""
     for name in ("encryption_keys", "signing_secrets"):
-        for wrong in ({"hush": 1}, "hush", "whsec_hush"):
-            with pytest.raises(ConfigurationError) as caught:
-                load_settings({name: [wrong]}, {})
-            assert "hush" not in str(caught.value)
+        for invalid in ({"hush": 1}, "hush", "whsec_hush"):
+            with pytest.raises(ConfigurationError) as raised:
+                load_settings({name: [invalid]}, {})
+            assert "hush" not in str(raised.value)
 
 
-def test_errors_of_the_file_name_it(tmp_path: Path) -> None:
-    """A missing file, invalid TOML, and an unknown setting."""
+def test_errors_of_the_file_contain_the_cause(tmp_path: Path) -> None:
+    """A missing file, invalid TOML and an unknown setting are errors."""
     with pytest.raises(ConfigurationError, match="nowhere"):
         load_settings({}, {}, tmp_path / "nowhere")
-    bad = tmp_path / "bad.toml"
-    bad.write_text("port = ")
+    invalid = tmp_path / "invalid.toml"
+    invalid.write_text("port = ")
     with pytest.raises(ConfigurationError, match="not TOML"):
-        load_settings({}, {}, bad)
-    bad.write_text("ports = 1")
+        load_settings({}, {}, invalid)
+    invalid.write_text("ports = 1")
     with pytest.raises(ConfigurationError, match=r"ports in .*no such setting"):
-        load_settings({}, {}, bad)
+        load_settings({}, {}, invalid)
 
 
 def test_the_default_lease_is_longer_than_the_longest_attempt() -> None:
-    """It leaves time to store the result."""
+    """The default lease exceeds the attempt timeout by more than 5 s; `lease_ms` overrides it."""
     settings = Settings(max_attempt_timeout_ms=1000)
 
     assert settings.lease_duration_ms > 1000 + 5000
     assert 9000 == Settings(max_attempt_timeout_ms=1000, lease_ms=9000).lease_duration_ms
 
 
-def test_variables_of_kubernetes_are_ignored() -> None:
-    """A Service named tarry or tarry-api sets them in every pod."""
-    links = {
+def test_service_links_of_kubernetes_are_ignored() -> None:
+    """Kubernetes sets these variables in each pod for a Service named tarry or tarry-api."""
+    service_links = {
         "TARRY_SERVICE_HOST": "10.0.0.1",
         "TARRY_SERVICE_PORT": "80",
         "TARRY_SERVICE_PORT_HTTP": "80",
@@ -281,4 +281,4 @@ def test_variables_of_kubernetes_are_ignored() -> None:
         "TARRY_API_PORT_80_TCP_PROTO": "tcp",
     }
 
-    assert Settings() == load_settings({}, links).settings
+    assert Settings() == load_settings({}, service_links).settings

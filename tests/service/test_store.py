@@ -1,4 +1,4 @@
-"""The schedule of replays. `tests/service/stores/conformance` tests the stores themselves."""
+"""The schedule of replays. `tests/service/stores/conformance` tests the stores."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ NOW = 1_800_000_000_000
         (10.0, NOW - 200, NOW + 300),
         (10.0, NOW - 60_000, NOW - MAX_REPLAY_LAG_MS + 500),
     ],
-    ids=["no rate", "on time", "late", "too late to catch up completely"],
+    ids=["no rate", "on time", "late", "later than the maximum lag"],
 )
-def test_a_step_is_due_after_the_pause_of_its_rate(rate: float, due: int, expected: int) -> None:
-    """After 5 tasks, counted from the due time of the step; a late job catches up a little."""
+def test_the_next_step_is_due_after_the_pause_of_the_rate(
+    rate: float, due: int, expected: int
+) -> None:
+    """The pause starts at the due time of the step, or at most MAX_REPLAY_LAG_MS ago."""
     replay = ReplayRecord(id="1", tenant="t", rate=rate, next_at=due)
     assert expected == next_replay_step_at(replay, 5, NOW)
 
 
 def test_a_very_small_rate_does_not_overflow_the_time() -> None:
-    """The time fits into an integer column."""
+    """The time is valid for a 64-bit integer column."""
     replay = ReplayRecord(id="1", tenant="t", rate=1e-300, next_at=NOW)
     assert NOW < next_replay_step_at(replay, 1, NOW) < 1 << 62
