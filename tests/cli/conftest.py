@@ -1,4 +1,4 @@
-"""One service for all tests of the command line, and a target for each of them."""
+"""Fixtures: one service for all tests of the command line, and a target server for each test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.integration.service import service
 
 @pytest.fixture(scope="session")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where a service answers."""
+    """The URL of a running service."""
     with service(tmp_path_factory.mktemp("service")) as running:
         yield f"http://127.0.0.1:{running.port}"
 
@@ -29,19 +29,19 @@ def client(address: str) -> Iterator[Client]:
 
 @pytest.fixture
 def run_cli(address: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., CommandResult]:
-    """Run a command against the service."""
+    """A function that runs a command with TARRY_SERVER set to the service."""
     monkeypatch.setenv("TARRY_SERVER", address)
     return run_command
 
 
 @pytest.fixture
 def target() -> Iterator[FlakyServer]:
-    """A target, which is a downstream of its own."""
+    """A target server, with an address and therefore a downstream of its own."""
     with flaky_server() as running:
         yield running
 
 
 @pytest.fixture
 def lane(target: FlakyServer) -> str:
-    """The service's name for the target."""
+    """The lane (downstream name) of the target in the service."""
     return f"http:{urlsplit(target.url).netloc}"

@@ -1,4 +1,4 @@
-"""Run commands in this process, which is quicker, or in a new process."""
+"""Runs commands in this process, which is faster, or in a new process."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class FakeStdin(io.TextIOWrapper):
 
 
 def run_command(*arguments: object, stdin: bytes = b"", is_terminal: bool = False) -> CommandResult:
-    """Run a command in this process."""
+    """Run a command in this process and restore logging and signal handlers."""
     out, err = io.StringIO(), io.StringIO()
     handler, logger = signal.getsignal(signal.SIGTERM), logging.getLogger("tarry")
     code: Any = 0

@@ -15,8 +15,8 @@ from tarry.cli.app import app
 from tarry.errors import ConfigurationError
 from tests.cli.harness import ROOT, run_process
 
-SHORT = ("--set", "duration=5", "--jobs", "1")
-HEAVY = (
+SHORT_RUN = ("--set", "duration=5", "--jobs", "1")
+HEAVY_MODULES = (
     "tarry.simulator",
     "tarry.tuning",
     "tarry.wire",
@@ -31,7 +31,7 @@ def test_help_describes_tarry_and_shows_examples() -> None:
     result = run_process("--help")
 
     assert 0 == result.returncode
-    for words in [
+    for text in [
         "To tarry: to wait before going on.",
         "simulate",
         "tune",
@@ -39,10 +39,10 @@ def test_help_describes_tarry_and_shows_examples() -> None:
         "tarry simulate storm",
         'tarry simulate checkout.toml --assert "amplification < 1.2"',
     ]:
-        assert words in result.stdout
+        assert text in result.stdout
 
 
-def test_help_loads_no_simulator() -> None:
+def test_help_imports_no_heavy_modules() -> None:
     """`--help` imports neither the simulator nor other heavy packages."""
     code = (
         "import sys\n"
@@ -50,7 +50,7 @@ def test_help_loads_no_simulator() -> None:
         "from tarry.cli.app import app\n"
         "CliRunner().invoke(app, ['--help'])\n"
         "CliRunner().invoke(app, ['simulate', '--help'])\n"
-        f"print([name for name in {HEAVY} if name in sys.modules])\n"
+        f"print([name for name in {HEAVY_MODULES} if name in sys.modules])\n"
     )
 
     result = subprocess.run(
@@ -98,28 +98,28 @@ def test_missing_packages_are_named(missing: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("raised", "code", "message"),
+    ("error", "code", "message"),
     [
         (ConfigurationError("rate [bold]must\x07"), 2, "error: rate [bold]must\\x07\n"),
         (KeyboardInterrupt(), 130, "interrupted\n"),
         (BrokenPipeError(), 1, ""),
     ],
-    ids=["mistake", "Ctrl-C", "reader left"],
+    ids=["configuration error", "Ctrl-C", "closed pipe"],
 )
 def test_main_maps_errors_to_exit_codes(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    raised: BaseException,
+    error: BaseException,
     code: int,
     message: str,
 ) -> None:
     """An error of a command becomes an exit code and at most one line."""
 
     def fail(**_: object) -> None:
-        raise raised
+        raise error
 
     monkeypatch.setattr("tarry.cli.app.app", fail)
-    monkeypatch.setattr("sys.stdout", sys.stdout)  # restored afterwards
+    monkeypatch.setattr("sys.stdout", sys.stdout)  # main() can replace it
 
     with pytest.raises(SystemExit) as caught:
         cli.main()
@@ -137,7 +137,7 @@ def test_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_closed_pipe_prints_no_traceback() -> None:
-    """A closed standard output prints no traceback."""
+    """If the reader closes standard output, the command prints no traceback."""
     with subprocess.Popen(
         [
             sys.executable,
@@ -146,7 +146,7 @@ def test_closed_pipe_prints_no_traceback() -> None:
             "simulate",
             "examples/checkout.toml",
             "--json",
-            *SHORT,
+            *SHORT_RUN,
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -19,11 +19,11 @@ from tarry.cli.app import app
 from tarry.cli.exit_codes import EXIT_CODES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
-ROWS = {
+DOCUMENTED_OPTIONS = {
     command: set(re.findall(r"`(--[a-z-]+)`", options))
     for command, options in re.findall(r"^\| `(tarry [a-z ]+)` \|([^|]*)\|", PAGE, re.MULTILINE)
 }
-HEAVY = (
+HEAVY_MODULES = (
     "asyncio",
     "http.server",
     "httpx",
@@ -33,32 +33,34 @@ HEAVY = (
     "tarry.service",
     "uvicorn",
 )
-REMOTE = {"--server", "--key", "--json"}
-"""What the page says once, for all commands that talk to a service."""
+REMOTE_OPTIONS = {"--server", "--key", "--json"}
+"""Documented once, for all commands that connect to a service."""
 
 
-def commands(group: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-    """Yield the commands of a group, with their names."""
-    inner = getattr(group, "commands", None)
-    if inner is None:
-        yield " ".join(path), group
+def iter_commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    """Yield the full name and the object of each command below this one."""
+    subcommands = getattr(command, "commands", None)
+    if subcommands is None:
+        yield " ".join(path), command
         return
-    for name, one in inner.items():
-        yield from commands(one, (*path, name))
+    for name, subcommand in subcommands.items():
+        yield from iter_commands(subcommand, (*path, name))
 
 
-COMMANDS = dict(commands(typer.main.get_command(app), ("tarry",)))
-TYPED = re.findall(r"^\$ (?:export \w+=\$\()?(tarry [^#\n)]+)", PAGE, re.MULTILINE)
+COMMANDS = dict(iter_commands(typer.main.get_command(app), ("tarry",)))
+EXAMPLES = re.findall(r"^\$ (?:export \w+=\$\()?(tarry [^#\n)]+)", PAGE, re.MULTILINE)
 
 
 def options_of(command: str) -> set[str]:
     """Return all option names of a command."""
-    return {name for one in COMMANDS[command].params for name in one.opts if name.startswith("-")}
+    return {
+        name for param in COMMANDS[command].params for name in param.opts if name.startswith("-")
+    }
 
 
 def test_every_command_has_a_row() -> None:
     """The tables of the page have a row for every command, and no other rows."""
-    assert sorted(COMMANDS) == sorted(ROWS)
+    assert sorted(COMMANDS) == sorted(DOCUMENTED_OPTIONS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -66,11 +68,11 @@ def test_row_has_every_option(command: str) -> None:
     """Each row has all long options; --server, --key and --json are documented once."""
     names = {name for name in options_of(command) if name.startswith("--")}
 
-    assert (names - REMOTE if "--server" in names else names) == ROWS[command]
-    assert "--server" not in names or names >= REMOTE
+    assert (names - REMOTE_OPTIONS if "--server" in names else names) == DOCUMENTED_OPTIONS[command]
+    assert "--server" not in names or names >= REMOTE_OPTIONS
 
 
-@pytest.mark.parametrize("line", TYPED)
+@pytest.mark.parametrize("line", EXAMPLES)
 def test_examples_on_the_page_are_valid_commands(line: str) -> None:
     """Each example on the page is a command with options that it has."""
     words = [word for word in shlex.split(line) if word != ">"]
@@ -80,17 +82,17 @@ def test_examples_on_the_page_are_valid_commands(line: str) -> None:
 
 
 def test_exit_codes_are_documented() -> None:
-    """The page and the help list all exit codes, in the same words."""
+    """The page and the help list all exit codes with the same descriptions."""
     documented = re.findall(r"^\| (\d+) \| ([^|]+) \|$", PAGE, re.MULTILINE)
-    shown = " ".join(CliRunner(env={"COLUMNS": "80"}).invoke(app, ["--help"]).stdout.split())
+    help_text = " ".join(CliRunner(env={"COLUMNS": "80"}).invoke(app, ["--help"]).stdout.split())
 
     assert [(str(code), meaning) for code, meaning in EXIT_CODES.items()] == documented
     for code, meaning in EXIT_CODES.items():
-        assert f"{code} {meaning}" in shown
+        assert f"{code} {meaning}" in help_text
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_of_a_command_has_an_example_of_it(command: str) -> None:
+def test_help_of_a_command_has_an_example(command: str) -> None:
     """The help of each command has an example that starts with its name."""
     words = command.split()[1:]
     help_ = CliRunner(env={"COLUMNS": "100", "TERM": "dumb"}).invoke(app, [*words, "--help"])
@@ -113,7 +115,7 @@ def test_help_is_wrapped_at_the_terminal_width(command: str) -> None:
             assert len(f"{line} {following.split()[0]}") > width - 2
 
 
-def test_help_of_a_command_loads_neither_client_nor_service() -> None:
+def test_help_of_a_command_imports_neither_client_nor_service() -> None:
     """The help of a command imports neither the client nor the service."""
     code = (
         "import sys\n"
@@ -121,7 +123,7 @@ def test_help_of_a_command_loads_neither_client_nor_service() -> None:
         "from tarry.cli.app import app\n"
         "CliRunner().invoke(app, ['send', '--help'])\n"
         "CliRunner().invoke(app, ['demo', '--help'])\n"
-        f"print([name for name in {HEAVY} if name in sys.modules])\n"
+        f"print([name for name in {HEAVY_MODULES} if name in sys.modules])\n"
     )
 
     result = subprocess.run(

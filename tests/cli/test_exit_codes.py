@@ -46,25 +46,27 @@ from tests.cli.harness import run_command
     ids=lambda value: type(value).__name__ if isinstance(value, TarryError) else "",
 )
 def test_exit_code_of_each_error(error: TarryError, code: int) -> None:
-    """Each kind of error has its exit code."""
+    """Each class of error has an exit code."""
     assert code == exit_code_of(error)
 
 
 def test_error_message_has_detail_and_hint() -> None:
-    """The message is the problem's detail, with a hint on keys and on Retry-After."""
-    busy = TooManyRequests("POST / ...", problem={"detail": "Too many tasks."}, retry_after=5.0)
-    shut = NotAuthorized("GET / ...", problem={"detail": "A key is needed."})
+    """The message is the problem's detail, with a hint about keys or Retry-After."""
+    throttled = TooManyRequests(
+        "POST / ...", problem={"detail": "Too many tasks."}, retry_after=5.0
+    )
+    unauthorized = NotAuthorized("GET / ...", problem={"detail": "A key is needed."})
 
-    assert "Too many tasks. Try again in 5 s." == error_message(busy)
-    assert error_message(shut).startswith(
+    assert "Too many tasks. Try again in 5 s." == error_message(throttled)
+    assert error_message(unauthorized).startswith(
         "A key is needed. Pass an API key with --key or TARRY_KEY;"
     )
     assert "rate must be a number" == error_message(ConfigurationError("rate must be a number"))
     assert "GET / got no answer" == error_message(ServiceError("GET / got no answer"))
 
 
-def test_no_service_says_how_to_start_one() -> None:
-    """When no service answers, the message says how to start one."""
+def test_error_without_a_service_says_how_to_start_one() -> None:
+    """If no service responds, the error says how to start one."""
     result = run_command("tasks", "list", "--server", "http://127.0.0.1:1")
 
     message = (

@@ -1,4 +1,4 @@
-"""docs/export.md: its commands print what it shows, and its table has every target."""
+"""The commands of docs/export.md print the shown output, and its table has every target."""
 
 from __future__ import annotations
 
@@ -23,22 +23,24 @@ COMMANDS = re.findall(
 )
 
 
-@pytest.mark.parametrize(("command", "shown"), COMMANDS, ids=[command for command, _ in COMMANDS])
+@pytest.mark.parametrize(
+    ("command", "expected"), COMMANDS, ids=[command for command, _ in COMMANDS]
+)
 def test_command_prints_what_the_page_shows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, shown: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, expected: str
 ) -> None:
     """Each command on the page prints the output shown below it."""
     monkeypatch.chdir(tmp_path)
     Path("checkout.toml").write_text(POLICY, encoding="utf-8")
-    Path("config.json").write_text(config(), encoding="utf-8")
+    Path("config.json").write_text(service_config(), encoding="utf-8")
 
     result = CliRunner().invoke(app, shlex.split(command.removesuffix("2>/dev/null")))
 
     assert 0 == result.exit_code, result.output
-    assert shown == result.stdout
+    assert expected == result.stdout
 
 
-def config() -> str:
+def service_config() -> str:
     """Return the service config that the page imports."""
     return json.dumps(to_grpc(Defence(), service="shop.Payments").documents[0])
 

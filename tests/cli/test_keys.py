@@ -17,53 +17,55 @@ def store(tmp_path: Path) -> str:
 
 
 def test_created_key_is_accepted_and_revoked_key_rejected(tmp_path: Path, store: str) -> None:
-    """Keys can be created before and while the service runs; a revoked key is rejected."""
+    """A key that is created while the service runs is accepted; a revoked key is rejected."""
     with service(tmp_path, "--set", "require_keys=true") as running:
         server = f"http://127.0.0.1:{running.port}"
-        good = run_command("keys", "create", "--tenant", "shop", "--name", "ci", "--store", store)
-        gone = run_command("keys", "create", "--tenant", "shop", "--store", store, "--json").json
-        revoked = run_command("keys", "revoke", gone["id"], "--store", store)
+        created = run_command(
+            "keys", "create", "--tenant", "shop", "--name", "ci", "--store", store
+        )
+        other = run_command("keys", "create", "--tenant", "shop", "--store", store, "--json").json
+        revoked = run_command("keys", "revoke", other["id"], "--store", store)
 
-        without = run_command("tasks", "list", "--server", server)
-        wrong = run_command("tasks", "list", "--server", server, "--key", gone["key"])
-        right = run_command("tasks", "list", "--server", server, "--key", good.out.strip())
+        without_key = run_command("tasks", "list", "--server", server)
+        with_revoked_key = run_command("tasks", "list", "--server", server, "--key", other["key"])
+        with_key = run_command("tasks", "list", "--server", server, "--key", created.out.strip())
 
-    assert (0, f"{gone['id']} revoked\n") == (revoked.code, revoked.out)
-    assert (0, "none\n") == (right.code, right.out)
-    for refused in (without, wrong):
-        assert (2, "") == (refused.code, refused.out)
-        assert "--key or TARRY_KEY; create one with `tarry keys create`." in refused.err
+    assert (0, f"{other['id']} revoked\n") == (revoked.code, revoked.out)
+    assert (0, "none\n") == (with_key.code, with_key.out)
+    for rejected in (without_key, with_revoked_key):
+        assert (2, "") == (rejected.code, rejected.out)
+        assert "--key or TARRY_KEY; create one with `tarry keys create`." in rejected.err
 
 
 def test_only_the_key_is_on_standard_output(store: str) -> None:
     """Only the key is on standard output, and the list does not contain it."""
-    made = run_command("keys", "create", "--tenant", "shop", "--store", store)
+    created = run_command("keys", "create", "--tenant", "shop", "--store", store)
 
     listed = run_command("keys", "list", "--store", store)
     (document,) = run_command("keys", "list", "--tenant", "shop", "--store", store, "--json").json
-    others = run_command("keys", "list", "--tenant", "other", "--store", store)
+    other_tenant = run_command("keys", "list", "--tenant", "other", "--store", store)
 
-    assert made.out.startswith("tarry_")
-    assert 1 == len(made.out.split())
-    assert "it is not shown again" in made.err
-    assert made.out.strip() not in listed.out
+    assert created.out.startswith("tarry_")
+    assert 1 == len(created.out.split())
+    assert "it is not shown again" in created.err
+    assert created.out.strip() not in listed.out
     assert f"{document['id']}  shop" in listed.out
     assert {"id", "tenant", "name", "createdAt", "revokedAt"} == set(document)
-    assert "none\n" == others.out
+    assert "none\n" == other_tenant.out
 
 
-def test_store_is_found_as_for_serve(
+def test_store_is_configured_as_for_serve(
     tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store can be set by a variable or a file, as for `tarry serve`."""
+    """The store can be set in a variable or a file, as for `tarry serve`."""
     run_command("keys", "create", "--tenant", "shop", "--store", store)
     config = tmp_path / "tarry.toml"
     config.write_text(f'store = "{store}"\n')
-    by_file = run_command("keys", "list", "--config", config, "--json").json
+    keys = run_command("keys", "list", "--config", config, "--json").json
     monkeypatch.setenv("TARRY_STORE", store)
 
-    assert 1 == len(by_file)
-    assert by_file == run_command("keys", "list", "--json").json
+    assert 1 == len(keys)
+    assert keys == run_command("keys", "list", "--json").json
 
 
 @pytest.mark.parametrize(
@@ -76,8 +78,8 @@ def test_store_is_found_as_for_serve(
     ],
     ids=["memory", "no such file", "unknown store", "tenant"],
 )
-def test_invalid_store_is_reported(arguments: list[str], code: int, message: str) -> None:
-    """An invalid store is reported, and no store is created."""
+def test_invalid_option_is_reported(arguments: list[str], code: int, message: str) -> None:
+    """An invalid store or tenant is reported, and no store is created."""
     result = run_command("keys", *arguments)
 
     assert (code, "") == (result.code, result.out)

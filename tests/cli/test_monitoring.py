@@ -42,22 +42,22 @@ def start_command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 def interrupt(process: subprocess.Popen[str]) -> tuple[int, str]:
     """Send SIGINT; return the exit code and the output."""
     process.send_signal(signal.SIGINT)
-    return process.wait(), _of(process.stderr).read()
+    return process.wait(), _not_none(process.stderr).read()
 
 
-def _of(stream: IO[str] | None) -> IO[str]:
+def _not_none(stream: IO[str] | None) -> IO[str]:
     assert stream is not None
     return stream
 
 
 @pytest.fixture
 def traffic(client: Client, target: FlakyServer) -> Iterator[None]:
-    """Send calls until the test ends; one in four is retried, which opens no breaker."""
-    over = threading.Event()
+    """Send calls until the test ends; one in four is retried, too few to open a breaker."""
+    stopped = threading.Event()
 
     def send() -> None:
         number = 0
-        while not over.is_set():
+        while not stopped.is_set():
             number += 1
             plan = "200" if number % 4 else "503,200"
             url = f"{target.url}/?plan={plan}&run={number}"
@@ -66,16 +66,16 @@ def traffic(client: Client, target: FlakyServer) -> Iterator[None]:
     thread = threading.Thread(target=send)
     thread.start()
     yield
-    over.set()
+    stopped.set()
     thread.join()
 
 
 @pytest.mark.usefixtures("traffic")
 def test_tail_prints_events_until_ctrl_c(address: str, lane: str) -> None:
-    """Each line has an event and its task; Ctrl-C exits with 130."""
+    """`tail` prints a line for each event; Ctrl-C exits with 130."""
     with start_command("tail", "--server", address) as process:
         lines: list[str] = []
-        for line in _of(process.stdout):
+        for line in _not_none(process.stdout):
             lines.append(line)
             if lane in line and "got 503" in line:
                 break
@@ -90,26 +90,30 @@ def test_tail_prints_events_until_ctrl_c(address: str, lane: str) -> None:
 def test_tail_prints_json_lines(address: str, lane: str) -> None:
     """With --json each line is an event, without null fields."""
     with start_command("tail", "--server", address, "--json") as process:
-        events = map(json.loads, _of(process.stdout))
-        found: Any = next(one for one in events if one["kind"] == "attempt" and one["lane"] == lane)
+        events = map(json.loads, _not_none(process.stdout))
+        event: Any = next(
+            event for event in events if event["kind"] == "attempt" and event["lane"] == lane
+        )
 
-    assert found["attempt"]["responseStatus"] in {200, 503}
-    assert "missed" not in found
+    assert event["attempt"]["responseStatus"] in {200, 503}
+    assert "missed" not in event
 
 
 @pytest.mark.usefixtures("traffic")
 def test_top_prints_json_lines(address: str, lane: str) -> None:
     """With --json each line has counts, rates and downstreams."""
     with start_command("top", "--server", address, "--json") as process:
-        looks = map(json.loads, _of(process.stdout))
-        found: Any = next(one for one in looks if one["finishedPerSecond"].get("succeeded"))
+        samples = map(json.loads, _not_none(process.stdout))
+        sample: Any = next(
+            sample for sample in samples if sample["finishedPerSecond"].get("succeeded")
+        )
 
         assert (130, "") == interrupt(process)
-    assert found["tasks"]["SUCCEEDED"] > 0
-    assert lane in [one["lane"] for one in found["downstreams"]]
+    assert sample["tasks"]["SUCCEEDED"] > 0
+    assert lane in [downstream["lane"] for downstream in sample["downstreams"]]
 
 
-def test_top_into_a_pipe_is_one_table(
+def test_top_in_a_pipe_prints_one_table(
     run_cli: RunCli, client: Client, target: FlakyServer, lane: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a pipe, `top` prints one table and exits."""
@@ -125,10 +129,10 @@ def test_top_into_a_pipe_is_one_table(
 
 
 def test_top_of_a_tenant_has_no_rates(tmp_path: Path) -> None:
-    """Without an operator's key the rates are missing, not zero."""
+    """Without an operator's key, `top` says that rates are not visible."""
     with two_tenants(tmp_path) as callers:
-        given = ("top", "--server", f"http://127.0.0.1:{callers.running.port}")
-        result = run_command(*given, "--key", callers.secrets["ann"])
+        command = ("top", "--server", f"http://127.0.0.1:{callers.running.port}")
+        result = run_command(*command, "--key", callers.secrets["ann"])
 
     assert (0, "per second: visible only with an operator's key") == (
         result.code,
@@ -138,7 +142,7 @@ def test_top_of_a_tenant_has_no_rates(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["tail", "top"])
 def test_missing_service_is_reported(run_cli: RunCli, command: str) -> None:
-    """Without a service both commands exit with an error."""
+    """Without a service, `tail` and `top` exit with an error."""
     result = run_cli(command, "--server", "http://127.0.0.1:1")
 
     assert (4, "") == (result.code, result.out)
@@ -164,23 +168,23 @@ def test_parse_metrics() -> None:
 
 
 def test_rates_are_differences_over_time() -> None:
-    """Rates are differences over time, and never negative after a restart."""
+    """A rate is the increase of a counter over time, and 0 after a restart resets the counter."""
 
-    def look(at: float, attempts: int) -> Snapshot:
+    def snapshot(at: float, attempts: int) -> Snapshot:
         numbers = parse_metrics("")
         numbers["retry_attempts_total"] = {"success": attempts}
         return Snapshot(at, numbers, [])
 
     rates = [
-        summarize(look(10.0, 100), look(12.0, now))["attemptsPerSecond"]["success"]
-        for now in (150, 20)
+        summarize(snapshot(10.0, 100), snapshot(12.0, attempts))["attemptsPerSecond"]["success"]
+        for attempts in (150, 20)
     ]
 
     assert [25.0, 0.0] == rates
 
 
 @pytest.mark.parametrize(
-    ("event", "words"),
+    ("event", "expected"),
     [
         (ServiceEvent(kind="missed", missed=3), "3 events were dropped: this reader is too slow"),
         (ServiceEvent(kind="exhausted", reason="permanent"), "permanent"),
@@ -188,21 +192,21 @@ def test_rates_are_differences_over_time() -> None:
     ],
     ids=lambda value: value.kind if isinstance(value, ServiceEvent) else "",
 )
-def test_event_details(event: ServiceEvent, words: str) -> None:
-    """The details of each kind of event."""
-    assert words == event_details(event)
+def test_event_details(event: ServiceEvent, expected: str) -> None:
+    """The details of an event depend on its kind."""
+    assert expected == event_details(event)
 
 
-def test_list_has_state_backlog_and_latency(
+def test_downstreams_have_state_backlog_and_latency(
     run_cli: RunCli, client: Client, target: FlakyServer, lane: str
 ) -> None:
-    """Each host that a task goes to has a row with state, backlog and latency."""
+    """`downstreams` prints a row with state, backlog and latency for each downstream."""
     client.enqueue(target.url, wait=30)
     client.enqueue(target.url, delay=3600)
 
     heading, *rows = run_cli("downstreams").out.splitlines()
     (row,) = [row.split() for row in rows if row.split()[0] == lane]
-    (document,) = [one for one in run_cli("downstreams", "--json").json if one["lane"] == lane]
+    (document,) = [each for each in run_cli("downstreams", "--json").json if each["lane"] == lane]
 
     assert "downstream state pending running dead p50 p95" == " ".join(heading.split())
     assert [lane, "ACTIVE", "1", "0", "0"] == row[:5]
@@ -213,29 +217,29 @@ def test_list_has_state_backlog_and_latency(
 def test_pause_resume_and_reset(
     run_cli: RunCli, client: Client, target: FlakyServer, lane: str
 ) -> None:
-    """A paused downstream gets no attempts until it is resumed."""
+    """A paused downstream gets no attempts until it is resumed; `reset` prints its state."""
     client.enqueue(target.url, wait=30)
 
     paused = run_cli("downstreams", "pause", lane)
-    held = run_cli("send", target.url, "--wait", "200ms", "--json")
+    unfinished = run_cli("send", target.url, "--wait", "200ms", "--json")
     resumed = run_cli("downstreams", "resume", lane, "--json")
     reset = run_cli("downstreams", "reset", lane)
 
     assert (0, f"{lane} PAUSED\n") == (paused.code, paused.out)
-    assert (1, 0) == (held.code, held.json["attemptNumber"])
+    assert (1, 0) == (unfinished.code, unfinished.json["attemptNumber"])
     assert "ACTIVE" == resumed.json["state"]
     assert f"{lane} ACTIVE\n" == reset.out
-    assert "SUCCEEDED" == client.wait(held.json["taskId"], 30).status
+    assert "SUCCEEDED" == client.wait(unfinished.json["taskId"], 30).status
 
 
 def test_invalid_arguments_are_reported(run_cli: RunCli) -> None:
     """An unknown action, a missing and an unknown downstream are reported."""
-    unknown = run_cli("downstreams", "stop", "http:x")
-    without = run_cli("downstreams", "pause")
-    missing = run_cli("downstreams", "pause", "http:nowhere:80")
+    unknown_action = run_cli("downstreams", "stop", "http:x")
+    no_lane = run_cli("downstreams", "pause")
+    unknown_lane = run_cli("downstreams", "pause", "http:nowhere:80")
 
-    assert 2 == unknown.code
-    assert "must be one of pause, reset, resume, got 'stop'" in unknown.err
-    assert 2 == without.code
-    assert "LANE is required: the downstream to pause" in without.err
-    assert (3, "", "error: There is no such downstream.\n") == missing
+    assert 2 == unknown_action.code
+    assert "must be one of pause, reset, resume, got 'stop'" in unknown_action.err
+    assert 2 == no_lane.code
+    assert "LANE is required: the downstream to pause" in no_lane.err
+    assert (3, "", "error: There is no such downstream.\n") == unknown_lane

@@ -1,4 +1,4 @@
-"""Text, times and files that commands write."""
+"""Tests for the text, times and files that commands write."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ def test_text_is_written_as_utf8(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "act", [check_output_path, lambda path: write_text(path, "")], ids=["before", "at last"]
+    "check_or_write", [check_output_path, lambda path: write_text(path, "")], ids=["check", "write"]
 )
-def test_error_names_the_option_and_the_path(tmp_path: Path, act: Callable[[Path], None]) -> None:
+def test_error_names_the_option_and_the_path(
+    tmp_path: Path, check_or_write: Callable[[Path], None]
+) -> None:
     """The error for a file that cannot be written names the option and the path."""
     path = tmp_path / "no" / "a.toml"
 
     with pytest.raises(ConfigurationError) as caught:
-        act(path)
+        check_or_write(path)
 
     assert f"--out: {path} cannot be written: No such folder" == str(caught.value)
 
@@ -46,7 +48,7 @@ def test_error_names_another_option(tmp_path: Path) -> None:
 
 
 def test_suffix_is_checked(tmp_path: Path) -> None:
-    """The suffix of an output file is checked, in upper and lower case."""
+    """The suffix of an output file is checked, ignoring case."""
     check_output_path(tmp_path / "A.TOML", (".json", ".toml"))
 
     with pytest.raises(
@@ -58,7 +60,7 @@ def test_suffix_is_checked(tmp_path: Path) -> None:
 def test_cells_are_escaped() -> None:
     """Cells have no markup and no control characters; None is empty."""
     assert ["[bold]\\x1b[2J", "", "7"] == [
-        format_cell(one).plain for one in ("[bold]\x1b[2J", None, 7)
+        format_cell(value).plain for value in ("[bold]\x1b[2J", None, 7)
     ]
 
 
@@ -83,6 +85,6 @@ def test_times_are_relative() -> None:
         ("\udcff", "\\udcff"),
     ],
 )
-def test_printable_escapes_control_characters(text: str, expected: str) -> None:
+def test_control_characters_are_escaped(text: str, expected: str) -> None:
     """Control characters are escaped, and line ends become spaces."""
     assert expected == to_printable_line(text)

@@ -46,14 +46,14 @@ def run(*arguments: object) -> Any:
 
 def error_of(*arguments: object) -> str:
     """Run a command that must fail, and return its error message."""
-    with pytest.raises(ConfigurationError) as info:
+    with pytest.raises(ConfigurationError) as caught:
         CliRunner().invoke(app, [*map(str, arguments)], catch_exceptions=False)
-    return str(info.value)
+    return str(caught.value)
 
 
 @pytest.mark.parametrize("to", ["istio", "envoy", "gateway-api"])
 def test_yaml_has_differences_as_comments(file: Path, to: str) -> None:
-    """Standard output has the differences as comments in the YAML; standard error has them, too."""
+    """Differences are comments in the YAML on standard output, and lines on standard error."""
     result = run("export", file, "--to", to, "--host", "payments")
 
     documents = list(yaml.safe_load_all(result.stdout))
@@ -67,8 +67,8 @@ def test_yaml_has_differences_as_comments(file: Path, to: str) -> None:
     assert result.stderr.startswith(f"different in {to}: repeatable = per call: ")
 
 
-def test_documents_are_those_of_the_library(file: Path) -> None:
-    """The documents are those that the library exports."""
+def test_documents_equal_those_of_the_library(file: Path) -> None:
+    """The printed documents equal those of `to_istio`."""
     result = run("export", file, "--to", "istio", "--host", "payments.prod", "--name", "retry")
 
     expected = to_istio(DEFENCE, host="payments.prod", name="retry").documents
@@ -158,24 +158,24 @@ def test_import_of_grpc_prints_toml(file: Path, tmp_path: Path) -> None:
 
     result = run("import", config, "--from", "grpc")
 
-    read = Defence.from_dict(tomllib.loads(result.stdout))
-    assert "retryable_statuses" not in result.stdout  # of which a service config says nothing
+    imported = Defence.from_dict(tomllib.loads(result.stdout))
+    assert "retryable_statuses" not in result.stdout  # a service config has no HTTP statuses
     expected = DEFENCE.policy.replace(jitter="equal", throttled_delay=0.1, attempt_timeout=2.0)
-    assert (expected, DEFENCE.budget) == (read.policy, read.budget)
+    assert (expected, DEFENCE.budget) == (imported.policy, imported.budget)
     assert result.stdout.startswith("# Written by `tarry policy import --from grpc`.\n# Different")
     assert "different in tarry: methodConfig[0].retryPolicy = jitter of 20 %: " in result.stderr
 
 
 def test_import_of_istio_reads_several_documents(file: Path, tmp_path: Path) -> None:
     """A VirtualService and a DestinationRule become one policy with a breaker."""
-    rules, out = tmp_path / "rules.yaml", tmp_path / "back.json"
-    run("export", file, "--to", "istio", "--host", "payments", "--out", rules)
+    exported, out = tmp_path / "exported.yaml", tmp_path / "imported.json"
+    run("export", file, "--to", "istio", "--host", "payments", "--out", exported)
 
-    result = run("import", rules, "--from", "istio", "--out", out)
+    result = run("import", exported, "--from", "istio", "--out", out)
 
-    read = Defence.from_dict(json.loads(out.read_text(encoding="utf-8")))
+    imported = Defence.from_dict(json.loads(out.read_text(encoding="utf-8")))
     assert "" == result.stdout
-    assert (3, 5) == (read.policy.max_attempts, (read.breaker or {})["consecutive"])
+    assert (3, 5) == (imported.policy.max_attempts, (imported.breaker or {})["consecutive"])
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_invalid_import_options_are_rejected(
     ],
 )
 def test_documents_are_read(tmp_path: Path, name: str, text: str, expected: list[object]) -> None:
-    """A YAML file may have several documents, empty ones are skipped, and JSON is read."""
+    """A YAML file can have several documents; empty ones are skipped. JSON has one document."""
     assert expected == _read_documents(write_file(tmp_path, name, text))
 
 
@@ -269,11 +269,11 @@ def test_syntax_error_names_its_line(tmp_path: Path, name: str, text: str, expec
 @pytest.mark.parametrize("command", ["check", "apply"])
 def test_help_lists_the_fields_of_a_policy(command: str) -> None:
     """The help shows each field with its meaning, unit, bounds and default."""
-    shown = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, [command, "--help"])
+    result = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, [command, "--help"])
 
     for field in POLICY_FIELDS:
-        assert re.search(rf"^{field.name} +{re.escape(field.help)} \(", shown.stdout, re.MULTILINE)
-    for line in (
+        assert re.search(rf"^{field.name} +{re.escape(field.help)} \(", result.stdout, re.MULTILINE)
+    for text in (
         "including the first. (whole number >= 1; 4)",
         "before jitter. (seconds > 0; 0.1)",
         "Time for one attempt. (seconds > 0; none)",
@@ -282,4 +282,4 @@ def test_help_lists_the_fields_of_a_policy(command: str) -> None:
         "that are retried. (list of code names; RESOURCE_EXHAUSTED, UNAVAILABLE)",
         "multiplies attempts. (true, false; false)",
     ):
-        assert line in shown.stdout
+        assert text in result.stdout

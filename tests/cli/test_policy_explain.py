@@ -15,10 +15,10 @@ from tarry.policyfile.explain import explain
 from tests.cli.test_policy import error_of, run
 
 
-def written(folder: Path, plain: dict[str, Any]) -> Path:
-    """Write a policy file."""
+def write_policy(folder: Path, data: dict[str, Any]) -> Path:
+    """Write a policy file and return its path."""
     path = folder / "policy.json"
-    path.write_text(json.dumps(plain))
+    path.write_text(json.dumps(data))
     return path
 
 
@@ -33,13 +33,13 @@ def written(folder: Path, plain: dict[str, Any]) -> Path:
 )
 def test_explain_describes_the_file(tmp_path: Path, defence: Defence) -> None:
     """`explain` prints the description of the whole file, and nothing else."""
-    path = written(tmp_path, defence.to_dict())
+    path = write_policy(tmp_path, defence.to_dict())
 
     assert f"{explain(defence)}\n" == run("explain", path).stdout
 
 
 @pytest.mark.parametrize(
-    ("plain", "message"),
+    ("data", "message"),
     [
         ({}, "up to 4 attempts (all fields have their defaults)"),
         ({"max_attempts": 1}, "1 attempt"),
@@ -48,9 +48,9 @@ def test_explain_describes_the_file(tmp_path: Path, defence: Defence) -> None:
     ],
     ids=repr,
 )
-def test_check_summarizes_a_valid_file(tmp_path: Path, plain: dict[str, Any], message: str) -> None:
+def test_check_summarizes_a_valid_file(tmp_path: Path, data: dict[str, Any], message: str) -> None:
     """`check` prints a one-line summary of a valid file without warnings."""
-    path = written(tmp_path, plain)
+    path = write_policy(tmp_path, data)
 
     result = run("check", path)
 
@@ -59,7 +59,7 @@ def test_check_summarizes_a_valid_file(tmp_path: Path, plain: dict[str, Any], me
 
 def test_check_warns(tmp_path: Path) -> None:
     """`check` prints warnings on standard error; the file is still valid."""
-    path = written(tmp_path, {"retryable_statuses": [200, 404], "total_budget": 0.05})
+    path = write_policy(tmp_path, {"retryable_statuses": [200, 404], "total_budget": 0.05})
 
     result = run("check", path)
 

@@ -1,4 +1,4 @@
-"""`--out` of `tarry policy`."""
+"""`tarry policy` with `--out`, and output to a terminal."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ def test_out_replaces_standard_output(tmp_path: Path) -> None:
 
 
 def test_out_is_replaced_atomically(tmp_path: Path) -> None:
-    """An existing file is replaced atomically."""
-    out, old = tmp_path / "config.json", tmp_path / "old.json"
+    """An existing file is replaced by a new one, so a hard link keeps the old content."""
+    out, hard_link = tmp_path / "config.json", tmp_path / "link.json"
     out.write_text("{}")
-    old.hardlink_to(out)
+    hard_link.hardlink_to(out)
 
     command = ["export", "default", "--to", "grpc", "--out", str(out)]
     CliRunner().invoke(app, command, catch_exceptions=False)
 
-    assert "{}" == old.read_text(encoding="utf-8")
+    assert "{}" == hard_link.read_text(encoding="utf-8")
     expected = to_grpc(Defence(PRESETS["default"])).documents[0]
     assert expected == json.loads(out.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("is_terminal", [True, False])
 @pytest.mark.parametrize(
-    ("command", "commented"),
+    ("command", "has_comments"),
     [
         (["export", "default", "--to", "envoy", "--host", "payments"], True),
         (["export", "default", "--to", "grpc"], False),
@@ -58,17 +58,17 @@ def test_terminal_shows_each_difference_once(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     command: list[str],
-    commented: bool,
-    terminal: bool,
+    has_comments: bool,
+    is_terminal: bool,
 ) -> None:
     """On a terminal that shows the comments, the differences are not printed again."""
     monkeypatch.chdir(tmp_path)
     config = to_grpc(Defence()).documents[0]
     Path("config.json").write_text(json.dumps(config), encoding="utf-8")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
 
     app(command, standalone_mode=False)
 
-    shown = capsys.readouterr()
-    assert commented == ("# Different in " in shown.out)
-    assert (not (commented and terminal)) == ("different in " in shown.err)
+    captured = capsys.readouterr()
+    assert has_comments == ("# Different in " in captured.out)
+    assert (not (has_comments and is_terminal)) == ("different in " in captured.err)

@@ -22,7 +22,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_apply_creates_versions(run_cli: RunCli, client: Client, file: Path) -> None:
-    """The name is the file's; equal content keeps the version, other content adds one."""
+    """The policy has the name of the file; a new version is stored only for new content."""
     first, again = run_cli("policy", "apply", file), run_cli("policy", "apply", file)
     file.write_text("max_attempts = 4\n")
     changed = run_cli("policy", "apply", file, "--json")
@@ -37,8 +37,8 @@ def test_apply_creates_versions(run_cli: RunCli, client: Client, file: Path) -> 
     )
 
 
-def test_apply_reports_ignored_parts(run_cli: RunCli, client: Client, file: Path) -> None:
-    """Parts that the service ignores are reported."""
+def test_apply_reports_ignored_fields(run_cli: RunCli, client: Client, file: Path) -> None:
+    """A field without effect is reported; missing fields get the defaults of the service."""
     file.write_text("max_attempts = 3\nignore_retried_below = true\n")
     applied = run_cli("policy", "apply", file, "--name", "as-file", "--json")
     put = client.put_policy("as-json", {"maxAttempts": 3})
@@ -60,15 +60,15 @@ def test_show_output_can_be_applied(
     applied = run_cli("policy", "apply", file, "--json")
 
     document = run_cli("policy", "show", name, "--json").json
-    own = {"policyId", "version", "createdAt"}
+    version_fields = {"policyId", "version", "createdAt"}
     assert 0 == applied.code, applied.err
-    assert {field: document[field] for field in document if field not in own} == {
-        field: value for field, value in applied.json.items() if field not in own
+    assert {field: document[field] for field in document if field not in version_fields} == {
+        field: value for field, value in applied.json.items() if field not in version_fields
     }
 
 
-def test_list_has_own_policies_and_built_in_ones(run_cli: RunCli, file: Path) -> None:
-    """The list has own and built-in policies with their settings."""
+def test_list_has_stored_and_built_in_policies(run_cli: RunCli, file: Path) -> None:
+    """The list has stored and built-in policies with their settings."""
     run_cli("policy", "apply", file, "--name", "listed")
 
     rows = {line.split()[0]: line for line in run_cli("policy", "list").out.splitlines()}
@@ -102,11 +102,11 @@ def test_unknown_policy_exits_with_3(run_cli: RunCli) -> None:
         ("attempt_timeout = 7200.0\n", ": attempt_timeout: attemptTimeoutMs must be"),
         ("[backoff]\nschedule = [1e14]\n", ": backoff.schedule: scheduleMs must be"),
     ],
-    ids=["hedging", "wrong here", "wrong there", "wrong there, in a table"],
+    ids=["hedging", "found locally", "found by the service", "table found by the service"],
 )
 def test_invalid_file_is_reported(run_cli: RunCli, tmp_path: Path, text: str, message: str) -> None:
-    """Errors name the file and its field, whether found locally or by the service."""
-    path = tmp_path / "wrong.toml"
+    """An error names the file and the field, whether found locally or by the service."""
+    path = tmp_path / "invalid.toml"
     path.write_text(text)
 
     result = run_cli("policy", "apply", path)

@@ -1,3 +1,5 @@
+"""Tests for the commands and the output in the README."""
+
 import subprocess
 
 from tests.cli.harness import ROOT, run_process
@@ -16,9 +18,10 @@ def test_path_of_the_command_is_documented() -> None:
 
 def test_readme_table_is_current() -> None:
     """The table of `tarry simulate storm` in the README is the command's output."""
-    _, _, shown = (ROOT / "README.md").read_text("utf-8").partition("$ tarry simulate storm\n")
-    expected = shown.partition("```")[0].splitlines()
+    _, _, rest = (ROOT / "README.md").read_text("utf-8").partition("$ tarry simulate storm\n")
+    expected = rest.partition("```")[0].splitlines()
 
     printed = [line.rstrip() for line in run_process("simulate", "storm").stdout.splitlines()]
 
+    assert expected
     assert expected == [line for line in printed if line in expected]

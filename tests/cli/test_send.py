@@ -18,28 +18,28 @@ def test_result_and_response_are_printed(run_cli: RunCli, target: FlakyServer) -
     """With --wait, a call that succeeds after a retry exits with 0 and prints the response."""
     result = run_cli("send", f"{target.url}/?plan=503,200", "-d", "hello", "--wait", "30s")
 
-    task, *rest = result.out.split("\n", 1)
+    summary, *rest = result.out.split("\n", 1)
     assert (0, "") == (result.code, result.err)
-    assert task.endswith(" SUCCEEDED after 2 attempts")
+    assert summary.endswith(" SUCCEEDED after 2 attempts")
     assert ["the target answered 200\nanswer 2\n"] == rest
 
 
 def test_delivered_request(run_cli: RunCli, target: FlakyServer) -> None:
-    """Method and headers are delivered, and the same key in each attempt."""
+    """Each attempt has the method, the headers and the idempotency key of the command."""
     result = run_cli(
         "send", f"{target.url}/?plan=503,200", "-X", "PUT", "-H", "X-Shop: 7",
         "--idempotency-key", "order-7", "--wait", "30",
     )  # fmt: skip
 
     assert 0 == result.code, result.err
-    for seen in target.seen[""]:
-        assert "PUT" == seen.method
-        headers = {name.lower(): value for name, value in seen.headers.items()}
+    for request in target.seen[""]:
+        assert "PUT" == request.method
+        headers = {name.lower(): value for name, value in request.headers.items()}
         assert ("7", "order-7") == (headers["x-shop"], headers["idempotency-key"].strip('"'))
 
 
 @pytest.mark.parametrize(
-    ("given", "typed", "body", "kind"),
+    ("data", "stdin", "body", "content_type"),
     [
         ("text", b"", b"text", None),
         ('{"order": 7}', b"", b'{"order": 7}', "application/json"),
@@ -47,38 +47,40 @@ def test_delivered_request(run_cli: RunCli, target: FlakyServer) -> None:
         ("@FILE", b"", b"[1,\n 2]", "application/json"),
         ("@-", b"\xff\x00", b"\xff\x00", None),
     ],
-    ids=["text", "JSON", "almost JSON", "file", "standard input"],
+    ids=["text", "JSON", "invalid JSON", "file", "standard input"],
 )
 def test_body_is_unchanged(
     run_cli: RunCli,
     target: FlakyServer,
     tmp_path: Path,
-    given: str,
-    typed: bytes,
+    data: str,
+    stdin: bytes,
     body: bytes,
-    kind: str | None,
+    content_type: str | None,
 ) -> None:
     """A body from text, file or standard input is unchanged; JSON gets its content type."""
     file = tmp_path / "order.json"
     file.write_bytes(b"[1,\n 2]")
 
     result = run_cli(
-        "send", target.url, "-d", given.replace("FILE", str(file)), "--wait", "30", stdin=typed
+        "send", target.url, "-d", data.replace("FILE", str(file)), "--wait", "30", stdin=stdin
     )
 
-    (seen,) = target.seen[""]
-    headers = {name.lower(): value for name, value in seen.headers.items()}
+    (request,) = target.seen[""]
+    headers = {name.lower(): value for name, value in request.headers.items()}
     assert 0 == result.code, result.err
-    assert body == seen.body
-    assert (kind == "application/json") == (headers.get("content-type") == "application/json")
+    assert body == request.body
+    assert (content_type == "application/json") == (
+        headers.get("content-type") == "application/json"
+    )
 
 
 def test_content_type_of_the_user_is_kept(run_cli: RunCli, target: FlakyServer) -> None:
     """A content type set by the user is kept."""
     run_cli("send", target.url, "-d", "{}", "-H", "content-type: text/plain", "--wait", "30")
 
-    (seen,) = target.seen[""]
-    headers = {name.lower(): value for name, value in seen.headers.items()}
+    (request,) = target.seen[""]
+    headers = {name.lower(): value for name, value in request.headers.items()}
     assert "text/plain" == headers["content-type"]
 
 
@@ -98,10 +100,10 @@ def test_unfinished_call_exits_with_1(run_cli: RunCli) -> None:
     assert (1, "PENDING") == (result.code, result.json["status"])
 
 
-def test_without_wait_the_task_is_added(
+def test_command_without_wait_returns_at_once(
     run_cli: RunCli, client: Client, target: FlakyServer
 ) -> None:
-    """Without --wait the command returns after adding the task."""
+    """Without --wait, the command returns when the task is added."""
     result = run_cli("send", f"{target.url}/?plan=hang", "--policy", "patient", "--json")
 
     assert 0 == result.code, result.err
@@ -109,11 +111,11 @@ def test_without_wait_the_task_is_added(
     target.go_on.set()
 
 
-def test_one_key_is_one_task(run_cli: RunCli) -> None:
+def test_same_key_adds_one_task(run_cli: RunCli) -> None:
     """Sending twice with one key adds one task; other content with that key is rejected."""
-    given = ("send", "http://127.0.0.1:1", "--delay", "1h", "--idempotency-key", "once", "--json")
+    command = ("send", "http://127.0.0.1:1", "--delay", "1h", "--idempotency-key", "once", "--json")
 
-    first, again, other = run_cli(*given), run_cli(*given), run_cli(*given, "-d", "other")
+    first, again, other = run_cli(*command), run_cli(*command), run_cli(*command, "-d", "other")
 
     assert first.json["taskId"] == again.json["taskId"]
     assert 2 == other.code

@@ -43,7 +43,7 @@ def run_serve(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str]
 
 
 def run_curl(curl: str) -> tuple[int, bytes]:
-    """Send the request of a curl command line."""
+    """Send the request of a curl command line; return status and body of the response."""
     words = shlex.split(curl.replace("\\\n", " "))
     assert "curl" == words.pop(0)
     url, headers, body = "", {}, ""
@@ -59,28 +59,28 @@ def run_curl(curl: str) -> tuple[int, bytes]:
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.netloc, timeout=30)
     connection.request("POST", parts.path, body, headers)
-    answer = connection.getresponse()
+    response = connection.getresponse()
     try:
-        return answer.status, answer.read()
+        return response.status, response.read()
     finally:
         connection.close()
 
 
 def test_greeting_has_a_working_example(tmp_path: Path) -> None:
-    """The greeting has the address, the data and a working curl line; SIGTERM exits with 0."""
+    """The greeting has the data file and a working curl command; SIGTERM exits with 0."""
     with run_serve(tmp_path, "--dev") as (process, greeting):
-        status, answer = run_curl(greeting[greeting.index("curl") :])
+        status, body = run_curl(greeting[greeting.index("curl") :])
         process.send_signal(signal.SIGTERM)
         code = process.wait()
 
-    assert (201, "SUCCEEDED") == (status, json.loads(answer)["status"])
+    assert (201, "SUCCEEDED") == (status, json.loads(body)["status"])
     assert f"data in {tmp_path / 'tarry-data' / 'tarry.db'}\n" in greeting
     assert "--dev: this machine is allowed as a target" in greeting
     assert 0 == code
 
 
 def test_greeting_says_how_to_get_a_key(tmp_path: Path) -> None:
-    """When keys are required the greeting has the command; Ctrl-C exits with 130."""
+    """If keys are required, the greeting has the command to create one; Ctrl-C exits with 130."""
     flags = ("--store", "sqlite:x.db", "--set", "require_keys=true")
     with run_serve(tmp_path, *flags) as (process, greeting):
         process.send_signal(signal.SIGINT)
@@ -95,21 +95,23 @@ def test_bind_error_is_reported(tmp_path: Path) -> None:
     """A bind error exits with 4 and a hint."""
     with run_serve(tmp_path, "--store", "memory:") as (_, greeting):
         port = greeting.split()[2].rpartition(":")[2]
-        taken = run_command("serve", "--store", "memory:", "--port", port)
-    elsewhere = run_command("serve", "--store", "memory:", "--port", "0", "--host", "192.0.2.1")
+        port_in_use = run_command("serve", "--store", "memory:", "--port", port)
+    foreign_address = run_command(
+        "serve", "--store", "memory:", "--port", "0", "--host", "192.0.2.1"
+    )
 
-    assert (4, "") == (taken.code, taken.out)
-    assert taken.err.endswith(
+    assert (4, "") == (port_in_use.code, port_in_use.out)
+    assert port_in_use.err.endswith(
         f"error: port {port} of 127.0.0.1 is already in use: choose another with --port\n"
     )
-    assert (4, "") == (elsewhere.code, elsewhere.out)
-    assert elsewhere.err.endswith(
+    assert (4, "") == (foreign_address.code, foreign_address.out)
+    assert foreign_address.err.endswith(
         "error: 192.0.2.1 is not an address of this machine: choose another with --host\n"
     )
 
 
 @pytest.mark.parametrize(
-    ("error", "words"),
+    ("error", "hint"),
     [
         (
             PermissionError(errno.EACCES, "permission denied"),
@@ -118,38 +120,38 @@ def test_bind_error_is_reported(tmp_path: Path) -> None:
         (socket.gaierror(-2, "name or service not known"), "choose another with --host"),
         (OSError(errno.EIO, "odd"), None),
     ],
-    ids=["privileged port", "unknown name", "something else"],
+    ids=["privileged port", "unknown name", "other error"],
 )
-def test_bind_error_hints(error: OSError, words: str | None) -> None:
+def test_bind_error_hints(error: OSError, hint: str | None) -> None:
     """Known bind errors have a hint; unknown errors have none."""
     message = _explain_bind_error(error, "nowhere", 80)
 
-    assert (message or "").endswith(words or "")
-    assert (words is None) == (message is None)
+    assert (message or "").endswith(hint or "")
+    assert (hint is None) == (message is None)
 
 
 def test_greeting_of_a_wildcard_address(tmp_path: Path) -> None:
-    """For 0.0.0.0 the greeting shows the loopback address."""
-    every = "0.0.0.0"  # noqa: S104 - what is tried
-    with run_serve(tmp_path, "--dev", "--host", every) as (_, greeting):
+    """With --host 0.0.0.0, the URLs in the greeting have the loopback address."""
+    wildcard = "0.0.0.0"  # noqa: S104 - the tested address
+    with run_serve(tmp_path, "--dev", "--host", wildcard) as (_, greeting):
         first, *rest = greeting.splitlines()
 
     port = first.split()[2].rpartition(":")[2]
     docs_url = f"http://127.0.0.1:{port}/docs"
-    assert f"tarry serves http://{every}:{port} (API documentation: {docs_url})" == first
-    assert every not in "".join(rest)
+    assert f"tarry serves http://{wildcard}:{port} (API documentation: {docs_url})" == first
+    assert wildcard not in "".join(rest)
     assert f'"targetUrl": "http://127.0.0.1:{port}/healthz"' in greeting
 
 
 def test_config_shows_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flags override variables, then the file, then defaults; secrets are only counted."""
+    """Flags override variables, variables the file, and the file defaults; secrets are hidden."""
     file = tmp_path / "tarry.toml"
     file.write_text(f'port = 1\nhost = "::1"\nsigning_secrets = ["{SECRET}"]\n')
     monkeypatch.setenv("TARRY_PORT", "2")
     monkeypatch.setenv("TARRY_IN_FLIGHT", "3")
-    given = ("config", "--config", file, "--port", "4", "--set", "drain-ms=5")
+    command = ("config", "--config", file, "--port", "4", "--set", "drain-ms=5")
 
-    document, shown = run_command(*given, "--json").json, run_command(*given)
+    document, table = run_command(*command, "--json").json, run_command(*command)
 
     assert {"value": 4, "from": "--port"} == document["port"]
     assert {"value": 3, "from": "TARRY_IN_FLIGHT"} == document["in_flight"]
@@ -160,9 +162,9 @@ def test_config_shows_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         for name in ("dev", "allow_target", "signing_secrets", "tenant_rate")
     ]
     assert "default" == document["store"]["from"]
-    assert SECRET not in shown.out
+    assert SECRET not in table.out
     assert ["port", "4", "--port"] == next(
-        line.split()[:3] for line in shown.out.splitlines() if line.startswith("port ")
+        line.split()[:3] for line in table.out.splitlines() if line.startswith("port ")
     )
 
 

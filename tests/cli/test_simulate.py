@@ -15,12 +15,12 @@ from tests.cli.harness import run_simulate as run
 from tests.simulator.file_builders import CHECKOUT, SMALL, write_file
 from tests.test_docs import DOCS, blocks_of
 
-SHORT = ("--set", "duration=20", "--jobs", "1")
+SHORT_RUN = ("--set", "duration=20", "--jobs", "1")
 PAGE = DOCS / "scenario-files.md"
 
 
 def test_no_argument_lists_the_scenarios() -> None:
-    """Without arguments, each scenario is listed with its question."""
+    """Without arguments, the command lists each scenario with its question."""
     result = run(width=200)
 
     assert 0 == result.exit_code
@@ -32,25 +32,25 @@ def test_no_argument_lists_the_scenarios() -> None:
 
 def test_scenarios_are_listed_as_json() -> None:
     """`--json` lists the scenarios with variants and parameters."""
-    listed = json.loads(run("--json").stdout)
+    studies = json.loads(run("--json").stdout)
 
-    assert list(STUDIES) == [study["name"] for study in listed]
-    assert {"attempts": 4} == listed[2]["parameters"]
+    assert list(STUDIES) == [study["name"] for study in studies]
+    assert {"attempts": 4} == studies[2]["parameters"]
 
 
-def test_page_shows_a_file_that_runs_and_what_it_prints() -> None:
+def test_page_shows_the_example_and_its_output() -> None:
     """docs/scenario-files.md shows the example file and its output."""
-    shown = [block.text for block in blocks_of(PAGE)]
+    blocks = [block.text for block in blocks_of(PAGE)]
 
     result = run_process("simulate", "examples/checkout.toml")
 
     command = "$ tarry simulate examples/checkout.toml\n"
     printed = "".join(f"{line.rstrip()}\n" for line in result.stdout.splitlines())
-    assert CHECKOUT.read_text(encoding="utf-8") == shown[0]
-    assert command + printed == shown[1]
+    assert CHECKOUT.read_text(encoding="utf-8") == blocks[0]
+    assert command + printed == blocks[1]
 
 
-def test_page_shows_a_real_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_on_the_page_is_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error on the page is the command's output."""
     command = "$ tarry simulate checkout.toml\nerror: "
     (shown,) = (block.text for block in blocks_of(PAGE) if block.text.startswith(command))
@@ -81,13 +81,15 @@ def test_builtin_scenario_with_a_parameter() -> None:
 
 
 def test_reports_are_written(tmp_path: Path) -> None:
-    """Each report format is written, and the page has the command line."""
+    """Each report format is written; the HTML report has the command line."""
     html, png, svg = tmp_path / "a.html", tmp_path / "b.png", tmp_path / "c.svg"
 
-    result = run(CHECKOUT, *SHORT, "-q", "--html", str(html), "--png", str(png), "--svg", str(svg))
+    result = run(
+        CHECKOUT, *SHORT_RUN, "-q", "--html", str(html), "--png", str(png), "--svg", str(svg)
+    )
 
     assert (0, "") == (result.exit_code, result.output)
-    verbose_result = run(CHECKOUT, *SHORT, "--svg", svg)
+    verbose_result = run(CHECKOUT, *SHORT_RUN, "--svg", svg)
     assert f"written to {svg}\n" == verbose_result.stderr
     assert f"tarry simulate {CHECKOUT} --set" in html.read_text("utf-8")
     assert png.read_bytes().startswith(b"\x89PNG")
@@ -109,15 +111,15 @@ def test_policy_files_are_compared_in_a_scenario(tmp_path: Path, scenario: objec
     """Compared policies replace the variants of the scenario."""
     once = write_file(tmp_path, "once.toml", "max_attempts = 1")
     twice = write_file(tmp_path, "twice.toml", "max_attempts = 2")
-    less = ("--set", "clients=50") if scenario == "storm" else SHORT
+    options = ("--set", "clients=50") if scenario == "storm" else SHORT_RUN
 
-    result = run(scenario, "--compare", once, twice, *less)
+    result = run(scenario, "--compare", once, twice, *options)
 
     assert 0 == result.exit_code
     assert re.search(r"^once .*\ntwice ", result.stdout, re.MULTILINE)
 
 
-def test_presets_are_compared_too(tmp_path: Path) -> None:
+def test_presets_are_compared(tmp_path: Path) -> None:
     """Presets can be compared by name; the lesson of the scenario is not printed."""
     once = write_file(tmp_path, "once.toml", "max_attempts = 1")
 
@@ -127,7 +129,7 @@ def test_presets_are_compared_too(tmp_path: Path) -> None:
     assert result.stdout.rstrip().endswith("seed 0, 1 trial for each row")
 
 
-MISTAKES = [
+INVALID_ARGUMENTS = [
     (["strom"], "'strom' is neither a scenario nor a file; did you mean 'storm'?"),
     (["storm", "hedging"], "got 2 scenarios; use --compare to compare several files"),
     (["storm", "--compare"], "--compare needs policies to compare in storm"),
@@ -166,9 +168,11 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "expected"), MISTAKES, ids=[case[1] for case in MISTAKES])
+@pytest.mark.parametrize(
+    ("arguments", "expected"), INVALID_ARGUMENTS, ids=[case[1] for case in INVALID_ARGUMENTS]
+)
 def test_invalid_arguments_are_rejected(arguments: list[str], expected: str) -> None:
-    """Each error says what to change."""
+    """The error for invalid arguments says what is wrong."""
     with pytest.raises(ConfigurationError) as caught:
         run(*arguments)
 

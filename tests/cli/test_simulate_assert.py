@@ -28,23 +28,23 @@ def test_failed_assertion_exits_with_1() -> None:
 
 
 def test_assertion_on_a_missing_value_fails(tmp_path: Path) -> None:
-    """An assertion on a missing value fails; JSON has null, the table a dash."""
-    dead = write_file(tmp_path, "dead.toml", SMALL + "failure_rate = 1\n")
+    """An assertion on a missing value fails; the value is null in JSON and "-" in the table."""
+    scenario = write_file(tmp_path, "dead.toml", SMALL + "failure_rate = 1\n")
 
-    table_result = run(dead, "--assert", "p99 < 1s")
-    result = run(dead, "--json", "--assert", "p99 < 1s")
+    table_result = run(scenario, "--assert", "p99 < 1s")
+    result = run(scenario, "--json", "--assert", "p99 < 1s")
 
     assert (1, "failed: dead: p99 < 1s, but p99 has no value: no call succeeded\n") == (
         table_result.exit_code,
         table_result.stderr,
     )
     assert re.search(r"^dead +0 %.* - +-$", table_result.stdout, re.MULTILINE)
-    found = json.loads(result.stdout)
+    document = json.loads(result.stdout)
     assert 1 == result.exit_code
     assert (0.0, None) == tuple(
-        found["rows"][0]["metrics"][name] for name in ("success_rate", "p99")
+        document["rows"][0]["metrics"][name] for name in ("success_rate", "p99")
     )
-    assert not found["assertions"][0]["holds"]
+    assert not document["assertions"][0]["holds"]
 
 
 def test_assertion_without_unit_is_rejected() -> None:
@@ -54,13 +54,13 @@ def test_assertion_without_unit_is_rejected() -> None:
 
 
 def test_metrics_are_documented() -> None:
-    """The table on docs/simulator.md has every metric."""
+    """The table in docs/simulator.md has every metric."""
     rows = table_of(DOCS / "simulator.md", "name | meaning")
 
     assert set(METRICS) == {name for row in rows for name in re.findall(r"`(\w+)`", row[0])}
 
 
-def test_invalid_assertion_is_rejected() -> None:
-    """An invalid assertion is rejected before the run."""
+def test_assertion_about_an_unknown_variant_is_rejected() -> None:
+    """An assertion about an unknown variant is rejected before the run."""
     with pytest.raises(ConfigurationError, match="variant 'carefull' is not run"):
         run(CHECKOUT, "--set", "duration=1e9", "--assert", "carefull: amplification < 2")

@@ -1,4 +1,4 @@
-"""Parsing of `--set` and `--sweep`."""
+"""Tests for the parser of `--set` and `--sweep`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tarry.cli.simulate import parse_parameters, parse_sweeps, parse_value, parse_values
 from tarry.errors import ConfigurationError
 
-KNOWN = {"clients.rate": 10.0, "jitter": "full"}
+PARAMETERS = {"clients.rate": 10.0, "jitter": "full"}
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ KNOWN = {"clients.rate": 10.0, "jitter": "full"}
     ],
 )
 def test_values_are_parsed_as_toml(text: str, expected: object) -> None:
-    """A value is parsed as TOML; other text stays text."""
+    """A value is parsed as TOML; text that is not TOML stays a string."""
     assert expected == parse_value(text)
 
 
@@ -58,22 +58,22 @@ def test_invalid_range_is_rejected(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["1..1000000000", "0..1:0.0000001"])
-def test_sweep_is_bounded(text: str) -> None:
-    """A sweep has a maximum number of values."""
+def test_number_of_values_is_limited(text: str) -> None:
+    """A range with more than 1000 values is rejected."""
     with pytest.raises(ConfigurationError, match="a sweep has at most 1000 values"):
         parse_values(text)
 
 
-def test_pairs_are_read_by_name() -> None:
-    """Spaces around `=` are ignored."""
+def test_pairs_are_parsed() -> None:
+    """Pairs of name and value are parsed to a dict; spaces around `=` are ignored."""
     assert {"clients.rate": 3, "jitter": "none"} == parse_parameters(
-        ["clients.rate=3", "jitter = none"], KNOWN
+        ["clients.rate=3", "jitter = none"], PARAMETERS
     )
-    assert {"clients.rate": [1, 2]} == parse_sweeps(["clients.rate=1,2"], KNOWN)
+    assert {"clients.rate": [1, 2]} == parse_sweeps(["clients.rate=1,2"], PARAMETERS)
 
 
 @pytest.mark.parametrize(
-    ("texts", "words"),
+    ("texts", "message"),
     [
         (["rate"], "--set must have the format name=value, got 'rate'"),
         (["jitter="], "--set must have the format name=value, got 'jitter='"),
@@ -94,15 +94,15 @@ def test_pairs_are_read_by_name() -> None:
         (["jitter=3", "jitter=4"], "--set sets jitter twice"),
     ],
 )
-def test_invalid_pairs_are_rejected(texts: list[str], words: str) -> None:
-    """Each error names the option."""
+def test_invalid_pairs_are_rejected(texts: list[str], message: str) -> None:
+    """The error for an invalid pair names the option."""
     with pytest.raises(ConfigurationError) as caught:
-        parse_parameters(texts, KNOWN)
+        parse_parameters(texts, PARAMETERS)
 
-    assert words == str(caught.value)
+    assert message == str(caught.value)
 
 
-def test_two_parameters_are_swept_at_most() -> None:
+def test_at_most_two_parameters_are_swept() -> None:
     """At most two parameters can be swept."""
     with pytest.raises(ConfigurationError, match="--sweep can be used at most 2 times, got 3"):
-        parse_sweeps(["a=1", "b=1", "c=1"], KNOWN)
+        parse_sweeps(["a=1", "b=1", "c=1"], PARAMETERS)

@@ -1,4 +1,4 @@
-"""Output of `tarry simulate`: tables at each width, JSON, and `--show`."""
+"""Output of `tarry simulate`: tables at several widths, JSON, and `--show`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.cli.harness import run_process
 from tests.cli.harness import run_simulate as run
 from tests.simulator.file_builders import CHECKOUT, SMALL, write_file
 
-SHORT = ("--set", "duration=20", "--jobs", "1")
+SHORT_RUN = ("--set", "duration=20", "--jobs", "1")
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
-def test_table_is_whole_at_any_width(width: int) -> None:
+def test_table_is_complete_at_any_width(width: int) -> None:
     """Columns that do not fit are in a further table, with the row names repeated."""
-    result = run(CHECKOUT, *SHORT, "--sweep", "clients.rate=80,90", width=width)
+    result = run(CHECKOUT, *SHORT_RUN, "--sweep", "clients.rate=80,90", width=width)
 
     lines = result.stdout.splitlines()
     assert max(map(len, lines)) <= width
@@ -30,33 +30,33 @@ def test_table_is_whole_at_any_width(width: int) -> None:
 
 @pytest.mark.parametrize("width", [40, 60, 79, 80])
 def test_numbers_keep_their_units_in_a_sweep(width: int) -> None:
-    """No cell of a number is cut."""
+    """Numbers and their units are complete at any width."""
     arguments = ("--sweep", "clients.rate=50..150:50", "--sweep", "clients.instances=1")
 
-    result = run(CHECKOUT, *SHORT, *arguments, width=width)
+    result = run(CHECKOUT, *SHORT_RUN, *arguments, width=width)
 
     assert max(map(len, result.stdout.splitlines())) <= width
     assert 6 == len(re.findall(r"[\d,.]+ ms$", result.stdout, re.MULTILINE))
 
 
-def test_narrowest_terminal_has_a_number_in_each_table() -> None:
+def test_narrow_terminal_has_a_number_in_each_table() -> None:
     """In a narrow terminal the names are wrapped, and each table has a number."""
-    result = run(CHECKOUT, *SHORT, width=20)
+    result = run(CHECKOUT, *SHORT_RUN, width=20)
 
     assert len(read_study(CHECKOUT).columns) == len(re.findall("─+\n", result.stdout))
     assert 2 == len(re.findall(r"[\d,.]+ ms$", result.stdout, re.MULTILINE))
 
 
-def test_same_seed_gives_the_same_bytes() -> None:
+def test_same_seed_gives_the_same_output() -> None:
     """The same seed gives the same output, in one process or several."""
     arguments = ("simulate", str(CHECKOUT), "--json", "--set", "duration=20", "--seed", "3")
 
-    one = run_process(*arguments, "--jobs", "1", PYTHONHASHSEED="1")
-    two = run_process(*arguments, "--jobs", "2", PYTHONHASHSEED="2")
+    one_job = run_process(*arguments, "--jobs", "1", PYTHONHASHSEED="1")
+    two_jobs = run_process(*arguments, "--jobs", "2", PYTHONHASHSEED="2")
 
-    assert 0 == one.returncode
-    assert one.stdout == two.stdout
-    assert one.stdout != run(*arguments[1:-1], "4", "--jobs", "1").stdout
+    assert 0 == one_job.returncode
+    assert one_job.stdout == two_jobs.stdout
+    assert one_job.stdout != run(*arguments[1:-1], "4", "--jobs", "1").stdout
 
 
 def test_json_has_rows_and_assertions() -> None:
@@ -65,11 +65,11 @@ def test_json_has_rows_and_assertions() -> None:
 
     result = run(CHECKOUT, *arguments, "--set", "clients.instances=2")
 
-    findings = json.loads(result.stdout)
-    (row,) = findings["rows"]
+    document = json.loads(result.stdout)
+    (row,) = document["rows"]
     assert 1 == result.exit_code
     assert ("eager", None) == (row["variant"], row["metrics"]["recovered_after"])
-    assert 2 == findings["parameters"]["clients.instances"]
+    assert 2 == document["parameters"]["clients.instances"]
     assert [
         {
             "assertion": "recovered_after < inf",
@@ -77,7 +77,7 @@ def test_json_has_rows_and_assertions() -> None:
             "parameters": {},
             "variant": "eager",
         }
-    ] == findings["assertions"]
+    ] == document["assertions"]
 
 
 def test_show_runs_nothing() -> None:
@@ -96,8 +96,8 @@ def test_show_lists_the_metrics() -> None:
     """`--show` lists the metrics with their descriptions."""
     result = run(CHECKOUT, "--show", width=200)
 
-    meaning = "started calls that succeeded"
-    assert re.search(rf"^ +success_rate +succeeded +{meaning}", result.stdout, re.MULTILINE)
+    description = "started calls that succeeded"
+    assert re.search(rf"^ +success_rate +succeeded +{description}", result.stdout, re.MULTILINE)
 
 
 def test_show_lists_scenario_settings() -> None:
@@ -110,7 +110,7 @@ def test_show_lists_scenario_settings() -> None:
     assert "clients.rate" not in result.stdout
 
 
-def test_text_of_a_file_is_shown_as_text(tmp_path: Path) -> None:
+def test_text_of_a_file_is_escaped(tmp_path: Path) -> None:
     """Markup and control characters in a file have no effect in the terminal."""
     text = 'question = "[red]why[/red]\\u001b[2J"\n' + SMALL + '[variants."[b]x\\u009b"]\n'
 

@@ -15,56 +15,63 @@ from tests.cli.harness import CommandResult
 from tests.integration.flaky import FlakyServer
 
 RunCli = Callable[..., CommandResult]
-NOBODY = "01a1dedf-0000-7000-8000-000000000000"
+UNKNOWN_TASK_ID = "01a1dedf-0000-7000-8000-000000000000"
 
 
 @pytest.fixture
-def waiting(client: Client, target: FlakyServer) -> str:
-    """A task whose first attempt is in an hour."""
+def pending_task(client: Client, target: FlakyServer) -> str:
+    """The id of a task whose first attempt is due in an hour."""
     return client.enqueue(target.url, {"order": 7}, delay=3600).task_id
 
 
 @pytest.fixture
-def failed(client: Client, target: FlakyServer) -> str:
-    """A task that is a dead letter after two attempts."""
+def failed_task(client: Client, target: FlakyServer) -> str:
+    """The id of a task that is a dead letter after two attempts."""
     sent = client.enqueue(f"{target.url}/?plan=503,404", overrides={"initialDelayMs": 1})
     return client.wait(sent, 30).task_id
 
 
-def test_list_is_a_row_for_each_task(run_cli: RunCli, lane: str, waiting: str, failed: str) -> None:
+def test_list_has_a_row_for_each_task(
+    run_cli: RunCli, lane: str, pending_task: str, failed_task: str
+) -> None:
     """The list has one line per task, newest first."""
     result = run_cli("tasks", "list", "--lane", lane)
 
     heading, first, second = result.out.splitlines()
     assert 0 == result.code, result.err
     assert ["task", "status", "attempts", "next", "target"] == heading.split()
-    assert [failed, "EXHAUSTED", "2", "POST"] == first.split()[:4]
-    assert [waiting, "PENDING", "0", "in"] == second.split()[:4]
+    assert [failed_task, "EXHAUSTED", "2", "POST"] == first.split()[:4]
+    assert [pending_task, "PENDING", "0", "in"] == second.split()[:4]
 
 
-def test_list_as_json(run_cli: RunCli, lane: str, waiting: str, failed: str) -> None:
+def test_list_as_json(run_cli: RunCli, lane: str, pending_task: str, failed_task: str) -> None:
     """With --json the list is one document; filters and limit apply."""
-    every = run_cli("tasks", "list", "--lane", lane, "--json").json
-    one = run_cli("tasks", "list", "--lane", lane, "--limit", "1", "--json").json
-    pending = run_cli("tasks", "list", "--lane", lane, "--status", "pending", "--json").json
-    reason = run_cli("tasks", "list", "--lane", lane, "--reason", "permanent", "--json").json
-    policy = run_cli("tasks", "list", "--lane", lane, "--policy", "webhook", "--json").json
+    unfiltered = run_cli("tasks", "list", "--lane", lane, "--json").json
+    limited = run_cli("tasks", "list", "--lane", lane, "--limit", "1", "--json").json
+    by_status = run_cli("tasks", "list", "--lane", lane, "--status", "pending", "--json").json
+    by_reason = run_cli("tasks", "list", "--lane", lane, "--reason", "permanent", "--json").json
+    by_policy = run_cli("tasks", "list", "--lane", lane, "--policy", "webhook", "--json").json
 
-    assert [failed, waiting] == [task["taskId"] for task in every]
-    assert [failed] == [task["taskId"] for task in one]
-    assert [waiting] == [task["taskId"] for task in pending]
-    assert [failed] == [task["taskId"] for task in reason]
-    assert [] == policy
+    assert [failed_task, pending_task] == [task["taskId"] for task in unfiltered]
+    assert [failed_task] == [task["taskId"] for task in limited]
+    assert [pending_task] == [task["taskId"] for task in by_status]
+    assert [failed_task] == [task["taskId"] for task in by_reason]
+    assert [] == by_policy
 
 
-def test_limited_list_is_reported(run_cli: RunCli, lane: str, waiting: str, failed: str) -> None:
-    """A list that reaches the limit is reported on standard error."""
-    one = run_cli("tasks", "list", "--lane", lane, "--limit", "1", "--json")
-    every = run_cli("tasks", "list", "--lane", lane, "--limit", "2", "--json")
+def test_limited_list_is_reported(
+    run_cli: RunCli, lane: str, pending_task: str, failed_task: str
+) -> None:
+    """Standard error reports a list that is cut at --limit."""
+    limited = run_cli("tasks", "list", "--lane", lane, "--limit", "1", "--json")
+    complete = run_cli("tasks", "list", "--lane", lane, "--limit", "2", "--json")
 
-    assert [failed] == [task["taskId"] for task in one.json]
-    assert "only the first 1 are listed; use --limit to list more\n" == one.err
-    assert ([failed, waiting], "") == ([task["taskId"] for task in every.json], every.err)
+    assert [failed_task] == [task["taskId"] for task in limited.json]
+    assert "only the first 1 are listed; use --limit to list more\n" == limited.err
+    assert ([failed_task, pending_task], "") == (
+        [task["taskId"] for task in complete.json],
+        complete.err,
+    )
 
 
 def test_empty_list(run_cli: RunCli, lane: str) -> None:
@@ -80,47 +87,47 @@ def test_unknown_status_is_rejected(run_cli: RunCli) -> None:
     assert "--status must be one of CANCELLED, EXHAUSTED," in result.err
 
 
-def test_show_has_the_task_and_its_attempts(run_cli: RunCli, failed: str) -> None:
+def test_show_has_the_task_and_its_attempts(run_cli: RunCli, failed_task: str) -> None:
     """`show` prints the task and its attempts in order."""
     shown, document = (
-        run_cli("tasks", "show", failed),
-        run_cli("tasks", "show", failed, "--json").json,
+        run_cli("tasks", "show", failed_task),
+        run_cli("tasks", "show", failed_task, "--json").json,
     )
 
-    facts, attempts = shown.out.split("\n\n")
-    assert [failed, "EXHAUSTED"] == [line.split()[-1] for line in facts.splitlines()[:2]]
-    assert 'overrides        {"initialDelayMs": 1}' in facts
+    fields, attempts = shown.out.split("\n\n")
+    assert [failed_task, "EXHAUSTED"] == [line.split()[-1] for line in fields.splitlines()[:2]]
+    assert 'overrides        {"initialDelayMs": 1}' in fields
     heading, first, second = attempts.splitlines()
     assert ["attempt", "started", "duration", "result", "decision"] == heading.split()
     assert " 503     next after " in first
     assert " 404     stopped: permanent" in second
-    assert [failed, [503, 404]] == [
+    assert [failed_task, [503, 404]] == [
         document["taskId"],
         [attempt["responseStatus"] for attempt in document["attempts"]],
     ]
 
 
-def test_show_of_a_pending_task(run_cli: RunCli, waiting: str) -> None:
+def test_show_of_a_pending_task(run_cli: RunCli, pending_task: str) -> None:
     """`show` of a pending task has the next attempt and no attempts."""
-    out = run_cli("tasks", "show", waiting).out
+    out = run_cli("tasks", "show", pending_task).out
 
     assert "next attempt     in " in out
     assert "started" not in out
 
 
-def test_explain_is_a_line_for_each_attempt(run_cli: RunCli, failed: str) -> None:
+def test_explain_has_a_line_for_each_attempt(run_cli: RunCli, failed_task: str) -> None:
     """`explain` prints a line for each attempt, and what happens next."""
-    result = run_cli("tasks", "explain", failed)
+    result = run_cli("tasks", "explain", failed_task)
 
     first, second, following = result.out.splitlines()
     assert first.startswith("attempt 1 got 503; waited ")
     assert "attempt 2 got 404; stopped: the error is not retryable" == second
     assert following.startswith("It is a dead letter: no attempt follows")
-    assert 2 == len(run_cli("tasks", "explain", failed, "--json").json["steps"])
+    assert 2 == len(run_cli("tasks", "explain", failed_task, "--json").json["steps"])
 
 
 def test_explanation_lines_keep_all_text() -> None:
-    """Splitting an explanation keeps all text."""
+    """`explanation_lines` splits an explanation before each attempt and keeps all text."""
     steps = "earlier attempts not shown: 2; attempt 3 got 503; waited 1 s; stopped: cancelled"
     text = f"{steps}. Nothing follows."
 
@@ -131,14 +138,14 @@ def test_explanation_lines_keep_all_text() -> None:
     ] == explanation_lines(text, "Nothing follows.")
 
 
-def test_cancel(run_cli: RunCli, waiting: str) -> None:
-    """Cancelling is idempotent."""
+def test_cancel(run_cli: RunCli, pending_task: str) -> None:
+    """`cancel` cancels a pending task, and is idempotent."""
     first, again = (
-        run_cli("tasks", "cancel", waiting),
-        run_cli("tasks", "cancel", waiting, "--json"),
+        run_cli("tasks", "cancel", pending_task),
+        run_cli("tasks", "cancel", pending_task, "--json"),
     )
 
-    assert (0, f"{waiting} CANCELLED: cancelled\n") == (first.code, first.out)
+    assert (0, f"{pending_task} CANCELLED: cancelled\n") == (first.code, first.out)
     assert (0, "CANCELLED") == (again.code, again.json["status"])
 
 
@@ -146,57 +153,59 @@ def test_cancel_message_depends_on_status(
     run_cli: RunCli,
     client: Client,
     target: FlakyServer,
-    waiting: str,
+    pending_task: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The message depends on whether an attempt is running."""
-    ended = msgspec.structs.replace(client.cancel(waiting), cancelling=True)
+    """The message mentions a running attempt only while the task is in flight."""
+    cancelled = msgspec.structs.replace(client.cancel(pending_task), cancelling=True)
     running = client.enqueue(f"{target.url}/?plan=late&run=slow")
     while client.get(running).status != "IN_FLIGHT":
         environment.blocking_sleep(0.01, None)
 
-    slow = run_cli("tasks", "cancel", running.task_id)
+    in_flight = run_cli("tasks", "cancel", running.task_id)
     target.go_on.set()
-    monkeypatch.setattr(Client, "cancel", lambda *_: ended)
-    result = run_cli("tasks", "cancel", waiting)
+    monkeypatch.setattr(Client, "cancel", lambda *_: cancelled)
+    result = run_cli("tasks", "cancel", pending_task)
 
-    assert f"{running.task_id} IN_FLIGHT: cancelled; the running attempt may finish\n" == slow.out
-    assert f"{waiting} CANCELLED: cancelled\n" == result.out
+    assert (
+        f"{running.task_id} IN_FLIGHT: cancelled; the running attempt may finish\n" == in_flight.out
+    )
+    assert f"{pending_task} CANCELLED: cancelled\n" == result.out
 
 
-def test_finished_task_cannot_be_cancelled(run_cli: RunCli, failed: str) -> None:
+def test_finished_task_cannot_be_cancelled(run_cli: RunCli, failed_task: str) -> None:
     """Cancelling a finished task exits with 1."""
-    result = run_cli("tasks", "cancel", failed)
+    result = run_cli("tasks", "cancel", failed_task)
 
     assert (1, "", "error: The task is EXHAUSTED.\n") == result
 
 
 def test_retry_makes_the_next_attempt_now(
-    run_cli: RunCli, client: Client, target: FlakyServer, waiting: str
+    run_cli: RunCli, client: Client, target: FlakyServer, pending_task: str
 ) -> None:
     """`retry` makes the attempt that was due in an hour."""
-    result = run_cli("tasks", "retry", waiting)
+    result = run_cli("tasks", "retry", pending_task)
 
     assert 0 == result.code, result.err
-    assert result.out.startswith(f"{waiting} ")
-    assert "SUCCEEDED" == client.wait(waiting, 30).status
+    assert result.out.startswith(f"{pending_task} ")
+    assert "SUCCEEDED" == client.wait(pending_task, 30).status
     assert 1 == len(target.seen[""])
 
 
 def test_retry_reports_a_paused_downstream(
-    run_cli: RunCli, client: Client, lane: str, waiting: str
+    run_cli: RunCli, client: Client, lane: str, pending_task: str
 ) -> None:
     """`retry` prints that the downstream is paused."""
     client.pause(lane)
-    result = run_cli("tasks", "retry", waiting)
+    result = run_cli("tasks", "retry", pending_task)
     client.resume(lane)
 
-    words = "Attempt 1 of 5 waits until an operator resumes its downstream."
-    assert (0, f"{waiting} PENDING: {words}\n", "") == result
+    message = "Attempt 1 of 5 waits until an operator resumes its downstream."
+    assert (0, f"{pending_task} PENDING: {message}\n", "") == result
 
 
 def test_retry_of_a_running_task(run_cli: RunCli, client: Client, target: FlakyServer) -> None:
-    """`retry` during an attempt does not promise another attempt."""
+    """`retry` during an attempt says that the policy decides about another attempt."""
     running = client.enqueue(f"{target.url}/?plan=late&run=slow")
     while client.get(running).status != "IN_FLIGHT":
         environment.blocking_sleep(0.01, None)
@@ -204,21 +213,21 @@ def test_retry_of_a_running_task(run_cli: RunCli, client: Client, target: FlakyS
     result = run_cli("tasks", "retry", running.task_id)
     target.go_on.set()
 
-    words = "an attempt is running; if it fails, the policy decides when the next starts"
-    assert (0, f"{running.task_id} IN_FLIGHT: {words}\n", "") == result
+    message = "an attempt is running; if it fails, the policy decides when the next starts"
+    assert (0, f"{running.task_id} IN_FLIGHT: {message}\n", "") == result
 
 
 @pytest.mark.parametrize("command", ["show", "explain", "cancel", "retry"])
 def test_unknown_task_exits_with_3(run_cli: RunCli, command: str) -> None:
     """An unknown task exits with 3."""
-    result = run_cli("tasks", command, NOBODY)
+    result = run_cli("tasks", command, UNKNOWN_TASK_ID)
 
     assert (3, "", "error: There is no such task.\n") == result
 
 
 @pytest.mark.parametrize("command", ["show", "explain", "cancel", "retry"])
 def test_id_with_a_slash_exits_with_3(run_cli: RunCli, command: str) -> None:
-    """An id with a slash exits with 3, and does not change the path."""
+    """An id with a slash exits with 3; it is not used as part of a URL path."""
     result = run_cli("tasks", command, "../x")
 
     assert (3, "", "error: There is no such task: '../x' has a slash.\n") == result
@@ -226,12 +235,12 @@ def test_id_with_a_slash_exits_with_3(run_cli: RunCli, command: str) -> None:
 
 @pytest.fixture
 def dead_letters(client: Client, target: FlakyServer) -> list[str]:
-    """Two dead letters that would succeed when replayed; newest first."""
+    """The ids of two dead letters that succeed when replayed, newest first."""
     sent = [client.enqueue(f"{target.url}/?plan=404,200&run={run}", wait=30) for run in "ab"]
     return [task.task_id for task in reversed(sent)]
 
 
-def test_list(run_cli: RunCli, lane: str, dead_letters: list[str]) -> None:
+def test_list_of_dead_letters(run_cli: RunCli, lane: str, dead_letters: list[str]) -> None:
     """The list has only dead letters, with the reason of each."""
     shown = run_cli("dead", "list", "--lane", lane)
     document = run_cli("dead", "list", "--lane", lane, "--limit", "1", "--json").json
@@ -241,13 +250,11 @@ def test_list(run_cli: RunCli, lane: str, dead_letters: list[str]) -> None:
     assert [[letter, "permanent", "1"] for letter in dead_letters] == [
         row.split()[:3] for row in rows
     ]
-    assert all(re.search(r" ago +POST http://", row) for row in rows)  # ages differ in width
+    assert all(re.search(r" ago +POST http://", row) for row in rows)  # the width of the age varies
     assert dead_letters[:1] == [task["taskId"] for task in document]
 
 
-def test_dry_run_counts_and_changes_nothing(
-    run_cli: RunCli, lane: str, dead_letters: list[str]
-) -> None:
+def test_dry_run_replays_nothing(run_cli: RunCli, lane: str, dead_letters: list[str]) -> None:
     """`replay --dry-run` counts the dead letters and replays none."""
     result = run_cli("dead", "replay", "--lane", lane, "--dry-run")
 
@@ -317,7 +324,9 @@ def test_unknown_downstream_or_policy(
     assert before == [job.replay_id for job in client.replays()]
 
 
-def test_replay_of_one(run_cli: RunCli, client: Client, lane: str, dead_letters: list[str]) -> None:
+def test_replay_of_one_dead_letter(
+    run_cli: RunCli, client: Client, lane: str, dead_letters: list[str]
+) -> None:
     """A single dead letter is replayed by its id."""
     result = run_cli("dead", "replay", dead_letters[0])
 
@@ -344,18 +353,20 @@ def test_invalid_rate_names_the_option(run_cli: RunCli) -> None:
 
 
 def test_purge_asks_for_confirmation(run_cli: RunCli, lane: str, dead_letters: list[str]) -> None:
-    """Without confirmation nothing is deleted and the exit code is 1; "y" deletes."""
-    no = run_cli("dead", "purge", "--lane", lane, stdin=b"n\n", is_terminal=True)
-    kept = run_cli("dead", "list", "--lane", lane, "--json").json
-    yes = run_cli("dead", "purge", "--lane", lane, stdin=b"y\n", is_terminal=True)
+    """If the user declines, `purge` deletes nothing and exits with 1; "y" deletes."""
+    declined = run_cli("dead", "purge", "--lane", lane, stdin=b"n\n", is_terminal=True)
+    remaining = run_cli("dead", "list", "--lane", lane, "--json").json
+    confirmed = run_cli("dead", "purge", "--lane", lane, stdin=b"y\n", is_terminal=True)
 
-    assert 1 == no.code
-    assert "Delete 2 dead letters permanently? [y/N] nothing was deleted\n" == no.err
-    assert 2 == len(kept)
-    assert (0, "2 dead letters deleted\n") == (yes.code, yes.out)
+    assert 1 == declined.code
+    assert "Delete 2 dead letters permanently? [y/N] nothing was deleted\n" == declined.err
+    assert 2 == len(remaining)
+    assert (0, "2 dead letters deleted\n") == (confirmed.code, confirmed.out)
 
 
-def test_purge_of_nothing_asks_nothing(run_cli: RunCli, lane: str, dead_letters: list[str]) -> None:
+def test_purge_without_match_needs_no_confirmation(
+    run_cli: RunCli, lane: str, dead_letters: list[str]
+) -> None:
     """When no dead letter matches, no confirmation is asked for."""
     result = run_cli("dead", "purge", "--lane", lane, "--reason", "deadline", is_terminal=True)
 
@@ -366,9 +377,9 @@ def test_purge_without_terminal_requires_yes(
     run_cli: RunCli, lane: str, dead_letters: list[str]
 ) -> None:
     """Without a terminal, `purge` requires --yes."""
-    without = run_cli("dead", "purge", "--lane", lane)
-    given = run_cli("dead", "purge", "--lane", lane, "--yes", "--json")
+    without_yes = run_cli("dead", "purge", "--lane", lane)
+    with_yes = run_cli("dead", "purge", "--lane", lane, "--yes", "--json")
 
-    assert 2 == without.code
-    assert "--yes is required" in without.err
-    assert {"purged": 2} == given.json
+    assert 2 == without_yes.code
+    assert "--yes is required" in without_yes.err
+    assert {"purged": 2} == with_yes.json

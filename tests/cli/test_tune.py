@@ -27,7 +27,7 @@ from tests.tuning.builders import LogModel, write_csv, write_jsonl
 if TYPE_CHECKING:
     from typer.testing import Result
 
-TRUTH = LogModel(
+LOG_MODEL = LogModel(
     calls=8_000,
     rate=30.0,
     sigma=0.8,
@@ -43,14 +43,14 @@ FIELDS = [
     "hedging.after",
 ]
 
-PAYMENTS = LogModel(
+PAYMENTS_MODEL = LogModel(
     calls=30_000,
     rate=20.0,
     sigma=0.8,
     success_rates=(0.985, 0.9, 0.9, 0.001),
     outages=((300, 325), (700, 742), (1100, 1160)),
 )
-"""The log of the page."""
+"""The model of the log in docs/tuning.md."""
 PAGE = Path(__file__).parents[2] / "docs" / "tuning.md"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -60,11 +60,11 @@ app.command()(tune)
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A log with enough data for every setting."""
-    return write_csv(tmp_path_factory.mktemp("logs") / "log.csv", TRUTH.attempts())
+    return write_csv(tmp_path_factory.mktemp("logs") / "log.csv", LOG_MODEL.attempts())
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Path:
+def small_log(tmp_path: Path) -> Path:
     """A log that is too small for every setting."""
     return write_jsonl(
         tmp_path / "small.jsonl", LogModel(calls=37, success_rates=(1.0,)).attempts()
@@ -72,7 +72,7 @@ def small(tmp_path: Path) -> Path:
 
 
 def run(*arguments: object, width: int = 140) -> Result:
-    """Run the command as a user would."""
+    """Run `tarry tune` in this process."""
     return CliRunner().invoke(app, list(map(str, arguments)), env={"COLUMNS": str(width)})
 
 
@@ -84,8 +84,8 @@ def error_of(*arguments: object) -> str:
     return str(error)
 
 
-def test_the_tables(log: Path) -> None:
-    """Each field has a row with its reason; then hedging and the comparison follow."""
+def test_tables(log: Path) -> None:
+    """The output has a row with a reason for each field, then hedging and the comparison."""
     result = run(log, "--seed", 3)
 
     assert 0 == result.exit_code
@@ -104,8 +104,8 @@ def test_the_tables(log: Path) -> None:
     assert result.stdout == run(log, "--seed", 3).stdout
 
 
-def test_a_narrow_terminal_loses_nothing(log: Path) -> None:
-    """At 80 columns reasons are wrapped, and names are complete."""
+def test_tables_at_80_columns(log: Path) -> None:
+    """At 80 columns the names of all fields are complete, and no line is longer."""
     result = run(log, "--no-simulate", width=80)
 
     assert [] == [field for field in FIELDS if field not in result.stdout]
@@ -114,44 +114,44 @@ def test_a_narrow_terminal_loses_nothing(log: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["policy.toml", "policy.json", "POLICY.TOML"])
-def test_the_written_policy_can_be_read_again(log: Path, tmp_path: Path, name: str) -> None:
-    """The written policy is valid, and tuning it again proposes the same."""
+def test_written_policy_can_be_read(log: Path, tmp_path: Path, name: str) -> None:
+    """The written policy is valid, and tuning it again proposes the same policy."""
     out = tmp_path / name
-    first = run(log, "--out", out, "--no-simulate")
-    again = run(log, "--policy", out, "--json", "--no-simulate")
+    written = run(log, "--out", out, "--no-simulate")
+    tuned_again = run(log, "--policy", out, "--json", "--no-simulate")
 
-    assert f"written to {out}" in first.stdout
-    assert read_defence(out).to_dict() == json.loads(again.stdout)["policy"]
+    assert f"written to {out}" in written.stdout
+    assert read_defence(out).to_dict() == json.loads(tuned_again.stdout)["policy"]
     if out.suffix == ".toml":
         assert 3 == tomllib.loads(out.read_text())["max_attempts"]
 
 
 def test_json(log: Path) -> None:
-    """JSON has the content of the tables, and the numbers behind it."""
-    plain = json.loads(run(log, "--json", "--latency-target", "600ms").stdout)
+    """JSON has the log, the suggestions, the proposed policy and the simulation."""
+    document = json.loads(run(log, "--json", "--latency-target", "600ms").stdout)
 
-    assert ["log", "warnings", "suggestions", "policy", "simulated"] == list(plain)
-    assert {*FIELDS, "total_budget"} == {line["field"] for line in plain["suggestions"]}
-    assert 0.6 == plain["policy"]["total_budget"]
-    assert 3 == len(plain["log"]["outages"])
-    assert plain["log"]["max_concurrency"] * 2 == plain["simulated"]["concurrency"]
-    assert plain["simulated"]["new"]["requests"] < plain["simulated"]["old"]["requests"]
+    assert ["log", "warnings", "suggestions", "policy", "simulated"] == list(document)
+    assert {*FIELDS, "total_budget"} == {line["field"] for line in document["suggestions"]}
+    assert 0.6 == document["policy"]["total_budget"]
+    assert 3 == len(document["log"]["outages"])
+    assert document["log"]["max_concurrency"] * 2 == document["simulated"]["concurrency"]
+    assert document["simulated"]["new"]["requests"] < document["simulated"]["old"]["requests"]
 
 
-def test_too_little_data_is_reported(small: Path) -> None:
-    """A small log changes nothing, and the missing data is reported."""
-    result = run(small)
+def test_too_little_data_is_reported(small_log: Path) -> None:
+    """A small log changes no setting; the output says how much data is missing."""
+    result = run(small_log)
 
     assert 0 == result.exit_code
     assert 6 == result.stdout.count("too little data: ")
     assert "not simulated: the proposed policy equals the current one" in result.stdout
     assert "hedge percentile" not in result.stdout
-    assert "simulated" not in json.loads(run(small, "--json").stdout)
+    assert "simulated" not in json.loads(run(small_log, "--json").stdout)
 
 
-def test_too_little_to_simulate_is_reported(small: Path) -> None:
+def test_too_little_to_simulate_is_reported(small_log: Path) -> None:
     """37 latencies are too few for a simulation, which is reported."""
-    result = run(small, "--latency-target", "2s")
+    result = run(small_log, "--latency-target", "2s")
 
     assert (
         "not simulated: too little data: 37 attempts succeeded outside outages, 100 needed"
@@ -160,18 +160,18 @@ def test_too_little_to_simulate_is_reported(small: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("", "log.csv: the log has no attempts: the file is empty"),
         ("taskId\n", "log.csv:1: column attemptNumber is missing; there are 'taskId'"),
     ],
 )
-def test_invalid_logs(tmp_path: Path, text: str, words: str) -> None:
+def test_invalid_logs(tmp_path: Path, text: str, message: str) -> None:
     """An invalid log is reported with file and line."""
     path = tmp_path / "log.csv"
     path.write_text(text)
 
-    assert words in error_of(path)
+    assert message in error_of(path)
 
 
 def test_invalid_arguments(log: Path, tmp_path: Path) -> None:
@@ -186,49 +186,51 @@ def test_invalid_arguments(log: Path, tmp_path: Path) -> None:
     assert "missing: there is no such file" in error_of(missing)
 
 
-def test_a_policy_that_cannot_be_written(tmp_path: Path) -> None:
+def test_missing_output_folder_is_reported(tmp_path: Path) -> None:
     """A missing output folder is reported before the log is read."""
     out = tmp_path / "nowhere" / "policy.toml"
 
     assert f"--out: {out} cannot be written: " in error_of(tmp_path / "missing", "--out", out)
 
 
-def test_policy_is_written_atomically(small: Path, tmp_path: Path) -> None:
+def test_policy_is_written_atomically(small_log: Path, tmp_path: Path) -> None:
     """The output file is replaced atomically."""
     out = tmp_path / "policy.json"
     out.write_text("old")
-    before = out.stat().st_ino
-    run(small, "--out", out, "--latency-target", "2s")
+    old_inode = out.stat().st_ino
+    run(small_log, "--out", out, "--latency-target", "2s")
 
     assert 2.0 == json.loads(out.read_text())["total_budget"]
-    assert before != out.stat().st_ino
-    assert {small, out} == set(tmp_path.iterdir())
+    assert old_inode != out.stat().st_ino
+    assert {small_log, out} == set(tmp_path.iterdir())
 
 
 def test_missing_value_is_a_dash() -> None:
     """A missing value is "-" in the table and null in JSON."""
-    evidence = analyze_log(TRUTH.log())
+    evidence = analyze_log(LOG_MODEL.log())
     proposal = propose(evidence)
-    runs = compare_policies(evidence, proposal.current, proposal.proposed)
-    assert runs is not None
-    runs = runs._replace(current=replace(runs.current, p50=nan, p99=nan, p999=nan))
+    comparison = compare_policies(evidence, proposal.current, proposal.proposed)
+    assert comparison is not None
+    comparison = comparison._replace(
+        current=replace(comparison.current, p50=nan, p99=nan, p999=nan)
+    )
     console = Console(width=80, record=True, file=StringIO())
-    print_comparison(console, evidence, proposal, runs)
+    print_comparison(console, evidence, proposal, comparison)
 
     assert 3 == len(re.findall(r"p\S+ of calls +\d\S* ms +- +\d", console.export_text()))
-    assert None is json.loads(to_json(evidence, proposal, runs))["simulated"]["old"]["p99"]
+    assert None is json.loads(to_json(evidence, proposal, comparison))["simulated"]["old"]["p99"]
 
 
-def test_paths_are_escaped(small: Path, tmp_path: Path) -> None:
+def test_paths_are_escaped(small_log: Path, tmp_path: Path) -> None:
     """Markup and control characters in a path are escaped."""
     out = tmp_path / "[red]\x1b[2J.toml"
-    result = run(small, "--out", out)
+    result = run(small_log, "--out", out)
 
     assert "[red]\\x1b[2J.toml" in result.stdout
     assert "\x1b" not in result.stdout
 
 
-def test_the_page_names_every_field_and_every_option() -> None:
+def test_page_names_every_field_and_every_option() -> None:
     """docs/tuning.md documents each proposed field and each option."""
     page = PAGE.read_text(encoding="utf-8")
     options = [option for option in typer.main.get_command(app).params if option.name != "log"]
@@ -238,9 +240,9 @@ def test_the_page_names_every_field_and_every_option() -> None:
     assert [] == [name for name in names if name not in page]
 
 
-def test_the_page_shows_what_the_command_prints(tmp_path: Path) -> None:
-    """The output on docs/tuning.md is the command's output."""
-    log = write_csv(tmp_path / "payments.csv", PAYMENTS.attempts())
+def test_page_shows_the_output(tmp_path: Path) -> None:
+    """The output in docs/tuning.md is the output of the command."""
+    log = write_csv(tmp_path / "payments.csv", PAYMENTS_MODEL.attempts())
     result = run(log, "--latency-target", "2s", "--no-simulate", width=100)
     lines = [line.rstrip() for line in result.stdout.splitlines()]
 
