@@ -14,6 +14,7 @@ import pytest
 import tarry
 from tarry import Downstream
 from tarry.runtime import deadlines
+from tarry.runtime.downstream import MAX_UNCOUNTED_SUCCESSES
 from tarry.testing import VirtualClock, no_wait
 from tests.runtime.drivers import DRIVERS, FAIL, OK, Dependency, Driver, Step
 
@@ -150,9 +151,9 @@ def test_interrupt_around_a_hedged_call(
 # --- the lock -------------------------------------------------------------------------------------
 
 
-def _settle(downstream: Downstream) -> None:
-    downstream.uncounted_successes.append((0, 0.0, 0.0))
-    downstream.count_successes()
+def _count_successes(downstream: Downstream) -> None:
+    downstream.uncounted_successes.extend([(0, 0.0, 0.0)] * MAX_UNCOUNTED_SUCCESSES)
+    downstream.success_counter()(0, 0.0, 0.0)
 
 
 LOCKED: dict[str, Callable[[Downstream], object]] = {
@@ -168,7 +169,7 @@ LOCKED: dict[str, Callable[[Downstream], object]] = {
     "add_hedge_credit": lambda d: d.add_hedge_credit(0.5),
     "take_hedge_credit": lambda d: d.take_hedge_credit(),
     "return_hedge_credit": lambda d: d.return_hedge_credit(),
-    "try_record_success": _settle,
+    "try_record_success": _count_successes,
     "force": lambda d: d.force("open"),
 }
 

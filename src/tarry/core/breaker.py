@@ -65,8 +65,8 @@ class Breaker:
         "_consecutive_failures", "_failure_rate", "_growth", "_has_optional_rules",
         "_last_probe_permit", "_max_consecutive_failures", "_max_open", "_min_calls", "_open_for",
         "_open_until", "_probe_successes", "_running_probes", "_slow_after", "_slow_rate",
-        "_spread", "_window", "can_count_success", "consecutive_opens", "generation", "probes",
-        "state",
+        "_spread", "_window", "can_count_success", "consecutive_opens", "generation",
+        "permit_if_closed", "probes", "state",
     )  # fmt: skip
 
     def __init__(
@@ -104,6 +104,8 @@ class Breaker:
 
         self.state: BreakerState = _CLOSED
         self.generation: int = 0
+        self.permit_if_closed: int | None = 0
+        """The permit that `admit` returns while the breaker is closed; None in other states."""
         self.can_count_success: bool = self._slow_after is None
         """Whether `try_count_success` can count a success, which then changes nothing else.
 
@@ -269,5 +271,6 @@ class Breaker:
         self._running_probes.clear()
         self._probe_successes = 0
         self._window.clear()
+        self.permit_if_closed = self.generation if state is _CLOSED else None
         self.can_count_success = state is _CLOSED and self._slow_after is None
         return state

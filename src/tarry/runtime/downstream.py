@@ -12,7 +12,6 @@ from collections import deque
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from tarry.core.breaker import BreakerState
 from tarry.core.checks import check_ratio
 from tarry.core.downstream import Downstream as CoreDownstream
 from tarry.core.outcome import SUCCESS
@@ -21,7 +20,9 @@ from tarry.runtime.clocks import after_fork, environment  # environment: clock, 
 from tarry.runtime.events import bus
 
 if TYPE_CHECKING:
-    from tarry.core.breaker import Breaker
+    from collections.abc import Callable
+
+    from tarry.core.breaker import Breaker, BreakerState
     from tarry.core.budget import Budget
     from tarry.core.limiter import Limiter
     from tarry.core.outcome import Outcome
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 MAX_ABANDONED_PERMITS = 10_000
 """The maximum size of `abandoned_permits`. If there are more, the oldest are never released."""
+
+MAX_UNCOUNTED_SUCCESSES = 32
+"""If `uncounted_successes` becomes longer, its entries are counted."""
 
 _downstreams: WeakSet[Downstream] = WeakSet()
 
@@ -58,11 +62,6 @@ class LockedDownstream(CoreDownstream):
 
     __slots__ = ("__weakref__", "_lock", "abandoned_permits", "uncounted_successes")
 
-    # Attributes of the class, so that drivers need not import this module or `core.breaker`.
-    closed_state = BreakerState.CLOSED
-    max_uncounted_successes = 32
-    """If `uncounted_successes` becomes longer, the driver calls `count_successes`."""
-
     def _create_lock_and_queues(self) -> None:
         """Create the lock, and the two queues to which other code appends without the lock."""
         self._lock = threading.Lock()
@@ -85,12 +84,28 @@ class LockedDownstream(CoreDownstream):
             self._emit_transitions()
         return permit_or_stop
 
-    def count_successes(self) -> None:
-        """Count and remove the entries of `uncounted_successes`."""
-        with self._lock:
-            self._count_successes_locked()
-        if self.transitions:
-            self._emit_transitions()
+    def success_counter(self) -> Callable[[int, float, float], None]:
+        """Return a function that counts a successful first attempt: its permit, start and end.
+
+        If the breaker has counted no recent failure, the function acquires no lock: it appends the
+        attempt to `uncounted_successes`, whose entries are counted in bulk. A method would read
+        these attributes in each call, which would add 5 % to the time of a successful call.
+        """
+        breaker, successes, limit = self.breaker, self.uncounted_successes, MAX_UNCOUNTED_SUCCESSES
+        append = successes.append
+
+        def count_success(permit: int, started: float, ended: float) -> None:
+            if breaker is not None and not breaker.can_count_success:
+                self.record(permit, SUCCESS, ended - started, ended, environment.draw_random())
+                return
+            append((permit, started, ended))
+            if len(successes) > limit:
+                with self._lock:
+                    self._count_successes_locked()
+                if self.transitions:
+                    self._emit_transitions()
+
+        return count_success
 
     def _count_successes_locked(self) -> None:
         successes = self.uncounted_successes

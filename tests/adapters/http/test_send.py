@@ -17,6 +17,7 @@ from tarry.adapters.http.messages import (
 )
 from tarry.adapters.http.send import RequestSender
 from tarry.runtime.clocks import environment
+from tarry.runtime.downstream import MAX_UNCOUNTED_SUCCESSES
 from tarry.testing import VirtualClock, captured_events, no_wait
 
 GET = ("GET", "http", "a", None, True)
@@ -232,8 +233,8 @@ def test_permanent_result_ends_the_call(is_async: bool) -> None:
 
 
 @sync_and_async
-def test_fast_path_needs_a_fault_free_breaker_and_no_deadline_or_listener(is_async: bool) -> None:
-    """Otherwise the driver makes the call, and counts its result."""
+def test_fast_path_needs_a_closed_breaker_and_no_deadline_or_listener(is_async: bool) -> None:
+    """Without a breaker or with a closed one, the first attempt is sent unchanged."""
     failing = Downstream("failing", breaker=Breaker(consecutive=2))
     failing.record(0, Outcome(Kind.TRANSIENT), 0.0, environment.now(), 0.5)
     disabled = Downstream("disabled", breaker=Breaker())
@@ -250,7 +251,7 @@ def test_fast_path_needs_a_fault_free_breaker_and_no_deadline_or_listener(is_asy
         client.send("r", is_async=is_async)
     with captured_events():
         client.send("r", is_async=is_async)
-    assert ["attempt 1"] * 5 == client.used
+    assert ["first"] * 2 + ["attempt 1"] * 3 == client.used
 
 
 @sync_and_async
@@ -273,7 +274,7 @@ def test_uncounted_successes_are_limited(is_async: bool) -> None:
     """Successes are counted later in batches, but only a few are pending."""
     payments = Downstream("payments", breaker=Breaker())
 
-    for _ in range(Downstream.max_uncounted_successes + 1):
+    for _ in range(MAX_UNCOUNTED_SUCCESSES + 1):
         FakeClient(200).send("r", is_async=is_async, downstream=payments)
 
     assert not payments.uncounted_successes
