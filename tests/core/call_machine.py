@@ -1,4 +1,4 @@
-"""A stateful test: many concurrent calls through one downstream, driven by hypothesis."""
+"""A hypothesis state machine that runs many concurrent calls through one downstream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tarry.core.verdict import Attempt, Reason, Stop, Wait
 
 NOW = 1_000.0
 CAPACITY = 12
-ENDINGS: list[Outcome | None] = [
+OUTCOMES: list[Outcome | None] = [
     TRANSIENT,
     TRANSIENT,
     Outcome(Kind.TRANSIENT, timeout=True),
@@ -32,19 +32,19 @@ ENDINGS: list[Outcome | None] = [
     SUCCESS,
     None,
 ]
-"""All outcomes of an attempt; None is a cancellation."""
-PLAIN = Policy(jitter="none", initial_delay=1)
+"""The possible outcomes of an attempt; None is a cancellation."""
+NO_JITTER = Policy(jitter="none", initial_delay=1)
 
-draws = st.floats(0, 1, exclude_max=True)
+random_numbers = st.floats(0, 1, exclude_max=True)
 
 
-class Behind(NamedTuple):
+class DownstreamParts(NamedTuple):
     """A downstream with its breaker, budget and limiter."""
 
     downstream: Downstream
     breaker: Breaker
     budget: TokenBudget
-    cap: InFlight
+    limiter: InFlight
 
     @property
     def balance(self) -> float:
@@ -52,82 +52,85 @@ class Behind(NamedTuple):
         return self.budget.balance(NOW)
 
     @property
-    def running(self) -> int:
+    def in_flight(self) -> int:
         """Number of attempts in flight."""
-        return self.cap._in_flight
+        return self.limiter._in_flight
 
-    def call(self, policy: Policy = PLAIN, deadline: float | None = None) -> Call:
-        """Return a call that starts now."""
+    def new_call(self, policy: Policy = NO_JITTER, deadline: float | None = None) -> Call:
+        """Return a call that starts at NOW."""
         return Call(policy, self.downstream, NOW, deadline)
 
 
-def behind(
-    preset: str = "classic", capacity: float = 500, at_once: int = 9, **breaker: Any
-) -> Behind:
+def make_downstream(
+    preset: str = "classic", capacity: float = 500, max_in_flight: int = 9, **breaker_options: Any
+) -> DownstreamParts:
     """Return a downstream with a breaker, a budget and an in-flight limit."""
-    parts = Breaker(spread=0, **breaker), TokenBudget(preset, capacity=capacity), InFlight(at_once)
-    made = Downstream("payments", breaker=parts[0], budget=parts[1], limiter=parts[2])
-    return Behind(made, *parts)
+    breaker = Breaker(spread=0, **breaker_options)
+    budget = TokenBudget(preset, capacity=capacity)
+    limiter = InFlight(max_in_flight)
+    downstream = Downstream("payments", breaker=breaker, budget=budget, limiter=limiter)
+    return DownstreamParts(downstream, breaker, budget, limiter)
 
 
-class Waiting(NamedTuple):
-    """A call between two attempts, and the time at which the next one is due."""
+class WaitingCall(NamedTuple):
+    """A call between two attempts, and the time at which the next attempt is due."""
 
     call: Call
     due: float
 
 
-class Calls(RuleBasedStateMachine):
-    """Concurrent calls on one downstream that end with every outcome at any time."""
+class CallMachine(RuleBasedStateMachine):
+    """Concurrent calls on one downstream whose attempts end with any outcome at any time."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.there = behind(
+        self.parts = make_downstream(
             "aws-2020", CAPACITY, 3, min_calls=4, failure_rate=0.7, open_for=5, probes=2
         )
         self.now = NOW
-        self.waiting: list[Waiting] = []
+        self.waiting: list[WaitingCall] = []
         self.running: list[Call] = []
 
     @rule(
-        most=st.sampled_from([4, 1, 5]),
-        total=st.sampled_from([None, None, 5.0, 20.0]),
-        left=st.sampled_from([None, None, 2.5, 15.0]),
+        max_attempts=st.sampled_from([4, 1, 5]),
+        total_budget=st.sampled_from([None, None, 5.0, 20.0]),
+        time_left=st.sampled_from([None, None, 2.5, 15.0]),
     )
-    def arrive(self, most: int, total: float | None, left: float | None) -> None:
+    def start_call(
+        self, max_attempts: int, total_budget: float | None, time_left: float | None
+    ) -> None:
         """Start a new call."""
-        policy = Policy(max_attempts=most, initial_delay=1, total_budget=total)
-        deadline = None if left is None else self.now + left
-        call = Call(policy, self.there.downstream, self.now, deadline)
-        self.begin(call)
+        policy = Policy(max_attempts=max_attempts, initial_delay=1, total_budget=total_budget)
+        deadline = None if time_left is None else self.now + time_left
+        call = Call(policy, self.parts.downstream, self.now, deadline)
+        self.start_attempt(call)
 
     @rule(seconds=st.sampled_from([0.5, 2.0, 8.0]))
-    def pass_time(self, seconds: float) -> None:
+    def advance_clock(self, seconds: float) -> None:
         """Advance the clock."""
         self.now += seconds
 
     @precondition(lambda self: self.waiting)
-    @rule(which=st.integers(0, 99), late=st.sampled_from([0.0, 0.0, 3.0]))
-    def finish_wait(self, which: int, late: float) -> None:
+    @rule(index=st.integers(0, 99), lateness=st.sampled_from([0.0, 0.0, 3.0]))
+    def finish_wait(self, index: int, lateness: float) -> None:
         """End the wait of a call, on time or late."""
-        call, due = self.waiting.pop(which % len(self.waiting))
-        self.now = max(self.now, due + late)
-        command = self.begin(call)
-        if (
-            isinstance(command, Stop) and self.now == due
-        ):  # decide() schedules no wait that cannot be followed by an attempt
+        call, due = self.waiting.pop(index % len(self.waiting))
+        self.now = max(self.now, due + lateness)
+        command = self.start_attempt(call)
+        if isinstance(command, Stop) and self.now == due:
+            # decide() schedules no wait that ends after the deadline or the total budget.
             assert command.reason in {Reason.BREAKER_OPEN, Reason.LIMIT}
 
-    def begin(self, call: Call) -> Attempt | Stop:
-        """Start the next attempt of a call, unless it is rejected."""
+    def start_attempt(self, call: Call) -> Attempt | Stop:
+        """Start the next attempt of a call, or check why the downstream rejects it."""
         now = self.now
-        before, owed, made = self.there.balance, call._paid, call.attempts
-        admits, room = self.there.breaker.would_admit(now), self.there.cap.limit(now)
+        balance, paid, attempts = self.parts.balance, call._paid, call.attempts
+        admits, limit = self.parts.breaker.would_admit(now), self.parts.limiter.limit(now)
         command = call.start(now)
         if isinstance(command, Attempt):
             assert admits
-            assert len(self.running) < room
-            assert made + 1 == call.attempts == command.number <= call.policy.max_attempts
+            assert len(self.running) < limit
+            assert attempts + 1 == call.attempts == command.number <= call.policy.max_attempts
             if call.deadline is not None:
                 assert now < call.deadline
                 assert command.timeout == call.deadline - now
@@ -138,37 +141,39 @@ class Calls(RuleBasedStateMachine):
             if command.reason is Reason.DEADLINE:
                 assert call.deadline is not None
                 assert now >= call.deadline
-            assert (min(CAPACITY, before + owed), 0) == (self.there.balance, call._paid)
-            assert made == call.attempts
+            assert (min(CAPACITY, balance + paid), 0) == (self.parts.balance, call._paid)
+            assert attempts == call.attempts
         return command
 
     @precondition(lambda self: self.running)
     @rule(
-        which=st.integers(0, 2),
-        ending=st.sampled_from(ENDINGS),
-        took=st.sampled_from([0.0, 0.25, 2.0]),
-        random_number=draws,
+        index=st.integers(0, 2),
+        outcome=st.sampled_from(OUTCOMES),
+        duration=st.sampled_from([0.0, 0.25, 2.0]),
+        random_number=random_numbers,
     )
-    def end(self, which: int, ending: Outcome | None, took: float, random_number: float) -> None:
-        """End an attempt."""
-        call = self.running.pop(which % len(self.running))
-        self.now += took
-        if ending is None:
+    def finish_attempt(
+        self, index: int, outcome: Outcome | None, duration: float, random_number: float
+    ) -> None:
+        """End an attempt with an outcome, or cancel it."""
+        call = self.running.pop(index % len(self.running))
+        self.now += duration
+        if outcome is None:
             self.cancel(call)
-        elif ending is SUCCESS:
+        elif outcome is SUCCESS:
             self.succeed(call, random_number)
         else:
-            self.fail(call, ending, random_number)
+            self.fail(call, outcome, random_number)
 
-    @rule(random_number=draws)
-    def outage(self, random_number: float) -> None:
-        """Record a failure of every running attempt."""
+    @rule(random_number=random_numbers)
+    def fail_all_attempts(self, random_number: float) -> None:
+        """Record a failure of every attempt in flight."""
         while self.running:
             self.fail(self.running.pop(), TRANSIENT, random_number)
 
     def fail(self, call: Call, outcome: Outcome, random_number: float) -> None:
         """Record a failed attempt; the call then waits or ends."""
-        before = self.there.balance
+        before = self.parts.balance
         verdict = call.record_failure(outcome, self.now, random_number)
         if isinstance(verdict, Wait):
             due = self.now + verdict.delay
@@ -178,45 +183,45 @@ class Calls(RuleBasedStateMachine):
                 assert due - call.started <= call.policy.total_budget
             if outcome.hint is not None and outcome.hint.delay is not None:
                 assert verdict.delay >= outcome.hint.delay
-            assert before - self.there.budget.cost(outcome) == self.there.balance
-            self.waiting.append(Waiting(call, due))
+            assert before - self.parts.budget.cost(outcome) == self.parts.balance
+            self.waiting.append(WaitingCall(call, due))
         else:
-            assert (before, 0) == (self.there.balance, call._paid)
+            assert (before, 0) == (self.parts.balance, call._paid)
         assert verdict == call.steps[-1].verdict
 
     def succeed(self, call: Call, random_number: float) -> None:
         """Record a successful attempt, which refills the budget."""
-        before = self.there.balance
+        before = self.parts.balance
         call.record_success(self.now, random_number)
-        assert before <= self.there.balance
+        assert before <= self.parts.balance
         assert 0 == call._paid
 
     def cancel(self, call: Call) -> None:
         """Cancel an attempt, which is not counted."""
-        before, counts = self.there.balance, self.there.breaker.counts(self.now)
+        before, counts = self.parts.balance, self.parts.breaker.counts(self.now)
         call.cancel_attempt(self.now)
-        assert (before, counts) == (self.there.balance, self.there.breaker.counts(self.now))
+        assert (before, counts) == (self.parts.balance, self.parts.breaker.counts(self.now))
 
     @precondition(lambda self: self.waiting)
-    @rule(which=st.integers(0, 99))
-    def abandon(self, which: int) -> None:
-        """End a call during its wait."""
-        call, before = self.waiting.pop(which % len(self.waiting)).call, self.there.balance
-        owed = call._paid
+    @rule(index=st.integers(0, 99))
+    def abandon(self, index: int) -> None:
+        """End a call during its wait, which refunds the price of the next retry."""
+        call, before = self.waiting.pop(index % len(self.waiting)).call, self.parts.balance
+        paid = call._paid
         call.refund_retry(self.now)
-        assert (min(CAPACITY, before + owed), 0) == (self.there.balance, call._paid)
+        assert (min(CAPACITY, before + paid), 0) == (self.parts.balance, call._paid)
 
     @invariant()
-    def holds(self) -> None:
+    def counts_and_balance_are_valid(self) -> None:
         """The number in flight is correct, and the budget stays within its bounds."""
-        assert len(self.running) == self.there.running <= 3
-        assert 0 <= self.there.balance <= CAPACITY
-        assert len(self.there.breaker._running_probes) <= 2
+        assert len(self.running) == self.parts.in_flight <= 3
+        assert 0 <= self.parts.balance <= CAPACITY
+        assert len(self.parts.breaker._running_probes) <= 2
         assert all(call.attempts <= call.policy.max_attempts for call in self.running)
 
     def teardown(self) -> None:
-        """After all calls have ended, no slot is taken and the breaker can close again."""
+        """Check that after all calls no slot is taken and the breaker admits calls again."""
         for call in self.running:
             call.cancel_attempt(self.now)
-        assert 0 == self.there.running
-        assert self.there.breaker.would_admit(self.now + 1_000)
+        assert 0 == self.parts.in_flight
+        assert self.parts.breaker.would_admit(self.now + 1_000)

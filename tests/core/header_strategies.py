@@ -1,10 +1,10 @@
-"""Strategies for header values, and the time at which they are parsed."""
+"""Strategies for header values, and the time at which tests parse them."""
 
 from __future__ import annotations
 
 from hypothesis import strategies as st
 
-NOW = 784_111_777.0  # the time of the RFC's example dates, 6 November 1994, 08:49:37
+NOW = 784_111_777.0  # 6 November 1994, 08:49:37, the example date of RFC 9110
 
 texts = st.one_of(
     st.text(),

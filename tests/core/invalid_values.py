@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from _pytest.mark import ParameterSet
 
-_NO_NUMBER: list[tuple[object, str]] = [
+_NOT_A_NUMBER: list[tuple[object, str]] = [
     (True, "must be a number"),
     ("1", "must be a number"),
     (nan, "must be finite"),
@@ -20,7 +20,7 @@ _NO_NUMBER: list[tuple[object, str]] = [
     (-inf, "must be finite"),
     (10**400, "must be finite"),
 ]
-_NO_COUNT: list[tuple[object, str]] = [
+_NOT_A_COUNT: list[tuple[object, str]] = [
     (True, "must be a whole number"),
     ("3", "must be a whole number"),
     (3.0, "must be a whole number"),
@@ -29,27 +29,27 @@ _NO_COUNT: list[tuple[object, str]] = [
     (-1, "must be at least"),
 ]
 _RULES: dict[str, list[tuple[object, str]]] = {
-    "positive": [*_NO_NUMBER, (0, "must be greater than 0"), (-1, "must be greater than 0")],
-    "share": [*_NO_NUMBER, (0, "greater than 0"), (-0.5, "greater than 0"), (1.5, "at most 1")],
-    "at least 0": [*_NO_NUMBER, (-0.1, "must be at least 0")],
-    "at least 1": [*_NO_NUMBER, (0, "must be at least 1"), (0.9, "must be at least 1")],
-    "count": [*_NO_COUNT, (0, "must be at least 1")],
-    "count from 2": [*_NO_COUNT, (1, "must be at least 2")],
+    "positive": [*_NOT_A_NUMBER, (0, "must be greater than 0"), (-1, "must be greater than 0")],
+    "ratio": [*_NOT_A_NUMBER, (0, "greater than 0"), (-0.5, "greater than 0"), (1.5, "at most 1")],
+    "at least 0": [*_NOT_A_NUMBER, (-0.1, "must be at least 0")],
+    "at least 1": [*_NOT_A_NUMBER, (0, "must be at least 1"), (0.9, "must be at least 1")],
+    "count": [*_NOT_A_COUNT, (0, "must be at least 1")],
+    "count from 2": [*_NOT_A_COUNT, (1, "must be at least 2")],
 }
 
 
 def invalid_values(**rules: str) -> list[ParameterSet]:
     """Return cases `(field, value, pattern)` of invalid values for each field and its rule.
 
-    The pattern starts with the field, so that a message without its name does not match.
+    The pattern starts with the field name, so that a message without that name does not match.
     """
     return list(_cases(rules))
 
 
 def _cases(rules: dict[str, str]) -> Iterator[ParameterSet]:
     for field, rule in rules.items():
-        for value, words in _RULES[rule]:
-            yield pytest.param(field, value, f"^{field} .*{words}", id=f"{field}={value!r:.9}")
+        for value, message in _RULES[rule]:
+            yield pytest.param(field, value, f"^{field} .*{message}", id=f"{field}={value!r:.9}")
 
 
 def keyword(field: str, value: object) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Tests for backoff: ceilings are exact, rising and bounded for every k."""
+"""Tests for backoff: ceilings are exact, never fall and have an upper bound."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ multipliers = st.floats(1, 1e6)
 names = st.sampled_from(sorted(BACKOFFS))
 
 
-def test_the_names() -> None:
-    """There are three backoffs with names."""
+def test_names_of_backoffs() -> None:
+    """The backoffs are named fixed, linear and exponential."""
     assert {"fixed": fixed, "linear": linear, "exponential": exponential} == BACKOFFS
 
 
@@ -33,26 +33,26 @@ def test_the_names() -> None:
         ("exponential", [0.5, 1.5, 4.5, 10.0, 10.0, 10.0]),
     ],
 )
-def test_by_hand(name: str, expected: list[float]) -> None:
-    """The first ceilings, with an initial delay of 0.5, a multiplier of 3 and a maximum of 10."""
+def test_first_ceilings(name: str, expected: list[float]) -> None:
+    """Each backoff has the expected ceilings for initial 0.5, multiplier 3 and maximum 10."""
     assert expected == [BACKOFFS[name](k, 0.5, 3.0, 10.0) for k in range(1, 7)]
 
 
 @given(attempt_numbers, seconds, multipliers, seconds)
 def test_fixed(k: int, initial: float, multiplier: float, maximum: float) -> None:
-    """A fixed backoff is the initial delay, whatever the rest."""
+    """The ceiling of a fixed backoff is always the initial delay."""
     assert initial == fixed(k, initial, multiplier, maximum)
 
 
 @given(attempt_numbers, seconds, multipliers, seconds)
 def test_linear(k: int, initial: float, multiplier: float, maximum: float) -> None:
-    """A linear backoff is k times the initial delay, up to the maximum."""
+    """The ceiling of a linear backoff is k times the initial delay, up to the maximum."""
     assert min(maximum, initial * k) == linear(k, initial, multiplier, maximum)
 
 
 @given(st.integers(1, 50), seconds, multipliers, seconds)
 def test_exponential(k: int, initial: float, multiplier: float, maximum: float) -> None:
-    """An exponential backoff is the product of k - 1 multipliers, up to the maximum."""
+    """Ceiling k is the initial delay multiplied k - 1 times, up to the maximum."""
     product = initial
     for _ in range(k - 1):
         product *= multiplier
@@ -61,15 +61,17 @@ def test_exponential(k: int, initial: float, multiplier: float, maximum: float) 
 
 
 @given(attempt_numbers, seconds, multipliers, seconds)
-def test_exponential_far_out(k: int, initial: float, multiplier: float, maximum: float) -> None:
-    """At every attempt number the logarithm says on which side of the maximum it lies."""
-    power = log(initial) + (k - 1) * log(multiplier)
-    assume(abs(power - log(maximum)) > 1e-6)
+def test_exponential_of_large_numbers(
+    k: int, initial: float, multiplier: float, maximum: float
+) -> None:
+    """For every attempt number the ceiling agrees with the one computed from logarithms."""
+    log_ceiling = log(initial) + (k - 1) * log(multiplier)
+    assume(abs(log_ceiling - log(maximum)) > 1e-6)
     actual = exponential(k, initial, multiplier, maximum)
-    if power > log(maximum):
+    if log_ceiling > log(maximum):
         assert maximum == actual
     else:
-        assert pytest.approx(power, abs=1e-6) == log(actual)
+        assert pytest.approx(log_ceiling, abs=1e-6) == log(actual)
 
 
 @given(names, st.integers(1, 9_999), seconds, multipliers, seconds)
@@ -84,49 +86,49 @@ def test_ceilings_rise(
 
 @pytest.mark.parametrize("k", [1_024, 1_025, 1_026, 10_000, 1_000_000])
 @pytest.mark.parametrize("multiplier", [2, 2.0, 10.0, 1e308])
-def test_powers_beyond_a_float(k: int, multiplier: float) -> None:
-    """A power that no float can hold is the maximum."""
+def test_ceiling_of_a_power_that_overflows(k: int, multiplier: float) -> None:
+    """When the power is too large for a float, the ceiling is the maximum."""
     assert 30.0 == exponential(k, 0.1, multiplier, 30.0)
 
 
 @pytest.mark.parametrize("k", [1, 2, 10_000])
 def test_a_multiplier_of_one(k: int) -> None:
-    """A multiplier of 1 never grows."""
+    """With a multiplier of 1 the ceiling stays at the initial delay."""
     assert 0.1 == exponential(k, 0.1, 1.0, 30.0)
 
 
 @pytest.mark.parametrize("name", ["linear", "exponential"])
 def test_ceilings_near_the_largest_float(name: str) -> None:
-    """A product that overflows to infinity is the maximum too."""
+    """When the product overflows to infinity, the ceiling is the maximum."""
     assert 1.7e308 == BACKOFFS[name](2, 1e308, 2.0, 1.7e308)
 
 
 def test_schedule() -> None:
-    """A schedule gives its delays in turn and then repeats the last one for ever."""
+    """A schedule returns its delays in order and then repeats the last one."""
     schedule = Schedule((5, 300, 1800))
     assert [5.0, 300.0, 1800.0, 1800.0] == [schedule(k) for k in range(1, 5)]
     assert 1800.0 == schedule(10_000)
 
 
 @given(st.lists(st.floats(0, 1e9), min_size=1, max_size=20), attempt_numbers)
-def test_schedule_is_its_list(delays: list[float], k: int) -> None:
+def test_schedule_returns_the_delay_at_k(delays: list[float], k: int) -> None:
     """Ceiling k is the k-th delay, or the last."""
     expected = delays[k - 1] if k <= len(delays) else delays[-1]
     assert expected == Schedule(tuple(delays))(k)
 
 
 def test_schedule_takes_lists_and_whole_numbers() -> None:
-    """Any collection of numbers becomes a tuple of floats, so that equal schedules are equal."""
-    given: Any = [0, 1]
-    schedule = Schedule(given)
+    """A list of ints becomes a tuple of floats, so that schedules with equal delays are equal."""
+    delays: Any = [0, 1]
+    schedule = Schedule(delays)
     assert (0.0, 1.0) == schedule.delays
     assert [float, float] == [type(delay) for delay in schedule.delays]
     assert Schedule((0.0, 1.0)) == schedule
     assert hash(Schedule((0.0, 1.0))) == hash(schedule)
 
 
-def test_schedule_travels() -> None:
-    """A schedule survives copy and pickle."""
+def test_schedule_can_be_copied_and_pickled() -> None:
+    """A copied or pickled schedule is equal to the original."""
     schedule = Schedule((1.0, 2.0))
     assert schedule == copy.deepcopy(schedule) == pickle.loads(pickle.dumps(schedule))  # noqa: S301
 
@@ -146,16 +148,16 @@ def test_schedule_is_immutable() -> None:
         ((1, 2, inf), "delays[2] must be finite, got inf"),
     ],
 )
-def test_schedule_refuses(delays: tuple[float, ...], message: str) -> None:
-    """An empty schedule and a delay that is none are rejected, and the message says which."""
+def test_invalid_schedules(delays: tuple[float, ...], message: str) -> None:
+    """An empty schedule or an invalid delay is rejected, and the message names the index."""
     with pytest.raises(ConfigurationError) as caught:
         Schedule(delays)
     assert message == str(caught.value)
 
 
 @pytest.mark.parametrize("delay", [True, "1", None])
-def test_schedule_refuses_types(delay: Any) -> None:
-    """A delay that is no number is rejected."""
+def test_schedule_with_a_delay_of_another_type(delay: Any) -> None:
+    """A delay that is not a number is rejected."""
     with pytest.raises(ConfigurationTypeError) as caught:
         Schedule((1, delay))
     assert f"delays[1] must be a number, got {delay!r}" == str(caught.value)

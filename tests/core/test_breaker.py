@@ -1,4 +1,4 @@
-"""Tests for the breaker; test_breaker_model.py compares any sequence of events with a model."""
+"""Tests for the breaker; test_breaker_model.py compares it with a model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CLOSED, OPEN, HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN
 
 
-def permit_of(breaker: Breaker, now: float) -> int:
+def admit_call(breaker: Breaker, now: float) -> int:
     """Return the permit of a call that must be admitted."""
     permit = breaker.admit(now)
     assert permit is not None
@@ -31,7 +31,7 @@ def run(breaker: Breaker, results: Iterable[str], now: float = 0.0, duration: fl
     """Make one call per letter, one after another: `x` fails, anything else succeeds."""
     for result in results:
         breaker.record(
-            permit_of(breaker, now),
+            admit_call(breaker, now),
             failed=result == "x",
             duration=duration,
             now=now,
@@ -39,7 +39,7 @@ def run(breaker: Breaker, results: Iterable[str], now: float = 0.0, duration: fl
         )
 
 
-def opened(**arguments: Any) -> Breaker:
+def open_breaker(**arguments: Any) -> Breaker:
     """Return a breaker that opened at second 0."""
     breaker = Breaker(consecutive=1, **arguments)
     run(breaker, "x")
@@ -47,23 +47,23 @@ def opened(**arguments: Any) -> Breaker:
     return breaker
 
 
-def insides(breaker: Breaker) -> dict[str, object]:
+def complete_state(breaker: Breaker) -> dict[str, object]:
     """Return the complete state of a breaker, for comparison."""
-    parts = {name: getattr(breaker, name) for name in Breaker.__slots__}
-    window = parts.pop("_window")
-    return deepcopy(parts | {name: getattr(window, name) for name in SlidingWindow.__slots__})
+    state = {name: getattr(breaker, name) for name in Breaker.__slots__}
+    window = state.pop("_window")
+    return deepcopy(state | {name: getattr(window, name) for name in SlidingWindow.__slots__})
 
 
-# --- closed: when it opens -----------------------------------------------------------------------
+# --- closed state --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("results", "expected"),
     [
-        ([("x", 19)], CLOSED),  # too few calls, whatever their results
+        ([("x", 19)], CLOSED),  # fewer calls than min_calls
         ([("x", 20)], OPEN),
         ([(".", 10), ("x", 10)], OPEN),  # exactly half
-        ([("x", 10), (".", 10)], OPEN),  # the 20th call decides, although it succeeds
+        ([("x", 10), (".", 10)], OPEN),  # the 20th call reaches min_calls, although it succeeds
         ([("x.", 10)], OPEN),
         ([(".x", 10)], OPEN),
         ([(".", 11), ("x", 9)], CLOSED),
@@ -77,7 +77,7 @@ def insides(breaker: Breaker) -> dict[str, object]:
 def test_half_of_at_least_twenty_calls(
     results: list[tuple[str, int]], expected: BreakerState
 ) -> None:
-    """By default it opens when half of at least 20 calls have failed, and not before."""
+    """By default a breaker opens when half of at least 20 calls have failed, and not before."""
     breaker = Breaker()
     run(breaker, "".join(letters * times for letters, times in results))
     assert expected is breaker.state
@@ -89,26 +89,26 @@ def test_half_of_at_least_twenty_calls(
     st.sampled_from([0.1, 0.25, 0.5, 1]),
 )
 def test_failure_rate(failures: list[bool], min_calls: int, rate: float) -> None:
-    """It opens with the first call after which enough calls were made and enough of them failed."""
+    """A breaker opens at the first call that reaches both min_calls and failure_rate."""
     breaker = Breaker(min_calls=min_calls, failure_rate=rate)
     expected = next(
         (n for n in range(min_calls, len(failures) + 1) if sum(failures[:n]) >= rate * n),
         None,
     )
-    broke = None
+    opened_at = None
     for n, failed in enumerate(failures, 1):
         run(breaker, "x" if failed else ".")
         if breaker.state is OPEN:
-            broke = n
+            opened_at = n
             break
-    assert expected == broke
+    assert expected == opened_at
 
 
 @pytest.mark.parametrize(
     ("later", "expected"), [(9.5, OPEN), (9.999, OPEN), (10.0, CLOSED), (60.0, CLOSED)]
 )
 def test_only_the_last_ten_seconds_count(later: float, expected: BreakerState) -> None:
-    """A failure less than ten seconds after 19 others opens it, a later one is alone."""
+    """A 20th failure opens the breaker only within ten seconds of the other 19."""
     breaker = Breaker()
     run(breaker, "x" * 19, now=0.0)
     run(breaker, "x", now=later)
@@ -120,15 +120,15 @@ def test_only_the_last_ten_seconds_count(later: float, expected: BreakerState) -
     [("xxx", OPEN), ("xx", CLOSED), ("xx.xx.xx", CLOSED), ("xx.xxx", OPEN), (".....xxx", OPEN)],
 )
 def test_consecutive_failures(results: str, expected: BreakerState) -> None:
-    """Consecutive failures open it before there are enough calls for a failure rate."""
+    """Consecutive failures open a breaker before min_calls is reached."""
     breaker = Breaker(consecutive=3)
     run(breaker, results)
     assert expected is breaker.state
 
 
 @pytest.mark.parametrize("state", ["closed", "metrics-only"])
-def test_a_row_of_failures_ends_with_the_state(state: str) -> None:
-    """A state that is set manually resets the count of consecutive failures."""
+def test_manual_state_resets_consecutive_failures(state: str) -> None:
+    """Setting the state manually resets the count of consecutive failures."""
     breaker = Breaker(consecutive=3)
     run(breaker, "xx")
     breaker.force(state)
@@ -137,8 +137,8 @@ def test_a_row_of_failures_ends_with_the_state(state: str) -> None:
     assert CLOSED is breaker.state
 
 
-def test_a_row_of_failures_ends_with_the_outage() -> None:
-    """After an outage the full number of consecutive failures is needed again."""
+def test_closing_resets_consecutive_failures() -> None:
+    """After the breaker has closed, the full number of consecutive failures opens it again."""
     breaker = Breaker(consecutive=3, probes=1)
     run(breaker, "xxx")
     run(breaker, ".xx", now=30.0)
@@ -147,7 +147,7 @@ def test_a_row_of_failures_ends_with_the_outage() -> None:
     assert OPEN is breaker.state
 
 
-def test_consecutive_failures_may_lie_far_apart() -> None:
+def test_consecutive_failures_outside_the_window_count() -> None:
     """Consecutive failures count even when the first of them has left the window."""
     breaker = Breaker(consecutive=3)
     for now in (0.0, 100.0, 200.0):
@@ -158,7 +158,7 @@ def test_consecutive_failures_may_lie_far_apart() -> None:
 @pytest.mark.parametrize(
     ("durations", "expected"),
     [
-        ([1.0] * 20, CLOSED),  # exactly `slow_after` is not slower
+        ([1.0] * 20, CLOSED),  # a call that takes exactly `slow_after` is not slow
         ([1.001] * 20, OPEN),
         ([1.001] * 19, CLOSED),
         ([0.1] * 10 + [2.0] * 10, OPEN),
@@ -167,22 +167,22 @@ def test_consecutive_failures_may_lie_far_apart() -> None:
     ],
 )
 def test_slow_calls(durations: list[float], expected: BreakerState) -> None:
-    """Half of at least 20 calls that took too long open it, although none of them failed."""
+    """A breaker opens when half of at least 20 calls were slow, although none of them failed."""
     breaker = Breaker(slow_after=1.0)
     for duration in durations:
         run(breaker, ".", duration=duration)
     assert expected is breaker.state
 
 
-def test_without_a_limit_nothing_is_slow() -> None:
-    """Without `slow_after` a call may take as long as it likes."""
+def test_no_call_is_slow_without_slow_after() -> None:
+    """Without `slow_after` no call counts as slow."""
     breaker = Breaker()
     run(breaker, "." * 100, duration=1e9)
     assert (CLOSED, (100, 0, 0)) == (breaker.state, breaker.counts(0.0))
 
 
 def test_counts() -> None:
-    """The counts are those of the window: calls, failures, slow calls; a call may be both."""
+    """counts() returns the calls, failures and slow calls in the window; a call may be both."""
     breaker = Breaker(slow_after=1.0)
     run(breaker, "..x", now=0.0)
     run(breaker, "x", now=5.0, duration=1.5)
@@ -191,31 +191,31 @@ def test_counts() -> None:
     assert (0, 0, 0) == breaker.counts(15.0)
 
 
-# --- open: for how long --------------------------------------------------------------------------
+# --- open state ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("now", [0.0, 1.0, 29.0, 29.999])
-def test_open_admits_no_call_before_its_time(now: float) -> None:
-    """For 30 seconds all calls are rejected, with the time until the next probe."""
-    breaker = opened()
+def test_open_breaker_admits_no_call(now: float) -> None:
+    """An open breaker rejects calls for 30 s, and retry_after() is the time that remains."""
+    breaker = open_breaker()
     assert (False, None, OPEN) == (breaker.would_admit(now), breaker.admit(now), breaker.state)
     assert pytest.approx(30.0 - now) == breaker.retry_after(now)
 
 
-def test_open_for_is_spread() -> None:
-    """The open time is up to a tenth longer at random, so that breakers differ."""
-    ends = []
+def test_open_time_is_randomized() -> None:
+    """The open time is randomly up to a tenth longer, so that breakers do not probe together."""
+    open_times = []
     for random_number in (0.0, 0.5, 0.999):
         breaker = Breaker(consecutive=1)
         breaker.record(
-            permit_of(breaker, 0.0),
+            admit_call(breaker, 0.0),
             failed=True,
             duration=0.1,
             now=100.0,
             random_number=random_number,
         )
-        ends.append(breaker.retry_after(100.0))
-    assert [30.0, 31.5, pytest.approx(32.997)] == ends
+        open_times.append(breaker.retry_after(100.0))
+    assert [30.0, 31.5, pytest.approx(32.997)] == open_times
 
 
 @given(
@@ -235,35 +235,41 @@ def test_open_time_grows(
     random_number: float,
     reopenings: int,
 ) -> None:
-    """Re-opened k times, it is open for open_for * growth^k, max_open at most, plus its spread."""
+    """The k-th reopening lasts min(open_for * growth^k, max_open), plus the random spread."""
     max_open = open_for * factor
-    breaker = opened(open_for=open_for, max_open=max_open, growth=growth, spread=spread, probes=1)
+    breaker = open_breaker(
+        open_for=open_for, max_open=max_open, growth=growth, spread=spread, probes=1
+    )
     now = 0.0
     for _ in range(reopenings):
         now += breaker.retry_after(now) or 0.0
         breaker.record(
-            permit_of(breaker, now), failed=True, duration=0.1, now=now, random_number=random_number
+            admit_call(breaker, now),
+            failed=True,
+            duration=0.1,
+            now=now,
+            random_number=random_number,
         )
     length = open_for
     for _ in range(reopenings):
         length = min(max_open, length * growth)
-    spread_by = random_number if reopenings else 0.0
-    assert pytest.approx(length * (1 + spread * spread_by)) == breaker.retry_after(now)
+    last_random_number = random_number if reopenings else 0.0
+    assert pytest.approx(length * (1 + spread * last_random_number)) == breaker.retry_after(now)
 
 
 @pytest.mark.parametrize(("growth", "expected"), [(1.0, 30.0), (1.001, 300.0), (1e300, 300.0)])
 def test_ten_thousand_openings(growth: float, expected: float) -> None:
-    """However often it re-opens, the open time neither overflows nor exceeds the maximum."""
-    breaker, now = opened(growth=growth, probes=1), 0.0
+    """After 10,000 reopenings the open time neither overflows nor exceeds the maximum."""
+    breaker, now = open_breaker(growth=growth, probes=1), 0.0
     for _ in range(10_000):
         now += breaker.retry_after(now) or 0.0
         run(breaker, "x", now)
     assert pytest.approx(expected) == breaker.retry_after(now)
 
 
-def test_growth_starts_over_once_closed() -> None:
-    """After it has closed, it opens for the initial period again."""
-    breaker, now, lengths = opened(probes=1), 0.0, []
+def test_closing_resets_the_open_time() -> None:
+    """After a breaker has closed, it opens for the initial period again."""
+    breaker, now, lengths = open_breaker(probes=1), 0.0, []
     for results in ("x", "x", ".x", "x"):
         lengths.append(breaker.retry_after(now))
         now += lengths[-1] or 0.0
@@ -271,21 +277,21 @@ def test_growth_starts_over_once_closed() -> None:
     assert [30.0, 60.0, 120.0, 30.0, 60.0] == [*lengths, breaker.retry_after(now)]
 
 
-# --- half-open: probes ---------------------------------------------------------------------------
+# --- probes in the half-open state ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("probes", [1, 3, 100])
 def test_half_open_admits_only_its_probes(probes: int) -> None:
-    """Of ten thousand concurrent calls only the probes are admitted."""
-    breaker = opened(probes=probes)
+    """Of 10,000 concurrent calls a half-open breaker admits only the configured probes."""
+    breaker = open_breaker(probes=probes)
     admitted = [breaker.admit(30.0) is not None for _ in range(10_000)]
     assert (probes, [True] * probes) == (sum(admitted), admitted[:probes])
 
 
 def test_closes_when_the_probes_succeed() -> None:
-    """It closes after the last probe, with an empty window."""
-    breaker = opened()
-    permits = [permit_of(breaker, 30.0) for _ in range(3)]
+    """A half-open breaker closes when its last probe has succeeded, with an empty window."""
+    breaker = open_breaker()
+    permits = [admit_call(breaker, 30.0) for _ in range(3)]
     states = []
     for permit in permits:
         breaker.record(permit, failed=False, duration=0.1, now=31.0, random_number=0.0)
@@ -295,80 +301,80 @@ def test_closes_when_the_probes_succeed() -> None:
 
 
 @pytest.mark.parametrize(("failed", "duration"), [(True, 0.1), (False, 1.5), (True, 1.5)])
-def test_one_bad_probe_opens_again(failed: bool, duration: float) -> None:
-    """A failed or slow probe opens it for longer; the other probes are ignored."""
-    breaker = opened(slow_after=1.0)
-    permits = [permit_of(breaker, 30.0) for _ in range(3)]
+def test_failed_or_slow_probe_reopens(failed: bool, duration: float) -> None:
+    """A failed or slow probe opens the breaker for longer, and the other probes are ignored."""
+    breaker = open_breaker(slow_after=1.0)
+    permits = [admit_call(breaker, 30.0) for _ in range(3)]
     breaker.record(permits[0], failed=failed, duration=duration, now=31.0, random_number=0.0)
-    before = insides(breaker)
+    before = complete_state(breaker)
     breaker.record(permits[1], failed=False, duration=0.1, now=31.0, random_number=0.0)
     breaker.release(permits[2])
     assert (OPEN, 60.0) == (breaker.state, breaker.retry_after(31.0))
-    assert before == insides(breaker)
+    assert before == complete_state(breaker)
 
 
 def test_a_cancelled_probe_frees_its_slot() -> None:
     """A cancelled probe is not counted, and another one is admitted."""
-    breaker = opened(probes=1)
-    breaker.release(permit_of(breaker, 30.0))
+    breaker = open_breaker(probes=1)
+    breaker.release(admit_call(breaker, 30.0))
     assert (True, HALF_OPEN) == (breaker.would_admit(30.0), breaker.state)
 
 
 def test_a_lost_probe_frees_its_slot() -> None:
-    """A probe without a result for as long as an open period is ignored."""
-    breaker = opened(probes=1)
+    """A probe that has no result after one open period frees its slot."""
+    breaker = open_breaker(probes=1)
     breaker.admit(30.0)
     assert [False, True] == [breaker.would_admit(now) for now in (59.999, 60.0)]
 
 
-def test_a_probe_is_lost_by_its_own_time() -> None:
+def test_result_of_a_probe_frees_its_own_slot() -> None:
     """The result of a probe removes its own start time, not that of another probe."""
-    breaker = opened(probes=2)
-    early, _late = permit_of(breaker, 30.0), permit_of(breaker, 59.0)
+    breaker = open_breaker(probes=2)
+    early, _late = admit_call(breaker, 30.0), admit_call(breaker, 59.0)
     breaker.record(early, failed=False, duration=29.5, now=59.5, random_number=0.0)
     admitted = [breaker.admit(60.0) is not None for _ in range(3)]
-    assert [True, False, False] == admitted  # the late one is out since a second only
+    assert [True, False, False] == admitted  # the second probe has run for only a second
 
 
-def test_a_late_probe_frees_no_other_slot() -> None:
-    """A late result of a lost probe does not free the slots of other probes."""
-    breaker = opened(probes=2)
-    lost = [permit_of(breaker, 30.0) for _ in range(2)]
+def test_result_of_a_lost_probe_frees_no_other_slot() -> None:
+    """The late result of a lost probe does not free the slots of other probes."""
+    breaker = open_breaker(probes=2)
+    lost = [admit_call(breaker, 30.0) for _ in range(2)]
     for _ in range(2):
-        permit_of(breaker, 60.0)
+        admit_call(breaker, 60.0)
     breaker.release(lost[0])
     breaker.record(lost[1], failed=False, duration=31.0, now=61.0, random_number=0.0)
     assert not breaker.would_admit(61.0)
 
 
-def test_a_late_probe_frees_no_slot() -> None:
-    """A late result of a lost probe does not allow more probes than configured."""
-    breaker = opened(probes=2)
-    lost = [permit_of(breaker, 30.0) for _ in range(2)]
+def test_result_of_a_lost_probe_frees_no_slot() -> None:
+    """The late result of a lost probe does not allow more probes than configured."""
+    breaker = open_breaker(probes=2)
+    lost = [admit_call(breaker, 30.0) for _ in range(2)]
     assert breaker.would_admit(60.0)
     breaker.record(lost[0], failed=False, duration=30.0, now=60.0, random_number=0.0)
     assert [True, True, False] == [breaker.admit(60.0) is not None for _ in range(3)]
 
 
 def test_retry_after_while_probes_run() -> None:
-    """While all probes run, the time of the next one is unknown."""
-    breaker = opened(probes=1)
+    """While all probes run, retry_after() is None because the time of the next is unknown."""
+    breaker = open_breaker(probes=1)
     breaker.admit(30.0)
     assert (None, None) == (breaker.admit(31.0), breaker.retry_after(31.0))
 
 
 @pytest.mark.parametrize("later", [0.0, 29.0, 30.0, 1e6])
 def test_would_admit_changes_nothing(later: float) -> None:
-    """would_admit() does not change the state, at any time."""
-    breakers = [Breaker(), opened(), opened(probes=1)]
+    """would_admit() does not change the breaker in any state."""
+    breakers = [Breaker(), open_breaker(), open_breaker(probes=1)]
     breakers[2].admit(30.0)
-    before = [insides(breaker) for breaker in breakers]
+    before = [complete_state(breaker) for breaker in breakers]
     for breaker in breakers:
         breaker.would_admit(30.0 + later)
-    assert before == [insides(breaker) for breaker in breakers]
+    assert before == [complete_state(breaker) for breaker in breakers]
 
 
-# --- by hand -------------------------------------------------------------------------------------
+# --- manual states -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -380,11 +386,11 @@ def test_would_admit_changes_nothing(later: float) -> None:
         ("metrics-only", BreakerState.METRICS_ONLY, True, (100, 100, 0)),
     ],
 )
-@pytest.mark.parametrize("start", [Breaker, opened])
+@pytest.mark.parametrize("start", [Breaker, open_breaker])
 def test_manual_states(
     start: type[Breaker], state: str, expected: BreakerState, admits: bool, counts: tuple[int, ...]
 ) -> None:
-    """A manual state admits all calls or none, and only metrics-only counts them."""
+    """A manual state admits all calls or none; of these states only metrics-only counts calls."""
     breaker = start()
     breaker.force(state)
     assert expected is breaker.state
@@ -396,9 +402,9 @@ def test_manual_states(
         assert (expected, counts) == (breaker.state, breaker.counts(1e6))
 
 
-def test_forced_closed_is_automatic_again() -> None:
-    """Closed manually, it starts counting from zero and opens for the initial period."""
-    breaker = opened()
+def test_forced_closed_resets_the_breaker() -> None:
+    """A breaker that is closed manually counts from zero and opens for the initial period."""
+    breaker = open_breaker()
     run(breaker, "x", 30.0)
     breaker.force("closed")
     run(breaker, "x", 31.0)
@@ -407,26 +413,26 @@ def test_forced_closed_is_automatic_again() -> None:
 
 @pytest.mark.parametrize("state", ["", "OPEN", "half-open", "forced-open", None, 1, True, ["open"]])
 def test_unknown_manual_states(state: str) -> None:
-    """An unknown manual state is rejected with the valid names, and changes nothing."""
+    """An unknown manual state raises an error with the valid names, and changes nothing."""
     breaker = Breaker()
-    before = insides(breaker)
+    before = complete_state(breaker)
     with pytest.raises(ConfigurationError, match=r"^state must be one of closed, disabled, "):
         breaker.force(state)
-    assert before == insides(breaker)
+    assert before == complete_state(breaker)
 
 
 # --- arguments -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "words"),
+    ("field", "value", "pattern"),
     invalid_values(
-        failure_rate="share",
+        failure_rate="ratio",
         min_calls="count",
         window="positive",
         consecutive="count",
         slow_after="positive",
-        slow_rate="share",
+        slow_rate="ratio",
         open_for="positive",
         growth="at least 1",
         max_open="positive",
@@ -434,20 +440,20 @@ def test_unknown_manual_states(state: str) -> None:
         probes="count",
     ),
 )
-def test_refused_arguments(field: str, value: object, words: str) -> None:
+def test_invalid_arguments(field: str, value: object, pattern: str) -> None:
     """Each argument rejects invalid values, with its name in the message."""
-    with pytest.raises(ConfigurationError, match=words):
+    with pytest.raises(ConfigurationError, match=pattern):
         Breaker(**keyword(field, value))
 
 
 def test_max_open_below_open_for() -> None:
-    """The longest open time cannot be shorter than the first."""
+    """A max_open below open_for is rejected."""
     with pytest.raises(ConfigurationError, match=r"^max_open must be at least open_for \(30\)"):
         Breaker(max_open=29)
-    assert 30.0 == opened(max_open=30).retry_after(0.0)
+    assert 30.0 == open_breaker(max_open=30).retry_after(0.0)
 
 
-# --- the fast path -------------------------------------------------------------------------------
+# --- fast path -----------------------------------------------------------------------------------
 
 STEPS = [
     *[("succeed", 0.1)] * 4,
@@ -469,32 +475,32 @@ STEPS = [
 def test_try_count_success_is_equivalent_to_record(
     consecutive: int | None,
     slow_after: float | None,
-    history: list[tuple[tuple[str, float], int]],
+    steps: list[tuple[tuple[str, float], int]],
 ) -> None:
     """try_count_success(), with record() as the fallback, has the same effect as record()."""
     fast, slow = (
         Breaker(min_calls=4, consecutive=consecutive, slow_after=slow_after) for _ in range(2)
     )
     now = 0.0
-    for (what, value), stale in history:
-        permit = slow.generation + stale  # of now, mostly, or of some earlier time
-        success = what == "succeed"
-        if what == "wait":
+    for (action, value), generation_offset in steps:
+        permit = slow.generation + generation_offset  # of the current or the previous generation
+        success = action == "succeed"
+        if action == "wait":
             now += value
-        elif what == "admit":
+        elif action == "admit":
             assert slow.admit(now) == fast.admit(now)
-        elif success or what == "fail":
+        elif success or action == "fail":
             if not (success and fast.try_count_success(permit, now)):
                 fast.record(permit, failed=not success, duration=value, now=now, random_number=0.5)
             slow.record(permit, failed=not success, duration=value, now=now, random_number=0.5)
         else:
-            fast.force(what)
-            slow.force(what)
-        assert insides(slow) == insides(fast)
+            fast.force(action)
+            slow.force(action)
+        assert complete_state(slow) == complete_state(fast)
 
 
-def test_half_open_after_openings_in_another_process() -> None:
-    """It probes at once, and a failed probe opens it for the period of that count."""
+def test_half_open_continues_a_count_of_openings() -> None:
+    """half_open(n) admits a probe at once, and a failed probe is opening number n + 1."""
     breaker = Breaker(open_for=10.0, growth=2.0, spread=0.0, probes=1)
     breaker.half_open(2)
 

@@ -1,4 +1,4 @@
-"""A stateful test: any sequence of events, compared with a simple model of the breaker."""
+"""A stateful test that compares the breaker with a simple model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 from tarry.core.breaker import Breaker
 
 WINDOW, SLOW_AFTER, OPEN_FOR, MAX_OPEN, SPREAD = 10.0, 1.0, 30.0, 200.0, 0.5
-MANUAL = {
+FORCED_STATES = {
     "open": "forced-open",
     "closed": "closed",
     "disabled": "disabled",
@@ -26,7 +26,7 @@ MANUAL = {
 }
 
 
-class Ticket(NamedTuple):
+class AdmittedCall(NamedTuple):
     """An admitted call."""
 
     number: int
@@ -42,8 +42,8 @@ class Result(NamedTuple):
     slow: bool
 
 
-class Model:
-    """A simple model of the breaker. Times are quarters of a second, so that sums are exact."""
+class BreakerModel:
+    """A simple breaker. Times are multiples of a quarter of a second, so that sums are exact."""
 
     def __init__(
         self, min_calls: int, rate: float, consecutive: int | None, probes: int, growth: float
@@ -52,9 +52,9 @@ class Model:
         self.limit, self.growth = probes, growth
         self.openings = self.generation = 0
         self.until = 0.0
-        self.move("closed")
+        self.change_state("closed")
 
-    def move(self, state: str) -> None:
+    def change_state(self, state: str) -> None:
         """Start a new generation: earlier calls and counts are ignored."""
         self.state = state
         self.generation += 1
@@ -67,11 +67,11 @@ class Model:
         length = min(MAX_OPEN, OPEN_FOR * self.growth**self.openings)
         self.until = now + length + length * SPREAD * random_number
         self.openings += 1
-        self.move("open")
+        self.change_state("open")
 
-    def lose_probes(self, now: float) -> None:
-        """Drop probes that have run for an open period."""
-        self.probes = {n: began for n, began in self.probes.items() if now - began < OPEN_FOR}
+    def drop_lost_probes(self, now: float) -> None:
+        """Drop probes that have run for OPEN_FOR or longer."""
+        self.probes = {n: start for n, start in self.probes.items() if now - start < OPEN_FOR}
 
     def admits(self, now: float) -> bool:
         """Return whether a call is admitted."""
@@ -84,49 +84,49 @@ class Model:
     def admit(self, number: int, now: float) -> None:
         """Admit a call."""
         if self.state == "open":
-            self.move("half-open")
+            self.change_state("half-open")
         if self.state == "half-open":
             self.probes[number] = now
 
-    def young(self, now: float) -> list[Result]:
-        """Return the results of the last ten seconds, the present one included."""
+    def recent(self, now: float) -> list[Result]:
+        """Return the results of the current second and the nine before it."""
         return [result for result in self.results if result.second > int(now) - 10]
 
     def finish(
-        self, ticket: Ticket, *, failed: bool, slow: bool, now: float, random_number: float
+        self, call: AdmittedCall, *, failed: bool, slow: bool, now: float, random_number: float
     ) -> None:
         """Record the result of a call of the current generation."""
-        if ticket.generation != self.generation or self.state == "disabled":
+        if call.generation != self.generation or self.state == "disabled":
             return
         if self.state == "half-open":
-            del self.probes[ticket.number]
+            del self.probes[call.number]
             if failed or slow:
                 self.open(now, random_number)
                 return
             self.good_probes += 1
             if self.good_probes == self.limit:
                 self.openings = 0
-                self.move("closed")
+                self.change_state("closed")
             return
         self.results.append(Result(int(now), failed, slow))
         self.streak = self.streak + 1 if failed else 0
-        if self.state == "closed" and self.is_broken(now):
+        if self.state == "closed" and self.should_open(now):
             self.open(now, random_number)
 
-    def is_broken(self, now: float) -> bool:
+    def should_open(self, now: float) -> bool:
         """Return whether a closed breaker opens."""
         if self.consecutive is not None and self.streak >= self.consecutive:
             return True
-        young = self.young(now)
-        if len(young) < self.min_calls:
+        results = self.recent(now)
+        if len(results) < self.min_calls:
             return False
-        failures = sum(result.failed for result in young)
-        slow = sum(result.slow for result in young)
-        return max(failures, slow) / len(young) >= self.rate
+        failures = sum(result.failed for result in results)
+        slow = sum(result.slow for result in results)
+        return max(failures, slow) / len(results) >= self.rate
 
 
 class BreakerMachine(RuleBasedStateMachine):
-    """Calls, time and an operator, in any order."""
+    """Calls, changes of the time and manual states, in any order."""
 
     @initialize(
         min_calls=st.integers(1, 6),
@@ -146,8 +146,8 @@ class BreakerMachine(RuleBasedStateMachine):
         growth: float,
         now: int,
     ) -> None:
-        """Create the breaker and the model with the same rules."""
-        self.model = Model(min_calls, rate, consecutive, probes, growth)
+        """Create the breaker and the model with the same settings."""
+        self.model = BreakerModel(min_calls, rate, consecutive, probes, growth)
         self.breaker = Breaker(
             min_calls=min_calls,
             failure_rate=rate,
@@ -162,102 +162,100 @@ class BreakerMachine(RuleBasedStateMachine):
             probes=probes,
         )
         self.now = float(now)
-        self.tickets: list[Ticket] = []
-        self.asked = 0
+        self.admitted: list[AdmittedCall] = []
+        self.calls = 0
 
     @rule(seconds=st.sampled_from([0.25, 0.5, 1.0, 5.0, 9.75, 10.0, 29.75, 30.0, 1_000.0]))
-    def time_passes(self, seconds: float) -> None:
-        """Advance the clock; probes that are lost by then never return."""
+    def advance_clock(self, seconds: float) -> None:
+        """Advance the clock; probes that are lost by then never get a result."""
         self.now += seconds
-        self.model.lose_probes(self.now)
+        self.model.drop_lost_probes(self.now)
         if self.model.state == "half-open":
-            self.tickets = [
-                ticket
-                for ticket in self.tickets
-                if ticket.generation != self.model.generation or ticket.number in self.model.probes
+            self.admitted = [
+                call
+                for call in self.admitted
+                if call.generation != self.model.generation or call.number in self.model.probes
             ]
 
     @precondition(lambda self: self.model.state == "open" and self.model.until > self.now)
     @rule(early=st.sampled_from([0.0, 0.25]))
-    def open_time_ends(self, early: float) -> None:
+    def advance_to_end_of_open_period(self, early: float) -> None:
         """Advance the clock to the end of the open period, or to just before."""
         self.now = max(self.now, self.model.until - early)
 
-    @rule(callers=st.integers(1, 8))
-    def callers_ask(self, callers: int) -> None:
+    @rule(count=st.integers(1, 8))
+    def admit_calls(self, count: int) -> None:
         """Each call is admitted or rejected as in the model, and as would_admit() predicted."""
-        for _ in range(callers):
-            self.asked += 1
+        for _ in range(count):
+            self.calls += 1
             expected = self.model.admits(self.now)
             assert expected == self.breaker.would_admit(self.now)
             permit = self.breaker.admit(self.now)
             assert expected == (permit is not None)
             if permit is not None:
-                self.model.admit(self.asked, self.now)
-                self.tickets.append(Ticket(self.asked, permit, self.model.generation))
+                self.model.admit(self.calls, self.now)
+                self.admitted.append(AdmittedCall(self.calls, permit, self.model.generation))
 
-    @precondition(lambda self: self.tickets)
+    @precondition(lambda self: self.admitted)
     @rule(
-        which=st.integers(0, 10**6),
+        index=st.integers(0, 10**6),
         failed=st.booleans(),
         duration=st.sampled_from([0.0, 0.5, 1.0, 1.25]),
         random_number=st.sampled_from([0.0, 0.5]),
     )
-    def a_call_ends(self, which: int, failed: bool, duration: float, random_number: float) -> None:
+    def finish_call(self, index: int, failed: bool, duration: float, random_number: float) -> None:
         """A call of this or an earlier generation ends with a result."""
-        ticket = self.tickets.pop(which % len(self.tickets))
+        call = self.admitted.pop(index % len(self.admitted))
         self.breaker.record(
-            ticket.permit,
+            call.permit,
             failed=failed,
             duration=duration,
             now=self.now,
             random_number=random_number,
         )
         slow = duration > SLOW_AFTER
-        self.model.finish(
-            ticket, failed=failed, slow=slow, now=self.now, random_number=random_number
-        )
+        self.model.finish(call, failed=failed, slow=slow, now=self.now, random_number=random_number)
 
-    @precondition(lambda self: self.tickets)
-    @rule(which=st.integers(0, 10**6))
-    def a_call_is_cancelled(self, which: int) -> None:
+    @precondition(lambda self: self.admitted)
+    @rule(index=st.integers(0, 10**6))
+    def cancel_call(self, index: int) -> None:
         """A call of this or an earlier generation is cancelled."""
-        ticket = self.tickets.pop(which % len(self.tickets))
-        self.breaker.release(ticket.permit)
-        if ticket.generation == self.model.generation:
-            self.model.probes.pop(ticket.number, None)
+        call = self.admitted.pop(index % len(self.admitted))
+        self.breaker.release(call.permit)
+        if call.generation == self.model.generation:
+            self.model.probes.pop(call.number, None)
 
     @precondition(lambda self: self.model.state == "closed")
     @rule(random_number=st.sampled_from([0.0, 0.5]))
-    def an_outage_begins(self, random_number: float) -> None:
-        """Calls fail until it opens, and the open period passes: random steps rarely get here."""
-        self.time_passes(WINDOW)
+    def start_outage(self, random_number: float) -> None:
+        """Fail calls until the breaker opens and let the open period pass, a rare random path."""
+        self.advance_clock(WINDOW)
         while self.model.state == "closed":
-            self.callers_ask(1)
-            self.a_call_ends(
-                len(self.tickets) - 1, failed=True, duration=0.5, random_number=random_number
+            self.admit_calls(1)
+            self.finish_call(
+                len(self.admitted) - 1, failed=True, duration=0.5, random_number=random_number
             )
-        self.open_time_ends(0.0)
+        self.advance_to_end_of_open_period(0.0)
 
-    @precondition(lambda self: self.asked % 4 == 3)
-    @rule(state=st.sampled_from(list(MANUAL)))
-    def an_operator_decides(self, state: str) -> None:
-        """An operator sets the state."""
+    @precondition(lambda self: self.calls % 4 == 3)
+    @rule(state=st.sampled_from(list(FORCED_STATES)))
+    def force_state(self, state: str) -> None:
+        """Set the state manually."""
         self.breaker.force(state)
         self.model.openings = 0
-        self.model.move(MANUAL[state])
+        self.model.change_state(FORCED_STATES[state])
 
     @invariant()
-    def both_have_the_same_state(self) -> None:
+    def agrees_with_the_model(self) -> None:
         """State, counts and retry_after are those of the model."""
         model, now = self.model, self.now
         assert model.state == self.breaker.state.value
         assert model.admits(now) == self.breaker.would_admit(now)
-        young = model.young(now)
+        results = model.recent(now)
         assert (
-            len(young),
-            sum(result.failed for result in young),
-            sum(result.slow for result in young),
+            len(results),
+            sum(result.failed for result in results),
+            sum(result.slow for result in results),
         ) == self.breaker.counts(now)
         if model.state == "open":
             assert max(0.0, model.until - now) == self.breaker.retry_after(now)
@@ -265,16 +263,16 @@ class BreakerMachine(RuleBasedStateMachine):
             assert None is self.breaker.retry_after(now)
 
     @invariant()
-    def no_more_probes_than_allowed(self) -> None:
+    def probes_are_limited(self) -> None:
         """While half-open, no more calls run than probes are allowed."""
         if self.model.state == "half-open":
-            out = [ticket for ticket in self.tickets if ticket.generation == self.model.generation]
-            assert len(out) <= self.model.limit
+            probes = [call for call in self.admitted if call.generation == self.model.generation]
+            assert len(probes) <= self.model.limit
 
 
-def test_agrees_with_the_model() -> None:
+def test_breaker_agrees_with_the_model() -> None:
     """For any sequence of events the breaker has the state of the model."""
-    walks = settings().max_examples // 2
+    max_examples = settings().max_examples // 2
     run_state_machine_as_test(
-        BreakerMachine, settings=settings(max_examples=walks, stateful_step_count=50)
+        BreakerMachine, settings=settings(max_examples=max_examples, stateful_step_count=50)
     )

@@ -1,3 +1,5 @@
+"""Tests for DurableCall, whose progress is stored between attempts."""
+
 from tarry.core.breaker import Breaker, BreakerState
 from tarry.core.budget import TokenBudget
 from tarry.core.call import Defer, DurableCall
@@ -8,58 +10,60 @@ from tarry.core.policy import Policy
 from tarry.core.verdict import Attempt, Progress, Reason, Stop, Wait
 
 
-def resumed(
+def resume_call(
     policy: Policy, downstream: Downstream | None = None, attempts: int = 0, started: float = 0.0
 ) -> DurableCall:
-    """Return a call that another process has started."""
+    """Return a call that continues from stored progress."""
     call = DurableCall(policy, downstream)
     call.resume(Progress(attempts, started))
     return call
 
 
-def test_attempt_is_begun_from_stored_progress() -> None:
+def test_attempt_continues_from_stored_progress() -> None:
     """A resumed call continues with the next attempt number and the policy's timeout."""
-    call = resumed(Policy(max_attempts=5, attempt_timeout=3.0), attempts=2)
+    call = resume_call(Policy(max_attempts=5, attempt_timeout=3.0), attempts=2)
 
     assert Attempt(3, 3.0) == call.start_or_defer(10.0)
 
 
 def test_no_attempts_left_ends_the_call_before_an_attempt() -> None:
-    """A lost attempt counts, so a call may be over when it is taken up again."""
-    assert Stop(Reason.ATTEMPTS) == resumed(Policy(max_attempts=2), attempts=2).start_or_defer(0.0)
+    """A call that is resumed with no attempts left ends, for example after a lost attempt."""
+    assert Stop(Reason.ATTEMPTS) == resume_call(Policy(max_attempts=2), attempts=2).start_or_defer(
+        0.0
+    )
 
 
 def test_attempt_that_cannot_fit_the_total_budget_is_not_made() -> None:
-    """Elapsed time plus the expected call time must lie within the total budget."""
+    """A call ends if the elapsed time plus the expected latency reaches the total budget."""
     downstream = Downstream("d")
     downstream.latency.add(2.0)
     policy = Policy(total_budget=10.0)
 
-    assert isinstance(resumed(policy, downstream).start_or_defer(7.9), Attempt)
-    assert Stop(Reason.TOTAL_BUDGET) == resumed(policy, downstream).start_or_defer(8.0)
-    assert isinstance(resumed(policy).start_or_defer(9.9), Attempt)
+    assert isinstance(resume_call(policy, downstream).start_or_defer(7.9), Attempt)
+    assert Stop(Reason.TOTAL_BUDGET) == resume_call(policy, downstream).start_or_defer(8.0)
+    assert isinstance(resume_call(policy).start_or_defer(9.9), Attempt)
 
 
 def test_open_breaker_defers_until_its_probes() -> None:
-    """An open breaker defers the attempt until it ends, and nothing is counted."""
+    """An open breaker defers the attempt until the end of its open period, without counting it."""
     downstream = Downstream("d", breaker=Breaker(consecutive=1, spread=0.0, open_for=30.0))
-    call = resumed(Policy(), downstream)
+    call = resume_call(Policy(), downstream)
     call.start_or_defer(0.0)
     call.record_failure(TRANSIENT, 0.0, 0.5)
 
-    later = resumed(Policy(), downstream, attempts=1)
+    later = resume_call(Policy(), downstream, attempts=1)
     assert Defer(Reason.BREAKER_OPEN, 20.0) == later.start_or_defer(10.0)
     assert 1 == later.attempts
     assert isinstance(later.start_or_defer(30.0), Attempt)
 
 
-def test_full_limit_defers() -> None:
+def test_in_flight_limit_defers() -> None:
     """A reached in-flight limit defers the attempt."""
     downstream = Downstream("d", max_in_flight=1)
-    first = resumed(Policy(), downstream)
+    first = resume_call(Policy(), downstream)
     first.start_or_defer(0.0)
 
-    second = resumed(Policy(), downstream)
+    second = resume_call(Policy(), downstream)
     assert Defer(Reason.LIMIT) == second.start_or_defer(0.0)
     first.record_success(1.0, 0.5)
     assert isinstance(second.start_or_defer(1.0), Attempt)
@@ -70,39 +74,41 @@ def test_rate_limit_defers_and_takes_no_token() -> None:
     limiter = AdaptiveRate()
     downstream = Downstream("d", limiter=limiter)
     for moment in (0.0, 10.0):
-        call = resumed(Policy(), downstream)
+        call = resume_call(Policy(), downstream)
         assert isinstance(call.start_or_defer(moment), Attempt)
         call.record_failure(Outcome(Kind.THROTTLED), moment, 0.5)
 
-    answers = [resumed(Policy(), downstream).start_or_defer(10.5) for _ in range(10)]
+    commands = [resume_call(Policy(), downstream).start_or_defer(10.5) for _ in range(10)]
 
-    deferred = [answer for answer in answers if isinstance(answer, Defer)]
+    deferred = [command for command in commands if isinstance(command, Defer)]
     assert deferred
-    assert 1 == len({answer.delay for answer in deferred})
-    assert all(answer.reason is Reason.LIMIT for answer in deferred)
+    assert 1 == len({command.delay for command in deferred})
+    assert all(command.reason is Reason.LIMIT for command in deferred)
 
 
-def test_empty_budget_defers_a_retry_and_gives_the_permit_back() -> None:
-    """A retry without budget is deferred; a first attempt costs nothing."""
+def test_empty_budget_defers_a_retry_and_releases_the_permit() -> None:
+    """An empty budget defers a retry and releases its permit; a first attempt costs nothing."""
     downstream = Downstream(
         "d", breaker=Breaker(), budget=TokenBudget("classic", capacity=5), max_in_flight=1
     )
     policy = Policy(max_attempts=9)
-    retry = resumed(policy, downstream, attempts=1)
+    retry = resume_call(policy, downstream, attempts=1)
     assert isinstance(retry.start_or_defer(0.0), Attempt)
     retry.record_failure(TRANSIENT, 0.0, 0.5)
 
-    assert Defer(Reason.BUDGET_EMPTY) == resumed(policy, downstream, attempts=1).start_or_defer(1.0)
-    assert isinstance(resumed(policy, downstream).start_or_defer(1.0), Attempt)
+    assert Defer(Reason.BUDGET_EMPTY) == resume_call(policy, downstream, attempts=1).start_or_defer(
+        1.0
+    )
+    assert isinstance(resume_call(policy, downstream).start_or_defer(1.0), Attempt)
 
 
-def test_failure_waits_although_budget_and_breaker_say_no() -> None:
-    """After a failure the downstream is not checked: it is checked before the retry."""
+def test_failure_waits_despite_empty_budget_and_open_breaker() -> None:
+    """The breaker and the budget are checked before the retry, not after the failure."""
     downstream = Downstream(
         "d", breaker=Breaker(consecutive=1), budget=TokenBudget("classic", capacity=5)
     )
     downstream.withdraw(TRANSIENT, 0.0)
-    call = resumed(Policy(jitter="none"), downstream)
+    call = resume_call(Policy(jitter="none"), downstream)
     call.start_or_defer(0.0)
 
     verdict = call.record_failure(TRANSIENT, 0.0, 0.5, "503")
@@ -115,36 +121,36 @@ def test_failure_waits_although_budget_and_breaker_say_no() -> None:
 
 def test_failure_without_a_downstream_is_decided_by_the_policy() -> None:
     """Without a downstream only the policy decides."""
-    call = resumed(Policy(max_attempts=2))
+    call = resume_call(Policy(max_attempts=2))
     call.start_or_defer(0.0)
     assert isinstance(call.record_failure(TRANSIENT, 0.0, 0.5), Wait)
     call.start_or_defer(1.0)
     assert Stop(Reason.ATTEMPTS) == call.record_failure(TRANSIENT, 1.0, 0.5)
-    assert Stop(Reason.PERMANENT) == resumed(Policy()).record_failure(PERMANENT, 0.0, 0.5)
+    assert Stop(Reason.PERMANENT) == resume_call(Policy()).record_failure(PERMANENT, 0.0, 0.5)
 
 
 def test_retry_that_cannot_fit_the_total_budget_is_not_scheduled() -> None:
-    """The expected call time counts when the delay is chosen."""
+    """A failure ends the call if delay plus expected latency exceeds the total budget."""
     downstream = Downstream("d")
     downstream.latency.add(2.0)
     policy = Policy(total_budget=10.0, initial_delay=1.0, jitter="none")
-    call = resumed(policy, downstream)
+    call = resume_call(policy, downstream)
     call.start_or_defer(0.0)
 
     assert Stop(Reason.TOTAL_BUDGET) == call.record_failure(TRANSIENT, 7.5, 0.5)
 
 
-def test_attempts_beyond_the_table_of_commands_are_begun_too() -> None:
-    """A policy prepares the first commands; later ones are created when needed."""
-    call = resumed(Policy(max_attempts=100, attempt_timeout=3.0), attempts=50)
+def test_attempts_beyond_the_precomputed_commands() -> None:
+    """A policy precomputes the first attempt commands; later ones are created when needed."""
+    call = resume_call(Policy(max_attempts=100, attempt_timeout=3.0), attempts=50)
 
     assert Attempt(51, 3.0) == call.start_or_defer(0.0)
 
 
 def test_last_status() -> None:
-    """The breaker's state and the budget's balance, after the failure was counted."""
-    fresh = resumed(Policy())
-    call = resumed(Policy(), Downstream("d", breaker=Breaker(), budget=TokenBudget(capacity=7)))
+    """last_status is the breaker's state and the budget's balance after the last failure."""
+    fresh = resume_call(Policy())
+    call = resume_call(Policy(), Downstream("d", breaker=Breaker(), budget=TokenBudget(capacity=7)))
     call.start_or_defer(0.0)
     call.record_failure(TRANSIENT, 1.0, 0.5)
 

@@ -1,4 +1,4 @@
-"""The rules for arguments: what they let through, in which form, and how they refuse."""
+"""Tests for the argument checks: accepted values, returned types and error messages."""
 
 from __future__ import annotations
 
@@ -23,60 +23,62 @@ from tarry.core.checks import (
 from tarry.errors import ConfigurationError, ConfigurationTypeError, short_repr
 
 HUGE = 10**400
-"""A whole number that no float can hold."""
-UNPRINTABLE = 10**5_000
-"""A whole number that Python refuses to write in decimal."""
+"""An int that is too large for a float."""
+TOO_LONG_TO_PRINT = 10**5_000
+"""An int with more digits than `str` converts by default (4,300)."""
 
-Rule = Callable[[str, Any], object]
+Check = Callable[[str, Any], object]
 
-NUMBERS: list[Rule] = [
+NUMBER_CHECKS: list[Check] = [
     check_number,
     check_positive,
     check_ratio,
     lambda field, value: check_at_least(field, value, 0),
 ]
-NAMES = ["number", "positive", "share", "at_least"]
+CHECK_NAMES = ["number", "positive", "ratio", "at_least"]
 
 
-@pytest.mark.parametrize("rule", NUMBERS, ids=NAMES)
+@pytest.mark.parametrize("check", NUMBER_CHECKS, ids=CHECK_NAMES)
 @pytest.mark.parametrize("value", [1, 1.0, 0.5])
-def test_numbers_come_back_as_floats(rule: Rule, value: float) -> None:
-    """A number that keeps the rule comes back as the float it is equal to."""
-    actual = rule("field", value)
+def test_numbers_are_returned_as_floats(check: Check, value: float) -> None:
+    """A valid number is returned as an equal float."""
+    actual = check("field", value)
     assert (float, value) == (type(actual), actual)
 
 
-@pytest.mark.parametrize("rule", NUMBERS, ids=NAMES)
+@pytest.mark.parametrize("check", NUMBER_CHECKS, ids=CHECK_NAMES)
 @pytest.mark.parametrize("value", [True, False, "1", b"1", None, 1j, [1], Fraction(1)], ids=repr)
-def test_what_is_no_number(rule: Rule, value: object) -> None:
-    """A bool, a text and every other type is rejected by name, as a TypeError and a ValueError."""
+def test_values_that_are_not_numbers(check: Check, value: object) -> None:
+    """A bool, a string or any other type raises an error that is a TypeError and a ValueError."""
     with pytest.raises(ConfigurationTypeError) as caught:
-        rule("field", value)
+        check("field", value)
     assert f"field must be a number, got {value!r}" == str(caught.value)
     assert isinstance(caught.value, TypeError)
     assert isinstance(caught.value, ValueError)
 
 
-@pytest.mark.parametrize("rule", NUMBERS, ids=NAMES)
+@pytest.mark.parametrize("check", NUMBER_CHECKS, ids=CHECK_NAMES)
 @pytest.mark.parametrize("value", [nan, inf, -inf, HUGE, -HUGE], ids=str)
-def test_what_is_not_finite(rule: Rule, value: float) -> None:
-    """NaN, infinity and a whole number beyond every float are rejected."""
+def test_numbers_that_are_not_finite(check: Check, value: float) -> None:
+    """NaN, infinity and an int that is too large for a float are rejected."""
     with pytest.raises(ConfigurationError) as caught:
-        rule("field", value)
+        check("field", value)
     assert f"field must be finite, got {short_repr(value)}" == str(caught.value)
 
 
-@pytest.mark.parametrize("value", [UNPRINTABLE, -UNPRINTABLE], ids=["above", "below"])
-@pytest.mark.parametrize("rule", [*NUMBERS[:-1], lambda f, v: check_count(f, -abs(v))])
-def test_numbers_too_long_to_print(rule: Rule, value: int) -> None:
-    """A refusal names its field also where Python will not write the number down."""
+@pytest.mark.parametrize("value", [TOO_LONG_TO_PRINT, -TOO_LONG_TO_PRINT], ids=["above", "below"])
+@pytest.mark.parametrize(
+    "check", [*NUMBER_CHECKS[:-1], lambda field, value: check_count(field, -abs(value))]
+)
+def test_numbers_too_long_to_print(check: Check, value: int) -> None:
+    """The message names the field even if Python does not convert the number to a string."""
     with pytest.raises(ConfigurationError, match=r"^field must be "):
-        rule("field", value)
+        check("field", value)
 
 
 @given(st.floats() | st.integers())
-def test_number_takes_what_is_finite(value: float) -> None:
-    """Exactly the values that are finite as floats are numbers."""
+def test_check_number_accepts_finite_numbers(value: float) -> None:
+    """check_number() accepts exactly the values that are finite as floats."""
     try:
         finite = isfinite(float(value))
     except OverflowError:
@@ -90,85 +92,85 @@ def test_number_takes_what_is_finite(value: float) -> None:
 
 @pytest.mark.parametrize("value", [sys.float_info.min, 5e-324, 1e-9, 1, sys.float_info.max])
 def test_positive(value: float) -> None:
-    """Everything above zero is positive, however small."""
+    """check_positive() accepts every number above 0."""
     assert value == check_positive("field", value)
 
 
 @pytest.mark.parametrize("value", [0, 0.0, -0.0, -5e-324, -1], ids=repr)
 def test_not_positive(value: float) -> None:
-    """Zero and what lies below are not positive."""
+    """check_positive() rejects 0 and negative numbers."""
     with pytest.raises(ConfigurationError) as caught:
         check_positive("field", value)
     assert f"field must be greater than 0, got {value!r}" == str(caught.value)
 
 
-@pytest.mark.parametrize(("floor", "value"), [(0, 0), (0, -0.0), (1, 1), (1.5, 1.5), (1, 7)])
-def test_at_least(floor: float, value: float) -> None:
-    """The floor itself and all above it are let through."""
-    assert value == check_at_least("field", value, floor)
+@pytest.mark.parametrize(("minimum", "value"), [(0, 0), (0, -0.0), (1, 1), (1.5, 1.5), (1, 7)])
+def test_at_least(minimum: float, value: float) -> None:
+    """check_at_least() accepts the minimum and larger numbers."""
+    assert value == check_at_least("field", value, minimum)
 
 
 @pytest.mark.parametrize(
-    ("floor", "value", "shown"), [(0, -1e-9, "0"), (1, 0, "1"), (1.5, 1, "1.5")]
+    ("minimum", "value", "formatted"), [(0, -1e-9, "0"), (1, 0, "1"), (1.5, 1, "1.5")]
 )
-def test_not_at_least(floor: float, value: float, shown: str) -> None:
-    """What lies below the floor is rejected, and the message names the floor."""
+def test_not_at_least(minimum: float, value: float, formatted: str) -> None:
+    """A number below the minimum is rejected, and the message names the minimum."""
     with pytest.raises(ConfigurationError) as caught:
-        check_at_least("field", value, floor)
-    assert f"field must be at least {shown}, got {value!r}" == str(caught.value)
+        check_at_least("field", value, minimum)
+    assert f"field must be at least {formatted}, got {value!r}" == str(caught.value)
 
 
 @pytest.mark.parametrize("value", [5e-324, 0.5, 1, 1.0])
-def test_share(value: float) -> None:
-    """A share is above 0 and at most 1."""
+def test_ratio(value: float) -> None:
+    """check_ratio() accepts numbers above 0 and at most 1."""
     assert value == check_ratio("field", value)
 
 
 @pytest.mark.parametrize("value", [0, -0.5, 1.0000001, 50])
-def test_not_a_share(value: float) -> None:
-    """Nothing, less than nothing and more than all are no shares."""
+def test_not_a_ratio(value: float) -> None:
+    """check_ratio() rejects 0, negative numbers and numbers above 1."""
     with pytest.raises(ConfigurationError) as caught:
         check_ratio("field", value)
     assert f"field must be greater than 0 and at most 1, got {value!r}" == str(caught.value)
 
 
-@pytest.mark.parametrize(("value", "floor"), [(1, 1), (0, 0), (10_000, 1), (HUGE, 1)], ids=str)
-def test_count(value: int, floor: int) -> None:
-    """A whole number from the floor on is a count; there is no upper bound."""
-    assert value == check_count("field", value, floor)
+@pytest.mark.parametrize(("value", "minimum"), [(1, 1), (0, 0), (10_000, 1), (HUGE, 1)], ids=str)
+def test_count(value: int, minimum: int) -> None:
+    """check_count() accepts every int from the minimum on, without an upper bound."""
+    assert value == check_count("field", value, minimum)
 
 
-def test_count_begins_at_one() -> None:
-    """Without a floor a count is 1 or more."""
+def test_count_starts_at_one() -> None:
+    """The default minimum of check_count() is 1."""
     with pytest.raises(ConfigurationError, match=r"^field must be at least 1, got 0$"):
         check_count("field", 0)
 
 
-@pytest.mark.parametrize(("value", "floor"), [(0, 1), (-1, 0), (-HUGE, 1)], ids=str)
-def test_too_small_a_count(value: int, floor: int) -> None:
-    """A count below its floor is rejected."""
+@pytest.mark.parametrize(("value", "minimum"), [(0, 1), (-1, 0), (-HUGE, 1)], ids=str)
+def test_too_small_a_count(value: int, minimum: int) -> None:
+    """An int below the minimum is rejected."""
     with pytest.raises(ConfigurationError) as caught:
-        check_count("field", value, floor)
-    assert f"field must be at least {floor}, got {short_repr(value)}" == str(caught.value)
+        check_count("field", value, minimum)
+    assert f"field must be at least {minimum}, got {short_repr(value)}" == str(caught.value)
 
 
 @pytest.mark.parametrize("value", [True, 1.0, nan, inf, "1", None, (1,)], ids=str)
-def test_what_is_no_count(value: object) -> None:
-    """Floats, also whole ones, bools and texts are not counted with."""
+def test_values_that_are_not_counts(value: object) -> None:
+    """check_count() rejects bools, strings and floats, even a float without a fraction."""
     with pytest.raises(ConfigurationTypeError) as caught:
         check_count("field", value)
     assert f"field must be a whole number, got {value!r}" == str(caught.value)
 
 
 def test_one_of() -> None:
-    """A name from the list passes."""
+    """check_one_of() accepts each of the choices."""
     for name in ("b", "a"):
         check_one_of("field", name, {"a": 1, "b": 2})
 
 
 @pytest.mark.parametrize("value", ["c", "A", "", None, 1, [], nan], ids=str)
 def test_not_one_of(value: object) -> None:
-    """Every other value is rejected with the names that are known, in order."""
+    """Any other value is rejected, and the message lists the choices in alphabetical order."""
     with pytest.raises(ConfigurationError) as caught:
         check_one_of("field", value, ["b", "a"])
     assert f"field must be one of a, b, got {value!r}" == str(caught.value)
@@ -179,10 +181,10 @@ def test_not_one_of(value: object) -> None:
     [
         ("x" * 58, f"'{'x' * 58}'"),
         ("x" * 59, f"'{'x' * 59}..."),
-        (UNPRINTABLE, "a number of thousands of digits"),
+        (TOO_LONG_TO_PRINT, "a number of thousands of digits"),
     ],
-    ids=["fits", "cut", "unprintable"],
+    ids=["short", "cut", "too-long-to-print"],
 )
-def test_value_from_outside_fits_into_a_message(value: object, expected: str) -> None:
-    """Sixty characters tell which one was meant."""
+def test_short_repr(value: object, expected: str) -> None:
+    """short_repr() cuts a repr after 60 characters and describes a number it cannot print."""
     assert expected == short_repr(value)

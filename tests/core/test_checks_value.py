@@ -11,7 +11,7 @@ from tarry.core.checks import ImmutableValue
 
 
 class Point(ImmutableValue):
-    """A value with two fields, one of which has a default."""
+    """A value with two fields; y has a default."""
 
     __slots__ = _fields = ("x", "y")
 
@@ -22,8 +22,8 @@ class Point(ImmutableValue):
         self._set(x=x, y=y)
 
 
-class Other(Point):
-    """The same fields under another type."""
+class OtherPoint(Point):
+    """Another type with the same fields."""
 
     __slots__ = ()
 
@@ -36,15 +36,15 @@ def test_values_are_equal_by_their_fields() -> None:
 
 
 def test_another_type_is_never_equal() -> None:
-    """Equal fields under another type make no equal value."""
-    other: object = Other(1, 2)
+    """A value is not equal to a value of another type with the same fields."""
+    other: object = OtherPoint(1, 2)
     assert Point(1, 2) != other
     assert Point(1, 2) != (1, 2)
 
 
 @pytest.mark.parametrize("name", ["x", "z"])
 def test_values_cannot_be_changed(name: str) -> None:
-    """To set or delete a field is rejected, and the message says what to do instead."""
+    """Setting or deleting a field raises an error that says what to do instead."""
     point = Point(1)
     with pytest.raises(AttributeError, match="Point cannot be changed; create a new one"):
         setattr(point, name, 5)
@@ -53,13 +53,13 @@ def test_values_cannot_be_changed(name: str) -> None:
     assert 1 == point.x
 
 
-def test_values_show_their_fields() -> None:
-    """The repr of a value is the call of its constructor."""
+def test_repr_of_values() -> None:
+    """The repr of a value is the constructor call that creates it."""
     assert "Point(x=1, y=2)" == repr(Point(1, 2))
 
 
-def test_values_survive_copies() -> None:
-    """A pickled or copied value is equal to the first."""
+def test_values_can_be_copied_and_pickled() -> None:
+    """A copied or pickled value is equal to the original."""
     point = Point(1, 2)
-    pickled = pickle.loads(pickle.dumps(point))  # noqa: S301 - our own bytes
+    pickled = pickle.loads(pickle.dumps(point))  # noqa: S301 - pickled by this test
     assert [point] * 3 == [pickled, copy.copy(point), copy.deepcopy(point)]

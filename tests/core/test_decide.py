@@ -1,4 +1,4 @@
-"""The one answer to "should this be retried, and when?", question by question."""
+"""Tests for decide(), check by check in the order of the checks."""
 
 from __future__ import annotations
 
@@ -29,52 +29,51 @@ from tarry.core.verdict import Progress, Reason, Stop, Wait
 
 NOW = 784_111_777.0  # 6 November 1994, 08:49:37
 DEFAULT = Policy()
-PLAIN = Policy(jitter="none")
-ONE = Progress(attempts=1, started=NOW)
+NO_JITTER = Policy(jitter="none")
+AFTER_FIRST_ATTEMPT = Progress(attempts=1, started=NOW)
 THROTTLED = Outcome(Kind.THROTTLED)
 
-draws = st.floats(0, 1, exclude_max=True)
+random_numbers = st.floats(0, 1, exclude_max=True)
 jitters = st.sampled_from(["none", "full", "equal", "decorrelated"])
 hints = st.floats(0, 120)
 
 
-def ask(
+def verdict_for(
     outcome: Outcome = TRANSIENT,
     policy: Policy = DEFAULT,
-    progress: Progress = ONE,
+    progress: Progress = AFTER_FIRST_ATTEMPT,
     *,
     random_number: float = 0.5,
-    **more: Any,
+    **options: Any,
 ) -> Wait | Stop:
-    """Ask after the first attempt, at NOW."""
-    return decide(policy, progress, outcome, now=NOW, random_number=random_number, **more)
+    """Return the verdict of decide() at NOW, by default after the first attempt."""
+    return decide(policy, progress, outcome, now=NOW, random_number=random_number, **options)
 
 
-def wait(*arguments: Any, **more: Any) -> Wait:
-    """Ask where the answer is to wait."""
-    verdict = ask(*arguments, **more)
+def expect_wait(*arguments: Any, **options: Any) -> Wait:
+    """Return the verdict of decide(), which must be a Wait."""
+    verdict = verdict_for(*arguments, **options)
     assert isinstance(verdict, Wait)
     return verdict
 
 
-def failure_with_hint(delay: float | None, **more: Any) -> Outcome:
+def failure_with_hint(delay: float | None, *, exact: bool = False) -> Outcome:
     """Return a transient failure with a hint."""
-    return Outcome(Kind.TRANSIENT, hint=Hint(delay, **more))
+    return Outcome(Kind.TRANSIENT, hint=Hint(delay, exact=exact))
 
 
-def downstream(balance: float = 500, state: str = "closed", took: float = 0.0) -> Downstream:
-    """Make a dependency with so much budget, its breaker so, whose calls took so long."""
-    made = Downstream("payments", breaker=Breaker(), budget=TokenBudget())
-    assert made.budget is not None
-    assert made.breaker is not None
-    made.budget.withdraw(500 - balance, NOW)
-    made.breaker.force(state)
-    if took:
-        made.latency.add(took)
-    return made
+def make_downstream(balance: float = 500, state: str = "closed", latency: float = 0) -> Downstream:
+    """Return a downstream with this budget balance, breaker state and expected latency."""
+    breaker, budget = Breaker(), TokenBudget()
+    downstream = Downstream("payments", breaker=breaker, budget=budget)
+    budget.withdraw(500 - balance, NOW)
+    breaker.force(state)
+    if latency:
+        downstream.latency.add(latency)
+    return downstream
 
 
-# --- 1 to 4: retryable, safe, not retried already, attempts left ---------------------------------
+# --- retryable, repeatable, not retried by a layer below, attempts left --------------------------
 
 
 @pytest.mark.parametrize(
@@ -97,15 +96,15 @@ def downstream(balance: float = 500, state: str = "closed", took: float = 0.0) -
     ],
 )
 def test_outcomes_that_end_a_call(outcome: Outcome, reason: Reason) -> None:
-    """What is not retryable, not safe or retried already ends the call for its own reason."""
-    assert Stop(reason, hint=outcome.hint) == ask(outcome)
+    """An outcome that is not retryable, not repeatable or already retried has its own reason."""
+    assert Stop(reason, hint=outcome.hint) == verdict_for(outcome)
 
 
-def test_a_server_that_says_no_may_say_until_when() -> None:
-    """A hint with "do not retry" is reported, so that the caller knows when to call again."""
+def test_overloaded_server_with_a_retry_after() -> None:
+    """A Retry-After of a server that asks for no retry is reported to the caller."""
     headers = {"x-should-retry": "false", "retry-after": "60"}
     outcome = outcome_of_status(503, headers, now=NOW)
-    assert Stop(Reason.OVERLOADED, 60.0, outcome.hint) == ask(outcome)
+    assert Stop(Reason.OVERLOADED, 60.0, outcome.hint) == verdict_for(outcome)
 
 
 @pytest.mark.parametrize(
@@ -122,66 +121,68 @@ def test_a_server_that_says_no_may_say_until_when() -> None:
     ],
 )
 def test_outcomes_that_are_retried(outcome: Outcome) -> None:
-    """What is retryable and safe is retried after a wait."""
-    assert isinstance(ask(outcome), Wait)
+    """A retryable and repeatable outcome is retried after a wait."""
+    assert isinstance(verdict_for(outcome), Wait)
 
 
-def test_marked_errors_are_retried_on_demand() -> None:
-    """An outer loop retries what an inner one gave up on only with ignore_retried_below."""
+def test_ignore_retried_below() -> None:
+    """With ignore_retried_below a failure that a layer below has retried is retried again."""
     assert isinstance(
-        ask(Outcome(Kind.TRANSIENT, retried_below=True), Policy(ignore_retried_below=True)), Wait
+        verdict_for(Outcome(Kind.TRANSIENT, retried_below=True), Policy(ignore_retried_below=True)),
+        Wait,
     )
 
 
-@pytest.mark.parametrize("most", [1, 2, 4, 10_000])
-def test_attempts(most: int) -> None:
-    """There are max_attempts attempts, the first included."""
-    policy = Policy(max_attempts=most)
-    verdicts = [ask(policy=policy, progress=Progress(n, NOW)) for n in (most, most + 1)]
+@pytest.mark.parametrize("limit", [1, 2, 4, 10_000])
+def test_max_attempts(limit: int) -> None:
+    """A call makes max_attempts attempts, including the first."""
+    policy = Policy(max_attempts=limit)
+    verdicts = [verdict_for(policy=policy, progress=Progress(n, NOW)) for n in (limit, limit + 1)]
     assert [Stop(Reason.ATTEMPTS)] * 2 == verdicts
-    assert most == 1 or isinstance(ask(policy=policy, progress=Progress(most - 1, NOW)), Wait)
+    if limit > 1:
+        assert isinstance(verdict_for(policy=policy, progress=Progress(limit - 1, NOW)), Wait)
 
 
 def test_pushback_does_not_add_attempts() -> None:
-    """A server that names a delay cannot make a call go on for ever."""
-    assert Stop(Reason.ATTEMPTS) == ask(
+    """A pushback after the last attempt does not lead to another attempt."""
+    assert Stop(Reason.ATTEMPTS) == verdict_for(
         failure_with_hint(0.0, exact=True), progress=Progress(4, NOW)
     )
 
 
-# --- 5: breaker and budget -----------------------------------------------------------------------
+# --- breaker and budget --------------------------------------------------------------------------
 
 
-def test_a_breaker_that_opened() -> None:
-    """An open breaker ends the call and says when to come back."""
-    broken = Downstream("payments", breaker=Breaker(consecutive=1, open_for=30, spread=0))
-    broken.record(0, TRANSIENT, duration=0, now=NOW - 10, random_number=0)
-    assert Stop(Reason.BREAKER_OPEN, 20.0) == ask(downstream=broken)
+def test_an_open_breaker() -> None:
+    """An open breaker ends the call, and the verdict has the rest of the open period."""
+    downstream = Downstream("payments", breaker=Breaker(consecutive=1, open_for=30, spread=0))
+    downstream.record(0, TRANSIENT, duration=0, now=NOW - 10, random_number=0)
+    assert Stop(Reason.BREAKER_OPEN, 20.0) == verdict_for(downstream=downstream)
 
 
-def test_a_breaker_opened_by_hand() -> None:
-    """The end of a manually opened breaker is unknown."""
-    assert Stop(Reason.BREAKER_OPEN) == ask(downstream=downstream(state="open"))
+def test_a_manually_opened_breaker() -> None:
+    """A manually opened breaker ends the call, and the verdict has no time."""
+    assert Stop(Reason.BREAKER_OPEN) == verdict_for(downstream=make_downstream(state="open"))
 
 
 @pytest.mark.parametrize(("balance", "stops"), [(0, True), (4.9, True), (5, False), (500, False)])
-def test_a_budget_that_does_not_pay(balance: float, stops: bool) -> None:
-    """A retry that the budget cannot pay for in full is not made."""
-    verdict = ask(downstream=downstream(balance))
+def test_balance_below_the_price_of_a_retry(balance: float, stops: bool) -> None:
+    """A balance below the price of a retry ends the call."""
+    verdict = verdict_for(downstream=make_downstream(balance))
     assert stops == (verdict == Stop(Reason.BUDGET_EMPTY))
     assert stops != isinstance(verdict, Wait)
 
 
 def test_the_price_is_that_of_the_outcome() -> None:
-    """With 7 tokens a throttled retry is paid for and a transient one is not."""
-    poor = Downstream("payments", budget=TokenBudget("aws-2026", capacity=7))
-    assert Stop(Reason.BUDGET_EMPTY) == ask(TRANSIENT, downstream=poor)
-    assert isinstance(ask(THROTTLED, downstream=poor), Wait)
+    """7 tokens pay for a retry after throttling, but not for one after a transient failure."""
+    downstream = Downstream("payments", budget=TokenBudget("aws-2026", capacity=7))
+    assert Stop(Reason.BUDGET_EMPTY) == verdict_for(TRANSIENT, downstream=downstream)
+    assert isinstance(verdict_for(THROTTLED, downstream=downstream), Wait)
 
 
-# --- the order -----------------------------------------------------------------------------------
+# --- order of the checks -------------------------------------------------------------------------
 
-RULES = [
+REASONS_IN_ORDER = [
     Reason.PERMANENT,
     Reason.NOT_REPEATABLE,
     Reason.RETRIED_BELOW,
@@ -192,116 +193,120 @@ RULES = [
     Reason.TOTAL_BUDGET,
     Reason.DEADLINE,
 ]
-"""The questions in their order, each of which can be broken by itself."""
+"""The reasons to stop in the order of their checks; each check can fail independently."""
 
 
-def test_the_earliest_question_answers() -> None:
-    """Whichever rules are broken at once, the first decides, and nothing is charged or moved."""
-    subsets = chain.from_iterable(combinations(RULES, n) for n in range(len(RULES) + 1))
-    for broken in subsets:
-        behind = downstream(
-            balance=0 if Reason.BUDGET_EMPTY in broken else 100,
-            state="open" if Reason.BREAKER_OPEN in broken else "closed",
+def test_the_first_failed_check_gives_the_reason() -> None:
+    """For every set of failed checks the first one gives the reason, and no state changes."""
+    subsets = chain.from_iterable(
+        combinations(REASONS_IN_ORDER, n) for n in range(len(REASONS_IN_ORDER) + 1)
+    )
+    for failed in subsets:
+        downstream = make_downstream(
+            balance=0 if Reason.BUDGET_EMPTY in failed else 100,
+            state="open" if Reason.BREAKER_OPEN in failed else "closed",
         )
-        before = behind.status(NOW)
+        before = downstream.status(NOW)
         verdict = decide(
-            Policy(total_budget=5 if Reason.TOTAL_BUDGET in broken else 60),
-            Progress(attempts=4 if Reason.ATTEMPTS in broken else 1, started=NOW - 10),
+            Policy(total_budget=5 if Reason.TOTAL_BUDGET in failed else 60),
+            Progress(attempts=4 if Reason.ATTEMPTS in failed else 1, started=NOW - 10),
             Outcome(
-                Kind.PERMANENT if Reason.PERMANENT in broken else Kind.TRANSIENT,
-                Hint(200.0 if Reason.HINT_TOO_LONG in broken else 1.0),
-                repeatable=Reason.NOT_REPEATABLE not in broken,
-                retried_below=Reason.RETRIED_BELOW in broken,
+                Kind.PERMANENT if Reason.PERMANENT in failed else Kind.TRANSIENT,
+                Hint(200.0 if Reason.HINT_TOO_LONG in failed else 1.0),
+                repeatable=Reason.NOT_REPEATABLE not in failed,
+                retried_below=Reason.RETRIED_BELOW in failed,
             ),
             now=NOW,
             random_number=0.5,
-            downstream=behind,
-            deadline=NOW - 1 if Reason.DEADLINE in broken else None,
+            downstream=downstream,
+            deadline=NOW - 1 if Reason.DEADLINE in failed else None,
         )
         actual = verdict.reason if isinstance(verdict, Stop) else None
-        assert (broken[0] if broken else None) == actual
-        assert before == behind.status(NOW)
+        assert (failed[0] if failed else None) == actual
+        assert before == downstream.status(NOW)
 
 
-# --- 6: the delay --------------------------------------------------------------------------------
+# --- delay ---------------------------------------------------------------------------------------
 
 
-@given(jitters, st.integers(1, 10_000), st.none() | st.floats(0, 30), draws)
+@given(jitters, st.integers(1, 10_000), st.none() | st.floats(0, 30), random_numbers)
 def test_the_delay_before_retry_k(
     jitter: Any, k: int, previous: float | None, random_number: float
 ) -> None:
-    """After k attempts the wait is that of the policy before retry k."""
+    """After k attempts the wait is the policy's delay for retry k."""
     policy = Policy(max_attempts=10_001, jitter=jitter)
     ceiling = policy.ceiling(k)
     expected = Wait(policy.delay(ceiling, previous, random_number), ceiling)
-    assert expected == ask(
+    assert expected == verdict_for(
         policy=policy, progress=Progress(k, NOW, previous), random_number=random_number
     )
 
 
 @pytest.mark.parametrize(("k", "ceiling"), [(1, 1.0), (2, 2.0), (3, 4.0)])
 def test_throttling_has_a_slower_base(k: int, ceiling: float) -> None:
-    """After a throttled attempt the ceilings start at a second."""
-    assert Wait(ceiling / 2, ceiling) == ask(
+    """After a throttled attempt the ceilings start at one second."""
+    assert Wait(ceiling / 2, ceiling) == verdict_for(
         THROTTLED, progress=Progress(k, NOW), random_number=0.5
     )
 
 
 @pytest.mark.parametrize(
-    ("attempts", "restarted", "ceiling"), [(3, 0, 0.4), (3, 1, 0.2), (3, 2, 0.1), (4, 2, 0.2)]
+    ("attempts", "backoff_offset", "ceiling"), [(3, 0, 0.4), (3, 1, 0.2), (3, 2, 0.1), (4, 2, 0.2)]
 )
-def test_backoff_starts_over(attempts: int, restarted: int, ceiling: float) -> None:
-    """After an exact delay retries are counted from the attempt before it."""
-    progress = Progress(attempts, NOW, None, restarted)
-    assert Wait(ceiling, ceiling) == ask(policy=PLAIN.replace(max_attempts=9), progress=progress)
+def test_backoff_starts_over(attempts: int, backoff_offset: int, ceiling: float) -> None:
+    """The ceiling is that of the number of attempts minus backoff_offset."""
+    progress = Progress(attempts, NOW, None, backoff_offset)
+    assert Wait(ceiling, ceiling) == verdict_for(
+        policy=NO_JITTER.replace(max_attempts=9), progress=progress
+    )
 
 
 # --- server hints --------------------------------------------------------------------------------
 
 
-@given(jitters, st.integers(1, 50), hints, draws)
+@given(jitters, st.integers(1, 50), hints, random_numbers)
 def test_a_hint_is_never_shortened(jitter: Any, k: int, delay: float, random_number: float) -> None:
-    """The wait is at least the hint and at least what it would have been without."""
+    """The wait is at least the hint and at least the wait without a hint."""
     policy, progress = Policy(max_attempts=99, jitter=jitter), Progress(k, NOW)
-    actual = wait(failure_with_hint(delay), policy, progress, random_number=random_number)
+    actual = expect_wait(failure_with_hint(delay), policy, progress, random_number=random_number)
     assert actual.delay >= max(
-        delay, wait(TRANSIENT, policy, progress, random_number=random_number).delay
+        delay, expect_wait(TRANSIENT, policy, progress, random_number=random_number).delay
     )
     assert Hint(delay) == actual.hint
 
 
-@given(st.sampled_from(["full", "equal", "decorrelated"]), hints, draws, draws)
-def test_jitter_on_a_hint_is_positive(
-    jitter: Any, delay: float, random_number: float, v: float
-) -> None:
-    """Jitter adds to the hint, the more the larger the draw, by a tenth or the ceiling at most."""
-    low, high = sorted((random_number, v))
+@given(st.sampled_from(["full", "equal", "decorrelated"]), hints, random_numbers, random_numbers)
+def test_jitter_on_a_hint_is_positive(jitter: Any, delay: float, u: float, v: float) -> None:
+    """Jitter lengthens a hint by a tenth or the backoff delay at most, rising with the number."""
     policy = Policy(jitter=jitter)
-    less, more = (
-        wait(failure_with_hint(delay), policy, random_number=draw).delay for draw in (low, high)
+    shorter, longer = (
+        expect_wait(failure_with_hint(delay), policy, random_number=number).delay
+        for number in sorted((u, v))
     )
-    assert delay <= less <= more <= delay + max(3 * 0.1, delay / 10)
+    assert delay <= shorter <= longer <= delay + max(3 * 0.1, delay / 10)
 
 
 @pytest.mark.parametrize("jitter", ["none", "full", "equal", "decorrelated"])
 @pytest.mark.parametrize("k", [1, 2, 8])
-def test_a_hint_of_nothing_changes_nothing(jitter: Any, k: int) -> None:
-    """A floor of 0 seconds leaves the backoff as it is."""
+def test_a_hint_of_zero_changes_nothing(jitter: Any, k: int) -> None:
+    """A hint of 0 seconds does not change the backoff delay."""
     policy, progress = Policy(max_attempts=9, jitter=jitter), Progress(k, NOW, 0.1)
     for random_number in (0.0, 0.3, 0.9):
-        expected = wait(TRANSIENT, policy, progress, random_number=random_number).delay
+        expected = expect_wait(TRANSIENT, policy, progress, random_number=random_number).delay
         assert (
             expected
-            == wait(failure_with_hint(0.0), policy, progress, random_number=random_number).delay
+            == expect_wait(
+                failure_with_hint(0.0), policy, progress, random_number=random_number
+            ).delay
         )
 
 
 @pytest.mark.parametrize("jitter", ["full", "equal", "decorrelated"])
-def test_a_thousand_clients_told_the_same(jitter: Any) -> None:
+def test_a_thousand_clients_with_the_same_hint(jitter: Any) -> None:
     """A thousand clients with a hint of 120 s retry evenly over the 12 s after it."""
-    dice, policy = Random(11), Policy(jitter=jitter)
+    random, policy = Random(11), Policy(jitter=jitter)
     delays = [
-        wait(failure_with_hint(120.0), policy, random_number=dice.random()).delay
+        expect_wait(failure_with_hint(120.0), policy, random_number=random.random()).delay
         for _ in range(1_000)
     ]
     assert 120 <= min(delays) < 120.2
@@ -310,10 +315,14 @@ def test_a_thousand_clients_told_the_same(jitter: Any) -> None:
     assert (12, True) == (len(per_second), max(per_second.values()) < 120)
 
 
-def test_a_policy_without_jitter_takes_the_hint_as_it_is() -> None:
+def test_hint_without_jitter() -> None:
     """Without jitter the delay is the longer of hint and ceiling."""
-    assert Wait(120.0, 0.1, Hint(120.0)) == ask(failure_with_hint(120.0), PLAIN, random_number=0.9)
-    assert Wait(0.1, 0.1, Hint(0.05)) == ask(failure_with_hint(0.05), PLAIN, random_number=0.9)
+    assert Wait(120.0, 0.1, Hint(120.0)) == verdict_for(
+        failure_with_hint(120.0), NO_JITTER, random_number=0.9
+    )
+    assert Wait(0.1, 0.1, Hint(0.05)) == verdict_for(
+        failure_with_hint(0.05), NO_JITTER, random_number=0.9
+    )
 
 
 @pytest.mark.parametrize(
@@ -332,29 +341,27 @@ def test_a_policy_without_jitter_takes_the_hint_as_it_is() -> None:
     ],
     ids=str,
 )
-def test_headers_are_a_floor(headers: dict[str, str], delay: float) -> None:
-    """Whatever form the hint has, at the lowest draw the wait is the hint, or the backoff's 0."""
-    assert delay == wait(outcome_of_status(503, headers, now=NOW), random_number=0.0).delay
+def test_headers_set_the_shortest_delay(headers: dict[str, str], delay: float) -> None:
+    """With a random number of 0 the delay is the hint, or 0 without a valid hint."""
+    assert delay == expect_wait(outcome_of_status(503, headers, now=NOW), random_number=0.0).delay
 
 
-def test_retry_info_is_a_floor() -> None:
-    """google.rpc.RetryInfo is waited for, with jitter on top."""
+def test_retry_info_sets_the_shortest_delay() -> None:
+    """The delay is that of google.rpc.RetryInfo plus jitter."""
     info = b"\x0a\x02\x08\x05"  # RetryInfo(retry_delay=Duration(seconds=5))
     outcome = outcome_of_code("UNAVAILABLE", [("google.rpc.retryinfo-bin", info)])
     assert (5.0, 5.25) == (
-        wait(outcome, random_number=0.0).delay,
-        wait(outcome, random_number=0.5).delay,
+        expect_wait(outcome, random_number=0.0).delay,
+        expect_wait(outcome, random_number=0.5).delay,
     )
 
 
-@given(jitters, st.integers(0, 120_000), draws)
-def test_pushback_is_obeyed_to_the_letter(
-    jitter: Any, milliseconds: int, random_number: float
-) -> None:
-    """A pushback is waited for exactly, whatever is drawn."""
+@given(jitters, st.integers(0, 120_000), random_numbers)
+def test_pushback_has_no_jitter(jitter: Any, milliseconds: int, random_number: float) -> None:
+    """The delay after a pushback is exactly the pushback."""
     metadata = [("grpc-retry-pushback-ms", str(milliseconds))]
     for code in ("UNAVAILABLE", "RESOURCE_EXHAUSTED"):
-        actual = wait(
+        actual = expect_wait(
             outcome_of_code(code, metadata), Policy(jitter=jitter), random_number=random_number
         )
         assert milliseconds / 1000 == actual.delay
@@ -362,38 +369,39 @@ def test_pushback_is_obeyed_to_the_letter(
 
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize(
-    ("most", "delay"), [(120, 120.001), (120, 86_400), (1, 1.5), (0, 0.001), (1e9, MAX_DELAY_S)]
+    ("max_hint", "delay"), [(120, 120.001), (120, 86_400), (1, 1.5), (0, 0.001), (1e9, MAX_DELAY_S)]
 )
-def test_hints_beyond_the_longest(most: float, delay: float, exact: bool) -> None:
-    """A hint above max_hint ends the call at once, and the verdict carries it."""
+def test_hints_above_max_hint(max_hint: float, delay: float, exact: bool) -> None:
+    """A hint above max_hint ends the call, and the verdict contains the hint."""
     hint = Hint(delay, exact=exact)
     expected = Stop(Reason.HINT_TOO_LONG, delay, hint)
-    assert expected == ask(Outcome(Kind.TRANSIENT, hint=hint), Policy(max_hint=most))
+    assert expected == verdict_for(Outcome(Kind.TRANSIENT, hint=hint), Policy(max_hint=max_hint))
 
 
-@pytest.mark.parametrize("most", [0, 5, 120, 3600])
-def test_the_longest_hint_itself_is_waited_for(most: float) -> None:
-    """A hint of max_hint is within it; jitter on top does not count."""
-    assert wait(failure_with_hint(most), Policy(max_hint=most), random_number=0.9).delay >= most
+@pytest.mark.parametrize("max_hint", [0, 5, 120, 3600])
+def test_a_hint_equal_to_max_hint(max_hint: float) -> None:
+    """A hint equal to max_hint is accepted, although jitter makes the wait longer than max_hint."""
+    policy = Policy(max_hint=max_hint)
+    assert expect_wait(failure_with_hint(max_hint), policy, random_number=0.9).delay >= max_hint
 
 
-def test_two_minutes_are_the_longest_by_default() -> None:
-    """In the library a server may ask for 120 s and no more."""
-    assert isinstance(ask(failure_with_hint(120.0)), Wait)
-    assert Stop(Reason.HINT_TOO_LONG, 121.0, Hint(121.0)) == ask(failure_with_hint(121.0))
+def test_default_max_hint() -> None:
+    """The default max_hint is 120 s."""
+    assert isinstance(verdict_for(failure_with_hint(120.0)), Wait)
+    assert Stop(Reason.HINT_TOO_LONG, 121.0, Hint(121.0)) == verdict_for(failure_with_hint(121.0))
 
 
-def test_a_hint_without_a_wait() -> None:
-    """A hint that names no time leaves the delay alone and is still reported."""
+def test_a_hint_without_a_delay() -> None:
+    """A hint without a delay does not change the delay, and the verdict contains the hint."""
     hint = Hint(should_retry=True)
-    assert Wait(0.05, 0.1, hint) == ask(Outcome(Kind.TRANSIENT, hint=hint))
+    assert Wait(0.05, 0.1, hint) == verdict_for(Outcome(Kind.TRANSIENT, hint=hint))
 
 
-# --- 7: total budget and deadline ----------------------------------------------------------------
+# --- total budget and deadline -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("elapsed", "took", "limit", "fits"),
+    ("elapsed", "latency", "limit", "fits"),
     [
         (0, 0, 2.25, True),  # the delay is 2
         (0, 0, 1.75, False),
@@ -404,45 +412,49 @@ def test_a_hint_without_a_wait() -> None:
         (7, 0, 5, False),
     ],
 )
-def test_what_does_not_fit(elapsed: float, took: float, limit: float, fits: bool) -> None:
-    """Elapsed time, delay and expected call time must fit into total budget and deadline."""
+def test_time_limits(elapsed: float, latency: float, limit: float, fits: bool) -> None:
+    """Elapsed time, delay and expected latency must fit into total budget and deadline."""
     policy = Policy(initial_delay=2, jitter="none")
-    progress, behind = Progress(1, NOW - elapsed), downstream(took=took)
-    by_budget = ask(policy=policy.replace(total_budget=limit), progress=progress, downstream=behind)
+    progress, downstream = Progress(1, NOW - elapsed), make_downstream(latency=latency)
+    by_budget = verdict_for(
+        policy=policy.replace(total_budget=limit), progress=progress, downstream=downstream
+    )
     deadline = NOW - elapsed + limit
-    by_deadline = ask(policy=policy, progress=progress, downstream=behind, deadline=deadline)
+    by_deadline = verdict_for(
+        policy=policy, progress=progress, downstream=downstream, deadline=deadline
+    )
     if fits:
         assert (Wait(2, 2), Wait(2, 2)) == (by_budget, by_deadline)
     else:
         assert (Stop(Reason.TOTAL_BUDGET), Stop(Reason.DEADLINE)) == (by_budget, by_deadline)
 
 
-def test_without_a_downstream_no_call_time_is_expected() -> None:
-    """A wait that leaves next to nothing is waited for where no call was seen yet."""
+def test_without_a_downstream_the_expected_latency_is_zero() -> None:
+    """Without a downstream a wait may end just before the deadline."""
     policy = Policy(initial_delay=2, jitter="none", total_budget=2.125)
-    assert Wait(2, 2) == ask(policy=policy, deadline=NOW + 2.125)
+    assert Wait(2, 2) == verdict_for(policy=policy, deadline=NOW + 2.125)
 
 
-def test_no_time_is_too_little() -> None:
-    """A wait that would end at the very end of total budget or deadline is not begun."""
+def test_wait_that_leaves_no_time() -> None:
+    """A wait that would end exactly at the total budget or the deadline is not started."""
     policy = Policy(initial_delay=2, jitter="none")
-    assert Stop(Reason.DEADLINE) == ask(policy=policy, deadline=NOW + 2)
-    assert Stop(Reason.TOTAL_BUDGET) == ask(policy=policy.replace(total_budget=2))
+    assert Stop(Reason.DEADLINE) == verdict_for(policy=policy, deadline=NOW + 2)
+    assert Stop(Reason.TOTAL_BUDGET) == verdict_for(policy=policy.replace(total_budget=2))
 
 
-def test_no_budget_unless_given() -> None:
-    """Without a total budget and a deadline time alone never ends a call."""
-    year = 365 * 86_400
-    assert isinstance(ask(progress=Progress(1, NOW - year), downstream=downstream(took=9)), Wait)
+def test_no_time_limit_by_default() -> None:
+    """Without a total budget and a deadline, elapsed time never ends a call."""
+    progress = Progress(1, started=NOW - 365 * 86_400)
+    assert isinstance(verdict_for(progress=progress, downstream=make_downstream(latency=9)), Wait)
 
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_a_hint_that_does_not_fit(exact: bool) -> None:
-    """A hint beyond the budget or the deadline ends the call at once and is reported."""
+    """A hint beyond the total budget or the deadline ends the call, and the verdict contains it."""
     outcome = failure_with_hint(60.0, exact=exact)
     expected = (60.0, outcome.hint)
-    assert Stop(Reason.TOTAL_BUDGET, *expected) == ask(outcome, Policy(total_budget=30))
-    assert Stop(Reason.DEADLINE, *expected) == ask(outcome, deadline=NOW + 30)
+    assert Stop(Reason.TOTAL_BUDGET, *expected) == verdict_for(outcome, Policy(total_budget=30))
+    assert Stop(Reason.DEADLINE, *expected) == verdict_for(outcome, deadline=NOW + 30)
 
 
 @given(
@@ -450,26 +462,26 @@ def test_a_hint_that_does_not_fit(exact: bool) -> None:
     st.integers(1, 20),
     st.none() | hints,
     st.floats(0, 100),
-    st.tuples(st.floats(0.1, 100), st.floats(-10, 100), st.floats(0, 5), draws),
+    st.tuples(st.floats(0.1, 100), st.floats(-10, 100), st.floats(0, 5), random_numbers),
 )
-def test_whatever_waits_fits(
+def test_waits_fit_into_the_time_limits(
     jitter: Any,
     k: int,
     hint: float | None,
     elapsed: float,
-    rest: tuple[float, float, float, float],
+    limits: tuple[float, float, float, float],
 ) -> None:
-    """No wait leads beyond the total budget or the deadline."""
-    budget, left, took, random_number = rest
-    policy = Policy(max_attempts=99, jitter=jitter, total_budget=budget)
+    """No wait ends after the total budget or the deadline."""
+    total_budget, time_left, latency, random_number = limits
+    policy = Policy(max_attempts=99, jitter=jitter, total_budget=total_budget)
     verdict = decide(
         policy,
         Progress(k, 0.0),
         TRANSIENT if hint is None else failure_with_hint(hint),
         now=elapsed,
         random_number=random_number,
-        downstream=downstream(took=took),
-        deadline=elapsed + left,
+        downstream=make_downstream(latency=latency),
+        deadline=elapsed + time_left,
     )
     if isinstance(verdict, Wait):
-        assert elapsed + verdict.delay + took <= min(budget, elapsed + left)
+        assert elapsed + verdict.delay + latency <= min(total_budget, elapsed + time_left)

@@ -12,8 +12,8 @@ durations = st.floats(0, 1e6)
 quantiles = st.floats(0, 1)
 
 
-def latency_of(values: list[float]) -> Latency:
-    """Return a latency that has seen `values`, in this order."""
+def measure(values: list[float]) -> Latency:
+    """Return a latency to which `values` were added in this order."""
     latency = Latency()
     for value in values:
         latency.add(value)
@@ -21,8 +21,8 @@ def latency_of(values: list[float]) -> Latency:
 
 
 @pytest.mark.parametrize("q", [0.0, 0.5, 0.95, 1.0])
-def test_nothing_seen_nothing_known(q: float) -> None:
-    """Without durations there is no quantile."""
+def test_no_quantile_without_durations(q: float) -> None:
+    """Without durations every quantile is None."""
     latency = Latency()
     assert None is latency.quantile(q)
     assert 0 == len(latency)
@@ -43,33 +43,33 @@ def test_nothing_seen_nothing_known(q: float) -> None:
         (1.0, 100.0),
     ],
 )
-def test_the_quantiles_of_one_to_a_hundred(q: float, expected: float) -> None:
-    """Of 1 to 100 in any order, the quantile is the first number with the share q below it."""
-    assert expected == latency_of([float(n * 37 % 101) for n in range(1, 101)]).quantile(q)
+def test_quantiles_of_one_to_a_hundred(q: float, expected: float) -> None:
+    """Of 1 to 100, the quantile is the first number with at least the share q below it."""
+    assert expected == measure([float(n * 37 % 101) for n in range(1, 101)]).quantile(q)
 
 
 @given(durations, quantiles)
 def test_one_duration_is_every_quantile(duration: float, q: float) -> None:
     """With one duration every quantile is that duration."""
-    assert duration == latency_of([duration]).quantile(q)
+    assert duration == measure([duration]).quantile(q)
 
 
 @given(st.lists(durations, min_size=4, max_size=30), quantiles)
 @example([1.0, 1.0, 2.0], 0.5)
 @example([1.0, 2.0], 0.5)
-def test_a_share_q_did_not_exceed_it(values: list[float], q: float) -> None:
-    """The share q lies at or below the quantile, no more than that below it, and it was seen."""
-    found = latency_of(values).quantile(q)
-    assert found in values
-    assert found is not None
-    assert sum(value <= found for value in values) >= q * len(values)
-    assert sum(value < found for value in values) <= q * len(values)
+def test_definition_of_a_quantile(values: list[float], q: float) -> None:
+    """A quantile is one of the durations: at least q are at or below it, at most q below it."""
+    quantile = measure(values).quantile(q)
+    assert quantile in values
+    assert quantile is not None
+    assert sum(value <= quantile for value in values) >= q * len(values)
+    assert sum(value < quantile for value in values) <= q * len(values)
 
 
 @given(st.lists(durations, min_size=1, max_size=30), quantiles, quantiles)
-def test_higher_share_longer_time(values: list[float], p: float, q: float) -> None:
-    """A higher share never has a lower quantile."""
-    latency = latency_of(values)
+def test_quantiles_are_ordered(values: list[float], p: float, q: float) -> None:
+    """A larger q never has a lower quantile."""
+    latency = measure(values)
     low, high = latency.quantile(min(p, q)), latency.quantile(max(p, q))
     assert low is not None
     assert high is not None
@@ -77,22 +77,22 @@ def test_higher_share_longer_time(values: list[float], p: float, q: float) -> No
 
 
 @given(st.lists(st.tuples(durations, quantiles), min_size=5, max_size=30))
-def test_exact_while_it_fills(rounds: list[tuple[float, float]]) -> None:
-    """Up to 512 durations, quantiles are exact."""
+def test_quantiles_of_few_durations_are_exact(rounds: list[tuple[float, float]]) -> None:
+    """Until the window of 512 durations is full, quantiles are exact."""
     latency = Latency()
-    seen: list[float] = []
+    added: list[float] = []
     for duration, q in rounds:
         latency.add(duration)
-        seen.append(duration)
-        place = min(int(q * len(seen)), len(seen) - 1)
-        assert sorted(seen)[place] == latency.quantile(q)
+        added.append(duration)
+        index = min(int(q * len(added)), len(added) - 1)
+        assert sorted(added)[index] == latency.quantile(q)
 
 
-@pytest.mark.parametrize("seen", [511, 512, 513, 1_000, 10_000])
-def test_only_the_last_512_are_remembered(seen: int) -> None:
-    """However many are seen, the quantiles are those of the last 512."""
-    latency = latency_of([float(n) for n in range(seen)])
-    kept = [float(n) for n in range(seen)][-512:]
+@pytest.mark.parametrize("count", [511, 512, 513, 1_000, 10_000])
+def test_only_the_last_512_are_kept(count: int) -> None:
+    """The quantiles are those of the last 512 durations."""
+    latency = measure([float(n) for n in range(count)])
+    kept = [float(n) for n in range(count)][-512:]
     assert 512 == MAX_LATENCY_SAMPLES
     assert len(kept) == len(latency)
     assert [kept[0], kept[len(kept) // 2], kept[-1]] == [
@@ -100,9 +100,9 @@ def test_only_the_last_512_are_remembered(seen: int) -> None:
     ]
 
 
-def test_a_full_memory_is_not_far_behind() -> None:
-    """A quantile is at most 32 durations old."""
-    latency = latency_of([0.0] * 512)
+def test_quantiles_of_a_full_window_are_recent() -> None:
+    """With a full window a quantile is at most 32 durations old."""
+    latency = measure([0.0] * 512)
     for n in range(1, 2_000):
         latency.add(float(n))
         newest = latency.quantile(1.0)
@@ -110,9 +110,9 @@ def test_a_full_memory_is_not_far_behind() -> None:
         assert n - 32 < newest <= n
 
 
-def test_replaced_durations_are_gone() -> None:
-    """After 512 new durations no old one has an effect."""
-    latency = latency_of([1.0] * 512)
+def test_replaced_durations_have_no_effect() -> None:
+    """After 512 new durations no old duration affects a quantile."""
+    latency = measure([1.0] * 512)
     before = latency.quantile(0.5)
     for _ in range(512):
         latency.add(2.0)

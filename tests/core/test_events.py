@@ -1,4 +1,4 @@
-"""Tests for events, which are values that a listener can keep, compare and match."""
+"""Tests for events: immutable values that listeners can compare, copy and pickle."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tarry.core.hints import Hint
 from tarry.core.outcome import Kind
 from tarry.core.verdict import Reason
 
-WHO: tuple[str, str | None] = ("load", "payments")
-WAIT: dict[str, Any] = {
+SOURCE: tuple[str, str | None] = ("load", "payments")
+WAIT_FIELDS: dict[str, Any] = {
     "retry": 2,
     "max_retries": 3,
     "ceiling": 0.2,
@@ -28,65 +28,65 @@ WAIT: dict[str, Any] = {
     "detail": "503",
 }
 EXAMPLES: list[Any] = [
-    events.AttemptStarted(*WHO, 1, 4),
-    events.AttemptFailed(*WHO, 1, 4, Kind.TRANSIENT, None),
-    events.WillWait(*WHO, **WAIT),
-    events.Waited(*WHO, **WAIT, slept=0.16),
-    events.Succeeded(*WHO, 2),
-    events.GaveUp(*WHO, 4, Reason.ATTEMPTS, 0.7, None, None, None),
-    events.BudgetEmpty(*WHO),
-    events.BreakerStateChanged(*WHO, BreakerState.CLOSED, BreakerState.OPEN),
-    events.HedgeFired(*WHO, 2),
-    events.HedgeWon(*WHO, 2),
+    events.AttemptStarted(*SOURCE, 1, 4),
+    events.AttemptFailed(*SOURCE, 1, 4, Kind.TRANSIENT, None),
+    events.WillWait(*SOURCE, **WAIT_FIELDS),
+    events.Waited(*SOURCE, **WAIT_FIELDS, slept=0.16),
+    events.Succeeded(*SOURCE, 2),
+    events.GaveUp(*SOURCE, 4, Reason.ATTEMPTS, 0.7, None, None, None),
+    events.BudgetEmpty(*SOURCE),
+    events.BreakerStateChanged(*SOURCE, BreakerState.CLOSED, BreakerState.OPEN),
+    events.HedgeFired(*SOURCE, 2),
+    events.HedgeWon(*SOURCE, 2),
 ]
-of_each = pytest.mark.parametrize("event", EXAMPLES, ids=lambda event: type(event).__name__)
+each_event = pytest.mark.parametrize("event", EXAMPLES, ids=lambda event: type(event).__name__)
 
 
 def test_every_event_has_an_example() -> None:
-    """The examples of this file are all the events there are, and all are public."""
-    kinds = [kind for kind in vars(events).values() if isinstance(kind, type)]
-    defined = {kind for kind in kinds if issubclass(kind, Event) and not kind.__subclasses__()}
-    assert defined == {type(event) for event in EXAMPLES}
-    assert all(kind is getattr(tarry, kind.__name__) for kind in {*defined, Event})
+    """EXAMPLES contains every event type, and every event type is public."""
+    classes = [value for value in vars(events).values() if isinstance(value, type)]
+    event_types = {cls for cls in classes if issubclass(cls, Event) and not cls.__subclasses__()}
+    assert event_types == {type(event) for event in EXAMPLES}
+    assert all(cls is getattr(tarry, cls.__name__) for cls in {*event_types, Event})
 
 
-@of_each
-def test_events_are_told_apart_by_type(event: Event) -> None:
-    """A listener that asks for one type of event gets no other."""
+@each_event
+def test_event_types_are_distinct(event: Event) -> None:
+    """No event is an instance of the type of another event."""
     assert [event] == [other for other in EXAMPLES if isinstance(other, type(event))]
 
 
-@of_each
-def test_events_say_who(event: Event) -> None:
-    """Each event names its operation and its dependency, first of all."""
+@each_event
+def test_events_name_operation_and_downstream(event: Event) -> None:
+    """The first two fields of each event are its operation and its downstream."""
     assert ["operation", "downstream"] == [field.name for field in fields(event)][:2]
-    assert WHO == (event.operation, event.downstream)
+    assert SOURCE == (event.operation, event.downstream)
 
 
-@of_each
+@each_event
 def test_events_are_frozen(event: Event) -> None:
-    """A listener cannot change an event for the next one, and events have no room for more."""
+    """The fields of an event cannot be changed, and events have no `__dict__`."""
     with pytest.raises(FrozenInstanceError):
         event.operation = "other"  # type: ignore[misc]
     assert not hasattr(event, "__dict__")
 
 
-@of_each
+@each_event
 def test_events_are_values(event: Event) -> None:
-    """Events with the same content are equal and hash alike; with other content they differ."""
+    """Events with the same fields are equal and have the same hash."""
     assert event == replace(event)
     assert hash(event) == hash(replace(event))
     assert event != replace(event, operation="other")
 
 
-@of_each
-def test_events_travel(event: Event) -> None:
-    """An event survives copy and pickle."""
+@each_event
+def test_events_can_be_copied_and_pickled(event: Event) -> None:
+    """A copied or pickled event is equal to the original."""
     assert event == copy.deepcopy(event) == pickle.loads(pickle.dumps(event))  # noqa: S301
 
 
-def test_a_wait_tells_what_the_log_needs() -> None:
-    """A wait has its number of how many, ceiling, delay, hint, error and the time really slept."""
-    expected = {"operation": "load", "downstream": "payments", **WAIT, "slept": 0.16}
-    event = events.Waited(*WHO, **WAIT, slept=0.16)
+def test_fields_of_a_wait() -> None:
+    """A `Waited` event has the number of the retry, ceiling, delay, hint, error and time slept."""
+    expected = {"operation": "load", "downstream": "payments", **WAIT_FIELDS, "slept": 0.16}
+    event = events.Waited(*SOURCE, **WAIT_FIELDS, slept=0.16)
     assert expected == {field.name: getattr(event, field.name) for field in fields(event)}

@@ -446,7 +446,7 @@ def test_a_copy_that_never_began_has_no_duration() -> None:
         case
         for case in invalid_values(
             after="at least 0",
-            max_extra_load="share",
+            max_extra_load="ratio",
             max_attempts="count from 2",
             max_hint="at least 0",
             min_samples="count",

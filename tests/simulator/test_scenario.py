@@ -44,7 +44,7 @@ FIELDS: list[tuple[type, dict[str, Any], dict[str, str]]] = [
     (
         Failure,
         {"end": 2.0},
-        {"start": "at least 0", "end": "positive", "rate": "share", "retry_after": "at least 0"},
+        {"start": "at least 0", "end": "positive", "rate": "ratio", "retry_after": "at least 0"},
     ),
     (
         Server,
