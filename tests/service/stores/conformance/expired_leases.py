@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from tarry.service.model import LOST, AttemptRecord, Status
-from tarry.service.store import AttemptsOfMinute, CancelStatus, FinishStatus, Release
+from tarry.service.store import CancelStatus, FinishStatus, Release
 from tests.service.stores.harness import (
     HOUR_MS,
     LEASE,
@@ -89,15 +89,6 @@ async def every_abandoned_attempt_is_logged(harness: StoreHarness) -> None:
     assert 3 == leased.attempts
     rows = await harness.store.list_attempts("acme", leased.id)
     assert [(1, LOST), (2, LOST), (3, LOST)] == [(row.number, row.outcome) for row in rows]
-    assert {"lost": 3} == _outcomes(await harness.store.attempts_per_minute(None, since=0))
-
-
-def _outcomes(points: list[AttemptsOfMinute]) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for point in points:
-        for outcome, count in point.counts_by_outcome.items():
-            total[outcome] = total.get(outcome, 0) + count
-    return total
 
 
 @conformance_case

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import heappop, heappush
 from typing import TypeVar
@@ -24,7 +23,6 @@ from tarry.service.model import (
 from tarry.service.store import (
     AddResult,
     AddStatus,
-    AttemptsOfMinute,
     CancelStatus,
     ClaimResult,
     Counters,
@@ -42,8 +40,6 @@ from tarry.service.store import (
     next_replay_step_at,
 )
 from tests.service.stores.model_store.state import (
-    DAY_MS,
-    MINUTE_MS,
     ModelState,
     Queue,
     Row,
@@ -522,18 +518,6 @@ class ModelStore:
         tenants = self._tenants(tenant)
         tasks = {status: sum(one.counts[status] for one in tenants) for status in Status}
         return Counters(tasks, sum(one.superseded for one in tenants))
-
-    async def attempts_per_minute(
-        self, tenant: str | None, *, since: int
-    ) -> list[AttemptsOfMinute]:
-        """Return the outcomes of attempts by minute, from the minute of `since` on."""
-        first = max(since, self._clock() - DAY_MS)
-        total: dict[int, Counter[str]] = {}
-        for one in self._tenants(tenant):
-            for minute, outcomes in one.attempts_per_minute.items():
-                if minute > first - MINUTE_MS:
-                    total.setdefault(minute, Counter()).update(outcomes)
-        return [AttemptsOfMinute(minute, dict(total[minute])) for minute in sorted(total)]
 
     def _tenants(self, tenant: str | None) -> list[Tenant]:
         return [one for one in self.state.tenants.values() if tenant in {None, one.name}]
