@@ -58,13 +58,13 @@ bare: $(READY) ## Install the wheel without extras and load every public name
 	  --disable-pip-version-check $(BARE)/dist/*.whl)
 	$(call step,public names load without extras,$(BARE)/venv/bin/python -I .ci/bare.py)
 
-# The library's tests run with coverage; the other tests run at the same time on the second core.
+# The library's tests run with coverage. Two of the three groups run at the same time.
 LIBRARY_TESTS := tests/core tests/runtime tests/telemetry tests/testing
 SERVICE_TESTS := tests/chaos tests/client tests/service
 OTHER_TESTS   := $(filter-out $(LIBRARY_TESTS) $(SERVICE_TESTS) %/__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
 
 .PHONY: pytest
-pytest: $(READY) ## Run the tests; ARGS are for pytest
+pytest: $(READY) ## Run the tests; ARGS is passed to pytest
 	$(call step,browser,.ci/browser)
 	@$(MAKE) -j 2 --output-sync=target pytest-other pytest-library pytest-service
 
@@ -82,12 +82,12 @@ pytest-service: $(READY)
 	$(call step,tests of the service ($(VENV)),$(PY) -m pytest -q $(ARGS) $(SERVICE_TESTS),tail -n 1)
 
 .PHONY: serve
-serve: $(SERVE)/.ready ## Start the retry service on this machine; ARGS are for `tarry serve`
+serve: $(SERVE)/.ready ## Start the retry service on this machine; ARGS is passed to `tarry serve`
 	@echo 'For `tarry` in another terminal: export PATH="$$PWD/$(SERVE)/bin:$$PATH"'
 	@$(SERVE)/bin/tarry serve --dev $(ARGS)
 
 .PHONY: demo
-demo: $(SERVE)/.ready ## Show tasks that are retried until they succeed
+demo: $(SERVE)/.ready ## Run `tarry demo`: tasks are retried until they succeed
 	@$(SERVE)/bin/tarry demo $(ARGS)
 
 .PHONY: chaos
@@ -113,24 +113,24 @@ format: $(READY) ## Format the code and apply safe fixes
 	@$(PY) -m ruff format --quiet .
 
 .PHONY: api
-api: $(READY) ## Rewrite docs/public-api.txt from the code
+api: $(READY) ## Update docs/public-api.txt from the code
 	@mkdir -p docs
 	@$(PY) -m tests.public_api > docs/public-api.txt.new && mv docs/public-api.txt.new docs/public-api.txt
 
 .PHONY: tables
-tables: $(READY) ## Rewrite the tables of docs/ that are simulator output
+tables: $(READY) ## Update the tables in docs/ that are simulator output
 	@$(PY) -m tests.contention_table
 
 .PHONY: bench
-bench: $(BENCH)/.ready ## Run the benchmarks together with other libraries; ARGS are for them
+bench: $(BENCH)/.ready ## Compare tarry with other retry libraries; ARGS is passed to the benchmarks
 	@$(BENCH)/bin/python -m benchmarks $(ARGS)
 
 .PHONY: bench-service
-bench-service: $(BENCH_SERVICE)/.ready ## Run the service benchmark together with job queues; ARGS are for it
+bench-service: $(BENCH_SERVICE)/.ready ## Compare the service with job queues; ARGS is passed to the benchmark
 	@$(BENCH_SERVICE)/bin/python -m benchmarks.service $(ARGS)
 
 .PHONY: bench-sim
-bench-sim: $(READY) ## Measure the speed of the simulator; ARGS are for it
+bench-sim: $(READY) ## Measure the speed of the simulator; ARGS is passed to the benchmark
 	@$(PY) -m benchmarks.simulation $(ARGS)
 
 .PHONY: clean
@@ -138,8 +138,8 @@ clean: ## Remove environments, caches and build results
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
 	@find src tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
-# tarry is installed in place (editable), so an environment is outdated only when the pins or
-# pyproject.toml have changed.
+# tarry is installed in editable mode, so an environment is outdated only when its requirements file
+# or pyproject.toml has changed.
 $(READY): pyproject.toml requirements-dev.txt
 	$(call step,environment $(VENV),$(call environment,$(VENV)) && \
 	  $(PY) $(PIP) -r requirements-dev.txt && \

@@ -1,4 +1,4 @@
-"""Run in an environment that holds tarry and nothing else: every public name must load there."""
+"""Checks that every public name loads in an environment where only tarry is installed."""
 
 import importlib
 import pkgutil
@@ -27,8 +27,8 @@ for layer in ("core", "wire", "policyfile", "simulator", "tuning"):
         if module.name != "tarry.wire.tasks":
             importlib.import_module(module.name)
 
-# The command says what it needs.
+# The command names the extra to install.
 command = [sys.executable, "-I", "-m", "tarry", "simulate"]
-done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-if done.returncode != 1 or "pip install 'tarry[" not in done.stderr or done.stdout:
-    raise SystemExit(f"a command without its extra: {done}")
+result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+if result.returncode != 1 or "pip install 'tarry[" not in result.stderr or result.stdout:
+    raise SystemExit(f"expected exit code 1 and the extra to install, got {result}")
